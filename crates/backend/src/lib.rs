@@ -1,0 +1,1 @@
+//! Engines that do a disk's I/O.

@@ -1,0 +1,1 @@
+//! Configuration, object model, control socket.

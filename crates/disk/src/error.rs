@@ -1,0 +1,86 @@
+//! How an I/O fails. Callers match the few kinds; the errno survives to the log.
+
+use std::fmt;
+
+/// What became of an I/O.
+pub type IoOutcome = Result<(), IoError>;
+
+/// The few classes of failure that a door tells apart on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IoErrorKind {
+    /// The range lies (partly) beyond the end of the disk.
+    OutOfRange,
+    /// A write to a read-only disk.
+    ReadOnly,
+    /// The disk cannot do this kind of I/O at all.
+    Unsupported,
+    /// The store below the disk is full (`ENOSPC`, `EDQUOT`).
+    NoSpace,
+    /// The store could not read the data.
+    ReadMedium,
+    /// The store could not write, or could not make durable what was written.
+    WriteMedium,
+    /// The client's memory went away under the I/O (`EFAULT`).
+    ClientMemory,
+    /// The disk is gone or cannot be reached.
+    Offline,
+    /// The I/O was cancelled before it touched the disk.
+    Cancelled,
+}
+
+/// A failed I/O: its class and, where the kernel gave one, the errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoError {
+    /// The class that decides the answer on the wire.
+    pub kind: IoErrorKind,
+    /// The errno behind it, 0 where there was none.
+    pub errno: i32,
+}
+
+impl IoError {
+    /// A failure that no errno stands behind.
+    pub const fn new(kind: IoErrorKind) -> Self {
+        IoError { kind, errno: 0 }
+    }
+
+    /// A failure with the errno behind it.
+    pub const fn with_errno(kind: IoErrorKind, errno: i32) -> Self {
+        IoError { kind, errno }
+    }
+}
+
+impl From<IoErrorKind> for IoError {
+    fn from(kind: IoErrorKind) -> Self {
+        IoError::new(kind)
+    }
+}
+
+impl fmt::Display for IoErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IoErrorKind::OutOfRange => "range beyond the end of the disk",
+            IoErrorKind::ReadOnly => "disk is read-only",
+            IoErrorKind::Unsupported => "disk cannot do this",
+            IoErrorKind::NoSpace => "no space left below the disk",
+            IoErrorKind::ReadMedium => "read failed",
+            IoErrorKind::WriteMedium => "write failed",
+            IoErrorKind::ClientMemory => "client memory is gone",
+            IoErrorKind::Offline => "disk is offline",
+            IoErrorKind::Cancelled => "cancelled",
+        })
+    }
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.errno {
+            0 => write!(f, "{}", self.kind),
+            errno => {
+                let os = std::io::Error::from_raw_os_error(errno);
+                write!(f, "{}: {os}", self.kind)
+            }
+        }
+    }
+}
+
+impl std::error::Error for IoError {}

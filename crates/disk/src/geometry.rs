@@ -1,0 +1,234 @@
+//! A disk's shape, and the one range check that every door uses.
+
+use std::fmt;
+
+/// A logical block address: counts the disk's own logical blocks (SBC-4, 3.1.59).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lba(pub u64);
+
+/// A number of the disk's logical blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Blocks(pub u64);
+
+/// Logical block size and capacity: all that a range check needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    block_shift: u8,
+    capacity: Blocks,
+}
+
+/// A range that the disk does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeError {
+    /// Start or end lies beyond the last block.
+    Beyond {
+        /// First block asked for.
+        lba: Lba,
+        /// Blocks asked for.
+        blocks: Blocks,
+        /// Blocks there are.
+        capacity: Blocks,
+    },
+    /// Offset or length is not a multiple of the block size.
+    Unaligned {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        length: u64,
+        /// The disk's block size in bytes.
+        block_size: u32,
+    },
+}
+
+impl fmt::Display for RangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RangeError::Beyond {
+                lba,
+                blocks,
+                capacity,
+            } => write!(
+                f,
+                "range past end of disk: lba {} + {} blocks > {} blocks",
+                lba.0, blocks.0, capacity.0
+            ),
+            RangeError::Unaligned {
+                offset,
+                length,
+                block_size,
+            } => write!(
+                f,
+                "range not made of whole blocks: offset {offset} length {length}, blocks of {block_size} bytes"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for RangeError {}
+
+impl Geometry {
+    /// A geometry of `capacity_bytes`, rounded down to whole blocks of `block_size` bytes.
+    ///
+    /// # Panics
+    /// When `block_size` is not a power of two between 512 and 65,536: configuration is checked before.
+    pub fn new(block_size: u32, capacity_bytes: u64) -> Self {
+        assert!(
+            block_size.is_power_of_two() && (512..=65536).contains(&block_size),
+            "block size {block_size} is not a power of two from 512 to 65536"
+        );
+        let block_shift = block_size.trailing_zeros() as u8;
+        Geometry {
+            block_shift,
+            capacity: Blocks(capacity_bytes >> block_shift),
+        }
+    }
+
+    /// Bytes per logical block.
+    pub const fn block_size(&self) -> u32 {
+        1 << self.block_shift
+    }
+
+    /// log2 of the bytes per logical block.
+    pub const fn block_shift(&self) -> u32 {
+        self.block_shift as u32
+    }
+
+    /// Logical blocks on the disk.
+    pub const fn capacity(&self) -> Blocks {
+        self.capacity
+    }
+
+    /// Bytes on the disk; cannot overflow, for it was made from bytes.
+    pub const fn capacity_bytes(&self) -> u64 {
+        self.capacity.0 << self.block_shift
+    }
+
+    /// Checks a range of blocks and gives it in bytes. By subtraction, so that nothing can overflow.
+    pub const fn check(&self, lba: Lba, blocks: Blocks) -> Result<(u64, u64), RangeError> {
+        let capacity = self.capacity;
+        if blocks.0 > capacity.0 || lba.0 > capacity.0 - blocks.0 {
+            return Err(RangeError::Beyond {
+                lba,
+                blocks,
+                capacity,
+            });
+        }
+        Ok((lba.0 << self.block_shift, blocks.0 << self.block_shift))
+    }
+
+    /// Checks a range of 512-byte sectors, virtio-blk's unit (virtio 1.3, 5.2.6), and gives it in bytes.
+    pub const fn check_sectors(&self, sector: u64, length: u64) -> Result<(u64, u64), RangeError> {
+        let capacity_sectors = self.capacity.0 << (self.block_shift - 9);
+        let block_size = self.block_size();
+        if sector > capacity_sectors || length > (capacity_sectors - sector) << 9 {
+            return Err(RangeError::Beyond {
+                lba: Lba(sector >> (self.block_shift - 9)),
+                blocks: Blocks(length.div_ceil(block_size as u64)),
+                capacity: self.capacity,
+            });
+        }
+        let offset = sector << 9;
+        if (offset | length) & (block_size as u64 - 1) != 0 {
+            return Err(RangeError::Unaligned {
+                offset,
+                length,
+                block_size,
+            });
+        }
+        Ok((offset, length))
+    }
+}
+
+/// All that a door tells its client about a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskInfo {
+    /// Logical block size and capacity.
+    pub geometry: Geometry,
+    /// Physical block size in bytes: writes of this size and alignment need no read-modify-write.
+    pub physical_block_size: u32,
+    /// Best I/O size in bytes, 0 when the backend has no opinion.
+    pub optimal_io_size: u32,
+    /// Nothing may be written.
+    pub read_only: bool,
+    /// Written data may sit in a volatile cache until a flush.
+    pub write_cache: bool,
+    /// Discard gives space back, in multiples of this many bytes; `None`: the backend refuses discard.
+    pub discard_granularity: Option<u32>,
+    /// Discarded ranges read as zeroes.
+    pub discard_zeroes: bool,
+    /// The backend can write zeroes without being sent them.
+    pub write_zeroes: bool,
+    /// Spins: seeks cost more than transfers.
+    pub rotational: bool,
+    /// What `GET_ID` and the unit serial number page say; at most 20 bytes of ASCII.
+    pub serial: String,
+    /// NAA locally assigned identifier (SPC-5, 7.8.6.5): same value for every export of the disk.
+    pub naa: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn range_up_to_the_last_block_is_inside() {
+        let g = Geometry::new(4096, 1 << 20);
+        assert_eq!(g.check(Lba(0), Blocks(256)), Ok((0, 1 << 20)));
+        assert_eq!(g.check(Lba(255), Blocks(1)), Ok((255 << 12, 4096)));
+        assert_eq!(g.check(Lba(256), Blocks(0)), Ok((1 << 20, 0)));
+    }
+
+    #[test]
+    fn range_past_the_end_is_refused_and_cannot_overflow() {
+        let g = Geometry::new(512, 1 << 20);
+        for (lba, blocks) in [
+            (2048, 1),
+            (2047, 2),
+            (u64::MAX, 1),
+            (1, u64::MAX),
+            (u64::MAX, u64::MAX),
+        ] {
+            assert!(g.check(Lba(lba), Blocks(blocks)).is_err(), "{lba}+{blocks}");
+        }
+        assert!(g.check_sectors(u64::MAX, 512).is_err());
+        assert!(g.check_sectors(0, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn sectors_that_are_no_whole_block_are_unaligned() {
+        let g = Geometry::new(4096, 1 << 20);
+        assert!(matches!(
+            g.check_sectors(1, 4096),
+            Err(RangeError::Unaligned { .. })
+        ));
+        assert!(matches!(
+            g.check_sectors(0, 512),
+            Err(RangeError::Unaligned { .. })
+        ));
+        assert_eq!(g.check_sectors(8, 4096), Ok((4096, 4096)));
+        assert!(matches!(
+            g.check_sectors(2048, 4096),
+            Err(RangeError::Beyond { .. })
+        ));
+    }
+
+    #[test]
+    fn capacity_is_whole_blocks() {
+        assert_eq!(Geometry::new(4096, 10_000).capacity(), Blocks(2));
+        assert_eq!(
+            Geometry::new(512, u64::MAX).capacity_bytes(),
+            u64::MAX - 511
+        );
+    }
+
+    #[test]
+    fn error_text_gives_values_with_units() {
+        let e = Geometry::new(512, 4100 * 512)
+            .check(Lba(4096), Blocks(8))
+            .unwrap_err();
+        assert_eq!(
+            e.to_string(),
+            "range past end of disk: lba 4096 + 8 blocks > 4100 blocks"
+        );
+    }
+}

@@ -1,0 +1,13 @@
+//! Words of the block layer: what a disk is, what may be asked of it, how it answers.
+//!
+//! Every other crate speaks these words. No I/O, no unsafe, no allocation on a request's way.
+//! Offsets and lengths of an [`IoRequest`] are bytes; whoever builds one has checked them once, at the
+//! edge, with [`Geometry::check`]. Tests: at the end of each module.
+
+mod error;
+mod geometry;
+mod request;
+
+pub use error::{IoError, IoErrorKind, IoOutcome};
+pub use geometry::{Blocks, DiskInfo, Geometry, Lba, RangeError};
+pub use request::{IoFlags, IoKind, IoRequest};

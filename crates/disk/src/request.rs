@@ -1,0 +1,150 @@
+//! One I/O, as a backend sees it: kind, byte range, flags. Who asked is not in it.
+
+/// What is asked of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum IoKind {
+    /// Fill the buffer from the disk.
+    Read,
+    /// Put the buffer onto the disk; with [`IoFlags::FUA`] it is durable before it is answered.
+    Write,
+    /// Everything answered before this was submitted is durable when this is answered. No range.
+    Flush,
+    /// The range's content is no longer needed; reads of it may return anything that is consistent.
+    Discard,
+    /// Reads of the range return zeroes; with [`IoFlags::UNMAP`] its space may be given back.
+    WriteZeroes,
+}
+
+/// Flags of an I/O. A hand-made bit set, for it has to be `const` and one byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoFlags(u8);
+
+impl IoFlags {
+    /// No flag.
+    pub const NONE: IoFlags = IoFlags(0);
+    /// Force unit access: durable before it is answered.
+    pub const FUA: IoFlags = IoFlags(1);
+    /// The space of zeroed blocks may be given back.
+    pub const UNMAP: IoFlags = IoFlags(2);
+
+    /// Both sets of flags.
+    #[must_use]
+    pub const fn with(self, other: IoFlags) -> IoFlags {
+        IoFlags(self.0 | other.0)
+    }
+
+    /// Are all flags of `other` set here?
+    pub const fn has(self, other: IoFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// One I/O. The range has been checked against the disk by whoever built it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoRequest {
+    /// What to do.
+    pub kind: IoKind,
+    /// FUA, UNMAP.
+    pub flags: IoFlags,
+    /// First byte, a multiple of the disk's block size.
+    pub offset: u64,
+    /// Bytes, a multiple of the disk's block size; 0 for a flush.
+    pub length: u64,
+}
+
+impl IoRequest {
+    /// A read of `length` bytes at `offset`.
+    pub const fn read(offset: u64, length: u64) -> Self {
+        IoRequest {
+            kind: IoKind::Read,
+            flags: IoFlags::NONE,
+            offset,
+            length,
+        }
+    }
+
+    /// A write of `length` bytes at `offset`.
+    pub const fn write(offset: u64, length: u64) -> Self {
+        IoRequest {
+            kind: IoKind::Write,
+            flags: IoFlags::NONE,
+            offset,
+            length,
+        }
+    }
+
+    /// A flush of the whole disk.
+    pub const fn flush() -> Self {
+        IoRequest {
+            kind: IoKind::Flush,
+            flags: IoFlags::NONE,
+            offset: 0,
+            length: 0,
+        }
+    }
+
+    /// A discard of `length` bytes at `offset`.
+    pub const fn discard(offset: u64, length: u64) -> Self {
+        IoRequest {
+            kind: IoKind::Discard,
+            flags: IoFlags::NONE,
+            offset,
+            length,
+        }
+    }
+
+    /// A write of zeroes of `length` bytes at `offset`.
+    pub const fn write_zeroes(offset: u64, length: u64) -> Self {
+        IoRequest {
+            kind: IoKind::WriteZeroes,
+            flags: IoFlags::NONE,
+            offset,
+            length,
+        }
+    }
+
+    /// The same I/O with more flags.
+    #[must_use]
+    pub const fn flagged(self, flags: IoFlags) -> Self {
+        IoRequest {
+            flags: self.flags.with(flags),
+            ..self
+        }
+    }
+
+    /// Does it change the disk?
+    pub const fn modifies(&self) -> bool {
+        matches!(
+            self.kind,
+            IoKind::Write | IoKind::Discard | IoKind::WriteZeroes
+        )
+    }
+
+    /// Does it move data between the disk and a buffer?
+    pub const fn moves_data(&self) -> bool {
+        matches!(self.kind, IoKind::Read | IoKind::Write)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_a_set() {
+        let both = IoFlags::FUA.with(IoFlags::UNMAP);
+        assert!(both.has(IoFlags::FUA) && both.has(IoFlags::UNMAP));
+        assert!(!IoFlags::FUA.has(both));
+        assert!(IoFlags::FUA.has(IoFlags::NONE));
+    }
+
+    #[test]
+    fn only_writes_discards_and_zeroes_modify() {
+        assert!(IoRequest::write(0, 512).modifies());
+        assert!(IoRequest::discard(0, 512).modifies());
+        assert!(IoRequest::write_zeroes(0, 512).modifies());
+        assert!(!IoRequest::read(0, 512).modifies());
+        assert!(!IoRequest::flush().modifies());
+    }
+}

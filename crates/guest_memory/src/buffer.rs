@@ -1,0 +1,531 @@
+//! What an I/O reads or writes: segments of memory, kept mapped by whoever holds the buffer.
+//!
+//! A buffer is owned by the request's slot, then by the engine while the I/O runs, then by the slot again; it
+//! never leaves its worker. A *window* selects the data part of a descriptor chain, so that one buffer, with
+//! one pin, carries a request's header, data and status. Refilling a used buffer allocates nothing: segments
+//! beyond the inline ones keep their heap space. Offsets are asserted: they are ours, never a peer's.
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::{GuestView, Mapping};
+
+/// A contiguous piece of memory, laid out as `struct iovec`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    base: *mut u8,
+    length: usize,
+}
+
+impl Segment {
+    pub(crate) fn new(base: *mut u8, length: usize) -> Segment {
+        Segment { base, length }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Has it no bytes?
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Address, for the kernel; whoever dereferences it must hold the buffer.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+}
+
+/// Page-aligned memory of our own: bounce buffers, scratch of multi-step commands.
+struct Owned {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+const PAGE: usize = 4096;
+
+impl Owned {
+    fn new(length: usize) -> Rc<Owned> {
+        let size = length.max(1).next_multiple_of(PAGE);
+        let layout = Layout::from_size_align(size, PAGE).expect("length below isize::MAX");
+        // SAFETY: the layout's size is not zero.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else {
+            std::alloc::handle_alloc_error(layout)
+        };
+        Rc::new(Owned { base, layout })
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `new`, freed once.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+/// What keeps the segments' memory alive.
+#[derive(Clone, Default)]
+enum Keep {
+    #[default]
+    Nothing,
+    Guest(GuestView),
+    // The two below are never read: they are held for their drop.
+    Owned(#[expect(dead_code)] Rc<Owned>),
+    Mapping(#[expect(dead_code)] Arc<Mapping>),
+}
+
+/// Memory that one I/O reads or writes, and the pin that keeps it mapped.
+#[derive(Clone, Default)]
+pub struct IoBuffer {
+    segments: SmallVec<[Segment; 4]>,
+    /// Segments of the window: `first..end`.
+    first: usize,
+    end: usize,
+    /// Bytes in the window.
+    window: usize,
+    /// Bytes in all segments.
+    total: usize,
+    keep: Keep,
+}
+
+impl IoBuffer {
+    /// Zeroed memory of our own, page-aligned.
+    pub fn owned(length: usize) -> IoBuffer {
+        let memory = Owned::new(length);
+        let mut buffer = IoBuffer::default();
+        buffer.push(Segment::new(memory.base.as_ptr(), length));
+        buffer.keep = Keep::Owned(memory);
+        buffer
+    }
+
+    /// A range of a mapping.
+    ///
+    /// # Panics
+    /// When the range lies outside of the mapping.
+    pub fn of_mapping(mapping: &Arc<Mapping>, offset: usize, length: usize) -> IoBuffer {
+        let mut buffer = IoBuffer::default();
+        buffer.push(Segment::new(mapping.checked(offset, length), length));
+        buffer.keep = Keep::Mapping(mapping.clone());
+        buffer
+    }
+
+    /// Empties the buffer and drops its pin, keeping its heap space.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.segments.clear();
+        (self.first, self.end, self.window, self.total) = (0, 0, 0, 0);
+        self.keep = Keep::Nothing;
+    }
+
+    #[inline]
+    pub(crate) fn hold_guest(&mut self, view: &GuestView) {
+        match &self.keep {
+            Keep::Guest(held) if held.is_same(view) => {}
+            Keep::Nothing if self.segments.is_empty() => self.keep = Keep::Guest(view.clone()),
+            _ => panic!("buffer already holds other memory"),
+        }
+    }
+
+    /// Appends a segment and widens the window to the whole buffer. The caller has set what keeps it mapped.
+    #[inline]
+    pub(crate) fn push(&mut self, segment: Segment) {
+        self.segments.push(segment);
+        self.total += segment.length;
+        (self.first, self.end, self.window) = (0, self.segments.len(), self.total);
+    }
+
+    /// Bytes in the window.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.window
+    }
+
+    /// Is the window empty?
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.window == 0
+    }
+
+    /// Bytes in the whole buffer, window or not.
+    #[inline]
+    pub fn total_len(&self) -> usize {
+        self.total
+    }
+
+    /// Segments of the window.
+    #[inline]
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments[self.first..self.end]
+    }
+
+    /// Narrows (or widens) the window to `length` bytes from byte `start` of the whole buffer. Splits a segment
+    /// where a border of the window falls inside of it.
+    ///
+    /// # Panics
+    /// When the range lies outside of the buffer.
+    #[inline]
+    pub fn set_window(&mut self, start: usize, length: usize) {
+        assert!(
+            length <= self.total && start <= self.total - length,
+            "window outside of buffer"
+        );
+        self.first = self.border(start);
+        self.end = if length == 0 {
+            self.first
+        } else {
+            self.border(start + length)
+        };
+        self.window = length;
+    }
+
+    /// Index of the segment that starts at byte `at`, after a split if none did.
+    #[inline]
+    fn border(&mut self, at: usize) -> usize {
+        let mut passed = 0;
+        for index in 0..self.segments.len() {
+            if passed == at {
+                return index;
+            }
+            let length = self.segments[index].length;
+            if at - passed < length {
+                return self.split(index, at - passed);
+            }
+            passed += length;
+        }
+        self.segments.len()
+    }
+
+    #[cold]
+    fn split(&mut self, index: usize, at: usize) -> usize {
+        let whole = self.segments[index];
+        // SAFETY: `at` is below the segment's length.
+        let rest = Segment::new(unsafe { whole.base.add(at) }, whole.length - at);
+        self.segments[index].length = at;
+        self.segments.insert(index + 1, rest);
+        index + 1
+    }
+
+    /// A buffer of its own over a part of the window, with its own pin on the memory.
+    ///
+    /// # Panics
+    /// When the range lies outside of the window.
+    pub fn slice(&self, offset: usize, length: usize) -> IoBuffer {
+        assert!(
+            length <= self.window && offset <= self.window - length,
+            "slice outside of window"
+        );
+        let mut part = IoBuffer {
+            keep: self.keep.clone(),
+            ..IoBuffer::default()
+        };
+        self.walk(self.first..self.end, offset, length, |segment, _| {
+            part.push(segment)
+        });
+        part
+    }
+
+    /// Visits the pieces of `length` bytes from byte `offset` of some segments: piece, bytes before it.
+    #[inline(always)]
+    fn walk(
+        &self,
+        segments: std::ops::Range<usize>,
+        mut offset: usize,
+        length: usize,
+        mut each: impl FnMut(Segment, usize),
+    ) {
+        let mut done = 0;
+        for segment in &self.segments[segments] {
+            if done == length {
+                return;
+            }
+            if offset >= segment.length {
+                offset -= segment.length;
+                continue;
+            }
+            let here = (segment.length - offset).min(length - done);
+            // SAFETY: `offset` is below the segment's length.
+            each(
+                Segment::new(unsafe { segment.base.add(offset) }, here),
+                done,
+            );
+            done += here;
+            offset = 0;
+        }
+        assert!(done == length, "access outside of buffer");
+    }
+
+    /// Copies from byte `offset` of the whole buffer, window or not.
+    ///
+    /// # Panics
+    /// When the range lies outside of the buffer.
+    #[inline]
+    pub fn read_whole(&self, offset: usize, into: &mut [u8]) {
+        let whole = 0..self.segments.len();
+        let length = into.len();
+        self.walk(whole, offset, length, |segment, done| {
+            // SAFETY: the segment is memory kept by `self.keep`; `into` is ours alone and long enough.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    segment.base,
+                    into.as_mut_ptr().add(done),
+                    segment.length,
+                )
+            }
+        });
+    }
+
+    /// Copies to byte `offset` of the whole buffer, window or not.
+    ///
+    /// # Panics
+    /// When the range lies outside of the buffer.
+    #[inline]
+    pub fn write_whole(&self, offset: usize, from: &[u8]) {
+        self.walk(
+            0..self.segments.len(),
+            offset,
+            from.len(),
+            |segment, done| {
+                // SAFETY: as in `read_whole`, the other way round.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        from.as_ptr().add(done),
+                        segment.base,
+                        segment.length,
+                    )
+                }
+            },
+        );
+    }
+
+    /// Copies from byte `offset` of the window.
+    ///
+    /// # Panics
+    /// When the range lies outside of the window.
+    #[inline]
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) {
+        let length = into.len();
+        self.walk(self.first..self.end, offset, length, |segment, done| {
+            // SAFETY: as in `read_whole`.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    segment.base,
+                    into.as_mut_ptr().add(done),
+                    segment.length,
+                )
+            }
+        });
+    }
+
+    /// Copies to byte `offset` of the window.
+    ///
+    /// # Panics
+    /// When the range lies outside of the window.
+    #[inline]
+    pub fn write_at(&self, offset: usize, from: &[u8]) {
+        self.walk(self.first..self.end, offset, from.len(), |segment, done| {
+            // SAFETY: as in `read_whole`, the other way round.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.as_ptr().add(done), segment.base, segment.length)
+            }
+        });
+    }
+
+    /// Sets a range of the window to one byte.
+    ///
+    /// # Panics
+    /// When the range lies outside of the window.
+    pub fn fill(&self, offset: usize, length: usize, byte: u8) {
+        self.walk(self.first..self.end, offset, length, |segment, _| {
+            // SAFETY: the segment is memory kept by `self.keep`.
+            unsafe { std::ptr::write_bytes(segment.base, byte, segment.length) }
+        });
+    }
+
+    /// Copies the window to another buffer's window, as far as both reach; gives the bytes copied.
+    pub fn copy_to(&self, other: &IoBuffer) -> usize {
+        let length = self.window.min(other.window);
+        self.walk(self.first..self.end, 0, length, |from, before| {
+            other.walk(other.first..other.end, before, from.length, |into, done| {
+                // SAFETY: both are memory kept by their buffers. The client may have pointed them at the same
+                // place: hence `copy`, which allows overlap.
+                unsafe { std::ptr::copy(from.base.add(done), into.base, into.length) }
+            });
+        });
+        length
+    }
+
+    /// Fills the window from a mapping: a RAM disk's read.
+    ///
+    /// # Panics
+    /// When the range lies outside of the mapping.
+    #[inline]
+    pub fn fill_from(&self, mapping: &Mapping, offset: usize) {
+        let from = mapping.checked(offset, self.window);
+        self.walk(self.first..self.end, 0, self.window, |segment, done| {
+            // SAFETY: both ranges are mapped and kept; they are different mappings, for no client is given a
+            // RAM disk's own memory.
+            unsafe { copy::to_client(from.add(done), segment.base, segment.length) }
+        });
+    }
+
+    /// Puts the window into a mapping: a RAM disk's write.
+    ///
+    /// # Panics
+    /// When the range lies outside of the mapping.
+    #[inline]
+    pub fn drain_to(&self, mapping: &Mapping, offset: usize) {
+        let into = mapping.checked(offset, self.window);
+        self.walk(self.first..self.end, 0, self.window, |segment, done| {
+            // SAFETY: as in `fill_from`, the other way round.
+            unsafe { copy::from_client(segment.base, into.add(done), segment.length) }
+        });
+    }
+
+    /// Are all segments of the window aligned, in address and length, to `alignment` bytes (a power of two)?
+    pub fn is_aligned(&self, alignment: usize) -> bool {
+        self.segments()
+            .iter()
+            .all(|s| (s.base as usize | s.length) & (alignment - 1) == 0)
+    }
+
+    /// Starts fetching the first cache line of the window.
+    #[inline]
+    pub fn prefetch(&self) {
+        if let Some(segment) = self.segments.get(self.first) {
+            prefetch_line(segment.base);
+        }
+    }
+}
+
+impl std::fmt::Debug for IoBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IoBuffer")
+            .field("window", &self.window)
+            .field("segments", &self.segments())
+            .finish()
+    }
+}
+
+/// Asks the processor to fetch a cache line; any address is allowed, for a prefetch never faults.
+#[inline(always)]
+pub(crate) fn prefetch_line(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint: it has no effect on memory and raises no fault for any address.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Copies between a RAM disk and client memory: the whole cost of a RAM disk's I/O.
+pub mod copy {
+    /// From the disk to the client.
+    ///
+    /// # Safety
+    /// Both ranges must be mapped for `length` bytes and must not overlap.
+    #[inline]
+    pub unsafe fn to_client(from: *const u8, into: *mut u8, length: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, into, length) }
+    }
+
+    /// From the client to the disk.
+    ///
+    /// # Safety
+    /// As [`to_client`].
+    #[inline]
+    pub unsafe fn from_client(from: *const u8, into: *mut u8, length: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, into, length) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn buffer_of(lengths: &[usize]) -> IoBuffer {
+        let total: usize = lengths.iter().sum();
+        let mapping = Mapping::anonymous(total.max(1)).unwrap();
+        for i in 0..total {
+            mapping.write(i, &[i as u8]);
+        }
+        let mut buffer = IoBuffer {
+            keep: Keep::Mapping(mapping.clone()),
+            ..IoBuffer::default()
+        };
+        let mut at = 0;
+        for &length in lengths {
+            buffer.push(Segment::new(mapping.checked(at, length), length));
+            at += length;
+        }
+        buffer
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn window_reads_like_a_flat_slice(
+            lengths in prop::collection::vec(1usize..40, 1..8), a in 0usize..300, b in 0usize..300
+        ) {
+            let mut buffer = buffer_of(&lengths);
+            let total = buffer.total_len();
+            let (start, length) = (a.min(total), b.min(total - a.min(total)));
+            buffer.set_window(start, length);
+            prop_assert_eq!(buffer.segments().iter().map(Segment::len).sum::<usize>(), length);
+            let mut got = vec![0; length];
+            buffer.read_at(0, &mut got);
+            let want: Vec<u8> = (start..start + length).map(|i| i as u8).collect();
+            prop_assert_eq!(&got, &want);
+            if length > 1 {
+                let part = buffer.slice(1, length - 1);
+                let mut got = vec![0; length - 1];
+                part.read_at(0, &mut got);
+                prop_assert_eq!(&got[..], &want[1..]);
+            }
+            let other = IoBuffer::owned(length + 1);
+            prop_assert_eq!(buffer.copy_to(&other), length);
+            let mut got = vec![0; length];
+            other.read_at(0, &mut got);
+            prop_assert_eq!(&got, &want);
+            buffer.set_window(0, total);
+            prop_assert_eq!(buffer.len(), total);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "access outside of buffer")]
+    fn read_past_the_window_panics() {
+        buffer_of(&[4, 4]).read_at(6, &mut [0; 3]);
+    }
+
+    #[test]
+    fn used_buffer_is_refilled_without_its_old_pin() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let mut buffer = IoBuffer::of_mapping(&mapping, 0, 10);
+        assert_eq!(Arc::strong_count(&mapping), 2);
+        buffer.clear();
+        assert_eq!(Arc::strong_count(&mapping), 1);
+        assert!(buffer.is_empty() && buffer.segments().is_empty());
+    }
+
+    #[test]
+    fn alignment_covers_address_and_length() {
+        let buffer = IoBuffer::owned(8192);
+        assert!(buffer.is_aligned(4096));
+        assert!(!buffer.slice(512, 4096).is_aligned(4096));
+        assert!(buffer.slice(512, 4096).is_aligned(512));
+        assert!(!buffer.slice(0, 100).is_aligned(512));
+    }
+}

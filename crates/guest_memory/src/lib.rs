@@ -1,0 +1,18 @@
+//! A client's memory: mapped once, checked at the edge, kept alive until the last I/O on it ends.
+//!
+//! [`Mapping`] owns one mmap; [`MemoryTable`] is an immutable set of a client's regions; [`GuestView`] pins one
+//! table for one worker; [`RingMemory`] is a checked range for ring structures; [`IoBuffer`] is what an I/O reads
+//! or writes, and holds its memory mapped. One of the two crates where `unsafe` lives: everything that it
+//! exports is safe. A client may change its memory at any time, so nothing here hands out `&[u8]` to it.
+//! A client that truncates its memory file raises SIGBUS: see [`sigbus`].
+
+mod buffer;
+mod mapping;
+mod ring_memory;
+pub mod sigbus;
+mod table;
+
+pub use buffer::{IoBuffer, Segment, copy};
+pub use mapping::Mapping;
+pub use ring_memory::RingMemory;
+pub use table::{GuestView, MemoryError, MemoryTable, RegionSpec};

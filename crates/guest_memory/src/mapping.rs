@@ -1,0 +1,254 @@
+//! One mmap, unmapped when its last user lets go.
+//!
+//! Held through `Arc`; used from any thread. Every access is by raw copy or volatile load, never by reference,
+//! because whoever shares the memory may write to it at any time.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use crate::sigbus;
+
+/// A range of this process' address space that belongs to a mapping of ours.
+pub struct Mapping {
+    base: *mut u8,
+    length: usize,
+    mapped: usize,
+    watch: Option<sigbus::Watch>,
+}
+
+// SAFETY: the mapping is plain memory that every thread of the process sees alike; all accesses through it are
+// raw copies, volatile loads or atomics, for which no thread affinity exists.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; there is no interior state but the memory itself, which is shared with the client anyway.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes of `file` at `offset`, shared, readable and writable.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty or unaligned range, for one that ends beyond the file, or whatever mmap says.
+    pub fn shared_file(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<Arc<Mapping>> {
+        let stat = rustix::fs::fstat(file)?;
+        let is_regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+        // munmap of huge pages wants whole ones; bytes beyond the file are mapped but never reached.
+        let mapped = length.checked_next_multiple_of(page_size(file)?);
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let beyond = offset > size || length as u64 > size - offset;
+        let (Some(mapped), false) = (mapped, length == 0 || (is_regular && beyond)) else {
+            return Err(io::Error::from(rustix::io::Errno::INVAL));
+        };
+        // SAFETY: a new mapping at an address that the kernel chooses cannot overlap any object of ours.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                file,
+                offset,
+            )?
+        };
+        let base = base.cast::<u8>();
+        // A client can truncate its file later; then the watch turns SIGBUS into a poisoned mapping.
+        let watch = sigbus::Watch::new(base as usize, mapped);
+        Ok(Arc::new(Mapping {
+            base,
+            length,
+            mapped,
+            watch: Some(watch),
+        }))
+    }
+
+    /// Maps `length` bytes of private zeroes that take memory only when touched.
+    pub fn anonymous(length: usize) -> io::Result<Arc<Mapping>> {
+        if length == 0 {
+            return Err(io::Error::from(rustix::io::Errno::INVAL));
+        }
+        // SAFETY: as in `shared_file`.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        Ok(Arc::new(Mapping {
+            base: base.cast(),
+            length,
+            mapped: length,
+            watch: None,
+        }))
+    }
+
+    /// Makes a memfd of `length` bytes and maps it: memory to share with another process, as a front end does.
+    pub fn memfd(name: &str, length: usize) -> io::Result<(Arc<Mapping>, File)> {
+        let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&fd, length as u64)?;
+        let mapping = Mapping::shared_file(fd.as_fd(), 0, length)?;
+        Ok((mapping, File::from(fd)))
+    }
+
+    /// Bytes mapped.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Never true: empty mappings are refused.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Address of the first byte, for tables that translate addresses and for the kernel.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Has the file behind it been truncated under us? Then its content is zeroes of our own.
+    pub fn is_poisoned(&self) -> bool {
+        self.watch.as_ref().is_some_and(sigbus::Watch::is_poisoned)
+    }
+
+    /// Asks for huge pages where the range is touched as a whole; a hint that may be refused.
+    pub fn advise_huge_pages(&self) -> io::Result<()> {
+        self.advise(0, self.length, Advice::LinuxHugepage)
+    }
+
+    /// Gives the pages of a range back; private ranges read as zeroes afterwards. Whole pages only.
+    ///
+    /// # Panics
+    /// When the range lies outside of the mapping or is not made of whole pages.
+    pub fn give_back(&self, offset: usize, length: usize) -> io::Result<()> {
+        assert!(
+            (offset | length).is_multiple_of(4096),
+            "give back of partial pages: {offset}+{length}"
+        );
+        if length == 0 {
+            return Ok(());
+        }
+        self.advise(offset, length, Advice::LinuxDontNeed)
+    }
+
+    fn advise(&self, offset: usize, length: usize, advice: Advice) -> io::Result<()> {
+        let start = self.checked(offset, length);
+        // SAFETY: the range is inside this mapping; dropping pages changes contents only, and contents may
+        // change at any time anyway.
+        unsafe { madvise(start.cast(), length, advice)? };
+        Ok(())
+    }
+
+    /// Address of a range inside of the mapping.
+    ///
+    /// # Panics
+    /// When the range lies outside: ranges are checked by whoever accepts them from a peer.
+    #[inline]
+    pub(crate) fn checked(&self, offset: usize, length: usize) -> *mut u8 {
+        assert!(
+            length <= self.length && offset <= self.length - length,
+            "range outside of mapping: {offset} + {length} > {}",
+            self.length
+        );
+        // SAFETY: just checked to be inside of one mapping.
+        unsafe { self.base.add(offset) }
+    }
+
+    /// Copies out of the mapping. Panics outside of it.
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        let from = self.checked(offset, into.len());
+        // SAFETY: source checked above, destination is an exclusive slice; they cannot overlap, because no
+        // Rust slice ever covers memory of a mapping.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies into the mapping. Panics outside of it.
+    pub fn write(&self, offset: usize, from: &[u8]) {
+        let into = self.checked(offset, from.len());
+        // SAFETY: as in `read`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) }
+    }
+
+    /// Sets a range to one byte. Panics outside of the mapping.
+    pub fn fill(&self, offset: usize, length: usize, byte: u8) {
+        let into = self.checked(offset, length);
+        // SAFETY: range checked above.
+        unsafe { std::ptr::write_bytes(into, byte, length) }
+    }
+}
+
+/// Bytes per page of a file: 4096, or its huge page size on hugetlbfs.
+pub(crate) fn page_size(file: BorrowedFd<'_>) -> io::Result<usize> {
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+    let stat = rustix::fs::fstatfs(file)?;
+    let huge = stat.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC;
+    Ok(if huge {
+        usize::try_from(stat.f_bsize).unwrap_or(4096)
+    } else {
+        4096
+    })
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // The watch goes first: the address range may be reused as soon as it is unmapped.
+        self.watch = None;
+        // SAFETY: base and length are those of our own mmap, and every user held an `Arc` to this mapping.
+        let unmapped = unsafe { munmap(self.base.cast(), self.mapped) };
+        debug_assert!(unmapped.is_ok(), "munmap of our own mapping: {unmapped:?}");
+    }
+}
+
+impl std::fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mapping")
+            .field("base", &self.base)
+            .field("length", &self.length)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let m = Mapping::anonymous(8192).unwrap();
+        m.write(4090, b"lunette");
+        let mut got = [0; 7];
+        m.read(4090, &mut got);
+        assert_eq!(&got, b"lunette");
+    }
+
+    #[test]
+    fn memory_given_back_reads_zero() {
+        let m = Mapping::anonymous(8192).unwrap();
+        m.fill(0, 8192, 7);
+        m.give_back(4096, 4096).unwrap();
+        let mut got = [9; 2];
+        m.read(4095, &mut got);
+        assert_eq!(got, [7, 0]);
+    }
+
+    #[test]
+    fn range_beyond_the_file_is_refused() {
+        let (_m, file) = Mapping::memfd("t", 4096).unwrap();
+        assert!(Mapping::shared_file(file.as_fd(), 0, 8192).is_err());
+        assert!(Mapping::shared_file(file.as_fd(), 8192, 4096).is_err());
+        assert!(Mapping::shared_file(file.as_fd(), u64::MAX - 4095, 4096).is_err());
+        assert!(Mapping::shared_file(file.as_fd(), 0, 0).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "range outside of mapping")]
+    fn access_outside_panics() {
+        Mapping::anonymous(4096).unwrap().write(4095, &[0, 0]);
+    }
+}

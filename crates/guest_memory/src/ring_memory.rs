@@ -1,0 +1,162 @@
+//! A checked range of client memory for ring structures: resolved once, then read and written field by field.
+//!
+//! Every access is one volatile or atomic load or store of at most 16 bytes, so a client that writes at
+//! the same time can make a value wrong but never undefined. Bounds are asserted: whoever indexes with a value
+//! of a peer has masked it before.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::Mapping;
+
+/// A range of a mapping, kept mapped.
+pub struct RingMemory {
+    base: NonNull<u8>,
+    length: usize,
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: plain shared memory kept alive by the Arc; see `Mapping`.
+unsafe impl Send for RingMemory {}
+
+impl RingMemory {
+    /// A range of `mapping`.
+    ///
+    /// # Panics
+    /// When the range lies outside of the mapping.
+    pub fn new(mapping: Arc<Mapping>, offset: usize, length: usize) -> RingMemory {
+        let base =
+            NonNull::new(mapping.checked(offset, length)).expect("mappings do not start at null");
+        RingMemory {
+            base,
+            length,
+            mapping,
+        }
+    }
+
+    /// Bytes in the range.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Is the range empty?
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Has the client truncated the file behind it?
+    pub fn is_poisoned(&self) -> bool {
+        self.mapping.is_poisoned()
+    }
+
+    /// Is the range's start a multiple of `alignment` bytes?
+    pub fn is_aligned(&self, alignment: usize) -> bool {
+        self.base.as_ptr() as usize & (alignment - 1) == 0
+    }
+
+    #[inline(always)]
+    fn at<T>(&self, offset: usize) -> *mut T {
+        assert!(
+            size_of::<T>() <= self.length && offset <= self.length - size_of::<T>(),
+            "ring access outside of its range"
+        );
+        // SAFETY: inside of the range, which is inside of the mapping.
+        unsafe { self.base.as_ptr().add(offset).cast() }
+    }
+
+    /// Reads a plain value; the client may change it meanwhile, so read each value once.
+    #[inline(always)]
+    pub fn read<T: FromBytes + Copy>(&self, offset: usize) -> T {
+        let at = self.at::<T>(offset);
+        // SAFETY: `at` checked the range; FromBytes makes every bit pattern a value; unaligned reads are
+        // allowed by `read_unaligned`, which on the targets we build for is one load per machine word.
+        unsafe { at.read_unaligned() }
+    }
+
+    /// Writes a plain value.
+    #[inline(always)]
+    pub fn write<T: IntoBytes + Immutable + KnownLayout>(&self, offset: usize, value: T) {
+        let at = self.at::<T>(offset);
+        // SAFETY: `at` checked the range; IntoBytes means no padding leaves uninitialised bytes.
+        unsafe { at.write_unaligned(value) }
+    }
+
+    /// Reads a little-endian `u16` and orders every later load after it.
+    #[inline(always)]
+    pub fn load_acquire_u16(&self, offset: usize) -> u16 {
+        u16::from_le(self.atomic_u16(offset).load(Ordering::Acquire))
+    }
+
+    /// Reads a little-endian `u16` without ordering.
+    #[inline(always)]
+    pub fn load_relaxed_u16(&self, offset: usize) -> u16 {
+        u16::from_le(self.atomic_u16(offset).load(Ordering::Relaxed))
+    }
+
+    /// Writes a little-endian `u16` after every earlier store.
+    #[inline(always)]
+    pub fn store_release_u16(&self, offset: usize, value: u16) {
+        self.atomic_u16(offset)
+            .store(value.to_le(), Ordering::Release);
+    }
+
+    /// Reads a little-endian `u32` and orders every later load after it.
+    #[inline(always)]
+    pub fn load_acquire_u32(&self, offset: usize) -> u32 {
+        let at = self.at::<u32>(offset);
+        assert!(at.is_aligned(), "unaligned atomic in a ring");
+        // SAFETY: in range and aligned; atomics are how memory that another process writes is read.
+        u32::from_le(unsafe { AtomicU32::from_ptr(at) }.load(Ordering::Acquire))
+    }
+
+    #[inline(always)]
+    fn atomic_u16(&self, offset: usize) -> &AtomicU16 {
+        let at = self.at::<u16>(offset);
+        assert!(at.is_aligned(), "unaligned atomic in a ring");
+        // SAFETY: in range and aligned, and the mapping outlives `self`.
+        unsafe { AtomicU16::from_ptr(at) }
+    }
+
+    /// Asks the processor to fetch the cache line at `offset`; outside of the range it does nothing.
+    #[inline(always)]
+    pub fn prefetch(&self, offset: usize) {
+        if offset < self.length {
+            // SAFETY: inside of the range.
+            crate::buffer::prefetch_line(unsafe { self.base.as_ptr().add(offset) });
+        }
+    }
+}
+
+impl std::fmt::Debug for RingMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RingMemory")
+            .field("base", &self.base)
+            .field("length", &self.length)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_little_endian_and_shared() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let a = RingMemory::new(mapping.clone(), 16, 64);
+        let b = RingMemory::new(mapping.clone(), 0, 4096);
+        a.store_release_u16(2, 0x1234);
+        assert_eq!(b.load_acquire_u16(18), 0x1234);
+        assert_eq!(b.read::<[u8; 2]>(18), [0x34, 0x12]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of its range")]
+    fn access_past_the_range_panics_even_inside_of_the_mapping() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        RingMemory::new(mapping, 0, 16).read::<u16>(15);
+    }
+}

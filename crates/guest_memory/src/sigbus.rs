@@ -1,0 +1,179 @@
+//! A client that truncates its memory file must not kill the daemon.
+//!
+//! Touching a page beyond the end of a shared file raises SIGBUS. The handler looks the address up in a
+//! fixed table of watched mappings, puts a page of zeroes there, and marks the mapping as poisoned; the access
+//! then goes on, and the worker ends the session at its next look. For every other address the former
+//! action is restored, so that a real bus error still ends the process. Only async-signal-safe calls are used.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+
+/// Most mappings of client memory that can be watched at a time; each front end maps a handful of regions.
+const SLOTS: usize = 16_384;
+
+const FREE: u8 = 0;
+const CLAIMED: u8 = 1;
+const WATCHED: u8 = 2;
+const POISONED: u8 = 3;
+
+struct Slot {
+    state: AtomicU8,
+    start: AtomicUsize,
+    length: AtomicUsize,
+}
+
+static TABLE: [Slot; SLOTS] = [const {
+    Slot {
+        state: AtomicU8::new(FREE),
+        start: AtomicUsize::new(0),
+        length: AtomicUsize::new(0),
+    }
+}; SLOTS];
+
+/// Slots at or above this index have never been used, so the handler need not look at them.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts SIGBUS signals that hit a watched mapping: workers compare it once per turn with what they saw.
+static HITS: AtomicU32 = AtomicU32::new(0);
+
+/// How often client memory was found truncated since the start; one relaxed load.
+#[inline]
+pub fn hits() -> u32 {
+    HITS.load(Ordering::Relaxed)
+}
+
+/// Watches one mapping for as long as it lives.
+pub(crate) struct Watch {
+    /// `None`: the table was full, and the mapping goes unwatched.
+    slot: Option<usize>,
+}
+
+impl Watch {
+    pub(crate) fn new(start: usize, length: usize) -> Watch {
+        for (index, slot) in TABLE.iter().enumerate() {
+            if slot
+                .state
+                .compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+            {
+                slot.start.store(start, Ordering::Relaxed);
+                slot.length.store(length, Ordering::Relaxed);
+                USED.fetch_max(index + 1, Ordering::AcqRel);
+                slot.state.store(WATCHED, Ordering::Release);
+                return Watch { slot: Some(index) };
+            }
+        }
+        Watch { slot: None }
+    }
+
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.slot
+            .is_some_and(|index| TABLE[index].state.load(Ordering::Acquire) == POISONED)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Some(index) = self.slot {
+            TABLE[index].state.store(FREE, Ordering::Release);
+        }
+    }
+}
+
+/// Installs the handler for the whole process. Call once at start-up; further calls change nothing.
+///
+/// # Errors
+/// What sigaction says, which is nothing on Linux for SIGBUS.
+pub fn install() -> std::io::Result<()> {
+    static ONCE: std::sync::OnceLock<i32> = std::sync::OnceLock::new();
+    let errno = *ONCE.get_or_init(|| {
+        // SAFETY: a zeroed sigaction is a valid value; it is filled before use.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+        // SAFETY: `action` is a valid sigaction whose handler is async-signal-safe (see `on_sigbus`).
+        let result = unsafe { libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) };
+        if result == 0 {
+            0
+        } else {
+            std::io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EINVAL)
+        }
+    });
+    if errno == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::from_raw_os_error(errno))
+    }
+}
+
+extern "C" fn on_sigbus(
+    _signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler; for SIGBUS si_addr is set.
+    let address = unsafe { (*info).si_addr() } as usize;
+    let used = USED.load(Ordering::Acquire).min(SLOTS);
+    for slot in &TABLE[..used] {
+        if slot.state.load(Ordering::Acquire) < WATCHED {
+            continue;
+        }
+        let start = slot.start.load(Ordering::Relaxed);
+        let length = slot.length.load(Ordering::Relaxed);
+        if address < start || address - start >= length {
+            continue;
+        }
+        // Everything from the page of the fault to the end of the mapping is gone with the truncation, but
+        // pages before may be gone too; each raises its own signal.
+        let page = address & !4095;
+        // Huge pages cannot be replaced in part: then the whole mapping goes.
+        if !replace(page, start + length - page) && !replace(start, length) {
+            break;
+        }
+        slot.state.store(POISONED, Ordering::Release);
+        HITS.fetch_add(1, Ordering::Release);
+        return;
+    }
+    // Not ours: fall back to the default action; the access is retried and ends the process as it should.
+    // SAFETY: signal() with SIG_DFL is async-signal-safe.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+}
+
+/// Puts zeroes of our own over a part of a watched mapping.
+fn replace(start: usize, length: usize) -> bool {
+    // SAFETY: MAP_FIXED replaces only addresses of the watched mapping, which stays mapped as long as the
+    // slot is in use. mmap is a bare system call, safe in a handler.
+    let mapped = unsafe {
+        libc::mmap(
+            start as *mut libc::c_void,
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    mapped != libc::MAP_FAILED
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Mapping;
+
+    #[test]
+    fn truncated_memory_poisons_the_mapping_and_reads_zero() {
+        super::install().unwrap();
+        let (mapping, file) = Mapping::memfd("t", 1 << 20).unwrap();
+        mapping.fill(0, 1 << 20, 7);
+        file.set_len(4096).unwrap();
+        let before = super::hits();
+        let mut got = [1; 4];
+        mapping.read(8192, &mut got);
+        assert_eq!(got, [0; 4]);
+        assert!(mapping.is_poisoned());
+        assert!(super::hits() > before);
+        mapping.read(0, &mut got);
+        assert_eq!(got, [7; 4], "what was not truncated is still there");
+    }
+}

@@ -1,0 +1,438 @@
+//! A client's memory regions: guest-physical and front-end addresses to checked ranges of ours.
+//!
+//! A table is immutable; a change makes a new one, and the old one lives until its last view is gone. So regions
+//! can be added, removed and remapped while I/O is in flight. Look-ups trust nothing: every address and
+//! length is checked here, by subtraction, and nowhere else.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::buffer::{IoBuffer, Segment};
+use crate::{Mapping, RingMemory};
+
+/// Where a region lies, as the front end says it (vhost-user `SET_MEM_TABLE`, `ADD_MEM_REG`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// Guest-physical address of the first byte.
+    pub guest_address: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Address of the first byte in the front end's own address space; ring addresses are given so.
+    pub user_address: u64,
+    /// Where the region starts in its file.
+    pub file_offset: u64,
+}
+
+/// Why memory was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The range is not (wholly) in the client's memory.
+    #[error("address {address:#x} + {length} bytes is not in the client's memory")]
+    NotMapped {
+        /// First address asked for.
+        address: u64,
+        /// Bytes asked for.
+        length: u64,
+    },
+    /// Two regions would share addresses, or a region wraps around.
+    #[error(
+        "memory region {guest_address:#x} + {size} bytes overlaps another region or wraps around"
+    )]
+    Overlap {
+        /// First guest-physical address of the region.
+        guest_address: u64,
+        /// Its bytes.
+        size: u64,
+    },
+    /// There is no such region to remove.
+    #[error("no memory region starts at {guest_address:#x} with {size} bytes")]
+    NoSuchRegion {
+        /// First guest-physical address asked for.
+        guest_address: u64,
+        /// Its bytes.
+        size: u64,
+    },
+    /// The file behind the region could not be mapped.
+    #[error("cannot map {size} bytes at file offset {file_offset}: {source}")]
+    Map {
+        /// Bytes of the region.
+        size: u64,
+        /// Its offset in the file.
+        file_offset: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    spec: RegionSpec,
+    mapping: Arc<Mapping>,
+    /// Where the region starts inside of its mapping: file offsets need not be page-aligned.
+    skip: usize,
+}
+
+impl Region {
+    fn host(&self, offset: u64) -> *mut u8 {
+        // SAFETY: callers pass offsets below the region's size, which the mapping covers.
+        unsafe { self.mapping.base().add(self.skip + offset as usize) }
+    }
+}
+
+/// An immutable set of regions, sorted by guest-physical address.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryTable {
+    regions: Vec<Region>,
+}
+
+impl MemoryTable {
+    /// This table and one region more, mapped from `file`.
+    ///
+    /// # Errors
+    /// When the region overlaps another one, wraps around, or its file is too short or cannot be mapped.
+    pub fn with_region(
+        &self,
+        spec: RegionSpec,
+        file: BorrowedFd<'_>,
+    ) -> Result<MemoryTable, MemoryError> {
+        let map = |source| MemoryError::Map {
+            size: spec.size,
+            file_offset: spec.file_offset,
+            source,
+        };
+        let page = crate::mapping::page_size(file).map_err(map)? as u64;
+        let skip = spec.file_offset & (page - 1);
+        let length = usize::try_from(spec.size.saturating_add(skip)).unwrap_or(usize::MAX);
+        let mapping = Mapping::shared_file(file, spec.file_offset - skip, length).map_err(map)?;
+        self.insert(Region {
+            spec,
+            mapping,
+            skip: skip as usize,
+        })
+    }
+
+    /// This table and one region more, of a mapping that exists already (tests, benchmarks).
+    pub fn with_mapping(
+        &self,
+        spec: RegionSpec,
+        mapping: Arc<Mapping>,
+    ) -> Result<MemoryTable, MemoryError> {
+        if spec.size > mapping.len() as u64 {
+            return Err(MemoryError::NotMapped {
+                address: spec.guest_address,
+                length: spec.size,
+            });
+        }
+        self.insert(Region {
+            spec,
+            mapping,
+            skip: 0,
+        })
+    }
+
+    fn insert(&self, region: Region) -> Result<MemoryTable, MemoryError> {
+        let RegionSpec {
+            guest_address,
+            size,
+            user_address,
+            ..
+        } = region.spec;
+        let overlap = || MemoryError::Overlap {
+            guest_address,
+            size,
+        };
+        let guest_end = guest_address.checked_add(size).ok_or_else(overlap)?;
+        user_address.checked_add(size).ok_or_else(overlap)?;
+        if size == 0 {
+            return Err(overlap());
+        }
+        let clash = |r: &Region| {
+            let s = &r.spec;
+            guest_address < s.guest_address + s.size && s.guest_address < guest_end
+        };
+        if self.regions.iter().any(clash) {
+            return Err(overlap());
+        }
+        let mut regions = self.regions.clone();
+        let at = regions.partition_point(|r| r.spec.guest_address < guest_address);
+        regions.insert(at, region);
+        Ok(MemoryTable { regions })
+    }
+
+    /// This table without one region.
+    ///
+    /// # Errors
+    /// When no region has just these addresses and size.
+    pub fn without_region(
+        &self,
+        guest_address: u64,
+        user_address: u64,
+        size: u64,
+    ) -> Result<MemoryTable, MemoryError> {
+        let mut regions = self.regions.clone();
+        let before = regions.len();
+        regions.retain(|r| {
+            let s = &r.spec;
+            (s.guest_address, s.user_address, s.size) != (guest_address, user_address, size)
+        });
+        if regions.len() == before {
+            return Err(MemoryError::NoSuchRegion {
+                guest_address,
+                size,
+            });
+        }
+        Ok(MemoryTable { regions })
+    }
+
+    /// How many regions there are.
+    pub fn region_count(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Has the client truncated one of its files under us?
+    pub fn is_poisoned(&self) -> bool {
+        self.regions.iter().any(|r| r.mapping.is_poisoned())
+    }
+
+    /// Guest-physical address of an address in the front end's own space.
+    pub fn user_to_guest(&self, address: u64) -> Option<u64> {
+        self.regions.iter().find_map(|r| {
+            let offset = address.checked_sub(r.spec.user_address)?;
+            (offset < r.spec.size).then(|| r.spec.guest_address + offset)
+        })
+    }
+
+    /// The range of ring memory at a guest-physical address; it must lie in one region.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotMapped`].
+    pub fn ring(&self, address: u64, length: u64) -> Result<RingMemory, MemoryError> {
+        let not_mapped = MemoryError::NotMapped { address, length };
+        let Some(index) = self.region_of(address, 0) else {
+            return Err(not_mapped);
+        };
+        let region = &self.regions[index];
+        let offset = address - region.spec.guest_address;
+        if length > region.spec.size - offset {
+            return Err(not_mapped);
+        }
+        Ok(RingMemory::new(
+            region.mapping.clone(),
+            region.skip + offset as usize,
+            length as usize,
+        ))
+    }
+
+    #[inline]
+    fn region_of(&self, address: u64, hint: usize) -> Option<usize> {
+        let inside = |r: &Region| address.wrapping_sub(r.spec.guest_address) < r.spec.size;
+        if self.regions.get(hint).is_some_and(inside) {
+            return Some(hint);
+        }
+        let index = self
+            .regions
+            .partition_point(|r| r.spec.guest_address <= address)
+            .checked_sub(1)?;
+        inside(&self.regions[index]).then_some(index)
+    }
+}
+
+/// One worker's pin on a table. Buffers made through it keep it, and so the mappings, alive; counting them costs
+/// no atomic operation, because a view never leaves its worker.
+#[derive(Clone)]
+pub struct GuestView {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    table: Arc<MemoryTable>,
+    /// The region that the last look-up hit: nearly always the next one's too.
+    last: Cell<usize>,
+}
+
+impl GuestView {
+    /// Pins a table for this worker.
+    pub fn new(table: Arc<MemoryTable>) -> GuestView {
+        GuestView {
+            inner: Rc::new(Inner {
+                table,
+                last: Cell::new(0),
+            }),
+        }
+    }
+
+    /// The table that is pinned.
+    pub fn table(&self) -> &Arc<MemoryTable> {
+        &self.inner.table
+    }
+
+    /// Appends the range at a guest-physical address to `buffer`, as one segment or, where regions touch, several.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotMapped`]; the buffer may then hold a part of the range.
+    ///
+    /// # Panics
+    /// When the buffer already holds memory of another kind or view.
+    #[inline]
+    pub fn append(
+        &self,
+        address: u64,
+        length: u32,
+        buffer: &mut IoBuffer,
+    ) -> Result<(), MemoryError> {
+        buffer.hold_guest(self);
+        self.segments(address, u64::from(length), |segment| buffer.push(segment))
+    }
+
+    /// Calls `each` for every host segment of a guest-physical range.
+    #[inline]
+    fn segments(
+        &self,
+        address: u64,
+        length: u64,
+        mut each: impl FnMut(Segment),
+    ) -> Result<(), MemoryError> {
+        let inner = &*self.inner;
+        let (mut at, mut left) = (address, length);
+        loop {
+            let Some(index) = inner.table.region_of(at, inner.last.get()) else {
+                return Err(MemoryError::NotMapped { address, length });
+            };
+            inner.last.set(index);
+            let region = &inner.table.regions[index];
+            let offset = at - region.spec.guest_address;
+            let here = left.min(region.spec.size - offset);
+            each(Segment::new(region.host(offset), here as usize));
+            left -= here;
+            if left == 0 {
+                return Ok(());
+            }
+            // Cannot wrap: regions do not.
+            at += here;
+        }
+    }
+
+    pub(crate) fn is_same(&self, other: &GuestView) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// How many buffers and other holders pin this view, itself included.
+    pub fn pins(&self) -> usize {
+        Rc::strong_count(&self.inner)
+    }
+}
+
+impl std::fmt::Debug for GuestView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GuestView")
+            .field("regions", &self.inner.table.region_count())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(guest_address: u64, size: u64) -> RegionSpec {
+        RegionSpec {
+            guest_address,
+            size,
+            user_address: guest_address + 0x7000_0000,
+            file_offset: 0,
+        }
+    }
+
+    fn two_regions() -> MemoryTable {
+        let a = Mapping::anonymous(8192).unwrap();
+        let b = Mapping::anonymous(4096).unwrap();
+        MemoryTable::default()
+            .with_mapping(spec(0x1000, 8192), a)
+            .unwrap()
+            .with_mapping(spec(0x3000, 4096), b)
+            .unwrap()
+    }
+
+    #[test]
+    fn range_over_touching_regions_becomes_two_segments() {
+        let view = GuestView::new(Arc::new(two_regions()));
+        let mut buffer = IoBuffer::default();
+        view.append(0x2ff0, 32, &mut buffer).unwrap();
+        assert_eq!((buffer.len(), buffer.segments().len()), (32, 2));
+    }
+
+    #[test]
+    fn range_outside_is_refused() {
+        let view = GuestView::new(Arc::new(two_regions()));
+        for (address, length) in [
+            (0, 1),
+            (0xfff, 2),
+            (0x3ff0, 17),
+            (0x4000, 1),
+            (u64::MAX, 2),
+            (u64::MAX - 1, u32::MAX),
+        ] {
+            let mut buffer = IoBuffer::default();
+            assert!(
+                view.append(address, length, &mut buffer).is_err(),
+                "{address:#x}+{length}"
+            );
+        }
+    }
+
+    #[test]
+    fn ring_memory_must_lie_in_one_region() {
+        let table = two_regions();
+        assert!(table.ring(0x2ff0, 16).is_ok());
+        assert!(table.ring(0x2ff0, 17).is_err());
+        assert!(table.ring(u64::MAX, 16).is_err());
+        assert_eq!(table.user_to_guest(0x7000_1010), Some(0x1010));
+        assert_eq!(table.user_to_guest(0x1010), None);
+    }
+
+    #[test]
+    fn overlapping_and_wrapping_regions_are_refused() {
+        let table = two_regions();
+        let m = Mapping::anonymous(1 << 20).unwrap();
+        for (address, size) in [
+            (0x3800, 16),
+            (0, 0x1001),
+            (0, 1 << 20),
+            (u64::MAX - 4095, 8192),
+        ] {
+            let spec = RegionSpec {
+                guest_address: address,
+                size,
+                user_address: 0,
+                file_offset: 0,
+            };
+            assert!(
+                table.with_mapping(spec, m.clone()).is_err(),
+                "{address:#x}+{size}"
+            );
+        }
+    }
+
+    #[test]
+    fn mapping_lives_until_the_last_buffer_is_gone() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let watch = Arc::downgrade(&mapping);
+        let table = Arc::new(
+            MemoryTable::default()
+                .with_mapping(spec(0, 4096), mapping)
+                .unwrap(),
+        );
+        let view = GuestView::new(table.clone());
+        let mut buffer = IoBuffer::default();
+        view.append(0, 512, &mut buffer).unwrap();
+        let changed = table.without_region(0, 0x7000_0000, 4096).unwrap();
+        drop((view, table));
+        assert!(watch.upgrade().is_some(), "an I/O still refers to it");
+        drop(buffer);
+        assert!(watch.upgrade().is_none());
+        assert_eq!(changed.region_count(), 0);
+    }
+}

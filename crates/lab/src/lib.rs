@@ -1,0 +1,1 @@
+//! Guests for demonstrations and tests.

@@ -1,0 +1,2 @@
+//! The `lunette` command.
+fn main() {}

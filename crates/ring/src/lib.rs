@@ -1,0 +1,1 @@
+//! io_uring that owns every buffer until its completion.

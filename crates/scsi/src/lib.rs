@@ -1,0 +1,1 @@
+//! SCSI target core: CDB in, plan out.

@@ -1,0 +1,1 @@
+//! Stage stamps and latency histograms.

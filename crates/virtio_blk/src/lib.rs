@@ -1,0 +1,1 @@
+//! virtio-blk device.

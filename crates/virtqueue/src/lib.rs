@@ -1,0 +1,1 @@
+//! virtio split and packed rings, device and driver side.
