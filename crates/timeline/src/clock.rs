@@ -1,0 +1,136 @@
+//! The clock that stamps come from: the processor's time stamp counter where it is invariant, else CLOCK_MONOTONIC.
+//!
+//! [`Clock::now`] gives raw ticks and converts nothing; nanoseconds are made at report time. Clones of one
+//! clock, and all real clocks of a process, share one calibration, so their stamps can be compared.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A moment in raw ticks of a [`Clock`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(pub u64);
+
+impl Stamp {
+    /// Ticks from `earlier` to this stamp; 0 when the counters of two processors disagree about the order.
+    #[inline]
+    pub const fn since(self, earlier: Stamp) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// Gives stamps, and turns ticks into nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    source: quanta::Clock,
+}
+
+impl Clock {
+    /// The machine's fastest clock. The first call in a process calibrates it, for up to about 200 ms:
+    /// make it at start, on no queue's way.
+    pub fn new() -> Self {
+        Clock {
+            source: quanta::Clock::new(),
+        }
+    }
+
+    /// A clock that only its [`SimulatedTime`] moves; one tick is one nanosecond. Starts at 0.
+    pub fn simulated() -> (Self, SimulatedTime) {
+        let (source, hand) = quanta::Clock::mock();
+        (Clock { source }, SimulatedTime { hand })
+    }
+
+    /// A clock that always says 0: what stamps cost is measured by running without them.
+    pub fn stopped() -> Self {
+        Clock::simulated().0
+    }
+
+    /// Now, in raw ticks. About 10 ns on bare metal; no system call where the counter is invariant.
+    #[inline]
+    pub fn now(&self) -> Stamp {
+        Stamp(self.source.raw())
+    }
+
+    /// Ticks in nanoseconds, for reports.
+    pub fn nanos(&self, ticks: u64) -> u64 {
+        self.source.delta_as_nanos(0, ticks)
+    }
+
+    /// A duration in ticks, for time-outs that are compared with stamps.
+    pub fn ticks(&self, duration: Duration) -> u64 {
+        const PROBE_TICKS: u64 = 1 << 40;
+        let probe_ns = u128::from(self.nanos(PROBE_TICKS)).max(1);
+        let ticks = duration.as_nanos().saturating_mul(u128::from(PROBE_TICKS)) / probe_ns;
+        u64::try_from(ticks).unwrap_or(u64::MAX)
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Clock::new()
+    }
+}
+
+/// The hand that moves a simulated [`Clock`] and all its clones.
+#[derive(Clone, Debug)]
+pub struct SimulatedTime {
+    hand: Arc<quanta::Mock>,
+}
+
+impl SimulatedTime {
+    /// Moves time on by `nanos`.
+    pub fn advance(&self, nanos: u64) {
+        self.hand.increment(nanos);
+    }
+
+    /// Sets the time, forwards or backwards.
+    pub fn set(&self, nanos: u64) {
+        let now = self.hand.value();
+        match nanos.checked_sub(now) {
+            Some(forward) => self.hand.increment(forward),
+            None => self.hand.decrement(now - nanos),
+        }
+    }
+
+    /// The time it is.
+    pub fn nanos(&self) -> u64 {
+        self.hand.value()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn simulated_time_moves_every_clone_and_nothing_else_does() {
+        let (clock, time) = Clock::simulated();
+        let clone = clock.clone();
+        assert_eq!(clock.now(), Stamp(0));
+        time.advance(42);
+        assert_eq!(clone.now(), Stamp(42));
+        time.set(1000);
+        time.set(7);
+        assert_eq!((clock.now(), time.nanos()), (Stamp(7), 7));
+        assert_eq!(clock.nanos(5), 5);
+        assert_eq!(clock.ticks(Duration::from_secs(10)), 10_000_000_000);
+        assert_eq!(Clock::stopped().now(), Stamp(0));
+    }
+
+    #[test]
+    fn stamps_in_the_wrong_order_give_zero() {
+        assert_eq!(Stamp(5).since(Stamp(9)), 0);
+        assert_eq!(Stamp(9).since(Stamp(5)), 4);
+    }
+
+    #[test]
+    fn real_clock_goes_forward_and_converts_both_ways() {
+        let clock = Clock::new();
+        let before = clock.now();
+        assert!(clock.now() >= before);
+        let back = clock.nanos(clock.ticks(Duration::from_secs(1)));
+        assert!(
+            back.abs_diff(1_000_000_000) < 1000,
+            "one second became {back} ns"
+        );
+    }
+}

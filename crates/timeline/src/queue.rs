@@ -1,0 +1,536 @@
+//! One queue's timeline: what its owner writes on a request's way.
+//!
+//! Owned by the worker that owns the queue. Nothing here locks, and nothing allocates per request: the histograms of
+//! an operation (68 KiB) are allocated once, at its first use or by [`QueueTimeline::prepare`]. Arrivals are recorded
+//! when their batch is submitted, departures when theirs is notified; both with one update per batch and step.
+
+use crate::snapshot::{Labels, Latencies, OperationLatencies, QueueSnapshot};
+use crate::{Clock, Histogram, Operation, Span, SparseHistogram, Stage, Stamp};
+use serde::{Deserialize, Serialize};
+
+/// The stamps of one whole request, or of one turn whose requests share them. A stage without a stamp of its
+/// own has that of the stage before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamps([Stamp; Stage::COUNT]);
+
+impl Stamps {
+    /// A way that has just begun: every stage has the stamp of the first.
+    #[inline]
+    pub const fn noticed(at: Stamp) -> Self {
+        Stamps([at; Stage::COUNT])
+    }
+
+    /// Stamps in the order of [`Stage::ALL`].
+    pub const fn from_array(stamps: [Stamp; Stage::COUNT]) -> Self {
+        Stamps(stamps)
+    }
+
+    /// Stamps in the order of [`Stage::ALL`].
+    pub const fn as_array(&self) -> &[Stamp; Stage::COUNT] {
+        &self.0
+    }
+
+    /// Sets the stamp of a stage, and of the later ones until they get their own.
+    #[inline]
+    pub fn mark(&mut self, stage: Stage, at: Stamp) {
+        for stamp in self.0.iter_mut().skip(stage as usize) {
+            *stamp = at;
+        }
+    }
+
+    /// The stamp of a stage.
+    #[inline]
+    pub const fn at(&self, stage: Stage) -> Stamp {
+        self.0[stage as usize]
+    }
+
+    /// Ticks of a span.
+    #[inline]
+    pub const fn span(&self, span: Span) -> u64 {
+        self.at(span.to()).since(self.at(span.from()))
+    }
+}
+
+/// What one operation's requests were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationCounters {
+    /// Requests answered, well or not.
+    pub requests: u64,
+    /// Bytes of data that they moved.
+    pub bytes: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+}
+
+/// What a queue counted since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counters {
+    /// By operation, in the order of [`Operation::ALL`].
+    pub operations: [OperationCounters; Operation::COUNT],
+    /// Kicks received.
+    pub kicks: u64,
+    /// Notifications sent.
+    pub notifications: u64,
+    /// Turns in which polling looked for work.
+    pub polls: u64,
+    /// Times that the queue was armed for a kick and its worker slept.
+    pub sleeps: u64,
+    /// Malformed requests, which have no operation.
+    pub malformed: u64,
+}
+
+impl Counters {
+    /// An operation's counters.
+    #[inline]
+    pub const fn of(&self, operation: Operation) -> &OperationCounters {
+        &self.operations[operation as usize]
+    }
+
+    /// An operation's counters, to count.
+    #[inline]
+    pub const fn of_mut(&mut self, operation: Operation) -> &mut OperationCounters {
+        &mut self.operations[operation as usize]
+    }
+
+    /// Requests of all operations.
+    pub fn requests(&self) -> u64 {
+        self.operations
+            .iter()
+            .fold(0, |sum: u64, one| sum.saturating_add(one.requests))
+    }
+
+    /// Bytes of all operations.
+    pub fn bytes(&self) -> u64 {
+        self.operations
+            .iter()
+            .fold(0, |sum: u64, one| sum.saturating_add(one.bytes))
+    }
+
+    /// Errors of all operations.
+    pub fn errors(&self) -> u64 {
+        self.operations
+            .iter()
+            .fold(0, |sum: u64, one| sum.saturating_add(one.errors))
+    }
+
+    /// Adds all that `other` counted.
+    pub fn merge(&mut self, other: &Counters) {
+        *self = self.combine(other, u64::saturating_add);
+    }
+
+    /// What was counted after `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Counters) -> Counters {
+        self.combine(earlier, u64::saturating_sub)
+    }
+
+    fn combine(&self, other: &Counters, with: impl Fn(u64, u64) -> u64) -> Counters {
+        let mut operations = self.operations;
+        for (mine, theirs) in operations.iter_mut().zip(&other.operations) {
+            mine.requests = with(mine.requests, theirs.requests);
+            mine.bytes = with(mine.bytes, theirs.bytes);
+            mine.errors = with(mine.errors, theirs.errors);
+        }
+        Counters {
+            operations,
+            kicks: with(self.kicks, other.kicks),
+            notifications: with(self.notifications, other.notifications),
+            polls: with(self.polls, other.polls),
+            sleeps: with(self.sleeps, other.sleeps),
+            malformed: with(self.malformed, other.malformed),
+        }
+    }
+}
+
+/// The histograms of one operation.
+type SpanHistograms = [Histogram; Span::COUNT];
+
+/// Requests of one operation and one batch that were reaped together.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    operation: Operation,
+    weight: u32,
+    noticed: Stamp,
+    submitted: Stamp,
+    answered: Stamp,
+}
+
+/// How many of the latest runs a reaped request is compared with: batches are reaped roughly in order, and
+/// operations of one batch mix.
+const RUNS_COMPARED: usize = 4;
+
+/// The histograms and counters of one queue.
+#[derive(Clone, Debug)]
+pub struct QueueTimeline {
+    /// Which queue this is.
+    pub labels: Labels,
+    /// What the owner counts; requests here include those without stamps.
+    pub counters: Counters,
+    recording: bool,
+    operations: [Option<Box<SpanHistograms>>; Operation::COUNT],
+    /// Reaped in this turn and not yet notified; the ones from `unanswered` on are not yet answered.
+    runs: Vec<Run>,
+    unanswered: usize,
+}
+
+impl QueueTimeline {
+    /// A timeline for a queue with up to `depth` requests in flight.
+    pub fn new(labels: Labels, depth: usize) -> Self {
+        QueueTimeline {
+            labels,
+            counters: Counters::default(),
+            recording: true,
+            operations: [const { None }; Operation::COUNT],
+            runs: Vec::with_capacity(depth),
+            unanswered: 0,
+        }
+    }
+
+    /// Switches the histograms on or off (they start on); counters count on. With [`Clock::stopped`] it is the
+    /// other half of measuring what stamps cost.
+    pub fn set_recording(&mut self, recording: bool) {
+        self.recording = recording;
+        self.runs.clear();
+        self.unanswered = 0;
+    }
+
+    /// Allocates an operation's histograms now, so that its first request need not.
+    pub fn prepare(&mut self, operation: Operation) {
+        self.spans_of(operation);
+    }
+
+    /// Counts one span of a batch: `weight` requests that each took `ticks`.
+    #[inline]
+    pub fn record_batch(&mut self, operation: Operation, span: Span, ticks: u64, weight: u32) {
+        if self.recording {
+            self.spans_of(operation)[span as usize].record(ticks, u64::from(weight));
+        }
+    }
+
+    /// Counts one whole request: every span.
+    pub fn record_request(&mut self, operation: Operation, stamps: &Stamps) {
+        self.record_whole(operation, stamps, 1);
+    }
+
+    /// Counts a turn whose requests share every stamp, as with a backend that completes at once. `counts` is by
+    /// operation, in the order of [`Operation::ALL`].
+    pub fn record_turn(&mut self, counts: &[u32; Operation::COUNT], stamps: &Stamps) {
+        for (operation, weight) in with_counts(counts) {
+            self.record_whole(operation, stamps, weight);
+        }
+    }
+
+    /// Counts a batch's way in, noticed to submitted, once it has been submitted. `counts` is by operation, in the
+    /// order of [`Operation::ALL`].
+    pub fn record_arrivals(&mut self, counts: &[u32; Operation::COUNT], stamps: &Stamps) {
+        if !self.recording {
+            return;
+        }
+        for (operation, weight) in with_counts(counts) {
+            let histograms = self.spans_of(operation);
+            for span in [Span::Popped, Span::Parsed, Span::Submitted] {
+                histograms[span as usize].record(stamps.span(span), u64::from(weight));
+            }
+        }
+    }
+
+    /// Notes a request that has been reaped; `noticed` and `submitted` are its batch's. Requests of the same batch
+    /// become one record.
+    #[inline]
+    pub fn note_reaped(&mut self, operation: Operation, noticed: Stamp, submitted: Stamp) {
+        if !self.recording {
+            return;
+        }
+        let unanswered = self.runs.iter_mut().skip(self.unanswered);
+        for run in unanswered.rev().take(RUNS_COMPARED) {
+            if run.operation == operation && run.noticed == noticed && run.submitted == submitted {
+                run.weight = run.weight.saturating_add(1);
+                return;
+            }
+        }
+        self.runs.push(Run {
+            operation,
+            weight: 1,
+            noticed,
+            submitted,
+            answered: Stamp(0),
+        });
+    }
+
+    /// Counts service and answering of all requests noted since the last call. A turn may reap and answer more
+    /// than once.
+    pub fn record_answered(&mut self, reaped: Stamp, answered: Stamp) {
+        for index in self.unanswered..self.runs.len() {
+            let run = &mut self.runs[index];
+            run.answered = answered;
+            let Run {
+                operation,
+                weight,
+                submitted,
+                ..
+            } = *run;
+            let histograms = self.spans_of(operation);
+            histograms[Span::Reaped as usize].record(reaped.since(submitted), u64::from(weight));
+            histograms[Span::Answered as usize].record(answered.since(reaped), u64::from(weight));
+        }
+        self.unanswered = self.runs.len();
+    }
+
+    /// Counts notification and the whole way of all answered requests, and forgets them.
+    pub fn record_notified(&mut self, notified: Stamp) {
+        for index in 0..self.unanswered {
+            let Run {
+                operation,
+                weight,
+                noticed,
+                answered,
+                ..
+            } = self.runs[index];
+            let histograms = self.spans_of(operation);
+            histograms[Span::Notified as usize].record(notified.since(answered), u64::from(weight));
+            histograms[Span::Total as usize].record(notified.since(noticed), u64::from(weight));
+        }
+        self.runs.drain(..self.unanswered);
+        self.unanswered = 0;
+    }
+
+    /// A histogram in ticks; `None` when the operation has not been used.
+    pub fn histogram(&self, operation: Operation, span: Span) -> Option<&Histogram> {
+        self.operations[operation as usize]
+            .as_ref()
+            .map(|spans| &spans[span as usize])
+    }
+
+    /// Everything so far, in nanoseconds. Called by the owner between turns; takes some microseconds.
+    pub fn snapshot(&self, clock: &Clock) -> QueueSnapshot {
+        let mut latencies = Latencies {
+            counters: self.counters,
+            ..Default::default()
+        };
+        for operation in Operation::ALL {
+            let Some(histograms) = &self.operations[operation as usize] else {
+                continue;
+            };
+            let spans = Span::ALL.into_iter().zip(histograms.iter());
+            let spans =
+                spans.map(|(span, ticks)| (span, SparseHistogram::from_ticks(ticks, clock)));
+            let spans = spans
+                .filter(|(_, histogram)| !histogram.is_empty())
+                .collect();
+            latencies
+                .operations
+                .insert(operation, OperationLatencies { spans });
+        }
+        QueueSnapshot {
+            labels: self.labels.clone(),
+            latencies,
+        }
+    }
+
+    /// Forgets all histograms and counters; what is in flight is counted when it ends.
+    pub fn reset(&mut self) {
+        self.counters = Counters::default();
+        for histogram in self
+            .operations
+            .iter_mut()
+            .flatten()
+            .flat_map(|spans| spans.iter_mut())
+        {
+            histogram.clear();
+        }
+    }
+
+    fn record_whole(&mut self, operation: Operation, stamps: &Stamps, weight: u32) {
+        if !self.recording {
+            return;
+        }
+        for (histogram, span) in self.spans_of(operation).iter_mut().zip(Span::ALL) {
+            histogram.record(stamps.span(span), u64::from(weight));
+        }
+    }
+
+    #[inline]
+    fn spans_of(&mut self, operation: Operation) -> &mut SpanHistograms {
+        self.operations[operation as usize].get_or_insert_with(empty_histograms)
+    }
+}
+
+/// Once per queue and operation.
+#[cold]
+fn empty_histograms() -> Box<SpanHistograms> {
+    Box::new([const { Histogram::new() }; Span::COUNT])
+}
+
+/// The operations of a batch that are in it.
+fn with_counts(counts: &[u32; Operation::COUNT]) -> impl Iterator<Item = (Operation, u32)> {
+    Operation::ALL
+        .into_iter()
+        .zip(*counts)
+        .filter(|(_, count)| *count > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BATCH: Stamps = Stamps::from_array([
+        Stamp(100),
+        Stamp(110),
+        Stamp(130),
+        Stamp(160),
+        Stamp(1160),
+        Stamp(1190),
+        Stamp(1200),
+    ]);
+
+    fn timeline() -> QueueTimeline {
+        QueueTimeline::new(Labels::default(), 8)
+    }
+
+    fn assert_same(left: &QueueTimeline, right: &QueueTimeline) {
+        for operation in Operation::ALL {
+            for span in Span::ALL {
+                assert_eq!(
+                    left.histogram(operation, span),
+                    right.histogram(operation, span),
+                    "{operation} {span}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_span_gets_the_time_between_its_stages() {
+        let mut queue = timeline();
+        queue.record_request(Operation::Read, &BATCH);
+        let ticks = Span::ALL.map(|span| queue.histogram(Operation::Read, span).unwrap().sum());
+        assert_eq!(ticks, [10, 20, 30, 1000, 30, 10, 1100]);
+        assert_eq!(queue.histogram(Operation::Write, Span::Total), None);
+    }
+
+    #[test]
+    fn a_turn_equals_its_requests_one_by_one_and_its_batches_in_halves() {
+        let (mut turn, mut single, mut halves, mut spans) =
+            (timeline(), timeline(), timeline(), timeline());
+        turn.record_turn(&[3, 2, 0, 0, 0], &BATCH);
+        halves.record_arrivals(&[3, 2, 0, 0, 0], &BATCH);
+        for operation in [
+            Operation::Read,
+            Operation::Write,
+            Operation::Read,
+            Operation::Write,
+            Operation::Read,
+        ] {
+            single.record_request(operation, &BATCH);
+            halves.note_reaped(
+                operation,
+                BATCH.at(Stage::Noticed),
+                BATCH.at(Stage::Submitted),
+            );
+        }
+        assert_eq!(halves.runs.len(), 2, "one run per operation");
+        halves.record_answered(BATCH.at(Stage::Reaped), BATCH.at(Stage::Answered));
+        halves.record_notified(BATCH.at(Stage::Notified));
+        for span in Span::ALL {
+            spans.record_batch(Operation::Read, span, BATCH.span(span), 3);
+            spans.record_batch(Operation::Write, span, BATCH.span(span), 2);
+        }
+        assert_same(&turn, &single);
+        assert_same(&turn, &halves);
+        assert_same(&turn, &spans);
+    }
+
+    #[test]
+    fn a_turn_may_reap_twice_and_notify_once() {
+        let (mut queue, mut expected) = (timeline(), timeline());
+        let mut stamps = [BATCH, BATCH];
+        stamps[1].mark(Stage::Submitted, Stamp(170));
+        stamps[1].mark(Stage::Reaped, Stamp(1191));
+        stamps[1].mark(Stage::Answered, Stamp(1195));
+        stamps[1].mark(Stage::Notified, Stamp(1200));
+        for one in &stamps {
+            queue.record_arrivals(&[1, 0, 0, 0, 0], one);
+            queue.note_reaped(
+                Operation::Read,
+                one.at(Stage::Noticed),
+                one.at(Stage::Submitted),
+            );
+            queue.record_answered(one.at(Stage::Reaped), one.at(Stage::Answered));
+            expected.record_request(Operation::Read, one);
+        }
+        queue.note_reaped(Operation::Read, Stamp(1), Stamp(2));
+        queue.record_notified(Stamp(1200));
+        assert_eq!(
+            (queue.runs.len(), queue.unanswered),
+            (1, 0),
+            "what is not yet answered stays"
+        );
+        assert_same(&queue, &expected);
+    }
+
+    #[test]
+    fn a_stage_without_a_stamp_takes_no_time() {
+        let mut stamps = Stamps::noticed(Stamp(5));
+        stamps.mark(Stage::Submitted, Stamp(9));
+        assert_eq!(
+            Span::ALL.map(|span| stamps.span(span)),
+            [0, 0, 4, 0, 0, 0, 4]
+        );
+    }
+
+    #[test]
+    fn switched_off_it_counts_but_records_nothing() {
+        let mut queue = timeline();
+        queue.set_recording(false);
+        queue.record_turn(&[1; 5], &BATCH);
+        queue.record_arrivals(&[1; 5], &BATCH);
+        queue.record_batch(Operation::Read, Span::Total, 1, 1);
+        queue.note_reaped(Operation::Read, Stamp(1), Stamp(2));
+        queue.record_answered(Stamp(3), Stamp(4));
+        queue.record_notified(Stamp(5));
+        queue.counters.of_mut(Operation::Read).requests += 1;
+        assert_same(&queue, &timeline());
+        assert_eq!(queue.counters.requests(), 1);
+    }
+
+    #[test]
+    fn reset_forgets_and_a_snapshot_has_only_what_was_used() {
+        let (clock, _) = Clock::simulated();
+        let mut queue = timeline();
+        queue.record_batch(Operation::Flush, Span::Reaped, 7, 2);
+        let latencies = queue.snapshot(&clock).latencies;
+        let flush = &latencies.operations[&Operation::Flush];
+        assert_eq!((latencies.operations.len(), flush.spans.len()), (1, 1));
+        assert_eq!(flush.spans[&Span::Reaped].buckets, [(7, 2)]);
+        queue.reset();
+        assert!(
+            queue
+                .histogram(Operation::Flush, Span::Reaped)
+                .unwrap()
+                .count()
+                == 0
+        );
+    }
+
+    #[test]
+    fn counters_merge_and_subtract_by_field() {
+        let mut one = Counters {
+            kicks: 3,
+            polls: 9,
+            ..Default::default()
+        };
+        *one.of_mut(Operation::Write) = OperationCounters {
+            requests: 5,
+            bytes: 4096,
+            errors: 1,
+        };
+        let mut both = one;
+        both.merge(&one);
+        assert_eq!(
+            (both.kicks, both.requests(), both.bytes(), both.errors()),
+            (6, 10, 8192, 2)
+        );
+        assert_eq!(both.since(&one), one);
+    }
+}

@@ -1,0 +1,214 @@
+//! The latency table as data: per operation one row per layer, for JSON and for [`crate::table`].
+//!
+//! A layer is usually a span of ours, but a report can be made of any named layers, so that a driver may put its
+//! own before and after ours.
+
+use crate::{Latencies, Operation, OperationLatencies, Share, Span, SparseHistogram};
+use serde::{Deserialize, Serialize};
+
+/// One step of the way and its measurements, from which a row is made.
+#[derive(Clone, Debug)]
+pub struct Layer<'a> {
+    /// What the row is called.
+    pub name: &'a str,
+    /// What its time was spent on.
+    pub share: Share,
+    /// Its measurements.
+    pub histogram: &'a SparseHistogram,
+}
+
+/// One layer's row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The layer: for ours, the stage in which it ends.
+    pub name: String,
+    /// Queueing or service; absent for the whole.
+    pub share: Option<Share>,
+    /// Requests measured.
+    pub count: u64,
+    /// Mean time since the beginning of the first layer, at the end of this one.
+    pub elapsed_ns: f64,
+    /// Mean time in this layer.
+    pub mean_ns: f64,
+    /// Part of the whole, from 0 to 1.
+    pub fraction: f64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 99 of 100 took at most this.
+    pub p99_ns: u64,
+    /// 999 of 1000 took at most this.
+    pub p999_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+/// One operation's table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OperationReport {
+    /// What was asked.
+    pub operation: Operation,
+    /// Requests that went the whole way.
+    pub requests: u64,
+    /// Mean time around the backend.
+    pub queueing_ns: f64,
+    /// Mean time in the backend.
+    pub service_ns: f64,
+    /// In the order of the way.
+    pub rows: Vec<Row>,
+    /// The whole way.
+    pub total: Row,
+}
+
+/// All tables of a disk, an export, a queue or a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// What was measured.
+    pub title: String,
+    /// In the order of [`Operation::ALL`], without those that did not occur.
+    pub operations: Vec<OperationReport>,
+}
+
+impl Report {
+    /// The tables of what one or more queues measured.
+    pub fn new(title: impl Into<String>, latencies: &Latencies) -> Self {
+        let operations = latencies.operations.iter();
+        let operations =
+            operations.map(|(operation, spans)| OperationReport::new(*operation, spans));
+        Report {
+            title: title.into(),
+            operations: operations.filter(|table| table.total.count > 0).collect(),
+        }
+    }
+}
+
+impl OperationReport {
+    /// The table of our own stages.
+    pub fn new(operation: Operation, latencies: &OperationLatencies) -> Self {
+        let empty = SparseHistogram::default();
+        let of = |span: Span| latencies.spans.get(&span).unwrap_or(&empty);
+        let layers = Span::STEPS.map(|span| Layer {
+            name: span.name(),
+            share: span.share().unwrap_or(Share::Queueing),
+            histogram: of(span),
+        });
+        Self::from_layers(operation, &layers, of(Span::Total))
+    }
+
+    /// The table of any layers, in the order of the way, and of the whole.
+    pub fn from_layers(
+        operation: Operation,
+        layers: &[Layer<'_>],
+        total: &SparseHistogram,
+    ) -> Self {
+        let sum = |wanted: Share| {
+            let layers = layers.iter().filter(|layer| layer.share == wanted);
+            layers.map(|layer| layer.histogram.mean_ns()).sum::<f64>()
+        };
+        let (queueing_ns, service_ns) = (sum(Share::Queueing), sum(Share::Service));
+        let whole_ns = queueing_ns + service_ns;
+        let fraction = |part: f64| if whole_ns > 0.0 { part / whole_ns } else { 0.0 };
+        let mut elapsed_ns = 0.0;
+        let rows = layers.iter().map(|layer| {
+            let mean_ns = layer.histogram.mean_ns();
+            elapsed_ns += mean_ns;
+            Row::new(
+                layer.name,
+                Some(layer.share),
+                layer.histogram,
+                elapsed_ns,
+                fraction(mean_ns),
+            )
+        });
+        let rows = rows.collect();
+        let whole = if whole_ns > 0.0 { 1.0 } else { 0.0 };
+        let total = Row::new(Span::Total.name(), None, total, total.mean_ns(), whole);
+        OperationReport {
+            operation,
+            requests: total.count,
+            queueing_ns,
+            service_ns,
+            rows,
+            total,
+        }
+    }
+}
+
+impl Row {
+    fn new(
+        name: &str,
+        share: Option<Share>,
+        histogram: &SparseHistogram,
+        elapsed_ns: f64,
+        fraction: f64,
+    ) -> Self {
+        Row {
+            name: name.to_owned(),
+            share,
+            count: histogram.count,
+            elapsed_ns,
+            mean_ns: histogram.mean_ns(),
+            fraction,
+            p50_ns: histogram.quantile_ns(0.5),
+            p99_ns: histogram.quantile_ns(0.99),
+            p999_ns: histogram.quantile_ns(0.999),
+            max_ns: histogram.max_ns,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fractions_are_of_the_whole_and_elapsed_adds_up() {
+        let [wait, serve] = [
+            SparseHistogram::from_nanos([100, 300]),
+            SparseHistogram::from_nanos([700, 900]),
+        ];
+        let layers = [
+            Layer {
+                name: "wait",
+                share: Share::Queueing,
+                histogram: &wait,
+            },
+            Layer {
+                name: "serve",
+                share: Share::Service,
+                histogram: &serve,
+            },
+        ];
+        let whole = SparseHistogram::from_nanos([800, 1200]);
+        let report = OperationReport::from_layers(Operation::Read, &layers, &whole);
+        assert_eq!(
+            (report.queueing_ns, report.service_ns, report.requests),
+            (200.0, 800.0, 2)
+        );
+        assert_eq!(
+            report
+                .rows
+                .iter()
+                .map(|row| row.elapsed_ns)
+                .collect::<Vec<_>>(),
+            [200.0, 1000.0]
+        );
+        assert_eq!(
+            report
+                .rows
+                .iter()
+                .map(|row| row.fraction)
+                .collect::<Vec<_>>(),
+            [0.2, 0.8]
+        );
+        assert_eq!((report.total.mean_ns, report.total.max_ns), (1000.0, 1200));
+    }
+
+    #[test]
+    fn an_operation_without_a_finished_request_has_no_table() {
+        let mut latencies = Latencies::default();
+        latencies
+            .operations
+            .insert(Operation::Read, OperationLatencies::default());
+        assert_eq!(Report::new("d0", &latencies).operations, []);
+    }
+}

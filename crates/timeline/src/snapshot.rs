@@ -1,0 +1,287 @@
+//! What a queue's owner hands out between turns: plain data in nanoseconds that can be merged, subtracted, stored
+//! and sent as JSON.
+
+use crate::{Counters, Operation, Span, SparseHistogram};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Which queue a timeline is of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Labels {
+    /// The export's name.
+    pub export: String,
+    /// The disk's name; empty when the queue serves several.
+    pub disk: String,
+    /// The queue's index in its device, or the connection's number.
+    pub queue: u32,
+    /// The worker that owns it.
+    pub worker: u32,
+}
+
+impl Labels {
+    /// Is this queue meant by `EXPORT`, `DISK` or `EXPORT/QUEUE`?
+    pub fn matches(&self, selector: &str) -> bool {
+        let queue = selector
+            .strip_prefix(self.export.as_str())
+            .and_then(|rest| rest.strip_prefix('/'));
+        selector == self.export
+            || (!self.disk.is_empty() && selector == self.disk)
+            || queue.is_some_and(|index| index.parse() == Ok(self.queue))
+    }
+}
+
+impl fmt::Display for Labels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.export, self.queue)?;
+        if !self.disk.is_empty() {
+            write!(f, " disk {}", self.disk)?;
+        }
+        write!(f, " worker {}", self.worker)
+    }
+}
+
+/// The histograms of one operation; a span that was never recorded is absent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct OperationLatencies {
+    /// By span.
+    pub spans: BTreeMap<Span, SparseHistogram>,
+}
+
+impl OperationLatencies {
+    /// Adds all that `other` counted.
+    pub fn merge(&mut self, other: &OperationLatencies) {
+        for (span, histogram) in &other.spans {
+            self.spans.entry(*span).or_default().merge(histogram);
+        }
+    }
+
+    /// What was counted after `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &OperationLatencies) -> OperationLatencies {
+        let grown = self
+            .spans
+            .iter()
+            .map(|(span, histogram)| match earlier.spans.get(span) {
+                Some(before) => (*span, histogram.since(before)),
+                None => (*span, histogram.clone()),
+            });
+        OperationLatencies {
+            spans: grown
+                .filter(|(_, histogram)| !histogram.is_empty())
+                .collect(),
+        }
+    }
+}
+
+/// Counters and histograms, of one queue or of several together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latencies {
+    /// What was counted.
+    pub counters: Counters,
+    /// By operation; one that was never used is absent.
+    pub operations: BTreeMap<Operation, OperationLatencies>,
+}
+
+impl Latencies {
+    /// Adds all that `other` counted.
+    pub fn merge(&mut self, other: &Latencies) {
+        self.counters.merge(&other.counters);
+        for (operation, latencies) in &other.operations {
+            self.operations
+                .entry(*operation)
+                .or_default()
+                .merge(latencies);
+        }
+    }
+
+    /// What was counted after `earlier`: two snapshots of the same queues make an interval.
+    #[must_use]
+    pub fn since(&self, earlier: &Latencies) -> Latencies {
+        let grown = self.operations.iter().map(|(operation, latencies)| {
+            match earlier.operations.get(operation) {
+                Some(before) => (*operation, latencies.since(before)),
+                None => (*operation, latencies.clone()),
+            }
+        });
+        Latencies {
+            counters: self.counters.since(&earlier.counters),
+            operations: grown
+                .filter(|(_, latencies)| !latencies.spans.is_empty())
+                .collect(),
+        }
+    }
+}
+
+/// One queue's labels, counters and histograms.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct QueueSnapshot {
+    /// Which queue.
+    pub labels: Labels,
+    /// What it measured since it started.
+    pub latencies: Latencies,
+}
+
+/// Several queues, each by itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// In no particular order.
+    pub queues: Vec<QueueSnapshot>,
+}
+
+impl Snapshot {
+    /// All queues together.
+    pub fn merged(&self) -> Latencies {
+        self.merged_by(|_| true)
+    }
+
+    /// The queues that a selector means (see [`Labels::matches`]) together; `None` when there is none.
+    pub fn selected(&self, selector: &str) -> Option<Latencies> {
+        let found = self
+            .queues
+            .iter()
+            .any(|queue| queue.labels.matches(selector));
+        found.then(|| self.merged_by(|labels| labels.matches(selector)))
+    }
+
+    /// The queues with certain labels together.
+    pub fn merged_by(&self, wanted: impl Fn(&Labels) -> bool) -> Latencies {
+        let mut merged = Latencies::default();
+        for queue in self.queues.iter().filter(|queue| wanted(&queue.labels)) {
+            merged.merge(&queue.latencies);
+        }
+        merged
+    }
+
+    /// What each queue counted after `earlier`. A queue that has restarted in between is told by counters that fell,
+    /// and counts in full.
+    #[must_use]
+    pub fn since(&self, earlier: &Snapshot) -> Snapshot {
+        let same_queue =
+            |a: &Labels, b: &Labels| (&a.export, &a.disk, a.queue) == (&b.export, &b.disk, b.queue);
+        let queues = self.queues.iter().map(|now| {
+            let before = earlier
+                .queues
+                .iter()
+                .find(|before| same_queue(&before.labels, &now.labels));
+            let before = before
+                .filter(|b| b.latencies.counters.requests() <= now.latencies.counters.requests());
+            let latencies = before.map_or_else(
+                || now.latencies.clone(),
+                |b| now.latencies.since(&b.latencies),
+            );
+            QueueSnapshot {
+                labels: now.labels.clone(),
+                latencies,
+            }
+        });
+        Snapshot {
+            queues: queues.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Clock, QueueTimeline, Stamp, Stamps};
+
+    fn labels(export: &str, queue: u32) -> Labels {
+        Labels {
+            export: export.into(),
+            disk: "d0".into(),
+            queue,
+            worker: 1,
+        }
+    }
+
+    fn snapshot_of(labels: Labels, requests: u32) -> QueueSnapshot {
+        let (clock, _) = Clock::simulated();
+        let mut queue = QueueTimeline::new(labels, 8);
+        for n in 0..requests {
+            let stamps = [0, 3, 5, 9, 1000 + u64::from(n) * 77, 30_000, 31_000];
+            queue.record_turn(&[2, 1, 0, 0, 1], &Stamps::from_array(stamps.map(Stamp)));
+            queue.counters.of_mut(Operation::Read).requests += 2;
+            queue.counters.kicks += 1;
+        }
+        queue.snapshot(&clock)
+    }
+
+    #[test]
+    fn json_round_trip_gives_the_same_snapshot() {
+        let snapshot = Snapshot {
+            queues: vec![
+                snapshot_of(labels("a", 0), 3),
+                snapshot_of(labels("b", 1), 5),
+            ],
+        };
+        let json = serde_json::to_string(&snapshot).unwrap();
+        assert_eq!(serde_json::from_str::<Snapshot>(&json).unwrap(), snapshot);
+        let value = serde_json::to_value(&snapshot).unwrap();
+        assert_eq!(
+            serde_json::from_value::<Snapshot>(value.clone()).unwrap(),
+            snapshot
+        );
+        let total = &value["queues"][0]["latencies"]["operations"]["read"]["total"];
+        assert_eq!(
+            (&total["count"], &total["max_ns"]),
+            (&6.into(), &31_000.into())
+        );
+    }
+
+    #[test]
+    fn merging_is_associative_and_an_interval_is_the_difference() {
+        let [a, b, c] = [2, 3, 4].map(|n| snapshot_of(labels("a", n), n).latencies);
+        let mut left = a.clone();
+        left.merge(&b);
+        left.merge(&c);
+        let mut right_part = b.clone();
+        right_part.merge(&c);
+        let mut right = a.clone();
+        right.merge(&right_part);
+        assert_eq!(left, right);
+        let interval = left.since(&a);
+        assert_eq!(interval.counters, right_part.counters);
+        assert_eq!(
+            interval.operations[&Operation::Read].spans[&Span::Reaped].count,
+            14
+        );
+        assert_eq!(left.since(&left), Latencies::default());
+    }
+
+    #[test]
+    fn selectors_name_an_export_a_disk_or_a_queue() {
+        let snapshot = Snapshot {
+            queues: vec![
+                snapshot_of(labels("a", 0), 1),
+                snapshot_of(labels("b", 1), 2),
+            ],
+        };
+        let kicks = |selector: &str| {
+            snapshot
+                .selected(selector)
+                .map(|found| found.counters.kicks)
+        };
+        assert_eq!(kicks("a"), Some(1));
+        assert_eq!(kicks("b/1"), Some(2));
+        assert_eq!(kicks("d0"), Some(3));
+        assert_eq!(kicks("b/0"), None);
+        assert_eq!(kicks(""), None);
+        assert_eq!(snapshot.merged().counters.kicks, 3);
+        assert_eq!(labels("a", 0).to_string(), "a/0 disk d0 worker 1");
+    }
+
+    #[test]
+    fn a_queue_that_restarted_counts_in_full() {
+        let (long, short) = (
+            snapshot_of(labels("a", 0), 9),
+            snapshot_of(labels("a", 0), 2),
+        );
+        let [long, short] = [long, short].map(|queue| Snapshot {
+            queues: vec![queue],
+        });
+        assert_eq!(short.since(&long), short);
+        assert_eq!(long.since(&short).merged().counters.kicks, 7);
+    }
+}
