@@ -6,11 +6,14 @@
 
 use std::cell::Cell;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::buffer::{IoBuffer, Segment};
+use zerocopy::FromBytes;
+
+use crate::buffer::{IoBuffer, Segment, prefetch_line};
 use crate::{Mapping, RingMemory};
 
 /// Where a region lies, as the front end says it (vhost-user `SET_MEM_TABLE`, `ADD_MEM_REG`).
@@ -315,6 +318,53 @@ impl GuestView {
         }
     }
 
+    /// Reads a plain value at a guest-physical address: one copy, so that what is checked is what is used.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotMapped`].
+    #[inline]
+    pub fn read<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
+        const { assert!(size_of::<T>() > 0, "nothing to read") };
+        let inner = &*self.inner;
+        let length = size_of::<T>() as u64;
+        if let Some(index) = inner.table.region_of(address, inner.last.get()) {
+            let region = &inner.table.regions[index];
+            let offset = address - region.spec.guest_address;
+            if length <= region.spec.size - offset {
+                inner.last.set(index);
+                // SAFETY: in the region, which the table keeps mapped; FromBytes makes any bytes a value.
+                return Ok(unsafe { region.host(offset).cast::<T>().read_unaligned() });
+            }
+        }
+        self.read_in_pieces(address)
+    }
+
+    #[cold]
+    fn read_in_pieces<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
+        let mut value = MaybeUninit::<T>::zeroed();
+        let mut done = 0;
+        self.segments(address, size_of::<T>() as u64, |segment| {
+            // SAFETY: the segment is mapped, kept by the table, and the pieces add up to the value's size.
+            unsafe {
+                let into = value.as_mut_ptr().cast::<u8>().add(done);
+                std::ptr::copy_nonoverlapping(segment.base(), into, segment.len());
+            }
+            done += segment.len();
+        })?;
+        // SAFETY: zeroed, then written; FromBytes makes any bytes a value.
+        Ok(unsafe { value.assume_init() })
+    }
+
+    /// Starts fetching the cache line at a guest-physical address; outside of the client's memory it does nothing.
+    #[inline]
+    pub fn prefetch(&self, address: u64) {
+        let inner = &*self.inner;
+        if let Some(index) = inner.table.region_of(address, inner.last.get()) {
+            let region = &inner.table.regions[index];
+            prefetch_line(region.host(address - region.spec.guest_address));
+        }
+    }
+
     pub(crate) fn is_same(&self, other: &GuestView) -> bool {
         Rc::ptr_eq(&self.inner, &other.inner)
     }
@@ -380,6 +430,24 @@ mod tests {
                 view.append(address, length, &mut buffer).is_err(),
                 "{address:#x}+{length}"
             );
+        }
+    }
+
+    #[test]
+    fn value_is_read_across_touching_regions_and_refused_outside() {
+        let table = two_regions();
+        table.regions[0].mapping.write(8188, &[1, 2, 3, 4]);
+        table.regions[1].mapping.write(0, &[5, 6, 7, 8]);
+        let view = GuestView::new(Arc::new(table));
+        assert_eq!(
+            view.read::<[u8; 8]>(0x2ffc).unwrap(),
+            [1, 2, 3, 4, 5, 6, 7, 8]
+        );
+        assert_eq!(view.read::<[u8; 4]>(0x2ffc).unwrap(), [1, 2, 3, 4]);
+        assert_eq!(view.read::<[u8; 4]>(0x3000).unwrap(), [5, 6, 7, 8]);
+        for address in [0xfff, 0x3ff9, 0x4000, u64::MAX - 3] {
+            assert!(view.read::<[u8; 8]>(address).is_err(), "{address:#x}");
+            view.prefetch(address);
         }
     }
 

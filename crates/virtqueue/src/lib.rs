@@ -1,1 +1,22 @@
-//! virtio split and packed rings, device and driver side.
+//! Virtqueues of virtio 1.3, split (clause 2.7) and packed (2.8): device side and driver side.
+//!
+//! [`DeviceQueue`] is owned by one worker: it pops descriptor chains into the caller's [`Chain`], pushes used
+//! elements, and says whether the driver wants a notification; it never blocks, allocates only when made, and
+//! knows no eventfd. Everything in the ring is a hostile driver's word: each index, address and length is read
+//! once and checked here, and the first mistake breaks the queue. [`driver`] is the other side, for tests
+//! and benchmarks. Tests: beside the code, and in `tests/`.
+
+#![forbid(unsafe_code)]
+
+mod chain;
+mod config;
+mod device;
+mod error;
+pub mod layout;
+mod packed;
+mod split;
+
+pub use chain::Chain;
+pub use config::{PACKED_START, QueueConfig};
+pub use device::DeviceQueue;
+pub use error::QueueError;

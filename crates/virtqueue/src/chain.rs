@@ -1,0 +1,171 @@
+//! A descriptor chain, popped: its memory and its two halves. The rules that split and packed rings share.
+//!
+//! Owned by the caller and filled again for each request; what it holds has been checked.
+
+use guest_memory::{GuestView, IoBuffer};
+
+use crate::layout::{DESCRIPTOR_SIZE, Descriptor, INDIRECT, NEXT, WRITE};
+use crate::{QueueConfig, QueueError};
+
+/// One request of the driver's: first bytes that the device reads, then bytes that it writes.
+#[derive(Clone, Debug, Default)]
+pub struct Chain {
+    /// Index of the head (split) or buffer ID (packed): below the queue's size. Goes back with `push`.
+    pub id: u16,
+    /// Descriptors that it takes in the ring; goes back with `push`.
+    pub descriptors: u16,
+    /// Bytes that the device reads: the first of the buffer.
+    pub readable: u32,
+    /// Bytes that the device writes: the rest of the buffer.
+    pub writable: u32,
+    /// The elements' memory; its window is the whole.
+    pub buffer: IoBuffer,
+}
+
+impl Chain {
+    /// Empties the chain and lets go of its memory, keeping its heap space.
+    #[inline]
+    pub fn clear(&mut self) {
+        (self.id, self.descriptors, self.readable, self.writable) = (0, 0, 0, 0);
+        self.buffer.clear();
+    }
+}
+
+/// What a chain may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    bytes: u32,
+    indirect: bool,
+    indirect_descriptors: u16,
+}
+
+impl Limits {
+    pub fn new(config: &QueueConfig) -> Limits {
+        Limits {
+            bytes: config.max_chain_bytes,
+            indirect: config.indirect,
+            indirect_descriptors: config.max_chain_descriptors,
+        }
+    }
+}
+
+/// Which fields of an indirect table's descriptors count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// `next` and all flags (clause 2.7.5.3).
+    Linked,
+    /// One after the other; WRITE is the only flag (clause 2.8.7).
+    InOrder,
+}
+
+/// Adds elements to a chain.
+pub(crate) struct Collector<'a> {
+    pub view: &'a GuestView,
+    pub chain: &'a mut Chain,
+    pub limits: Limits,
+    /// The chain's first descriptor, for error texts.
+    pub head: u16,
+}
+
+impl Collector<'_> {
+    /// One element.
+    #[inline(always)]
+    pub fn element(&mut self, address: u64, length: u32, flags: u16) -> Result<(), QueueError> {
+        if length == 0 {
+            return Err(QueueError::ZeroLength { address });
+        }
+        let total = u64::from(self.chain.readable) + u64::from(self.chain.writable);
+        let total = total + u64::from(length);
+        if total > u64::from(self.limits.bytes) {
+            return Err(QueueError::TooLong {
+                length: total,
+                limit: self.limits.bytes,
+            });
+        }
+        // Neither sum can overflow: the total is below 2^32.
+        if flags & WRITE != 0 {
+            self.chain.writable += length;
+        } else if self.chain.writable == 0 {
+            self.chain.readable += length;
+        } else {
+            return Err(QueueError::ReadableAfterWritable { address });
+        }
+        match self.view.append(address, length, &mut self.chain.buffer) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(QueueError::NotMapped {
+                address,
+                length: u64::from(length),
+            }),
+        }
+    }
+
+    /// All elements of an indirect table, that follow `before` direct ones.
+    #[inline]
+    pub fn indirect(
+        &mut self,
+        table: u64,
+        length: u32,
+        before: u16,
+        kind: Table,
+    ) -> Result<(), QueueError> {
+        if !self.limits.indirect {
+            return Err(QueueError::IndirectNotNegotiated);
+        }
+        let size = DESCRIPTOR_SIZE as u32;
+        if length == 0 || !length.is_multiple_of(size) {
+            return Err(QueueError::IndirectLength { table, length });
+        }
+        let (count, limit) = (length / size, self.limits.indirect_descriptors);
+        let too_many = QueueError::TooManyDescriptors {
+            head: self.head,
+            limit,
+        };
+        let mut left = limit.saturating_sub(before);
+        let mut index = 0;
+        loop {
+            if left == 0 {
+                return Err(too_many);
+            }
+            left -= 1;
+            let not_mapped = QueueError::NotMapped {
+                address: table,
+                length: u64::from(length),
+            };
+            // The table may reach to the end of the address space, and wrap around it.
+            let Some(at) = table.checked_add(u64::from(index * size)) else {
+                return Err(not_mapped);
+            };
+            let Ok(d) = self.view.read::<Descriptor>(at) else {
+                return Err(not_mapped);
+            };
+            let flags = kind.flags(&d);
+            if flags & INDIRECT != 0 {
+                return Err(QueueError::IndirectInIndirect { table });
+            }
+            self.element(d.address.get(), d.length.get(), flags)?;
+            index = match kind {
+                Table::Linked if flags & NEXT == 0 => return Ok(()),
+                Table::Linked => u32::from(d.next.get()),
+                Table::InOrder if index + 1 == count => return Ok(()),
+                Table::InOrder => index + 1,
+            };
+            if index >= count {
+                return Err(QueueError::Next {
+                    next: d.next.get(),
+                    length: count,
+                });
+            }
+        }
+    }
+}
+
+impl Table {
+    /// Flags of a descriptor that count. Packed descriptors hold them where split ones hold `next`.
+    #[inline(always)]
+    fn flags(self, descriptor: &Descriptor) -> u16 {
+        match self {
+            Table::Linked => descriptor.flags.get(),
+            Table::InOrder => descriptor.next.get() & WRITE,
+        }
+    }
+}

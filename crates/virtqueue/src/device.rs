@@ -1,0 +1,134 @@
+//! A queue as a device sees it, split or packed.
+//!
+//! One worker owns it. A turn: `pop` until it gives false or the turn's bound is reached; `push` each answer;
+//! `publish` once, and signal the driver if it says so. Before sleeping: `enable_notifications`.
+
+use guest_memory::{GuestView, MemoryTable};
+
+use crate::config::Areas;
+use crate::packed::PackedQueue;
+use crate::split::SplitQueue;
+use crate::{Chain, QueueConfig, QueueError};
+
+/// The device side of a virtqueue.
+pub struct DeviceQueue {
+    config: QueueConfig,
+    ring: Ring,
+}
+
+enum Ring {
+    Split(SplitQueue),
+    Packed(PackedQueue),
+}
+
+macro_rules! each {
+    ($queue:expr, $ring:ident => $call:expr) => {
+        match $queue {
+            Ring::Split($ring) => $call,
+            Ring::Packed($ring) => $call,
+        }
+    };
+}
+
+impl DeviceQueue {
+    /// A queue in a client's memory. A split queue goes on at the used index that it finds in the ring.
+    ///
+    /// # Errors
+    /// When size, alignment or base are not allowed, or an area is not in one region of the memory.
+    pub fn new(config: QueueConfig, table: &MemoryTable) -> Result<DeviceQueue, QueueError> {
+        let ring = if config.packed {
+            Ring::Packed(PackedQueue::new(&config, table)?)
+        } else {
+            Ring::Split(SplitQueue::new(&config, table)?)
+        };
+        Ok(DeviceQueue { config, ring })
+    }
+
+    /// Finds the ring again in a changed memory table; the queue's state stays.
+    ///
+    /// # Errors
+    /// When an area is gone; the queue then still uses the old memory.
+    pub fn set_memory(&mut self, table: &MemoryTable) -> Result<(), QueueError> {
+        let areas = Areas::resolve(&self.config, table)?;
+        each!(&mut self.ring, ring => ring.set_areas(areas));
+        Ok(())
+    }
+
+    /// What the queue was made with; `base` is where it started.
+    pub fn config(&self) -> &QueueConfig {
+        &self.config
+    }
+
+    /// Entries in the queue: ids are below it.
+    pub fn size(&self) -> u16 {
+        self.config.size
+    }
+
+    /// Has the driver made a mistake that ended the queue?
+    pub fn is_broken(&self) -> bool {
+        each!(&self.ring, ring => ring.is_broken())
+    }
+
+    /// Has the client truncated the file that the ring lies in?
+    pub fn is_poisoned(&self) -> bool {
+        each!(&self.ring, ring => ring.is_poisoned())
+    }
+
+    /// How many chains wait: at least 1 when there are any; a packed ring does not count further. Cheap, for polling.
+    #[inline]
+    pub fn available(&self) -> u16 {
+        each!(&self.ring, ring => ring.available())
+    }
+
+    /// Takes the next chain, if there is one. `chain` is overwritten; its heap space is used again.
+    ///
+    /// # Errors
+    /// The driver's mistake, once. The queue is broken then: later calls give `Ok(false)`.
+    #[inline]
+    pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
+        each!(&mut self.ring, ring => ring.pop(view, chain))
+    }
+
+    /// Gives a chain back, with the number of bytes written to it. The driver sees it after [`publish`](Self::publish).
+    ///
+    /// `id` and `descriptors` are those of the popped [`Chain`], each used once, in any order.
+    #[inline]
+    pub fn push(&mut self, id: u16, descriptors: u16, written: u32) {
+        match &mut self.ring {
+            Ring::Split(ring) => ring.push(id, written),
+            Ring::Packed(ring) => ring.push(id, descriptors, written),
+        }
+    }
+
+    /// Shows the driver all chains pushed since the last time; says whether it wants a notification.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        each!(&mut self.ring, ring => ring.publish())
+    }
+
+    /// Asks the driver to notify when it makes the next chain available; says whether it has done so meanwhile, and
+    /// then the caller goes on popping instead of sleeping.
+    pub fn enable_notifications(&mut self) -> bool {
+        each!(&mut self.ring, ring => ring.enable_notifications())
+    }
+
+    /// Tells the driver that notifications are not needed. It may notify all the same.
+    pub fn disable_notifications(&mut self) {
+        each!(&mut self.ring, ring => ring.disable_notifications());
+    }
+
+    /// Where a queue that is made anew has to go on, as in vhost-user's `GET_VRING_BASE`.
+    pub fn base(&self) -> u32 {
+        each!(&self.ring, ring => ring.base())
+    }
+}
+
+impl std::fmt::Debug for DeviceQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceQueue")
+            .field("config", &self.config)
+            .field("base", &self.base())
+            .field("broken", &self.is_broken())
+            .finish_non_exhaustive()
+    }
+}

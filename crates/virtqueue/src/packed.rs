@@ -1,0 +1,234 @@
+//! The device side of a packed ring: clause 2.8.
+//!
+//! Descriptors are read once, when their chain is popped. Used descriptors are written as they are pushed, but
+//! the flags of a batch's first one last: the driver looks at one place at a time, so it sees none before that.
+
+use std::sync::atomic::{Ordering, fence};
+
+use guest_memory::{GuestView, MemoryTable, RingMemory};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{Immutable, IntoBytes, KnownLayout};
+
+use crate::chain::{Collector, Limits, Table};
+use crate::config::Areas;
+use crate::layout::{
+    AVAIL, DESCRIPTOR_SIZE, EVENTS_DESCRIPTOR, EVENTS_DISABLE, EVENTS_ENABLE, INDIRECT, NEXT,
+    PACKED_FLAGS, PackedDescriptor, Place, USED, WRITE,
+};
+use crate::{Chain, QueueConfig, QueueError};
+
+/// How many descriptors ahead the ring is fetched: four fill a cache line.
+const DESCRIPTORS_AHEAD: usize = 8;
+
+/// Length and id of a used descriptor: what is written before its flags.
+#[derive(IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct UsedWords {
+    length: U32,
+    id: U16,
+}
+
+/// Where a packed descriptor's length begins.
+const USED_WORDS: usize = 8;
+
+pub struct PackedQueue {
+    descriptors: RingMemory,
+    driver_events: RingMemory,
+    device_events: RingMemory,
+    size: u16,
+    event_idx: bool,
+    broken: bool,
+    /// As in a split queue: the first answer always asks for a notification, where events are counted.
+    signalled: bool,
+    limits: Limits,
+    /// Next descriptor to look at.
+    next_available: Place,
+    /// Next descriptor to write.
+    next_used: Place,
+    /// Where the batch that is not yet published begins.
+    published_used: Place,
+    /// Flags of its first used descriptor, held back; it has one.
+    held_flags: Option<u16>,
+}
+
+impl PackedQueue {
+    pub fn new(config: &QueueConfig, table: &MemoryTable) -> Result<PackedQueue, QueueError> {
+        let areas = Areas::resolve(config, table)?;
+        let [next_available, next_used] = config.packed_places();
+        Ok(PackedQueue {
+            descriptors: areas.descriptors,
+            driver_events: areas.driver,
+            device_events: areas.device,
+            size: config.size,
+            event_idx: config.event_idx,
+            broken: false,
+            signalled: false,
+            limits: Limits::new(config),
+            next_available,
+            next_used,
+            published_used: next_used,
+            held_flags: None,
+        })
+    }
+
+    pub fn set_areas(&mut self, areas: Areas) {
+        self.descriptors = areas.descriptors;
+        self.driver_events = areas.driver;
+        self.device_events = areas.device;
+    }
+
+    pub fn is_poisoned(&self) -> bool {
+        self.descriptors.is_poisoned()
+            || self.driver_events.is_poisoned()
+            || self.device_events.is_poisoned()
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    pub fn base(&self) -> u32 {
+        u32::from(self.next_available.to_bits()) | u32::from(self.next_used.to_bits()) << 16
+    }
+
+    #[inline(always)]
+    fn offset(index: u16) -> usize {
+        DESCRIPTOR_SIZE * usize::from(index)
+    }
+
+    #[inline]
+    fn is_available(&self, place: Place) -> bool {
+        let flags = self
+            .descriptors
+            .load_acquire_u16(Self::offset(place.index) + PACKED_FLAGS);
+        flags & (AVAIL | USED) == place.available_flags()
+    }
+
+    #[inline]
+    pub fn available(&self) -> u16 {
+        u16::from(!self.broken && self.is_available(self.next_available))
+    }
+
+    #[inline]
+    pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
+        if self.available() == 0 {
+            return Ok(false);
+        }
+        let ahead = Self::offset(self.next_available.index) + DESCRIPTOR_SIZE * DESCRIPTORS_AHEAD;
+        self.descriptors.prefetch(ahead);
+        match self.read_chain(view, chain) {
+            Ok(()) => {
+                self.next_available = self.next_available.advance(chain.descriptors, self.size);
+                Ok(true)
+            }
+            Err(error) => {
+                self.broken = true;
+                Err(error)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn read_chain(&self, view: &GuestView, chain: &mut Chain) -> Result<(), QueueError> {
+        chain.clear();
+        let size = self.size;
+        let mut place = self.next_available;
+        let head = place.index;
+        let mut collector = Collector {
+            view,
+            chain,
+            limits: self.limits,
+            head,
+        };
+        loop {
+            let descriptor: PackedDescriptor = self.descriptors.read(Self::offset(place.index));
+            let flags = descriptor.flags.get();
+            // The acquiring look was at the first descriptor; the others became available before it.
+            if flags & (AVAIL | USED) != place.available_flags() {
+                return Err(QueueError::Incomplete { head });
+            }
+            if collector.chain.descriptors == size {
+                return Err(QueueError::TooManyDescriptors { head, limit: size });
+            }
+            collector.chain.descriptors += 1;
+            let (address, length) = (descriptor.address.get(), descriptor.length.get());
+            if flags & INDIRECT != 0 {
+                // "each list only contains descriptors of a given type" (2.8.5).
+                if flags & NEXT != 0 || collector.chain.descriptors > 1 {
+                    return Err(QueueError::IndirectLinked { table: address });
+                }
+                collector.indirect(address, length, 0, Table::InOrder)?;
+            } else {
+                collector.element(address, length, flags)?;
+            }
+            if flags & NEXT == 0 {
+                let id = descriptor.id.get();
+                if id >= size {
+                    return Err(QueueError::BufferId { id, size });
+                }
+                collector.chain.id = id;
+                return Ok(());
+            }
+            place = place.advance(1, size);
+        }
+    }
+
+    #[inline]
+    pub fn push(&mut self, id: u16, descriptors: u16, written: u32) {
+        let place = self.next_used;
+        let at = Self::offset(place.index);
+        let words = UsedWords {
+            length: written.into(),
+            id: id.into(),
+        };
+        self.descriptors.write(at + USED_WORDS, words);
+        let write = if written == 0 { 0 } else { WRITE };
+        let flags = place.used_flags() | write;
+        if self.held_flags.is_none() {
+            self.held_flags = Some(flags);
+        } else {
+            self.descriptors.store_release_u16(at + PACKED_FLAGS, flags);
+        }
+        self.next_used = place.advance(descriptors, self.size);
+    }
+
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let Some(flags) = self.held_flags.take() else {
+            return false;
+        };
+        let (old, new) = (self.published_used, self.next_used);
+        let at = Self::offset(old.index) + PACKED_FLAGS;
+        self.descriptors.store_release_u16(at, flags);
+        self.published_used = new;
+        let first = !std::mem::replace(&mut self.signalled, true);
+        fence(Ordering::SeqCst);
+        // Both halves in one load: the driver may be writing them.
+        let events = self.driver_events.load_acquire_u32(0);
+        match (events >> 16) as u16 & 3 {
+            EVENTS_DISABLE => false,
+            EVENTS_DESCRIPTOR if self.event_idx => {
+                first || new.passes_event(Place::from_bits(events as u16), old, self.size)
+            }
+            _ => true,
+        }
+    }
+
+    pub fn enable_notifications(&mut self) -> bool {
+        let flags = if self.event_idx {
+            let place = self.next_available.to_bits();
+            self.device_events.store_release_u16(0, place);
+            EVENTS_DESCRIPTOR
+        } else {
+            EVENTS_ENABLE
+        };
+        self.device_events.store_release_u16(2, flags);
+        // As in a split queue: one of the two sides sees the other's store.
+        fence(Ordering::SeqCst);
+        self.available() != 0
+    }
+
+    pub fn disable_notifications(&mut self) {
+        self.device_events.store_release_u16(2, EVENTS_DISABLE);
+    }
+}

@@ -1,0 +1,279 @@
+//! The device side of a split ring: clause 2.7.
+//!
+//! The available index is loaded once per batch, each of its entries and descriptors once; the used index
+//! is stored once per batch. What the next pops need is fetched ahead: the driver wrote it on another core.
+
+use std::sync::atomic::{Ordering, fence};
+
+use guest_memory::{GuestView, MemoryTable, RingMemory};
+use zerocopy::little_endian::U16;
+
+use crate::chain::{Collector, Limits, Table};
+use crate::config::Areas;
+use crate::layout::{
+    DESCRIPTOR_SIZE, Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING,
+    USED_ELEMENT_SIZE, UsedElement, available_event, passes_event, used_event,
+};
+use crate::{Chain, QueueConfig, QueueError};
+
+/// How many chains ahead a head's descriptor is fetched, and what that descriptor points to.
+const DESCRIPTORS_AHEAD: u16 = 8;
+const ELEMENTS_AHEAD: u16 = 4;
+
+pub struct SplitQueue {
+    descriptors: RingMemory,
+    available: RingMemory,
+    used: RingMemory,
+    size: u16,
+    event_idx: bool,
+    broken: bool,
+    /// Has the driver been asked about a notification since the queue was made? What an earlier device did not
+    /// get to say is said with the first answer.
+    signalled: bool,
+    limits: Limits,
+    /// Next entry to pop.
+    next_available: u16,
+    /// The driver's index when last looked at: entries before it are known to be there.
+    known_available: u16,
+    /// Next element to push.
+    next_used: u16,
+    /// The used index that the driver sees.
+    published_used: u16,
+}
+
+impl SplitQueue {
+    pub fn new(config: &QueueConfig, table: &MemoryTable) -> Result<SplitQueue, QueueError> {
+        let areas = Areas::resolve(config, table)?;
+        let used = areas.device.load_acquire_u16(INDEX);
+        let base = config.base as u16;
+        Ok(SplitQueue {
+            descriptors: areas.descriptors,
+            available: areas.driver,
+            used: areas.device,
+            size: config.size,
+            event_idx: config.event_idx,
+            broken: false,
+            signalled: false,
+            limits: Limits::new(config),
+            next_available: base,
+            known_available: base,
+            next_used: used,
+            published_used: used,
+        })
+    }
+
+    pub fn set_areas(&mut self, areas: Areas) {
+        self.descriptors = areas.descriptors;
+        self.available = areas.driver;
+        self.used = areas.device;
+    }
+
+    pub fn is_poisoned(&self) -> bool {
+        self.descriptors.is_poisoned() || self.available.is_poisoned() || self.used.is_poisoned()
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    pub fn base(&self) -> u32 {
+        u32::from(self.next_available)
+    }
+
+    /// Entries that wait, as far as known or, where none are known, as the driver says.
+    #[inline]
+    pub fn available(&self) -> u16 {
+        let known = self.known_available.wrapping_sub(self.next_available);
+        if known != 0 || self.broken {
+            return known;
+        }
+        self.available
+            .load_acquire_u16(INDEX)
+            .wrapping_sub(self.next_available)
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u16) -> usize {
+        usize::from(index & (self.size - 1))
+    }
+
+    #[inline(always)]
+    fn entry(&self, index: u16) -> u16 {
+        self.available
+            .read::<U16>(RING + 2 * self.slot(index))
+            .get()
+    }
+
+    #[inline(always)]
+    fn descriptor(&self, index: u16) -> Descriptor {
+        self.descriptors.read(DESCRIPTOR_SIZE * usize::from(index))
+    }
+
+    #[inline]
+    pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
+        if self.next_available == self.known_available && !self.look(view)? {
+            return Ok(false);
+        }
+        let at = self.next_available;
+        self.next_available = at.wrapping_add(1);
+        self.fetch_ahead(view, at);
+        let head = self.entry(at);
+        match self.read_chain(head, view, chain) {
+            Ok(()) => Ok(true),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Loads the driver's index.
+    #[inline]
+    fn look(&mut self, view: &GuestView) -> Result<bool, QueueError> {
+        if self.broken {
+            return Ok(false);
+        }
+        let index = self.available.load_acquire_u16(INDEX);
+        let ahead = index.wrapping_sub(self.next_available);
+        if ahead > self.size {
+            return Err(self.fail(QueueError::AvailableIndex {
+                index,
+                expected: self.next_available,
+                ahead,
+                size: self.size,
+            }));
+        }
+        self.known_available = index;
+        // The first of a batch get what `fetch_ahead` does for the later ones.
+        for i in 0..ahead.min(DESCRIPTORS_AHEAD) {
+            self.fetch_descriptor(self.next_available.wrapping_add(i));
+        }
+        for i in 1..ahead.min(ELEMENTS_AHEAD) {
+            self.fetch_element(view, self.next_available.wrapping_add(i));
+        }
+        Ok(ahead != 0)
+    }
+
+    #[inline(always)]
+    fn fetch_ahead(&self, view: &GuestView, at: u16) {
+        let known = self.known_available.wrapping_sub(at);
+        if known > DESCRIPTORS_AHEAD {
+            self.fetch_descriptor(at.wrapping_add(DESCRIPTORS_AHEAD));
+        }
+        if known > ELEMENTS_AHEAD {
+            self.fetch_element(view, at.wrapping_add(ELEMENTS_AHEAD));
+        }
+    }
+
+    #[inline(always)]
+    fn fetch_descriptor(&self, at: u16) {
+        let head = self.entry(at);
+        self.descriptors
+            .prefetch(DESCRIPTOR_SIZE * usize::from(head));
+    }
+
+    /// Fetches what the first descriptor points to: a request's header, or its indirect table.
+    #[inline(always)]
+    fn fetch_element(&self, view: &GuestView, at: u16) {
+        let head = self.entry(at) & (self.size - 1);
+        view.prefetch(self.descriptor(head).address.get());
+    }
+
+    #[cold]
+    fn fail(&mut self, error: QueueError) -> QueueError {
+        self.broken = true;
+        self.known_available = self.next_available;
+        error
+    }
+
+    #[inline(always)]
+    fn read_chain(&self, head: u16, view: &GuestView, chain: &mut Chain) -> Result<(), QueueError> {
+        chain.clear();
+        let size = self.size;
+        if head >= size {
+            return Err(QueueError::Head { head, size });
+        }
+        (chain.id, chain.descriptors) = (head, 1);
+        let mut collector = Collector {
+            view,
+            chain,
+            limits: self.limits,
+            head,
+        };
+        let mut descriptor = self.descriptor(head);
+        loop {
+            let (address, length) = (descriptor.address.get(), descriptor.length.get());
+            let flags = descriptor.flags.get();
+            if flags & INDIRECT != 0 {
+                // Direct descriptors may come before, none may follow.
+                if flags & NEXT != 0 {
+                    return Err(QueueError::IndirectLinked { table: address });
+                }
+                let before = collector.chain.descriptors - 1;
+                return collector.indirect(address, length, before, Table::Linked);
+            }
+            collector.element(address, length, flags)?;
+            if flags & NEXT == 0 {
+                return Ok(());
+            }
+            let next = descriptor.next.get();
+            if next >= size {
+                return Err(QueueError::Next {
+                    next,
+                    length: u32::from(size),
+                });
+            }
+            if collector.chain.descriptors == size {
+                return Err(QueueError::TooManyDescriptors { head, limit: size });
+            }
+            collector.chain.descriptors += 1;
+            descriptor = self.descriptor(next);
+        }
+    }
+
+    #[inline]
+    pub fn push(&mut self, id: u16, written: u32) {
+        let element = UsedElement {
+            id: u32::from(id).into(),
+            length: written.into(),
+        };
+        let slot = self.slot(self.next_used);
+        self.used.write(RING + USED_ELEMENT_SIZE * slot, element);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.published_used, self.next_used);
+        if old == new {
+            return false;
+        }
+        self.used.store_release_u16(INDEX, new);
+        self.published_used = new;
+        let first = !std::mem::replace(&mut self.signalled, true);
+        // "perform a suitable memory barrier" before flags or used_event are read (2.7.14).
+        fence(Ordering::SeqCst);
+        if self.event_idx {
+            let event = self.available.load_relaxed_u16(used_event(self.size));
+            first || passes_event(event, old, new)
+        } else {
+            self.available.load_relaxed_u16(0) & NO_INTERRUPT == 0
+        }
+    }
+
+    pub fn enable_notifications(&mut self) -> bool {
+        if self.event_idx {
+            self.used
+                .store_release_u16(available_event(self.size), self.next_available);
+        } else {
+            self.used.store_release_u16(0, 0);
+        }
+        // Either the driver sees that we want a kick, or we see what it made available before it looked.
+        fence(Ordering::SeqCst);
+        self.available() != 0
+    }
+
+    pub fn disable_notifications(&mut self) {
+        // With event_idx nothing is to be done: avail_event stays behind, and is not passed again.
+        if !self.event_idx {
+            self.used.store_release_u16(0, NO_NOTIFY);
+        }
+    }
+}
