@@ -1,1 +1,29 @@
-//! Guests for demonstrations and tests.
+//! Guests for demonstrations and tests: real Linux kernels under QEMU, with disks that a vhost-user back end serves.
+//!
+//! [`GuestBuilder`] boots a kernel with an initramfs made here; [`Guest::run`] runs a shell script in it and gives its exit
+//! code and output; [`Daemon`] starts and stops `lunette`. Everything that is started is killed when its owner is
+//! dropped, everything that waits has a time-out, and an error carries the end of the log that explains it.
+//! The guest's side is the program of `crates/guest_io`. What must be installed: `scripts/setup`.
+#![forbid(unsafe_code)]
+
+mod accelerator;
+mod agent;
+mod build;
+mod cpio;
+mod daemon;
+mod guest;
+mod initramfs;
+mod places;
+mod process;
+mod qmp;
+
+pub mod demo;
+
+pub use accelerator::Accelerator;
+pub use agent::{Output, Running};
+pub use build::{Profile, guest_program, lunette_program};
+pub use daemon::{Daemon, DaemonBuilder};
+pub use guest::{Guest, GuestBuilder};
+pub use places::{tool, workspace};
+pub use process::{Process, wait_until};
+pub use qmp::Qmp;

@@ -1,0 +1,73 @@
+# What a user and a maintainer type. `make help` lists it; scripts/setup says what it will install before it does.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+FUZZ_SECONDS ?= 60
+bindir = $(PREFIX)/bin
+libexecdir = $(PREFIX)/libexec
+# QEMU and libvirt look in /usr/share, that is PREFIX=/usr, and in /etc/qemu/vhost-user
+descriptordir = $(PREFIX)/share/qemu/vhost-user
+# rustup's default place, for shells that have not read ~/.cargo/env
+export PATH := $(PATH):$(HOME)/.cargo/bin
+target_directory = $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: help build demo test check unit guests fuzz install uninstall clean
+
+help: ## Lists the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## Builds the optimised program
+	@scripts/setup build
+	$(CARGO) build --release -p lunette
+
+demo: ## Serves two disks to a real guest, measures them there and shows where the time went
+	@scripts/setup demo
+	@echo "demo: building in release"
+	@$(CARGO) build --quiet --release -p lunette -p lab
+	@$(target_directory)/release/lab demo
+
+test: ## Formatting, clippy, unit and property tests, then tests in real guests
+	@scripts/setup test
+	@$(MAKE) --no-print-directory check unit guests
+
+check: ## Formatting and clippy, warnings denied
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+unit: ## Unit and property tests
+	$(CARGO) test --workspace --exclude end_to_end
+
+guests: ## End-to-end tests, one after the other, for each guest wants the whole machine
+	$(CARGO) build -p lunette
+	$(CARGO) test -p end_to_end --no-fail-fast -- --test-threads=1
+
+fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
+	@scripts/setup fuzz
+	@cd fuzz && for fuzz_target in $$($(CARGO) +nightly fuzz list); do \
+		echo "fuzz: $$fuzz_target for $(FUZZ_SECONDS) s"; \
+		$(CARGO) +nightly fuzz run "$$fuzz_target" -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
+	done
+
+install: ## Installs the built program and the descriptors that QEMU and libvirt look for (PREFIX, DESTDIR)
+	@test -x $(target_directory)/release/lunette || { echo "install: nothing is built yet; mend: make build" >&2; exit 1; }
+	install -D -m 755 $(target_directory)/release/lunette $(DESTDIR)$(bindir)/lunette
+	@for kind in blk scsi; do \
+		entry=$(libexecdir)/lunette-vhost-user-$$kind; \
+		descriptor=$(descriptordir)/50-lunette-$$kind.json; \
+		echo "install $(DESTDIR)$$entry"; \
+		echo "install $(DESTDIR)$$descriptor"; \
+		install -d $(DESTDIR)$(libexecdir) $(DESTDIR)$(descriptordir) && \
+		printf '#!/bin/sh\n# What the descriptor names: it has room for a program, not for a subcommand.\nexec %s vhost-user-%s "$$@"\n' \
+			$(bindir)/lunette $$kind > $(DESTDIR)$$entry && chmod 755 $(DESTDIR)$$entry && \
+		sed "s|@ENTRY@|$$entry|" scripts/50-lunette-$$kind.json.in > $(DESTDIR)$$descriptor || exit 1; \
+	done
+
+uninstall: ## Removes what install put there
+	rm -f $(DESTDIR)$(bindir)/lunette $(DESTDIR)$(libexecdir)/lunette-vhost-user-{blk,scsi} \
+		$(DESTDIR)$(descriptordir)/50-lunette-{blk,scsi}.json
+
+clean: ## Removes what was built, the guests' files too
+	$(CARGO) clean
+	rm -rf build

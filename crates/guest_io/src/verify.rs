@@ -1,0 +1,260 @@
+//! Writes whose content a later pass can check: `fill` and `check` share nothing but a seed, so the check holds across
+//! remounts, reboots and restarts of the daemon; `soak` writes and verifies at the same time.
+//!
+//! Thread `t` of `n` owns the blocks whose number is `t` modulo `n`, so that the last writer of a block is known.
+
+use crate::args::Args;
+use crate::block_file::{self, Buffer};
+use crate::pattern::Origin;
+use crate::random::Random;
+use serde::Serialize;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+/// What a pass did and found.
+#[derive(Default, Serialize)]
+struct Report {
+    writes: u64,
+    reads: u64,
+    errors: u64,
+    mismatches: u64,
+    longest_us: f64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<String>,
+}
+
+/// At most this many problems are spelt out.
+const PROBLEMS_SHOWN: usize = 5;
+
+impl Report {
+    fn problem(&mut self, text: String) {
+        if self.problems.len() < PROBLEMS_SHOWN {
+            self.problems.push(text);
+        }
+    }
+
+    fn merge(&mut self, other: Report) {
+        self.writes += other.writes;
+        self.reads += other.reads;
+        self.errors += other.errors;
+        self.mismatches += other.mismatches;
+        self.longest_us = self.longest_us.max(other.longest_us);
+        other
+            .problems
+            .into_iter()
+            .for_each(|text| self.problem(text));
+    }
+}
+
+/// The options that all passes share.
+struct Plan {
+    file: File,
+    seed: u64,
+    block_size: u64,
+    blocks: u64,
+    threads: u64,
+}
+
+impl Plan {
+    fn new(args: &Args, write: bool) -> Result<Plan, String> {
+        let file = block_file::open(args, write)?;
+        let block_size = args.number("bs", 4096)?;
+        if block_size < 512 || block_size % 8 != 0 {
+            return Err(format!(
+                "--bs {block_size} is not a multiple of 8 from 512 up"
+            ));
+        }
+        let blocks = block_file::size(args, &file)? / block_size;
+        let threads = args.number("depth", 4)?.max(1);
+        if blocks < threads {
+            return Err(format!("{blocks} blocks are too few for {threads} threads"));
+        }
+        Ok(Plan {
+            file,
+            seed: args.number("seed", 1)?,
+            block_size,
+            blocks,
+            threads,
+        })
+    }
+
+    /// How many blocks thread `index` owns.
+    fn owned(&self, index: u64) -> u64 {
+        (self.blocks - index).div_ceil(self.threads)
+    }
+
+    /// Runs `work` for each thread and prints the sum of the reports.
+    fn run(&self, work: impl Fn(Lane) -> Report + Sync) -> bool {
+        let mut report = Report::default();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.threads)
+                .map(|index| {
+                    scope.spawn({
+                        let work = &work;
+                        move || work(Lane::new(self, index))
+                    })
+                })
+                .collect();
+            for thread in threads {
+                report.merge(thread.join().expect("a verifying thread panicked"));
+            }
+        });
+        println!(
+            "{}",
+            serde_json::to_string(&report).expect("figures are JSON")
+        );
+        report.errors == 0 && report.mismatches == 0
+    }
+}
+
+/// One thread's share: its blocks, its sequence of random numbers, its buffers.
+struct Lane<'a> {
+    plan: &'a Plan,
+    index: u64,
+    random: Random,
+    buffer: Buffer,
+    scratch: Vec<u8>,
+    report: Report,
+}
+
+impl<'a> Lane<'a> {
+    fn new(plan: &'a Plan, index: u64) -> Self {
+        Lane {
+            plan,
+            index,
+            random: Random::new(plan.seed.wrapping_mul(0x1_0001).wrapping_add(index)),
+            buffer: Buffer::new(plan.block_size as usize),
+            scratch: vec![0; plan.block_size as usize],
+            report: Report::default(),
+        }
+    }
+
+    fn origin(&self, own: u64, sequence: u64) -> Origin {
+        let block = own * self.plan.threads + self.index;
+        Origin {
+            seed: self.plan.seed,
+            offset: block * self.plan.block_size,
+            sequence,
+        }
+    }
+
+    fn write(&mut self, own: u64, sequence: u64) -> bool {
+        let origin = self.origin(own, sequence);
+        origin.write(self.buffer.bytes_mut());
+        let before = Instant::now();
+        let outcome = self
+            .plan
+            .file
+            .write_all_at(self.buffer.bytes(), origin.offset);
+        self.account(before.elapsed());
+        self.report.writes += 1;
+        if let Err(error) = &outcome {
+            self.report.errors += 1;
+            self.report
+                .problem(format!("write at offset {}: {error}", origin.offset));
+        }
+        outcome.is_ok()
+    }
+
+    fn verify(&mut self, own: u64, sequence: u64) {
+        let origin = self.origin(own, sequence);
+        let before = Instant::now();
+        let outcome = self
+            .plan
+            .file
+            .read_exact_at(self.buffer.bytes_mut(), origin.offset);
+        self.account(before.elapsed());
+        self.report.reads += 1;
+        if let Err(error) = outcome {
+            self.report.errors += 1;
+            self.report
+                .problem(format!("read at offset {}: {error}", origin.offset));
+        } else if let Some(difference) = origin.difference(self.buffer.bytes(), &mut self.scratch) {
+            self.report.mismatches += 1;
+            self.report.problem(difference);
+        }
+    }
+
+    fn account(&mut self, latency: Duration) {
+        self.report.longest_us = self.report.longest_us.max(latency.as_secs_f64() * 1e6);
+    }
+}
+
+/// The n-th write of a lane goes to a random block of its own, n counted from 1.
+fn replay(lane: &mut Lane<'_>, writes: u64, mut each: impl FnMut(&mut Lane<'_>, u64, u64)) {
+    let owned = lane.plan.owned(lane.index);
+    for sequence in 1..=writes {
+        let own = lane.random.below(owned);
+        each(lane, own, sequence);
+    }
+}
+
+/// Random writes with content that `check` knows, then a flush.
+pub fn fill(args: &Args) -> Result<bool, String> {
+    let plan = Plan::new(args, true)?;
+    let writes = args.number("writes", 1000)?.div_ceil(plan.threads);
+    let good = plan.run(|mut lane| {
+        replay(&mut lane, writes, |lane, own, sequence| {
+            lane.write(own, sequence);
+        });
+        lane.report
+    });
+    plan.file
+        .sync_all()
+        .map_err(|error| format!("flush: {error}"))?;
+    Ok(good)
+}
+
+/// Reads back every block that a `fill` with the same options wrote.
+pub fn check(args: &Args) -> Result<bool, String> {
+    let plan = Plan::new(args, false)?;
+    let writes = args.number("writes", 1000)?.div_ceil(plan.threads);
+    Ok(plan.run(|mut lane| {
+        let mut last = vec![0u64; plan.owned(lane.index) as usize];
+        replay(&mut lane, writes, |_, own, sequence| {
+            last[own as usize] = sequence
+        });
+        for (own, &sequence) in last
+            .iter()
+            .enumerate()
+            .filter(|(_, sequence)| **sequence > 0)
+        {
+            lane.verify(own as u64, sequence);
+        }
+        lane.report
+    }))
+}
+
+/// For `--runtime` seconds writes random blocks and verifies random earlier ones; at the end verifies all of them.
+pub fn soak(args: &Args) -> Result<bool, String> {
+    let plan = Plan::new(args, true)?;
+    let end = Instant::now() + Duration::from_secs(args.number("runtime", 5)?);
+    Ok(plan.run(|mut lane| {
+        let mut last = vec![0u64; plan.owned(lane.index) as usize];
+        let mut sequence = 0;
+        while Instant::now() < end {
+            let own = lane.random.below(last.len() as u64);
+            let known = last[own as usize];
+            if known > 0 && lane.random.below(2) == 0 {
+                lane.verify(own, known);
+            } else {
+                sequence += 1;
+                // After a failed write either content may be there: the block is unknown until written again.
+                last[own as usize] = if lane.write(own, sequence) {
+                    sequence
+                } else {
+                    0
+                };
+            }
+        }
+        for (own, &sequence) in last
+            .iter()
+            .enumerate()
+            .filter(|(_, sequence)| **sequence > 0)
+        {
+            lane.verify(own as u64, sequence);
+        }
+        lane.report
+    }))
+}

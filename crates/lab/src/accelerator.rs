@@ -1,0 +1,79 @@
+//! How guests run: under KVM where it works, else emulated.
+//!
+//! The presence of `/dev/kvm` proves nothing: there are machines where it creates virtual machines that then hang. So a
+//! guest is booted once with a short time-out, and the answer is kept until the host boots again.
+
+use crate::guest::GuestBuilder;
+use crate::places::guest_directory;
+use anyhow::{Result, bail};
+use std::fs::OpenOptions;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// What executes a guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accelerator {
+    /// The processor.
+    Kvm,
+    /// QEMU's translator: slow, and everywhere.
+    Tcg,
+}
+
+/// A guest is up in a second under a working KVM.
+const PROBE_LIMIT: Duration = Duration::from_secs(8);
+
+impl Accelerator {
+    /// What works here: `$LUNETTE_ACCEL` (`kvm` or `tcg`), else found out.
+    pub fn detect() -> Result<Accelerator> {
+        match std::env::var("LUNETTE_ACCEL").as_deref() {
+            Ok("kvm") => return Ok(Accelerator::Kvm),
+            Ok("tcg") => return Ok(Accelerator::Tcg),
+            Ok(other) => bail!("LUNETTE_ACCEL is {other:?}, allowed are kvm and tcg"),
+            Err(_) => {}
+        }
+        static FOUND: OnceLock<Accelerator> = OnceLock::new();
+        Ok(*FOUND.get_or_init(remembered_or_probed))
+    }
+
+    /// The value of QEMU's `-accel`.
+    pub fn qemu_option(self) -> &'static str {
+        match self {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg,thread=multi",
+        }
+    }
+}
+
+fn remembered_or_probed() -> Accelerator {
+    if OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_err()
+    {
+        return Accelerator::Tcg;
+    }
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let note = guest_directory().join("accelerator");
+    match std::fs::read_to_string(&note)
+        .unwrap_or_default()
+        .split_once(' ')
+    {
+        Some(("kvm", boot)) if boot == boot_id => return Accelerator::Kvm,
+        Some(("tcg", boot)) if boot == boot_id => return Accelerator::Tcg,
+        _ => {}
+    }
+    let works = GuestBuilder::new("kvm-probe")
+        .accelerator(Accelerator::Kvm)
+        .boot_limit(PROBE_LIMIT)
+        .boot()
+        .is_ok();
+    let (found, word) = if works {
+        (Accelerator::Kvm, "kvm")
+    } else {
+        (Accelerator::Tcg, "tcg")
+    };
+    // Only saves the next probe: a note that cannot be written is no failure.
+    std::fs::write(note, format!("{word} {boot_id}")).unwrap_or(());
+    found
+}

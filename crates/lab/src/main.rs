@@ -1,0 +1,62 @@
+//! The lab's command: the demonstration, and a guest to look around in.
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use lab::GuestBuilder;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Parser)]
+#[command(about = "Guests for demonstrations and tests")]
+struct Command {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Boots a guest with disks of a running back end and runs one script in it
+    Boot {
+        /// Socket of a virtio-blk disk; may be given again
+        #[arg(long, value_name = "SOCKET")]
+        blk: Vec<PathBuf>,
+        /// Socket of a virtio-scsi controller; may be given again
+        #[arg(long, value_name = "SOCKET")]
+        scsi: Vec<PathBuf>,
+        /// Queues of each device
+        #[arg(long, default_value_t = 1)]
+        queues: u32,
+        /// Virtual CPUs
+        #[arg(long, default_value_t = 1)]
+        cpus: u32,
+        /// Shell script
+        script: String,
+    },
+}
+
+fn main() -> Result<()> {
+    match Command::parse().action {
+        Action::Boot {
+            blk,
+            scsi,
+            queues,
+            cpus,
+            script,
+        } => {
+            let mut builder = GuestBuilder::new("boot").cpus(cpus);
+            for socket in &blk {
+                builder = builder.vhost_user_blk(&std::path::absolute(socket)?, queues);
+            }
+            for socket in &scsi {
+                builder = builder.vhost_user_scsi(&std::path::absolute(socket)?, queues);
+            }
+            let started = Instant::now();
+            let mut guest = builder.boot()?;
+            eprintln!("guest up after {:.1} s", started.elapsed().as_secs_f64());
+            let output = guest.run(&script)?;
+            print!("{}", output.stdout);
+            eprint!("{}", output.stderr);
+            std::process::exit(output.code)
+        }
+    }
+}

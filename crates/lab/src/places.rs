@@ -1,0 +1,87 @@
+//! Where things are: the workspace, the guest's kernel, the host's tools. What is missing is named with its mend.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+
+/// The root of the source tree.
+pub fn workspace() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
+}
+
+/// Where the guest's kernel, its initramfs and its program are kept: `$LUNETTE_GUEST_DIR`, else `build/guest`.
+pub fn guest_directory() -> PathBuf {
+    std::env::var_os("LUNETTE_GUEST_DIR")
+        .map_or_else(|| workspace().join("build/guest"), PathBuf::from)
+}
+
+/// An unpacked kernel package.
+pub struct Kernel {
+    /// The bootable image.
+    pub image: PathBuf,
+    /// The directory that holds `modules.dep` and `kernel/`.
+    pub modules: PathBuf,
+}
+
+/// The guest's kernel, as `scripts/setup` leaves it.
+pub fn kernel() -> Result<Kernel> {
+    let root = guest_directory().join("kernel");
+    let find = || -> Option<Kernel> {
+        let image = std::fs::read_dir(root.join("boot"))
+            .ok()?
+            .flatten()
+            .find(|entry| entry.file_name().to_string_lossy().starts_with("vmlinuz-"))?
+            .path();
+        let modules = std::fs::read_dir(root.join("lib/modules"))
+            .ok()?
+            .flatten()
+            .next()?
+            .path();
+        modules
+            .join("modules.dep")
+            .exists()
+            .then_some(Kernel { image, modules })
+    };
+    find().with_context(|| {
+        format!(
+            "no guest kernel in {}\nmend: scripts/setup test",
+            root.display()
+        )
+    })
+}
+
+/// Which Debian package has which of the tools that are used here.
+const PACKAGES: [(&str, &str); 10] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("mke2fs", "e2fsprogs"),
+    ("e2fsck", "e2fsprogs"),
+    ("sg_raw", "sg3-utils"),
+    ("sg_inq", "sg3-utils"),
+    ("sg_luns", "sg3-utils"),
+    ("blkdiscard", "util-linux"),
+    ("setpriv", "util-linux"),
+    ("unshare", "util-linux"),
+];
+
+/// The path of a program, or an error that says which package to install.
+pub fn tool(name: &str) -> Result<PathBuf> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let found = path
+        .split(':')
+        .chain(["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
+        .map(|directory| Path::new(directory).join(name))
+        .find(|candidate| candidate.is_file());
+    match found {
+        Some(path) => Ok(path),
+        None => {
+            let package = PACKAGES
+                .iter()
+                .find(|(tool, _)| *tool == name)
+                .map_or(name, |(_, package)| package);
+            bail!(
+                "{name} is missing\nmend: scripts/setup test\n  or: apt-get install --no-install-recommends {package}"
+            )
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! A child process that cannot outlive its owner: killed on drop, and by the kernel when the owner's thread dies.
+
+use crate::places::tool;
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often a condition is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Waits until `condition` gives a value; `None` when the time is over.
+pub fn wait_until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(value) = condition() {
+            return Some(value);
+        }
+        if Instant::now() >= end {
+            return None;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// A running child and the file that its output goes to.
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command`, both outputs appended to `log`.
+    pub fn start(name: &str, command: &Command, log: &Path) -> Result<Process> {
+        let output = File::options().create(true).append(true).open(log)?;
+        let mut wrapped = Command::new(tool("setpriv")?);
+        wrapped
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(command.get_program())
+            .args(command.get_args());
+        for (key, value) in command.get_envs() {
+            match value {
+                Some(value) => wrapped.env(key, value),
+                None => wrapped.env_remove(key),
+            };
+        }
+        if let Some(directory) = command.get_current_dir() {
+            wrapped.current_dir(directory);
+        }
+        let child = wrapped
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .with_context(|| format!("cannot start {name}: {command:?}"))?;
+        Ok(Process {
+            name: name.to_owned(),
+            child,
+            log: log.to_owned(),
+        })
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), signal)
+            .with_context(|| format!("cannot signal {}", self.name))
+    }
+
+    /// How it ended, `None` while it runs.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Fails when it has ended, with the end of its log.
+    pub fn check_running(&mut self) -> Result<()> {
+        match self.ended()? {
+            None => Ok(()),
+            Some(status) => bail!("{} ended early, {status}\n{}", self.name, self.log_tail()),
+        }
+    }
+
+    /// Waits for it to end by itself.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        match wait_until(limit, || self.child.try_wait().transpose()) {
+            Some(status) => Ok(status?),
+            None => bail!(
+                "{} still runs after {limit:?}\n{}",
+                self.name,
+                self.log_tail()
+            ),
+        }
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// User and system time used so far, in all threads.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()))?;
+        // The second field is a name in parentheses that may hold spaces: proc(5), fields 14 and 15.
+        let (_, fields) = stat.rsplit_once(") ").context("strange /proc/PID/stat")?;
+        let ticks: u64 = fields
+            .split(' ')
+            .skip(11)
+            .take(2)
+            .filter_map(|field| field.parse::<u64>().ok())
+            .sum();
+        Ok(Duration::from_secs_f64(
+            ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+        ))
+    }
+
+    /// All that it has printed.
+    pub fn log(&self) -> String {
+        std::fs::read(&self.log)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// The end of its output, with a heading.
+    pub fn log_tail(&self) -> String {
+        tail(&self.name, &self.log)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended before; either way it is gone afterwards.
+        self.kill().unwrap_or(());
+    }
+}
+
+/// The last lines of a log, with a heading.
+pub fn tail(name: &str, log: &Path) -> String {
+    const LINES: usize = 40;
+    let text = std::fs::read(log)
+        .map(|bytes| String::from_utf8_lossy(&bytes).replace('\r', ""))
+        .unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    let last = &lines[lines.len().saturating_sub(LINES)..];
+    format!(
+        "--- the end of what {name} printed ---\n{}\n--- end ---",
+        last.join("\n")
+    )
+}

@@ -1,0 +1,70 @@
+//! A client for QEMU's machine protocol: one command, one answer; events in between are skipped.
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// An open monitor.
+pub struct Qmp {
+    reader: BufReader<UnixStream>,
+    writer: UnixStream,
+}
+
+impl Qmp {
+    /// Connects and leaves the negotiation mode.
+    pub fn connect(path: &Path) -> Result<Qmp> {
+        let writer = UnixStream::connect(path)
+            .with_context(|| format!("cannot connect to {}", path.display()))?;
+        writer.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let mut qmp = Qmp {
+            reader: BufReader::new(writer.try_clone()?),
+            writer,
+        };
+        qmp.message()?;
+        qmp.command("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Runs a command and gives its `return` value.
+    pub fn command(&mut self, name: &str, arguments: Value) -> Result<Value> {
+        let request = json!({ "execute": name, "arguments": arguments });
+        writeln!(self.writer, "{request}")?;
+        loop {
+            let mut answer = self.message()?;
+            if let Some(error) = answer.get("error") {
+                bail!("QEMU refused {name}: {error}");
+            }
+            if let Some(value) = answer.get_mut("return") {
+                return Ok(value.take());
+            }
+        }
+    }
+
+    /// Waits for an event and gives its data.
+    pub fn wait_for_event(&mut self, name: &str) -> Result<Value> {
+        loop {
+            let mut message = self
+                .message()
+                .with_context(|| format!("waiting for the event {name}"))?;
+            if message.get("event").and_then(Value::as_str) == Some(name) {
+                return Ok(message.get_mut("data").map(Value::take).unwrap_or_default());
+            }
+        }
+    }
+
+    fn message(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        if self
+            .reader
+            .read_line(&mut line)
+            .context("QEMU's monitor is silent")?
+            == 0
+        {
+            bail!("QEMU closed its monitor");
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+}
