@@ -1,1 +1,37 @@
-//! io_uring that owns every buffer until its completion.
+//! One worker's io_uring, which owns every buffer and descriptor from submission until completion.
+//!
+//! A [`Ring`] is made on the thread that uses it and never leaves it. It queues operations without a system
+//! call; [`Ring::turn`] submits all of them, and waits where asked, with one. No allocation per operation once
+//! as many slots exist as operations were ever in flight together. One of the two crates where `unsafe`
+//! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
+//! Also here, because it needs a raw system call: [`file_lock`]. Tests: `tests/`.
+
+mod fd;
+pub mod file_lock;
+mod ring;
+mod setup;
+mod slab;
+
+use guest_memory::IoBuffer;
+
+pub use fd::RingFd;
+pub use ring::{Ring, Wait, WatchId};
+
+/// Who is told of a completion: the reactor deals completions out by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owner(pub u16);
+
+/// The end of an operation, or one event of a watch.
+#[derive(Debug)]
+pub struct Completion {
+    /// Whoever started the operation.
+    pub owner: Owner,
+    /// What the owner called it.
+    pub token: u64,
+    /// Bytes moved, or the mask of poll events, or 0; else the errno.
+    pub result: Result<u32, i32>,
+    /// The buffer given with the operation, if one was.
+    pub buffer: Option<IoBuffer>,
+    /// The operation goes on: more completions with this token follow. Only ever true for a watch.
+    pub more: bool,
+}

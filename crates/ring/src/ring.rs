@@ -1,0 +1,434 @@
+//! The ring itself: operations in, completions out.
+//!
+//! Owned by one worker thread. Queueing an operation never blocks, except that a full submission queue is
+//! handed to the kernel on the spot; what the kernel does not take waits in a backlog. An operation's buffer,
+//! segment array, time and descriptor stay in its slot (`slab`) until its last completion has been read.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+use guest_memory::IoBuffer;
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, TimeoutFlags, Timespec};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode};
+
+use crate::fd::RingFd;
+use crate::slab::{Slab, Use};
+use crate::{Completion, Owner, setup};
+
+/// Shall a turn wait?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// No: submit what is queued, collect what is there.
+    No,
+    /// Until something completes, at most this long. `None`: as long as it takes.
+    Until(Option<Duration>),
+}
+
+/// Names a watch, to end it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchId {
+    slot: u32,
+    generation: u32,
+}
+
+/// One worker's io_uring.
+pub struct Ring {
+    io: IoUring,
+    slab: Slab,
+    /// Entries that the kernel had no room for.
+    backlog: VecDeque<Entry>,
+    /// Watches to be armed again or ended once the completion queue has been read.
+    again: Vec<(u32, Again)>,
+    watches: usize,
+    closing: bool,
+}
+
+/// What a watch needs after one of its events.
+enum Again {
+    /// The kernel ended it: arm it again.
+    Arm,
+    /// There is nothing left to wait for, but the kernel would go on.
+    End,
+}
+
+/// `user_data` of operations that nobody waits for.
+const NOBODY: u64 = u64::MAX;
+
+/// The most that one read or write moves (Linux: `MAX_RW_COUNT`).
+const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
+
+/// How long a dropped ring waits for operations that cannot be cancelled before it leaks their buffers.
+const CLOSE_SECONDS_MAX: u64 = 10;
+
+impl Ring {
+    /// Sets a ring up that submits up to `entries` operations with one system call. More can be in flight.
+    /// To be called on the thread that uses the ring.
+    ///
+    /// # Errors
+    /// When the kernel has no (allowed, recent enough) io_uring; the text names the mend.
+    pub fn new(entries: u32) -> io::Result<Ring> {
+        Ok(Ring {
+            io: setup::build(entries)?,
+            slab: Slab::default(),
+            backlog: VecDeque::new(),
+            again: Vec::new(),
+            watches: 0,
+            closing: false,
+        })
+    }
+
+    /// Operations whose completion is still to come; watches are not counted.
+    pub fn in_flight(&self) -> usize {
+        self.slab.used() - self.watches
+    }
+
+    /// Watches, ended ones included until the kernel has let them go.
+    pub fn watches(&self) -> usize {
+        self.watches
+    }
+
+    /// Reads into the window of `buffer`, at most 1024 segments, from byte `offset`.
+    pub fn read(&mut self, owner: Owner, token: u64, fd: &RingFd, offset: u64, buffer: IoBuffer) {
+        let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
+        let file = Fd(fd.raw());
+        let segments = self.slab.slot(slot).buffer.segments();
+        let entry = match segments {
+            [one] => opcode::Read::new(file, one.base(), transfer_length(one.len()))
+                .offset(offset)
+                .build(),
+            many => opcode::Readv::new(file, many.as_ptr().cast(), many.len() as u32)
+                .offset(offset)
+                .build(),
+        };
+        self.push(entry.user_data(slot.into()));
+    }
+
+    /// Writes the window of `buffer`, at most 1024 segments, to byte `offset`; with `durable` it completes
+    /// when the data and what is needed to find it are on stable storage (`RWF_DSYNC`).
+    pub fn write(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        offset: u64,
+        buffer: IoBuffer,
+        durable: bool,
+    ) {
+        let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
+        let file = Fd(fd.raw());
+        let flags = if durable { libc::RWF_DSYNC } else { 0 };
+        let segments = self.slab.slot(slot).buffer.segments();
+        let entry = match segments {
+            [one] => opcode::Write::new(file, one.base(), transfer_length(one.len()))
+                .offset(offset)
+                .rw_flags(flags)
+                .build(),
+            many => opcode::Writev::new(file, many.as_ptr().cast(), many.len() as u32)
+                .offset(offset)
+                .rw_flags(flags)
+                .build(),
+        };
+        self.push(entry.user_data(slot.into()));
+    }
+
+    /// Makes a file's data durable; with `data_only` without metadata that is not needed to read it back.
+    pub fn fsync(&mut self, owner: Owner, token: u64, fd: &RingFd, data_only: bool) {
+        let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
+        let flags = if data_only {
+            FsyncFlags::DATASYNC
+        } else {
+            FsyncFlags::empty()
+        };
+        let entry = opcode::Fsync::new(Fd(fd.raw())).flags(flags).build();
+        self.push(entry.user_data(slot.into()));
+    }
+
+    /// `fallocate(2)`: `mode` is made of `FALLOC_FL_*` bits.
+    pub fn fallocate(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        mode: i32,
+        offset: u64,
+        length: u64,
+    ) {
+        let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
+        let entry = opcode::Fallocate::new(Fd(fd.raw()), length)
+            .offset(offset)
+            .mode(mode)
+            .build();
+        self.push(entry.user_data(slot.into()));
+    }
+
+    /// Completes with `Err(ETIME)` after a time.
+    pub fn timer(&mut self, owner: Owner, token: u64, after: Duration) {
+        let slot = self.occupy(owner, token, Use::Plain, None, IoBuffer::default());
+        let time = &mut self.slab.slot(slot).time;
+        *time = Timespec::from(after);
+        let entry = opcode::Timeout::new(std::ptr::from_ref(time))
+            .flags(TimeoutFlags::empty())
+            .build();
+        self.push(entry.user_data(slot.into()));
+    }
+
+    /// Completes at the next turn.
+    pub fn nop(&mut self, owner: Owner, token: u64) {
+        let slot = self.occupy(owner, token, Use::Plain, None, IoBuffer::default());
+        self.push(opcode::Nop::new().build().user_data(slot.into()));
+    }
+
+    /// Watches a descriptor for input, until [`Ring::unwatch`]: a completion follows each time that something
+    /// arrives, and at once if something is there. An eventfd need not be read for the next write to it to be
+    /// told; writes close together may be told once. Watches that the kernel ends are armed again; a
+    /// completion without `more` is an error or a hang-up, and the last.
+    pub fn watch(&mut self, owner: Owner, token: u64, fd: &RingFd) -> WatchId {
+        let slot = self.occupy(owner, token, Use::Watch, Some(fd), IoBuffer::default());
+        self.watches += 1;
+        self.arm(slot);
+        WatchId {
+            slot,
+            generation: self.slab.slot(slot).generation,
+        }
+    }
+
+    fn arm(&mut self, slot: u32) {
+        let Some(fd) = self.slab.slot(slot).fd.as_ref().map(RingFd::raw) else {
+            return;
+        };
+        let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32)
+            .multi(true)
+            .build();
+        self.push(entry.user_data(slot.into()));
+    }
+
+    /// Ends a watch: nothing is told of it any more. Ending one that has ended by itself does nothing.
+    pub fn unwatch(&mut self, id: WatchId) {
+        let slot = self.slab.slot(id.slot);
+        if slot.generation == id.generation && slot.used == Use::Watch {
+            self.silence(id.slot);
+        }
+    }
+
+    fn silence(&mut self, slot: u32) {
+        let used = &mut self.slab.slot(slot).used;
+        if *used == Use::Watch {
+            *used = Use::Silenced;
+            self.cancel(slot);
+        }
+    }
+
+    /// Entries stay in order, so this one cannot hit a later user of the slot.
+    fn cancel(&mut self, slot: u32) {
+        // Not PollRemove: that fails while an event of the poll is being worked off.
+        let entry = opcode::AsyncCancel::new(slot.into()).build();
+        self.push(entry.user_data(NOBODY));
+    }
+
+    /// Submits everything queued and appends to `out` what has completed, with at most one system call in
+    /// the common case, and none if there is nothing to submit, to wait for or to work off. May return with
+    /// nothing before its time: a signal came, or the kernel is short of memory.
+    ///
+    /// # Errors
+    /// When the kernel refuses to work on the ring at all; the ring is then unusable.
+    pub fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        let before = out.len();
+        self.reap(out);
+        let mut queued = self.queue_backlog();
+        // Whatever is waited for may still be in the backlog: all of it goes first, as far as the kernel takes it.
+        while !self.backlog.is_empty() {
+            self.enter(queued, None)?;
+            self.reap(out);
+            let left = self.queue_backlog();
+            if left >= queued {
+                return Ok(());
+            }
+            queued = left;
+        }
+        let want = match wait {
+            Wait::Until(timeout) if out.len() == before => Some(timeout),
+            _ => None,
+        };
+        if queued > 0 || want.is_some() || self.kernel_has_work() {
+            self.enter(queued, want)?;
+            self.reap(out);
+        }
+        Ok(())
+    }
+
+    fn queued(&mut self) -> usize {
+        self.io.submission().len()
+    }
+
+    /// Deferred completions, or ones that did not fit into the completion queue.
+    fn kernel_has_work(&mut self) -> bool {
+        let queue = self.io.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
+    fn enter(&mut self, submit: usize, wait: Option<Option<Duration>>) -> io::Result<()> {
+        let submitter = self.io.submitter();
+        let submit = submit as u32;
+        let get = EnterFlags::GETEVENTS.bits();
+        let entered = match wait {
+            // SAFETY: no argument is passed; entries' memory lives in their slots.
+            None => unsafe { submitter.enter::<libc::sigset_t>(submit, 0, get, None) },
+            // SAFETY: as above.
+            Some(None) => unsafe { submitter.enter::<libc::sigset_t>(submit, 1, get, None) },
+            Some(Some(timeout)) => {
+                let time = Timespec::from(timeout);
+                let args = SubmitArgs::new().timespec(&time);
+                let flags = get | EnterFlags::EXT_ARG.bits();
+                // SAFETY: EXT_ARG announces just this type, and the time outlives the call.
+                unsafe { submitter.enter(submit, 1, flags, Some(&args)) }
+            }
+        };
+        match entered.map_err(|e| (e.raw_os_error().unwrap_or(0), e)) {
+            Ok(_) => Ok(()),
+            // Time is up; a signal; completions to be read first; no memory just now.
+            Err((libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN, _)) => Ok(()),
+            Err((_, error)) => Err(error),
+        }
+    }
+
+    fn reap(&mut self, out: &mut Vec<Completion>) {
+        for event in self.io.completion() {
+            if event.user_data() == NOBODY {
+                continue;
+            }
+            let index = event.user_data() as u32;
+            let slot = self.slab.slot(index);
+            let more = cqueue::more(event.flags());
+            let mut completion = Completion {
+                owner: slot.owner,
+                token: slot.token,
+                result: match event.result() {
+                    errno if errno < 0 => Err(-errno),
+                    value => Ok(value as u32),
+                },
+                buffer: None,
+                more: false,
+            };
+            let used = slot.used;
+            match used {
+                Use::Watch => {
+                    completion.more = !self.closing && can_go_on(completion.result);
+                    match (more, completion.more) {
+                        (false, true) => self.again.push((index, Again::Arm)),
+                        (true, false) => self.again.push((index, Again::End)),
+                        (true, true) | (false, false) => {}
+                    }
+                }
+                Use::Buffered => completion.buffer = Some(std::mem::take(&mut slot.buffer)),
+                Use::Plain | Use::Silenced | Use::Free => {}
+            }
+            if !more && !completion.more {
+                self.watches -= usize::from(matches!(used, Use::Watch | Use::Silenced));
+                self.slab.give_back(index);
+            }
+            if !matches!(used, Use::Silenced | Use::Free) {
+                out.push(completion);
+            }
+        }
+        while let Some((index, again)) = self.again.pop() {
+            match again {
+                Again::Arm => self.arm(index),
+                Again::End => self.silence(index),
+            }
+        }
+    }
+
+    fn occupy(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        used: Use,
+        fd: Option<&RingFd>,
+        buffer: IoBuffer,
+    ) -> u32 {
+        let index = self.slab.take();
+        let slot = self.slab.slot(index);
+        slot.used = used;
+        slot.owner = owner;
+        slot.token = token;
+        slot.fd = fd.cloned();
+        slot.buffer = buffer;
+        index
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if !self.backlog.is_empty() || !self.try_push(&entry) {
+            self.backlog.push_back(entry);
+            self.make_room();
+        }
+    }
+
+    fn try_push(&mut self, entry: &Entry) -> bool {
+        // SAFETY: what the entry points to (segments, their memory, the time) and its descriptor are in the
+        // slot that its `user_data` names; the slot neither moves nor is reused before the last completion
+        // of this entry, and on drop it is leaked if that never came.
+        unsafe { self.io.submission().push(entry).is_ok() }
+    }
+
+    #[cold]
+    fn make_room(&mut self) {
+        let queued = self.queued();
+        // An error that lasts is met again, and reported, by the next turn; the entries stay queued.
+        if self.enter(queued, None).is_ok() {
+            self.queue_backlog();
+        }
+    }
+
+    /// Moves the backlog into the submission queue as far as it has room; gives the entries queued.
+    fn queue_backlog(&mut self) -> usize {
+        while let Some(entry) = self.backlog.pop_front() {
+            if !self.try_push(&entry) {
+                self.backlog.push_front(entry);
+                break;
+            }
+        }
+        self.queued()
+    }
+}
+
+/// A watch that the kernel ended is armed again unless there is nothing left to wait for.
+fn can_go_on(result: Result<u32, i32>) -> bool {
+    let over = (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) as u32;
+    result.is_ok_and(|events| events & over == 0)
+}
+
+fn transfer_length(length: usize) -> u32 {
+    length.min(TRANSFER_BYTES_MAX) as u32
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.closing = true;
+        let in_use: Vec<u32> = self.slab.in_use().collect();
+        for slot in in_use {
+            self.cancel(slot);
+        }
+        let deadline = Instant::now() + Duration::from_secs(CLOSE_SECONDS_MAX);
+        let mut completed = Vec::new();
+        while self.slab.used() > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let turned = self.turn(Wait::Until(Some(left)), &mut completed);
+            completed.clear();
+            if turned.is_err() || left.is_zero() {
+                // The kernel may still write to these buffers: better lost than reused.
+                std::mem::forget(std::mem::take(&mut self.slab));
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring")
+            .field("in_flight", &self.in_flight())
+            .field("watches", &self.watches)
+            .finish()
+    }
+}

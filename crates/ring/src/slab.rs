@@ -1,0 +1,126 @@
+//! Slots of the operations in flight, at addresses that never change.
+//!
+//! The kernel may read a slot's segment array and time until the operation completes, so slots live in boxed
+//! chunks: growing adds a chunk and moves none. A slot's number is the operation's `user_data`.
+
+use guest_memory::IoBuffer;
+use io_uring::types::Timespec;
+
+use crate::Owner;
+use crate::fd::RingFd;
+
+/// What a slot is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Nothing: it is on the free list.
+    Free,
+    /// An operation with one completion and no buffer.
+    Plain,
+    /// An operation with one completion that gives its buffer back.
+    Buffered,
+    /// A multishot poll.
+    Watch,
+    /// A multishot poll that nobody wants to hear of any more.
+    Silenced,
+}
+
+/// All that an operation needs alive until it completes.
+pub(crate) struct Slot {
+    pub(crate) used: Use,
+    pub(crate) owner: Owner,
+    /// Tells this use of the slot from earlier ones.
+    pub(crate) generation: u32,
+    pub(crate) token: u64,
+    pub(crate) buffer: IoBuffer,
+    pub(crate) fd: Option<RingFd>,
+    pub(crate) time: Timespec,
+}
+
+const CHUNK: usize = 64;
+
+/// Grows by chunks, never shrinks.
+#[derive(Default)]
+pub(crate) struct Slab {
+    chunks: Vec<Box<[Slot]>>,
+    free: Vec<u32>,
+}
+
+impl Slab {
+    pub(crate) fn take(&mut self) -> u32 {
+        if let Some(index) = self.free.pop() {
+            return index;
+        }
+        let first = self.capacity() as u32;
+        let chunk = (0..CHUNK).map(|_| Slot {
+            used: Use::Free,
+            owner: Owner(0),
+            generation: 0,
+            token: 0,
+            buffer: IoBuffer::default(),
+            fd: None,
+            time: Timespec::new(),
+        });
+        self.chunks.push(chunk.collect());
+        self.free.reserve(self.chunks.len() * CHUNK);
+        self.free.extend((first + 1..first + CHUNK as u32).rev());
+        first
+    }
+
+    pub(crate) fn give_back(&mut self, index: u32) {
+        let slot = self.slot(index);
+        slot.used = Use::Free;
+        slot.fd = None;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(index);
+    }
+
+    pub(crate) fn slot(&mut self, index: u32) -> &mut Slot {
+        let index = index as usize;
+        &mut self.chunks[index / CHUNK][index % CHUNK]
+    }
+
+    fn capacity(&self) -> usize {
+        self.chunks.len() * CHUNK
+    }
+
+    /// Slots in use.
+    pub(crate) fn used(&self) -> usize {
+        self.capacity() - self.free.len()
+    }
+
+    /// Numbers of the slots in use.
+    pub(crate) fn in_use(&self) -> impl Iterator<Item = u32> {
+        let slots = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        slots
+            .enumerate()
+            .filter(|(_, slot)| slot.used != Use::Free)
+            .map(|(index, _)| index as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_do_not_move_when_the_slab_grows() {
+        let mut slab = Slab::default();
+        let first = slab.take();
+        let address = std::ptr::from_mut(slab.slot(first));
+        let taken: Vec<u32> = (0..10 * CHUNK).map(|_| slab.take()).collect();
+        assert_eq!(address, std::ptr::from_mut(slab.slot(first)));
+        assert_eq!(slab.used(), 10 * CHUNK + 1);
+        taken.into_iter().for_each(|index| slab.give_back(index));
+        assert_eq!(slab.used(), 1);
+    }
+
+    #[test]
+    fn slot_given_back_is_another_generation() {
+        let mut slab = Slab::default();
+        let index = slab.take();
+        let before = slab.slot(index).generation;
+        slab.give_back(index);
+        assert_eq!(slab.take(), index);
+        assert_ne!(slab.slot(index).generation, before);
+    }
+}
