@@ -18,7 +18,9 @@ const BUCKETS: usize = (VALUE_BITS - SUB_BITS + 1) as usize * SUB_BUCKETS;
 /// Counts of values by bucket, with their exact sum and maximum.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
-    sum: u128,
+    /// The sum's lower and upper half: the upper one is touched once in months.
+    sum_low: u64,
+    sum_high: u64,
     max: u64,
     buckets: [u64; BUCKETS],
 }
@@ -49,7 +51,8 @@ impl Histogram {
     /// An empty histogram.
     pub const fn new() -> Self {
         Histogram {
-            sum: 0,
+            sum_low: 0,
+            sum_high: 0,
             max: 0,
             buckets: [0; BUCKETS],
         }
@@ -58,18 +61,28 @@ impl Histogram {
     /// Counts `weight` requests that each took `ticks`.
     #[inline]
     pub fn record(&mut self, ticks: u64, weight: u64) {
-        if weight == 0 {
-            return;
-        }
         // `bucket_of` is in range; the pattern spares a panic path that could never be taken.
         if let Some(bucket) = self.buckets.get_mut(bucket_of(ticks)) {
             *bucket = bucket.saturating_add(weight);
         }
-        // The product of two u64 fits; so do 2^64 of the products that time can produce.
-        self.sum = self
-            .sum
-            .saturating_add(u128::from(ticks) * u128::from(weight));
-        self.max = self.max.max(ticks);
+        // Branches that are as good as never taken cost less than the arithmetic without them.
+        match ticks
+            .checked_mul(weight)
+            .and_then(|product| self.sum_low.checked_add(product))
+        {
+            Some(sum_low) => self.sum_low = sum_low,
+            None => self.add_to_sum(u128::from(ticks) * u128::from(weight)),
+        }
+        if ticks > self.max && weight > 0 {
+            self.max = ticks;
+        }
+    }
+
+    #[cold]
+    fn add_to_sum(&mut self, ticks: u128) {
+        let sum = self.sum().saturating_add(ticks);
+        self.sum_low = sum as u64;
+        self.sum_high = (sum >> 64) as u64;
     }
 
     /// Adds all that `other` counted.
@@ -77,7 +90,7 @@ impl Histogram {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine = mine.saturating_add(*theirs);
         }
-        self.sum = self.sum.saturating_add(other.sum);
+        self.add_to_sum(other.sum());
         self.max = self.max.max(other.max);
     }
 
@@ -88,9 +101,8 @@ impl Histogram {
 
     /// How many values were counted.
     pub fn count(&self) -> u64 {
-        self.buckets
-            .iter()
-            .fold(0, |sum: u64, count| sum.saturating_add(*count))
+        self.used_buckets()
+            .fold(0, |sum: u64, (_, count)| sum.saturating_add(count))
     }
 
     /// The largest value, exactly.
@@ -100,14 +112,14 @@ impl Histogram {
 
     /// The sum of the values, exactly.
     pub const fn sum(&self) -> u128 {
-        self.sum
+        (self.sum_high as u128) << 64 | self.sum_low as u128
     }
 
     /// The mean of the values; 0 when there are none.
     pub fn mean(&self) -> f64 {
         match self.count() {
             0 => 0.0,
-            count => self.sum as f64 / count as f64,
+            count => self.sum() as f64 / count as f64,
         }
     }
 
@@ -126,19 +138,23 @@ impl Histogram {
 
     /// The used buckets in order: middle (never above the maximum), count.
     pub fn used_buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let used = self
-            .buckets
-            .iter()
-            .enumerate()
-            .filter(|(_, count)| **count > 0);
-        used.map(|(bucket, count)| {
-            let value = if bucket == BUCKETS - 1 {
-                self.max
-            } else {
-                middle_of(bucket).min(self.max)
-            };
-            (value, *count)
+        // Most octaves are empty, and a whole one is seen to be so in a few instructions.
+        let octaves = self.buckets.chunks_exact(SUB_BUCKETS).enumerate();
+        let used =
+            octaves.filter(|(_, counts)| counts.iter().fold(0, |any, count| any | count) != 0);
+        used.flat_map(move |(octave, counts)| {
+            let counts = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+            counts.map(move |(step, count)| (self.value_of(octave * SUB_BUCKETS + step), *count))
         })
+    }
+
+    /// What a bucket's values are reported as.
+    fn value_of(&self, bucket: usize) -> u64 {
+        if bucket == BUCKETS - 1 {
+            self.max
+        } else {
+            middle_of(bucket).min(self.max)
+        }
     }
 }
 

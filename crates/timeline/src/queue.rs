@@ -2,7 +2,8 @@
 //!
 //! Owned by the worker that owns the queue. Nothing here locks, and nothing allocates per request: the histograms of
 //! an operation (68 KiB) are allocated once, at its first use or by [`QueueTimeline::prepare`]. Arrivals are recorded
-//! when their batch is submitted, departures when theirs is notified; both with one update per batch and step.
+//! when their batch is submitted, departures when theirs is notified; both with one update per batch and step. Records
+//! take stamps, not the time: call them when the client no longer waits, after the submission and the notification.
 
 use crate::snapshot::{Labels, Latencies, OperationLatencies, QueueSnapshot};
 use crate::{Clock, Histogram, Operation, Span, SparseHistogram, Stage, Stamp};
@@ -146,6 +147,9 @@ impl Counters {
 /// The histograms of one operation.
 type SpanHistograms = [Histogram; Span::COUNT];
 
+/// The histograms of each operation that has been used.
+type UsedHistograms = [Option<Box<SpanHistograms>>; Operation::COUNT];
+
 /// Requests of one operation and one batch that were reaped together.
 #[derive(Clone, Copy, Debug)]
 struct Run {
@@ -168,7 +172,7 @@ pub struct QueueTimeline {
     /// What the owner counts; requests here include those without stamps.
     pub counters: Counters,
     recording: bool,
-    operations: [Option<Box<SpanHistograms>>; Operation::COUNT],
+    operations: UsedHistograms,
     /// Reaped in this turn and not yet notified; the ones from `unanswered` on are not yet answered.
     runs: Vec<Run>,
     unanswered: usize,
@@ -261,37 +265,29 @@ impl QueueTimeline {
     /// Counts service and answering of all requests noted since the last call. A turn may reap and answer more
     /// than once.
     pub fn record_answered(&mut self, reaped: Stamp, answered: Stamp) {
-        for index in self.unanswered..self.runs.len() {
-            let run = &mut self.runs[index];
+        for run in self.runs.iter_mut().skip(self.unanswered) {
             run.answered = answered;
-            let Run {
-                operation,
-                weight,
-                submitted,
-                ..
-            } = *run;
-            let histograms = self.spans_of(operation);
-            histograms[Span::Reaped as usize].record(reaped.since(submitted), u64::from(weight));
-            histograms[Span::Answered as usize].record(answered.since(reaped), u64::from(weight));
+            let histograms = spans_in(&mut self.operations, run.operation);
+            let weight = u64::from(run.weight);
+            histograms[Span::Reaped as usize].record(reaped.since(run.submitted), weight);
+            histograms[Span::Answered as usize].record(answered.since(reaped), weight);
         }
         self.unanswered = self.runs.len();
     }
 
     /// Counts notification and the whole way of all answered requests, and forgets them.
     pub fn record_notified(&mut self, notified: Stamp) {
-        for index in 0..self.unanswered {
-            let Run {
-                operation,
-                weight,
-                noticed,
-                answered,
-                ..
-            } = self.runs[index];
-            let histograms = self.spans_of(operation);
-            histograms[Span::Notified as usize].record(notified.since(answered), u64::from(weight));
-            histograms[Span::Total as usize].record(notified.since(noticed), u64::from(weight));
+        for run in self.runs.iter().take(self.unanswered) {
+            let histograms = spans_in(&mut self.operations, run.operation);
+            let weight = u64::from(run.weight);
+            histograms[Span::Notified as usize].record(notified.since(run.answered), weight);
+            histograms[Span::Total as usize].record(notified.since(run.noticed), weight);
         }
-        self.runs.drain(..self.unanswered);
+        if self.unanswered == self.runs.len() {
+            self.runs.clear();
+        } else {
+            self.runs.drain(..self.unanswered);
+        }
         self.unanswered = 0;
     }
 
@@ -302,7 +298,7 @@ impl QueueTimeline {
             .map(|spans| &spans[span as usize])
     }
 
-    /// Everything so far, in nanoseconds. Called by the owner between turns; takes some microseconds.
+    /// Everything so far, in nanoseconds. Called by the owner between turns; takes some tens of microseconds.
     pub fn snapshot(&self, clock: &Clock) -> QueueSnapshot {
         let mut latencies = Latencies {
             counters: self.counters,
@@ -352,8 +348,14 @@ impl QueueTimeline {
 
     #[inline]
     fn spans_of(&mut self, operation: Operation) -> &mut SpanHistograms {
-        self.operations[operation as usize].get_or_insert_with(empty_histograms)
+        spans_in(&mut self.operations, operation)
     }
+}
+
+/// An operation's histograms; apart from the timeline, so that its runs can be borrowed beside them.
+#[inline]
+fn spans_in(operations: &mut UsedHistograms, operation: Operation) -> &mut SpanHistograms {
+    operations[operation as usize].get_or_insert_with(empty_histograms)
 }
 
 /// Once per queue and operation.

@@ -94,33 +94,34 @@ impl SlowLog {
     /// Offers a request that was noticed and reaped at these stamps; `request` describes it when it may be kept.
     #[inline]
     pub fn offer(&mut self, noticed: Stamp, reaped: Stamp, request: impl FnOnce() -> SlowRequest) {
-        match &self.earliest {
-            Some(earliest) if earliest.stamps.at(Stage::Noticed) <= noticed => {
-                // Room for as many as could be kept; in a turn with more, the first ones stand for all.
-                if reaped.since(noticed) > self.threshold && self.candidates.len() < self.keep {
-                    self.candidates.push(request());
-                }
+        let Some(earliest) = &self.earliest else {
+            self.earliest = Some(request());
+            return;
+        };
+        // Room for as many as could be kept; in a turn with more, the first ones stand for all.
+        let room = self.candidates.len() < self.keep;
+        if noticed < earliest.stamps.at(Stage::Noticed) {
+            if room {
+                self.candidates.push(*earliest);
             }
-            _ => {
-                if let Some(earlier) = self.earliest.replace(request())
-                    && self.candidates.len() < self.keep
-                {
-                    self.candidates.push(earlier);
-                }
-            }
+            self.earliest = Some(request());
+        } else if room && reaped.since(noticed) > self.threshold {
+            self.candidates.push(request());
         }
     }
 
     /// Ends a turn: the offered requests were answered and notified at these stamps, and are kept if slow enough.
     #[inline]
     pub fn finish_turn(&mut self, answered: Stamp, notified: Stamp) {
-        let Some(earliest) = self.earliest.take() else {
+        let Some(earliest) = &self.earliest else {
             return;
         };
         let slowest = notified.since(earliest.stamps.at(Stage::Noticed));
         if slowest > self.threshold || notified >= self.current_ends {
-            self.keep_slow(earliest, answered, notified);
+            self.keep_slow(*earliest, answered, notified);
         }
+        // Not `take`, which would copy the whole request out.
+        self.earliest = None;
         self.candidates.clear();
     }
 

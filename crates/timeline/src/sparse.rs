@@ -23,12 +23,13 @@ impl SparseHistogram {
         // One long conversion gives the ratio far more exactly than the rounded single ones would.
         let ns_per_tick = clock.nanos(1 << 40) as f64 / (1u64 << 40) as f64;
         let mut sparse = SparseHistogram {
-            count: histogram.count(),
+            count: 0,
             sum_ns: (histogram.sum() as f64 * ns_per_tick).round(),
             max_ns: clock.nanos(histogram.max()),
             buckets: Vec::new(),
         };
         for (ticks, count) in histogram.used_buckets() {
+            sparse.count = sparse.count.saturating_add(count);
             push(&mut sparse.buckets, clock.nanos(ticks), count);
         }
         sparse
