@@ -1,5 +1,6 @@
 //! The host's end of the command line into a guest; `crates/guest_io/src/agent.rs` describes the messages.
 
+use crate::interrupt::interrupted;
 use anyhow::{Context, Result, bail};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -9,6 +10,9 @@ use std::time::{Duration, Instant};
 
 /// A serial port's input queue in the guest holds 4096 bytes; a script must fit.
 const SCRIPT_MAX: usize = 3500;
+
+/// How often a wait looks for an interruption.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// How a script ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,12 +78,13 @@ impl Shared {
             if let Some(reason) = &state.closed {
                 bail!("{what}: the guest is gone: {reason}");
             }
-            let Some(left) = end.checked_duration_since(Instant::now()) else {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || interrupted() {
                 bail!("{what}: nothing within {limit:?}");
-            };
+            }
             state = self
                 .changed
-                .wait_timeout(state, left)
+                .wait_timeout(state, left.min(LOOK_AGAIN))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }

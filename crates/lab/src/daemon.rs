@@ -2,10 +2,11 @@
 
 use crate::build::{Profile, lunette_program};
 use crate::process::{Process, wait_until};
+use crate::scratch::Scratch;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
@@ -16,21 +17,23 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub struct DaemonBuilder {
     directory: PathBuf,
+    sockets: PathBuf,
     profile: Profile,
     wrapper: Vec<String>,
     arguments: Vec<String>,
-    exports: usize,
+    exports: Vec<PathBuf>,
 }
 
 impl DaemonBuilder {
-    /// `lunette serve` in `directory`, which relative paths of sockets and files refer to.
-    pub fn new(directory: &Path) -> DaemonBuilder {
+    /// `lunette serve` in the directory for files: relative paths of disks refer to it.
+    pub fn new(scratch: &Scratch) -> DaemonBuilder {
         DaemonBuilder {
-            directory: directory.to_owned(),
+            directory: scratch.files().to_owned(),
+            sockets: scratch.sockets().to_owned(),
             profile: Profile::Dev,
             wrapper: Vec::new(),
             arguments: Vec::new(),
-            exports: 0,
+            exports: Vec::new(),
         }
     }
 
@@ -54,18 +57,16 @@ impl DaemonBuilder {
         self.arguments(["--disk", disk])
     }
 
-    /// A virtio-blk export: `d0:d0.sock`.
+    /// A virtio-blk export of a disk, at the socket `<disk>.sock`.
     #[must_use]
-    pub fn vhost_blk(mut self, export: &str) -> Self {
-        self.exports += 1;
-        self.arguments(["--vhost-blk", export])
+    pub fn vhost_blk(self, disk: &str) -> Self {
+        self.export("--vhost-blk", disk)
     }
 
-    /// A virtio-scsi export, a controller: `c0:c0.sock`.
+    /// A virtio-scsi export, a controller, at the socket `<controller>.sock`.
     #[must_use]
-    pub fn vhost_scsi(mut self, export: &str) -> Self {
-        self.exports += 1;
-        self.arguments(["--vhost-scsi", export])
+    pub fn vhost_scsi(self, controller: &str) -> Self {
+        self.export("--vhost-scsi", controller)
     }
 
     /// A disk on a controller: `c0/0:0=d1`.
@@ -100,6 +101,19 @@ impl DaemonBuilder {
         Ok((status, process.log()))
     }
 
+    fn export(mut self, option: &str, name: &str) -> Self {
+        let socket = self.sockets.join(format!("{name}.sock"));
+        self.arguments
+            .extend([option.to_owned(), format!("{name}:{}", socket.display())]);
+        self.exports.push(socket);
+        self
+    }
+
+    /// The command line, for people.
+    pub fn command_line(&self) -> String {
+        format!("lunette serve {}", self.arguments.join(" "))
+    }
+
     fn spawn(&self) -> Result<Process> {
         let program = lunette_program(self.profile)?;
         let mut words = self
@@ -123,7 +137,7 @@ impl DaemonBuilder {
     }
 
     fn control(&self) -> PathBuf {
-        self.directory.join("control.sock")
+        self.sockets.join("control.sock")
     }
 }
 
@@ -173,37 +187,19 @@ impl Daemon {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// A file or socket in its directory.
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.builder.directory.join(name)
-    }
-
     /// One line on stdout for each export, in each life.
     fn wait_ready(&mut self) -> Result<()> {
-        let sockets: Vec<PathBuf> = self
-            .builder
-            .arguments
-            .windows(2)
-            .filter(|words| words[0] == "--vhost-blk" || words[0] == "--vhost-scsi")
-            .filter_map(|words| words[1].split_once(':'))
-            .map(|(_, path)| self.path(path))
-            .collect();
-        let (builder, starts) = (self.builder.clone(), self.starts);
+        let starts = self.starts;
         let ready = wait_until(READY_LIMIT, || {
             if let Err(error) = self.process.check_running() {
                 return Some(Err(error));
             }
             let log = self.process.log();
             let announced = |path: &PathBuf| {
-                let name = path
-                    .file_name()
-                    .unwrap_or_default()
-                    .to_string_lossy()
-                    .into_owned();
-                log.lines().filter(|line| line.contains(&name)).count() >= starts && path.exists()
+                let path = path.to_string_lossy();
+                log.lines().filter(|line| line.contains(&*path)).count() >= starts
             };
-            let lines = log.lines().count();
-            (sockets.iter().all(announced) && lines >= builder.exports * starts).then_some(Ok(()))
+            self.builder.exports.iter().all(announced).then_some(Ok(()))
         });
         ready.unwrap_or_else(|| {
             bail!(

@@ -13,9 +13,11 @@ mod cpio;
 mod daemon;
 mod guest;
 mod initramfs;
+mod interrupt;
 mod places;
 mod process;
 mod qmp;
+mod scratch;
 
 pub mod demo;
 
@@ -24,6 +26,8 @@ pub use agent::{Output, Running};
 pub use build::{Profile, guest_program, lunette_program};
 pub use daemon::{Daemon, DaemonBuilder};
 pub use guest::{Guest, GuestBuilder};
+pub use interrupt::{interrupted, watch};
 pub use places::{tool, workspace};
 pub use process::{Process, wait_until};
 pub use qmp::Qmp;
+pub use scratch::Scratch;

@@ -15,6 +15,8 @@ struct Command {
 
 #[derive(Subcommand)]
 enum Action {
+    /// Serves two disks to a guest through both doors, measures, and stops everything
+    Demo,
     /// Boots a guest with disks of a running back end and runs one script in it
     Boot {
         /// Socket of a virtio-blk disk; may be given again
@@ -35,7 +37,9 @@ enum Action {
 }
 
 fn main() -> Result<()> {
+    lab::watch()?;
     match Command::parse().action {
+        Action::Demo => lab::demo::run(),
         Action::Boot {
             blk,
             scsi,

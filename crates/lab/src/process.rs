@@ -1,5 +1,6 @@
 //! A child process that cannot outlive its owner: killed on drop, and by the kernel when the owner's thread dies.
 
+use crate::interrupt::interrupted;
 use crate::places::tool;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,14 +12,14 @@ use std::time::{Duration, Instant};
 /// How often a condition is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Waits until `condition` gives a value; `None` when the time is over.
+/// Waits until `condition` gives a value; `None` when the time is over or the user has had enough.
 pub fn wait_until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + limit;
     loop {
         if let Some(value) = condition() {
             return Some(value);
         }
-        if Instant::now() >= end {
+        if Instant::now() >= end || interrupted() {
             return None;
         }
         std::thread::sleep(LOOK_AGAIN);
