@@ -1,1 +1,98 @@
-//! Engines that do a disk's I/O.
+//! Engines that do a disk's I/O, one file each, behind one trait. They do not know who asks.
+//!
+//! ```text
+//!   Disk --- Arc<dyn Engine> --- open() ---> Box<dyn Backend>    one per worker, !Send, no locks
+//!   name     null ram file       on the      submit(I/O, buffer, tag)  ->  Done | Pending
+//!   serial   faulty delay        worker      complete(ring completion) ->  Finished { tag, buffer, outcome }
+//! ```
+//!
+//! An engine is shared by all workers; each worker opens its own backend on it and gives it the completions of
+//! its [`ring::Owner`]. Every I/O passes [`admit`] first, so that range, read-only and the like mean the same
+//! everywhere. Tests: in each module, and `tests/` against a model.
+
+#![forbid(unsafe_code)]
+
+mod admit;
+mod disk_object;
+mod error;
+mod null;
+mod ram;
+
+use std::io;
+
+use ::disk::{DiskInfo, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use ring::{Completion, Owner, Ring};
+
+pub use disk_object::Disk;
+pub use error::OpenError;
+pub use null::{Null, NullOptions};
+pub use ram::{Ram, RamOptions};
+
+/// What the submitter calls its I/O.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Tag(pub u64);
+
+/// What became of an I/O when it was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Submission {
+    /// It is over. The buffer was left where it was.
+    Done(IoOutcome),
+    /// The backend has taken the buffer, and gives it back in a [`Finished`] with the same tag.
+    Pending,
+}
+
+/// An I/O that was pending and is over.
+#[derive(Debug)]
+pub struct Finished {
+    /// What the submitter called it.
+    pub tag: Tag,
+    /// The buffer that was submitted, with its window as it was.
+    pub buffer: IoBuffer,
+    /// How it ended.
+    pub outcome: IoOutcome,
+}
+
+/// One worker's handle on a disk. Drop it only when nothing is in flight, or with the ring.
+pub trait Backend {
+    /// Starts an I/O. For reads and writes the buffer's window has just `io.length` bytes; for the other kinds
+    /// the buffer is not touched, only kept.
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission;
+
+    /// Takes a completion of this handle's owner; appends what is over, and may submit what remains to be done.
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>);
+
+    /// I/Os that are pending.
+    fn in_flight(&self) -> usize;
+}
+
+/// A disk's engine. Shared by all workers.
+pub trait Engine: Send + Sync {
+    /// Shape and abilities; serial and NAA identifier are empty here: [`Disk::info`] fills them in.
+    fn info(&self) -> DiskInfo;
+
+    /// Its name in configuration and metrics: `ram`, `file`, ...
+    fn kind(&self) -> &'static str;
+
+    /// Opens a worker's own handle. Completions of `owner` on that worker's ring belong to it.
+    ///
+    /// # Errors
+    /// When the kernel has no descriptor (or the like) left for it.
+    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>>;
+}
+
+impl std::fmt::Debug for dyn Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("kind", &self.kind())
+            .field("info", &self.info())
+            .finish()
+    }
+}

@@ -26,6 +26,18 @@ impl From<File> for RingFd {
     }
 }
 
+impl From<&Rc<OwnedFd>> for RingFd {
+    fn from(fd: &Rc<OwnedFd>) -> Self {
+        RingFd(fd.clone())
+    }
+}
+
+impl From<&RingFd> for RingFd {
+    fn from(fd: &RingFd) -> Self {
+        fd.clone()
+    }
+}
+
 impl AsFd for RingFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -19,7 +19,7 @@ pub use ring::{Ring, Wait, WatchId};
 
 /// Who is told of a completion: the reactor deals completions out by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Owner(pub u16);
+pub struct Owner(pub u32);
 
 /// The end of an operation, or one event of a watch.
 #[derive(Debug)]

@@ -184,8 +184,9 @@ impl Ring {
     /// arrives, and at once if something is there. An eventfd need not be read for the next write to it to be
     /// told; writes close together may be told once. Watches that the kernel ends are armed again; a
     /// completion without `more` is an error or a hang-up, and the last.
-    pub fn watch(&mut self, owner: Owner, token: u64, fd: &RingFd) -> WatchId {
-        let slot = self.occupy(owner, token, Use::Watch, Some(fd), IoBuffer::default());
+    pub fn watch(&mut self, owner: Owner, token: u64, fd: impl Into<RingFd>) -> WatchId {
+        let fd = fd.into();
+        let slot = self.occupy(owner, token, Use::Watch, Some(&fd), IoBuffer::default());
         self.watches += 1;
         self.arm(slot);
         WatchId {

@@ -1,0 +1,48 @@
+//! What every engine checks before it does an I/O: so an option cannot mean one thing here and another there.
+//!
+//! Doors have checked a peer's range already; this is the second fence, and it costs two compares.
+
+use disk::{DiskInfo, IoErrorKind, IoKind, IoOutcome, IoRequest};
+
+/// The part of a disk's info that the check reads, flat and small.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    capacity_bytes: u64,
+    block_mask: u64,
+    read_only: bool,
+    discard: bool,
+    write_zeroes: bool,
+}
+
+impl Limits {
+    pub(crate) fn of(info: &DiskInfo) -> Limits {
+        Limits {
+            capacity_bytes: info.geometry.capacity_bytes(),
+            block_mask: u64::from(info.geometry.block_size()) - 1,
+            read_only: info.read_only,
+            discard: info.discard_granularity.is_some(),
+            write_zeroes: info.write_zeroes,
+        }
+    }
+
+    /// May this I/O be done at all?
+    #[inline]
+    pub(crate) fn admit(&self, io: &IoRequest) -> IoOutcome {
+        let IoRequest { offset, length, .. } = *io;
+        if length > self.capacity_bytes || offset > self.capacity_bytes - length {
+            return Err(IoErrorKind::OutOfRange.into());
+        }
+        if (offset | length) & self.block_mask != 0 {
+            return Err(IoErrorKind::OutOfRange.into());
+        }
+        match io.kind {
+            IoKind::Read | IoKind::Flush => Ok(()),
+            IoKind::Write | IoKind::Discard | IoKind::WriteZeroes if self.read_only => {
+                Err(IoErrorKind::ReadOnly.into())
+            }
+            IoKind::Discard if !self.discard => Err(IoErrorKind::Unsupported.into()),
+            IoKind::WriteZeroes if !self.write_zeroes => Err(IoErrorKind::Unsupported.into()),
+            IoKind::Write | IoKind::Discard | IoKind::WriteZeroes => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Why a disk could not be opened: what was tried, with which value, and what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A disk that could not be opened or created.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Not a block size.
+    #[error("block size {found} is not allowed: it must be 512, 1024, 2048 or 4096 bytes")]
+    BlockSize {
+        /// What was asked for.
+        found: u32,
+    },
+    /// No room for a single block, or a part of a block at the end.
+    #[error(
+        "size {found} bytes is not allowed: it must be a multiple of the block size, {block_size} bytes, and not 0"
+    )]
+    Size {
+        /// What was asked for.
+        found: u64,
+        /// The disk's block size.
+        block_size: u32,
+    },
+    /// The RAM disk's address space was refused.
+    #[error(
+        "cannot reserve {size} bytes of address space for a RAM disk: {source}; choose a smaller size"
+    )]
+    Memory {
+        /// What was asked for.
+        size: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A serial that does not fit into `GET_ID` and the unit serial number page.
+    #[error("serial {found:?} is not allowed: at most 20 printable ASCII characters")]
+    Serial {
+        /// What was asked for.
+        found: String,
+    },
+    /// Something about a file.
+    #[error("{}: {what}", path.display())]
+    File {
+        /// The file or block device.
+        path: PathBuf,
+        /// What is wrong with it and what to do.
+        what: String,
+    },
+}
+
+/// Is it a block size that every door can serve?
+pub(crate) fn check_block_size(found: u32) -> Result<u32, OpenError> {
+    match found {
+        512 | 1024 | 2048 | 4096 => Ok(found),
+        _ => Err(OpenError::BlockSize { found }),
+    }
+}
+
+/// Is it made of whole blocks, and not empty?
+pub(crate) fn check_size(found: u64, block_size: u32) -> Result<u64, OpenError> {
+    if found == 0 || !found.is_multiple_of(u64::from(block_size)) {
+        return Err(OpenError::Size { found, block_size });
+    }
+    Ok(found)
+}

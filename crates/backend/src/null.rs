@@ -1,0 +1,112 @@
+//! `null`: every I/O is over at once. For measuring what is around a backend.
+//!
+//! Writes are forgotten; reads do not touch the buffer, so a client sees whatever its memory held: there is
+//! nothing of anybody else's in it. Allocates nothing, never blocks.
+
+use std::io;
+
+use disk::{DiskInfo, Geometry, IoRequest};
+use guest_memory::IoBuffer;
+use ring::{Completion, Owner, Ring};
+
+use crate::admit::Limits;
+use crate::error::{check_block_size, check_size};
+use crate::{Backend, Engine, Finished, OpenError, Submission, Tag};
+
+/// What a `null` disk is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct NullOptions {
+    /// Bytes that it pretends to have.
+    pub size: u64,
+    /// Bytes per logical block.
+    pub block_size: u32,
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+impl Default for NullOptions {
+    fn default() -> Self {
+        NullOptions {
+            size: 1 << 30,
+            block_size: 512,
+            read_only: false,
+        }
+    }
+}
+
+/// The engine `null`.
+#[derive(Debug)]
+pub struct Null {
+    info: DiskInfo,
+}
+
+impl Null {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// When size or block size are not allowed.
+    pub fn create(options: NullOptions) -> Result<Null, OpenError> {
+        let block_size = check_block_size(options.block_size)?;
+        let size = check_size(options.size, block_size)?;
+        Ok(Null {
+            info: DiskInfo {
+                geometry: Geometry::new(block_size, size),
+                physical_block_size: 4096,
+                optimal_io_size: 0,
+                read_only: options.read_only,
+                write_cache: false,
+                discard_granularity: Some(block_size),
+                discard_zeroes: false,
+                write_zeroes: true,
+                rotational: false,
+                serial: String::new(),
+                naa: 0,
+            },
+        })
+    }
+}
+
+impl Engine for Null {
+    fn info(&self) -> DiskInfo {
+        self.info.clone()
+    }
+
+    fn kind(&self) -> &'static str {
+        "null"
+    }
+
+    fn open(&self, _owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+        Ok(Box::new(NullBackend {
+            limits: Limits::of(&self.info),
+        }))
+    }
+}
+
+struct NullBackend {
+    limits: Limits,
+}
+
+impl Backend for NullBackend {
+    #[inline]
+    fn submit(
+        &mut self,
+        _ring: &mut Ring,
+        io: &IoRequest,
+        _buffer: &mut IoBuffer,
+        _tag: Tag,
+    ) -> Submission {
+        Submission::Done(self.limits.admit(io))
+    }
+
+    fn complete(
+        &mut self,
+        _ring: &mut Ring,
+        _completion: Completion,
+        _finished: &mut Vec<Finished>,
+    ) {
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+}
