@@ -1,1 +1,35 @@
+#![forbid(unsafe_code)]
+#![allow(dead_code)]
 //! SCSI target core: CDB in, plan out.
+//!
+//! Pure: no I/O, no threads, no sockets; nothing here knows a transport. A door builds a [`Command`], asks
+//! its worker's [`TargetView`] what to do and carries the [`Plan`] out. Workers share targets and logical
+//! units through `Arc`; the request path (READ, WRITE, SYNCHRONIZE CACHE, TEST UNIT READY) neither locks nor
+//! allocates nor writes shared memory. What a peer sends is checked here, once. Standards: SAM-5, SPC-4/5,
+//! SBC-3/4. Tests: in each module, and `tests/` for whole commands.
+
+mod command;
+mod commands;
+mod directory;
+mod logical_unit;
+mod lun;
+mod mode;
+mod nexus;
+mod plan;
+mod response;
+mod sense;
+mod sync;
+mod table;
+mod target;
+#[cfg(test)]
+mod testing;
+
+pub use command::{Command, TaskAttribute, opcode};
+pub use directory::{Directory, MemoryStore, Store};
+pub use logical_unit::{DiskId, LogicalUnit, UnitConfig, UnitId};
+pub use lun::{Lun, LunAddress, MAX_UNITS};
+pub use nexus::{Nexus, TargetPort, TransportId};
+pub use plan::{DATA_OUT_MAX, DirectIo, Exclusive, Pending, Plan, Run, SCRATCH_MAX, Step};
+pub use response::{Residual, Response, Status};
+pub use sense::{SENSE_LENGTH_MAX, Sense, SenseBytes, SenseCode, SenseKey, SenseSpecific};
+pub use target::{AttachError, LunMap, Target, TargetView};

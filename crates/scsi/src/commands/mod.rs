@@ -1,0 +1,208 @@
+//! From CDB to plan: one match of calls, and what comes before it when something special holds.
+//!
+//! `begin` looks at the unit's word and the nexus' filter. Both are zero as a rule: then the command goes
+//! straight to its function. Otherwise `begin_special` asks for unit attentions, reservations and readiness
+//! first. Each function gets a [`Context`] and gives a plan, or the sense of a CHECK CONDITION.
+
+mod capacity;
+mod inquiry;
+mod medium;
+mod mode_sense;
+mod provisioning;
+mod read_write;
+mod report_luns;
+mod request_sense;
+mod supported;
+mod verify;
+mod vital_product_data;
+mod without_unit;
+
+use std::sync::Arc;
+
+use disk::{Blocks, Lba};
+
+use crate::command::{Cdb, Command, cdb_length, opcode::*};
+use crate::logical_unit::{LogicalUnit, Word};
+use crate::nexus::Nexus;
+use crate::plan::{Answering, Plan};
+use crate::response::Response;
+use crate::sense::{Sense, SenseCode, SenseKey};
+use crate::table;
+use crate::target::LunMap;
+
+pub(crate) use without_unit::begin_without_unit;
+
+/// A plan, or the sense data of CHECK CONDITION.
+pub(crate) type Planned = Result<Plan, Sense>;
+
+/// What a command's function sees.
+pub(crate) struct Context<'a> {
+    pub map: &'a LunMap,
+    pub unit: &'a Arc<LogicalUnit>,
+    pub nexus: &'a Arc<Nexus>,
+    pub cdb: &'a Cdb,
+    pub word: Word,
+    pub data_in: u64,
+    pub data_out: u64,
+}
+
+impl Context<'_> {
+    /// The byte range of a range of blocks, or LBA OUT OF RANGE.
+    #[inline]
+    pub fn range(&self, lba: u64, blocks: u64) -> Result<(u64, u64), Sense> {
+        let range = self.unit.geometry().check(Lba(lba), Blocks(blocks));
+        range.map_err(|_| Sense::illegal_request(SenseCode::LBA_OUT_OF_RANGE))
+    }
+
+    #[inline]
+    pub fn check_writable(&self) -> Result<(), Sense> {
+        if self.word.has(Word::WRITE_PROTECTED) {
+            return Err(Sense::new(
+                SenseKey::DataProtect,
+                SenseCode::WRITE_PROTECTED,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Data-in, cut to the CDB's allocation length.
+    pub fn data(&self, data: Vec<u8>, allocation_length: u32) -> Planned {
+        Ok(Plan::Done(Response::data(data, allocation_length as usize)))
+    }
+}
+
+/// GOOD without data.
+pub(crate) fn good() -> Planned {
+    Ok(Plan::Done(Response::good()))
+}
+
+/// What to do about a command for a unit.
+#[inline]
+pub(crate) fn begin(
+    map: &LunMap,
+    unit: &Arc<LogicalUnit>,
+    command: &Command<'_>,
+    cdb: &Cdb,
+) -> Plan {
+    let word = unit.word();
+    let context = Context {
+        map,
+        unit,
+        nexus: command.nexus,
+        cdb,
+        word,
+        data_in: command.data_in_length,
+        data_out: command.data_out_length,
+    };
+    let special = word.is_slow() || command.nexus.may_have_attention(unit.id());
+    let planned = if special {
+        begin_special(&context)
+    } else {
+        Ok(None)
+    };
+    let planned = match planned {
+        Ok(None) => check_cdb(cdb, command.cdb.len()).and_then(|()| dispatch(&context)),
+        Ok(Some(response)) => Ok(Plan::Done(response)),
+        Err(sense) => Err(sense),
+    };
+    match planned {
+        Ok(Plan::Io(io)) if io.request.moves_data() => Plan::Io(io),
+        planned => finish(planned, command, word),
+    }
+}
+
+fn finish(planned: Planned, command: &Command<'_>, word: Word) -> Plan {
+    let answering = Answering {
+        expected_in: command.data_in_length,
+        expected_out: command.data_out_length,
+        wanted_out: match &planned {
+            Ok(Plan::NeedData(pending)) => pending.wanted(),
+            _ => 0,
+        },
+        descriptor_sense: word.has(Word::DESCRIPTOR_SENSE),
+    };
+    answering.finish_plan(planned.unwrap_or_else(|sense| Plan::Done(Response::check(sense))))
+}
+
+/// Is the CDB whole, and NACA clear? (SAM-5, 5.2: NORMACA is 0 here.)
+#[inline]
+fn check_cdb(cdb: &Cdb, given: usize) -> Result<(), Sense> {
+    let length = cdb_length(cdb[0]);
+    if given < length.max(1) {
+        return Err(Sense::illegal_request(SenseCode::INVALID_FIELD_IN_CDB));
+    }
+    if let Some(at) = length.checked_sub(1)
+        && cdb[at & 15] & 0x04 != 0
+    {
+        return Err(Sense::cdb_bit(at as u16, 2));
+    }
+    Ok(())
+}
+
+/// Unit attentions, reservations, readiness: what stands before a command when the word is not zero.
+/// An answer, or nothing when the command may go on.
+#[cold]
+fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
+    let row = table::find(c.cdb);
+    // INQUIRY, REPORT LUNS and REQUEST SENSE are not stopped by a unit attention (SAM-5, 5.14.3)
+    if !matches!(c.cdb[0], INQUIRY | REPORT_LUNS | REQUEST_SENSE)
+        && let Some(code) = c.nexus.pop_attention(c.unit.id())
+    {
+        return Err(Sense::new(SenseKey::UnitAttention, code));
+    }
+    if row.is_none() {
+        return Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
+    }
+    Ok(None)
+}
+
+/// One call for each operation code.
+#[inline]
+fn dispatch(c: &Context<'_>) -> Planned {
+    match c.cdb[0] {
+        READ_10 => read_write::read_10(c),
+        WRITE_10 => read_write::write_10(c),
+        READ_16 => read_write::read_16(c),
+        WRITE_16 => read_write::write_16(c),
+        _ => dispatch_rest(c),
+    }
+}
+
+fn dispatch_rest(c: &Context<'_>) -> Planned {
+    match c.cdb[0] {
+        TEST_UNIT_READY => good(),
+        READ_6 => read_write::read_6(c),
+        WRITE_6 => read_write::write_6(c),
+        READ_12 => read_write::read_12(c),
+        WRITE_12 => read_write::write_12(c),
+        SYNCHRONIZE_CACHE_10 => read_write::synchronize_cache_10(c),
+        SYNCHRONIZE_CACHE_16 => read_write::synchronize_cache_16(c),
+        UNMAP => provisioning::unmap(c),
+        WRITE_SAME_10 => provisioning::write_same_10(c),
+        WRITE_SAME_16 => provisioning::write_same_16(c),
+        VERIFY_10 => verify::verify_10(c),
+        VERIFY_12 => verify::verify_12(c),
+        VERIFY_16 => verify::verify_16(c),
+        INQUIRY => inquiry::inquiry(c),
+        REQUEST_SENSE => request_sense::request_sense(c),
+        MODE_SENSE_6 => mode_sense::mode_sense_6(c),
+        MODE_SENSE_10 => mode_sense::mode_sense_10(c),
+        START_STOP_UNIT => medium::start_stop_unit(c),
+        READ_CAPACITY_10 => capacity::read_capacity_10(c),
+        REPORT_LUNS => report_luns::report_luns(c),
+        SERVICE_ACTION_IN_16 => match c.cdb[1] & 0x1f {
+            capacity::READ_CAPACITY_16 => capacity::read_capacity_16(c),
+            _ => invalid_service_action(),
+        },
+        MAINTENANCE_IN => match c.cdb[1] & 0x1f {
+            supported::OPERATION_CODES => supported::operation_codes(c),
+            _ => invalid_service_action(),
+        },
+        _ => Err(Sense::illegal_request(SenseCode::INVALID_OPCODE)),
+    }
+}
+
+/// A service action that its operation code does not have: byte 1, bits 4 to 0.
+fn invalid_service_action() -> Planned {
+    Err(Sense::cdb_bit(1, 4))
+}

@@ -1,0 +1,264 @@
+//! UNMAP and WRITE SAME (SBC-4, 5.38, 5.53 and 5.54).
+
+use disk::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
+
+use super::read_write::check_protect;
+use super::{Context, Planned, good};
+use crate::command::{be16, be32, be64};
+use crate::logical_unit::{DiskId, Word};
+use crate::plan::{DirectIo, Pending, Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::response::{Residual, Response, Status};
+use crate::sense::{Sense, SenseCode};
+
+/// Most descriptors of one UNMAP, told in the block limits page.
+pub(super) const UNMAP_DESCRIPTORS_MAX: usize = 256;
+
+/// Most blocks of one WRITE SAME, told in the block limits page: what Linux asks for at most.
+pub(super) const WRITE_SAME_BLOCKS_MAX: u64 = 0x7f_ffff;
+
+pub(super) fn unmap(c: &Context<'_>) -> Planned {
+    if c.unit.state().info.discard_granularity.is_none() {
+        return Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
+    }
+    if c.cdb[1] & 0x01 != 0 {
+        return Err(Sense::cdb_bit(1, 0)); // ANCHOR
+    }
+    c.check_writable()?;
+    let length = be16(c.cdb, 7);
+    if length == 0 {
+        return good();
+    }
+    let unit = std::sync::Arc::clone(c.unit);
+    let descriptor_sense = c.word.has(Word::DESCRIPTOR_SENSE);
+    Ok(Pending::plan(
+        length.into(),
+        c.data_out,
+        move |list: &[u8]| match unmap_ranges(unit.geometry(), usize::from(length), list) {
+            Ok(ranges) => unmap_plan(unit.disk(), ranges, descriptor_sense),
+            Err(sense) => Plan::Done(Response::check(sense)),
+        },
+    ))
+}
+
+/// The byte ranges of a parameter list (SBC-4, 5.38.2). Nothing is unmapped unless all of it is right.
+fn unmap_ranges(geometry: Geometry, length: usize, list: &[u8]) -> Result<Vec<(u64, u64)>, Sense> {
+    let too_short = Sense::illegal_request(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
+    if list.len() < length {
+        return Err(too_short);
+    }
+    let Some((header, rest)) = list.split_first_chunk::<8>() else {
+        return Err(too_short);
+    };
+    let described = usize::from(u16::from_be_bytes([header[2], header[3]])).min(rest.len());
+    // a descriptor that is cut off is ignored
+    let (descriptors, _) = rest.get(..described).unwrap_or_default().as_chunks::<16>();
+    if descriptors.len() > UNMAP_DESCRIPTORS_MAX {
+        return Err(Sense::parameter_field(2));
+    }
+    let mut ranges = Vec::with_capacity(descriptors.len());
+    for descriptor in descriptors {
+        let (lba, blocks) = (be64(descriptor, 0), be32(descriptor, 8));
+        let range = geometry.check(Lba(lba), Blocks(blocks.into()));
+        let range = range.map_err(|_| Sense::illegal_request(SenseCode::LBA_OUT_OF_RANGE))?;
+        if range.1 > 0 {
+            ranges.push(range);
+        }
+    }
+    Ok(ranges)
+}
+
+fn unmap_plan(disk: DiskId, ranges: Vec<(u64, u64)>, descriptor_sense: bool) -> Plan {
+    match *ranges {
+        [] => Plan::Done(Response::good()),
+        [(offset, length)] => {
+            without_data(disk, IoRequest::discard(offset, length), descriptor_sense)
+        }
+        _ => Run::plan(
+            Unmap {
+                disk,
+                ranges: ranges.into_iter(),
+            },
+            0,
+        ),
+    }
+}
+
+fn without_data(disk: DiskId, request: IoRequest, descriptor_sense: bool) -> Plan {
+    Plan::Io(DirectIo {
+        disk,
+        request,
+        exclusive: false,
+        residual: Residual::None,
+        success: Status::Good,
+        expected: 0,
+        descriptor_sense,
+    })
+}
+
+struct Unmap {
+    disk: DiskId,
+    ranges: std::vec::IntoIter<(u64, u64)>,
+}
+
+impl Program for Unmap {
+    fn next(&mut self, last: Option<IoOutcome>, _scratch: &mut [u8]) -> Step {
+        if let Some(Err(error)) = last {
+            return Step::Done(Sense::of_io_error(error.kind).into());
+        }
+        match self.ranges.next() {
+            Some((offset, length)) => Step::Io {
+                disk: self.disk,
+                request: IoRequest::discard(offset, length),
+                scratch: 0..0,
+            },
+            None => Step::Done(Response::good()),
+        }
+    }
+}
+
+pub(super) fn write_same_10(c: &Context<'_>) -> Planned {
+    write_same(c, be32(c.cdb, 2).into(), be16(c.cdb, 7).into(), false, 7)
+}
+
+pub(super) fn write_same_16(c: &Context<'_>) -> Planned {
+    let no_data_out = c.cdb[1] & 0x01 != 0;
+    write_same(c, be64(c.cdb, 2), be32(c.cdb, 10).into(), no_data_out, 10)
+}
+
+fn write_same(
+    c: &Context<'_>,
+    lba: u64,
+    blocks: u64,
+    no_data_out: bool,
+    length_at: u16,
+) -> Planned {
+    check_protect(c.cdb[1])?;
+    let unmap = c.cdb[1] & 0x08 != 0;
+    if c.cdb[1] & 0x10 != 0 {
+        return Err(Sense::cdb_bit(1, 4)); // ANCHOR
+    }
+    let (may_unmap, may_zero) = {
+        let state = c.unit.state();
+        (
+            state.info.discard_granularity.is_some(),
+            state.info.write_zeroes,
+        )
+    };
+    if unmap && !may_unmap {
+        return Err(Sense::cdb_bit(1, 3));
+    }
+    c.check_writable()?;
+    let geometry = c.unit.geometry();
+    // no number of blocks means: to the end (WSNZ is 0)
+    let blocks = match blocks {
+        0 if lba >= geometry.capacity().0 => {
+            return Err(Sense::illegal_request(SenseCode::LBA_OUT_OF_RANGE));
+        }
+        0 => geometry.capacity().0 - lba,
+        blocks => blocks,
+    };
+    let (offset, length) = c.range(lba, blocks)?;
+    if blocks > WRITE_SAME_BLOCKS_MAX {
+        return Err(Sense::cdb_field(length_at));
+    }
+    let fill = Filling {
+        disk: c.unit.disk(),
+        offset,
+        length,
+        unmap,
+        may_zero,
+        force: c.word.has(Word::WRITE_THROUGH),
+        descriptor_sense: c.word.has(Word::DESCRIPTOR_SENSE),
+    };
+    let block_size = u64::from(geometry.block_size());
+    if no_data_out {
+        return Ok(fill.with(&[0]));
+    }
+    if c.data_out != block_size {
+        return Err(Sense::illegal_request(SenseCode::INVALID_FIELD_IN_CDB));
+    }
+    Ok(Pending::plan(
+        block_size,
+        c.data_out,
+        move |block: &[u8]| fill.with(block),
+    ))
+}
+
+/// A range to be filled with a block.
+pub(super) struct Filling {
+    pub disk: DiskId,
+    pub offset: u64,
+    pub length: u64,
+    /// The space may be given back where the block is zeroes.
+    pub unmap: bool,
+    /// The disk can write zeroes without being sent them.
+    pub may_zero: bool,
+    pub force: bool,
+    pub descriptor_sense: bool,
+}
+
+impl Filling {
+    /// Zeroes become one I/O where the disk can do that; anything else is written piece by piece.
+    pub fn with(self, pattern: &[u8]) -> Plan {
+        let mut flags = if self.force {
+            IoFlags::FUA
+        } else {
+            IoFlags::NONE
+        };
+        if self.may_zero && pattern.iter().all(|&byte| byte == 0) {
+            if self.unmap {
+                flags = flags.with(IoFlags::UNMAP);
+            }
+            let request = IoRequest::write_zeroes(self.offset, self.length).flagged(flags);
+            return without_data(self.disk, request, self.descriptor_sense);
+        }
+        let fill = Fill {
+            disk: self.disk,
+            offset: self.offset,
+            left: self.length,
+            flags,
+            pattern: pattern.to_vec(),
+        };
+        Run::plan(fill, self.length.min(SCRATCH_MAX as u64) as usize)
+    }
+}
+
+/// Writes a pattern over a range, a piece of scratch memory at a time.
+pub(super) struct Fill {
+    pub disk: DiskId,
+    pub offset: u64,
+    pub left: u64,
+    pub flags: IoFlags,
+    /// As long as a block, or one byte.
+    pub pattern: Vec<u8>,
+}
+
+impl Program for Fill {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        let piece = self.left.min(SCRATCH_MAX as u64);
+        match last {
+            None => {
+                for chunk in scratch.chunks_mut(self.pattern.len().max(1)) {
+                    if let Some(pattern) = self.pattern.get(..chunk.len()) {
+                        chunk.copy_from_slice(pattern);
+                    }
+                }
+            }
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Ok(())) => {
+                self.offset += piece;
+                self.left -= piece;
+            }
+        }
+        let piece = self.left.min(SCRATCH_MAX as u64);
+        if piece == 0 {
+            return Step::Done(Response::good());
+        }
+        let request = IoRequest::write(self.offset, piece).flagged(self.flags);
+        Step::Io {
+            disk: self.disk,
+            request,
+            scratch: 0..piece as usize,
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! READ, WRITE and SYNCHRONIZE CACHE (SBC-4, 5.10 to 5.45): the commands of the request path.
+//!
+//! None of these allocates or locks, but for a read whose buffer ends inside a block.
+
+use std::mem;
+
+use disk::{IoFlags, IoOutcome, IoRequest};
+
+use super::{Context, Planned, good};
+use crate::command::{be16, be24, be32, be64};
+use crate::logical_unit::{DiskId, Word};
+use crate::plan::{DirectIo, Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::response::{Residual, Response, Status};
+use crate::sense::Sense;
+
+/// Longest transfer of one command, told in the block limits page.
+pub(crate) const TRANSFER_MAX: u64 = 32 << 20;
+
+const FUA: u8 = 0x08;
+
+#[inline]
+pub(super) fn read_6(c: &Context<'_>) -> Planned {
+    let (lba, blocks) = range_6(c);
+    read(c, lba, blocks, 0, 4)
+}
+
+#[inline]
+pub(super) fn read_10(c: &Context<'_>) -> Planned {
+    read(c, be32(c.cdb, 2).into(), be16(c.cdb, 7).into(), c.cdb[1], 7)
+}
+
+#[inline]
+pub(super) fn read_12(c: &Context<'_>) -> Planned {
+    read(c, be32(c.cdb, 2).into(), be32(c.cdb, 6).into(), c.cdb[1], 6)
+}
+
+#[inline]
+pub(super) fn read_16(c: &Context<'_>) -> Planned {
+    read(c, be64(c.cdb, 2), be32(c.cdb, 10).into(), c.cdb[1], 10)
+}
+
+#[inline]
+pub(super) fn write_6(c: &Context<'_>) -> Planned {
+    let (lba, blocks) = range_6(c);
+    write(c, lba, blocks, 0, 4)
+}
+
+#[inline]
+pub(super) fn write_10(c: &Context<'_>) -> Planned {
+    write(c, be32(c.cdb, 2).into(), be16(c.cdb, 7).into(), c.cdb[1], 7)
+}
+
+#[inline]
+pub(super) fn write_12(c: &Context<'_>) -> Planned {
+    write(c, be32(c.cdb, 2).into(), be32(c.cdb, 6).into(), c.cdb[1], 6)
+}
+
+#[inline]
+pub(super) fn write_16(c: &Context<'_>) -> Planned {
+    write(c, be64(c.cdb, 2), be32(c.cdb, 10).into(), c.cdb[1], 10)
+}
+
+/// 21 bits of LBA; a transfer length of 0 means 256 blocks (SBC-4, 5.14).
+fn range_6(c: &Context<'_>) -> (u64, u64) {
+    let lba = be24(c.cdb, 1) & 0x1f_ffff;
+    let blocks = if c.cdb[4] == 0 { 256 } else { c.cdb[4].into() };
+    (lba.into(), blocks)
+}
+
+/// No protection information is kept, so RDPROTECT and WRPROTECT must be 000b.
+#[inline]
+pub(super) fn check_protect(byte1: u8) -> Result<(), Sense> {
+    if byte1 & 0xe0 != 0 {
+        Err(Sense::cdb_bit(1, 7))
+    } else {
+        Ok(())
+    }
+}
+
+#[inline]
+fn read(c: &Context<'_>, lba: u64, blocks: u64, byte1: u8, length_at: u16) -> Planned {
+    check_protect(byte1)?;
+    let (offset, length) = c.range(lba, blocks)?;
+    if length > TRANSFER_MAX {
+        return Err(Sense::cdb_field(length_at));
+    }
+    if length == 0 || c.data_in < length {
+        return read_short(c, offset, length);
+    }
+    Ok(direct(
+        c,
+        IoRequest::read(offset, length),
+        length,
+        c.data_in,
+    ))
+}
+
+#[inline]
+fn write(c: &Context<'_>, lba: u64, blocks: u64, byte1: u8, length_at: u16) -> Planned {
+    check_protect(byte1)?;
+    c.check_writable()?;
+    let (offset, length) = c.range(lba, blocks)?;
+    if length > TRANSFER_MAX {
+        return Err(Sense::cdb_field(length_at));
+    }
+    let fits = if c.data_out < length {
+        whole_blocks(c, c.data_out)
+    } else {
+        length
+    };
+    if fits == 0 {
+        let residual = Residual::between(length, c.data_out);
+        return Ok(Plan::Done(Response {
+            residual,
+            ..Response::good()
+        }));
+    }
+    let mut request = IoRequest::write(offset, fits);
+    if byte1 & FUA != 0 || c.word.has(Word::WRITE_THROUGH) {
+        request = request.flagged(IoFlags::FUA);
+    }
+    Ok(direct(c, request, length, c.data_out))
+}
+
+#[inline]
+fn direct(c: &Context<'_>, request: IoRequest, wanted: u64, expected: u64) -> Plan {
+    Plan::Io(DirectIo {
+        disk: c.unit.disk(),
+        request,
+        exclusive: false,
+        residual: Residual::between(wanted, expected),
+        success: Status::Good,
+        expected,
+        descriptor_sense: c.word.has(Word::DESCRIPTOR_SENSE),
+    })
+}
+
+fn whole_blocks(c: &Context<'_>, bytes: u64) -> u64 {
+    bytes & !(u64::from(c.unit.geometry().block_size()) - 1)
+}
+
+/// A read of nothing, or one whose buffer is shorter than the CDB's length.
+#[cold]
+fn read_short(c: &Context<'_>, offset: u64, length: u64) -> Planned {
+    let fits = length.min(c.data_in);
+    let residual = Residual::between(length, c.data_in);
+    if fits == 0 {
+        return Ok(Plan::Done(Response {
+            residual,
+            ..Response::good()
+        }));
+    }
+    if whole_blocks(c, fits) == fits {
+        return Ok(direct(c, IoRequest::read(offset, fits), length, c.data_in));
+    }
+    let block_size = u64::from(c.unit.geometry().block_size());
+    let reading = fits.next_multiple_of(block_size);
+    let scratch_length = reading.min(SCRATCH_MAX as u64);
+    let program = ReadPart {
+        disk: c.unit.disk(),
+        offset,
+        left: reading,
+        fits: fits as usize,
+        residual,
+        data: Vec::new(),
+    };
+    Ok(Run::plan(program, scratch_length as usize))
+}
+
+/// Reads whole blocks into scratch memory and answers with the part that the initiator has room for.
+struct ReadPart {
+    disk: DiskId,
+    offset: u64,
+    left: u64,
+    fits: usize,
+    residual: Residual,
+    data: Vec<u8>,
+}
+
+impl Program for ReadPart {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        let length = self.left.min(SCRATCH_MAX as u64);
+        match last {
+            None => {}
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Ok(())) => {
+                self.data
+                    .extend_from_slice(scratch.get(..length as usize).unwrap_or_default());
+                self.offset += length;
+                self.left -= length;
+            }
+        }
+        if self.left == 0 {
+            let residual = self.residual;
+            let data = mem::take(&mut self.data);
+            return Step::Done(Response {
+                residual,
+                ..Response::data(data, self.fits)
+            });
+        }
+        let length = self.left.min(SCRATCH_MAX as u64);
+        let request = IoRequest::read(self.offset, length);
+        Step::Io {
+            disk: self.disk,
+            request,
+            scratch: 0..length as usize,
+        }
+    }
+}
+
+pub(super) fn synchronize_cache_10(c: &Context<'_>) -> Planned {
+    synchronize_cache(c, be32(c.cdb, 2).into(), be16(c.cdb, 7).into())
+}
+
+pub(super) fn synchronize_cache_16(c: &Context<'_>) -> Planned {
+    synchronize_cache(c, be64(c.cdb, 2), be32(c.cdb, 10).into())
+}
+
+/// The whole cache goes to stable storage, whatever the range, and IMMED does not bring the answer
+/// forward: both are allowed (SBC-4, 5.37), and the answer then means what an initiator hopes it means.
+fn synchronize_cache(c: &Context<'_>, lba: u64, blocks: u64) -> Planned {
+    c.range(lba, blocks)?;
+    if c.unit.geometry().capacity().0 == 0 {
+        return good();
+    }
+    Ok(direct(c, IoRequest::flush(), 0, 0))
+}

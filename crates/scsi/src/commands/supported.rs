@@ -1,0 +1,70 @@
+//! REPORT SUPPORTED OPERATION CODES (SPC-5, 6.35), from the one table of commands.
+
+use super::{Context, Planned};
+use crate::command::{be16, be32};
+use crate::sense::Sense;
+use crate::table::{COMMANDS, Row};
+
+/// Service action of MAINTENANCE IN.
+pub(super) const OPERATION_CODES: u8 = 0x0c;
+
+pub(super) fn operation_codes(c: &Context<'_>) -> Planned {
+    let timeouts = c.cdb[2] & 0x80 != 0;
+    let (opcode, action) = (c.cdb[3], be16(c.cdb, 4));
+    let rows = || COMMANDS.iter().filter(|row| row.opcode() == opcode);
+    let with_actions = rows().any(|row| row.action.is_some());
+    let matching = rows().find(|row| row.action.is_none_or(|own| u16::from(own) == action));
+    let data = match c.cdb[2] & 0x07 {
+        0b000 => all(timeouts),
+        0b001 if with_actions => return Err(Sense::cdb_bit(2, 2)),
+        0b001 => one(rows().next(), timeouts),
+        0b010 if !with_actions => return Err(Sense::cdb_bit(2, 2)),
+        0b010 => one(matching, timeouts),
+        0b011 if with_actions || action == 0 => one(matching, timeouts),
+        0b011 => one(None, timeouts),
+        _ => return Err(Sense::cdb_bit(2, 2)),
+    };
+    c.data(data, be32(c.cdb, 6))
+}
+
+/// All commands: descriptors of 8 bytes, with timeouts of 20.
+fn all(timeouts: bool) -> Vec<u8> {
+    let mut list = Vec::new();
+    for row in COMMANDS {
+        let flags = if timeouts { 0x02 } else { 0x00 } | u8::from(row.action.is_some());
+        let action = row.action.unwrap_or_default();
+        list.extend([
+            row.opcode(),
+            0,
+            0,
+            action,
+            0,
+            flags,
+            0,
+            row.usage.len() as u8,
+        ]);
+        if timeouts {
+            list.extend(TIMEOUTS);
+        }
+    }
+    let mut data = (list.len() as u32).to_be_bytes().to_vec();
+    data.extend(list);
+    data
+}
+
+/// One command: supported as the standard says (011b) with its usage data, or not supported (001b).
+fn one(row: Option<&Row>, timeouts: bool) -> Vec<u8> {
+    let Some(row) = row else {
+        return vec![0, 0x01, 0, 0];
+    };
+    let mut data = vec![0, 0x03, 0, row.usage.len() as u8];
+    data.extend(row.usage);
+    if timeouts {
+        data[1] |= 0x80;
+        data.extend(TIMEOUTS);
+    }
+    data
+}
+
+/// Command timeouts descriptor: nominal not given, recommended 30 seconds.
+const TIMEOUTS: [u8; 12] = [0x00, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 30];

@@ -1,0 +1,147 @@
+//! INQUIRY's vital product data pages (SPC-5, 7.7; SBC-4, 6.6).
+
+use disk::DiskInfo;
+
+use super::Context;
+use super::inquiry::{Peripheral, VENDOR};
+use super::provisioning::{UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
+use super::read_write::TRANSFER_MAX;
+use crate::nexus::TargetPort;
+use crate::plan::DATA_OUT_MAX;
+
+const SUPPORTED_PAGES: u8 = 0x00;
+const UNIT_SERIAL_NUMBER: u8 = 0x80;
+const DEVICE_IDENTIFICATION: u8 = 0x83;
+const EXTENDED_INQUIRY: u8 = 0x86;
+const BLOCK_LIMITS: u8 = 0xb0;
+const BLOCK_DEVICE_CHARACTERISTICS: u8 = 0xb1;
+const LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
+
+/// All pages, ascending, as page 00h lists them.
+const PAGES: [u8; 7] = [
+    SUPPORTED_PAGES,
+    UNIT_SERIAL_NUMBER,
+    DEVICE_IDENTIFICATION,
+    EXTENDED_INQUIRY,
+    BLOCK_LIMITS,
+    BLOCK_DEVICE_CHARACTERISTICS,
+    LOGICAL_BLOCK_PROVISIONING,
+];
+
+/// The page with this code, if there is one.
+pub(super) fn page(c: &Context<'_>, code: u8) -> Option<Vec<u8>> {
+    let body = match code {
+        SUPPORTED_PAGES => PAGES.to_vec(),
+        UNIT_SERIAL_NUMBER => serial(&c.unit.state().info).into(),
+        DEVICE_IDENTIFICATION => {
+            let state = c.unit.state();
+            device_identification(&state.info, c.nexus.port())
+        }
+        EXTENDED_INQUIRY => extended_inquiry(),
+        BLOCK_LIMITS => block_limits(&c.unit.state().info),
+        BLOCK_DEVICE_CHARACTERISTICS => block_device_characteristics(&c.unit.state().info),
+        LOGICAL_BLOCK_PROVISIONING => logical_block_provisioning(&c.unit.state().info),
+        _ => return None,
+    };
+    Some(framed(Peripheral::Disk, code, &body))
+}
+
+/// Header and body of a page.
+pub(super) fn framed(peripheral: Peripheral, code: u8, body: &[u8]) -> Vec<u8> {
+    let [high, low] = (body.len() as u16).to_be_bytes();
+    let mut page = vec![peripheral as u8, code, high, low];
+    page.extend_from_slice(body);
+    page
+}
+
+fn serial(info: &DiskInfo) -> String {
+    info.serial
+        .chars()
+        .filter(char::is_ascii_graphic)
+        .take(20)
+        .collect()
+}
+
+/// Page 83h: designators of the unit, of the port that was asked through, and of its device.
+fn device_identification(info: &DiskInfo, port: &TargetPort) -> Vec<u8> {
+    let mut list = Vec::new();
+    // NAA, 8 bytes; binary, of the logical unit
+    designator(&mut list, 0x01, 0x03, &info.naa.to_be_bytes());
+    // T10 vendor identification; ASCII, of the logical unit
+    let vendor_and_serial = [VENDOR, serial(info).as_bytes()].concat();
+    designator(&mut list, 0x02, 0x01, &vendor_and_serial);
+    // relative target port and target port group; binary, of the port
+    let [high, low] = port.relative_id.to_be_bytes();
+    designator(&mut list, 0x01, 0x94, &[0, 0, high, low]);
+    let [high, low] = port.group.to_be_bytes();
+    designator(&mut list, 0x01, 0x95, &[0, 0, high, low]);
+    // SCSI name strings; UTF-8, of the port and of the device that it belongs to
+    if let Some(name) = &port.name {
+        designator(&mut list, 0x53, 0x98, &name_string(name));
+    }
+    if let Some(name) = &port.device_name {
+        designator(&mut list, 0x53, 0xa8, &name_string(name));
+    }
+    list
+}
+
+fn designator(list: &mut Vec<u8>, code_set: u8, kind: u8, value: &[u8]) {
+    list.extend([code_set, kind, 0, value.len() as u8]);
+    list.extend_from_slice(value);
+}
+
+/// Ends with a NUL and is padded to a multiple of four (SPC-5, 7.7.6.11).
+fn name_string(name: &str) -> Vec<u8> {
+    let mut bytes: Vec<u8> = name.bytes().take(223).collect();
+    bytes.push(0);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// Page 86h: no protection; SIMPLE, ORDERED and HEAD OF QUEUE; LUICLR.
+fn extended_inquiry() -> Vec<u8> {
+    let mut body = [0; 60];
+    body[1] = 0x07; // SIMPSUP, ORDSUP, HEADSUP
+    body[2] = 0x01; // V_SUP: a volatile cache may be there
+    body[3] = 0x01; // LUICLR: nexus losses clear only what the standard says
+    body.into()
+}
+
+/// Page B0h.
+fn block_limits(info: &DiskInfo) -> Vec<u8> {
+    let shift = info.geometry.block_shift();
+    let blocks = |bytes: u64| ((bytes >> shift) as u32).to_be_bytes();
+    let mut body = [0; 60];
+    body[1] = ((DATA_OUT_MAX as u64 / 2) >> shift).min(255) as u8; // compare and write length
+    let granularity = (info.physical_block_size >> shift).max(1) as u16;
+    body[2..4].copy_from_slice(&granularity.to_be_bytes());
+    body[4..8].copy_from_slice(&blocks(TRANSFER_MAX));
+    body[8..12].copy_from_slice(&blocks(info.optimal_io_size.into()));
+    body[12..16].copy_from_slice(&blocks(TRANSFER_MAX)); // prefetch
+    if let Some(discard) = info.discard_granularity {
+        body[16..20].copy_from_slice(&u32::MAX.to_be_bytes()); // unmap: no limit of blocks
+        body[20..24].copy_from_slice(&(UNMAP_DESCRIPTORS_MAX as u32).to_be_bytes());
+        body[24..28].copy_from_slice(&(discard >> shift).max(1).to_be_bytes());
+        body[28] = 0x80; // UGAVALID, alignment 0
+    }
+    body[32..40].copy_from_slice(&WRITE_SAME_BLOCKS_MAX.to_be_bytes());
+    body.into()
+}
+
+/// Page B1h.
+fn block_device_characteristics(info: &DiskInfo) -> Vec<u8> {
+    let mut body = [0; 60];
+    // medium rotation rate: 0000h not reported, 0001h non-rotating
+    body[1] = if info.rotational { 0x00 } else { 0x01 };
+    body.into()
+}
+
+/// Page B2h.
+fn logical_block_provisioning(info: &DiskInfo) -> Vec<u8> {
+    if info.discard_granularity.is_none() {
+        return vec![0, 0, 0, 0];
+    }
+    // LBPU, LBPWS, LBPWS10
+    let zeroes = if info.discard_zeroes { 0x04 } else { 0x00 };
+    vec![0, 0xe0 | zeroes, 0x02, 0]
+}

@@ -1,0 +1,88 @@
+//! Commands for a LUN behind which there is no logical unit: the missing one, and the well-known one.
+//!
+//! A missing logical unit answers INQUIRY, REPORT LUNS and REQUEST SENSE, and LOGICAL UNIT NOT SUPPORTED
+//! to all else (SPC-5, 6.7.1 and 6.39). The well-known logical unit REPORT LUNS answers TEST UNIT READY too.
+
+use super::inquiry::{Peripheral, checked_evpd, standard};
+use super::request_sense::descriptor_format;
+use super::{report_luns, vital_product_data};
+use crate::command::{Cdb, Command, be16, opcode::*};
+use crate::lun::LunAddress;
+use crate::plan::{Answering, Plan};
+use crate::response::Response;
+use crate::sense::{Sense, SenseCode, SenseKey};
+use crate::target::LunMap;
+
+/// What stands where no logical unit of ours is.
+enum Stand {
+    MissingLun,
+    ReportLunsUnit,
+}
+
+#[cold]
+pub(crate) fn begin_without_unit(map: &LunMap, command: &Command<'_>, cdb: &Cdb) -> Plan {
+    let stand = match command.lun.address() {
+        LunAddress::ReportLuns => Stand::ReportLunsUnit,
+        LunAddress::Unit(_) | LunAddress::Unknown => Stand::MissingLun,
+    };
+    let response = super::check_cdb(cdb, command.cdb.len())
+        .and_then(|()| match cdb[0] {
+            INQUIRY => stand.inquiry(cdb),
+            REQUEST_SENSE => Ok(stand.request_sense(cdb)),
+            REPORT_LUNS => {
+                command
+                    .nexus
+                    .clear_attention_everywhere(SenseCode::LUNS_CHANGED);
+                report_luns::report(map, cdb)
+            }
+            _ => stand.other(cdb[0]),
+        })
+        .unwrap_or_else(Response::check);
+    let answering = Answering {
+        expected_in: command.data_in_length,
+        expected_out: command.data_out_length,
+        wanted_out: 0,
+        descriptor_sense: false,
+    };
+    Plan::Done(answering.finish(response))
+}
+
+impl Stand {
+    fn peripheral(&self) -> Peripheral {
+        match self {
+            Stand::MissingLun => Peripheral::Missing,
+            Stand::ReportLunsUnit => Peripheral::WellKnown,
+        }
+    }
+
+    fn inquiry(&self, cdb: &Cdb) -> Result<Response, Sense> {
+        let data = match (checked_evpd(cdb)?, cdb[2]) {
+            (false, _) => standard(self.peripheral(), false),
+            (true, 0x00) => vital_product_data::framed(self.peripheral(), 0x00, &[0x00]),
+            (true, _) => return Err(Sense::cdb_field(2)),
+        };
+        Ok(Response::data(data, be16(cdb, 3).into()))
+    }
+
+    fn request_sense(&self, cdb: &Cdb) -> Response {
+        let sense = match self {
+            Stand::MissingLun => Sense::illegal_request(SenseCode::LOGICAL_UNIT_NOT_SUPPORTED),
+            Stand::ReportLunsUnit => Sense::new(SenseKey::NoSense, SenseCode::NONE),
+        };
+        let sense = Sense {
+            descriptor_format: descriptor_format(cdb[1]),
+            ..sense
+        };
+        Response::data(sense.encode().to_vec(), cdb[4].into())
+    }
+
+    fn other(&self, opcode: u8) -> Result<Response, Sense> {
+        match self {
+            Stand::MissingLun => Err(Sense::illegal_request(
+                SenseCode::LOGICAL_UNIT_NOT_SUPPORTED,
+            )),
+            Stand::ReportLunsUnit if opcode == TEST_UNIT_READY => Ok(Response::good()),
+            Stand::ReportLunsUnit => Err(Sense::illegal_request(SenseCode::INVALID_OPCODE)),
+        }
+    }
+}

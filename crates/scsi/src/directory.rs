@@ -1,0 +1,76 @@
+//! All logical units of the daemon, and where their state survives a restart.
+//!
+//! One per daemon. A copy between two disks finds the other one here, whichever target it hangs on.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::logical_unit::LogicalUnit;
+use crate::sync::lock;
+
+/// Where state that has to survive a restart is kept: saved mode pages, and registrations with APTPL.
+pub trait Store: Send + Sync {
+    /// What was saved under this key last.
+    fn load(&self, key: &str) -> Option<Vec<u8>>;
+    /// Replaces what is under this key. Durable when it returns; may block, for it is called rarely.
+    fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// A store that lasts as long as the process: for tests, and where no state directory is configured.
+#[derive(Debug, Default)]
+pub struct MemoryStore(Mutex<HashMap<String, Vec<u8>>>);
+
+impl Store for MemoryStore {
+    fn load(&self, key: &str) -> Option<Vec<u8>> {
+        lock(&self.0).get(key).cloned()
+    }
+
+    fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
+        lock(&self.0).insert(key.to_owned(), bytes.to_vec());
+        Ok(())
+    }
+}
+
+/// All logical units of the daemon.
+pub struct Directory {
+    units: Mutex<Vec<Weak<LogicalUnit>>>,
+    store: Box<dyn Store>,
+}
+
+impl Directory {
+    /// An empty directory over a store.
+    pub fn new(store: Box<dyn Store>) -> Arc<Directory> {
+        Arc::new(Directory {
+            units: Mutex::new(Vec::new()),
+            store,
+        })
+    }
+
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    pub(crate) fn add(&self, unit: &Arc<LogicalUnit>) {
+        let mut units = lock(&self.units);
+        units.retain(|unit| unit.strong_count() > 0);
+        units.push(Arc::downgrade(unit));
+    }
+
+    /// The logical unit with this NAA identifier.
+    pub fn find_naa(&self, naa: u64) -> Option<Arc<LogicalUnit>> {
+        lock(&self.units)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|unit| unit.naa() == naa)
+    }
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Directory")
+            .field("units", &lock(&self.units).len())
+            .finish_non_exhaustive()
+    }
+}

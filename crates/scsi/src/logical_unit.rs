@@ -1,0 +1,243 @@
+//! A logical unit: one disk as SCSI shows it, shared by every target and worker that serves it.
+//!
+//! The request path reads two things of it: the capacity and the word, both atomics that change rarely. The
+//! word is zero while nothing special holds; its slow bits send a command to the path that takes the mutex.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use disk::{DiskInfo, Geometry};
+
+use crate::directory::Directory;
+use crate::mode::ModePages;
+use crate::nexus::{Nexus, TargetPort};
+use crate::sense::SenseCode;
+use crate::sync::lock;
+
+/// The caller's key for a disk and its backend. Nothing here looks into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DiskId(pub u32);
+
+/// Names a logical unit within the process; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UnitId(u32);
+
+impl UnitId {
+    #[cfg(test)]
+    pub(crate) const fn new(id: u32) -> UnitId {
+        UnitId(id)
+    }
+
+    pub(crate) const fn filter_index(self) -> usize {
+        (self.0 & 63) as usize
+    }
+
+    pub(crate) const fn filter_bit(self) -> u64 {
+        1 << self.filter_index()
+    }
+}
+
+/// The word: what every command has to know of the unit's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Word(pub u32);
+
+impl Word {
+    /// Somebody holds a reservation.
+    pub const RESERVED: u32 = 1;
+    /// Stopped, ejected, being sanitized, or not active behind some port.
+    pub const NOT_READY: u32 = 1 << 1;
+    const SLOW: u32 = 0xffff;
+    /// Nothing may be written. This and what follows is looked at where it matters, without a lock.
+    pub const WRITE_PROTECTED: u32 = 1 << 16;
+    /// The volatile cache is off: every write is FUA.
+    pub const WRITE_THROUGH: u32 = 1 << 17;
+    /// Sense data is in descriptor format.
+    pub const DESCRIPTOR_SENSE: u32 = 1 << 18;
+
+    #[inline]
+    pub const fn is_slow(self) -> bool {
+        self.0 & Word::SLOW != 0
+    }
+
+    #[inline]
+    pub const fn has(self, bits: u32) -> bool {
+        self.0 & bits == bits
+    }
+}
+
+/// What a logical unit is made from.
+#[derive(Clone, Debug)]
+pub struct UnitConfig {
+    /// The disk behind it.
+    pub disk: DiskId,
+    /// What the disk can do.
+    pub info: DiskInfo,
+    /// The medium can be ejected and loaded (START STOP UNIT).
+    pub removable: bool,
+}
+
+/// A logical unit.
+#[derive(Debug)]
+pub struct LogicalUnit {
+    id: UnitId,
+    disk: DiskId,
+    block_size: u32,
+    capacity_bytes: AtomicU64,
+    word: AtomicU32,
+    naa: u64,
+    removable: bool,
+    directory: Arc<Directory>,
+    state: Mutex<UnitState>,
+}
+
+/// What changes at run time and is not on the request path.
+#[derive(Debug)]
+pub(crate) struct UnitState {
+    pub info: DiskInfo,
+    pub modes: ModePages,
+    pub nexuses: Vec<Weak<Nexus>>,
+    pub ports: Vec<Arc<TargetPort>>,
+}
+
+impl LogicalUnit {
+    /// A logical unit over a disk, entered into the directory.
+    pub fn new(directory: &Arc<Directory>, config: UnitConfig) -> Arc<LogicalUnit> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let UnitConfig {
+            disk,
+            info,
+            removable,
+        } = config;
+        let unit = Arc::new(LogicalUnit {
+            id: UnitId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            disk,
+            block_size: info.geometry.block_size(),
+            capacity_bytes: AtomicU64::new(info.geometry.capacity_bytes()),
+            word: AtomicU32::new(0),
+            naa: info.naa,
+            removable,
+            directory: Arc::clone(directory),
+            state: Mutex::new(UnitState {
+                modes: ModePages::new(&info),
+                info,
+                nexuses: Vec::new(),
+                ports: Vec::new(),
+            }),
+        });
+        unit.refresh_word(&unit.state());
+        directory.add(&unit);
+        unit
+    }
+
+    /// Names the unit within the process.
+    pub fn id(&self) -> UnitId {
+        self.id
+    }
+
+    /// The disk behind it.
+    pub fn disk(&self) -> DiskId {
+        self.disk
+    }
+
+    /// Its NAA identifier, the same through every door.
+    pub fn naa(&self) -> u64 {
+        self.naa
+    }
+
+    /// Block size and capacity as they are now.
+    #[inline]
+    pub fn geometry(&self) -> Geometry {
+        Geometry::new(self.block_size, self.capacity_bytes.load(Ordering::Acquire))
+    }
+
+    /// Takes what the disk says of itself anew: a resize or a change of its features. Every nexus learns
+    /// of a new capacity by a unit attention. The block size stays what it was.
+    pub fn update(&self, info: DiskInfo) {
+        let mut state = self.state();
+        let bytes = info.geometry.capacity_bytes();
+        let resized = self.capacity_bytes.swap(bytes, Ordering::AcqRel) != bytes;
+        let geometry = Geometry::new(self.block_size, bytes);
+        state.info = DiskInfo { geometry, ..info };
+        if resized {
+            state.attention_all(self.id, SenseCode::CAPACITY_CHANGED, None);
+        }
+        self.refresh_word(&state);
+    }
+
+    #[inline]
+    pub(crate) fn word(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn removable(&self) -> bool {
+        self.removable
+    }
+
+    pub(crate) fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, UnitState> {
+        lock(&self.state)
+    }
+
+    /// Makes the word say what the state says. Called before the lock on a changed state is given back.
+    pub(crate) fn refresh_word(&self, state: &UnitState) {
+        let mut word = 0;
+        if state.info.read_only || state.modes.software_write_protect() {
+            word |= Word::WRITE_PROTECTED;
+        }
+        if state.info.write_cache && !state.modes.write_cache() {
+            word |= Word::WRITE_THROUGH;
+        }
+        if state.modes.descriptor_sense() {
+            word |= Word::DESCRIPTOR_SENSE;
+        }
+        self.word.store(word, Ordering::Release);
+    }
+
+    pub(crate) fn attach_nexus(&self, nexus: &Arc<Nexus>) {
+        let mut state = self.state();
+        state.nexuses.retain(|known| known.strong_count() > 0);
+        if state
+            .nexuses
+            .iter()
+            .any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(nexus)))
+        {
+            return;
+        }
+        state.nexuses.push(Arc::downgrade(nexus));
+        nexus.push_attention(self.id, SenseCode::POWER_ON);
+    }
+
+    pub(crate) fn detach_nexus(&self, nexus: &Arc<Nexus>) {
+        let mut state = self.state();
+        state
+            .nexuses
+            .retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(nexus)));
+        nexus.drop_attentions(self.id);
+    }
+
+    pub(crate) fn attach_port(&self, port: &Arc<TargetPort>) {
+        let mut state = self.state();
+        if !state
+            .ports
+            .iter()
+            .any(|known| known.relative_id == port.relative_id)
+        {
+            state.ports.push(Arc::clone(port));
+            state.ports.sort_by_key(|port| port.relative_id);
+        }
+    }
+}
+
+impl UnitState {
+    /// Queues a unit attention for every nexus but one.
+    pub(crate) fn attention_all(&self, unit: UnitId, code: SenseCode, but: Option<&Arc<Nexus>>) {
+        for nexus in self.nexuses.iter().filter_map(Weak::upgrade) {
+            if !but.is_some_and(|but| Arc::ptr_eq(but, &nexus)) {
+                nexus.push_attention(unit, code);
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! I_T nexuses: who speaks, through which port, and which unit attentions wait for it (SAM-5, 5.14).
+//!
+//! A nexus is shared by the workers that carry its queues or connections. Its filter word is zero while no
+//! unit attention waits, and is only written when one comes or goes; the queues are behind a mutex.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::logical_unit::UnitId;
+use crate::sense::SenseCode;
+use crate::sync::lock;
+
+/// An initiator port's name as a TransportID (SPC-5, 7.6.4): the key of a registration.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransportId(Box<[u8]>);
+
+impl TransportId {
+    /// An iSCSI initiator port: name and ISID (format 01b).
+    pub fn iscsi_port(name: &str, isid: [u8; 6]) -> TransportId {
+        let hex: String = isid.iter().map(|byte| format!("{byte:02x}")).collect();
+        TransportId::iscsi(0x45, &format!("{name},i,0x{hex}"))
+    }
+
+    /// An iSCSI initiator device: a name only (format 00b). Doors whose initiators have no name of their
+    /// own make one up.
+    pub fn iscsi_device(name: &str) -> TransportId {
+        TransportId::iscsi(0x05, name)
+    }
+
+    fn iscsi(first: u8, text: &str) -> TransportId {
+        let mut bytes = vec![first, 0, 0, 0];
+        bytes.extend(text.bytes().take(1024));
+        bytes.push(0);
+        while bytes.len() % 4 != 0 || bytes.len() < 24 {
+            bytes.push(0);
+        }
+        let additional = (bytes.len() - 4) as u16;
+        bytes[2..4].copy_from_slice(&additional.to_be_bytes());
+        TransportId(bytes.into())
+    }
+
+    /// The first TransportID of a list, and what follows it; `None` when it is malformed.
+    pub fn parse(bytes: &[u8]) -> Option<(TransportId, &[u8])> {
+        let first = *bytes.first()?;
+        let length = match first {
+            0x05 | 0x45 => {
+                let additional = u16::from_be_bytes([*bytes.get(2)?, *bytes.get(3)?]) as usize;
+                if additional < 20 || !additional.is_multiple_of(4) {
+                    return None;
+                }
+                4 + additional
+            }
+            0x00..0x10 => 24,
+            _ => return None,
+        };
+        let (id, rest) = bytes.split_at_checked(length)?;
+        if first & 0x0f != 0x05 {
+            return Some((TransportId(id.into()), rest));
+        }
+        let text = id.get(4..)?;
+        let end = text.iter().position(|&byte| byte == 0)?;
+        let text = std::str::from_utf8(text.get(..end)?).ok()?;
+        Some((TransportId::iscsi(first, text), rest))
+    }
+
+    /// As on the wire.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for TransportId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0.first() {
+            Some(0x05 | 0x45) => {
+                let text = String::from_utf8_lossy(self.0.get(4..).unwrap_or_default());
+                write!(f, "TransportId({})", text.trim_end_matches('\0'))
+            }
+            _ => write!(f, "TransportId({:02x?})", self.0),
+        }
+    }
+}
+
+/// A target port: a door, as SCSI sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetPort {
+    /// Relative target port identifier, unique among all doors of the daemon, from 1.
+    pub relative_id: u16,
+    /// Target port group that the port belongs to.
+    pub group: u16,
+    /// SCSI name string of the port, such as `iqn.2026-11.org.example:t0,t,0x0001`.
+    pub name: Option<String>,
+    /// SCSI name string of the device behind the port, such as `iqn.2026-11.org.example:t0`.
+    pub device_name: Option<String>,
+}
+
+/// An I_T nexus.
+#[derive(Debug)]
+pub struct Nexus {
+    initiator: TransportId,
+    port: Arc<TargetPort>,
+    filter: AtomicU64,
+    attentions: Mutex<Attentions>,
+}
+
+#[derive(Debug, Default)]
+struct Attentions {
+    queues: HashMap<UnitId, Vec<SenseCode>>,
+    /// How many units with a queue share each bit of the filter.
+    sharing: Vec<u32>,
+}
+
+impl Nexus {
+    pub(crate) fn new(initiator: TransportId, port: Arc<TargetPort>) -> Nexus {
+        let attentions = Attentions {
+            queues: HashMap::new(),
+            sharing: vec![0; 64],
+        };
+        Nexus {
+            initiator,
+            port,
+            filter: AtomicU64::new(0),
+            attentions: Mutex::new(attentions),
+        }
+    }
+
+    /// The initiator port.
+    pub fn initiator(&self) -> &TransportId {
+        &self.initiator
+    }
+
+    /// The target port.
+    pub fn port(&self) -> &Arc<TargetPort> {
+        &self.port
+    }
+
+    /// May a unit attention for this unit wait? Never a wrong no.
+    #[inline]
+    pub(crate) fn may_have_attention(&self, unit: UnitId) -> bool {
+        self.filter.load(Ordering::Acquire) & unit.filter_bit() != 0
+    }
+
+    /// Queues a unit attention, unless the same one waits already.
+    pub(crate) fn push_attention(&self, unit: UnitId, code: SenseCode) {
+        let mut attentions = lock(&self.attentions);
+        let queue = attentions.queues.entry(unit).or_default();
+        let first = queue.is_empty();
+        if is_reset(code) {
+            // a reset is reported before, and instead of, whatever it wiped out (SAM-5, 5.14.5)
+            queue.retain(|&waiting| !is_reset(waiting));
+            queue.insert(0, code);
+        } else if !queue.contains(&code) {
+            queue.push(code);
+        }
+        if first {
+            if let Some(count) = attentions.sharing.get_mut(unit.filter_index()) {
+                *count += 1;
+            }
+            self.filter.fetch_or(unit.filter_bit(), Ordering::Release);
+        }
+    }
+
+    /// Takes the first unit attention that waits for this unit.
+    pub(crate) fn pop_attention(&self, unit: UnitId) -> Option<SenseCode> {
+        let mut attentions = lock(&self.attentions);
+        let queue = attentions.queues.get_mut(&unit)?;
+        let code = (!queue.is_empty()).then(|| queue.remove(0));
+        if queue.is_empty() {
+            self.forget(&mut attentions, unit);
+        }
+        code
+    }
+
+    /// Takes one kind of unit attention back.
+    pub(crate) fn clear_attention(&self, unit: UnitId, code: SenseCode) {
+        let mut attentions = lock(&self.attentions);
+        let Some(queue) = attentions.queues.get_mut(&unit) else {
+            return;
+        };
+        queue.retain(|&waiting| waiting != code);
+        if queue.is_empty() {
+            self.forget(&mut attentions, unit);
+        }
+    }
+
+    /// Takes one kind of unit attention back on every unit.
+    pub(crate) fn clear_attention_everywhere(&self, code: SenseCode) {
+        let mut attentions = lock(&self.attentions);
+        let mut emptied = Vec::new();
+        for (&unit, queue) in &mut attentions.queues {
+            queue.retain(|&waiting| waiting != code);
+            if queue.is_empty() {
+                emptied.push(unit);
+            }
+        }
+        for unit in emptied {
+            self.forget(&mut attentions, unit);
+        }
+    }
+
+    /// Forgets a unit that is no longer mapped.
+    pub(crate) fn drop_attentions(&self, unit: UnitId) {
+        let mut attentions = lock(&self.attentions);
+        if attentions.queues.contains_key(&unit) {
+            self.forget(&mut attentions, unit);
+        }
+    }
+
+    fn forget(&self, attentions: &mut Attentions, unit: UnitId) {
+        attentions.queues.remove(&unit);
+        if let Some(count) = attentions.sharing.get_mut(unit.filter_index()) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.filter.fetch_and(!unit.filter_bit(), Ordering::Release);
+            }
+        }
+    }
+}
+
+const fn is_reset(code: SenseCode) -> bool {
+    code.0 >> 8 == 0x29
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nexus() -> Nexus {
+        let port = TargetPort {
+            relative_id: 1,
+            group: 1,
+            name: None,
+            device_name: None,
+        };
+        Nexus::new(
+            TransportId::iscsi_device("iqn.2026-11.org.example:i"),
+            Arc::new(port),
+        )
+    }
+
+    #[test]
+    fn attentions_come_back_in_order_resets_first_and_once() {
+        let (nexus, unit) = (nexus(), UnitId::new(7));
+        assert!(!nexus.may_have_attention(unit));
+        nexus.push_attention(unit, SenseCode::LUNS_CHANGED);
+        nexus.push_attention(unit, SenseCode::CAPACITY_CHANGED);
+        nexus.push_attention(unit, SenseCode::LUNS_CHANGED);
+        nexus.push_attention(unit, SenseCode::POWER_ON);
+        assert!(nexus.may_have_attention(unit));
+        let codes: Vec<_> = std::iter::from_fn(|| nexus.pop_attention(unit)).collect();
+        assert_eq!(
+            codes,
+            [
+                SenseCode::POWER_ON,
+                SenseCode::LUNS_CHANGED,
+                SenseCode::CAPACITY_CHANGED
+            ]
+        );
+        assert!(!nexus.may_have_attention(unit));
+    }
+
+    #[test]
+    fn units_that_share_a_filter_bit_do_not_hide_each_other() {
+        let (nexus, a, b) = (nexus(), UnitId::new(1), UnitId::new(65));
+        nexus.push_attention(a, SenseCode::POWER_ON);
+        nexus.push_attention(b, SenseCode::POWER_ON);
+        assert_eq!(nexus.pop_attention(a), Some(SenseCode::POWER_ON));
+        assert!(nexus.may_have_attention(b));
+        nexus.clear_attention(b, SenseCode::POWER_ON);
+        assert!(!nexus.may_have_attention(b));
+    }
+
+    #[test]
+    fn transport_ids_are_padded_and_parse_back() {
+        let id = TransportId::iscsi_port("iqn.2026-11.org.example:i", [0x40, 0, 1, 2, 3, 4]);
+        assert_eq!(id.as_bytes()[..4], [0x45, 0, 0, 44]);
+        assert_eq!(
+            &id.as_bytes()[4..47],
+            b"iqn.2026-11.org.example:i,i,0x400001020304\0"
+        );
+        let mut list = id.as_bytes().to_vec();
+        list.extend([1, 2, 3]);
+        assert_eq!(TransportId::parse(&list), Some((id, &[1, 2, 3][..])));
+        for bad in [
+            &[0x45, 0, 0, 44][..],
+            &[0x45, 0, 0, 3, 0, 0, 0],
+            &[0x85; 24],
+            &[],
+        ] {
+            assert_eq!(TransportId::parse(bad), None, "{bad:02x?}");
+        }
+    }
+}

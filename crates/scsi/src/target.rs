@@ -1,0 +1,289 @@
+//! A target: LUNs to logical units, and the nexuses that see them.
+//!
+//! The map is an immutable snapshot. A worker holds one in its [`TargetView`] and looks at a generation
+//! number once per turn, so a look-up takes no lock and counts no reference.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::command::Command;
+use crate::commands;
+use crate::logical_unit::LogicalUnit;
+use crate::lun::{Lun, LunAddress, MAX_UNITS};
+use crate::nexus::{Nexus, TargetPort, TransportId};
+use crate::plan::Plan;
+use crate::sense::SenseCode;
+use crate::sync::lock;
+
+/// Why a logical unit cannot be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachError {
+    /// The number needs more than 14 bits.
+    NumberTooLarge(u16),
+    /// Another unit has this number.
+    NumberTaken(u16),
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AttachError::NumberTooLarge(lun) => write!(f, "lun {lun} is above {}", MAX_UNITS - 1),
+            AttachError::NumberTaken(lun) => write!(f, "lun {lun} is taken"),
+        }
+    }
+}
+
+impl std::error::Error for AttachError {}
+
+const CHUNK: usize = 256;
+
+type Chunk = [Option<Arc<LogicalUnit>>; CHUNK];
+
+/// Which LUN is which logical unit, sparse, at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct LunMap {
+    chunks: Vec<Option<Arc<Chunk>>>,
+}
+
+impl LunMap {
+    /// The unit with this number.
+    #[inline]
+    pub fn get(&self, number: u16) -> Option<&Arc<LogicalUnit>> {
+        let (chunk, at) = (usize::from(number) / CHUNK, usize::from(number) % CHUNK);
+        self.chunks.get(chunk)?.as_ref()?[at].as_ref()
+    }
+
+    /// All units in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u16, &Arc<LogicalUnit>)> {
+        let chunks = self.chunks.iter().enumerate();
+        let chunks = chunks.filter_map(|(high, chunk)| Some((high, chunk.as_ref()?)));
+        chunks.flat_map(|(high, chunk)| {
+            let units = chunk.iter().enumerate();
+            units.filter_map(move |(low, unit)| Some(((high * CHUNK + low) as u16, unit.as_ref()?)))
+        })
+    }
+
+    fn put(&mut self, number: u16, unit: Option<Arc<LogicalUnit>>) -> Option<Arc<LogicalUnit>> {
+        let (chunk, at) = (usize::from(number) / CHUNK, usize::from(number) % CHUNK);
+        if self.chunks.len() <= chunk {
+            self.chunks.resize_with(chunk + 1, || None);
+        }
+        let chunk = self.chunks[chunk].get_or_insert_with(|| Arc::new([const { None }; CHUNK]));
+        std::mem::replace(&mut Arc::make_mut(chunk)[at], unit)
+    }
+}
+
+/// A target.
+#[derive(Debug)]
+pub struct Target {
+    generation: AtomicU64,
+    state: Mutex<TargetState>,
+}
+
+#[derive(Debug, Default)]
+struct TargetState {
+    map: Arc<LunMap>,
+    ports: Vec<Arc<TargetPort>>,
+    nexuses: Vec<Weak<Nexus>>,
+}
+
+impl Target {
+    /// A target without logical units, behind these ports.
+    pub fn new(ports: Vec<Arc<TargetPort>>) -> Arc<Target> {
+        let state = TargetState {
+            ports,
+            ..TargetState::default()
+        };
+        Arc::new(Target {
+            generation: AtomicU64::new(1),
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Attaches a logical unit. Nexuses that exist learn of it by a unit attention.
+    pub fn attach_unit(&self, number: u16, unit: Arc<LogicalUnit>) -> Result<(), AttachError> {
+        if number >= MAX_UNITS {
+            return Err(AttachError::NumberTooLarge(number));
+        }
+        let mut state = lock(&self.state);
+        if state.map.get(number).is_some() {
+            return Err(AttachError::NumberTaken(number));
+        }
+        for port in &state.ports {
+            unit.attach_port(port);
+        }
+        self.luns_changed(&state);
+        for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
+            unit.attach_nexus(&nexus);
+        }
+        self.replace_map(&mut state, number, Some(unit));
+        Ok(())
+    }
+
+    /// Detaches a logical unit. Commands begun through an older view may still reach it until that view
+    /// is refreshed.
+    pub fn detach_unit(&self, number: u16) -> Option<Arc<LogicalUnit>> {
+        let mut state = lock(&self.state);
+        state.map.get(number)?;
+        let unit = self.replace_map(&mut state, number, None)?;
+        for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
+            unit.detach_nexus(&nexus);
+        }
+        self.luns_changed(&state);
+        Some(unit)
+    }
+
+    fn replace_map(
+        &self,
+        state: &mut TargetState,
+        number: u16,
+        unit: Option<Arc<LogicalUnit>>,
+    ) -> Option<Arc<LogicalUnit>> {
+        let mut map = LunMap::clone(&state.map);
+        let old = map.put(number, unit);
+        state.map = Arc::new(map);
+        self.generation.fetch_add(1, Ordering::Release);
+        old
+    }
+
+    fn luns_changed(&self, state: &TargetState) {
+        for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
+            for (_, unit) in state.map.iter() {
+                nexus.push_attention(unit.id(), SenseCode::LUNS_CHANGED);
+            }
+        }
+    }
+
+    /// A new I_T nexus: a session or a controller's connection. Each logical unit has a POWER ON unit
+    /// attention for it. Several workers may share it.
+    pub fn attach_nexus(&self, initiator: TransportId, port: Arc<TargetPort>) -> Arc<Nexus> {
+        let nexus = Arc::new(Nexus::new(initiator, port));
+        let mut state = lock(&self.state);
+        state.nexuses.retain(|known| known.strong_count() > 0);
+        state.nexuses.push(Arc::downgrade(&nexus));
+        for (_, unit) in state.map.iter() {
+            unit.attach_nexus(&nexus);
+        }
+        nexus
+    }
+
+    /// The nexus is lost: what it holds without persistence is given back.
+    pub fn detach_nexus(&self, nexus: &Arc<Nexus>) {
+        let mut state = lock(&self.state);
+        state
+            .nexuses
+            .retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(nexus)));
+        for (_, unit) in state.map.iter() {
+            unit.detach_nexus(nexus);
+        }
+    }
+
+    /// What a worker holds to begin commands.
+    pub fn view(self: &Arc<Target>) -> TargetView {
+        let state = lock(&self.state);
+        let generation = self.generation.load(Ordering::Acquire);
+        TargetView {
+            target: Arc::clone(self),
+            map: Arc::clone(&state.map),
+            generation,
+        }
+    }
+}
+
+/// One worker's view of a target.
+#[derive(Clone, Debug)]
+pub struct TargetView {
+    target: Arc<Target>,
+    map: Arc<LunMap>,
+    generation: u64,
+}
+
+impl TargetView {
+    /// Looks for a newer map; one atomic load when there is none. Once per turn is enough.
+    #[inline]
+    pub fn refresh(&mut self) -> bool {
+        if self.target.generation.load(Ordering::Acquire) == self.generation {
+            return false;
+        }
+        *self = self.target.view();
+        true
+    }
+
+    /// The target.
+    pub fn target(&self) -> &Arc<Target> {
+        &self.target
+    }
+
+    /// The map as this view sees it.
+    pub fn map(&self) -> &LunMap {
+        &self.map
+    }
+
+    /// The logical unit behind a LUN, unless there is none or it is a well-known one.
+    #[inline]
+    pub fn unit(&self, lun: Lun) -> Option<&Arc<LogicalUnit>> {
+        match lun.address() {
+            LunAddress::Unit(number) => self.map.get(number),
+            LunAddress::ReportLuns | LunAddress::Unknown => None,
+        }
+    }
+
+    /// What to do about a command.
+    #[inline]
+    pub fn begin(&self, command: &Command<'_>) -> Plan {
+        let mut padded = [0; 16];
+        let cdb = match command.cdb.first_chunk::<16>() {
+            Some(cdb) => cdb,
+            None => {
+                padded[..command.cdb.len()].copy_from_slice(command.cdb);
+                &padded
+            }
+        };
+        match self.unit(command.lun) {
+            Some(unit) => commands::begin(&self.map, unit, command, cdb),
+            None => commands::begin_without_unit(&self.map, command, cdb),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{self, ram};
+
+    #[test]
+    fn a_view_sees_a_new_unit_after_refresh() {
+        let target = Target::new(vec![testing::port()]);
+        let mut view = target.view();
+        assert!(!view.refresh());
+        target.attach_unit(300, ram(512, 1 << 20)).unwrap();
+        assert!(view.unit(Lun::unit(300)).is_none());
+        assert!(view.refresh());
+        assert!(view.unit(Lun::unit(300)).is_some());
+        assert_eq!(
+            view.map()
+                .iter()
+                .map(|(number, _)| number)
+                .collect::<Vec<_>>(),
+            [300]
+        );
+        assert!(target.detach_unit(300).is_some());
+        assert!(view.refresh());
+        assert!(view.unit(Lun::unit(300)).is_none());
+    }
+
+    #[test]
+    fn numbers_are_unique_and_below_16384() {
+        let target = Target::new(vec![testing::port()]);
+        assert_eq!(target.attach_unit(16383, ram(512, 1 << 20)), Ok(()));
+        assert_eq!(
+            target.attach_unit(16383, ram(512, 1 << 20)),
+            Err(AttachError::NumberTaken(16383))
+        );
+        assert_eq!(
+            target.attach_unit(16384, ram(512, 1 << 20)),
+            Err(AttachError::NumberTooLarge(16384))
+        );
+    }
+}

@@ -1,0 +1,76 @@
+//! No CDB, whatever its bytes and buffers, panics or reaches beyond the disk.
+
+mod common;
+
+use common::*;
+use proptest::prelude::*;
+use scsi::*;
+
+/// Small numbers are likely, so that ranges hit the disk and its end.
+fn byte() -> impl Strategy<Value = u8> {
+    prop_oneof![3 => Just(0u8), 2 => 0u8..16, 1 => any::<u8>()]
+}
+
+fn cdb() -> impl Strategy<Value = Vec<u8>> {
+    let opcode = prop_oneof![
+        3 => prop::sample::select(OPCODES),
+        1 => any::<u8>(),
+    ];
+    (opcode, prop::collection::vec(byte(), 0..259), any::<bool>()).prop_map(
+        |(opcode, rest, cut)| {
+            let mut cdb = vec![opcode];
+            cdb.extend(rest);
+            if cut {
+                cdb.truncate(16);
+            }
+            cdb
+        },
+    )
+}
+
+/// A parameter list: some bytes that matter, then the same byte over and over.
+fn data_out() -> impl Strategy<Value = Vec<u8>> {
+    (prop::collection::vec(byte(), 0..48), byte(), 0usize..2048).prop_map(
+        |(mut bytes, filler, length)| {
+            bytes.resize(length, filler);
+            bytes
+        },
+    )
+}
+
+const OPCODES: &[u8] = &[
+    0x00, 0x03, 0x08, 0x0a, 0x12, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1e, 0x25, 0x28, 0x2a, 0x2e, 0x2f,
+    0x34, 0x35, 0x37, 0x41, 0x42, 0x48, 0x4d, 0x55, 0x56, 0x57, 0x5a, 0x5e, 0x5f, 0x83, 0x84, 0x88,
+    0x89, 0x8a, 0x8b, 0x8e, 0x8f, 0x90, 0x91, 0x93, 0x9c, 0x9e, 0xa0, 0xa3, 0xa4, 0xa8, 0xaa, 0xae,
+    0xaf, 0xb7,
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_command_panics_or_reaches_beyond_the_disk(
+        commands in prop::collection::vec(
+            (cdb(), data_out(), 0usize..4096, 0u16..3),
+            1..8,
+        ),
+    ) {
+        let mut bed = Bed::new(512, 64);
+        bed.add(1, info(4096, 16, 1), true);
+        for (cdb, data_out, data_in, lun) in commands {
+            let answer = bed.run(lun, &cdb, &data_out, data_in);
+            prop_assert!(answer.data.len() <= data_in);
+        }
+        for (disk, request) in &bed.disks.log {
+            let capacity = bed.disks.bytes[disk.0 as usize].len() as u64;
+            prop_assert!(request.length <= capacity && request.offset <= capacity - request.length);
+        }
+    }
+
+    #[test]
+    fn no_bytes_at_all_are_a_panic(cdb in prop::collection::vec(any::<u8>(), 0..260), lun in any::<[u8; 8]>()) {
+        let mut bed = Bed::new(512, 64);
+        let nexus = std::sync::Arc::clone(&bed.nexus);
+        bed.run_lun(&nexus, Lun(lun), &cdb, &[], 512);
+    }
+}

@@ -1,0 +1,246 @@
+//! A daemon in small: disks in memory, and plans carried out on them.
+
+#![allow(dead_code, missing_docs)]
+
+use std::sync::Arc;
+
+use disk::{DiskInfo, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use scsi::*;
+
+pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
+    DiskInfo {
+        geometry: Geometry::new(block_size, blocks * u64::from(block_size)),
+        physical_block_size: 4096,
+        optimal_io_size: 65536,
+        read_only: false,
+        write_cache: true,
+        discard_granularity: Some(4096),
+        discard_zeroes: true,
+        write_zeroes: true,
+        rotational: false,
+        serial: format!("serial-{number}"),
+        naa: 0x3000_0000_0000_0000 | number,
+    }
+}
+
+pub fn port(relative_id: u16) -> Arc<TargetPort> {
+    let name = Some(format!("iqn.2026-11.org.example:t0,t,0x{relative_id:04x}"));
+    let device_name = Some("iqn.2026-11.org.example:t0".to_owned());
+    Arc::new(TargetPort {
+        relative_id,
+        group: 1,
+        name,
+        device_name,
+    })
+}
+
+pub fn initiator(number: u8) -> TransportId {
+    TransportId::iscsi_port("iqn.2026-11.org.example:i", [0x40, 0, 0, 0, 0, number])
+}
+
+/// What a command came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    pub status: Status,
+    pub sense: Vec<u8>,
+    pub data: Vec<u8>,
+    pub residual: Residual,
+}
+
+impl Answer {
+    /// Sense key, ASC and ASCQ, of either format.
+    pub fn code(&self) -> (u8, u8, u8) {
+        match self.sense.first() {
+            Some(0x70) | Some(0xf0) => (self.sense[2] & 0x0f, self.sense[12], self.sense[13]),
+            Some(0x72) => (self.sense[1] & 0x0f, self.sense[2], self.sense[3]),
+            _ => (0, 0, 0),
+        }
+    }
+}
+
+/// Disks in memory, with a log of what was asked of them.
+#[derive(Default)]
+pub struct Disks {
+    pub bytes: Vec<Vec<u8>>,
+    pub log: Vec<(DiskId, IoRequest)>,
+    /// The next I/O fails so.
+    pub failure: Option<IoErrorKind>,
+}
+
+impl Disks {
+    pub fn io(&mut self, disk: DiskId, request: IoRequest, buffer: &mut [u8]) -> IoOutcome {
+        self.log.push((disk, request));
+        if let Some(kind) = self.failure.take() {
+            return Err(IoError::new(kind));
+        }
+        let bytes = &mut self.bytes[disk.0 as usize];
+        let range = request.offset as usize..(request.offset + request.length) as usize;
+        match request.kind {
+            IoKind::Read => buffer.copy_from_slice(&bytes[range]),
+            IoKind::Write => bytes[range].copy_from_slice(buffer),
+            IoKind::Flush => {}
+            IoKind::Discard | IoKind::WriteZeroes => bytes[range].fill(0),
+        }
+        Ok(())
+    }
+}
+
+pub struct Bed {
+    pub directory: Arc<Directory>,
+    pub target: Arc<Target>,
+    pub nexus: Arc<Nexus>,
+    pub disks: Disks,
+}
+
+impl Bed {
+    /// A target with one disk at LUN 0 and a nexus whose power on unit attention is gone.
+    pub fn new(block_size: u32, blocks: u64) -> Bed {
+        Bed::with(info(block_size, blocks, 0), false)
+    }
+
+    pub fn with(info: DiskInfo, removable: bool) -> Bed {
+        let directory = Directory::new(Box::<MemoryStore>::default());
+        let target = Target::new(vec![port(1)]);
+        let nexus = target.attach_nexus(initiator(1), port(1));
+        let mut bed = Bed {
+            directory,
+            target,
+            nexus,
+            disks: Disks::default(),
+        };
+        bed.add(0, info, removable);
+        bed.run(0, &[0x00, 0, 0, 0, 0, 0], &[], 0);
+        bed
+    }
+
+    pub fn add(&mut self, lun: u16, info: DiskInfo, removable: bool) -> Arc<LogicalUnit> {
+        let disk = DiskId(self.disks.bytes.len() as u32);
+        self.disks
+            .bytes
+            .push(vec![0; info.geometry.capacity_bytes() as usize]);
+        let unit = LogicalUnit::new(
+            &self.directory,
+            UnitConfig {
+                disk,
+                info,
+                removable,
+            },
+        );
+        self.target.attach_unit(lun, Arc::clone(&unit)).unwrap();
+        unit
+    }
+
+    pub fn unit(&self, lun: u16) -> Arc<LogicalUnit> {
+        Arc::clone(self.target.view().unit(Lun::unit(lun)).unwrap())
+    }
+
+    /// Another nexus, with its power on unit attentions taken from LUN 0.
+    pub fn other_nexus(&mut self, number: u8) -> Arc<Nexus> {
+        let nexus = self.target.attach_nexus(initiator(number), port(1));
+        self.run_as(&nexus, 0, &[0x00, 0, 0, 0, 0, 0], &[], 0);
+        nexus
+    }
+
+    pub fn run(&mut self, lun: u16, cdb: &[u8], data_out: &[u8], data_in: usize) -> Answer {
+        let nexus = Arc::clone(&self.nexus);
+        self.run_as(&nexus, lun, cdb, data_out, data_in)
+    }
+
+    pub fn run_as(
+        &mut self,
+        nexus: &Arc<Nexus>,
+        lun: u16,
+        cdb: &[u8],
+        data_out: &[u8],
+        data_in: usize,
+    ) -> Answer {
+        self.run_lun(nexus, Lun::unit(lun), cdb, data_out, data_in)
+    }
+
+    pub fn run_lun(
+        &mut self,
+        nexus: &Arc<Nexus>,
+        lun: Lun,
+        cdb: &[u8],
+        data_out: &[u8],
+        data_in: usize,
+    ) -> Answer {
+        let view = self.target.view();
+        let plan = view.begin(&Command {
+            nexus,
+            lun,
+            cdb,
+            attribute: TaskAttribute::Simple,
+            data_out_length: data_out.len() as u64,
+            data_in_length: data_in as u64,
+        });
+        self.carry_out(plan, data_out, data_in)
+    }
+
+    pub fn carry_out(&mut self, plan: Plan, data_out: &[u8], data_in: usize) -> Answer {
+        match plan {
+            Plan::Done(response) => answer(response),
+            Plan::Io(io) => {
+                let length = io.request.length as usize;
+                let mut buffer = Vec::new();
+                match io.request.kind {
+                    IoKind::Read => {
+                        assert!(length <= data_in, "read beyond the initiator's buffer");
+                        buffer = vec![0; length];
+                    }
+                    IoKind::Write => buffer = data_out[..length].to_vec(),
+                    _ => {}
+                }
+                let outcome = self.disks.io(io.disk, io.request, &mut buffer);
+                let mut answer = answer(io.finish(outcome));
+                if outcome.is_ok() && io.request.kind == IoKind::Read {
+                    answer.data = buffer;
+                }
+                answer
+            }
+            Plan::NeedData(pending) => {
+                let length = pending.length();
+                assert!(length <= DATA_OUT_MAX && length <= data_out.len());
+                let plan = pending.with_data(&data_out[..length]);
+                self.carry_out(plan, data_out, data_in)
+            }
+            Plan::Run(mut run) => {
+                assert!(run.scratch_length <= SCRATCH_MAX);
+                let mut scratch = vec![0; run.scratch_length];
+                let mut last = None;
+                let mut answered = None;
+                loop {
+                    match run.next(last.take(), &mut scratch) {
+                        Step::Io {
+                            disk,
+                            request,
+                            scratch: range,
+                        } => {
+                            if request.moves_data() {
+                                assert_eq!(range.len() as u64, request.length);
+                            }
+                            last = Some(self.disks.io(disk, request, &mut scratch[range]));
+                        }
+                        Step::Done(response) => return answer(response),
+                        Step::Answer(response) => answered = Some(answer(response)),
+                        Step::End => return answered.expect("an answer comes before the end"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn answer(response: Response) -> Answer {
+    let sense = response
+        .sense
+        .map(|sense| sense.encode().to_vec())
+        .unwrap_or_default();
+    assert_eq!(response.status == Status::CheckCondition, !sense.is_empty());
+    Answer {
+        status: response.status,
+        sense,
+        data: response.data,
+        residual: response.residual,
+    }
+}

@@ -1,0 +1,308 @@
+//! INQUIRY, REPORT LUNS, READ CAPACITY, MODE SENSE, REQUEST SENSE: what a disk says of itself, byte by byte.
+
+mod common;
+
+use common::*;
+use scsi::*;
+
+#[test]
+fn standard_inquiry_names_vendor_product_and_standards() {
+    let mut bed = Bed::new(512, 2048);
+    let answer = bed.run(0, &[0x12, 0, 0, 0, 96, 0], &[], 96);
+    assert_eq!(answer.status, Status::Good);
+    assert_eq!(answer.data.len(), 96);
+    assert_eq!(answer.data[..5], [0x00, 0x00, 0x06, 0x12, 91]);
+    assert_eq!(&answer.data[8..16], b"LUNETTE ");
+    assert_eq!(&answer.data[16..32], b"VIRTUAL DISK    ");
+    assert_eq!(
+        answer.data[58..66],
+        [0x00, 0xa0, 0x04, 0x60, 0x04, 0xc0, 0x09, 0x60]
+    );
+}
+
+#[test]
+fn inquiry_is_cut_to_the_allocation_length_and_tells_the_residual() {
+    let mut bed = Bed::new(512, 2048);
+    let answer = bed.run(0, &[0x12, 0, 0, 0, 36, 0], &[], 255);
+    assert_eq!(answer.data.len(), 36);
+    assert_eq!(answer.residual, Residual::Underflow(219));
+    let answer = bed.run(0, &[0x12, 0, 0, 0, 36, 0], &[], 20);
+    assert_eq!(answer.data.len(), 20);
+    assert_eq!(answer.residual, Residual::Overflow(16));
+}
+
+#[test]
+fn inquiry_with_a_page_code_but_without_evpd_is_an_invalid_field() {
+    let mut bed = Bed::new(512, 2048);
+    let answer = bed.run(0, &[0x12, 0, 0x83, 0, 96, 0], &[], 96);
+    assert_eq!(answer.code(), (0x05, 0x24, 0x00));
+    assert_eq!(answer.sense[15..18], [0xc0, 0x00, 0x02]);
+}
+
+#[test]
+fn supported_pages_ascend_and_can_all_be_read() {
+    let mut bed = Bed::new(512, 2048);
+    let pages = bed.run(0, &[0x12, 1, 0x00, 0, 255, 0], &[], 255).data;
+    let codes = &pages[4..];
+    assert!(codes.is_sorted());
+    for &code in codes {
+        let page = bed.run(0, &[0x12, 1, code, 0, 255, 0], &[], 255);
+        assert_eq!(page.status, Status::Good, "{code:02x}");
+        assert_eq!(page.data[1], code);
+        assert_eq!(page.data.len(), 4 + usize::from(page.data[3]), "{code:02x}");
+    }
+}
+
+#[test]
+fn device_identification_has_naa_t10_ports_and_names() {
+    let mut bed = Bed::new(512, 2048);
+    let page = bed.run(0, &[0x12, 1, 0x83, 0, 255, 0], &[], 255).data;
+    assert_eq!(page[4..16], [0x01, 0x03, 0, 8, 0x30, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(page[16..20], [0x02, 0x01, 0, 16]);
+    assert_eq!(&page[20..36], b"LUNETTE serial-0");
+    assert_eq!(page[36..44], [0x01, 0x94, 0, 4, 0, 0, 0, 1]);
+    assert_eq!(page[44..52], [0x01, 0x95, 0, 4, 0, 0, 0, 1]);
+    assert_eq!(page[52..56], [0x53, 0x98, 0, 36]);
+    assert_eq!(&page[56..92], b"iqn.2026-11.org.example:t0,t,0x0001\0");
+    assert_eq!(page[92..96], [0x53, 0xa8, 0, 28]);
+}
+
+#[test]
+fn provisioning_pages_offer_unmap_and_write_same() {
+    let mut bed = Bed::new(512, 2048);
+    let limits = bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data;
+    assert_eq!(limits[..4], [0x00, 0xb0, 0x00, 0x3c]);
+    assert_eq!(limits[4] & 1, 0); // WSNZ
+    assert_eq!(limits[8..12], [0, 1, 0, 0]); // maximum transfer length
+    assert_eq!(limits[20..28], [0xff, 0xff, 0xff, 0xff, 0, 0, 1, 0]);
+    assert_eq!(limits[28..36], [0, 0, 0, 8, 0x80, 0, 0, 0]);
+    assert_eq!(limits[36..44], [0, 0, 0, 0, 0, 0x7f, 0xff, 0xff]);
+    let rotation = bed.run(0, &[0x12, 1, 0xb1, 0, 64, 0], &[], 64).data;
+    assert_eq!(rotation[..6], [0x00, 0xb1, 0x00, 0x3c, 0x00, 0x01]);
+    let provisioning = bed.run(0, &[0x12, 1, 0xb2, 0, 64, 0], &[], 64).data;
+    assert_eq!(
+        provisioning,
+        [0x00, 0xb2, 0x00, 0x04, 0x00, 0xe4, 0x02, 0x00]
+    );
+}
+
+#[test]
+fn read_capacity_gives_the_last_block_and_provisioning() {
+    let mut bed = Bed::new(512, 2048);
+    let ten = bed.run(0, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8).data;
+    assert_eq!(ten, [0x00, 0x00, 0x07, 0xff, 0x00, 0x00, 0x02, 0x00]);
+    let cdb = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
+    let sixteen = bed.run(0, &cdb, &[], 32).data;
+    assert_eq!(
+        sixteen[..16],
+        [0, 0, 0, 0, 0, 0, 7, 0xff, 0, 0, 2, 0, 0, 3, 0xc0, 0]
+    );
+    assert_eq!(sixteen.len(), 32);
+}
+
+#[test]
+fn report_luns_lists_units_and_the_well_known_one() {
+    let mut bed = Bed::new(512, 2048);
+    bed.add(300, info(512, 8, 1), false);
+    let mut report = |select| bed.run(0, &[0xa0, 0, select, 0, 0, 0, 0, 0, 0, 64, 0, 0], &[], 64);
+    let (zero, flat) = ([0u8; 8], [0x41, 0x2c, 0, 0, 0, 0, 0, 0]);
+    let well_known = [0xc1, 0x01, 0, 0, 0, 0, 0, 0];
+    assert_eq!(
+        report(0).data,
+        [[0, 0, 0, 16, 0, 0, 0, 0], zero, flat].concat()
+    );
+    assert_eq!(
+        report(1).data,
+        [[0, 0, 0, 8, 0, 0, 0, 0], well_known].concat()
+    );
+    assert_eq!(
+        report(2).data,
+        [[0, 0, 0, 24, 0, 0, 0, 0], zero, flat, well_known].concat()
+    );
+    assert_eq!(report(0x11).data, [0; 8]);
+    assert_eq!(report(3).code(), (0x05, 0x24, 0x00));
+}
+
+#[test]
+fn mode_sense_6_caching_page_tells_the_write_cache() {
+    let mut bed = Bed::new(512, 2048);
+    let answer = bed.run(0, &[0x1a, 0x08, 0x08, 0, 255, 0], &[], 255).data;
+    assert_eq!(answer[..7], [23, 0x00, 0x10, 0x00, 0x88, 0x12, 0x04]);
+    assert_eq!(answer.len(), 24);
+    let with_descriptor = bed.run(0, &[0x1a, 0, 0x48, 0, 255, 0], &[], 255).data;
+    assert_eq!(
+        with_descriptor[..12],
+        [31, 0, 0x10, 8, 0, 0, 8, 0, 0, 0, 2, 0]
+    );
+    assert_eq!(with_descriptor[12..15], [0x88, 0x12, 0x04]); // changeable
+}
+
+#[test]
+fn mode_sense_10_all_pages_with_a_long_descriptor() {
+    let mut bed = Bed::new(512, 2048);
+    let answer = bed
+        .run(0, &[0x5a, 0x10, 0x3f, 0, 0, 0, 0, 2, 0, 0], &[], 512)
+        .data;
+    assert_eq!(
+        usize::from(answer[0]) << 8 | usize::from(answer[1]),
+        answer.len() - 2
+    );
+    assert_eq!(answer[2..8], [0, 0x10, 1, 0, 0, 16]);
+    assert_eq!(
+        answer[8..24],
+        [0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 2, 0]
+    );
+    let mut codes = Vec::new();
+    let mut rest = &answer[24..];
+    while let [code, length, ..] = *rest {
+        codes.push(code & 0x3f);
+        rest = &rest[2 + usize::from(length)..];
+    }
+    assert_eq!(codes, [0x01, 0x08, 0x0a, 0x1c]);
+}
+
+#[test]
+fn mode_sense_of_an_unknown_page_is_an_invalid_field() {
+    let mut bed = Bed::new(512, 2048);
+    assert_eq!(
+        bed.run(0, &[0x1a, 0, 0x05, 0, 255, 0], &[], 255).code(),
+        (0x05, 0x24, 0x00)
+    );
+    assert_eq!(
+        bed.run(0, &[0x1a, 0, 0x3f, 7, 255, 0], &[], 255).code(),
+        (0x05, 0x24, 0x00)
+    );
+}
+
+#[test]
+fn power_on_is_told_once_to_each_nexus_but_not_to_inquiry() {
+    let mut bed = Bed::new(512, 2048);
+    let nexus = bed.target.attach_nexus(initiator(2), port(1));
+    assert_eq!(
+        bed.run_as(&nexus, 0, &[0x12, 0, 0, 0, 96, 0], &[], 96)
+            .status,
+        Status::Good
+    );
+    let ready = bed.run_as(&nexus, 0, &[0, 0, 0, 0, 0, 0], &[], 0);
+    assert_eq!(ready.code(), (0x06, 0x29, 0x00));
+    assert_eq!(
+        bed.run_as(&nexus, 0, &[0, 0, 0, 0, 0, 0], &[], 0).status,
+        Status::Good
+    );
+    assert_eq!(bed.run(0, &[0, 0, 0, 0, 0, 0], &[], 0).status, Status::Good);
+}
+
+#[test]
+fn request_sense_takes_the_unit_attention_as_data() {
+    let mut bed = Bed::new(512, 2048);
+    let nexus = bed.target.attach_nexus(initiator(2), port(1));
+    let sense = bed
+        .run_as(&nexus, 0, &[0x03, 0, 0, 0, 252, 0], &[], 252)
+        .data;
+    assert_eq!(
+        sense,
+        [
+            0x70, 0, 0x06, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x29, 0, 0, 0, 0, 0
+        ]
+    );
+    let sense = bed
+        .run_as(&nexus, 0, &[0x03, 1, 0, 0, 252, 0], &[], 252)
+        .data;
+    assert_eq!(sense, [0x72, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_resize_is_told_to_every_nexus() {
+    let mut bed = Bed::new(512, 2048);
+    bed.unit(0).update(info(512, 4096, 0));
+    assert_eq!(
+        bed.run(0, &[0, 0, 0, 0, 0, 0], &[], 0).code(),
+        (0x06, 0x2a, 0x09)
+    );
+    let ten = bed.run(0, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8).data;
+    assert_eq!(ten[..4], [0x00, 0x00, 0x0f, 0xff]);
+}
+
+#[test]
+fn a_new_lun_is_told_on_the_others_until_luns_are_reported() {
+    let mut bed = Bed::new(512, 2048);
+    bed.add(1, info(512, 8, 1), false);
+    bed.run(0, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], &[], 64);
+    assert_eq!(bed.run(0, &[0, 0, 0, 0, 0, 0], &[], 0).status, Status::Good);
+    bed.target.detach_unit(1);
+    assert_eq!(
+        bed.run(0, &[0, 0, 0, 0, 0, 0], &[], 0).code(),
+        (0x06, 0x3f, 0x0e)
+    );
+}
+
+#[test]
+fn a_missing_lun_answers_inquiry_report_luns_and_request_sense_only() {
+    let mut bed = Bed::new(512, 2048);
+    let inquiry = bed.run(7, &[0x12, 0, 0, 0, 96, 0], &[], 96);
+    assert_eq!(inquiry.data[0], 0x7f);
+    let luns = bed.run(7, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0], &[], 16);
+    assert_eq!(luns.data[..4], [0, 0, 0, 8]);
+    let sense = bed.run(7, &[0x03, 0, 0, 0, 18, 0], &[], 18);
+    assert_eq!(
+        (sense.data[2], sense.data[12], sense.data[13]),
+        (0x05, 0x25, 0x00)
+    );
+    assert_eq!(
+        bed.run(7, &[0, 0, 0, 0, 0, 0], &[], 0).code(),
+        (0x05, 0x25, 0x00)
+    );
+}
+
+#[test]
+fn the_well_known_unit_answers_report_luns() {
+    let mut bed = Bed::new(512, 2048);
+    let nexus = std::sync::Arc::clone(&bed.nexus);
+    let mut run = |cdb: &[u8]| bed.run_lun(&nexus, Lun::REPORT_LUNS, cdb, &[], 96);
+    assert_eq!(run(&[0x12, 0, 0, 0, 96, 0]).data[0], 0x1e);
+    assert_eq!(run(&[0, 0, 0, 0, 0, 0]).status, Status::Good);
+    assert_eq!(
+        run(&[0xa0, 0, 1, 0, 0, 0, 0, 0, 0, 16, 0, 0]).data[8..10],
+        [0xc1, 0x01]
+    );
+    assert_eq!(
+        run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).code(),
+        (0x05, 0x20, 0x00)
+    );
+}
+
+#[test]
+fn supported_operation_codes_all_and_one() {
+    let mut bed = Bed::new(512, 2048);
+    let cdb = [0xa3, 0x0c, 0x80, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+    let all = bed.run(0, &cdb, &[], 4096).data;
+    let length = u32::from_be_bytes([all[0], all[1], all[2], all[3]]) as usize;
+    assert_eq!((length, length % 20), (all.len() - 4, 0));
+    assert_eq!(all[4..16], [0x00, 0, 0, 0, 0, 0x02, 0, 6, 0x00, 0x0a, 0, 0]);
+    let one = bed
+        .run(
+            0,
+            &[0xa3, 0x0c, 0x01, 0x28, 0, 0, 0, 0, 1, 0, 0, 0],
+            &[],
+            256,
+        )
+        .data;
+    let usage = [0x28, 0xf8, 0xff, 0xff, 0xff, 0xff, 0, 0xff, 0xff, 0x04];
+    assert_eq!(one, [&[0, 0x03, 0, 10][..], &usage].concat());
+    let none = bed
+        .run(
+            0,
+            &[0xa3, 0x0c, 0x01, 0xc0, 0, 0, 0, 0, 1, 0, 0, 0],
+            &[],
+            256,
+        )
+        .data;
+    assert_eq!(none[1], 0x01);
+    let actions = bed.run(
+        0,
+        &[0xa3, 0x0c, 0x01, 0x9e, 0, 0, 0, 0, 1, 0, 0, 0],
+        &[],
+        256,
+    );
+    assert_eq!(actions.code(), (0x05, 0x24, 0x00));
+}
