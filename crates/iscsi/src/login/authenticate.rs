@@ -1,0 +1,180 @@
+//! The target's side of CHAP in the security stage (RFC 7143, 12.1).
+
+use crate::chap::{Algorithm, CHALLENGE_MAX};
+use crate::pdu::LoginStatus;
+use crate::text::{Binary, Pair, parse_binary, parse_list, parse_number, push_pair, to_hex};
+
+use super::{Admission, TargetPolicy, Visitor};
+
+#[derive(Clone)]
+enum State {
+    /// AuthMethod has not been settled.
+    Start,
+    /// CHAP it is; CHAP_A is to come.
+    Method,
+    /// The challenge is out; CHAP_N and CHAP_R are to come.
+    Challenged { algorithm: Algorithm, identifier: u8, challenge: Vec<u8> },
+    /// Passed, or not asked for.
+    Done,
+}
+
+/// Where a visitor stands with its proof.
+#[derive(Clone)]
+pub(super) struct Authentication {
+    state: State,
+    user: Option<String>,
+}
+
+fn value<'a>(pairs: &[Pair<'a>], key: &str) -> Option<&'a str> {
+    pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value)
+}
+
+impl Authentication {
+    pub fn new() -> Self {
+        Authentication { state: State::Start, user: None }
+    }
+
+    /// Has everything been proved that is asked for?
+    pub fn is_done(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
+    /// The CHAP user, once proved.
+    pub fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    /// Is this a key of the security stage?
+    pub fn owns(key: &str) -> bool {
+        matches!(key, "AuthMethod" | "CHAP_A" | "CHAP_N" | "CHAP_R" | "CHAP_I" | "CHAP_C")
+            || key.starts_with("KRB_")
+            || key.starts_with("SPKM_")
+            || key.starts_with("SRP_")
+    }
+
+    /// Nothing about authentication came and the initiator wants to go on.
+    pub fn pass_without(&mut self, admission: &Admission) -> Result<(), LoginStatus> {
+        match self.state {
+            State::Done => Ok(()),
+            State::Start if admission.chap.is_empty() => {
+                self.state = State::Done;
+                Ok(())
+            }
+            _ => Err(LoginStatus::AuthenticationFailure),
+        }
+    }
+
+    /// Takes the security keys of one request, appends the answers.
+    pub fn step(
+        &mut self,
+        pairs: &[Pair<'_>],
+        admission: &Admission,
+        policy: &dyn TargetPolicy,
+        visitor: &Visitor,
+        out: &mut Vec<u8>,
+    ) -> Result<(), LoginStatus> {
+        // any error below leaves a state from which nothing passes
+        match std::mem::replace(&mut self.state, State::Method) {
+            State::Start => self.choose_method(pairs, admission, policy, out),
+            State::Method => self.challenge(pairs, admission, policy, out),
+            State::Challenged { algorithm, identifier, challenge } => {
+                let Some(name) = value(pairs, "CHAP_N") else { return Err(LoginStatus::AuthenticationFailure) };
+                let user = policy.chap_user(visitor, name).ok_or(LoginStatus::AuthenticationFailure)?;
+                let response = value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
+                let response = response.ok_or(LoginStatus::AuthenticationFailure)?;
+                if !algorithm.verify(identifier, &user.secret, &challenge, &response) {
+                    return Err(LoginStatus::AuthenticationFailure);
+                }
+                match (value(pairs, "CHAP_I"), value(pairs, "CHAP_C")) {
+                    (None, None) => {}
+                    (Some(their_identifier), Some(their_challenge)) => {
+                        let identifier = parse_number(their_identifier).and_then(|n| u8::try_from(n).ok());
+                        let theirs = parse_binary(their_challenge, CHALLENGE_MAX);
+                        let (Some(identifier), Some(theirs), Some((name, secret))) = (identifier, theirs, &user.mutual)
+                        else {
+                            return Err(LoginStatus::AuthenticationFailure);
+                        };
+                        // a reflected challenge would make us answer our own question; one secret for both ways would
+                        // make the initiator's answer ours (RFC 7143, 9.2.1)
+                        if is_reflected(&theirs, &challenge) || secret.matches(&user.secret) {
+                            return Err(LoginStatus::AuthenticationFailure);
+                        }
+                        push_pair(out, "CHAP_N", name);
+                        push_pair(out, "CHAP_R", &to_hex(&algorithm.respond(identifier, secret, &theirs)));
+                    }
+                    _ => return Err(LoginStatus::AuthenticationFailure),
+                }
+                self.user = Some(name.to_owned());
+                self.state = State::Done;
+                Ok(())
+            }
+            State::Done => Err(LoginStatus::InitiatorError),
+        }
+    }
+
+    fn choose_method(
+        &mut self,
+        pairs: &[Pair<'_>],
+        admission: &Admission,
+        policy: &dyn TargetPolicy,
+        out: &mut Vec<u8>,
+    ) -> Result<(), LoginStatus> {
+        let offered = value(pairs, "AuthMethod").ok_or(LoginStatus::AuthenticationFailure)?;
+        let offered = parse_list(offered).ok_or(LoginStatus::AuthenticationFailure)?;
+        if admission.chap.is_empty() {
+            if !offered.contains(&"None") {
+                return Err(LoginStatus::AuthenticationFailure);
+            }
+            push_pair(out, "AuthMethod", "None");
+            self.state = State::Done;
+            return Ok(());
+        }
+        if !offered.contains(&"CHAP") {
+            return Err(LoginStatus::AuthenticationFailure);
+        }
+        push_pair(out, "AuthMethod", "CHAP");
+        self.state = State::Method;
+        if value(pairs, "CHAP_A").is_some() {
+            return self.challenge(pairs, admission, policy, out);
+        }
+        Ok(())
+    }
+
+    fn challenge(
+        &mut self,
+        pairs: &[Pair<'_>],
+        admission: &Admission,
+        policy: &dyn TargetPolicy,
+        out: &mut Vec<u8>,
+    ) -> Result<(), LoginStatus> {
+        let offered = value(pairs, "CHAP_A").and_then(parse_list).ok_or(LoginStatus::AuthenticationFailure)?;
+        let known = offered.iter().filter_map(|name| parse_number(name).and_then(Algorithm::from_number));
+        let mut taken = known.filter(|algorithm| admission.chap.contains(algorithm));
+        let algorithm = taken.next().ok_or(LoginStatus::AuthenticationFailure)?;
+        let mut identifier = [0];
+        let mut challenge = vec![0; algorithm.length()];
+        policy.random(&mut identifier);
+        policy.random(&mut challenge);
+        push_pair(out, "CHAP_A", &algorithm.number().to_string());
+        push_pair(out, "CHAP_I", &identifier[0].to_string());
+        push_pair(out, "CHAP_C", &to_hex(&challenge));
+        self.state = State::Challenged { algorithm, identifier: identifier[0], challenge };
+        Ok(())
+    }
+}
+
+fn is_reflected(theirs: &Binary, ours: &[u8]) -> bool {
+    theirs.as_slice() == ours
+}
+
+// holds challenges and a user's name: shows the state only
+impl std::fmt::Debug for Authentication {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.state {
+            State::Start => "Authentication(start)",
+            State::Method => "Authentication(method)",
+            State::Challenged { .. } => "Authentication(challenged)",
+            State::Done => "Authentication(done)",
+        })
+    }
+}

@@ -1,0 +1,286 @@
+//! The initiator's side of the login phase: a request, its response, the next request, until the full feature phase.
+
+use zerocopy::big_endian::{U16, U32};
+
+use crate::chap::{Algorithm, CHALLENGE_MAX, Secret};
+use crate::negotiation::{ConnectionParameters, Offer, Originator, SessionParameters};
+use crate::pdu::{CONTINUE, FINAL, IMMEDIATE, LoginRequest, LoginResponse, LoginStatus, Stage};
+use crate::text::{Collector, Pair, parse, parse_binary, parse_number, push_pair, to_hex};
+
+/// What an initiator knows for CHAP.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    /// CHAP_N
+    pub name: String,
+    /// The initiator's secret.
+    pub secret: Secret,
+    /// The target's name and secret; when given, the target has to prove itself.
+    pub mutual: Option<(String, Secret)>,
+    /// Algorithms, best first.
+    pub algorithms: Vec<Algorithm>,
+}
+
+/// With what a connection logs in.
+#[derive(Clone, Debug)]
+pub struct LoginRequestSettings {
+    /// InitiatorName
+    pub initiator_name: String,
+    /// TargetName; none: a discovery session.
+    pub target_name: Option<String>,
+    /// ISID
+    pub isid: [u8; 6],
+    /// 0 for a new session.
+    pub tsih: u16,
+    /// Connection identifier.
+    pub cid: u16,
+    /// CmdSN of the session.
+    pub cmd_sn: u32,
+    /// What is wished for.
+    pub offer: Offer,
+    /// For CHAP; none: `AuthMethod=None`.
+    pub credentials: Option<Credentials>,
+}
+
+/// Why a login failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoginError {
+    /// The target refused.
+    #[error("login refused with status {status:#06x}")]
+    Refused {
+        /// Status-Class and Status-Detail.
+        status: u16,
+        /// Where to go instead, when the target moved.
+        address: Option<String>,
+    },
+    /// The target broke a rule.
+    #[error("login response breaks the protocol: {0}")]
+    Protocol(&'static str),
+    /// The target did not prove itself.
+    #[error("target failed to authenticate itself")]
+    TargetNotAuthentic,
+}
+
+/// What comes after a response.
+#[derive(Debug)]
+pub enum LoginProgress {
+    /// Send this request.
+    Send(LoginRequest, Vec<u8>),
+    /// The full feature phase is reached.
+    Done(Box<LoginResult>),
+}
+
+/// What a login settled.
+#[derive(Clone, Debug)]
+pub struct LoginResult {
+    /// The session's handle.
+    pub tsih: u16,
+    /// Parameters of the session (of a leading connection).
+    pub session: SessionParameters,
+    /// Parameters of the connection.
+    pub connection: ConnectionParameters,
+    /// StatSN expected next.
+    pub exp_stat_sn: u32,
+    /// ExpCmdSN of the target.
+    pub exp_cmd_sn: u32,
+    /// MaxCmdSN of the target.
+    pub max_cmd_sn: u32,
+    /// TargetPortalGroupTag, if told.
+    pub portal_group_tag: Option<u16>,
+}
+
+#[derive(Clone)]
+enum Step {
+    /// AuthMethod was offered.
+    Method,
+    /// CHAP_A was offered.
+    Algorithm,
+    /// CHAP_R was sent; with what the target has to answer.
+    Proof { algorithm: Algorithm, expected: Option<(u8, Vec<u8>)> },
+    /// Operational keys were sent.
+    Operational,
+}
+
+/// The state of a login phase.
+pub struct InitiatorLogin {
+    settings: LoginRequestSettings,
+    step: Step,
+    stage: Stage,
+    originator: Originator,
+    collector: Collector,
+    exp_stat_sn: Option<u32>,
+    portal_group_tag: Option<u16>,
+    random: fn(&mut [u8]),
+}
+
+impl std::fmt::Debug for InitiatorLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InitiatorLogin").field("stage", &self.stage).finish_non_exhaustive()
+    }
+}
+
+fn system_random(bytes: &mut [u8]) {
+    getrandom::fill(bytes).expect("the system gives random numbers");
+}
+
+impl InitiatorLogin {
+    /// Ready to make the first request.
+    pub fn new(settings: LoginRequestSettings) -> Self {
+        InitiatorLogin {
+            originator: Originator::new(settings.offer.clone()),
+            settings,
+            step: Step::Method,
+            stage: Stage::Security,
+            collector: Collector::new(64 * 1024),
+            exp_stat_sn: None,
+            portal_group_tag: None,
+            random: system_random,
+        }
+    }
+
+    /// The first request.
+    pub fn start(&mut self) -> (LoginRequest, Vec<u8>) {
+        let mut text = Vec::new();
+        push_pair(&mut text, "InitiatorName", &self.settings.initiator_name);
+        match &self.settings.target_name {
+            Some(name) => {
+                push_pair(&mut text, "SessionType", "Normal");
+                push_pair(&mut text, "TargetName", name);
+            }
+            None => push_pair(&mut text, "SessionType", "Discovery"),
+        }
+        let chap = self.settings.credentials.is_some();
+        push_pair(&mut text, "AuthMethod", if chap { "CHAP" } else { "None" });
+        (self.request((!chap).then_some(Stage::Operational)), text)
+    }
+
+    fn request(&self, next: Option<Stage>) -> LoginRequest {
+        let mut header = LoginRequest::blank();
+        header.opcode |= IMMEDIATE;
+        header.flags = self.stage.wire() << 2 | next.map_or(0, |next| FINAL | next.wire());
+        header.isid = self.settings.isid;
+        header.tsih = U16::new(self.settings.tsih);
+        header.cid = U16::new(self.settings.cid);
+        header.cmd_sn = U32::new(self.settings.cmd_sn);
+        header.exp_stat_sn = U32::new(self.exp_stat_sn.unwrap_or(0));
+        header
+    }
+
+    /// Takes a response with its data segment.
+    pub fn handle(&mut self, response: &LoginResponse, segment: &[u8]) -> Result<LoginProgress, LoginError> {
+        let status = response.status.get();
+        if status != LoginStatus::Success.wire() {
+            let address = parse(segment).ok().and_then(|pairs| value(&pairs, "TargetAddress").map(str::to_owned));
+            return Err(LoginError::Refused { status, address });
+        }
+        if self.exp_stat_sn.is_some_and(|expected| expected != response.stat_sn.get()) {
+            return Err(LoginError::Protocol("StatSN out of order"));
+        }
+        self.exp_stat_sn = Some(response.stat_sn.get().wrapping_add(1));
+        self.collector.push(segment).map_err(|_| LoginError::Protocol("text too long"))?;
+        if response.flags & CONTINUE != 0 {
+            return Ok(LoginProgress::Send(self.request(None), Vec::new()));
+        }
+        let text = self.collector.take();
+        let pairs = parse(&text).map_err(|_| LoginError::Protocol("malformed text"))?;
+        if let Some(tag) = value(&pairs, "TargetPortalGroupTag") {
+            self.portal_group_tag = parse_number(tag).and_then(|n| u16::try_from(n).ok());
+        }
+        for pair in &pairs {
+            self.originator.accept(*pair).map_err(|_| LoginError::Protocol("inadmissible answer"))?;
+        }
+        let moved = (response.flags & FINAL != 0).then_some(response.flags & 3);
+        match self.step.clone() {
+            Step::Method => self.after_method(&pairs, moved),
+            Step::Algorithm => self.after_challenge(&pairs),
+            Step::Proof { algorithm, expected } => self.after_proof(&pairs, algorithm, expected, moved),
+            Step::Operational => match moved {
+                Some(3) => Ok(LoginProgress::Done(Box::new(self.result(response)))),
+                Some(_) => Err(LoginError::Protocol("moved to a stage that was not asked for")),
+                None => Ok(LoginProgress::Send(self.request(Some(Stage::FullFeature)), Vec::new())),
+            },
+        }
+    }
+
+    fn after_method(&mut self, pairs: &[Pair<'_>], moved: Option<u8>) -> Result<LoginProgress, LoginError> {
+        let Some(credentials) = &self.settings.credentials else { return self.operational(moved) };
+        if value(pairs, "AuthMethod") != Some("CHAP") {
+            return Err(LoginError::Protocol("CHAP not taken"));
+        }
+        let numbers: Vec<String> = credentials.algorithms.iter().map(|a| a.number().to_string()).collect();
+        let mut text = Vec::new();
+        push_pair(&mut text, "CHAP_A", &numbers.join(","));
+        self.step = Step::Algorithm;
+        Ok(LoginProgress::Send(self.request(None), text))
+    }
+
+    fn after_challenge(&mut self, pairs: &[Pair<'_>]) -> Result<LoginProgress, LoginError> {
+        let broken = LoginError::Protocol("CHAP challenge incomplete");
+        let Some(credentials) = self.settings.credentials.clone() else { return Err(broken) };
+        let algorithm = value(pairs, "CHAP_A").and_then(parse_number).and_then(Algorithm::from_number);
+        let algorithm = algorithm.filter(|algorithm| credentials.algorithms.contains(algorithm));
+        let identifier = value(pairs, "CHAP_I").and_then(parse_number).and_then(|n| u8::try_from(n).ok());
+        let challenge = value(pairs, "CHAP_C").and_then(|text| parse_binary(text, CHALLENGE_MAX));
+        let (Some(algorithm), Some(identifier), Some(challenge)) = (algorithm, identifier, challenge) else {
+            return Err(broken);
+        };
+        let mut text = Vec::new();
+        let response = algorithm.respond(identifier, &credentials.secret, &challenge);
+        push_pair(&mut text, "CHAP_N", &credentials.name);
+        push_pair(&mut text, "CHAP_R", &to_hex(&response));
+        let expected = credentials.mutual.as_ref().map(|_| {
+            let mut bytes = vec![0; algorithm.length() + 1];
+            (self.random)(&mut bytes);
+            let identifier = bytes.pop().unwrap_or_default();
+            push_pair(&mut text, "CHAP_I", &identifier.to_string());
+            push_pair(&mut text, "CHAP_C", &to_hex(&bytes));
+            (identifier, bytes)
+        });
+        self.step = Step::Proof { algorithm, expected };
+        Ok(LoginProgress::Send(self.request(Some(Stage::Operational)), text))
+    }
+
+    fn after_proof(
+        &mut self,
+        pairs: &[Pair<'_>],
+        algorithm: Algorithm,
+        expected: Option<(u8, Vec<u8>)>,
+        moved: Option<u8>,
+    ) -> Result<LoginProgress, LoginError> {
+        let mutual = self.settings.credentials.as_ref().and_then(|credentials| credentials.mutual.as_ref());
+        if let (Some((identifier, challenge)), Some((name, secret))) = (expected, mutual) {
+            let response = value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
+            let proved = response.is_some_and(|r| algorithm.verify(identifier, secret, &challenge, &r));
+            if !proved || value(pairs, "CHAP_N") != Some(name) {
+                return Err(LoginError::TargetNotAuthentic);
+            }
+        }
+        self.operational(moved)
+    }
+
+    fn operational(&mut self, moved: Option<u8>) -> Result<LoginProgress, LoginError> {
+        if moved != Some(Stage::Operational.wire()) {
+            return Err(LoginError::Protocol("stage not left as asked for"));
+        }
+        self.stage = Stage::Operational;
+        self.step = Step::Operational;
+        let text = self.originator.propose(self.settings.tsih == 0, self.settings.target_name.is_none());
+        Ok(LoginProgress::Send(self.request(Some(Stage::FullFeature)), text))
+    }
+
+    fn result(&mut self, response: &LoginResponse) -> LoginResult {
+        self.originator.finish();
+        LoginResult {
+            tsih: response.tsih.get(),
+            session: self.originator.session.clone(),
+            connection: self.originator.connection,
+            exp_stat_sn: response.stat_sn.get().wrapping_add(1),
+            exp_cmd_sn: response.exp_cmd_sn.get(),
+            max_cmd_sn: response.max_cmd_sn.get(),
+            portal_group_tag: self.portal_group_tag,
+        }
+    }
+}
+
+fn value<'a>(pairs: &[Pair<'a>], key: &str) -> Option<&'a str> {
+    pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value)
+}

@@ -1,0 +1,103 @@
+//! What the owner of a target decides: who may log in, with what proof, and what there is to be found.
+
+use std::sync::Arc;
+
+use crate::chap::{Algorithm, Secret};
+use crate::negotiation::Offer;
+use crate::pdu::LoginStatus;
+use crate::session::{Attachment, Claim, ConnectionKey, Session};
+
+/// Who is at the door.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Visitor {
+    /// InitiatorName; checked for form only, until authenticated.
+    pub initiator_name: String,
+    /// TargetName; none for discovery.
+    pub target_name: Option<String>,
+    /// The initiator's address, as the caller wrote it.
+    pub address: String,
+    /// The portal of ours that it came to, as the caller wrote it.
+    pub portal: String,
+}
+
+/// A visitor may try to log in.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// CHAP algorithms of which one has to be passed, best first; empty: no authentication asked for.
+    pub chap: Vec<Algorithm>,
+    /// TargetPortalGroupTag
+    pub portal_group_tag: u16,
+    /// TargetAlias
+    pub target_alias: Option<String>,
+    /// Bounds of the negotiation.
+    pub offer: Offer,
+}
+
+/// A visitor may not, or not here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub status: LoginStatus,
+    /// Where to go instead, with the moved statuses: `address[:port][,portal group]`.
+    pub address: Option<String>,
+}
+
+impl From<LoginStatus> for Refusal {
+    fn from(status: LoginStatus) -> Self {
+        Refusal { status, address: None }
+    }
+}
+
+/// A user of CHAP.
+#[derive(Clone, Debug)]
+pub struct ChapUser {
+    /// What the initiator has to prove it knows.
+    pub secret: Secret,
+    /// Name and secret with which the target proves itself, where it can.
+    pub mutual: Option<(String, Secret)>,
+}
+
+/// A target to be found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetRecord {
+    /// TargetName
+    pub name: String,
+    /// TargetAddress values: `address:port,portal group`.
+    pub addresses: Vec<String>,
+}
+
+/// Which targets are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendTargets<'a> {
+    /// All that the visitor may see.
+    All,
+    /// One.
+    Named(&'a str),
+}
+
+/// The decisions. Called in the login phase and for text requests only; may lock, must not block for long.
+pub trait TargetPolicy: Send + Sync {
+    /// May this visitor try? Target known, ACL, demo mode.
+    fn admit(&self, visitor: &Visitor) -> Result<Admission, Refusal>;
+
+    /// The CHAP user of that name, if it may log in as this visitor.
+    fn chap_user(&self, visitor: &Visitor, name: &str) -> Option<ChapUser>;
+
+    /// The session with this TSIH.
+    fn session(&self, tsih: u16) -> Option<Arc<Session>>;
+
+    /// Everything is settled: join or make the session. [`crate::session::SessionTable::attach`] does it.
+    fn attach(&self, visitor: &Visitor, claim: Claim) -> Result<Attachment, LoginStatus>;
+
+    /// A connection is over: [`crate::session::SessionTable::detach`].
+    fn detach(&self, connection: ConnectionKey, whole_session: bool) -> Vec<ConnectionKey>;
+
+    /// The targets that this visitor may find.
+    fn targets(&self, visitor: &Visitor, which: SendTargets<'_>) -> Vec<TargetRecord>;
+
+    /// Random bytes for challenges and tags.
+    fn random(&self, bytes: &mut [u8]) {
+        // without random numbers there are no challenges: no login is better than a predictable one
+        getrandom::fill(bytes).expect("the system gives random numbers");
+    }
+}

@@ -1,0 +1,387 @@
+//! The target's side of the login phase: one request in, one response out, until the full feature phase or a refusal.
+//!
+//! Trusts nothing: requests and text are bounded, keys may come once, stages only go forward. Stage and status rules: RFC
+//! 7143, 6.3, 11.12, 11.13.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use zerocopy::big_endian::{U16, U32};
+
+use super::authenticate::Authentication;
+use super::{Admission, Refusal, TargetPolicy, Visitor, is_iscsi_name};
+use crate::Limits;
+use crate::negotiation::{Answer, ConnectionParameters, Offer, Responder, SessionParameters};
+use crate::pdu::{CONTINUE, FINAL, LoginRequest, LoginResponse, LoginStatus, Stage};
+use crate::session::{Claim, ConnectionKey, Session, SessionIdentity, SessionKind};
+use crate::text::{Collector, Pair, parse, push_pair};
+
+/// A connection that has reached the full feature phase.
+#[derive(Clone, Debug)]
+pub struct LoggedIn {
+    /// Its session.
+    pub session: Arc<Session>,
+    /// Itself in the session.
+    pub connection: ConnectionKey,
+    /// Connections that its login displaced: the caller drops them.
+    pub displaced: Vec<ConnectionKey>,
+    /// What was negotiated for it.
+    pub parameters: ConnectionParameters,
+    /// Who logged in.
+    pub visitor: Visitor,
+    /// The CHAP user, if one was proved.
+    pub chap_user: Option<String>,
+    /// InitiatorAlias, if given.
+    pub initiator_alias: Option<String>,
+    /// StatSN of the first response after the login phase.
+    pub stat_sn: u32,
+}
+
+/// How a request left the login phase.
+#[derive(Clone, Debug)]
+pub enum LoginOutcome {
+    /// It goes on.
+    Continues,
+    /// It is over: full feature phase.
+    Done(Box<LoggedIn>),
+    /// It has failed; the connection is to be dropped once the response is sent.
+    Failed(LoginStatus),
+}
+
+/// A response to be sent.
+#[derive(Debug)]
+pub struct LoginReply {
+    /// The header, lengths not yet set.
+    pub header: LoginResponse,
+    /// The data segment.
+    pub text: Vec<u8>,
+    /// What comes next.
+    pub outcome: LoginOutcome,
+}
+
+/// What the first request fixed for the whole login phase.
+struct Opening {
+    isid: [u8; 6],
+    tsih: u16,
+    cid: u16,
+    itt: u32,
+    cmd_sn: u32,
+}
+
+/// The state of a login phase.
+pub struct TargetLogin {
+    policy: Arc<dyn TargetPolicy>,
+    visitor: Visitor,
+    kind: SessionKind,
+    alias: Option<String>,
+    opening: Option<Opening>,
+    stage: Stage,
+    stat_sn: u32,
+    requests_left: u32,
+    collector: Collector,
+    admission: Option<Admission>,
+    authentication: Authentication,
+    responder: Responder,
+    joins: Option<Arc<Session>>,
+    declared: SmallVec<[&'static str; 4]>,
+    told_max_recv: bool,
+}
+
+impl std::fmt::Debug for TargetLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TargetLogin")
+            .field("visitor", &self.visitor)
+            .field("stage", &self.stage)
+            .field("authentication", &self.authentication)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TargetLogin {
+    /// For a new connection; of `visitor` only the addresses count.
+    pub fn new(policy: Arc<dyn TargetPolicy>, visitor: Visitor, limits: &Limits) -> Self {
+        TargetLogin {
+            policy,
+            visitor: Visitor { initiator_name: String::new(), target_name: None, ..visitor },
+            kind: SessionKind::Normal,
+            alias: None,
+            opening: None,
+            stage: Stage::Security,
+            stat_sn: 0,
+            requests_left: limits.login_requests,
+            collector: Collector::new(limits.text_bytes),
+            admission: None,
+            authentication: Authentication::new(),
+            responder: Responder::new(Offer::default()),
+            joins: None,
+            declared: SmallVec::new(),
+            told_max_recv: false,
+        }
+    }
+
+    /// Who is logging in, as far as is known.
+    pub fn visitor(&self) -> &Visitor {
+        &self.visitor
+    }
+
+    /// Takes a request with its data segment.
+    pub fn handle(&mut self, request: &LoginRequest, segment: &[u8]) -> LoginReply {
+        let mut text = Vec::new();
+        let result = self.step(request, segment, &mut text);
+        let mut header = LoginResponse::blank();
+        header.flags = request.flags & 0x0c;
+        header.isid = request.isid;
+        header.tsih = request.tsih;
+        header.itt = request.itt;
+        header.stat_sn = U32::new(self.stat_sn);
+        self.stat_sn = self.stat_sn.wrapping_add(1);
+        let (expected, maximum) = match &self.joins {
+            Some(session) => (session.window.exp_cmd_sn(), session.window.max_cmd_sn()),
+            None => (request.cmd_sn.get(), request.cmd_sn.get()),
+        };
+        header.exp_cmd_sn = U32::new(expected);
+        header.max_cmd_sn = U32::new(maximum);
+        let outcome = match result {
+            Ok(None) => LoginOutcome::Continues,
+            Ok(Some(next)) => {
+                header.flags |= FINAL | next.wire();
+                match self.enter(next) {
+                    Ok(None) => LoginOutcome::Continues,
+                    Ok(Some(logged_in)) => {
+                        header.tsih = U16::new(logged_in.session.tsih);
+                        header.exp_cmd_sn = U32::new(logged_in.session.window.exp_cmd_sn());
+                        header.max_cmd_sn = U32::new(logged_in.session.window.max_cmd_sn());
+                        LoginOutcome::Done(Box::new(logged_in))
+                    }
+                    Err(status) => refuse(&mut header, &mut text, status.into()),
+                }
+            }
+            Err(refusal) => refuse(&mut header, &mut text, refusal),
+        };
+        LoginReply { header, text, outcome }
+    }
+
+    /// The stage to which the response moves, if it moves.
+    fn step(
+        &mut self,
+        request: &LoginRequest,
+        segment: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Stage>, Refusal> {
+        if self.requests_left == 0 {
+            return Err(LoginStatus::InitiatorError.into());
+        }
+        self.requests_left -= 1;
+        // set before anything can fail, for the refusal carries it too
+        let first = self.opening.is_none();
+        self.check_header(request)?;
+        if first {
+            self.stat_sn = request.exp_stat_sn.get();
+        }
+        let next = self.wanted_stage(request)?;
+        self.collector.push(segment).map_err(|_| LoginStatus::InitiatorError)?;
+        if request.flags & CONTINUE != 0 {
+            return Ok(None);
+        }
+        let text = self.collector.take();
+        let pairs = parse(&text).map_err(|_| LoginStatus::InitiatorError)?;
+        if self.admission.is_none() {
+            self.introduce(&pairs, out)?;
+        }
+        self.negotiate(&pairs, next, out)
+    }
+
+    fn check_header(&mut self, request: &LoginRequest) -> Result<(), LoginStatus> {
+        if request.version_min != 0 {
+            return Err(LoginStatus::UnsupportedVersion);
+        }
+        match &self.opening {
+            None => {
+                self.stage = match Stage::from_wire(request.current_stage()) {
+                    Some(stage @ (Stage::Security | Stage::Operational)) => stage,
+                    _ => return Err(LoginStatus::InvalidDuringLogin),
+                };
+                self.opening = Some(Opening {
+                    isid: request.isid,
+                    tsih: request.tsih.get(),
+                    cid: request.cid.get(),
+                    itt: request.itt.get(),
+                    cmd_sn: request.cmd_sn.get(),
+                });
+                Ok(())
+            }
+            Some(opening) => {
+                let same = opening.isid == request.isid
+                    && opening.tsih == request.tsih.get()
+                    && opening.cid == request.cid.get()
+                    && opening.itt == request.itt.get()
+                    && self.stage.wire() == request.current_stage();
+                if same { Ok(()) } else { Err(LoginStatus::InvalidDuringLogin) }
+            }
+        }
+    }
+
+    fn wanted_stage(&self, request: &LoginRequest) -> Result<Option<Stage>, LoginStatus> {
+        if request.flags & FINAL == 0 {
+            return Ok(None);
+        }
+        // more text follows and yet the stage is over: contradictory (11.12.2)
+        if request.flags & CONTINUE != 0 {
+            return Err(LoginStatus::InitiatorError);
+        }
+        match Stage::from_wire(request.next_stage()) {
+            Some(next) if next.wire() > self.stage.wire() => Ok(Some(next)),
+            _ => Err(LoginStatus::InvalidDuringLogin),
+        }
+    }
+
+    /// The first whole request says who comes, and to whom (6.3.1).
+    fn introduce(&mut self, pairs: &[Pair<'_>], out: &mut Vec<u8>) -> Result<(), Refusal> {
+        let value = |key: &str| pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value);
+        let name = value("InitiatorName").ok_or(LoginStatus::MissingParameter)?;
+        if !is_iscsi_name(name) {
+            return Err(LoginStatus::InitiatorError.into());
+        }
+        self.visitor.initiator_name = name.to_owned();
+        self.alias = value("InitiatorAlias").map(str::to_owned);
+        self.kind = match value("SessionType") {
+            None | Some("Normal") => SessionKind::Normal,
+            Some("Discovery") => SessionKind::Discovery,
+            Some(_) => return Err(LoginStatus::SessionTypeNotSupported.into()),
+        };
+        self.visitor.target_name = match (self.kind, value("TargetName")) {
+            (SessionKind::Normal, None) => return Err(LoginStatus::MissingParameter.into()),
+            (SessionKind::Normal, Some(name)) => Some(name.to_owned()),
+            (SessionKind::Discovery, _) => None,
+        };
+        let admission = self.policy.admit(&self.visitor)?;
+        self.responder = Responder::new(admission.offer.clone());
+        if self.kind == SessionKind::Discovery {
+            self.responder.set_discovery();
+        }
+        let tsih = self.opening.as_ref().map_or(0, |opening| opening.tsih);
+        if tsih != 0 {
+            let session = self.policy.session(tsih).ok_or(LoginStatus::SessionDoesNotExist)?;
+            self.responder.set_joining(session.parameters.clone());
+            self.joins = Some(session);
+        }
+        if self.kind == SessionKind::Normal {
+            push_pair(out, "TargetPortalGroupTag", &admission.portal_group_tag.to_string());
+            if let Some(alias) = &admission.target_alias {
+                push_pair(out, "TargetAlias", alias);
+            }
+        }
+        self.admission = Some(admission);
+        Ok(())
+    }
+
+    fn negotiate(
+        &mut self,
+        pairs: &[Pair<'_>],
+        next: Option<Stage>,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Stage>, Refusal> {
+        let Some(admission) = self.admission.clone() else { return Err(LoginStatus::TargetError.into()) };
+        let security: SmallVec<[Pair<'_>; 8]> =
+            pairs.iter().copied().filter(|pair| Authentication::owns(pair.key)).collect();
+        if self.stage == Stage::Operational {
+            if !security.is_empty() {
+                return Err(LoginStatus::InitiatorError.into());
+            }
+            // the stage was begun without the security stage: only where nothing has to be proved (6.3.2)
+            self.authentication.pass_without(&admission)?;
+        } else if !security.is_empty() {
+            if has_repeated(&security) {
+                return Err(LoginStatus::InitiatorError.into());
+            }
+            self.authentication.step(&security, &admission, &*self.policy, &self.visitor, out)?;
+        } else if next.is_some() {
+            self.authentication.pass_without(&admission)?;
+        }
+        for pair in pairs.iter().filter(|pair| !Authentication::owns(pair.key)) {
+            self.answer(*pair, out)?;
+        }
+        let next = next.filter(|_| self.authentication.is_done());
+        if !self.told_max_recv && (self.stage == Stage::Operational || next == Some(Stage::FullFeature)) {
+            self.told_max_recv = true;
+            let bytes = self.responder.max_recv_data_segment_length();
+            push_pair(out, "MaxRecvDataSegmentLength", &bytes.to_string());
+        }
+        Ok(next)
+    }
+
+    fn answer(&mut self, pair: Pair<'_>, out: &mut Vec<u8>) -> Result<(), LoginStatus> {
+        const DECLARED: [&str; 4] = ["InitiatorName", "InitiatorAlias", "TargetName", "SessionType"];
+        if let Some(name) = DECLARED.into_iter().find(|name| *name == pair.key) {
+            if self.declared.contains(&name) {
+                return Err(LoginStatus::InitiatorError);
+            }
+            self.declared.push(name);
+            return Ok(());
+        }
+        // keys of ours, or of the full feature phase
+        if matches!(pair.key, "TargetAlias" | "TargetAddress" | "TargetPortalGroupTag" | "SendTargets") {
+            return Err(LoginStatus::InitiatorError);
+        }
+        match self.responder.answer(pair) {
+            Answer::Say(value) => push_pair(out, pair.key, &value),
+            Answer::Nothing => {}
+            Answer::Repeated => return Err(LoginStatus::InitiatorError),
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, next: Stage) -> Result<Option<LoggedIn>, LoginStatus> {
+        self.stage = next;
+        if next != Stage::FullFeature {
+            return Ok(None);
+        }
+        self.responder.finish();
+        let (Some(opening), Some(admission)) = (&self.opening, &self.admission) else {
+            return Err(LoginStatus::TargetError);
+        };
+        let mut parameters = self.responder.session.clone();
+        if self.kind == SessionKind::Discovery {
+            parameters = SessionParameters { max_connections: 1, ..parameters };
+        }
+        let claim = Claim {
+            identity: SessionIdentity {
+                initiator_name: self.visitor.initiator_name.clone(),
+                isid: opening.isid,
+                target_name: self.visitor.target_name.clone(),
+                portal_group_tag: admission.portal_group_tag,
+                kind: self.kind,
+            },
+            tsih: opening.tsih,
+            cid: opening.cid,
+            parameters,
+            cmd_sn: opening.cmd_sn,
+        };
+        let attachment = self.policy.attach(&self.visitor, claim)?;
+        Ok(Some(LoggedIn {
+            session: attachment.session,
+            connection: attachment.connection,
+            displaced: attachment.displaced,
+            parameters: self.responder.connection,
+            visitor: self.visitor.clone(),
+            chap_user: self.authentication.user().map(str::to_owned),
+            initiator_alias: self.alias.take(),
+            stat_sn: self.stat_sn,
+        }))
+    }
+}
+
+fn has_repeated(pairs: &[Pair<'_>]) -> bool {
+    pairs.iter().enumerate().any(|(place, pair)| pairs[..place].iter().any(|other| other.key == pair.key))
+}
+
+/// A refusal says nothing but its status, and where to go when the target moved.
+fn refuse(header: &mut LoginResponse, text: &mut Vec<u8>, refusal: Refusal) -> LoginOutcome {
+    header.flags = 0;
+    header.status = U16::new(refusal.status.wire());
+    text.clear();
+    if let Some(address) = &refusal.address {
+        push_pair(text, "TargetAddress", address);
+    }
+    LoginOutcome::Failed(refusal.status)
+}

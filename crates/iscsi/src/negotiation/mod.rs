@@ -1,0 +1,219 @@
+//! Operational keys (RFC 7143, section 13): what they mean, how a responder answers, what an originator may conclude.
+//!
+//! One table, [`keys::TABLE`], holds key, range, result function and scope, so that a reader can hold it against the standard.
+
+mod keys;
+mod originator;
+mod responder;
+
+pub use keys::{Key, Rule, Scope};
+pub use originator::{Originator, OriginatorError};
+pub use responder::{Answer, Responder};
+
+use crate::pdu::Digests;
+
+/// The answer to a key that is not known.
+pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
+/// The answer to a value that is not admissible.
+pub const REJECT: &str = "Reject";
+/// The answer to a key that means nothing in this session.
+pub const IRRELEVANT: &str = "Irrelevant";
+
+/// Task reporting semantics (13.23).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskReporting {
+    /// As RFC 3720 says.
+    Rfc3720,
+    /// Response fence
+    ResponseFence,
+    /// Fast abort
+    FastAbort,
+}
+
+impl TaskReporting {
+    /// The value in text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TaskReporting::Rfc3720 => "RFC3720",
+            TaskReporting::ResponseFence => "ResponseFence",
+            TaskReporting::FastAbort => "FastAbort",
+        }
+    }
+}
+
+/// Which digest algorithms a side agrees to, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DigestOffer {
+    /// `None`
+    None,
+    /// `None,CRC32C`
+    PreferNone,
+    /// `CRC32C,None`
+    PreferCrc32c,
+    /// `CRC32C`
+    Crc32c,
+}
+
+impl DigestOffer {
+    /// The list in text.
+    pub const fn list(self) -> &'static str {
+        match self {
+            DigestOffer::None => "None",
+            DigestOffer::PreferNone => "None,CRC32C",
+            DigestOffer::PreferCrc32c => "CRC32C,None",
+            DigestOffer::Crc32c => "CRC32C",
+        }
+    }
+
+    /// Is this value of the list?
+    pub fn allows(self, value: &str) -> bool {
+        self.list().split(',').any(|name| name == value)
+    }
+}
+
+/// What one side brings into a negotiation; also the bounds within which it agrees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// HeaderDigest
+    pub header_digest: DigestOffer,
+    /// DataDigest
+    pub data_digest: DigestOffer,
+    /// MaxRecvDataSegmentLength, of the side that offers.
+    pub max_recv_data_segment_length: u32,
+    /// Parameters of the session, as wished.
+    pub session: SessionParameters,
+}
+
+impl Default for Offer {
+    /// A target's: as much as it can take.
+    fn default() -> Self {
+        Offer {
+            header_digest: DigestOffer::PreferNone,
+            data_digest: DigestOffer::PreferNone,
+            max_recv_data_segment_length: 256 * 1024,
+            session: SessionParameters {
+                max_connections: 16,
+                initial_r2t: false,
+                immediate_data: true,
+                max_burst_length: 16 * 1024 * 1024 - 512,
+                first_burst_length: 256 * 1024,
+                time_to_wait: 0,
+                time_to_retain: 20,
+                max_outstanding_r2t: 8,
+                data_pdu_in_order: false,
+                data_sequence_in_order: false,
+                error_recovery_level: 0,
+                task_reporting: TaskReporting::ResponseFence,
+                protocol_level: 2,
+            },
+        }
+    }
+}
+
+/// Parameters that hold for a whole session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionParameters {
+    /// MaxConnections
+    pub max_connections: u16,
+    /// InitialR2T
+    pub initial_r2t: bool,
+    /// ImmediateData
+    pub immediate_data: bool,
+    /// MaxBurstLength in bytes
+    pub max_burst_length: u32,
+    /// FirstBurstLength in bytes
+    pub first_burst_length: u32,
+    /// DefaultTime2Wait in seconds
+    pub time_to_wait: u16,
+    /// DefaultTime2Retain in seconds
+    pub time_to_retain: u16,
+    /// MaxOutstandingR2T
+    pub max_outstanding_r2t: u16,
+    /// DataPDUInOrder
+    pub data_pdu_in_order: bool,
+    /// DataSequenceInOrder
+    pub data_sequence_in_order: bool,
+    /// ErrorRecoveryLevel
+    pub error_recovery_level: u8,
+    /// TaskReporting
+    pub task_reporting: TaskReporting,
+    /// iSCSIProtocolLevel
+    pub protocol_level: u8,
+}
+
+impl Default for SessionParameters {
+    /// The defaults of section 13: what holds when nothing is said.
+    fn default() -> Self {
+        SessionParameters {
+            max_connections: 1,
+            initial_r2t: true,
+            immediate_data: true,
+            max_burst_length: 262_144,
+            first_burst_length: 65_536,
+            time_to_wait: 2,
+            time_to_retain: 20,
+            max_outstanding_r2t: 1,
+            data_pdu_in_order: true,
+            data_sequence_in_order: true,
+            error_recovery_level: 0,
+            task_reporting: TaskReporting::Rfc3720,
+            protocol_level: 1,
+        }
+    }
+}
+
+impl SessionParameters {
+    pub(crate) fn boolean(&mut self, key: Key) -> Option<&mut bool> {
+        match key {
+            Key::InitialR2T => Some(&mut self.initial_r2t),
+            Key::ImmediateData => Some(&mut self.immediate_data),
+            Key::DataPduInOrder => Some(&mut self.data_pdu_in_order),
+            Key::DataSequenceInOrder => Some(&mut self.data_sequence_in_order),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn number(&self, key: Key) -> Option<u32> {
+        Some(match key {
+            Key::MaxConnections => self.max_connections.into(),
+            Key::MaxBurstLength => self.max_burst_length,
+            Key::FirstBurstLength => self.first_burst_length,
+            Key::DefaultTime2Wait => self.time_to_wait.into(),
+            Key::DefaultTime2Retain => self.time_to_retain.into(),
+            Key::MaxOutstandingR2T => self.max_outstanding_r2t.into(),
+            Key::ErrorRecoveryLevel => self.error_recovery_level.into(),
+            Key::IscsiProtocolLevel => self.protocol_level.into(),
+            _ => return None,
+        })
+    }
+
+    /// The value has been checked against the key's range, so it fits.
+    pub(crate) fn set_number(&mut self, key: Key, value: u32) {
+        match key {
+            Key::MaxConnections => self.max_connections = value as u16,
+            Key::MaxBurstLength => self.max_burst_length = value,
+            Key::FirstBurstLength => self.first_burst_length = value,
+            Key::DefaultTime2Wait => self.time_to_wait = value as u16,
+            Key::DefaultTime2Retain => self.time_to_retain = value as u16,
+            Key::MaxOutstandingR2T => self.max_outstanding_r2t = value as u16,
+            Key::ErrorRecoveryLevel => self.error_recovery_level = value as u8,
+            Key::IscsiProtocolLevel => self.protocol_level = value as u8,
+            _ => {}
+        }
+    }
+}
+
+/// Parameters of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionParameters {
+    /// Digests after the login phase.
+    pub digests: Digests,
+    /// The longest data segment that the peer takes.
+    pub peer_max_recv: u32,
+}
+
+impl Default for ConnectionParameters {
+    fn default() -> Self {
+        ConnectionParameters { digests: Digests::default(), peer_max_recv: 8192 }
+    }
+}

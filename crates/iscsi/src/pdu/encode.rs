@@ -1,0 +1,61 @@
+//! Writing whole PDUs into a byte buffer.
+
+use super::{Bhs, crc32c};
+
+/// Which digests a connection carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Digests {
+    /// A CRC32C after the header segments.
+    pub header: bool,
+    /// A CRC32C after the data segment.
+    pub data: bool,
+}
+
+/// Bytes that fill a data segment up to a multiple of four.
+pub const fn padding(length: usize) -> usize {
+    length.wrapping_neg() & 3
+}
+
+/// Appends a PDU. Sets both length fields of `header`; `ahs` must be a multiple of four bytes.
+///
+/// # Panics
+/// When `ahs` or `data` are longer than their fields can say: PDUs that are sent are ours.
+pub fn encode(out: &mut Vec<u8>, mut header: Bhs, ahs: &[u8], data: &[u8], digests: Digests) {
+    assert!(ahs.len() % 4 == 0 && ahs.len() <= 1020, "additional headers of {} bytes", ahs.len());
+    header.lengths.ahs_words = (ahs.len() / 4) as u8;
+    header.lengths.set_data(data.len());
+    encode_header(out, &header, ahs, digests);
+    if !data.is_empty() {
+        out.extend_from_slice(data);
+        encode_trailer(out, data, digests);
+    }
+}
+
+/// Appends a header whose lengths are set, and its digest.
+pub(crate) fn encode_header(out: &mut Vec<u8>, header: &Bhs, ahs: &[u8], digests: Digests) {
+    let start = out.len();
+    out.extend_from_slice(header.bytes());
+    out.extend_from_slice(ahs);
+    if digests.header {
+        let crc = crc32c(&out[start..]);
+        out.extend_from_slice(&crc.to_le_bytes());
+    }
+}
+
+/// Appends what follows a data segment: padding and digest.
+pub(crate) fn encode_trailer(out: &mut Vec<u8>, data: &[u8], digests: Digests) {
+    let pad = &[0; 3][..padding(data.len())];
+    out.extend_from_slice(pad);
+    if digests.data {
+        // padding is covered by the digest (RFC 7143, 11.2.3)
+        let crc = if pad.is_empty() {
+            crc32c(data)
+        } else {
+            let mut crc = super::Crc32c::new();
+            crc.update(data);
+            crc.update(pad);
+            crc.value()
+        };
+        out.extend_from_slice(&crc.to_le_bytes());
+    }
+}

@@ -1,0 +1,210 @@
+//! All sessions of a target, or of a daemon: login joins, makes or reinstates one; a connection's end leaves it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Session, SessionIdentity};
+use crate::negotiation::SessionParameters;
+use crate::pdu::LoginStatus;
+
+/// One connection, told from every other that ever had its CID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionKey {
+    /// The session.
+    pub tsih: u16,
+    /// The connection in it.
+    pub cid: u16,
+    /// Counts logins.
+    pub serial: u64,
+}
+
+/// What a login asks for when all else is settled.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Who, with what target.
+    pub identity: SessionIdentity,
+    /// 0 for a new session, else the session to join.
+    pub tsih: u16,
+    /// Connection identifier.
+    pub cid: u16,
+    /// What was negotiated; counts for a new session only.
+    pub parameters: SessionParameters,
+    /// CmdSN of the login.
+    pub cmd_sn: u32,
+}
+
+/// What a login got.
+#[derive(Clone, Debug)]
+pub struct Attachment {
+    /// The session.
+    pub session: Arc<Session>,
+    /// This connection in it.
+    pub connection: ConnectionKey,
+    /// Connections that this login displaced, by reinstating a session or a CID: they have to be dropped.
+    pub displaced: Vec<ConnectionKey>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    sessions: Vec<Arc<Session>>,
+    last_tsih: u16,
+    serial: u64,
+}
+
+/// The sessions, by TSIH and by identity.
+#[derive(Debug)]
+pub struct SessionTable {
+    inner: Mutex<Inner>,
+    max_sessions: usize,
+    window: u32,
+}
+
+impl SessionTable {
+    /// Empty; `max_sessions` at a time, each with `window` commands.
+    pub fn new(max_sessions: usize, window: u32) -> Self {
+        SessionTable { inner: Mutex::new(Inner::default()), max_sessions, window }
+    }
+
+    /// The session with this TSIH.
+    pub fn session(&self, tsih: u16) -> Option<Arc<Session>> {
+        self.lock().sessions.iter().find(|session| session.tsih == tsih).cloned()
+    }
+
+    /// All sessions.
+    pub fn sessions(&self) -> Vec<Arc<Session>> {
+        self.lock().sessions.clone()
+    }
+
+    /// Joins, reinstates or makes a session.
+    pub fn attach(&self, claim: Claim) -> Result<Attachment, LoginStatus> {
+        let mut inner = self.lock();
+        inner.serial += 1;
+        let serial = inner.serial;
+        if claim.tsih == 0 { self.open(&mut inner, claim, serial) } else { join(&inner, claim, serial) }
+    }
+
+    /// A connection is over. The session ends with its last one, or with any when `whole`; gives the connections that are
+    /// to be dropped with it.
+    pub fn detach(&self, key: ConnectionKey, whole: bool) -> Vec<ConnectionKey> {
+        let mut inner = self.lock();
+        let Some(place) = inner.sessions.iter().position(|session| session.tsih == key.tsih) else { return Vec::new() };
+        let session = &inner.sessions[place];
+        if !session.lock().contains(&key) {
+            return Vec::new();
+        }
+        session.window.forget(key.cid);
+        if session.remove(key) == 0 || whole {
+            let session = inner.sessions.swap_remove(place);
+            return session.close();
+        }
+        Vec::new()
+    }
+
+    fn open(&self, inner: &mut Inner, claim: Claim, serial: u64) -> Result<Attachment, LoginStatus> {
+        // same initiator port and target port: the new session reinstates the old one (6.3.5)
+        let displaced = match inner.sessions.iter().position(|session| session.identity == claim.identity) {
+            Some(place) => inner.sessions.swap_remove(place).close(),
+            None if inner.sessions.len() >= self.max_sessions => return Err(LoginStatus::OutOfResources),
+            None => Vec::new(),
+        };
+        let tsih = free_tsih(inner).ok_or(LoginStatus::OutOfResources)?;
+        let session = Session::new(claim.identity, tsih, claim.parameters, claim.cmd_sn, self.window);
+        let session = Arc::new(session);
+        let connection = ConnectionKey { tsih, cid: claim.cid, serial };
+        session.add(connection);
+        inner.sessions.push(session.clone());
+        Ok(Attachment { session, connection, displaced })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn join(inner: &Inner, claim: Claim, serial: u64) -> Result<Attachment, LoginStatus> {
+    let session = inner.sessions.iter().find(|session| session.tsih == claim.tsih);
+    let session = session.ok_or(LoginStatus::SessionDoesNotExist)?.clone();
+    if session.identity != claim.identity {
+        return Err(LoginStatus::CannotIncludeInSession);
+    }
+    // the same CID again: connection reinstatement (6.3.4), the old one is dropped
+    let displaced: Vec<ConnectionKey> = session.connection(claim.cid).into_iter().collect();
+    let left = session.connections().len() - displaced.len();
+    if left >= usize::from(session.parameters.max_connections) {
+        return Err(LoginStatus::TooManyConnections);
+    }
+    for old in &displaced {
+        session.window.forget(old.cid);
+        session.remove(*old);
+    }
+    let connection = ConnectionKey { tsih: claim.tsih, cid: claim.cid, serial };
+    session.add(connection);
+    Ok(Attachment { session, connection, displaced })
+}
+
+fn free_tsih(inner: &mut Inner) -> Option<u16> {
+    for _ in 0..u16::MAX {
+        inner.last_tsih = inner.last_tsih.checked_add(1).unwrap_or(1);
+        if inner.sessions.iter().all(|session| session.tsih != inner.last_tsih) {
+            return Some(inner.last_tsih);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SessionKind;
+    use super::*;
+
+    fn claim(name: &str, tsih: u16, cid: u16) -> Claim {
+        Claim {
+            identity: SessionIdentity {
+                initiator_name: name.to_owned(),
+                isid: [0x80, 0, 0, 0, 0, 1],
+                target_name: Some("iqn.2026-11.org.example:t0".to_owned()),
+                portal_group_tag: 1,
+                kind: SessionKind::Normal,
+            },
+            tsih,
+            cid,
+            parameters: SessionParameters { max_connections: 2, ..SessionParameters::default() },
+            cmd_sn: 1,
+        }
+    }
+
+    #[test]
+    fn same_isid_with_tsih_0_reinstates_the_session() {
+        let table = SessionTable::new(8, 32);
+        let old = table.attach(claim("iqn.a", 0, 0)).unwrap();
+        let new = table.attach(claim("iqn.a", 0, 0)).unwrap();
+        assert_eq!(new.displaced, [old.connection]);
+        assert!(old.session.is_closed() && !new.session.is_closed());
+        assert_eq!(table.detach(old.connection, true), [], "the old connection's end does not touch the new session");
+        assert_eq!(table.sessions().len(), 1);
+    }
+
+    #[test]
+    fn connections_join_by_tsih_up_to_max_connections() {
+        let table = SessionTable::new(8, 32);
+        let leading = table.attach(claim("iqn.a", 0, 0)).unwrap();
+        let tsih = leading.session.tsih;
+        assert!(!leading.session.is_shared());
+        let second = table.attach(claim("iqn.a", tsih, 1)).unwrap();
+        assert!(leading.session.is_shared());
+        assert_eq!(table.attach(claim("iqn.a", tsih, 2)).unwrap_err(), LoginStatus::TooManyConnections);
+        assert_eq!(table.attach(claim("iqn.b", tsih, 2)).unwrap_err(), LoginStatus::CannotIncludeInSession);
+        assert_eq!(table.attach(claim("iqn.a", tsih + 1, 2)).unwrap_err(), LoginStatus::SessionDoesNotExist);
+        let again = table.attach(claim("iqn.a", tsih, 1)).unwrap();
+        assert_eq!(again.displaced, [second.connection], "connection reinstatement");
+        assert_eq!(table.detach(leading.connection, false), []);
+        assert_eq!(table.detach(again.connection, false), []);
+        assert!(table.sessions().is_empty(), "a session ends with its last connection");
+    }
+
+    #[test]
+    fn sessions_are_bounded() {
+        let table = SessionTable::new(1, 32);
+        table.attach(claim("iqn.a", 0, 0)).unwrap();
+        assert_eq!(table.attach(claim("iqn.b", 0, 0)).unwrap_err(), LoginStatus::OutOfResources);
+    }
+}

@@ -1,0 +1,313 @@
+//! Command numbering of a session over all its connections (RFC 7143, 4.2.2.1).
+//!
+//! ExpCmdSN is one atomic word. The connection that holds the expected command claims it with one compare-and-swap, hands
+//! it to SCSI, and releases it with one store; so n is handed over before n + 1 is claimed. Only a command that came early
+//! (from another connection, or after a gap) takes the lock, to leave word who waits for which number.
+//! MaxCmdSN grows by one per finished command, so the window bounds the commands in progress.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::serial::{before, within};
+
+const CLAIMED: u64 = 1 << 32;
+
+/// What became of a try to take a command's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It is this command's turn; [`CommandWindow::release`] must follow.
+    Claimed,
+    /// Commands before it are missing: [`CommandWindow::park`] it.
+    Early,
+    /// Its number has been used: ignore it silently.
+    Stale,
+    /// Its number is beyond MaxCmdSN: ignore it silently.
+    Outside,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiter {
+    Connection(u16),
+    /// A command that never came and counts as received (ABORT TASK, 11.5.1).
+    Skipped,
+}
+
+/// ExpCmdSN, MaxCmdSN and who waits.
+#[derive(Debug)]
+pub struct CommandWindow {
+    /// ExpCmdSN in the low half, the claim above it.
+    expected: AtomicU64,
+    maximum: AtomicU32,
+    waiting: AtomicU32,
+    waiters: Mutex<Vec<(u32, Waiter)>>,
+}
+
+impl CommandWindow {
+    /// A window of `size` commands from `first` on.
+    pub fn new(first: u32, size: u32) -> Self {
+        CommandWindow {
+            expected: AtomicU64::new(first.into()),
+            maximum: AtomicU32::new(first.wrapping_add(size).wrapping_sub(1)),
+            waiting: AtomicU32::new(0),
+            waiters: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// ExpCmdSN: the number expected next. While a command is handed over it counts as received.
+    pub fn exp_cmd_sn(&self) -> u32 {
+        let word = self.expected.load(Ordering::Relaxed);
+        (word as u32).wrapping_add((word >> 32) as u32)
+    }
+
+    /// MaxCmdSN: the largest number allowed.
+    pub fn max_cmd_sn(&self) -> u32 {
+        self.maximum.load(Ordering::Relaxed)
+    }
+
+    /// Tries to take the turn of the command numbered `n`.
+    pub fn claim(&self, n: u32) -> Turn {
+        loop {
+            let word = self.expected.load(Ordering::SeqCst);
+            let expected = word as u32;
+            if before(n, expected) {
+                return Turn::Stale;
+            }
+            if !within(n, expected, self.maximum.load(Ordering::SeqCst)) {
+                return Turn::Outside;
+            }
+            if n != expected {
+                return Turn::Early;
+            }
+            if word & CLAIMED != 0 {
+                return Turn::Stale;
+            }
+            if self.expected.compare_exchange(word, word | CLAIMED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                return Turn::Claimed;
+            }
+        }
+    }
+
+    /// Ends the turn that was claimed. Gives the connection whose command is next, if one waits.
+    pub fn release(&self) -> Option<u16> {
+        let word = self.expected.load(Ordering::SeqCst);
+        assert!(word & CLAIMED != 0, "a turn that nobody holds is released");
+        let next = (word as u32).wrapping_add(1);
+        self.expected.store(next.into(), Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        self.next_waiter(&mut self.lock())
+    }
+
+    /// Leaves word that `connection` waits for the turn of `n`; then it must try [`CommandWindow::claim`] once more, for
+    /// the turn may have come meanwhile. `false`: somebody else has that number, so it is stale.
+    pub fn park(&self, n: u32, connection: u16) -> bool {
+        let mut waiters = self.lock();
+        if waiters.iter().any(|(number, _)| *number == n) {
+            return false;
+        }
+        waiters.push((n, Waiter::Connection(connection)));
+        self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
+        true
+    }
+
+    /// Takes the word back, after a claim.
+    pub fn unpark(&self, n: u32, connection: u16) {
+        self.retain(|number, waiter| !(number == n && waiter == Waiter::Connection(connection)));
+    }
+
+    /// Forgets a connection that is gone.
+    pub fn forget(&self, connection: u16) {
+        self.retain(|_, waiter| waiter != Waiter::Connection(connection));
+    }
+
+    /// Counts `n` as received though it never came. Gives the connection whose command is next, if one waits.
+    pub fn skip(&self, n: u32) -> Option<u16> {
+        let mut waiters = self.lock();
+        let word = self.expected.load(Ordering::SeqCst);
+        let taken = before(n, word as u32) || (n == word as u32 && word & CLAIMED != 0);
+        let outside = !within(n, word as u32, self.maximum.load(Ordering::SeqCst));
+        if taken || outside || waiters.iter().any(|(number, _)| *number == n) {
+            return None;
+        }
+        waiters.push((n, Waiter::Skipped));
+        self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
+        self.next_waiter(&mut waiters)
+    }
+
+    /// One command is finished: the window moves on.
+    pub fn finished(&self) {
+        self.maximum.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn retain(&self, keep: impl Fn(u32, Waiter) -> bool) {
+        let mut waiters = self.lock();
+        waiters.retain(|(number, waiter)| keep(*number, *waiter));
+        self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
+    }
+
+    /// Steps over skipped numbers; gives who waits for the number after them.
+    fn next_waiter(&self, waiters: &mut Vec<(u32, Waiter)>) -> Option<u16> {
+        loop {
+            let word = self.expected.load(Ordering::SeqCst);
+            let expected = word as u32;
+            waiters.retain(|(number, waiter)| *waiter != Waiter::Skipped || !before(*number, expected));
+            self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
+            let waiter = waiters.iter().find(|(number, _)| *number == expected).map(|(_, waiter)| *waiter)?;
+            match waiter {
+                Waiter::Connection(connection) => return Some(connection),
+                // whoever holds the claim looks here again when it releases
+                Waiter::Skipped if word & CLAIMED != 0 => return None,
+                Waiter::Skipped => {
+                    let next = u64::from(expected.wrapping_add(1));
+                    if self.expected.compare_exchange(word, next, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                        self.finished();
+                    }
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u32, Waiter)>> {
+        // nothing that runs under the lock can panic half way through a change
+        self.waiters.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn numbers_outside_the_window_are_told_apart() {
+        let window = CommandWindow::new(0xffff_fffe, 4);
+        assert_eq!(window.max_cmd_sn(), 1);
+        assert_eq!(window.claim(0xffff_fffd), Turn::Stale);
+        assert_eq!(window.claim(2), Turn::Outside);
+        assert_eq!(window.claim(1), Turn::Early);
+        assert_eq!(window.claim(0xffff_fffe), Turn::Claimed);
+        assert_eq!(window.claim(0xffff_fffe), Turn::Stale, "the same number twice");
+        assert_eq!(window.exp_cmd_sn(), 0xffff_ffff);
+        assert_eq!(window.release(), None);
+        assert_eq!(window.exp_cmd_sn(), 0xffff_ffff);
+        window.finished();
+        assert_eq!(window.max_cmd_sn(), 2);
+    }
+
+    #[test]
+    fn full_window_takes_nothing_until_a_command_is_finished() {
+        let window = CommandWindow::new(1, 2);
+        for n in [1, 2] {
+            assert_eq!(window.claim(n), Turn::Claimed);
+            assert_eq!(window.release(), None);
+        }
+        assert_eq!(window.claim(3), Turn::Outside);
+        window.finished();
+        assert_eq!(window.claim(3), Turn::Claimed);
+    }
+
+    #[test]
+    fn skipped_numbers_are_stepped_over() {
+        let window = CommandWindow::new(1, 8);
+        assert_eq!(window.claim(4), Turn::Early);
+        assert!(window.park(4, 9));
+        assert_eq!(window.skip(2), None);
+        assert_eq!(window.claim(2), Turn::Early);
+        assert!(!window.park(2, 7), "a skipped command is ignored when it comes");
+        assert_eq!(window.skip(3), None);
+        assert_eq!(window.claim(1), Turn::Claimed);
+        assert_eq!(window.release(), Some(9));
+        assert_eq!(window.claim(4), Turn::Claimed);
+    }
+
+    /// The oracle: a sorted list. Whatever the order of arrival, commands are handed over in the order of their numbers.
+    fn hand_over(first: u32, arrivals: &[(u32, u16)]) -> Vec<u32> {
+        let window = CommandWindow::new(first, 64);
+        let mut parked: Vec<Vec<u32>> = vec![Vec::new(); 4];
+        let mut order = Vec::new();
+        for &(offset, connection) in arrivals {
+            let n = first.wrapping_add(offset);
+            let mut turn = window.claim(n);
+            if turn == Turn::Early && window.park(n, connection) {
+                turn = window.claim(n);
+                assert_eq!(turn, Turn::Early);
+                parked[connection as usize].push(n);
+            }
+            let mut current = (turn == Turn::Claimed).then_some(n);
+            while let Some(n) = current.take() {
+                order.push(n.wrapping_sub(first));
+                if let Some(next) = window.release() {
+                    let expected = window.exp_cmd_sn();
+                    assert!(parked[next as usize].contains(&expected));
+                    assert_eq!(window.claim(expected), Turn::Claimed);
+                    window.unpark(expected, next);
+                    current = Some(expected);
+                }
+            }
+        }
+        order
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn commands_are_handed_over_in_order_whatever_connection_they_come_by(
+            first in any::<u32>(),
+            shuffled in Just((0..40u32).collect::<Vec<_>>()).prop_shuffle(),
+            connections in prop::collection::vec(0..4u16, 40),
+            again in prop::collection::vec(0..40usize, 0..10),
+        ) {
+            let mut arrivals: Vec<(u32, u16)> = shuffled.into_iter().zip(connections).collect();
+            for index in again {
+                let (n, connection) = arrivals[index];
+                arrivals.push((n, (connection + 1) % 4));
+            }
+            prop_assert_eq!(hand_over(first, &arrivals), (0..40).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn connections_on_four_threads_hand_over_in_order() {
+        use std::sync::{Arc, Mutex, mpsc};
+        const COMMANDS: u32 = 400;
+        let window = Arc::new(CommandWindow::new(0xffff_ff00, COMMANDS));
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let (senders, receivers): (Vec<_>, Vec<_>) = (0..4).map(|_| mpsc::channel::<()>()).unzip();
+        let threads: Vec<_> = receivers
+            .into_iter()
+            .enumerate()
+            .map(|(me, wake)| {
+                let (window, order, senders) = (window.clone(), order.clone(), senders.clone());
+                std::thread::spawn(move || {
+                    for k in 0..COMMANDS / 4 {
+                        let n = 0xffff_ff00u32.wrapping_add(k * 4 + me as u32);
+                        let mut turn = window.claim(n);
+                        let parked = turn == Turn::Early && window.park(n, me as u16);
+                        while turn == Turn::Early {
+                            turn = window.claim(n);
+                            if turn == Turn::Early {
+                                wake.recv().unwrap();
+                            }
+                        }
+                        assert_eq!(turn, Turn::Claimed);
+                        if parked {
+                            window.unpark(n, me as u16);
+                        }
+                        order.lock().unwrap().push(n);
+                        if let Some(next) = window.release() {
+                            senders[next as usize].send(()).unwrap_or_default();
+                        }
+                    }
+                })
+            })
+            .collect();
+        drop(senders);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let expected: Vec<u32> = (0..COMMANDS).map(|n| 0xffff_ff00u32.wrapping_add(n)).collect();
+        assert_eq!(*order.lock().unwrap(), expected);
+    }
+}
