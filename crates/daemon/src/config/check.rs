@@ -1,0 +1,348 @@
+//! Objects held against each other and against this machine: names, references, sockets, files, CPUs.
+
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::model::{
+    Config, LunConfig, Placement, PollLimit, VhostBlkConfig, VhostScsiConfig, WorkersConfig,
+};
+use super::objects::{Draft, LunDraft, VhostScsiDraft, WorkersDraft};
+use super::place::{At, Place};
+
+/// The bound on polling when nothing is said, in microseconds.
+const POLL_MICROS_DEFAULT: u32 = 50;
+
+/// What of this machine and process decides about a configuration.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// The CPUs that this process may run on.
+    pub cpus: Vec<usize>,
+    /// The control socket when nothing is said.
+    pub control: Option<PathBuf>,
+}
+
+impl Surroundings {
+    /// Those of this process.
+    pub fn of_this_process() -> Surroundings {
+        let cpus = match rustix::thread::sched_getaffinity(None) {
+            Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU)
+                .filter(|cpu| set.is_set(*cpu))
+                .collect(),
+            Err(_) => vec![0],
+        };
+        Surroundings {
+            cpus,
+            control: crate::control::default_socket(),
+        }
+    }
+
+    /// Half of the CPUs, for guests want some too; more than four pay only under high load.
+    fn workers_default(&self) -> usize {
+        (self.cpus.len() / 2).clamp(1, 4)
+    }
+}
+
+/// The configuration that `draft` says; every mistake that is left goes to `diagnostics`.
+pub fn complete(
+    draft: Draft,
+    surroundings: &Surroundings,
+    diagnostics: &mut Diagnostics,
+) -> Option<Config> {
+    let draft = attach_luns(draft, diagnostics);
+    check_names(&draft, diagnostics);
+    check_disk_references(&draft, diagnostics);
+    check_luns(&draft.vhost_scsi, diagnostics);
+    check_sockets(&draft, diagnostics);
+    check_files(&draft, diagnostics);
+    let placement = placement(&draft.workers, surroundings, diagnostics);
+
+    let mut config = Config {
+        control: draft
+            .control
+            .map(|at| at.value)
+            .or_else(|| surroundings.control.clone()),
+        workers: WorkersConfig {
+            placement,
+            poll: draft
+                .poll
+                .map_or(PollLimit::Micros(POLL_MICROS_DEFAULT), |at| at.value),
+        },
+        disks: Vec::new(),
+        vhost_blk: Vec::new(),
+        vhost_scsi: Vec::new(),
+    };
+    for disk in draft.disks {
+        config.disks.push(disk.complete?);
+    }
+    for export in draft.vhost_blk {
+        config.vhost_blk.push(VhostBlkConfig {
+            name: export.name?.value,
+            disk: export.disk?.value,
+            socket: export.socket?.value,
+            queues: export.queues,
+        });
+    }
+    for controller in draft.vhost_scsi {
+        let luns: Option<Vec<LunConfig>> = controller.luns.into_iter().map(lun).collect();
+        config.vhost_scsi.push(VhostScsiConfig {
+            name: controller.name?.value,
+            socket: controller.socket?.value,
+            queues: controller.queues,
+            luns: luns?,
+        });
+    }
+    Some(config)
+}
+
+fn lun(draft: LunDraft) -> Option<LunConfig> {
+    Some(LunConfig {
+        target: draft.target?.value,
+        lun: draft.lun?.value,
+        disk: draft.disk?.value,
+    })
+}
+
+/// Gives the logical units that flags named to their controllers.
+fn attach_luns(mut draft: Draft, diagnostics: &mut Diagnostics) -> Draft {
+    for (controller, lun) in std::mem::take(&mut draft.luns) {
+        let named = |draft: &VhostScsiDraft| {
+            let name = draft.name.as_ref();
+            name.is_some_and(|name| name.value == controller.value)
+        };
+        match draft.vhost_scsi.iter_mut().find(|draft| named(draft)) {
+            Some(draft) => draft.luns.push(lun),
+            None => {
+                let known: Vec<&str> = draft
+                    .vhost_scsi
+                    .iter()
+                    .filter_map(|c| c.name.as_ref())
+                    .map(|name| name.value.as_str())
+                    .collect();
+                diagnostics.push(unknown("vhost-scsi controller", &controller, &known));
+                // Its disk is still looked up.
+                check_reference(lun.disk.as_ref(), &disk_names(&draft), diagnostics);
+            }
+        }
+    }
+    draft
+}
+
+fn unknown(what: &str, found: &At<String>, known: &[&str]) -> Mistake {
+    let message = format!("there is no {what} `{}`", found.value);
+    let mistake = Mistake::new(MistakeKind::Relation, &found.place, message);
+    let mistake = mistake.did_you_mean(&found.value, known.iter().copied());
+    if known.is_empty() {
+        mistake.allowed(format!("nothing: no {what} is configured"))
+    } else {
+        mistake.allowed(super::diagnostics::one_of(known))
+    }
+}
+
+/// Notes every key that comes a second time, pointing at the first.
+struct Once<K> {
+    seen: HashMap<K, Place>,
+}
+
+impl<K: std::hash::Hash + Eq> Once<K> {
+    fn new() -> Once<K> {
+        Once {
+            seen: HashMap::new(),
+        }
+    }
+
+    fn see(&mut self, key: K, place: &Place, what: String, help: &str, to: &mut Diagnostics) {
+        match self.seen.get(&key) {
+            Some(first) => {
+                let message = format!("{what} is already used at {first}");
+                let mistake = Mistake::new(MistakeKind::Relation, place, message);
+                to.push(mistake.help(help));
+            }
+            None => {
+                self.seen.insert(key, place.clone());
+            }
+        }
+    }
+}
+
+fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
+    let mut disks = Once::new();
+    for name in draft.disks.iter().filter_map(|disk| disk.name.as_ref()) {
+        let what = format!("the disk name `{}`", name.value);
+        let help = "give each disk a name of its own";
+        disks.see(&name.value, &name.place, what, help, diagnostics);
+    }
+    let mut exports = Once::new();
+    let blk = draft.vhost_blk.iter().map(|export| &export.name);
+    let scsi = draft.vhost_scsi.iter().map(|export| &export.name);
+    for name in blk.chain(scsi).flatten() {
+        let what = format!("the export name `{}`", name.value);
+        let help = "give each export a name of its own; a vhost-blk export has its disk's unless `name` is said";
+        exports.see(&name.value, &name.place, what, help, diagnostics);
+    }
+}
+
+fn disk_names(draft: &Draft) -> Vec<&str> {
+    let names = draft.disks.iter().filter_map(|disk| disk.name.as_ref());
+    names.map(|name| name.value.as_str()).collect()
+}
+
+fn check_reference(disk: Option<&At<String>>, known: &[&str], diagnostics: &mut Diagnostics) {
+    if let Some(disk) = disk
+        && !known.contains(&disk.value.as_str())
+    {
+        diagnostics.push(unknown("disk", disk, known));
+    }
+}
+
+fn check_disk_references(draft: &Draft, diagnostics: &mut Diagnostics) {
+    let known = disk_names(draft);
+    for export in &draft.vhost_blk {
+        check_reference(export.disk.as_ref(), &known, diagnostics);
+    }
+    for lun in draft.vhost_scsi.iter().flat_map(|c| &c.luns) {
+        check_reference(lun.disk.as_ref(), &known, diagnostics);
+    }
+}
+
+fn check_luns(controllers: &[VhostScsiDraft], diagnostics: &mut Diagnostics) {
+    for controller in controllers {
+        let mut luns = Once::new();
+        for draft in &controller.luns {
+            if let (Some(target), Some(lun)) = (&draft.target, &draft.lun) {
+                let address = (target.value, lun.value);
+                let what = format!("target {}, LUN {} of this controller", address.0, address.1);
+                let help = "give each logical unit an address of its own";
+                luns.see(address, &lun.place, what, help, diagnostics);
+            }
+        }
+    }
+}
+
+fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
+    let mut sockets = Once::new();
+    let control = draft.control.iter();
+    let blk = draft.vhost_blk.iter().filter_map(|e| e.socket.as_ref());
+    let scsi = draft.vhost_scsi.iter().filter_map(|e| e.socket.as_ref());
+    for socket in control.chain(blk).chain(scsi) {
+        let what = format!("the socket {}", socket.value.display());
+        let help = "give each export, and the control socket, a path of its own";
+        let key = absolute(&socket.value);
+        sockets.see(key, &socket.place, what, help, diagnostics);
+    }
+}
+
+fn check_files(draft: &Draft, diagnostics: &mut Diagnostics) {
+    let mut files = Once::new();
+    for disk in &draft.disks {
+        let Some(path) = &disk.path else { continue };
+        let key = path
+            .value
+            .canonicalize()
+            .unwrap_or_else(|_| absolute(&path.value));
+        let what = format!("the file {}", path.value.display());
+        let help = "a file belongs to one disk, and a disk may have several exports";
+        files.see(key, &path.place, what, help, diagnostics);
+
+        let Some(super::model::BackendConfig::File { size: None, .. }) =
+            disk.complete.as_ref().map(|disk| &disk.backend)
+        else {
+            continue;
+        };
+        if let Ok(false) = path.value.try_exists() {
+            let message = format!("there is no file {}", path.value.display());
+            let mistake = Mistake::new(MistakeKind::Relation, &path.place, message);
+            diagnostics.push(
+                mistake.help("give a `size` to have it created, or correct the path (relative to the folder that the daemon is started in)"),
+            );
+        }
+    }
+}
+
+/// The path from the root, without `.` and `..`; links are not followed.
+fn absolute(path: &Path) -> PathBuf {
+    let from_root = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut clean = PathBuf::new();
+    for component in from_root.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                clean.pop();
+            }
+            other => clean.push(other),
+        }
+    }
+    clean
+}
+
+fn placement(
+    draft: &WorkersDraft,
+    surroundings: &Surroundings,
+    diagnostics: &mut Diagnostics,
+) -> Placement {
+    let Some(cpus) = &draft.cpus else {
+        let count = draft.count.as_ref().map(|count| count.value);
+        return Placement::Count(count.unwrap_or_else(|| surroundings.workers_default()));
+    };
+    let mut once = Once::new();
+    for cpu in &cpus.value {
+        let help = "two workers on one CPU only wait for each other";
+        let what = format!("CPU {}", cpu.value);
+        once.see(cpu.value, &cpu.place, what, help, diagnostics);
+        if !surroundings.cpus.contains(&cpu.value) {
+            let message = format!("this process may not run on CPU {}", cpu.value);
+            let mistake = Mistake::new(MistakeKind::Relation, &cpu.place, message);
+            diagnostics.push(mistake.allowed(format!("CPUs {}", ranges(&surroundings.cpus))));
+        }
+    }
+    if let Some(count) = &draft.count
+        && count.value != cpus.value.len()
+    {
+        let message = format!(
+            "`workers`: found {}, but `cpus` lists {}",
+            count.value,
+            cpus.value.len()
+        );
+        let mistake = Mistake::new(MistakeKind::Relation, &count.place, message);
+        diagnostics
+            .push(mistake.help("each CPU of the list gets one worker: leave `workers` away"));
+    }
+    Placement::Cpus(cpus.value.iter().map(|cpu| cpu.value).collect())
+}
+
+/// `0-3,8`.
+fn ranges(cpus: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &cpu in cpus {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == cpu => *last = cpu,
+            _ => runs.push((cpu, cpu)),
+        }
+    }
+    let texts: Vec<String> = runs
+        .iter()
+        .map(|(first, last)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        })
+        .collect();
+    texts.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_listed_as_ranges() {
+        assert_eq!(ranges(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
+        assert_eq!(ranges(&[]), "");
+    }
+
+    #[test]
+    fn the_same_path_is_the_same_however_it_is_written() {
+        assert_eq!(absolute(Path::new("/a/./b/../c")), Path::new("/a/c"));
+        assert_eq!(absolute(Path::new("/../a")), Path::new("/a"));
+        assert!(absolute(Path::new("a")).is_absolute());
+    }
+}

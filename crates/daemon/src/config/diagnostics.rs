@@ -1,0 +1,291 @@
+//! Mistakes in a configuration: collected, never thrown, so that all are reported at once.
+//!
+//! Each says where, what was found, what is allowed and, where a guess is good, what was probably meant.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::place::Place;
+
+/// What sort of mistake it is; decides which ones a syntax error on the same line silences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MistakeKind {
+    /// The text is not TOML.
+    Syntax,
+    /// A key that does not exist, or not here.
+    Key,
+    /// A value that is not allowed.
+    Value,
+    /// Something that has to be there is not.
+    Missing,
+    /// Two things that do not go together, or a name that nothing has.
+    Relation,
+}
+
+/// One mistake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// What sort it is.
+    pub kind: MistakeKind,
+    /// Where it was found.
+    pub place: Place,
+    /// What is wrong, with what was found.
+    pub message: String,
+    /// What is allowed there.
+    pub allowed: Option<String>,
+    /// What was probably meant, or what to do.
+    pub help: Option<String>,
+}
+
+impl Mistake {
+    /// A mistake of `kind` at `place`.
+    pub fn new(kind: MistakeKind, place: &Place, message: impl Into<String>) -> Mistake {
+        Mistake {
+            kind,
+            place: place.clone(),
+            message: message.into(),
+            allowed: None,
+            help: None,
+        }
+    }
+
+    /// Adds what is allowed.
+    #[must_use]
+    pub fn allowed(mut self, allowed: impl Into<String>) -> Mistake {
+        self.allowed = Some(allowed.into());
+        self
+    }
+
+    /// Adds what to do.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Mistake {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Adds a guess at what was meant, when one of `known` is near enough.
+    #[must_use]
+    pub fn did_you_mean<'a>(
+        self,
+        found: &str,
+        known: impl IntoIterator<Item = &'a str>,
+    ) -> Mistake {
+        match nearest(found, known) {
+            Some(guess) => self.help(format!("did you mean `{guess}`?")),
+            None => self,
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let (line, column) = self.place.line_column();
+        let mut object = json!({
+            "message": self.message,
+            "allowed": self.allowed,
+            "help": self.help,
+        });
+        let place = if self.place.source.is_flag {
+            json!({"flag": self.place.source.label, "value": self.place.source.text, "column": column})
+        } else {
+            json!({"file": self.place.source.label, "line": line, "column": column})
+        };
+        if let (Some(object), Value::Object(place)) = (object.as_object_mut(), place) {
+            object.extend(place);
+        }
+        object
+    }
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.message)?;
+        let (line, _) = self.place.line_column();
+        let (excerpt, meant) = self.place.excerpt();
+        if !excerpt.trim().is_empty() {
+            let number = match self.place.source.is_flag {
+                true => self.place.source.label.clone(),
+                false => line.to_string(),
+            };
+            let gutter = number.chars().count();
+            let (_, column) = self.place.line_column();
+            // Tabs are kept, so that the mark stands under what it marks.
+            let indent: String = excerpt
+                .chars()
+                .take(column - 1)
+                .map(|c| if c == '\t' { '\t' } else { ' ' })
+                .collect();
+            write!(f, "\n  {number} | {excerpt}")?;
+            write!(f, "\n  {:gutter$} | {indent}{}", "", "^".repeat(meant))?;
+        }
+        if let Some(allowed) = &self.allowed {
+            write!(f, "\n  allowed: {allowed}")?;
+        }
+        if let Some(help) = &self.help {
+            write!(f, "\n  help: {help}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Mistake {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.to_json().serialize(serializer)
+    }
+}
+
+/// All mistakes of a configuration, in the order of the text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Diagnostics {
+    mistakes: Vec<Mistake>,
+}
+
+impl Diagnostics {
+    /// Adds one.
+    pub fn push(&mut self, mistake: Mistake) {
+        self.mistakes.push(mistake);
+    }
+
+    /// None at all?
+    pub fn is_empty(&self) -> bool {
+        self.mistakes.is_empty()
+    }
+
+    /// The mistakes, in the order of the text once [`Diagnostics::settle`] has run.
+    pub fn iter(&self) -> impl Iterator<Item = &Mistake> {
+        self.mistakes.iter()
+    }
+
+    /// Sorts by place and drops what only follows from a syntax error: everything else on its line, and
+    /// everything in that file that says something is missing or unknown (it may stand in the broken part).
+    pub fn settle(&mut self) {
+        let line_of = |mistake: &Mistake| {
+            let (line, _) = mistake.place.line_column();
+            (mistake.place.source.order, line)
+        };
+        let mut broken: Vec<(usize, usize)> = Vec::new();
+        self.mistakes
+            .sort_by_key(|m| (m.place.source.order, m.place.span.start));
+        self.mistakes.retain(|m| {
+            if m.kind != MistakeKind::Syntax {
+                return true;
+            }
+            let first = !broken.contains(&line_of(m));
+            broken.push(line_of(m));
+            first
+        });
+        self.mistakes.retain(|m| {
+            let file_is_broken = broken
+                .iter()
+                .any(|(order, _)| *order == m.place.source.order);
+            match m.kind {
+                MistakeKind::Syntax => true,
+                MistakeKind::Key | MistakeKind::Value => !broken.contains(&line_of(m)),
+                MistakeKind::Missing | MistakeKind::Relation => !file_is_broken,
+            }
+        });
+    }
+}
+
+impl fmt::Display for Diagnostics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for mistake in &self.mistakes {
+            writeln!(f, "{mistake}")?;
+        }
+        let count = self.mistakes.len();
+        let plural = if count == 1 { "" } else { "s" };
+        write!(f, "{count} mistake{plural} in the configuration")
+    }
+}
+
+impl std::error::Error for Diagnostics {}
+
+/// The one of `known` that `found` is probably a misspelling of.
+pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let plain = |word: &str| word.to_lowercase().replace(['-', '_', ' '], "");
+    let found = plain(found);
+    known
+        .into_iter()
+        .map(|name| (strsim::damerau_levenshtein(&found, &plain(name)), name))
+        // A third of the word may be wrong; more is no misspelling.
+        .filter(|(distance, name)| *distance <= name.len().max(found.len()).div_ceil(3))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+/// `a`, `b` or `c`.
+pub fn one_of(words: &[&str]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
+    match quoted.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+        None => "nothing".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::place::Source;
+    use super::*;
+
+    #[test]
+    fn a_mistake_shows_place_excerpt_allowed_and_help() {
+        let source = Source::file("lunette.toml", "[[disk]]\n\tsize = \"10X\"\n", 0);
+        let place = Place::new(&source, 17..22);
+        let mistake = Mistake::new(MistakeKind::Value, &place, "`size`: \"10X\" is not a size")
+            .allowed("bytes")
+            .help("write \"10G\"");
+        assert_eq!(
+            mistake.to_string(),
+            "lunette.toml:2:9: `size`: \"10X\" is not a size\n  2 | \tsize = \"10X\"\n    | \t       ^^^^^\n  \
+             allowed: bytes\n  help: write \"10G\""
+        );
+    }
+
+    #[test]
+    fn a_flag_is_its_own_place() {
+        let source = Source::flag("--disk", "d0=rma:1G", 1);
+        let mistake = Mistake::new(
+            MistakeKind::Value,
+            &Place::new(&source, 3..6),
+            "no back end `rma`",
+        )
+        .did_you_mean("rma", ["ram", "null", "file"]);
+        assert_eq!(
+            mistake.to_string(),
+            "--disk d0=rma:1G: no back end `rma`\n  --disk | d0=rma:1G\n         |    ^^^\n  help: did you mean `ram`?"
+        );
+        assert_eq!(mistake.to_json()["flag"], "--disk");
+        assert_eq!(mistake.to_json()["column"], 4);
+    }
+
+    #[test]
+    fn a_guess_is_near_or_not_made() {
+        assert_eq!(
+            nearest("readonly", ["read_only", "name"]),
+            Some("read_only")
+        );
+        assert_eq!(nearest("sized", ["size", "serial"]), Some("size"));
+        assert_eq!(nearest("colour", ["size", "serial"]), None);
+        assert_eq!(nearest("", ["size"]), None);
+    }
+
+    #[test]
+    fn a_syntax_error_silences_what_follows_from_it_only() {
+        let source = Source::file("a", "x = \ny = 1\nz = 2\n", 0);
+        let mut all = Diagnostics::default();
+        for (kind, at) in [
+            (MistakeKind::Missing, 11),
+            (MistakeKind::Value, 5),
+            (MistakeKind::Value, 0),
+            (MistakeKind::Syntax, 4),
+            (MistakeKind::Syntax, 2),
+        ] {
+            all.push(Mistake::new(kind, &Place::new(&source, at..at + 1), "m"));
+        }
+        all.settle();
+        let left: Vec<_> = all.iter().map(|m| (m.kind, m.place.span.start)).collect();
+        assert_eq!(left, [(MistakeKind::Syntax, 2), (MistakeKind::Value, 5)]);
+    }
+}

@@ -1,0 +1,235 @@
+//! Flags as keys and values with their places: the quick way to say what a file says.
+//!
+//! Options after the first part are `key=value`, set apart by commas; a comma of a path is written twice.
+//! `-` and `_` are the same in a key, and a few short spellings are known.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::place::{At, Place, Source};
+use super::value::{Field, Fields, Raw};
+
+/// The values of the flags, as they were given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// `--disk NAME=BACKEND:SIZE|PATH[,KEY=VALUE...]`
+    pub disk: Vec<String>,
+    /// `--vhost-blk DISK:SOCKET[,KEY=VALUE...]`
+    pub vhost_blk: Vec<String>,
+    /// `--vhost-scsi NAME:SOCKET[,KEY=VALUE...]`
+    pub vhost_scsi: Vec<String>,
+    /// `--lun CONTROLLER/TARGET:LUN=DISK`
+    pub lun: Vec<String>,
+    /// `--workers N`
+    pub workers: Option<String>,
+    /// `--cpus N,N,...`
+    pub cpus: Option<String>,
+    /// `--poll-us N|always`
+    pub poll_us: Option<String>,
+    /// `--control PATH`
+    pub control: Option<String>,
+}
+
+/// How a disk is said in a flag.
+pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE or NAME=file:PATH, then ,KEY=VALUE as needed: \
+    d0=ram:512M or d1=file:vm.raw,size=10G,cache=none,ro";
+/// How a vhost-blk export is said in a flag.
+pub const VHOST_BLK_FORM: &str =
+    "DISK:SOCKET, then ,name=NAME or ,queues=N as needed: d0:/run/lunette/d0.sock";
+/// How a vhost-scsi controller is said in a flag.
+pub const VHOST_SCSI_FORM: &str = "NAME:SOCKET, then ,queues=N as needed: c0:/run/lunette/c0.sock";
+/// How a logical unit is said in a flag.
+pub const LUN_FORM: &str = "CONTROLLER/TARGET:LUN=DISK, such as c0/0:1=d0";
+
+/// A part of a flag's value: its text without doubled commas, and where it stands.
+struct Part<'a> {
+    source: &'a Arc<Source>,
+    text: String,
+    span: Range<usize>,
+}
+
+impl Part<'_> {
+    fn place(&self) -> Place {
+        Place::new(self.source, self.span.clone())
+    }
+
+    fn word(&self) -> At<Raw> {
+        At::new(Raw::Word(self.text.clone()), self.place())
+    }
+
+    fn field(&self, key: &str) -> Field {
+        Field {
+            key: At::new(key.to_owned(), self.place()),
+            value: self.word(),
+        }
+    }
+
+    /// The parts before and after the first `separator`. Doubled commas only ever stand in paths, which
+    /// come last, so that spans before them are exact.
+    fn split(&self, separator: char) -> Option<(Part<'_>, Part<'_>)> {
+        let at = self.text.find(separator)?;
+        let (before, after) = (self.text.get(..at)?, self.text.get(at + 1..)?);
+        let middle = (self.span.start + at).min(self.span.end);
+        let before = Part {
+            source: self.source,
+            text: before.to_owned(),
+            span: self.span.start..middle,
+        };
+        let after = Part {
+            source: self.source,
+            text: after.to_owned(),
+            span: (middle + 1).min(self.span.end)..self.span.end,
+        };
+        Some((before, after))
+    }
+}
+
+/// The parts between single commas.
+fn parts(source: &Arc<Source>) -> Vec<Part<'_>> {
+    let mut parts = Vec::new();
+    let mut start = 0;
+    let mut text = String::new();
+    let mut characters = source.text.char_indices().peekable();
+    while let Some((at, character)) = characters.next() {
+        if character != ',' {
+            text.push(character);
+        } else if characters.next_if(|(_, next)| *next == ',').is_some() {
+            text.push(',');
+        } else {
+            parts.push(Part {
+                source,
+                text: std::mem::take(&mut text),
+                span: start..at,
+            });
+            start = at + 1;
+        }
+    }
+    parts.push(Part {
+        source,
+        text,
+        span: start..source.text.len(),
+    });
+    parts
+}
+
+/// The key of the model that an option's key stands for.
+fn canonical(key: &str) -> String {
+    let key = key.replace('-', "_");
+    match key.as_str() {
+        "ro" | "readonly" => "read_only".to_owned(),
+        "num_queues" => "queues".to_owned(),
+        _ => key,
+    }
+}
+
+/// The options after the first part. A key alone says `on`.
+fn options(parts: &[Part<'_>]) -> Vec<Field> {
+    parts
+        .iter()
+        .filter(|part| !part.text.is_empty())
+        .map(|part| match part.split('=') {
+            Some((key, value)) => Field {
+                key: At::new(canonical(&key.text), key.place()),
+                value: value.word(),
+            },
+            None => Field {
+                key: At::new(canonical(&part.text), part.place()),
+                value: At::new(Raw::Word("on".to_owned()), part.place()),
+            },
+        })
+        .collect()
+}
+
+fn malformed(source: &Arc<Source>, form: &str) -> Mistake {
+    let message = format!("found {:?}", source.text);
+    Mistake::new(MistakeKind::Value, &Place::whole(source), message).allowed(form)
+}
+
+/// A disk's fields from the value of `--disk`.
+pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fields> {
+    let parts = parts(source);
+    let (first, rest) = parts.split_first()?;
+    let Some((name, engine)) = first.split('=') else {
+        diagnostics.push(malformed(source, DISK_FORM));
+        return None;
+    };
+    let mut entries = vec![name.field("name")];
+    match engine.split(':') {
+        None => entries.push(engine.field("backend")),
+        Some((backend, argument)) => {
+            entries.push(backend.field("backend"));
+            match backend.text.as_str() {
+                "file" => entries.push(argument.field("path")),
+                "ram" | "null" => entries.push(argument.field("size")),
+                // The backend's name is reported; nothing is known about its argument.
+                _ => {}
+            }
+        }
+    }
+    entries.extend(options(rest));
+    Some(Fields {
+        place: Place::whole(source),
+        entries,
+    })
+}
+
+/// An export's fields from `FIRST:SOCKET[,KEY=VALUE...]`.
+pub fn export_flag(
+    source: &Arc<Source>,
+    first_key: &str,
+    form: &str,
+    diagnostics: &mut Diagnostics,
+) -> Option<Fields> {
+    let parts = parts(source);
+    let (first, rest) = parts.split_first()?;
+    let Some((name, socket)) = first.split(':') else {
+        diagnostics.push(malformed(source, form));
+        return None;
+    };
+    let mut entries = vec![name.field(first_key), socket.field("socket")];
+    entries.extend(options(rest));
+    Some(Fields {
+        place: Place::whole(source),
+        entries,
+    })
+}
+
+/// A logical unit's controller and fields from `CONTROLLER/TARGET:LUN=DISK`.
+pub fn lun_flag(
+    source: &Arc<Source>,
+    diagnostics: &mut Diagnostics,
+) -> Option<(At<String>, Fields)> {
+    let whole = Part {
+        source,
+        text: source.text.clone(),
+        span: 0..source.text.len(),
+    };
+    let taken_apart = || {
+        let (controller, rest) = whole.split('/')?;
+        let (address, disk) = rest.split('=')?;
+        let (target, lun) = address.split(':')?;
+        let entries = vec![target.field("target"), lun.field("lun"), disk.field("disk")];
+        Some((
+            At::new(controller.text.clone(), controller.place()),
+            entries,
+        ))
+    };
+    let Some((controller, entries)) = taken_apart() else {
+        diagnostics.push(malformed(source, LUN_FORM));
+        return None;
+    };
+    let place = Place::whole(source);
+    Some((controller, Fields { place, entries }))
+}
+
+/// One value of a flag without parts.
+pub fn word_flag(source: &Arc<Source>) -> At<Raw> {
+    At::new(Raw::Word(source.text.clone()), Place::whole(source))
+}
+
+/// The values of a flag that is a list.
+pub fn list_flag(source: &Arc<Source>) -> At<Raw> {
+    let items = parts(source).iter().map(Part::word).collect();
+    At::new(Raw::List(items), Place::whole(source))
+}

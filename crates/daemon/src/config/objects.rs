@@ -1,0 +1,372 @@
+//! Objects from their keys and values: each on its own, before they are held against each other.
+//!
+//! A draft keeps what could be read, so that one bad value does not make every reference to it a mistake.
+
+use std::path::PathBuf;
+
+use super::diagnostics::{Mistake, MistakeKind};
+use super::model::{
+    BackendConfig, CacheMode, DiskConfig, LUNS_MAX, NAME_MAX, POLL_MICROS_MAX, PollLimit,
+    QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX, WORKERS_MAX,
+};
+use super::place::At;
+use super::value::{Fields, Raw, Reader, number_of, wrong};
+use super::{Diagnostics, diagnostics::one_of};
+
+/// Request queues of a device when nothing is said: as many as a client may want.
+const QUEUES_DEFAULT: u16 = QUEUES_MAX;
+const NAME_ALLOWED: &str =
+    "1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit";
+const SOCKET_ALLOWED: &str = "a path of at most 107 bytes, such as \"/run/lunette/d0.sock\"";
+const LUN_EXAMPLE: &str = "tables such as { target = 0, lun = 0, disk = \"d0\" }";
+const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \"always\"";
+const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3])";
+
+/// What was said about workers.
+#[derive(Default)]
+pub struct WorkersDraft {
+    pub count: Option<At<usize>>,
+    pub cpus: Option<At<Vec<At<usize>>>>,
+}
+
+/// What was said about a disk.
+pub struct DiskDraft {
+    pub name: Option<At<String>>,
+    pub path: Option<At<PathBuf>>,
+    pub complete: Option<DiskConfig>,
+}
+
+/// What was said about a vhost-blk export.
+pub struct VhostBlkDraft {
+    pub name: Option<At<String>>,
+    pub disk: Option<At<String>>,
+    pub socket: Option<At<PathBuf>>,
+    pub queues: u16,
+}
+
+/// What was said about a vhost-scsi controller.
+pub struct VhostScsiDraft {
+    pub name: Option<At<String>>,
+    pub socket: Option<At<PathBuf>>,
+    pub queues: u16,
+    pub luns: Vec<LunDraft>,
+}
+
+/// What was said about a logical unit.
+pub struct LunDraft {
+    pub target: Option<At<u8>>,
+    pub lun: Option<At<u16>>,
+    pub disk: Option<At<String>>,
+}
+
+/// All that a file said.
+#[derive(Default)]
+pub struct Draft {
+    pub control: Option<At<PathBuf>>,
+    pub workers: WorkersDraft,
+    pub poll: Option<At<PollLimit>>,
+    pub disks: Vec<DiskDraft>,
+    pub vhost_blk: Vec<VhostBlkDraft>,
+    pub vhost_scsi: Vec<VhostScsiDraft>,
+    /// Logical units from flags, with their controller's name.
+    pub luns: Vec<(At<String>, LunDraft)>,
+}
+
+/// A file's top-level table.
+pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
+    let mut reader = Reader::new(fields, "configuration", diagnostics);
+    let control = read_socket(&mut reader, "control");
+    let count = reader.raw("workers");
+    let cpus = reader.raw("cpus");
+    let poll = reader.raw("poll_us");
+    let disks = reader.objects("disk", "tables, each headed [[disk]]");
+    let vhost_blk = reader.objects("vhost_blk", "tables, each headed [[vhost_blk]]");
+    let vhost_scsi = reader.objects("vhost_scsi", "tables, each headed [[vhost_scsi]]");
+    reader.finish(|key| match key {
+        "disks" => Some("each disk has a table of its own, headed [[disk]]".to_owned()),
+        _ => None,
+    });
+    Draft {
+        control,
+        workers: WorkersDraft {
+            count: count.and_then(|value| read_workers(value, diagnostics)),
+            cpus: cpus.and_then(|value| read_cpus(value, diagnostics)),
+        },
+        poll: poll.and_then(|value| read_poll(value, diagnostics)),
+        disks: disks.iter().map(|f| read_disk(f, diagnostics)).collect(),
+        vhost_blk: vhost_blk
+            .iter()
+            .map(|fields| read_vhost_blk(fields, diagnostics))
+            .collect(),
+        vhost_scsi: vhost_scsi
+            .iter()
+            .map(|fields| read_vhost_scsi(fields, diagnostics))
+            .collect(),
+        luns: Vec::new(),
+    }
+}
+
+/// How many workers.
+pub fn read_workers(value: &At<Raw>, diagnostics: &mut Diagnostics) -> Option<At<usize>> {
+    let count = number_of("workers", value, 1..=WORKERS_MAX as u64, diagnostics)?;
+    Some(At::new(count.value as usize, count.place))
+}
+
+/// The CPUs that workers are pinned to.
+pub fn read_cpus(value: &At<Raw>, diagnostics: &mut Diagnostics) -> Option<At<Vec<At<usize>>>> {
+    let items = match &value.value {
+        Raw::List(items) if (1..=WORKERS_MAX).contains(&items.len()) => items,
+        _ => {
+            diagnostics.push(wrong("cpus", value).allowed(CPUS_ALLOWED));
+            return None;
+        }
+    };
+    let mut cpus = Vec::new();
+    for item in items {
+        let cpu = number_of("cpus", item, 0..=u64::from(u16::MAX), diagnostics)?;
+        cpus.push(At::new(cpu.value as usize, cpu.place));
+    }
+    Some(At::new(cpus, value.place.clone()))
+}
+
+/// The bound on polling.
+pub fn read_poll(value: &At<Raw>, diagnostics: &mut Diagnostics) -> Option<At<PollLimit>> {
+    let micros = match &value.value {
+        Raw::Text(text) | Raw::Word(text) if text == "always" => {
+            return Some(At::new(PollLimit::Always, value.place.clone()));
+        }
+        Raw::Word(text) => text.parse().ok(),
+        Raw::Integer(number) => u32::try_from(*number).ok(),
+        _ => None,
+    };
+    match micros {
+        Some(0) => Some(At::new(PollLimit::Never, value.place.clone())),
+        Some(micros) if micros <= POLL_MICROS_MAX => {
+            Some(At::new(PollLimit::Micros(micros), value.place.clone()))
+        }
+        _ => {
+            diagnostics.push(wrong("poll_us", value).allowed(POLL_ALLOWED));
+            None
+        }
+    }
+}
+
+/// The path of a socket.
+pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
+    let path = reader.text(key, SOCKET_ALLOWED)?;
+    if path.value.len() > SOCKET_PATH_MAX || path.value.contains('\0') {
+        let message = format!(
+            "`{key}`: a path of {} bytes is too long for a Unix socket",
+            path.value.len()
+        );
+        let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
+        reader.diagnostics().push(mistake.allowed(SOCKET_ALLOWED));
+        return None;
+    }
+    Some(At::new(PathBuf::from(path.value), path.place))
+}
+
+/// A name; kept even when it is not allowed, so that references to it are not mistakes too.
+fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<String>> {
+    let name = reader.text(key, NAME_ALLOWED)?;
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let first = name.value.chars().next().unwrap_or('-');
+    if name.value.len() > NAME_MAX
+        || !first.is_ascii_alphanumeric()
+        || !name.value.chars().all(allowed)
+    {
+        let message = format!("`{key}`: found {:?}", name.value);
+        let mistake = Mistake::new(MistakeKind::Value, &name.place, message);
+        reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
+    }
+    Some(name)
+}
+
+fn read_queues(reader: &mut Reader<'_, '_>) -> u16 {
+    reader
+        .number("queues", 1..=u64::from(QUEUES_MAX))
+        .map_or(QUEUES_DEFAULT, |queues| queues.value as u16)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Engine {
+    Ram,
+    Null,
+    File,
+}
+
+/// The back ends, with their words and the keys that they have beyond those of every disk.
+const ENGINES: [(&str, Engine); 3] = [
+    ("ram", Engine::Ram),
+    ("null", Engine::Null),
+    ("file", Engine::File),
+];
+
+/// A disk.
+pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
+    let mut reader = Reader::new(fields, "disk", diagnostics);
+    reader.require("name", NAME_ALLOWED);
+    reader.require("backend", &one_of(&ENGINES.map(|(word, _)| word)));
+    let name = read_name(&mut reader, "name");
+    let engine = reader.choice("backend", &ENGINES).map(|at| at.value);
+    let block_size = read_block_size(&mut reader);
+    let read_only = reader.boolean("read_only").is_some_and(|at| at.value);
+    let serial = read_serial(&mut reader);
+    let size = reader.size("size");
+    let size_fits = size
+        .as_ref()
+        .is_none_or(|size| check_size(&mut reader, size, block_size));
+    let mut path = None;
+    let mut cache = None;
+    // A disk whose back end is not known may have every key.
+    if matches!(engine, None | Some(Engine::File)) {
+        let allowed = "the path of a raw file or a block device";
+        path = reader
+            .text("path", allowed)
+            .map(|path| At::new(PathBuf::from(path.value), path.place));
+        cache = reader.choice("cache", &CacheMode::WORDS);
+        if engine.is_some() {
+            reader.require("path", allowed);
+        }
+    } else {
+        reader.require("size", super::size::SIZE_ALLOWED);
+    }
+    reader.finish(|key| {
+        matches!(key, "path" | "cache").then(|| {
+            format!("disk: `{key}` belongs to the back end `file`, and this disk has another")
+        })
+    });
+    let backend = match engine {
+        Some(Engine::Ram) => size.map(|size| BackendConfig::Ram { size: size.value }),
+        Some(Engine::Null) => size.map(|size| BackendConfig::Null { size: size.value }),
+        Some(Engine::File) => path.as_ref().map(|path| BackendConfig::File {
+            path: path.value.clone(),
+            size: size.map(|size| size.value),
+            cache: cache.map_or(CacheMode::Writeback, |cache| cache.value),
+        }),
+        None => None,
+    };
+    let complete = match (&name, backend, size_fits) {
+        (Some(name), Some(backend), true) => Some(DiskConfig {
+            name: name.value.clone(),
+            backend,
+            block_size,
+            read_only,
+            serial,
+        }),
+        _ => None,
+    };
+    DiskDraft {
+        name,
+        path,
+        complete,
+    }
+}
+
+fn read_block_size(reader: &mut Reader<'_, '_>) -> u32 {
+    let Some(value) = reader.raw("block_size") else {
+        return 512;
+    };
+    let read = match &value.value {
+        Raw::Integer(number) => Some(*number),
+        Raw::Word(word) => super::size::parse_size(word).ok().map(i128::from),
+        _ => None,
+    };
+    match read {
+        Some(512) => 512,
+        Some(4096) => 4096,
+        _ => {
+            reader.refuse("block_size", value, "512 or 4096");
+            512
+        }
+    }
+}
+
+fn read_serial(reader: &mut Reader<'_, '_>) -> Option<String> {
+    let allowed = "1 to 20 printable ASCII characters";
+    let serial = reader.text("serial", allowed)?;
+    let printable = |c: char| c.is_ascii_graphic() || c == ' ';
+    if serial.value.len() > SERIAL_MAX || !serial.value.chars().all(printable) {
+        let message = format!("`serial`: found {:?}", serial.value);
+        let mistake = Mistake::new(MistakeKind::Value, &serial.place, message);
+        reader.diagnostics().push(mistake.allowed(allowed));
+        return None;
+    }
+    Some(serial.value)
+}
+
+fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) -> bool {
+    if size.value > 0 && size.value % u64::from(block_size) == 0 {
+        return true;
+    }
+    let message = format!(
+        "`size`: {} bytes are not a whole number of blocks of {block_size} bytes",
+        size.value
+    );
+    let mistake = Mistake::new(MistakeKind::Value, &size.place, message);
+    let allowed = format!("a multiple of {block_size}, at least {block_size}");
+    reader.diagnostics().push(mistake.allowed(allowed));
+    false
+}
+
+/// A vhost-blk export.
+pub fn read_vhost_blk(fields: &Fields, diagnostics: &mut Diagnostics) -> VhostBlkDraft {
+    let mut reader = Reader::new(fields, "vhost_blk", diagnostics);
+    reader.require("disk", "the name of a disk");
+    reader.require("socket", SOCKET_ALLOWED);
+    let disk = reader.text("disk", "the name of a disk");
+    let socket = read_socket(&mut reader, "socket");
+    let name = read_name(&mut reader, "name").or_else(|| disk.clone());
+    let queues = read_queues(&mut reader);
+    reader.finish(|key| match key {
+        "read_only" => Some("vhost_blk: `read_only` belongs to the disk".to_owned()),
+        _ => None,
+    });
+    VhostBlkDraft {
+        name,
+        disk,
+        socket,
+        queues,
+    }
+}
+
+/// A vhost-scsi controller.
+pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> VhostScsiDraft {
+    let mut reader = Reader::new(fields, "vhost_scsi", diagnostics);
+    reader.require("name", NAME_ALLOWED);
+    reader.require("socket", SOCKET_ALLOWED);
+    let name = read_name(&mut reader, "name");
+    let socket = read_socket(&mut reader, "socket");
+    let queues = read_queues(&mut reader);
+    let luns = reader.objects("lun", LUN_EXAMPLE);
+    reader.finish(|key| match key {
+        "disk" => Some(format!(
+            "vhost_scsi: a controller's disks are its `lun`: {LUN_EXAMPLE}"
+        )),
+        _ => None,
+    });
+    let luns = luns.iter().map(|f| read_lun(f, diagnostics)).collect();
+    VhostScsiDraft {
+        name,
+        socket,
+        queues,
+        luns,
+    }
+}
+
+/// A logical unit.
+pub fn read_lun(fields: &Fields, diagnostics: &mut Diagnostics) -> LunDraft {
+    let mut reader = Reader::new(fields, "lun", diagnostics);
+    reader.require("target", "0 to 255");
+    reader.require("lun", "0 to 16383");
+    reader.require("disk", "the name of a disk");
+    let target = reader.number("target", 0..=u64::from(TARGETS_MAX - 1));
+    let lun = reader.number("lun", 0..=u64::from(LUNS_MAX - 1));
+    let disk = reader.text("disk", "the name of a disk");
+    reader.finish(|_| None);
+    LunDraft {
+        target: target.map(|at| At::new(at.value as u8, at.place)),
+        lun: lun.map(|at| At::new(at.value as u16, at.place)),
+        disk,
+    }
+}

@@ -1,0 +1,154 @@
+//! Where a piece of configuration was said: a span of a file or of one flag's text.
+//!
+//! A flag's value is a source of its own, so that files and flags are read and reported by the same code.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One text that configuration was read from: a file, or the value of one flag.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The file's path as it was given, or the flag (`--disk`).
+    pub label: String,
+    /// All of its text.
+    pub text: String,
+    /// Is it a flag's value?
+    pub is_flag: bool,
+    /// Its rank among all sources, so that mistakes are listed in the order in which things were said.
+    pub order: usize,
+}
+
+impl Source {
+    /// The text of a configuration file.
+    pub fn file(label: &str, text: &str, order: usize) -> Arc<Source> {
+        Arc::new(Source {
+            label: label.to_owned(),
+            text: text.to_owned(),
+            is_flag: false,
+            order,
+        })
+    }
+
+    /// The value of one flag.
+    pub fn flag(flag: &str, text: &str, order: usize) -> Arc<Source> {
+        Arc::new(Source {
+            label: flag.to_owned(),
+            text: text.to_owned(),
+            is_flag: true,
+            order,
+        })
+    }
+}
+
+/// A span of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The text it lies in.
+    pub source: Arc<Source>,
+    /// The bytes of it.
+    pub span: Range<usize>,
+}
+
+impl Place {
+    /// The bytes `span` of `source`; cut to what the text has.
+    pub fn new(source: &Arc<Source>, span: Range<usize>) -> Place {
+        let end = span.end.min(source.text.len());
+        Place {
+            source: Arc::clone(source),
+            span: span.start.min(end)..end,
+        }
+    }
+
+    /// All of a source's text.
+    pub fn whole(source: &Arc<Source>) -> Place {
+        Place::new(source, 0..source.text.len())
+    }
+
+    /// The nearest start of a character at or before the span.
+    fn start(&self) -> usize {
+        let mut start = self.span.start.min(self.source.text.len());
+        while !self.source.text.is_char_boundary(start) {
+            start -= 1;
+        }
+        start
+    }
+
+    /// Line and column, both from 1; the column counts characters.
+    pub fn line_column(&self) -> (usize, usize) {
+        let (before, _) = self.source.text.split_at(self.start());
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+        (line, column)
+    }
+
+    /// The line that the span starts on, and how many characters of it are meant (at least 1).
+    pub fn excerpt(&self) -> (&str, usize) {
+        let start = self.start();
+        let (before, after) = self.source.text.split_at(start);
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        let line_end = after
+            .find('\n')
+            .map_or(self.source.text.len(), |at| start + at);
+        let line = self.source.text.get(line_start..line_end).unwrap_or("");
+        let meant = after
+            .char_indices()
+            .take_while(|&(at, c)| start + at < self.span.end && c != '\n')
+            .count();
+        (line.trim_end_matches('\r'), meant.max(1))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.source.is_flag {
+            return write!(f, "{} {}", self.source.label, self.source.text);
+        }
+        let (line, column) = self.line_column();
+        write!(f, "{}:{line}:{column}", self.source.label)
+    }
+}
+
+/// A value and where it was said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At<T> {
+    /// What was said.
+    pub value: T,
+    /// Where.
+    pub place: Place,
+}
+
+impl<T> At<T> {
+    /// `value`, said at `place`.
+    pub fn new(value: T, place: Place) -> At<T> {
+        At { value, place }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_and_column_count_from_one_and_in_characters() {
+        let source = Source::file("a.toml", "x = 1\n# ä\nname = 'ü' # z\n", 0);
+        let at = source.text.find("# z").unwrap();
+        assert_eq!(Place::new(&source, at..at + 3).line_column(), (3, 12));
+        assert_eq!(Place::new(&source, 0..1).to_string(), "a.toml:1:1");
+    }
+
+    #[test]
+    fn excerpt_is_the_line_of_the_start_and_ends_with_it() {
+        let source = Source::file("a.toml", "one\r\ntwo three\r\nfour", 0);
+        assert_eq!(Place::new(&source, 9..17).excerpt().0, "two three");
+        assert_eq!(Place::new(&source, 5..8).excerpt(), ("two three", 3));
+        assert_eq!(Place::new(&source, 99..200).excerpt(), ("four", 1));
+    }
+
+    #[test]
+    fn a_span_inside_a_character_points_at_the_character() {
+        let source = Source::file("a.toml", "ä", 0);
+        assert_eq!(Place::new(&source, 1..2).line_column(), (1, 1));
+        assert_eq!(Place::new(&source, 1..2).excerpt(), ("ä", 1));
+    }
+}

@@ -1,0 +1,92 @@
+//! A configuration as TOML text that reads back as the same configuration.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use super::model::{BackendConfig, Config, Placement, PollLimit};
+use super::size::render_size;
+
+/// The text of `config`, with every value said.
+pub fn render(config: &Config) -> String {
+    let mut text = String::new();
+    write_config(&mut text, config).expect("a String takes all that is written to it");
+    text
+}
+
+fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
+    if let Some(control) = &config.control {
+        writeln!(text, "control = {}", quoted_path(control))?;
+    }
+    match &config.workers.placement {
+        Placement::Count(count) => writeln!(text, "workers = {count}")?,
+        Placement::Cpus(cpus) => writeln!(text, "cpus = {cpus:?}")?,
+    }
+    match config.workers.poll {
+        PollLimit::Never => writeln!(text, "poll_us = 0")?,
+        PollLimit::Micros(micros) => writeln!(text, "poll_us = {micros}")?,
+        PollLimit::Always => writeln!(text, "poll_us = \"always\"")?,
+    }
+    for disk in &config.disks {
+        writeln!(text, "\n[[disk]]\nname = {}", quoted(&disk.name))?;
+        writeln!(text, "backend = \"{}\"", disk.backend.word())?;
+        match &disk.backend {
+            BackendConfig::Ram { size } | BackendConfig::Null { size } => {
+                writeln!(text, "size = \"{}\"", render_size(*size))?;
+            }
+            BackendConfig::File { path, size, cache } => {
+                writeln!(text, "path = {}", quoted_path(path))?;
+                if let Some(size) = size {
+                    writeln!(text, "size = \"{}\"", render_size(*size))?;
+                }
+                writeln!(text, "cache = \"{}\"", cache.word())?;
+            }
+        }
+        writeln!(text, "block_size = {}", disk.block_size)?;
+        writeln!(text, "read_only = {}", disk.read_only)?;
+        if let Some(serial) = &disk.serial {
+            writeln!(text, "serial = {}", quoted(serial))?;
+        }
+    }
+    for export in &config.vhost_blk {
+        writeln!(text, "\n[[vhost_blk]]\nname = {}", quoted(&export.name))?;
+        writeln!(text, "disk = {}", quoted(&export.disk))?;
+        writeln!(text, "socket = {}", quoted_path(&export.socket))?;
+        writeln!(text, "queues = {}", export.queues)?;
+    }
+    for controller in &config.vhost_scsi {
+        let name = quoted(&controller.name);
+        writeln!(text, "\n[[vhost_scsi]]\nname = {name}")?;
+        writeln!(text, "socket = {}", quoted_path(&controller.socket))?;
+        writeln!(text, "queues = {}", controller.queues)?;
+        writeln!(text, "lun = [")?;
+        for lun in &controller.luns {
+            let disk = quoted(&lun.disk);
+            let (target, number) = (lun.target, lun.lun);
+            writeln!(
+                text,
+                "  {{ target = {target}, lun = {number}, disk = {disk} }},"
+            )?;
+        }
+        writeln!(text, "]")?;
+    }
+    Ok(())
+}
+
+fn quoted_path(path: &Path) -> String {
+    quoted(&path.to_string_lossy())
+}
+
+/// A TOML basic string.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for character in text.chars() {
+        match character {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            c if c.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}

@@ -1,0 +1,66 @@
+//! A TOML text as keys and values with their places. All syntax errors are noted, not only the first.
+
+use std::sync::Arc;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::place::{At, Place, Source};
+use super::value::{Field, Fields, Raw};
+
+/// The top-level table of `source`.
+pub fn read_toml(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Fields {
+    let (table, errors) = DeTable::parse_recoverable(&source.text);
+    for error in errors {
+        let place = Place::new(source, error.span().unwrap_or(0..0));
+        let message = format!("not TOML: {}", error.message());
+        let mut mistake = Mistake::new(MistakeKind::Syntax, &place, message);
+        if let Some(help) = unquoted(place.excerpt().0) {
+            mistake = mistake.help(help);
+        }
+        diagnostics.push(mistake);
+    }
+    fields(source, table.get_ref(), Place::new(source, 0..0))
+}
+
+/// A guess at the commonest slip: a word where TOML wants a string.
+fn unquoted(line: &str) -> Option<String> {
+    let (key, value) = line.split_once('=')?;
+    let value = value.split('#').next()?.trim();
+    let is_word = |c: char| c.is_ascii_alphanumeric() || "./-_:".contains(c);
+    (!value.is_empty() && value.chars().all(is_word))
+        .then(|| format!("a string needs quotes: {} = \"{value}\"", key.trim()))
+}
+
+fn fields(source: &Arc<Source>, table: &DeTable<'_>, place: Place) -> Fields {
+    let mut entries: Vec<Field> = table
+        .iter()
+        .map(|(key, value)| Field {
+            key: At::new(key.get_ref().to_string(), Place::new(source, key.span())),
+            value: raw(source, value),
+        })
+        .collect();
+    entries.sort_by_key(|field| field.key.place.span.start);
+    Fields { place, entries }
+}
+
+fn raw(source: &Arc<Source>, value: &Spanned<DeValue<'_>>) -> At<Raw> {
+    let place = Place::new(source, value.span());
+    let raw = match value.get_ref() {
+        DeValue::String(text) => Raw::Text(text.to_string()),
+        DeValue::Integer(integer) => {
+            let digits = integer.as_str();
+            match i128::from_str_radix(digits, integer.radix()) {
+                Ok(number) => Raw::Integer(number),
+                Err(_) => Raw::Other("integer", digits.to_owned()),
+            }
+        }
+        DeValue::Boolean(value) => Raw::Boolean(*value),
+        DeValue::Float(float) => Raw::Other("decimal number", float.as_str().to_owned()),
+        DeValue::Datetime(date) => Raw::Other("date", date.to_string()),
+        DeValue::Array(items) => Raw::List(items.iter().map(|item| raw(source, item)).collect()),
+        DeValue::Table(table) => Raw::Table(fields(source, table, place.clone())),
+    };
+    At::new(raw, place)
+}

@@ -1,0 +1,308 @@
+//! Objects as they were written, before they mean anything: keys and values, each with its place.
+//!
+//! [`Reader`] takes an object apart by key and notes every mistake on the way; what it was not asked
+//! for is an unknown key. Files and flags differ only in [`Raw::Word`], a value without a type.
+
+use std::ops::RangeInclusive;
+
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
+use super::place::{At, Place};
+use super::size::{SIZE_ALLOWED, SizeError, parse_size};
+
+/// A value as it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Raw {
+    /// From a flag: may be read as anything.
+    Word(String),
+    /// A string.
+    Text(String),
+    /// An integer.
+    Integer(i128),
+    /// A boolean.
+    Boolean(bool),
+    /// An array.
+    List(Vec<At<Raw>>),
+    /// A table.
+    Table(Fields),
+    /// Something that no key takes: its type and text.
+    Other(&'static str, String),
+}
+
+impl Raw {
+    /// What was found, for messages.
+    fn found(&self) -> String {
+        match self {
+            Raw::Word(text) | Raw::Text(text) => format!("{text:?}"),
+            Raw::Integer(number) => number.to_string(),
+            Raw::Boolean(value) => value.to_string(),
+            Raw::List(_) => "an array".to_owned(),
+            Raw::Table(_) => "a table".to_owned(),
+            Raw::Other(kind, text) => format!("the {kind} {text}"),
+        }
+    }
+}
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Field {
+    /// The key and where it stands.
+    pub key: At<String>,
+    /// The value and where it stands.
+    pub value: At<Raw>,
+}
+
+/// An object as it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fields {
+    /// Where the object begins: blamed for what is missing.
+    pub place: Place,
+    /// Its keys in the order of the text.
+    pub entries: Vec<Field>,
+}
+
+/// Takes an object apart, noting mistakes.
+pub struct Reader<'f, 'd> {
+    fields: &'f Fields,
+    diagnostics: &'d mut Diagnostics,
+    /// What the object is called in messages: `disk`.
+    what: &'static str,
+    known: Vec<&'static str>,
+}
+
+impl<'f, 'd> Reader<'f, 'd> {
+    /// A reader of `fields`, which messages call a `what`.
+    pub fn new(
+        fields: &'f Fields,
+        what: &'static str,
+        diagnostics: &'d mut Diagnostics,
+    ) -> Reader<'f, 'd> {
+        Reader {
+            fields,
+            diagnostics,
+            what,
+            known: Vec::new(),
+        }
+    }
+
+    /// Where mistakes go.
+    pub fn diagnostics(&mut self) -> &mut Diagnostics {
+        self.diagnostics
+    }
+
+    /// The value of `key` as it was written.
+    pub fn raw(&mut self, key: &'static str) -> Option<&'f At<Raw>> {
+        self.known.push(key);
+        let mut found = None;
+        for field in &self.fields.entries {
+            if field.key.value != key {
+                continue;
+            }
+            if found.is_some() {
+                self.diagnostics.push(Mistake::new(
+                    MistakeKind::Key,
+                    &field.key.place,
+                    format!("`{key}` is given twice"),
+                ));
+            } else {
+                found = Some(&field.value);
+            }
+        }
+        found
+    }
+
+    /// Notes that `key` is not there, unless it is.
+    pub fn require(&mut self, key: &'static str, allowed: &str) {
+        if !self.fields.entries.iter().any(|f| f.key.value == key) {
+            let message = format!("{}: `{key}` is missing", self.what);
+            let mistake = Mistake::new(MistakeKind::Missing, &self.fields.place, message);
+            self.diagnostics.push(mistake.allowed(allowed));
+        }
+    }
+
+    /// Notes that the value of `key` is not allowed.
+    pub fn refuse(&mut self, key: &str, value: &At<Raw>, allowed: &str) {
+        self.diagnostics.push(wrong(key, value).allowed(allowed));
+    }
+
+    /// The text of `key`.
+    pub fn text(&mut self, key: &'static str, allowed: &str) -> Option<At<String>> {
+        let value = self.raw(key)?;
+        let text = text_of(key, value, allowed, self.diagnostics)?;
+        if text.value.is_empty() {
+            self.refuse(key, value, allowed);
+            return None;
+        }
+        Some(text)
+    }
+
+    /// Yes or no.
+    pub fn boolean(&mut self, key: &'static str) -> Option<At<bool>> {
+        let value = self.raw(key)?;
+        let read = match &value.value {
+            Raw::Boolean(read) => Some(*read),
+            Raw::Word(word) => match word.as_str() {
+                "on" | "true" | "yes" => Some(true),
+                "off" | "false" | "no" => Some(false),
+                _ => None,
+            },
+            _ => None,
+        };
+        if read.is_none() {
+            let allowed = match value.value {
+                Raw::Word(_) => "`on` or `off`",
+                _ => "`true` or `false`, without quotes",
+            };
+            self.refuse(key, value, allowed);
+        }
+        read.map(|read| At::new(read, value.place.clone()))
+    }
+
+    /// A whole number within `range`.
+    pub fn number(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<At<u64>> {
+        let value = self.raw(key)?;
+        number_of(key, value, range, self.diagnostics)
+    }
+
+    /// A size in bytes.
+    pub fn size(&mut self, key: &'static str) -> Option<At<u64>> {
+        let value = self.raw(key)?;
+        let (text, bare) = match &value.value {
+            Raw::Word(text) | Raw::Text(text) => (text.clone(), false),
+            Raw::Integer(number) => (number.to_string(), true),
+            _ => {
+                self.refuse(key, value, SIZE_ALLOWED);
+                return None;
+            }
+        };
+        let mistake = match parse_size(&text) {
+            Ok(bytes) => return Some(At::new(bytes, value.place.clone())),
+            Err(SizeError::Ambiguous) => {
+                let binary = text.trim_end_matches(['b', 'B']);
+                let message = format!("`{key}`: {text:?} may mean powers of 1000 or of 1024");
+                Mistake::new(MistakeKind::Value, &value.place, message)
+                    .help(format!("write {binary}iB for powers of 1024"))
+            }
+            Err(SizeError::TooLarge) => {
+                let message = format!("`{key}`: {text} is too large");
+                Mistake::new(MistakeKind::Value, &value.place, message)
+                    .allowed("less than 8E (2^63 bytes)")
+            }
+            Err(SizeError::Malformed) if bare => wrong(key, value).allowed(SIZE_ALLOWED),
+            Err(SizeError::Malformed) => {
+                let message = format!("`{key}`: {text:?} is not a size");
+                Mistake::new(MistakeKind::Value, &value.place, message).allowed(SIZE_ALLOWED)
+            }
+        };
+        self.diagnostics.push(mistake);
+        None
+    }
+
+    /// One of several words.
+    pub fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<At<T>> {
+        let value = self.raw(key)?;
+        let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+        let text = text_of(key, value, &one_of(&words), self.diagnostics)?;
+        match choices.iter().find(|(word, _)| *word == text.value) {
+            Some((_, choice)) => Some(At::new(*choice, text.place)),
+            None => {
+                let mistake = wrong(key, value)
+                    .allowed(one_of(&words))
+                    .did_you_mean(&text.value, words);
+                self.diagnostics.push(mistake);
+                None
+            }
+        }
+    }
+
+    /// The objects of `key`: an array of tables.
+    pub fn objects(&mut self, key: &'static str, example: &str) -> Vec<&'f Fields> {
+        let Some(value) = self.raw(key) else {
+            return Vec::new();
+        };
+        let Raw::List(items) = &value.value else {
+            self.refuse(key, value, example);
+            return Vec::new();
+        };
+        let mut objects = Vec::new();
+        for item in items {
+            match &item.value {
+                Raw::Table(fields) => objects.push(fields),
+                _ => self.refuse(key, item, example),
+            }
+        }
+        objects
+    }
+
+    /// Notes all keys that nothing asked for. `elsewhere` says of a key where it belongs, if anywhere.
+    pub fn finish(self, elsewhere: impl Fn(&str) -> Option<String>) {
+        for field in &self.fields.entries {
+            let key = field.key.value.as_str();
+            if self.known.contains(&key) {
+                continue;
+            }
+            let place = &field.key.place;
+            let mistake = match elsewhere(key) {
+                Some(reason) => Mistake::new(MistakeKind::Key, place, reason),
+                None => {
+                    let message = format!("{}: no key `{key}`", self.what);
+                    Mistake::new(MistakeKind::Key, place, message)
+                        .did_you_mean(key, self.known.iter().copied())
+                }
+            };
+            self.diagnostics.push(mistake.allowed(one_of(&self.known)));
+        }
+    }
+}
+
+/// The mistake that `value` is nothing that `key` can be.
+pub fn wrong(key: &str, value: &At<Raw>) -> Mistake {
+    let message = format!("`{key}`: found {}", value.value.found());
+    Mistake::new(MistakeKind::Value, &value.place, message)
+}
+
+/// A text, or a mistake.
+pub fn text_of(
+    key: &str,
+    value: &At<Raw>,
+    allowed: &str,
+    diagnostics: &mut Diagnostics,
+) -> Option<At<String>> {
+    match &value.value {
+        Raw::Word(text) | Raw::Text(text) => Some(At::new(text.clone(), value.place.clone())),
+        _ => {
+            diagnostics.push(wrong(key, value).allowed(allowed));
+            None
+        }
+    }
+}
+
+/// A whole number within `range`, or a mistake.
+pub fn number_of(
+    key: &str,
+    value: &At<Raw>,
+    range: RangeInclusive<u64>,
+    diagnostics: &mut Diagnostics,
+) -> Option<At<u64>> {
+    let read = match &value.value {
+        Raw::Integer(number) => u64::try_from(*number).ok(),
+        Raw::Word(word) => word.parse::<u64>().ok(),
+        _ => None,
+    };
+    match read.filter(|number| range.contains(number)) {
+        Some(number) => Some(At::new(number, value.place.clone())),
+        None => {
+            let mut mistake = wrong(key, value).allowed(format!(
+                "a whole number from {} to {}",
+                range.start(),
+                range.end()
+            ));
+            if let Raw::Text(text) = &value.value
+                && text.parse::<u64>().is_ok()
+            {
+                mistake = mistake.help("write the number without quotes");
+            }
+            diagnostics.push(mistake);
+            None
+        }
+    }
+}
