@@ -11,7 +11,10 @@
 mod chain;
 mod config;
 mod device;
+pub mod driver;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod layout;
 mod packed;
 mod split;

@@ -1,0 +1,166 @@
+//! A client's memory and rings in it, for all tests.
+
+#![allow(dead_code)]
+
+use std::fs::File;
+use std::sync::Arc;
+
+use guest_memory::{GuestView, Mapping, MemoryTable, RegionSpec};
+use virtqueue::driver::{DriverConfig, DriverQueue, IndirectTables, RawRing, RingLayout};
+use virtqueue::{Chain, DeviceQueue, QueueConfig, QueueError};
+
+/// Bytes of memory; guest addresses are offsets in it.
+pub const MEMORY: usize = 1 << 20;
+/// Where data may lie: after the ring and the indirect tables.
+pub const DATA: u64 = 0x8_0000;
+
+pub struct Memory {
+    pub mapping: Arc<Mapping>,
+    pub file: File,
+    pub table: MemoryTable,
+    pub view: GuestView,
+}
+
+impl Memory {
+    pub fn new() -> Memory {
+        let (mapping, file) = Mapping::memfd("virtqueue-test", MEMORY).unwrap();
+        let spec = RegionSpec {
+            guest_address: 0,
+            size: MEMORY as u64,
+            user_address: 0x7f00_0000_0000,
+            file_offset: 0,
+        };
+        let table = MemoryTable::default()
+            .with_mapping(spec, mapping.clone())
+            .unwrap();
+        let view = GuestView::new(Arc::new(table.clone()));
+        Memory {
+            mapping,
+            file,
+            table,
+            view,
+        }
+    }
+
+    pub fn bytes(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.mapping.read(offset as usize, &mut bytes);
+        bytes
+    }
+
+    /// Guest address, length of each segment of a popped chain.
+    pub fn elements(&self, chain: &Chain) -> Vec<(u64, u32)> {
+        let base = self.mapping.base() as usize;
+        let element =
+            |s: &guest_memory::Segment| ((s.base() as usize - base) as u64, s.len() as u32);
+        chain.buffer.segments().iter().map(element).collect()
+    }
+}
+
+/// A ring, fields to write at will, and the device on it.
+pub struct Bench {
+    pub memory: Memory,
+    pub raw: RawRing,
+    pub device: DeviceQueue,
+    pub layout: RingLayout,
+    pub chain: Chain,
+}
+
+impl Bench {
+    pub fn new(size: u16, packed: bool, change: impl FnOnce(&mut QueueConfig)) -> Bench {
+        let memory = Memory::new();
+        let layout = RingLayout::at(0, size, packed);
+        let raw = RawRing::new(&layout, &memory.table).unwrap();
+        let mut config = layout.device_config();
+        config.indirect = true;
+        change(&mut config);
+        let device = DeviceQueue::new(config, &memory.table).unwrap();
+        Bench {
+            memory,
+            raw,
+            device,
+            layout,
+            chain: Chain::default(),
+        }
+    }
+
+    pub fn split(size: u16) -> Bench {
+        Bench::new(size, false, |_| {})
+    }
+
+    pub fn packed(size: u16) -> Bench {
+        Bench::new(size, true, |_| {})
+    }
+
+    pub fn pop(&mut self) -> Result<bool, QueueError> {
+        self.device.pop(&self.memory.view, &mut self.chain)
+    }
+
+    /// Makes head 0 of a split ring available and expects the device to refuse it, once.
+    pub fn refused(&mut self) -> QueueError {
+        self.raw.set_available_entry(0, 0);
+        self.raw.set_available_index(1);
+        self.refused_as_is()
+    }
+
+    pub fn refused_as_is(&mut self) -> QueueError {
+        let error = self.pop().unwrap_err();
+        assert!(self.device.is_broken());
+        assert_eq!(self.pop(), Ok(false), "reported once");
+        assert_eq!(self.device.available(), 0);
+        error
+    }
+
+    /// Writes an indirect table of split descriptors (address, length, flags, next) to `at`.
+    pub fn table(&self, at: u64, descriptors: &[(u64, u32, u16, u16)]) {
+        for (i, &(address, length, flags, next)) in descriptors.iter().enumerate() {
+            let mut bytes = Vec::new();
+            bytes.extend(address.to_le_bytes());
+            bytes.extend(length.to_le_bytes());
+            bytes.extend(flags.to_le_bytes());
+            bytes.extend(next.to_le_bytes());
+            self.memory.mapping.write(at as usize + 16 * i, &bytes);
+        }
+    }
+}
+
+/// A driver and a device that behave, on one ring.
+pub struct Pair {
+    pub memory: Memory,
+    pub driver: DriverQueue,
+    pub device: DeviceQueue,
+    pub layout: RingLayout,
+}
+
+pub const TABLE_DESCRIPTORS: u16 = 16;
+
+impl Pair {
+    pub fn new(size: u16, packed: bool, event_idx: bool, start: u16) -> Pair {
+        let memory = Memory::new();
+        let layout = RingLayout::at(0, size, packed);
+        let tables = IndirectTables {
+            address: layout.end,
+            descriptors: TABLE_DESCRIPTORS,
+        };
+        assert!(tables.address + tables.bytes(size) <= DATA);
+        let driver = DriverConfig {
+            event_idx,
+            tables: Some(tables),
+            start,
+            ..DriverConfig::new(layout)
+        };
+        let driver = DriverQueue::new(driver, &memory.table).unwrap();
+        let mut config = layout.device_config();
+        (config.event_idx, config.indirect) = (event_idx, true);
+        if !packed {
+            config.base = u32::from(start);
+        }
+        let device = DeviceQueue::new(config, &memory.table).unwrap();
+        Pair {
+            memory,
+            driver,
+            device,
+            layout,
+        }
+    }
+}
