@@ -1,1 +1,24 @@
-//! One worker's turn.
+//! One worker's turn: sources in, drain, submit, reap, notify.
+//!
+//! A [`Worker`] is a thread with one io_uring that owns [`Source`]s (virtqueues, later connections), their slots and
+//! its own handle on every disk that they use. Nothing is shared per request: configuration arrives as messages
+//! between turns, through a [`WorkerHandle`]. The worker waits as the load asks ([`PollLimit`]).
+//! Tests: in each module, and the doors' own.
+
+#![forbid(unsafe_code)]
+
+mod disks;
+mod mailbox;
+mod polling;
+mod pool;
+mod rate_limit;
+mod source;
+mod worker;
+
+pub use disks::{DiskHandle, Io, Tag};
+pub use mailbox::{WorkerGone, WorkerHandle};
+pub use polling::PollLimit;
+pub use pool::{Pool, PoolError, WorkerOptions};
+pub use rate_limit::RateLimit;
+pub use source::{Source, SourceId};
+pub use worker::{Worker, WorkerCounters};

@@ -1,1 +1,16 @@
-//! vhost-user server: control plane.
+//! The vhost-user server: control plane only. Messages come from the crate `vhost`; sockets, sessions and the
+//! placement of queues on workers are ours.
+//!
+//! `listener` owns the sockets (one thread for all of them), `session` is one connected front end (a thread each,
+//! asleep but for its messages), `vring` is one queue's state between messages. Queues run on workers. A front end
+//! that breaks the protocol ends its own session and nothing else. Tests: here and in `tests/`.
+
+#![forbid(unsafe_code)]
+
+mod listener;
+mod session;
+mod socket;
+mod vring;
+
+pub use listener::{ExportStatus, Server};
+pub use socket::{SocketError, bind};

@@ -1,0 +1,183 @@
+//! A worker's own handle on each disk that its sources use, and the context in which sources run.
+
+use std::sync::Arc;
+
+use backend::{Backend, Disk, Finished, Submission};
+use disk::{IoError, IoErrorKind, IoRequest};
+use guest_memory::IoBuffer;
+use ring::{Owner, Ring};
+use timeline::{Clock, Stamp};
+
+use crate::SourceId;
+
+/// A disk as one worker sees it: an index into its open handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DiskHandle(u32);
+
+/// Who an I/O belongs to: a slot of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// The source that submitted it.
+    pub source: SourceId,
+    /// The source's own slot.
+    pub slot: u32,
+}
+
+impl Tag {
+    fn pack(self) -> backend::Tag {
+        backend::Tag(u64::from(self.source.0) << 32 | u64::from(self.slot))
+    }
+
+    pub(crate) fn unpack(tag: backend::Tag) -> Tag {
+        Tag {
+            source: SourceId((tag.0 >> 32) as u32),
+            slot: tag.0 as u32,
+        }
+    }
+}
+
+/// Who hears of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listener {
+    /// Nobody: the number may be given out again.
+    Free,
+    /// The worker itself: a message has come.
+    Mailbox,
+    /// A source's client kicked it.
+    Kick(SourceId),
+    /// A disk handle's I/O.
+    Disk(u32),
+}
+
+struct OpenDisk {
+    disk: Arc<Disk>,
+    backend: Box<dyn Backend>,
+    owner: Owner,
+    users: usize,
+}
+
+/// The context in which sources run: the worker's ring, disks and clock.
+pub struct Io {
+    pub(crate) ring: Ring,
+    pub(crate) clock: Clock,
+    pub(crate) listeners: Vec<Listener>,
+    disks: Vec<Option<OpenDisk>>,
+}
+
+impl Io {
+    pub(crate) fn new(ring: Ring, clock: Clock) -> Io {
+        Io {
+            ring,
+            clock,
+            listeners: vec![Listener::Mailbox],
+            disks: Vec::new(),
+        }
+    }
+
+    /// The time, in ticks.
+    #[inline]
+    pub fn now(&self) -> Stamp {
+        self.clock.now()
+    }
+
+    /// The worker's clock.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub(crate) fn listen(&mut self, listener: Listener) -> Owner {
+        let free = self.listeners.iter().position(|l| *l == Listener::Free);
+        let index = free.unwrap_or_else(|| {
+            self.listeners.push(Listener::Free);
+            self.listeners.len() - 1
+        });
+        self.listeners[index] = listener;
+        Owner(u32::try_from(index).expect("fewer listeners than descriptors"))
+    }
+
+    pub(crate) fn unlisten(&mut self, owner: Owner) {
+        self.listeners[owner.0 as usize] = Listener::Free;
+    }
+
+    /// This worker's handle on a disk, opened at the first use. Each call is matched by one of [`Io::close`].
+    ///
+    /// # Errors
+    /// What the engine says when it cannot open another handle.
+    pub fn open(&mut self, disk: &Arc<Disk>) -> std::io::Result<DiskHandle> {
+        let same =
+            |open: &Option<OpenDisk>| open.as_ref().is_some_and(|o| Arc::ptr_eq(&o.disk, disk));
+        if let Some(index) = self.disks.iter().position(same) {
+            let open = self.disks[index].as_mut().expect("found above");
+            open.users += 1;
+            return Ok(DiskHandle(index as u32));
+        }
+        let free = self.disks.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.disks.push(None);
+            self.disks.len() - 1
+        });
+        let owner = self.listen(Listener::Disk(index as u32));
+        match disk.open(owner, &mut self.ring) {
+            Ok(backend) => {
+                self.disks[index] = Some(OpenDisk {
+                    disk: disk.clone(),
+                    backend,
+                    owner,
+                    users: 1,
+                });
+                Ok(DiskHandle(index as u32))
+            }
+            Err(error) => {
+                self.unlisten(owner);
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets go of a handle that [`Io::open`] gave. The last user closes it, after its I/O has finished.
+    pub fn close(&mut self, handle: DiskHandle) {
+        let Some(slot) = self.disks.get_mut(handle.0 as usize) else {
+            return;
+        };
+        let Some(open) = slot else { return };
+        open.users -= 1;
+        if open.users == 0 {
+            assert!(
+                open.backend.in_flight() == 0,
+                "disk closed with I/O in flight"
+            );
+            let owner = open.owner;
+            *slot = None;
+            self.unlisten(owner);
+        }
+    }
+
+    /// Gives an I/O to a disk. The buffer's window is what is read or written; it is taken when the I/O is pending
+    /// and comes back through [`crate::Source::finish`].
+    #[inline]
+    pub fn submit(
+        &mut self,
+        handle: DiskHandle,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        match self.disks.get_mut(handle.0 as usize) {
+            Some(Some(open)) => open
+                .backend
+                .submit(&mut self.ring, request, buffer, tag.pack()),
+            _ => Submission::Done(Err(IoError::new(IoErrorKind::Offline))),
+        }
+    }
+
+    pub(crate) fn complete(
+        &mut self,
+        disk: u32,
+        completion: ring::Completion,
+        finished: &mut Vec<Finished>,
+    ) {
+        if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
+            open.backend.complete(&mut self.ring, completion, finished);
+        }
+    }
+}

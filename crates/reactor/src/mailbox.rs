@@ -1,0 +1,110 @@
+//! Messages to a worker, run between its turns: the only way in from other threads.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::Worker;
+
+type Message = Box<dyn FnOnce(&mut Worker) + Send>;
+
+pub(crate) struct Mailbox {
+    messages: Mutex<Vec<Message>>,
+    closed: AtomicBool,
+    bell: OwnedFd,
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> std::io::Result<Arc<Mailbox>> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Mailbox {
+            messages: Mutex::new(Vec::new()),
+            closed: AtomicBool::new(false),
+            bell,
+        }))
+    }
+
+    pub(crate) fn bell(&self) -> &OwnedFd {
+        &self.bell
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Message>> {
+        // A message that panics ends the process, so a poisoned lock is never seen by a running worker.
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn take(&self) -> Vec<Message> {
+        std::mem::take(&mut *self.lock())
+    }
+
+    /// No message is accepted any more; those that wait are dropped, and their senders told.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        drop(self.take());
+    }
+}
+
+/// The worker has ended, or ended before it came to the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerGone;
+
+impl std::fmt::Display for WorkerGone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the worker has ended")
+    }
+}
+
+impl std::error::Error for WorkerGone {}
+
+/// Sends messages to one worker, from any thread.
+#[derive(Clone)]
+pub struct WorkerHandle {
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) index: u32,
+}
+
+impl WorkerHandle {
+    /// The worker's number, from 0.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Has `message` run between two turns, and does not wait for it.
+    pub fn send(&self, message: impl FnOnce(&mut Worker) + Send + 'static) {
+        let mut messages = self.mailbox.lock();
+        if self.mailbox.closed.load(Ordering::SeqCst) {
+            return;
+        }
+        let first = messages.is_empty();
+        messages.push(Box::new(message));
+        drop(messages);
+        if first {
+            // Only a counter at its maximum refuses, and then the bell is ringing already.
+            rustix::io::write(&self.mailbox.bell, &1u64.to_ne_bytes()).ok();
+        }
+    }
+
+    /// Has `message` run between two turns and waits for what it returns.
+    ///
+    /// # Errors
+    /// [`WorkerGone`] when the worker ends first.
+    pub fn call<T: Send + 'static>(
+        &self,
+        message: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> Result<T, WorkerGone> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.send(move |worker| {
+            // The caller waits for it, or is gone.
+            drop(reply.send(message(worker)));
+        });
+        answer.recv().map_err(|_| WorkerGone)
+    }
+}
+
+impl std::fmt::Debug for WorkerHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "WorkerHandle({})", self.index)
+    }
+}

@@ -1,0 +1,153 @@
+//! How long a worker that ran out of work looks for more before it sleeps.
+//!
+//! The window tunes itself: a sleep that polling would have spared doubles it, one that was longer than the
+//! limit empties it. So a busy client pays neither kicks nor wake-ups, and an idle one costs nothing.
+
+use timeline::{Clock, Stamp};
+
+/// The bound on polling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PollLimit {
+    /// Sleep as soon as there is nothing to do.
+    Never,
+    /// Poll for at most so many microseconds, fewer when that does not pay.
+    Micros(u32),
+    /// Never sleep: one CPU per worker, always.
+    Always,
+}
+
+/// First window after polling was off, in nanoseconds: about what a wake-up costs.
+const FIRST_NS: u64 = 4_000;
+
+pub(crate) struct Polling {
+    limit: PollLimit,
+    first: u64,
+    max: u64,
+    window: u64,
+    idle_since: Option<Stamp>,
+    slept_at: Option<Stamp>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Idle {
+    Poll,
+    Sleep,
+}
+
+impl Polling {
+    pub(crate) fn new(limit: PollLimit, clock: &Clock) -> Polling {
+        let ticks = |ns: u64| clock.ticks(std::time::Duration::from_nanos(ns));
+        let max = match limit {
+            PollLimit::Micros(us) => ticks(u64::from(us) * 1000),
+            PollLimit::Never | PollLimit::Always => 0,
+        };
+        Polling {
+            limit,
+            first: ticks(FIRST_NS).min(max),
+            max,
+            window: max,
+            idle_since: None,
+            slept_at: None,
+        }
+    }
+
+    /// There was work in this turn.
+    pub(crate) fn worked(&mut self) {
+        self.idle_since = None;
+    }
+
+    /// There was none: go on polling, or sleep?
+    pub(crate) fn idle(&mut self, now: Stamp) -> Idle {
+        if self.limit == PollLimit::Always {
+            return Idle::Poll;
+        }
+        if self.window == 0 {
+            return Idle::Sleep;
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        if now.since(since) < self.window {
+            Idle::Poll
+        } else {
+            Idle::Sleep
+        }
+    }
+
+    /// The worker goes to sleep.
+    pub(crate) fn sleeping(&mut self, now: Stamp) {
+        self.slept_at = Some(self.idle_since.take().unwrap_or(now));
+    }
+
+    /// Is the worker about to wake from a sleep?
+    pub(crate) fn slept(&self) -> bool {
+        self.slept_at.is_some()
+    }
+
+    /// The worker woke up: was the idle time one that polling would have covered?
+    pub(crate) fn woke(&mut self, now: Stamp) {
+        let Some(slept_at) = self.slept_at.take() else {
+            return;
+        };
+        let idle = now.since(slept_at);
+        self.window = if idle > self.max {
+            0
+        } else if idle > self.window {
+            (self.window * 2).clamp(self.first, self.max)
+        } else {
+            self.window
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn polling(limit: PollLimit) -> Polling {
+        let (clock, _) = Clock::simulated();
+        Polling::new(limit, &clock)
+    }
+
+    fn sleep(p: &mut Polling, at: u64, woke: u64) {
+        p.sleeping(Stamp(at));
+        p.woke(Stamp(woke));
+    }
+
+    #[test]
+    fn short_sleeps_widen_the_window_up_to_the_limit_and_a_long_one_closes_it() {
+        let mut p = polling(PollLimit::Micros(50));
+        sleep(&mut p, 0, 1_000_000);
+        assert_eq!(p.idle(Stamp(0)), Idle::Sleep, "a long sleep ends polling");
+        for want in [4_000, 8_000, 16_000, 32_000, 50_000] {
+            sleep(&mut p, 0, 49_000);
+            let got = p.window;
+            assert_eq!(got, want.min(50_000));
+        }
+        sleep(&mut p, 0, 40_000);
+        assert_eq!(
+            p.window, 50_000,
+            "a sleep within the window changes nothing"
+        );
+    }
+
+    #[test]
+    fn worker_polls_within_the_window_and_then_sleeps() {
+        let mut p = polling(PollLimit::Micros(50));
+        assert_eq!(p.idle(Stamp(1_000)), Idle::Poll);
+        assert_eq!(p.idle(Stamp(50_000)), Idle::Poll);
+        assert_eq!(p.idle(Stamp(51_000)), Idle::Sleep);
+        p.worked();
+        assert_eq!(
+            p.idle(Stamp(60_000)),
+            Idle::Poll,
+            "work starts a new window"
+        );
+    }
+
+    #[test]
+    fn never_and_always_mean_it() {
+        assert_eq!(polling(PollLimit::Never).idle(Stamp(0)), Idle::Sleep);
+        let mut always = polling(PollLimit::Always);
+        assert_eq!(always.idle(Stamp(0)), Idle::Poll);
+        assert_eq!(always.idle(Stamp(u64::MAX)), Idle::Poll);
+    }
+}

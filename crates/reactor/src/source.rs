@@ -1,0 +1,69 @@
+//! What a worker serves.
+//!
+//! ```text
+//!   kick or poll -> ready? -> drain -> (submit)            finish <- reaped
+//!                               |                             |
+//!                               +---------> publish <---------+      arm, when there is nothing to do
+//! ```
+
+use std::any::Any;
+
+use disk::IoOutcome;
+use guest_memory::IoBuffer;
+use ring::RingFd;
+use timeline::{Clock, QueueSnapshot, Stamp};
+
+use crate::Io;
+
+/// A source's place in its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SourceId(pub u32);
+
+/// A queue or connection, owned by one worker. All methods run on the worker's thread; none may block.
+pub trait Source: Any {
+    /// Is there something to take, without being told? A load or two; called on every turn while polling.
+    fn ready(&self) -> bool;
+
+    /// Takes what is there up to a bound, parses it and submits it, hop by hop. Whatever is left makes
+    /// [`Source::ready`] true.
+    fn drain(&mut self, io: &mut Io, noticed: Stamp);
+
+    /// An I/O that was pending has finished; `slot` is the one it was submitted with.
+    fn finish(
+        &mut self,
+        io: &mut Io,
+        slot: u32,
+        buffer: IoBuffer,
+        outcome: IoOutcome,
+        reaped: Stamp,
+    );
+
+    /// Answers everything that is done and notifies the client once. Called at the end of each turn in which
+    /// the source was drained or finished.
+    fn publish(&mut self, io: &mut Io);
+
+    /// Asks the client for a notification; true when work came meanwhile and the worker must not sleep.
+    fn arm(&mut self) -> bool;
+
+    /// Tells the client that notifications are not needed while the worker polls.
+    fn disarm(&mut self);
+
+    /// Requests taken and not yet answered.
+    fn in_flight(&self) -> usize;
+
+    /// The descriptor that becomes readable when the client wants attention; `None`: the source is always polled
+    /// when it is hot, and never wakes its worker.
+    fn kick(&self) -> Option<RingFd>;
+
+    /// Some client's memory was found truncated; a source whose own it is ends itself.
+    fn memory_lost(&mut self) {}
+
+    /// No new requests from now on: the source drains and is then taken out.
+    fn stop(&mut self);
+
+    /// The source has stopped and nothing is in flight: last chance to let go of disks.
+    fn closed(&mut self, io: &mut Io);
+
+    /// Its latencies and counters so far.
+    fn snapshot(&self, clock: &Clock) -> Option<QueueSnapshot>;
+}

@@ -1,0 +1,399 @@
+//! A worker: the loop, the turn, and what messages may do to it.
+//!
+//! One turn: submit what the last one queued and reap (one io_uring_enter at most), hear of kicks and messages,
+//! give finished I/Os to their sources, drain every hot source, publish every touched one. A source is *hot*
+//! while it is polled; a worker without work arms its hot sources and sleeps in io_uring.
+
+use std::sync::Arc;
+
+use backend::Finished;
+use ring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
+use timeline::{Clock, QueueSnapshot};
+
+use crate::disks::{Io, Listener, Tag};
+use crate::mailbox::{Mailbox, WorkerHandle};
+use crate::polling::{Idle, PollLimit, Polling};
+use crate::source::{Source, SourceId};
+
+/// What a worker counted since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerCounters {
+    /// Turns in which there was work.
+    pub busy_turns: u64,
+    /// Turns in which polling found nothing.
+    pub empty_turns: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Messages it ran.
+    pub messages: u64,
+}
+
+type Stopped = Box<dyn FnOnce(Box<dyn Source>, &mut Io)>;
+
+struct Place {
+    source: Box<dyn Source>,
+    hot: bool,
+    touched: bool,
+    watch: Option<(WatchId, Owner)>,
+    stopped: Option<Stopped>,
+}
+
+/// A worker, as messages see it.
+pub struct Worker {
+    handle: WorkerHandle,
+    io: Io,
+    places: Vec<Option<Place>>,
+    hot: Vec<SourceId>,
+    touched: Vec<SourceId>,
+    stopping: Vec<SourceId>,
+    polling: Polling,
+    counters: WorkerCounters,
+    completions: Vec<Completion>,
+    finished: Vec<Finished>,
+    sigbus_hits: u32,
+    bell_rang: bool,
+    ending: bool,
+}
+
+/// Submission queue entries per worker; more are submitted in several goes.
+const RING_ENTRIES: u32 = 1024;
+
+impl Worker {
+    pub(crate) fn new(
+        mailbox: Arc<Mailbox>,
+        index: u32,
+        poll: PollLimit,
+    ) -> std::io::Result<Worker> {
+        let clock = Clock::new();
+        let mut io = Io::new(Ring::new(RING_ENTRIES)?, clock.clone());
+        let bell = RingFd::from(mailbox.bell().try_clone()?);
+        // Listener 0 is the mailbox: see `Io::new`.
+        io.ring.watch(Owner(0), 0, &bell);
+        Ok(Worker {
+            handle: WorkerHandle { mailbox, index },
+            io,
+            places: Vec::new(),
+            hot: Vec::new(),
+            touched: Vec::new(),
+            stopping: Vec::new(),
+            polling: Polling::new(poll, &clock),
+            counters: WorkerCounters::default(),
+            completions: Vec::with_capacity(RING_ENTRIES as usize),
+            finished: Vec::with_capacity(RING_ENTRIES as usize),
+            sigbus_hits: guest_memory::sigbus::hits(),
+            bell_rang: false,
+            ending: false,
+        })
+    }
+
+    /// The worker's own address.
+    pub fn handle(&self) -> &WorkerHandle {
+        &self.handle
+    }
+
+    /// The context in which its sources run.
+    pub fn io(&mut self) -> &mut Io {
+        &mut self.io
+    }
+
+    /// What it counted.
+    pub fn counters(&self) -> WorkerCounters {
+        self.counters
+    }
+
+    /// How many sources it owns.
+    pub fn source_count(&self) -> usize {
+        self.places.iter().flatten().count()
+    }
+
+    /// Takes a source on. `make` is given the place that the source will have; the source is looked at in the
+    /// next turn, kick or no kick.
+    ///
+    /// # Errors
+    /// What `make` returns.
+    pub fn add<E>(
+        &mut self,
+        make: impl FnOnce(&mut Io, SourceId) -> Result<Box<dyn Source>, E>,
+    ) -> Result<SourceId, E> {
+        let free = self.places.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        let id = SourceId(u32::try_from(index).expect("fewer sources than descriptors"));
+        let source = make(&mut self.io, id)?;
+        self.places[index] = Some(Place {
+            source,
+            hot: false,
+            touched: false,
+            watch: None,
+            stopped: None,
+        });
+        self.rewatch(id);
+        self.heat(id);
+        Ok(id)
+    }
+
+    /// A source that this worker owns.
+    pub fn source(&mut self, id: SourceId) -> Option<(&mut dyn Source, &mut Io)> {
+        let place = self.places.get_mut(id.0 as usize)?.as_mut()?;
+        Some((&mut *place.source, &mut self.io))
+    }
+
+    /// Looks at a source in this turn, as if it had been kicked, and publishes it.
+    pub fn wake(&mut self, id: SourceId) {
+        if self.places.get(id.0 as usize).is_some_and(Option::is_some) {
+            self.heat(id);
+            self.touch(id);
+        }
+    }
+
+    /// Watches a source's kick descriptor anew, after it has changed.
+    pub fn rewatch(&mut self, id: SourceId) {
+        let Some(Some(place)) = self.places.get_mut(id.0 as usize) else {
+            return;
+        };
+        if let Some((watch, owner)) = place.watch.take() {
+            self.io.ring.unwatch(watch);
+            self.io.unlisten(owner);
+        }
+        if let Some(kick) = place.source.kick() {
+            let owner = self.io.listen(Listener::Kick(id));
+            let watch = self.io.ring.watch(owner, 0, &kick);
+            place.watch = Some((watch, owner));
+        }
+    }
+
+    /// Stops a source: it takes no new request, and when those in flight are answered it is handed to `stopped`.
+    pub fn stop(&mut self, id: SourceId, stopped: impl FnOnce(Box<dyn Source>, &mut Io) + 'static) {
+        let Some(Some(place)) = self.places.get_mut(id.0 as usize) else {
+            return;
+        };
+        if place.stopped.is_some() {
+            return;
+        }
+        place.source.stop();
+        place.stopped = Some(Box::new(stopped));
+        self.stopping.push(id);
+        self.touch(id);
+    }
+
+    /// Latencies and counters of every source.
+    pub fn snapshots(&self) -> Vec<QueueSnapshot> {
+        self.places
+            .iter()
+            .flatten()
+            .filter_map(|place| place.source.snapshot(&self.io.clock))
+            .collect()
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.ending = true;
+    }
+
+    /// Turns until told to end.
+    pub(crate) fn run(mut self) {
+        let mut wait = Wait::No;
+        while !self.ending {
+            let worked = self.turn(wait);
+            wait = self.next_wait(worked);
+        }
+        self.handle.mailbox.close();
+    }
+
+    /// One turn; true when there was work in it.
+    fn turn(&mut self, wait: Wait) -> bool {
+        let mut completions = std::mem::take(&mut self.completions);
+        if let Err(error) = self.io.ring.turn(wait, &mut completions) {
+            // Nothing that a peer does can cause this; without its ring a worker can serve nobody.
+            panic!("io_uring_enter failed: {error}");
+        }
+        let noticed = self.io.now();
+        if self.polling.slept() {
+            self.polling.woke(noticed);
+        }
+        let mut worked = !completions.is_empty();
+        for completion in completions.drain(..) {
+            self.heard(completion);
+        }
+        self.completions = completions;
+        if std::mem::take(&mut self.bell_rang) {
+            self.run_messages();
+        }
+        self.check_memory();
+        worked |= self.finish_reaped(noticed);
+        worked |= self.drain_hot(noticed);
+        self.publish_touched();
+        self.take_out_stopped();
+        if worked {
+            self.counters.busy_turns += 1;
+        } else {
+            self.counters.empty_turns += 1;
+        }
+        worked
+    }
+
+    fn heard(&mut self, completion: Completion) {
+        let Some(listener) = self.io.listeners.get(completion.owner.0 as usize) else {
+            return;
+        };
+        match *listener {
+            Listener::Free => {}
+            Listener::Disk(disk) => self.io.complete(disk, completion, &mut self.finished),
+            Listener::Kick(id) => {
+                self.heat(id);
+                if !completion.more {
+                    self.rewatch(id);
+                }
+            }
+            Listener::Mailbox => self.bell_rang = true,
+        }
+    }
+
+    fn run_messages(&mut self) {
+        // The bell need not be read: its watch hears every ring, and one that comes now is heard next turn.
+        for message in self.handle.mailbox.take() {
+            message(self);
+            self.counters.messages += 1;
+        }
+    }
+
+    fn check_memory(&mut self) {
+        let hits = guest_memory::sigbus::hits();
+        if hits != self.sigbus_hits {
+            self.sigbus_hits = hits;
+            for place in self.places.iter_mut().flatten() {
+                place.source.memory_lost();
+            }
+        }
+    }
+
+    fn finish_reaped(&mut self, reaped: timeline::Stamp) -> bool {
+        if self.finished.is_empty() {
+            return false;
+        }
+        let mut finished = std::mem::take(&mut self.finished);
+        for Finished {
+            tag,
+            buffer,
+            outcome,
+        } in finished.drain(..)
+        {
+            let tag = Tag::unpack(tag);
+            if let Some(Some(place)) = self.places.get_mut(tag.source.0 as usize) {
+                place
+                    .source
+                    .finish(&mut self.io, tag.slot, buffer, outcome, reaped);
+                self.touch(tag.source);
+            }
+        }
+        self.finished = finished;
+        true
+    }
+
+    fn drain_hot(&mut self, noticed: timeline::Stamp) -> bool {
+        let mut worked = false;
+        for index in 0..self.hot.len() {
+            let id = self.hot[index];
+            let Some(Some(place)) = self.places.get_mut(id.0 as usize) else {
+                continue;
+            };
+            if place.source.ready() {
+                place.source.drain(&mut self.io, noticed);
+                worked = true;
+                self.touch(id);
+            }
+        }
+        worked
+    }
+
+    fn publish_touched(&mut self) {
+        for index in 0..self.touched.len() {
+            let id = self.touched[index];
+            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+                place.touched = false;
+                place.source.publish(&mut self.io);
+            }
+        }
+        self.touched.clear();
+    }
+
+    fn take_out_stopped(&mut self) {
+        let mut index = 0;
+        while index < self.stopping.len() {
+            let id = self.stopping[index];
+            let slot = &mut self.places[id.0 as usize];
+            if slot
+                .as_ref()
+                .is_some_and(|place| place.source.in_flight() > 0)
+            {
+                index += 1;
+                continue;
+            }
+            self.stopping.swap_remove(index);
+            self.hot.retain(|hot| *hot != id);
+            let Some(mut place) = slot.take() else {
+                continue;
+            };
+            place.source.closed(&mut self.io);
+            if let Some((watch, owner)) = place.watch {
+                self.io.ring.unwatch(watch);
+                self.io.unlisten(owner);
+            }
+            if let Some(stopped) = place.stopped {
+                stopped(place.source, &mut self.io);
+            }
+        }
+    }
+
+    #[inline]
+    fn touch(&mut self, id: SourceId) {
+        if let Some(Some(place)) = self.places.get_mut(id.0 as usize)
+            && !place.touched
+        {
+            place.touched = true;
+            self.touched.push(id);
+        }
+    }
+
+    fn heat(&mut self, id: SourceId) {
+        if let Some(Some(place)) = self.places.get_mut(id.0 as usize)
+            && !place.hot
+        {
+            place.hot = true;
+            place.source.disarm();
+            self.hot.push(id);
+        }
+    }
+
+    fn next_wait(&mut self, worked: bool) -> Wait {
+        if worked {
+            self.polling.worked();
+        }
+        let now = self.io.now();
+        if self.polling.idle(now) == Idle::Poll {
+            if !worked {
+                std::hint::spin_loop();
+            }
+            return Wait::No;
+        }
+        let mut raced = false;
+        for id in &self.hot {
+            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+                raced |= place.source.arm();
+            }
+        }
+        if raced {
+            // They stay hot and armed: a kick too many costs less than a look too few.
+            return Wait::No;
+        }
+        for id in self.hot.drain(..) {
+            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+                place.hot = false;
+            }
+        }
+        self.counters.sleeps += 1;
+        self.polling.sleeping(now);
+        Wait::Until(None)
+    }
+}

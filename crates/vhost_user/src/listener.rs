@@ -1,0 +1,327 @@
+//! The sockets: one thread accepts for all exports, and hands each front end to a thread of its own.
+//!
+//! An export serves one front end at a time. A second one is refused by closing its connection, with a log line,
+//! unless the first has never said a word: then the newcomer has its place.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use reactor::{Pool, RateLimit};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use virtio::VirtioDevice;
+
+use crate::session::{self, SessionHandle};
+use crate::socket::{SocketError, bind};
+
+static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+
+/// A session's stack: it handles messages of a few hundred bytes.
+const SESSION_STACK: usize = 256 * 1024;
+
+/// What a server says of one of its exports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportStatus {
+    /// The export's name.
+    pub name: String,
+    /// Its socket; `None` for an inherited one.
+    pub path: Option<PathBuf>,
+    /// Is a front end connected?
+    pub connected: bool,
+}
+
+struct Export {
+    device: Arc<dyn VirtioDevice>,
+    listener: UnixListener,
+    path: Option<PathBuf>,
+    /// The front end that is connected.
+    session: Arc<Mutex<Option<SessionHandle>>>,
+    thread: Option<JoinHandle<()>>,
+    /// One that came while its predecessor's requests are still being drained.
+    waiting: Option<UnixStream>,
+}
+
+impl Export {
+    fn is_connected(&self) -> bool {
+        lock(&self.session).is_some()
+    }
+
+    fn end_session(&mut self) {
+        if let Some(session) = &*lock(&self.session) {
+            session.end();
+        }
+        if let Some(thread) = self.thread.take() {
+            // A session that panicked has been reported by the panic hook.
+            thread.join().ok();
+        }
+    }
+}
+
+struct State {
+    exports: Mutex<Vec<Export>>,
+    pool: Arc<Pool>,
+    /// Tells the accepting thread that the exports have changed, or that it shall end.
+    changed: OwnedFd,
+    ending: std::sync::atomic::AtomicBool,
+}
+
+impl State {
+    /// Has the accepting thread look at everything anew.
+    fn wake(&self) {
+        // A full counter wakes it too.
+        rustix::io::write(&self.changed, &1u64.to_ne_bytes()).ok();
+    }
+}
+
+/// All vhost-user sockets of a process. Dropping it ends every session and removes the socket files.
+pub struct Server {
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    /// Starts the accepting thread, with nothing to accept yet.
+    ///
+    /// # Errors
+    /// When the kernel gives no thread or descriptor.
+    pub fn start(pool: Arc<Pool>) -> io::Result<Server> {
+        guest_memory::sigbus::install()?;
+        let state = Arc::new(State {
+            exports: Mutex::new(Vec::new()),
+            pool,
+            changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            ending: false.into(),
+        });
+        let accepting = state.clone();
+        let thread = std::thread::Builder::new()
+            .name("vhost-user".into())
+            .spawn(move || accept_all(&accepting))?;
+        Ok(Server {
+            state,
+            thread: Some(thread),
+        })
+    }
+
+    /// Serves a device on a socket path.
+    ///
+    /// # Errors
+    /// See [`bind`].
+    pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<(), SocketError> {
+        let listener = bind(path)?;
+        self.add(listener, Some(path.to_owned()), device)
+            .map_err(|e| SocketError::Io(path.to_owned(), e))
+    }
+
+    /// Serves a device on a listening socket that was inherited.
+    ///
+    /// # Errors
+    /// When it cannot be made non-blocking, as with something that is no socket.
+    pub fn listen_on(
+        &self,
+        listener: UnixListener,
+        device: Arc<dyn VirtioDevice>,
+    ) -> io::Result<()> {
+        self.add(listener, None, device)
+    }
+
+    fn add(
+        &self,
+        listener: UnixListener,
+        path: Option<PathBuf>,
+        device: Arc<dyn VirtioDevice>,
+    ) -> io::Result<()> {
+        listener.set_nonblocking(true)?;
+        let session = Arc::new(Mutex::new(None));
+        lock(&self.state.exports).push(Export {
+            device,
+            listener,
+            path,
+            session,
+            thread: None,
+            waiting: None,
+        });
+        self.state.wake();
+        Ok(())
+    }
+
+    /// Every export and whether it is in use.
+    pub fn status(&self) -> Vec<ExportStatus> {
+        let exports = lock(&self.state.exports);
+        let status = |export: &Export| ExportStatus {
+            name: export.device.name().to_owned(),
+            path: export.path.clone(),
+            connected: export.is_connected(),
+        };
+        exports.iter().map(status).collect()
+    }
+
+    /// Stops serving an export: ends its session, after its requests are answered, and removes its socket.
+    /// False when there is none of that name.
+    pub fn remove(&self, name: &str) -> bool {
+        let removed = {
+            let mut exports = lock(&self.state.exports);
+            let at = exports
+                .iter()
+                .position(|export| export.device.name() == name);
+            at.map(|at| exports.swap_remove(at))
+        };
+        self.state.wake();
+        removed.is_some_and(|export| {
+            close(export);
+            true
+        })
+    }
+}
+
+fn close(mut export: Export) {
+    if let Some(path) = &export.path {
+        // It may have been removed by hand.
+        std::fs::remove_file(path).ok();
+    }
+    export.end_session();
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.state
+            .ending
+            .store(true, std::sync::atomic::Ordering::SeqCst);
+        self.state.wake();
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+        let exports = std::mem::take(&mut *lock(&self.state.exports));
+        // All are told first, so that they drain side by side.
+        for export in &exports {
+            if let Some(session) = &*lock(&export.session) {
+                session.end();
+            }
+        }
+        exports.into_iter().for_each(close);
+    }
+}
+
+fn accept_all(state: &Arc<State>) {
+    while !state.ending.load(std::sync::atomic::Ordering::SeqCst) {
+        let listeners: Vec<UnixListener> = lock(&state.exports)
+            .iter()
+            .filter_map(|export| export.listener.try_clone().ok())
+            .collect();
+        let mut waits = vec![PollFd::from_borrowed_fd(
+            state.changed.as_fd(),
+            PollFlags::IN,
+        )];
+        waits.extend(
+            listeners
+                .iter()
+                .map(|l| PollFd::from_borrowed_fd(l.as_fd(), PollFlags::IN)),
+        );
+        match poll(&mut waits, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => {
+                tracing::error!("cannot wait for front ends: {errno}");
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        }
+        rustix::io::read(&state.changed, &mut [0u8; 8]).ok();
+        for export in lock(&state.exports).iter_mut() {
+            accept_one(export, state);
+        }
+    }
+}
+
+/// Takes the next front end of an export, if one waits.
+fn accept_one(export: &mut Export, state: &Arc<State>) {
+    if !export.is_connected()
+        && let Some(stream) = export.waiting.take()
+    {
+        start_or_log(export, stream, state);
+    }
+    let stream = match export.listener.accept() {
+        Ok((stream, _)) => stream,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+        Err(error) => {
+            // Out of descriptors, say: the front end stays in the backlog.
+            if let Some(unlogged) = REFUSAL_LOG.pass() {
+                tracing::warn!(
+                    export = export.device.name(),
+                    unlogged,
+                    "cannot accept a front end: {error}"
+                );
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            return;
+        }
+    };
+    let (connected, leaving, spoke) = match &*lock(&export.session) {
+        Some(session) => (true, session.is_leaving(), session.spoke()),
+        None => (false, false, false),
+    };
+    if leaving {
+        export.waiting = Some(stream);
+        return;
+    }
+    if connected {
+        if spoke {
+            if let Some(unlogged) = REFUSAL_LOG.pass() {
+                tracing::warn!(
+                    export = export.device.name(),
+                    unlogged,
+                    "second front end refused: one is connected already"
+                );
+            }
+            return;
+        }
+        tracing::warn!(
+            export = export.device.name(),
+            "front end that never said a word gives way to another"
+        );
+    }
+    start_or_log(export, stream, state);
+}
+
+fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
+    // Joins a thread that has ended, or that has nothing to drain.
+    export.end_session();
+    if let Err(error) = start_session(export, stream, state) {
+        tracing::warn!(
+            export = export.device.name(),
+            "cannot serve a front end: {error}"
+        );
+    }
+}
+
+fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
+    // The handle is there before the thread runs on, so that whoever ends the session finds it.
+    let (ready, started) = std::sync::mpsc::sync_channel(1);
+    let name = format!("session-{}", device.name());
+    let thread = std::thread::Builder::new()
+        .name(name)
+        .stack_size(SESSION_STACK)
+        .spawn(move || {
+            let in_place = slot.clone();
+            let served = session::serve(stream, device, state.pool.clone(), move |handle| {
+                *lock(&in_place) = Some(handle);
+                ready.send(()).ok();
+            });
+            if let Err(error) = served {
+                tracing::warn!("cannot set up a session: {error}");
+            }
+            *lock(&slot) = None;
+            state.wake();
+        })?;
+    export.thread = Some(thread);
+    // An error here is a session that could not be set up and has said so.
+    started.recv().ok();
+    Ok(())
+}

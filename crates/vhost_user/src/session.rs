@@ -1,0 +1,499 @@
+//! One connected front end: its messages, from the crate `vhost`, change the session's state and its vrings.
+//!
+//! Runs on a thread of its own, which sleeps but for messages. Checks everything that the crate does not: indices,
+//! features, sizes, addresses. Any refusal ends the session, for the protocol has no other way to say no. However
+//! it ends, its vrings are drained first, so that no request is left half done.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use guest_memory::{MemoryTable, RegionSpec};
+use reactor::{Pool, WorkerHandle};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    Backend, BackendReqHandler, Error, GpuBackend, VhostUserBackendReqHandlerMut,
+    VhostUserProtocolFeatures as Protocol,
+};
+use virtio::{OnBroken, QueueChange, VirtioDevice};
+
+use crate::vring::{Context, UserAddresses, Vring};
+
+/// Feature bits of the transport and the rings, the same for every device.
+const F_INDIRECT_DESC: u64 = 1 << 28;
+const F_EVENT_IDX: u64 = 1 << 29;
+const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+const F_VERSION_1: u64 = 1 << 32;
+const F_RING_PACKED: u64 = 1 << 34;
+
+/// Largest queue that a front end may set up (virtio 1.3, 2.7: at most 32768; drivers use 128 to 1024).
+const MAX_QUEUE_SIZE: u32 = 1024;
+/// Memory regions of one front end, if it adds them one by one. QEMU's own limit is 512.
+const MAX_MEMORY_REGIONS: u64 = 512;
+/// The configuration space reads as zero up to here, whatever the device's own length.
+const CONFIG_SPACE: usize = 256;
+/// A front end that stops in the middle of a message is given up after this.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What others may ask of a running session.
+pub(crate) struct SessionHandle {
+    stream: UnixStream,
+    spoke: Arc<AtomicBool>,
+}
+
+impl SessionHandle {
+    /// Ends the session: its thread reads the end of the stream.
+    pub fn end(&self) {
+        // It fails only when the stream has ended already.
+        self.stream.shutdown(std::net::Shutdown::Both).ok();
+    }
+
+    /// Has the front end hung up? Its session then drains and ends by itself.
+    pub fn is_leaving(&self) -> bool {
+        let mut hung_up = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        poll(&mut hung_up, Some(&Timespec::default())).is_ok_and(|n| n > 0)
+    }
+
+    /// Has the front end sent anything yet?
+    pub fn spoke(&self) -> bool {
+        self.spoke.load(Ordering::Relaxed)
+    }
+}
+
+/// Serves one front end until it leaves; call on a thread of its own. `started` is given the session's handle.
+pub(crate) fn serve(
+    stream: UnixStream,
+    device: Arc<dyn VirtioDevice>,
+    pool: Arc<Pool>,
+    started: impl FnOnce(SessionHandle),
+) -> io::Result<()> {
+    stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+    stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
+    let watch = stream.try_clone()?;
+    let spoke = Arc::new(AtomicBool::new(false));
+    started(SessionHandle {
+        stream: stream.try_clone()?,
+        spoke: spoke.clone(),
+    });
+    let name = device.name().to_owned();
+    let breaker = stream.try_clone()?;
+    let on_broken: OnBroken = Arc::new(move |_index, _why| {
+        breaker.shutdown(std::net::Shutdown::Both).ok();
+    });
+    let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));
+    let mut handler = BackendReqHandler::from_stream(stream, session.clone());
+    tracing::info!(export = name, "front end connected");
+    let end = loop {
+        // Wait without a limit for a message to begin, and with one for it to end.
+        match poll(&mut [PollFd::new(&watch, PollFlags::IN)], None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => break Error::SocketBroken(errno.into()),
+        }
+        if let Err(error) = handler.handle_request() {
+            break error;
+        }
+        spoke.store(true, Ordering::Relaxed);
+    };
+    let why = session
+        .lock()
+        .map(|mut s| s.refusal.take())
+        .unwrap_or_default();
+    match (end, why) {
+        (_, Some(why)) => {
+            tracing::warn!(export = name, "front end refused, its session ends: {why}")
+        }
+        (Error::Disconnected, None) => tracing::info!(export = name, "front end left"),
+        (error, None) => tracing::warn!(export = name, "session ends: {error}"),
+    }
+    if let Ok(mut session) = session.lock() {
+        session.stop_all();
+    }
+    Ok(())
+}
+
+struct Session {
+    device: Arc<dyn VirtioDevice>,
+    pool: Arc<Pool>,
+    on_broken: OnBroken,
+    memory: Arc<MemoryTable>,
+    features: u64,
+    vrings: Vec<Vring>,
+    /// For messages of ours to the front end: configuration changes.
+    front_end: Option<Backend>,
+    /// Why the session ends, in words for the log.
+    refusal: Option<String>,
+}
+
+type Reply<T> = Result<T, Error>;
+
+impl Session {
+    fn new(device: Arc<dyn VirtioDevice>, pool: Arc<Pool>, on_broken: OnBroken) -> Session {
+        device.reset();
+        let mut vrings = Vec::new();
+        vrings.resize_with(usize::from(device.queue_count()), Vring::default);
+        Session {
+            device,
+            pool,
+            on_broken,
+            memory: Arc::new(MemoryTable::default()),
+            features: 0,
+            vrings,
+            front_end: None,
+            refusal: None,
+        }
+    }
+
+    fn offered(&self) -> u64 {
+        let packed = if self.device.packed() {
+            F_RING_PACKED
+        } else {
+            0
+        };
+        self.device.features()
+            | F_VERSION_1
+            | F_PROTOCOL_FEATURES
+            | F_EVENT_IDX
+            | F_INDIRECT_DESC
+            | packed
+    }
+
+    fn refuse<T>(&mut self, why: impl Into<String>) -> Reply<T> {
+        self.refusal = Some(why.into());
+        Err(Error::InvalidParam)
+    }
+
+    fn vring(&mut self, index: u32) -> Reply<&mut Vring> {
+        let count = self.vrings.len();
+        if index as usize >= count {
+            return self.refuse(format!("queue {index} of a device with {count} queues"));
+        }
+        Ok(&mut self.vrings[index as usize])
+    }
+
+    /// What a vring said, as the session's refusal.
+    fn checked(&mut self, index: u32, result: Result<(), String>) -> Reply<()> {
+        result.or_else(|why| self.refuse(format!("queue {index}: {why}")))
+    }
+
+    fn worker(&self, index: u16) -> Option<WorkerHandle> {
+        if self.device.carries_data(index) {
+            Some(self.pool.place())
+        } else {
+            self.pool.workers().next().cloned()
+        }
+    }
+
+    fn start(&mut self, index: u32, kick: Option<OwnedFd>) -> Reply<()> {
+        let number = index as u16;
+        let Some(worker) = self.worker(number) else {
+            return self.refuse("there are no workers");
+        };
+        // Without protocol features there is no message to enable a ring: it is from the start.
+        let always_enabled = self.features & F_PROTOCOL_FEATURES == 0;
+        let context = Context {
+            device: &self.device,
+            features: self.features,
+            memory: &self.memory,
+            on_broken: &self.on_broken,
+        };
+        let vring = &mut self.vrings[index as usize];
+        vring.enabled |= always_enabled;
+        let started = vring.start(number, kick, &worker, &context);
+        self.checked(index, started)
+    }
+
+    fn use_memory(&mut self, memory: MemoryTable) -> Reply<()> {
+        self.memory = Arc::new(memory);
+        for index in 0..self.vrings.len() {
+            let changed = self.vrings[index].change(QueueChange::Memory(self.memory.clone()));
+            self.checked(index as u32, changed)?;
+        }
+        Ok(())
+    }
+
+    fn stop_all(&mut self) {
+        for (index, vring) in self.vrings.iter_mut().enumerate() {
+            vring.stop(index as u16, &self.device);
+        }
+        self.front_end = None;
+    }
+
+    fn reset(&mut self) {
+        self.stop_all();
+        self.features = 0;
+        self.vrings
+            .iter_mut()
+            .for_each(|vring| *vring = Vring::default());
+        self.device.reset();
+    }
+}
+
+fn region(region: &VhostUserMemoryRegion) -> RegionSpec {
+    RegionSpec {
+        guest_address: region.guest_phys_addr,
+        size: region.memory_size,
+        user_address: region.user_addr,
+        file_offset: region.mmap_offset,
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Session {
+    fn set_owner(&mut self) -> Reply<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Reply<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Reply<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Reply<u64> {
+        Ok(self.offered())
+    }
+
+    fn set_features(&mut self, features: u64) -> Reply<()> {
+        let unknown = features & !self.offered();
+        if unknown != 0 {
+            return self.refuse(format!("feature bits {unknown:#x} were never offered"));
+        }
+        self.features = features;
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Reply<Option<Vec<u64>>> {
+        let mut table = MemoryTable::default();
+        for (spec, file) in regions.iter().map(region).zip(&files) {
+            table = match table.with_region(spec, file.as_fd()) {
+                Ok(table) => table,
+                Err(error) => return self.refuse(error.to_string()),
+            };
+        }
+        self.use_memory(table)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Reply<()> {
+        if num == 0 || num > MAX_QUEUE_SIZE {
+            return self.refuse(format!(
+                "queue {index}: size {num} is not from 1 to {MAX_QUEUE_SIZE}"
+            ));
+        }
+        self.vring(index)?.size = num as u16;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Reply<()> {
+        let addresses = UserAddresses {
+            descriptor,
+            available,
+            used,
+        };
+        let vring = self.vring(index)?;
+        if vring.is_running() && vring.addresses != Some(addresses) {
+            return self.refuse(format!("queue {index}: addresses changed while it runs"));
+        }
+        vring.addresses = Some(addresses);
+        Ok(())
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Reply<()> {
+        let vring = self.vring(index)?;
+        if vring.is_running() {
+            return self.refuse(format!("queue {index}: base changed while it runs"));
+        }
+        vring.base = Some(base);
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Reply<VhostUserVringState> {
+        let device = self.device.clone();
+        let vring = self.vring(index)?;
+        // A ring that never ran stands where it was told to start.
+        let base = vring
+            .stop(index as u16, &device)
+            .or(vring.base)
+            .unwrap_or(0);
+        Ok(VhostUserVringState::new(index, base))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Reply<()> {
+        let index = u32::from(index);
+        let kick = fd.map(OwnedFd::from);
+        if self.vring(index)?.is_running() {
+            let changed = self.vrings[index as usize].change(QueueChange::Kick(kick));
+            return self.checked(index, changed);
+        }
+        self.start(index, kick)
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Reply<()> {
+        let index = u32::from(index);
+        let set = self.vring(index)?.set_call(fd.map(OwnedFd::from));
+        self.checked(index, set)
+    }
+
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Reply<()> {
+        let index = u32::from(index);
+        let set = self.vring(index)?.set_error(fd.map(OwnedFd::from));
+        self.checked(index, set)
+    }
+
+    fn get_protocol_features(&mut self) -> Reply<Protocol> {
+        let mut offered = Protocol::MQ
+            | Protocol::REPLY_ACK
+            | Protocol::BACKEND_REQ
+            | Protocol::CONFIGURE_MEM_SLOTS
+            | Protocol::RESET_DEVICE;
+        // A device without a configuration space of ours leaves it to the front end.
+        if !self.device.config().is_empty() {
+            offered |= Protocol::CONFIG;
+        }
+        Ok(offered)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Reply<()> {
+        let offered = self.get_protocol_features()?.bits();
+        match features & !offered {
+            0 => Ok(()),
+            unknown => self.refuse(format!(
+                "protocol feature bits {unknown:#x} were never offered"
+            )),
+        }
+    }
+
+    fn get_queue_num(&mut self) -> Reply<u64> {
+        Ok(self.vrings.len() as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Reply<()> {
+        let set = self.vring(index)?.set_enabled(enable);
+        self.checked(index, set)
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Reply<Vec<u8>> {
+        let mut space = self.device.config();
+        space.resize(CONFIG_SPACE.max(space.len()), 0);
+        let range = (offset as usize)
+            .checked_add(size as usize)
+            .and_then(|end| space.get(offset as usize..end));
+        match range {
+            Some(bytes) => Ok(bytes.to_vec()),
+            None => self.refuse(format!(
+                "configuration space read at {offset} length {size}, it has 256 bytes"
+            )),
+        }
+    }
+
+    fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Reply<()> {
+        let device = self.device.clone();
+        device
+            .write_config(offset, buf)
+            .or_else(|error| self.refuse(error.to_string()))
+    }
+
+    fn set_backend_req_fd(&mut self, backend: Backend) {
+        self.front_end = Some(backend);
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Reply<File> {
+        self.refuse("shared objects are not offered")
+    }
+
+    fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> Reply<()> {
+        self.refuse("this is no display")
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Reply<Option<File>> {
+        self.refuse("device state transfer is not offered")
+    }
+
+    fn check_device_state(&mut self) -> Reply<()> {
+        self.refuse("device state transfer is not offered")
+    }
+
+    fn get_shmem_config(&mut self) -> Reply<VhostUserShMemConfig> {
+        self.refuse("shared memory regions are not offered")
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Reply<()> {
+        self.refuse("dirty logging is not offered")
+    }
+
+    fn get_inflight_fd(
+        &mut self,
+        _inflight: &VhostUserInflight,
+    ) -> Reply<(VhostUserInflight, File)> {
+        self.refuse("in-flight tracking is not offered")
+    }
+
+    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Reply<()> {
+        self.refuse("in-flight tracking is not offered")
+    }
+
+    fn get_max_mem_slots(&mut self) -> Reply<u64> {
+        Ok(MAX_MEMORY_REGIONS)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        spec: &VhostUserSingleMemoryRegion,
+        fd: File,
+        _postcopy: Option<bool>,
+    ) -> Reply<Option<u64>> {
+        if self.memory.region_count() as u64 >= MAX_MEMORY_REGIONS {
+            return self.refuse(format!("more than {MAX_MEMORY_REGIONS} memory regions"));
+        }
+        match self.memory.with_region(region(spec), fd.as_fd()) {
+            Ok(table) => self.use_memory(table)?,
+            Err(error) => return self.refuse(error.to_string()),
+        }
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, spec: &VhostUserSingleMemoryRegion) -> Reply<()> {
+        match self
+            .memory
+            .without_region(spec.guest_phys_addr, spec.user_addr, spec.memory_size)
+        {
+            Ok(table) => self.use_memory(table),
+            Err(error) => self.refuse(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The listening socket's file: a stale one is replaced, a live one never stolen.
+
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Why a socket could not be listened on.
+#[derive(Debug)]
+pub enum SocketError {
+    /// Another process serves this path.
+    InUse(PathBuf),
+    /// Something that is no socket is in the way.
+    NotASocket(PathBuf),
+    /// The kernel refused.
+    Io(PathBuf, io::Error),
+}
+
+impl std::fmt::Display for SocketError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SocketError::InUse(path) => write!(
+                f,
+                "socket {} is served by another process: stop that one, or choose another path",
+                path.display()
+            ),
+            SocketError::NotASocket(path) => {
+                write!(
+                    f,
+                    "{} exists and is not a socket: choose another path, or remove it",
+                    path.display()
+                )
+            }
+            SocketError::Io(path, error) => {
+                write!(f, "cannot listen on socket {}: {error}", path.display())?;
+                match error.kind() {
+                    io::ErrorKind::NotFound => f.write_str(" (does its directory exist?)"),
+                    io::ErrorKind::InvalidInput => {
+                        f.write_str(" (a socket's path has at most 107 bytes)")
+                    }
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl std::error::Error for SocketError {}
+
+/// Listens on a path.
+///
+/// # Errors
+/// When another process listens there, something else is in the way, or the kernel refuses.
+pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
+    let io_error = |error| SocketError::Io(path.to_owned(), error);
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => {
+            return Err(SocketError::NotASocket(path.to_owned()));
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            // Its owner sees a client that comes and goes.
+            Ok(_) => return Err(SocketError::InUse(path.to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(io_error)?;
+            }
+            Err(error) => return Err(io_error(error)),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(io_error(error)),
+    }
+    UnixListener::bind(path).map_err(|error| match error.kind() {
+        // Somebody was faster than us.
+        io::ErrorKind::AddrInUse => SocketError::InUse(path.to_owned()),
+        _ => io_error(error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stale_socket_is_replaced_and_a_live_one_is_not_stolen() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let first = bind(&path).unwrap();
+        assert!(matches!(bind(&path), Err(SocketError::InUse(_))));
+        drop(first);
+        assert!(path.exists(), "the file is left behind, as after a crash");
+        bind(&path).unwrap();
+    }
+
+    #[test]
+    fn file_in_the_way_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("precious");
+        std::fs::write(&path, "data").unwrap();
+        assert!(matches!(bind(&path), Err(SocketError::NotASocket(_))));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
+    }
+
+    #[test]
+    fn missing_directory_is_named() {
+        let error = bind(Path::new("/nonexistent-directory/s"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("/nonexistent-directory/s") && error.contains("directory exist"),
+            "{error}"
+        );
+    }
+}

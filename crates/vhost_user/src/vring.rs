@@ -1,0 +1,205 @@
+//! One queue's state, as a front end's messages build it up, and the queue itself while it runs on a worker.
+//!
+//! A vring starts when its kick arrives (vhost-user protocol, "Ring states") and stops with `GET_VRING_BASE`, after
+//! everything in flight has been answered.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+
+use guest_memory::MemoryTable;
+use reactor::{Source, SourceId, WorkerHandle};
+use timeline::Labels;
+use virtio::{OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
+use virtqueue::QueueConfig;
+
+const F_INDIRECT_DESC: u64 = 1 << 28;
+const F_EVENT_IDX: u64 = 1 << 29;
+const F_RING_PACKED: u64 = 1 << 34;
+
+type Control = fn(&mut dyn Source) -> Option<&mut dyn QueueControl>;
+
+/// A queue on its worker.
+struct Running {
+    worker: WorkerHandle,
+    source: SourceId,
+    control: Control,
+}
+
+/// Addresses in the front end's own space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UserAddresses {
+    pub descriptor: u64,
+    pub available: u64,
+    pub used: u64,
+}
+
+/// A vring between messages.
+#[derive(Default)]
+pub(crate) struct Vring {
+    pub size: u16,
+    pub addresses: Option<UserAddresses>,
+    /// Where to start; `None`: at the beginning, which for a packed ring is not 0.
+    pub base: Option<u32>,
+    pub enabled: bool,
+    call: Option<OwnedFd>,
+    error: Option<OwnedFd>,
+    running: Option<Running>,
+}
+
+/// What a vring needs of its session to start.
+pub(crate) struct Context<'a> {
+    pub device: &'a Arc<dyn VirtioDevice>,
+    pub features: u64,
+    pub memory: &'a Arc<MemoryTable>,
+    pub on_broken: &'a OnBroken,
+}
+
+impl Vring {
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Starts the queue on `worker`; `kick` is what wakes it.
+    ///
+    /// # Errors
+    /// When the front end has not said enough, or has said nonsense.
+    pub fn start(
+        &mut self,
+        index: u16,
+        kick: Option<OwnedFd>,
+        worker: &WorkerHandle,
+        context: &Context<'_>,
+    ) -> Result<(), String> {
+        let Some(user) = self.addresses else {
+            return Err("its addresses were never set".into());
+        };
+        let translate = |what: &str, address: u64| {
+            context
+                .memory
+                .user_to_guest(address)
+                .ok_or_else(|| format!("its {what} at {address:#x} is not in the client's memory"))
+        };
+        let descriptor = translate("descriptor area", user.descriptor)?;
+        let driver = translate("driver area", user.available)?;
+        let device = translate("device area", user.used)?;
+        let has = |bit: u64| context.features & bit != 0;
+        let mut config = if has(F_RING_PACKED) {
+            QueueConfig::packed(self.size, descriptor, driver, device)
+        } else {
+            QueueConfig::split(self.size, descriptor, driver, device)
+        };
+        config.event_idx = has(F_EVENT_IDX);
+        config.indirect = has(F_INDIRECT_DESC);
+        config.base = self.base.unwrap_or(config.base);
+        let setup = QueueSetup {
+            index,
+            features: context.features,
+            config,
+            memory: context.memory.clone(),
+            kick,
+            call: clone_fd(self.call.as_ref())?,
+            error: clone_fd(self.error.as_ref())?,
+            enabled: self.enabled,
+            on_broken: context.on_broken.clone(),
+            labels: Labels {
+                export: context.device.name().to_owned(),
+                disk: String::new(),
+                queue: u32::from(index),
+                worker: worker.index(),
+            },
+        };
+        let make = context.device.queue(setup, worker);
+        let made = worker.call(move |w| {
+            let mut control = None;
+            let id = w.add(|io, id| {
+                let built = make(io, id)?;
+                control = Some(built.control);
+                Ok::<_, String>(built.source)
+            })?;
+            Ok::<_, String>((id, control))
+        });
+        let (source, control) = made.map_err(|gone| gone.to_string())??;
+        let control = control.ok_or("the queue was not made")?;
+        context.device.queue_placed(index, worker, source);
+        self.running = Some(Running {
+            worker: worker.clone(),
+            source,
+            control,
+        });
+        Ok(())
+    }
+
+    /// Stops the queue and waits until everything in flight is answered. Gives where it stands.
+    pub fn stop(&mut self, index: u16, device: &Arc<dyn VirtioDevice>) -> Option<u32> {
+        let Running {
+            worker,
+            source,
+            control,
+        } = self.running.take()?;
+        let (reply, answer) = mpsc::sync_channel(1);
+        worker.send(move |w| {
+            w.stop(source, move |mut source, _io| {
+                let base = control(&mut *source).map(|queue| queue.base());
+                // The session waits for it, or the process ends.
+                reply.send(base).ok();
+            });
+        });
+        let base = answer.recv().ok().flatten();
+        device.queue_stopped(index);
+        self.base = base.or(self.base);
+        base
+    }
+
+    /// Applies a change to the queue if it runs, and waits until it is in force.
+    pub fn change(&self, change: QueueChange) -> Result<(), String> {
+        let Some(Running {
+            worker,
+            source,
+            control,
+        }) = &self.running
+        else {
+            return Ok(());
+        };
+        let (source, control) = (*source, *control);
+        let changed = worker.call(move |w| {
+            let kick = matches!(change, QueueChange::Kick(_));
+            let Some((queue, _io)) = w.source(source) else {
+                return Ok(());
+            };
+            let Some(queue) = control(queue) else {
+                return Ok(());
+            };
+            let changed = queue.change(change).map_err(|error| error.to_string());
+            if kick {
+                w.rewatch(source);
+            }
+            // There may be requests that nobody will kick for again.
+            w.wake(source);
+            changed
+        });
+        changed.map_err(|gone| gone.to_string())?
+    }
+
+    pub fn set_call(&mut self, call: Option<OwnedFd>) -> Result<(), String> {
+        self.change(QueueChange::Call(clone_fd(call.as_ref())?))?;
+        self.call = call;
+        Ok(())
+    }
+
+    pub fn set_error(&mut self, error: Option<OwnedFd>) -> Result<(), String> {
+        self.change(QueueChange::Error(clone_fd(error.as_ref())?))?;
+        self.error = error;
+        Ok(())
+    }
+
+    pub fn set_enabled(&mut self, enabled: bool) -> Result<(), String> {
+        self.enabled = enabled;
+        self.change(QueueChange::Enabled(enabled))
+    }
+}
+
+fn clone_fd(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, String> {
+    fd.map(OwnedFd::try_clone)
+        .transpose()
+        .map_err(|error| format!("cannot duplicate a descriptor: {error}"))
+}

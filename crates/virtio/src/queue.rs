@@ -1,0 +1,436 @@
+//! A virtqueue with its device: what a worker owns. The hops of a request are the methods here, in order.
+//!
+//! `drain` takes a batch: pop (**popped**), begin each (**parsed**), submit each (**submitted**); what completes at
+//! once is **reaped** right there, what is pending comes back through `finish`. `publish` answers all that is done
+//! (**answered**), stores the used index once and interrupts once (**notified**). A driver that breaks the
+//! rules of the ring ends this queue, with one log line, and nothing else.
+
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use backend::Submission;
+use disk::IoOutcome;
+use guest_memory::{GuestView, IoBuffer};
+use reactor::{Io, RateLimit, Source, SourceId, Tag};
+use ring::RingFd;
+use timeline::{Clock, Operation, QueueSnapshot, QueueTimeline, Stage, Stamp, Stamps};
+use virtqueue::{DeviceQueue, QueueError};
+
+use crate::device::{BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
+use crate::protocol::{Protocol, Start, Step};
+use crate::slots::Slots;
+
+/// Most requests taken in one go: bounds how long other sources of the worker wait.
+const BATCH: usize = 128;
+
+/// One line per second in all: a hostile driver must not fill the log.
+static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+
+/// A queue of a device whose requests `P` understands.
+pub struct Queue<P: Protocol> {
+    id: SourceId,
+    index: u16,
+    ring: DeviceQueue,
+    view: GuestView,
+    protocol: P,
+    slots: Slots<P::Request>,
+    /// Slots of the batch that is being drained, and each one's next step.
+    batch: Vec<(u16, Option<Step>)>,
+    /// Slots to be answered when the turn ends.
+    done: Vec<u16>,
+    /// Requests of this turn that completed at once, by operation, with the stamps that they share.
+    turns: Vec<(Stamps, [u32; Operation::COUNT])>,
+    timeline: QueueTimeline,
+    kick: Option<RingFd>,
+    call: Option<OwnedFd>,
+    error: Option<OwnedFd>,
+    enabled: bool,
+    stopping: bool,
+    broken: bool,
+    reaped: Stamp,
+    on_broken: OnBroken,
+}
+
+impl<P: Protocol> Queue<P> {
+    /// A queue from what a front end said; `id` is its place in its worker.
+    ///
+    /// # Errors
+    /// When the ring is not where the front end said, or cannot be.
+    pub fn new(setup: QueueSetup, id: SourceId, protocol: P) -> Result<Queue<P>, QueueError> {
+        let size = setup.config.size;
+        let ring = DeviceQueue::new(setup.config, &setup.memory)?;
+        let depth = usize::from(size);
+        Ok(Queue {
+            id,
+            index: setup.index,
+            ring,
+            view: GuestView::new(setup.memory),
+            protocol,
+            slots: Slots::new(size),
+            batch: Vec::with_capacity(BATCH),
+            done: Vec::with_capacity(depth),
+            turns: Vec::with_capacity(4),
+            timeline: QueueTimeline::new(setup.labels, depth),
+            kick: setup.kick.map(RingFd::from),
+            call: setup.call,
+            error: setup.error,
+            enabled: setup.enabled,
+            stopping: false,
+            broken: false,
+            reaped: Stamp::default(),
+            on_broken: setup.on_broken,
+        })
+    }
+
+    /// The queue as a worker and a control plane take it.
+    pub fn built(self) -> BuiltQueue {
+        fn control<P: Protocol>(source: &mut dyn Source) -> Option<&mut dyn QueueControl> {
+            let queue = (source as &mut dyn Any).downcast_mut::<Queue<P>>()?;
+            Some(queue)
+        }
+        BuiltQueue {
+            source: Box::new(self),
+            control: control::<P>,
+        }
+    }
+
+    /// The device type's half, for events and task management.
+    pub fn protocol(&mut self) -> &mut P {
+        &mut self.protocol
+    }
+
+    /// Every request in flight, with its slot.
+    pub fn requests(&mut self) -> impl Iterator<Item = (u16, &mut P::Request)> {
+        let busy = self.slots.in_flight() > 0;
+        self.slots
+            .all()
+            .filter(move |_| busy)
+            .map(|(index, slot)| (index, &mut slot.request))
+    }
+
+    /// Ends the wait of a request whose step was [`Step::Wait`]; the caller wakes the source afterwards.
+    pub fn resume_waiting(&mut self, slot: u32) {
+        let Ok(index) = u16::try_from(slot) else {
+            return;
+        };
+        if std::mem::take(&mut self.slots.get(index).waiting) {
+            self.done.push(index);
+        }
+    }
+
+    fn end(&mut self, why: &dyn std::fmt::Display) {
+        if std::mem::replace(&mut self.broken, true) {
+            return;
+        }
+        self.timeline.counters.malformed += 1;
+        if let Some(unlogged) = BROKEN_LOG.pass() {
+            let labels = &self.timeline.labels;
+            tracing::warn!(
+                export = labels.export,
+                queue = self.index,
+                unlogged,
+                "driver broke the rules, its queue ends: {why}"
+            );
+        }
+        if let Some(error) = &self.error {
+            signal(error);
+        }
+        (self.on_broken)(self.index, &why.to_string());
+    }
+
+    /// Hop 2: takes chains from the ring into slots.
+    fn pop_batch(&mut self) {
+        while self.batch.len() < BATCH {
+            let Some(index) = self.slots.take() else {
+                return;
+            };
+            let slot = self.slots.get(index);
+            match self.ring.pop(&self.view, &mut slot.chain) {
+                Ok(true) => {
+                    slot.chain.buffer.prefetch();
+                    if self.slots.note(index) {
+                        self.batch.push((index, None));
+                        continue;
+                    }
+                    let id = self.slots.get(index).chain.id;
+                    self.slots.get(index).chain.clear();
+                    self.slots.untake(index);
+                    return self.end(&format_args!("chain {id} is in flight already"));
+                }
+                Ok(false) => return self.slots.untake(index),
+                Err(error) => {
+                    slot.chain.clear();
+                    self.slots.untake(index);
+                    return self.end(&error);
+                }
+            }
+        }
+    }
+
+    /// Hop 3: reads each request.
+    fn begin_batch(&mut self, io: &mut Io) {
+        for at in 0..self.batch.len() {
+            let (index, _) = self.batch[at];
+            let tag = Tag {
+                source: self.id,
+                slot: u32::from(index),
+            };
+            let slot = self.slots.get(index);
+            match self
+                .protocol
+                .begin(io, &mut slot.chain, &mut slot.request, tag)
+            {
+                Ok(Start {
+                    step,
+                    operation,
+                    bytes,
+                }) => {
+                    (slot.operation, slot.bytes) = (operation, bytes);
+                    self.batch[at].1 = Some(step);
+                }
+                Err(malformed) => {
+                    self.slots.release(index);
+                    self.end(&malformed.0);
+                }
+            }
+        }
+    }
+
+    /// Hop 4: gives each request's I/O to its disk. Those that end at once are done.
+    fn submit_batch(&mut self, io: &mut Io, stamps: &mut Stamps) {
+        let mut at_once = [0; Operation::COUNT];
+        let mut pending = [0; Operation::COUNT];
+        let mut batch = std::mem::take(&mut self.batch);
+        for (index, step) in batch.drain(..) {
+            let Some(step) = step else { continue };
+            let operation = self.slots.get(index).operation as usize;
+            if self.advance(io, index, step) {
+                self.done.push(index);
+                at_once[operation] += 1;
+            } else {
+                let slot = self.slots.get(index);
+                slot.pended = true;
+                slot.noticed = stamps.at(Stage::Noticed);
+                slot.submitted = stamps.at(Stage::Submitted);
+                pending[operation] += 1;
+            }
+        }
+        self.batch = batch;
+        stamps.mark(Stage::Reaped, io.now());
+        if pending != [0; Operation::COUNT] {
+            self.timeline.record_arrivals(&pending, stamps);
+        }
+        if at_once != [0; Operation::COUNT] {
+            self.turns.push((*stamps, at_once));
+        }
+    }
+
+    /// Takes a request's steps as far as they go without waiting; true when it can be answered.
+    #[inline]
+    fn advance(&mut self, io: &mut Io, index: u16, mut step: Step) -> bool {
+        let tag = Tag {
+            source: self.id,
+            slot: u32::from(index),
+        };
+        let slot = self.slots.get(index);
+        loop {
+            step = match step {
+                Step::Answer => return true,
+                Step::Wait => {
+                    slot.waiting = true;
+                    return false;
+                }
+                Step::Data(disk, request) => {
+                    slot.scratch = false;
+                    match io.submit(disk, &request, &mut slot.chain.buffer, tag) {
+                        Submission::Pending => return false,
+                        Submission::Done(outcome) => self.protocol.resume(
+                            io,
+                            &mut slot.chain,
+                            &mut slot.request,
+                            outcome,
+                            None,
+                        ),
+                    }
+                }
+                Step::Scratch(disk, request, mut buffer) => {
+                    slot.scratch = true;
+                    match io.submit(disk, &request, &mut buffer, tag) {
+                        Submission::Pending => return false,
+                        Submission::Done(outcome) => self.protocol.resume(
+                            io,
+                            &mut slot.chain,
+                            &mut slot.request,
+                            outcome,
+                            Some(buffer),
+                        ),
+                    }
+                }
+            };
+        }
+    }
+
+    /// Hop 6: writes the answers and returns the chains.
+    fn answer_done(&mut self) {
+        for at in 0..self.done.len() {
+            let index = self.done[at];
+            let slot = self.slots.get(index);
+            let answer = self.protocol.answer(&mut slot.chain, &mut slot.request);
+            let counted = self.timeline.counters.of_mut(slot.operation);
+            counted.requests += 1;
+            counted.bytes += u64::from(slot.bytes);
+            counted.errors += u64::from(!answer.good);
+            if slot.pended {
+                self.timeline
+                    .note_reaped(slot.operation, slot.noticed, slot.submitted);
+            }
+            if !self.broken {
+                self.ring
+                    .push(slot.chain.id, slot.chain.descriptors, answer.written);
+            }
+            self.slots.release(index);
+        }
+        self.done.clear();
+    }
+
+    fn accepts(&self) -> bool {
+        self.enabled && !self.stopping && !self.broken && self.protocol.wants_chains()
+    }
+}
+
+fn signal(eventfd: &OwnedFd) {
+    // A full counter means that a notification is pending anyway; a closed one, that nobody listens.
+    rustix::io::write(eventfd, &1u64.to_ne_bytes()).ok();
+}
+
+impl<P: Protocol> Source for Queue<P> {
+    #[inline]
+    fn ready(&self) -> bool {
+        self.accepts() && self.slots.has_free() && self.ring.available() > 0
+    }
+
+    fn drain(&mut self, io: &mut Io, noticed: Stamp) {
+        let mut stamps = Stamps::noticed(noticed);
+        self.pop_batch();
+        stamps.mark(Stage::Popped, io.now());
+        self.begin_batch(io);
+        stamps.mark(Stage::Parsed, io.now());
+        self.submit_batch(io, &mut stamps);
+    }
+
+    fn finish(
+        &mut self,
+        io: &mut Io,
+        slot: u32,
+        buffer: IoBuffer,
+        outcome: IoOutcome,
+        reaped: Stamp,
+    ) {
+        self.reaped = reaped;
+        let Ok(index) = u16::try_from(slot) else {
+            return;
+        };
+        let slot = self.slots.get(index);
+        let scratch = if slot.scratch {
+            Some(buffer)
+        } else {
+            slot.chain.buffer = buffer;
+            None
+        };
+        let step = self
+            .protocol
+            .resume(io, &mut slot.chain, &mut slot.request, outcome, scratch);
+        if self.advance(io, index, step) {
+            self.done.push(index);
+        }
+    }
+
+    fn publish(&mut self, io: &mut Io) {
+        self.answer_done();
+        let answered = io.now();
+        let interrupt = !self.broken && self.ring.publish();
+        if interrupt && let Some(call) = &self.call {
+            signal(call);
+            self.timeline.counters.notifications += 1;
+        }
+        let notified = io.now();
+        for (mut stamps, counts) in self.turns.drain(..) {
+            stamps.mark(Stage::Answered, answered);
+            stamps.mark(Stage::Notified, notified);
+            self.timeline.record_turn(&counts, &stamps);
+        }
+        self.timeline.record_answered(self.reaped, answered);
+        self.timeline.record_notified(notified);
+    }
+
+    fn arm(&mut self) -> bool {
+        if !self.accepts() {
+            return false;
+        }
+        self.timeline.counters.sleeps += 1;
+        self.ring.enable_notifications() && self.slots.has_free()
+    }
+
+    fn disarm(&mut self) {
+        if !self.broken {
+            self.timeline.counters.kicks += 1;
+            self.ring.disable_notifications();
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    fn kick(&self) -> Option<RingFd> {
+        self.kick.clone()
+    }
+
+    fn memory_lost(&mut self) {
+        if self.view.table().is_poisoned() {
+            self.end(&"its memory file was truncated");
+        }
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    fn snapshot(&self, clock: &Clock) -> Option<QueueSnapshot> {
+        Some(self.timeline.snapshot(clock))
+    }
+
+    fn closed(&mut self, io: &mut Io) {
+        self.protocol.close(io);
+    }
+}
+
+impl<P: Protocol> QueueControl for Queue<P> {
+    fn change(&mut self, change: QueueChange) -> Result<(), QueueError> {
+        match change {
+            QueueChange::Memory(memory) => {
+                if let Err(error) = self.ring.set_memory(&memory) {
+                    self.end(&error);
+                    return Err(error);
+                }
+                self.view = GuestView::new(memory);
+            }
+            QueueChange::Call(call) => {
+                self.call = call;
+                // What was answered before the driver gave its interrupt would otherwise never be told.
+                if let Some(call) = &self.call {
+                    signal(call);
+                }
+            }
+            QueueChange::Kick(kick) => self.kick = kick.map(RingFd::from),
+            QueueChange::Error(error) => self.error = error,
+            QueueChange::Enabled(enabled) => self.enabled = enabled,
+        }
+        Ok(())
+    }
+
+    fn base(&self) -> u32 {
+        self.ring.base()
+    }
+}

@@ -1,0 +1,122 @@
+//! One disk's export, as a front end configures it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use backend::Disk;
+use reactor::{SourceId, WorkerHandle};
+use virtio::{ConfigError, Queue, QueueMaker, QueueSetup, VirtioDevice};
+
+use crate::config;
+use crate::queue::BlkQueue;
+
+/// How a disk is exported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlkOptions {
+    /// The export's name, for logs and statistics.
+    pub name: String,
+    /// Queues offered: 1 to 256.
+    pub queues: u16,
+}
+
+/// A disk, served as virtio-blk.
+pub struct BlkDevice {
+    name: String,
+    queues: u16,
+    disk: Arc<Disk>,
+    /// The driver's choice in the `writeback` field.
+    writeback: AtomicBool,
+    /// What queues obey: no write-back, or a driver that cannot flush.
+    writethrough: Arc<AtomicBool>,
+}
+
+impl BlkDevice {
+    /// An export of `disk`.
+    pub fn new(disk: Arc<Disk>, options: BlkOptions) -> BlkDevice {
+        BlkDevice {
+            name: options.name,
+            queues: options.queues.clamp(1, 256),
+            disk,
+            writeback: AtomicBool::new(true),
+            writethrough: Arc::new(AtomicBool::new(false)),
+        }
+    }
+
+    /// The disk that is served.
+    pub fn disk(&self) -> &Arc<Disk> {
+        &self.disk
+    }
+}
+
+impl VirtioDevice for BlkDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn features(&self) -> u64 {
+        config::features(self.disk.info(), self.queues)
+    }
+
+    fn queue_count(&self) -> u16 {
+        self.queues
+    }
+
+    fn config(&self) -> Vec<u8> {
+        config::space(
+            self.disk.info(),
+            self.queues,
+            self.writeback.load(Ordering::Relaxed),
+        )
+    }
+
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
+        match (offset, data) {
+            (config::WRITEBACK_OFFSET, [mode @ (0 | 1)]) => {
+                self.writeback.store(*mode == 1, Ordering::Relaxed);
+                self.writethrough.store(*mode == 0, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Err(ConfigError {
+                offset,
+                length: data.len(),
+            }),
+        }
+    }
+
+    fn packed(&self) -> bool {
+        true
+    }
+
+    fn reset(&self) {
+        self.writeback.store(true, Ordering::Relaxed);
+        self.writethrough.store(false, Ordering::Relaxed);
+    }
+
+    fn queue(&self, mut setup: QueueSetup, _worker: &WorkerHandle) -> QueueMaker {
+        // 5.2.6.2: without VIRTIO_BLK_F_FLUSH a driver cannot ask for durability, so every write has it.
+        if setup.features & config::F_FLUSH == 0 {
+            self.writethrough.store(true, Ordering::Relaxed);
+        }
+        setup.config.max_chain_descriptors = config::SEG_MAX as u16 + 2;
+        setup.labels.disk = self.disk.name().to_owned();
+        let disk = self.disk.clone();
+        let writethrough = self.writethrough.clone();
+        Box::new(move |io, id| {
+            let info = disk.info().clone();
+            let handle = io
+                .open(&disk)
+                .map_err(|error| format!("cannot open disk {}: {error}", disk.name()))?;
+            match Queue::new(setup, id, BlkQueue::new(handle, info, writethrough)) {
+                Ok(queue) => Ok(queue.built()),
+                Err(error) => {
+                    io.close(handle);
+                    Err(error.to_string())
+                }
+            }
+        })
+    }
+
+    fn queue_stopped(&self, _index: u16) {}
+
+    fn queue_placed(&self, _index: u16, _worker: &WorkerHandle, _source: SourceId) {}
+}

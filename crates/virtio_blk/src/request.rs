@@ -1,0 +1,327 @@
+//! One request (virtio 1.3, 5.2.6): read from its chain and checked against the disk. Pure: no I/O, no state.
+//!
+//! The device trusts nothing but byte counts that the ring has checked: a header is the first 16 readable bytes and
+//! the status the last writable one, however the driver cut its descriptors (2.7.4).
+
+use disk::{DiskInfo, IoFlags, IoRequest};
+
+/// Bytes of a request's header.
+pub const HEADER_SIZE: usize = 16;
+/// Bytes of one range of a discard or write-zeroes request.
+pub const RANGE_SIZE: usize = 16;
+/// Bytes of the serial number that `GET_ID` answers.
+pub const ID_SIZE: usize = 20;
+
+/// VIRTIO_BLK_S_OK.
+pub const S_OK: u8 = 0;
+/// VIRTIO_BLK_S_IOERR.
+pub const S_IOERR: u8 = 1;
+/// VIRTIO_BLK_S_UNSUPP.
+pub const S_UNSUPP: u8 = 2;
+
+const T_IN: u32 = 0;
+const T_OUT: u32 = 1;
+const T_FLUSH: u32 = 4;
+const T_GET_ID: u32 = 8;
+const T_DISCARD: u32 = 11;
+const T_WRITE_ZEROES: u32 = 13;
+
+/// Flag of a write-zeroes range: its space may be given back.
+const RANGE_UNMAP: u32 = 1;
+
+/// A request that has been read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// One I/O on the data.
+    Io(IoRequest),
+    /// Nothing to do: a transfer of no bytes.
+    Nothing(Transfer),
+    /// Every range is an I/O of its own.
+    Ranges {
+        /// Discard or write zeroes?
+        kind: RangeKind,
+        /// How many.
+        count: u32,
+    },
+    /// Answer the serial number.
+    GetId,
+}
+
+/// Which way the data of a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// To the driver.
+    In,
+    /// From the driver, or none.
+    Out,
+}
+
+/// What is done to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeKind {
+    /// VIRTIO_BLK_T_DISCARD.
+    Discard,
+    /// VIRTIO_BLK_T_WRITE_ZEROES.
+    WriteZeroes,
+}
+
+/// Reads a request. `readable` and `writable` are the bytes of data: those behind the header and before the status.
+///
+/// # Errors
+/// The status that the driver gets instead: IOERR for a range that the disk does not have or a write to a read-only
+/// disk (5.2.6.2), UNSUPP for what the device does not know.
+#[inline]
+pub fn parse(
+    header: &[u8; HEADER_SIZE],
+    readable: u32,
+    writable: u32,
+    info: &DiskInfo,
+) -> Result<Request, u8> {
+    let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+    let mut sector = [0; 8];
+    sector.copy_from_slice(&header[8..16]);
+    let sector = u64::from_le_bytes(sector);
+    match kind {
+        T_IN => transfer(sector, writable, info, Transfer::In),
+        T_OUT if info.read_only => Err(S_IOERR),
+        T_OUT => transfer(sector, readable, info, Transfer::Out),
+        T_FLUSH => Ok(Request::Io(IoRequest::flush())),
+        T_GET_ID => Ok(Request::GetId),
+        T_DISCARD => ranges(
+            RangeKind::Discard,
+            info.discard_granularity.is_some(),
+            readable,
+            info,
+        ),
+        T_WRITE_ZEROES => ranges(RangeKind::WriteZeroes, info.write_zeroes, readable, info),
+        _ => Err(S_UNSUPP),
+    }
+}
+
+#[inline]
+fn transfer(sector: u64, length: u32, info: &DiskInfo, way: Transfer) -> Result<Request, u8> {
+    let (offset, length) = info
+        .geometry
+        .check_sectors(sector, u64::from(length))
+        .map_err(|_| S_IOERR)?;
+    Ok(match way {
+        _ if length == 0 => Request::Nothing(way),
+        Transfer::In => Request::Io(IoRequest::read(offset, length)),
+        Transfer::Out => Request::Io(IoRequest::write(offset, length)),
+    })
+}
+
+fn ranges(kind: RangeKind, offered: bool, length: u32, info: &DiskInfo) -> Result<Request, u8> {
+    if !offered {
+        return Err(S_UNSUPP);
+    }
+    if info.read_only {
+        return Err(S_IOERR);
+    }
+    let count = length / RANGE_SIZE as u32;
+    if length == 0 || !length.is_multiple_of(RANGE_SIZE as u32) || count > crate::config::MAX_RANGES
+    {
+        return Err(S_IOERR);
+    }
+    Ok(Request::Ranges { kind, count })
+}
+
+/// Reads one range of a discard or write-zeroes request; `None`: it has no sectors.
+///
+/// # Errors
+/// UNSUPP for a flag that is not for this kind (5.2.6.2), IOERR for a range that the disk does not have.
+pub fn parse_range(
+    kind: RangeKind,
+    range: &[u8; RANGE_SIZE],
+    info: &DiskInfo,
+) -> Result<Option<IoRequest>, u8> {
+    let word =
+        |at: usize| u32::from_le_bytes([range[at], range[at + 1], range[at + 2], range[at + 3]]);
+    let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
+    let (sectors, flags) = (word(8), word(12));
+    let (limit, known_flags) = match kind {
+        RangeKind::Discard => (crate::config::MAX_DISCARD_SECTORS, 0),
+        RangeKind::WriteZeroes => (crate::config::MAX_WRITE_ZEROES_SECTORS, RANGE_UNMAP),
+    };
+    if flags & !known_flags != 0 {
+        return Err(S_UNSUPP);
+    }
+    if sectors > limit {
+        return Err(S_IOERR);
+    }
+    let (offset, length) = info
+        .geometry
+        .check_sectors(sector, u64::from(sectors) << 9)
+        .map_err(|_| S_IOERR)?;
+    if length == 0 {
+        return Ok(None);
+    }
+    let unmap = if flags & RANGE_UNMAP != 0 {
+        IoFlags::UNMAP
+    } else {
+        IoFlags::NONE
+    };
+    Ok(Some(match kind {
+        RangeKind::Discard => IoRequest::discard(offset, length),
+        RangeKind::WriteZeroes => IoRequest::write_zeroes(offset, length).flagged(unmap),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use disk::Geometry;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn info(block_size: u32) -> DiskInfo {
+        DiskInfo {
+            geometry: Geometry::new(block_size, 1 << 20),
+            physical_block_size: 4096,
+            optimal_io_size: 0,
+            read_only: false,
+            write_cache: true,
+            discard_granularity: Some(4096),
+            discard_zeroes: true,
+            write_zeroes: true,
+            rotational: false,
+            serial: String::new(),
+            naa: 0,
+        }
+    }
+
+    fn header(kind: u32, sector: u64) -> [u8; 16] {
+        let mut header = [0; 16];
+        header[..4].copy_from_slice(&kind.to_le_bytes());
+        header[8..].copy_from_slice(&sector.to_le_bytes());
+        header
+    }
+
+    fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
+        let mut range = [0; 16];
+        range[..8].copy_from_slice(&sector.to_le_bytes());
+        range[8..12].copy_from_slice(&sectors.to_le_bytes());
+        range[12..].copy_from_slice(&flags.to_le_bytes());
+        range
+    }
+
+    #[test]
+    fn in_and_out_are_read_and_write_in_sectors_of_512() {
+        let got = parse(
+            &[0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0],
+            0,
+            4096,
+            &info(512),
+        );
+        assert_eq!(got, Ok(Request::Io(IoRequest::read(4096, 4096))));
+        let got = parse(
+            &[1, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0],
+            1024,
+            0,
+            &info(512),
+        );
+        assert_eq!(got, Ok(Request::Io(IoRequest::write(4096, 1024))));
+    }
+
+    #[test]
+    fn range_that_the_disk_does_not_have_is_ioerr() {
+        for (sector, length) in [
+            (2048, 512),
+            (2047, 1024),
+            (u64::MAX, 512),
+            (0, 513),
+            (0, u32::MAX),
+        ] {
+            assert_eq!(
+                parse(&header(0, sector), 0, length, &info(512)),
+                Err(1),
+                "{sector} {length}"
+            );
+            assert_eq!(
+                parse(&header(1, sector), length, 0, &info(512)),
+                Err(1),
+                "{sector} {length}"
+            );
+        }
+    }
+
+    #[test]
+    fn partial_block_of_a_4096_disk_is_ioerr() {
+        assert_eq!(parse(&header(0, 0), 0, 512, &info(4096)), Err(1));
+        assert_eq!(parse(&header(0, 1), 0, 4096, &info(4096)), Err(1));
+    }
+
+    #[test]
+    fn write_to_a_read_only_disk_is_ioerr_and_a_read_is_not() {
+        let info = DiskInfo {
+            read_only: true,
+            ..info(512)
+        };
+        assert_eq!(parse(&header(1, 0), 512, 0, &info), Err(1));
+        assert_eq!(parse(&header(11, 0), 16, 0, &info), Err(1));
+        assert!(parse(&header(0, 0), 0, 512, &info).is_ok());
+    }
+
+    #[test]
+    fn unknown_type_is_unsupp() {
+        for kind in [2, 3, 5, 10, 14, 15, u32::MAX] {
+            assert_eq!(
+                parse(&header(kind, 0), 512, 512, &info(512)),
+                Err(2),
+                "type {kind}"
+            );
+        }
+    }
+
+    #[test]
+    fn discard_with_unmap_and_unknown_flags_are_unsupp() {
+        assert_eq!(
+            parse_range(RangeKind::Discard, &range(0, 8, 1), &info(512)),
+            Err(2)
+        );
+        assert_eq!(
+            parse_range(RangeKind::WriteZeroes, &range(0, 8, 2), &info(512)),
+            Err(2)
+        );
+        let zeroes = parse_range(RangeKind::WriteZeroes, &range(8, 8, 1), &info(512));
+        assert_eq!(
+            zeroes,
+            Ok(Some(
+                IoRequest::write_zeroes(4096, 4096).flagged(IoFlags::UNMAP)
+            ))
+        );
+    }
+
+    #[test]
+    fn ranges_come_in_whole_segments_and_not_too_many() {
+        for length in [0, 15, 17, 33 * 16] {
+            assert_eq!(
+                parse(&header(11, 0), length, 0, &info(512)),
+                Err(1),
+                "{length}"
+            );
+        }
+        let want = Request::Ranges {
+            kind: RangeKind::Discard,
+            count: 32,
+        };
+        assert_eq!(parse(&header(11, 0), 512, 0, &info(512)), Ok(want));
+    }
+
+    proptest! {
+        #[test]
+        fn no_request_reaches_beyond_the_disk(
+            bytes: [u8; 16], readable: u32, writable: u32, big in any::<bool>()
+        ) {
+            let info = info(if big { 4096 } else { 512 });
+            if let Ok(Request::Io(io)) = parse(&bytes, readable, writable, &info) {
+                prop_assert!(io.offset + io.length <= 1 << 20);
+            }
+            for kind in [RangeKind::Discard, RangeKind::WriteZeroes] {
+                if let Ok(Some(io)) = parse_range(kind, &bytes, &info) {
+                    prop_assert!(io.offset + io.length <= 1 << 20);
+                }
+            }
+        }
+    }
+}
