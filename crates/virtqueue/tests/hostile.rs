@@ -1,0 +1,458 @@
+//! What a driver must not do, and how the device refuses it: each mistake breaks the queue, once, by name.
+
+mod common;
+
+use common::{Bench, DATA, MEMORY, Memory};
+use virtqueue::driver::RingLayout;
+use virtqueue::{DeviceQueue, QueueConfig, QueueError};
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+const AVAIL: u16 = 0x80;
+const USED: u16 = 0x8000;
+const TABLE: u64 = 0x4_0000;
+
+#[test]
+fn split_loop_of_two_descriptors_is_refused() {
+    let mut b = Bench::split(4);
+    b.raw.set_descriptor(0, DATA, 1, NEXT, 1);
+    b.raw.set_descriptor(1, DATA, 1, NEXT, 0);
+    assert_eq!(
+        b.refused(),
+        QueueError::TooManyDescriptors { head: 0, limit: 4 }
+    );
+}
+
+#[test]
+fn split_descriptor_that_is_its_own_next_is_refused() {
+    let mut b = Bench::split(4);
+    b.raw.set_descriptor(0, DATA, 1, NEXT, 0);
+    assert!(matches!(b.refused(), QueueError::TooManyDescriptors { .. }));
+}
+
+#[test]
+fn split_chain_of_all_descriptors_is_accepted() {
+    let mut b = Bench::split(4);
+    for i in 0..3 {
+        b.raw.set_descriptor(i, DATA, 1, NEXT, i + 1);
+    }
+    b.raw.set_descriptor(3, DATA, 1, 0, 0);
+    b.raw.set_available_entry(0, 0);
+    b.raw.set_available_index(1);
+    assert_eq!(b.pop(), Ok(true));
+    assert_eq!((b.chain.descriptors, b.chain.readable), (4, 4));
+}
+
+#[test]
+fn split_head_outside_of_the_table_is_refused() {
+    for head in [4, 5, 0xffff] {
+        let mut b = Bench::split(4);
+        b.raw.set_available_entry(0, head);
+        b.raw.set_available_index(1);
+        assert_eq!(b.refused_as_is(), QueueError::Head { head, size: 4 });
+    }
+}
+
+#[test]
+fn split_next_outside_of_the_table_is_refused() {
+    let mut b = Bench::split(4);
+    b.raw.set_descriptor(0, DATA, 1, NEXT, 4);
+    assert_eq!(b.refused(), QueueError::Next { next: 4, length: 4 });
+}
+
+#[test]
+fn split_next_without_its_flag_is_ignored() {
+    let mut b = Bench::split(4);
+    b.raw.set_descriptor(0, DATA, 1, 0, 0xffff);
+    b.raw.set_available_index(1);
+    assert_eq!(b.pop(), Ok(true));
+}
+
+#[test]
+fn split_available_index_too_far_ahead_is_refused() {
+    for (index, ok) in [(4, true), (5, false), (0x8000, false), (0xffff, false)] {
+        let mut b = Bench::split(4);
+        b.raw.set_descriptor(0, DATA, 1, 0, 0);
+        b.raw.set_available_index(index);
+        if ok {
+            assert_eq!(b.pop(), Ok(true));
+        } else {
+            let want = QueueError::AvailableIndex {
+                index,
+                expected: 0,
+                ahead: index,
+                size: 4,
+            };
+            assert_eq!(b.refused_as_is(), want);
+        }
+    }
+}
+
+#[test]
+fn split_available_index_that_goes_back_is_refused() {
+    let mut b = Bench::split(4);
+    b.raw.set_descriptor(0, DATA, 1, 0, 0);
+    b.raw.set_available_index(2);
+    assert_eq!(b.pop(), Ok(true));
+    assert_eq!(b.pop(), Ok(true));
+    b.raw.set_available_index(1);
+    assert!(matches!(
+        b.refused_as_is(),
+        QueueError::AvailableIndex { ahead: 0xffff, .. }
+    ));
+}
+
+#[test]
+fn split_indirect_in_indirect_is_refused() {
+    let mut b = Bench::split(4);
+    b.table(TABLE, &[(TABLE + 64, 16, INDIRECT, 0)]);
+    b.raw.set_descriptor(0, TABLE, 16, INDIRECT, 0);
+    assert_eq!(b.refused(), QueueError::IndirectInIndirect { table: TABLE });
+}
+
+#[test]
+fn split_indirect_with_next_is_refused() {
+    let mut b = Bench::split(4);
+    b.table(TABLE, &[(DATA, 16, 0, 0)]);
+    b.raw.set_descriptor(0, TABLE, 16, INDIRECT | NEXT, 1);
+    b.raw.set_descriptor(1, DATA, 16, 0, 0);
+    assert_eq!(b.refused(), QueueError::IndirectLinked { table: TABLE });
+}
+
+#[test]
+fn split_indirect_without_the_feature_is_refused() {
+    let mut b = Bench::new(4, false, |c| c.indirect = false);
+    b.table(TABLE, &[(DATA, 16, 0, 0)]);
+    b.raw.set_descriptor(0, TABLE, 16, INDIRECT, 0);
+    assert_eq!(b.refused(), QueueError::IndirectNotNegotiated);
+}
+
+#[test]
+fn indirect_length_of_zero_or_of_no_multiple_of_16_is_refused() {
+    for length in [0, 1, 15, 17, 0xffff_ffff] {
+        let mut b = Bench::split(4);
+        b.raw.set_descriptor(0, TABLE, length, INDIRECT, 0);
+        let table = TABLE;
+        assert_eq!(b.refused(), QueueError::IndirectLength { table, length });
+        let mut b = Bench::packed(4);
+        b.raw.set_packed(0, TABLE, length, 0, INDIRECT | AVAIL);
+        let want = QueueError::IndirectLength { table, length };
+        assert_eq!(b.refused_as_is(), want);
+    }
+}
+
+#[test]
+fn split_indirect_next_outside_of_its_table_is_refused() {
+    let mut b = Bench::split(4);
+    // The third descriptor is there, but the table ends before it.
+    b.table(
+        TABLE,
+        &[(DATA, 1, NEXT, 2), (DATA, 1, 0, 0), (DATA, 1, 0, 0)],
+    );
+    b.raw.set_descriptor(0, TABLE, 32, INDIRECT, 0);
+    assert_eq!(b.refused(), QueueError::Next { next: 2, length: 2 });
+}
+
+#[test]
+fn split_loop_in_an_indirect_table_is_refused() {
+    let mut b = Bench::new(4, false, |c| c.max_chain_descriptors = 8);
+    b.table(TABLE, &[(DATA, 1, NEXT, 1), (DATA, 1, NEXT, 0)]);
+    b.raw.set_descriptor(0, TABLE, 32, INDIRECT, 0);
+    assert_eq!(
+        b.refused(),
+        QueueError::TooManyDescriptors { head: 0, limit: 8 }
+    );
+}
+
+#[test]
+fn indirect_table_outside_of_memory_is_refused() {
+    for table in [
+        MEMORY as u64 - 16,
+        MEMORY as u64,
+        u64::MAX - 15,
+        u64::MAX - 31,
+    ] {
+        let mut b = Bench::split(4);
+        if table < MEMORY as u64 {
+            b.table(table, &[(DATA, 1, NEXT, 1)]);
+        }
+        b.raw.set_descriptor(0, table, 32, INDIRECT, 0);
+        let (address, length) = (table, 32);
+        assert_eq!(b.refused(), QueueError::NotMapped { address, length });
+    }
+}
+
+#[test]
+fn split_direct_descriptors_before_an_indirect_one_are_accepted() {
+    let mut b = Bench::split(4);
+    b.table(
+        TABLE,
+        &[(DATA + 16, 16, NEXT | WRITE, 1), (DATA + 32, 16, WRITE, 0)],
+    );
+    b.raw.set_descriptor(0, DATA, 16, NEXT, 1);
+    // "The device MUST ignore the write-only flag in the descriptor that refers to an indirect table".
+    b.raw.set_descriptor(1, TABLE, 32, INDIRECT | WRITE, 0);
+    b.raw.set_available_index(1);
+    assert_eq!(b.pop(), Ok(true));
+    assert_eq!((b.chain.readable, b.chain.writable), (16, 32));
+}
+
+#[test]
+fn readable_element_after_a_writable_one_is_refused() {
+    let mut b = Bench::split(4);
+    b.raw.set_descriptor(0, DATA, 16, NEXT | WRITE, 1);
+    b.raw.set_descriptor(1, DATA + 16, 16, 0, 0);
+    let address = DATA + 16;
+    assert_eq!(b.refused(), QueueError::ReadableAfterWritable { address });
+    let mut b = Bench::packed(4);
+    b.raw.set_packed(0, DATA, 16, 0, NEXT | WRITE | AVAIL);
+    b.raw.set_packed(1, DATA + 16, 16, 0, AVAIL);
+    let want = QueueError::ReadableAfterWritable { address };
+    assert_eq!(b.refused_as_is(), want);
+}
+
+#[test]
+fn zero_length_element_is_refused() {
+    let mut b = Bench::split(4);
+    b.raw.set_descriptor(0, DATA, 0, 0, 0);
+    assert_eq!(b.refused(), QueueError::ZeroLength { address: DATA });
+    let mut b = Bench::packed(4);
+    b.raw.set_packed(0, DATA, 0, 0, AVAIL);
+    assert_eq!(b.refused_as_is(), QueueError::ZeroLength { address: DATA });
+}
+
+#[test]
+fn element_outside_of_memory_is_refused() {
+    let end = MEMORY as u64;
+    for (address, length) in [(end, 1), (end - 1, 2), (0, u32::MAX), (u64::MAX, 2)] {
+        let want = QueueError::NotMapped {
+            address,
+            length: u64::from(length),
+        };
+        let mut b = Bench::split(4);
+        b.raw.set_descriptor(0, address, length, 0, 0);
+        assert_eq!(b.refused(), want);
+        let mut b = Bench::packed(4);
+        b.raw.set_packed(0, address, length, 0, AVAIL);
+        assert_eq!(b.refused_as_is(), want);
+    }
+}
+
+#[test]
+fn chain_longer_than_the_limit_is_refused() {
+    let mut b = Bench::new(4, false, |c| c.max_chain_bytes = 4096);
+    b.raw.set_descriptor(0, DATA, 4096, NEXT, 1);
+    b.raw.set_descriptor(1, DATA, 1, WRITE, 0);
+    let want = QueueError::TooLong {
+        length: 4097,
+        limit: 4096,
+    };
+    assert_eq!(b.refused(), want);
+}
+
+#[test]
+fn chain_of_more_than_32_bits_of_bytes_is_refused_before_any_sum_overflows() {
+    // Elements may name the same memory again and again.
+    let length = MEMORY as u32;
+    let mut b = Bench::new(4, false, |c| c.max_chain_descriptors = 0xffff);
+    for i in 0..4096u16 {
+        b.table(TABLE + 16 * u64::from(i), &[(0, length, NEXT, i + 1)]);
+    }
+    b.raw.set_descriptor(0, TABLE, 16 * 4097, INDIRECT, 0);
+    // The first element covers the table, but is only read.
+    let want = QueueError::TooLong {
+        length: 1 << 32,
+        limit: u32::MAX,
+    };
+    assert_eq!(b.refused(), want);
+}
+
+#[test]
+fn chain_through_a_table_may_be_longer_than_the_queue_up_to_the_limit() {
+    let mut b = Bench::new(2, false, |c| c.max_chain_descriptors = 3);
+    for i in 0..4u16 {
+        b.table(TABLE + 16 * u64::from(i), &[(DATA, 1, NEXT, i + 1)]);
+    }
+    b.table(TABLE + 32, &[(DATA, 1, 0, 0)]);
+    b.raw.set_descriptor(0, TABLE, 64, INDIRECT, 0);
+    b.raw.set_available_index(1);
+    assert_eq!(b.pop(), Ok(true));
+    b.table(TABLE + 32, &[(DATA, 1, NEXT, 3)]);
+    b.raw.set_available_index(2);
+    assert_eq!(
+        b.refused_as_is(),
+        QueueError::TooManyDescriptors { head: 0, limit: 3 }
+    );
+}
+
+#[test]
+fn packed_chain_that_is_not_wholly_available_is_refused() {
+    let mut b = Bench::packed(4);
+    b.raw.set_packed(0, DATA, 16, 0, NEXT | AVAIL);
+    b.raw.set_packed(1, DATA, 16, 0, 0);
+    assert_eq!(b.refused_as_is(), QueueError::Incomplete { head: 0 });
+}
+
+#[test]
+fn packed_chain_round_the_ring_is_refused() {
+    let mut b = Bench::packed(4);
+    for i in 0..4 {
+        b.raw.set_packed(i, DATA, 16, 0, NEXT | AVAIL);
+    }
+    assert_eq!(b.refused_as_is(), QueueError::Incomplete { head: 0 });
+    // A ring that is set up to look available in the next round too cannot be: one descriptor, two states.
+    let mut b = Bench::packed(1);
+    b.raw.set_packed(0, DATA, 16, 0, NEXT | AVAIL);
+    assert_eq!(b.refused_as_is(), QueueError::Incomplete { head: 0 });
+}
+
+#[test]
+fn packed_buffer_id_outside_of_the_queue_is_refused() {
+    let mut b = Bench::packed(4);
+    b.raw.set_packed(0, DATA, 16, 4, AVAIL);
+    assert_eq!(b.refused_as_is(), QueueError::BufferId { id: 4, size: 4 });
+}
+
+#[test]
+fn packed_indirect_linked_with_others_is_refused() {
+    let mut b = Bench::packed(4);
+    b.raw.set_packed(0, TABLE, 16, 0, INDIRECT | NEXT | AVAIL);
+    let want = QueueError::IndirectLinked { table: TABLE };
+    assert_eq!(b.refused_as_is(), want);
+    let mut b = Bench::packed(4);
+    b.raw.set_packed(0, DATA, 16, 0, NEXT | AVAIL);
+    b.raw.set_packed(1, TABLE, 16, 0, INDIRECT | AVAIL);
+    assert_eq!(b.refused_as_is(), want);
+}
+
+#[test]
+fn packed_indirect_without_the_feature_is_refused() {
+    let mut b = Bench::new(4, true, |c| c.indirect = false);
+    b.raw.set_packed(0, TABLE, 16, 0, INDIRECT | AVAIL);
+    assert_eq!(b.refused_as_is(), QueueError::IndirectNotNegotiated);
+}
+
+#[test]
+fn packed_indirect_table_longer_than_the_limit_is_refused() {
+    let mut b = Bench::new(4, true, |c| c.max_chain_descriptors = 2);
+    b.table(TABLE, &[(DATA, 1, 0, 0); 3]);
+    b.raw.set_packed(0, TABLE, 48, 0, INDIRECT | AVAIL);
+    assert_eq!(
+        b.refused_as_is(),
+        QueueError::TooManyDescriptors { head: 0, limit: 2 }
+    );
+}
+
+#[test]
+fn packed_indirect_table_heeds_no_flag_but_write() {
+    let mut b = Bench::packed(4);
+    // Fields: address, length, id, flags.
+    let all = NEXT | INDIRECT | AVAIL | USED;
+    b.table(TABLE, &[(DATA, 16, 0xffff, all), (DATA, 8, 7, all | WRITE)]);
+    b.raw.set_packed(0, TABLE, 32, 3, INDIRECT | WRITE | AVAIL);
+    assert_eq!(b.pop(), Ok(true));
+    assert_eq!((b.chain.id, b.chain.descriptors), (3, 1));
+    assert_eq!((b.chain.readable, b.chain.writable), (16, 8));
+}
+
+#[test]
+fn nothing_available_is_no_mistake() {
+    for mut b in [Bench::split(4), Bench::packed(4)] {
+        assert_eq!(b.pop(), Ok(false));
+        assert_eq!(b.device.available(), 0);
+        assert!(!b.device.enable_notifications());
+    }
+}
+
+fn refusal(config: QueueConfig) -> QueueError {
+    DeviceQueue::new(config, &Memory::new().table).unwrap_err()
+}
+
+#[test]
+fn queue_sizes_that_the_standard_forbids_are_refused() {
+    for size in [0, 3, 1000, 0x8001, 0xffff] {
+        let error = refusal(QueueConfig::split(size, 0, 0x1000, 0x2000));
+        assert!(matches!(error, QueueError::Size { .. }), "{size}: {error}");
+    }
+    for size in [0, 0x8001, 0xffff] {
+        let error = refusal(QueueConfig::packed(size, 0, 0x1000, 0x2000));
+        assert!(matches!(error, QueueError::Size { .. }), "{size}: {error}");
+    }
+    let layout = RingLayout::at(0, 1000, true);
+    assert!(DeviceQueue::new(layout.device_config(), &Memory::new().table).is_ok());
+}
+
+#[test]
+fn unaligned_rings_are_refused() {
+    for (d, a, u) in [
+        (8, 0x1000, 0x2000),
+        (0, 0x1001, 0x2000),
+        (0, 0x1000, 0x2002),
+    ] {
+        let error = refusal(QueueConfig::split(4, d, a, u));
+        assert!(matches!(error, QueueError::Unaligned { .. }), "{error}");
+    }
+    for (d, a, u) in [
+        (8, 0x1000, 0x2000),
+        (0, 0x1002, 0x2000),
+        (0, 0x1000, 0x2002),
+    ] {
+        let error = refusal(QueueConfig::packed(4, d, a, u));
+        assert!(matches!(error, QueueError::Unaligned { .. }), "{error}");
+    }
+}
+
+#[test]
+fn rings_outside_of_memory_are_refused() {
+    let end = MEMORY as u64;
+    for (d, a, u) in [
+        (end - 48, 0, 0x1000),
+        (0, end, 0x1000),
+        (0, 0x1000, end - 4),
+        (0u64.wrapping_sub(16), 0, 0x1000),
+    ] {
+        let error = refusal(QueueConfig::split(4, d, a, u));
+        assert!(matches!(error, QueueError::RingNotMapped { .. }), "{error}");
+    }
+}
+
+#[test]
+fn packed_base_outside_of_the_ring_is_refused() {
+    for base in [4, 0x8004, 4 << 16, 0xffff_ffff] {
+        let config = QueueConfig {
+            base,
+            ..QueueConfig::packed(4, 0, 0x1000, 0x2000)
+        };
+        assert_eq!(refusal(config), QueueError::Base { base, size: 4 });
+    }
+}
+
+#[test]
+fn removed_ring_memory_is_refused_and_the_old_one_stays() {
+    let mut b = Bench::split(4);
+    let size = MEMORY as u64;
+    let without = b.memory.table.without_region(0, 0x7f00_0000_0000, size);
+    let error = b.device.set_memory(&without.unwrap()).unwrap_err();
+    assert!(matches!(error, QueueError::RingNotMapped { .. }));
+    b.raw.set_descriptor(0, DATA, 1, 0, 0);
+    b.raw.set_available_index(1);
+    assert_eq!(b.pop(), Ok(true));
+}
+
+#[test]
+fn errors_name_the_values() {
+    let error = QueueError::Next { next: 9, length: 4 };
+    assert_eq!(
+        error.to_string(),
+        "next descriptor 9 is outside of a table of 4 descriptors"
+    );
+    let error = QueueError::NotMapped {
+        address: 0x10,
+        length: 3,
+    };
+    assert_eq!(
+        error.to_string(),
+        "address 0x10 + 3 bytes is not in the client's memory"
+    );
+}

@@ -1,0 +1,276 @@
+//! The same ring operations through ours and through rust-vmm's `virtio-queue`, on the same memory: same chains, same
+//! bytes in the used ring, same notifications.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::{DATA, Pair, TABLE_DESCRIPTORS};
+use proptest::prelude::*;
+use virtio_queue::{Queue, QueueT};
+use virtqueue::Chain;
+use virtqueue::driver::RawRing;
+use virtqueue::layout::used_ring_size;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Lengths of readable, of writable elements; through a table?
+    Add(Vec<u32>, Vec<u32>, bool),
+    Kick,
+    Pop(u8),
+    /// Which of those in flight, bytes written.
+    Complete(prop::sample::Index, u32),
+    Publish,
+    Collect(u8),
+    DeviceNotifications(bool),
+    DriverInterrupts(bool),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let lengths = |most| prop::collection::vec(1u32..9000, 0..most);
+    prop_oneof![
+        6 => (lengths(4), lengths(4), any::<bool>()).prop_map(|(r, w, t)| Op::Add(r, w, t)),
+        3 => Just(Op::Kick),
+        4 => (1u8..6).prop_map(Op::Pop),
+        6 => (any::<prop::sample::Index>(), 0u32..100_000).prop_map(|(i, w)| Op::Complete(i, w)),
+        3 => Just(Op::Publish),
+        3 => (1u8..9).prop_map(Op::Collect),
+        1 => any::<bool>().prop_map(Op::DeviceNotifications),
+        2 => any::<bool>().prop_map(Op::DriverInterrupts),
+    ]
+}
+
+/// Address, length, writable?
+type Element = (u64, u32, bool);
+
+struct Both {
+    pair: Pair,
+    raw: RawRing,
+    theirs: Queue,
+    their_memory: GuestMemoryMmap,
+    event_idx: bool,
+    chain: Chain,
+    /// Head, elements as ours and theirs saw them.
+    in_flight: Vec<u16>,
+    completed: Vec<(u16, u32)>,
+    published_before: bool,
+    next_data: u64,
+}
+
+impl Both {
+    fn new(size: u16, event_idx: bool, start: u16) -> Both {
+        let pair = Pair::new(size, false, event_idx, start);
+        let file = pair.memory.file.try_clone().unwrap();
+        let region = MmapRegion::from_file(FileOffset::new(file, 0), common::MEMORY).unwrap();
+        let region = GuestRegionMmap::new(region, GuestAddress(0)).unwrap();
+        let their_memory = GuestMemoryMmap::from_regions(vec![region]).unwrap();
+        let mut theirs = Queue::new(size).unwrap();
+        theirs.set_size(size);
+        let layout = pair.layout;
+        theirs
+            .try_set_desc_table_address(GuestAddress(layout.descriptor_area))
+            .unwrap();
+        theirs
+            .try_set_avail_ring_address(GuestAddress(layout.driver_area))
+            .unwrap();
+        theirs
+            .try_set_used_ring_address(GuestAddress(layout.device_area))
+            .unwrap();
+        theirs.set_event_idx(event_idx);
+        theirs.set_next_avail(start);
+        theirs.set_next_used(start);
+        theirs.set_ready(true);
+        assert!(theirs.is_valid(&their_memory));
+        let raw = RawRing::new(&layout, &pair.memory.table).unwrap();
+        Both {
+            pair,
+            raw,
+            theirs,
+            their_memory,
+            event_idx,
+            chain: Chain::default(),
+            in_flight: Vec::new(),
+            completed: Vec::new(),
+            published_before: false,
+            next_data: DATA,
+        }
+    }
+
+    fn used_ring(&self) -> Vec<u8> {
+        let length = used_ring_size(self.pair.layout.size);
+        self.pair.memory.bytes(self.pair.layout.device_area, length)
+    }
+
+    fn restore(&self, used: &[u8]) {
+        let at = self.pair.layout.device_area as usize;
+        self.pair.memory.mapping.write(at, used);
+    }
+
+    fn place(&mut self, lengths: &[u32]) -> Vec<(u64, u32)> {
+        let place = |&length: &u32| {
+            if self.next_data + u64::from(length) > common::MEMORY as u64 {
+                self.next_data = DATA;
+            }
+            let at = self.next_data;
+            self.next_data += u64::from(length);
+            (at, length)
+        };
+        lengths.iter().map(place).collect()
+    }
+
+    fn step(&mut self, op: &Op) -> Result<(), TestCaseError> {
+        match op {
+            Op::Add(readable, writable, through_table) => {
+                let (readable, writable) = (self.place(readable), self.place(writable));
+                let count = readable.len() + writable.len();
+                if count == 0 || count > usize::from(TABLE_DESCRIPTORS) {
+                    return Ok(());
+                }
+                let driver = &mut self.pair.driver;
+                if *through_table {
+                    driver.add_indirect(&readable, &writable, 0);
+                } else {
+                    driver.add(&readable, &writable, 0);
+                }
+            }
+            Op::Kick => {
+                self.pair.driver.publish();
+            }
+            Op::Pop(most) => {
+                for _ in 0..*most {
+                    if !self.pop()? {
+                        break;
+                    }
+                }
+            }
+            Op::Complete(which, written) => {
+                if !self.in_flight.is_empty() {
+                    let head = self.in_flight.remove(which.index(self.in_flight.len()));
+                    self.completed.push((head, *written));
+                }
+            }
+            Op::Publish => self.publish()?,
+            Op::Collect(most) => {
+                for _ in 0..*most {
+                    self.pair.driver.pop_used();
+                }
+            }
+            Op::DeviceNotifications(on) => self.notifications(*on)?,
+            Op::DriverInterrupts(true) => {
+                self.pair.driver.enable_interrupts();
+            }
+            Op::DriverInterrupts(false) => self.pair.driver.disable_interrupts(),
+        }
+        let index = self
+            .theirs
+            .avail_idx(&self.their_memory, Ordering::Acquire)
+            .unwrap();
+        let waiting = index.0.wrapping_sub(self.theirs.next_avail());
+        // Ours may know of fewer than there are until it has popped them.
+        let known = self.pair.device.available();
+        prop_assert!(known <= waiting && (known == 0) == (waiting == 0));
+        prop_assert_eq!(self.pair.device.base(), u32::from(self.theirs.next_avail()));
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<bool, TestCaseError> {
+        let memory = &self.pair.memory;
+        let ours = self.pair.device.pop(&memory.view, &mut self.chain);
+        // Theirs too looks at the index only when its iterator is made, that is, each time.
+        let theirs = self.theirs.pop_descriptor_chain(&self.their_memory);
+        prop_assert_eq!(&ours, &Ok(theirs.is_some()));
+        let Some(theirs) = theirs else {
+            return Ok(false);
+        };
+        prop_assert_eq!(self.chain.id, theirs.head_index());
+        let want: Vec<Element> = theirs
+            .map(|d| (d.addr().0, d.len(), d.is_write_only()))
+            .collect();
+        let mut readable = self.chain.readable;
+        let got: Vec<Element> = memory
+            .elements(&self.chain)
+            .into_iter()
+            .map(|(address, length)| {
+                let writable = readable == 0;
+                readable -= if writable { 0 } else { length };
+                (address, length, writable)
+            })
+            .collect();
+        prop_assert_eq!(got, want);
+        self.in_flight.push(self.chain.id);
+        Ok(true)
+    }
+
+    fn publish(&mut self) -> Result<(), TestCaseError> {
+        let before = self.used_ring();
+        for &(head, written) in &self.completed {
+            self.pair.device.push(head, 1, written);
+        }
+        let notify = self.pair.device.publish();
+        let ours = self.used_ring();
+        self.restore(&before);
+        for &(head, written) in &self.completed {
+            self.theirs
+                .add_used(&self.their_memory, head, written)
+                .unwrap();
+        }
+        prop_assert_eq!(ours, self.used_ring());
+        if self.completed.is_empty() {
+            prop_assert!(!notify);
+            return Ok(());
+        }
+        self.completed.clear();
+        // Theirs leaves the flags of the available ring to its caller.
+        let flags = self.pair.memory.bytes(self.pair.layout.driver_area, 2);
+        let wanted = self.theirs.needs_notification(&self.their_memory).unwrap();
+        let first = self.event_idx && !self.published_before;
+        let wanted = first || wanted && (self.event_idx || flags[0] & 1 == 0);
+        self.published_before = true;
+        prop_assert_eq!(notify, wanted);
+        Ok(())
+    }
+
+    fn notifications(&mut self, on: bool) -> Result<(), TestCaseError> {
+        let before = self.used_ring();
+        let mut more = false;
+        if on {
+            more = self.pair.device.enable_notifications();
+        } else {
+            self.pair.device.disable_notifications();
+        }
+        let ours = self.used_ring();
+        self.restore(&before);
+        if on {
+            let theirs = self.theirs.enable_notification(&self.their_memory).unwrap();
+            prop_assert_eq!(more, theirs);
+        } else {
+            self.theirs
+                .disable_notification(&self.their_memory)
+                .unwrap();
+        }
+        prop_assert_eq!(ours, self.used_ring());
+        prop_assert_eq!(
+            self.raw.used_index(),
+            self.theirs.next_used(),
+            "published and no further"
+        );
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn split_ring_behaves_as_virtio_queue_does(
+        power in 0u32..7,
+        event_idx in any::<bool>(),
+        start in prop_oneof![Just(0u16), 65_500u16..=65_535, any::<u16>()],
+        ops in prop::collection::vec(op(), 1..150)
+    ) {
+        let mut both = Both::new(1 << power, event_idx, start);
+        for op in &ops {
+            both.step(op)?;
+        }
+    }
+}
