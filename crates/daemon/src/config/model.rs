@@ -89,8 +89,8 @@ pub struct DiskConfig {
     pub name: String,
     /// The engine that does its I/O.
     pub backend: BackendConfig,
-    /// Logical block size in bytes: 512 or 4096.
-    pub block_size: u32,
+    /// Logical block size in bytes, 512 or 4096; `None`: 512, and for a block device what it has.
+    pub block_size: Option<u32>,
     /// Nothing may be written.
     pub read_only: bool,
     /// What clients see as serial number; `None`: made from the name.

@@ -215,7 +215,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let size = reader.size("size");
     let size_fits = size
         .as_ref()
-        .is_none_or(|size| check_size(&mut reader, size, block_size));
+        .is_none_or(|size| check_size(&mut reader, size, block_size.unwrap_or(512)));
     let mut path = None;
     let mut cache = None;
     // A disk whose back end is not known may have every key.
@@ -242,7 +242,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
         Some(Engine::File) => path.as_ref().map(|path| BackendConfig::File {
             path: path.value.clone(),
             size: size.map(|size| size.value),
-            cache: cache.map_or(CacheMode::Writeback, |cache| cache.value),
+            cache: cache.map_or(CacheMode::None, |cache| cache.value),
         }),
         None => None,
     };
@@ -263,21 +263,19 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     }
 }
 
-fn read_block_size(reader: &mut Reader<'_, '_>) -> u32 {
-    let Some(value) = reader.raw("block_size") else {
-        return 512;
-    };
+fn read_block_size(reader: &mut Reader<'_, '_>) -> Option<u32> {
+    let value = reader.raw("block_size")?;
     let read = match &value.value {
         Raw::Integer(number) => Some(*number),
         Raw::Word(word) => super::size::parse_size(word).ok().map(i128::from),
         _ => None,
     };
     match read {
-        Some(512) => 512,
-        Some(4096) => 4096,
+        Some(512) => Some(512),
+        Some(4096) => Some(4096),
         _ => {
             reader.refuse("block_size", value, "512 or 4096");
-            512
+            None
         }
     }
 }
@@ -296,7 +294,7 @@ fn read_serial(reader: &mut Reader<'_, '_>) -> Option<String> {
 }
 
 fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) -> bool {
-    if size.value > 0 && size.value % u64::from(block_size) == 0 {
+    if size.value > 0 && size.value.is_multiple_of(u64::from(block_size)) {
         return true;
     }
     let message = format!(

@@ -41,7 +41,9 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
                 writeln!(text, "cache = \"{}\"", cache.word())?;
             }
         }
-        writeln!(text, "block_size = {}", disk.block_size)?;
+        if let Some(block_size) = disk.block_size {
+            writeln!(text, "block_size = {block_size}")?;
+        }
         writeln!(text, "read_only = {}", disk.read_only)?;
         if let Some(serial) = &disk.serial {
             writeln!(text, "serial = {}", quoted(serial))?;

@@ -59,7 +59,7 @@ pub fn render_size(bytes: u64) -> String {
     let mut number = bytes;
     let mut unit = None;
     for candidate in UNITS {
-        if number == 0 || number % 1024 != 0 {
+        if number == 0 || !number.is_multiple_of(1024) {
             break;
         }
         number /= 1024;

@@ -329,8 +329,8 @@ fn the_documented_example_is_valid_and_says_every_key() {
     }
 }
 
-fn disk() -> impl Strategy<Value = (BackendConfig, u32, bool, Option<String>)> {
-    let block_size = prop_oneof![Just(512u32), Just(4096)];
+fn disk() -> impl Strategy<Value = (BackendConfig, Option<u32>, bool, Option<String>)> {
+    let block_size = prop_oneof![Just(None), Just(Some(512u32)), Just(Some(4096))];
     let cache = prop_oneof![
         Just(CacheMode::None),
         Just(CacheMode::Writeback),
@@ -348,7 +348,7 @@ fn disk() -> impl Strategy<Value = (BackendConfig, u32, bool, Option<String>)> {
     )
         .prop_map(
             |(block_size, kind, blocks, cache, path, read_only, serial)| {
-                let size = blocks * u64::from(block_size);
+                let size = blocks * u64::from(block_size.unwrap_or(512));
                 let path = PathBuf::from(format!("/nonexistent/{path}"));
                 let backend = match kind {
                     0 => BackendConfig::Ram { size },

@@ -1,6 +1,34 @@
 //! The control socket: HTTP/JSON over a Unix socket, one file per resource.
+//!
+//! Served on a thread of its own, so that nobody who asks can delay a request of a guest. What is asked for is
+//! behind the trait [`View`]; whoever may open the socket (mode 0600) may ask.
+
+mod client;
+mod latency;
+mod problem;
+mod server;
+mod socket;
+mod status;
+mod version;
 
 use std::path::PathBuf;
+
+pub use client::{ClientError, get};
+pub use latency::path_of as latency_path;
+pub use problem::Problem;
+pub use server::Server;
+pub use socket::{BindError, Bound, bind};
+pub use status::{DiskStatus, ExportStatus, LunStatus, Status};
+pub use version::Version;
+
+/// What the control socket shows. Calls may block for as long as a worker's turn takes.
+pub trait View: Send + Sync + 'static {
+    /// What every queue measured so far.
+    fn snapshot(&self) -> timeline::Snapshot;
+
+    /// What is served, and to whom.
+    fn status(&self) -> Status;
+}
 
 /// Where the control socket is when nothing is said: `/run/lunette/lunette.sock` for root,
 /// `$XDG_RUNTIME_DIR/lunette.sock` for everybody else; `None` where that is not set.

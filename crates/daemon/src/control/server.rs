@@ -1,0 +1,195 @@
+//! The server: one thread, one single-threaded runtime, a router of resources.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use axum::Router;
+use axum::http::{Method, StatusCode, Uri};
+use axum::routing::get;
+use tokio::net::UnixListener;
+use tokio::sync::oneshot;
+
+use super::{Bound, Problem, View, latency, status, version};
+
+/// A control socket that is being served; dropping it stops that and removes the socket.
+#[derive(Debug)]
+pub struct Server {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    bound: Bound,
+}
+
+impl Server {
+    /// Serves `view` on a socket.
+    pub fn start(mut bound: Bound, view: Arc<dyn View>) -> io::Result<Server> {
+        let listener = bound
+            .take_listener()
+            .ok_or_else(|| io::Error::other("the control socket is served already"))?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .thread_keep_alive(std::time::Duration::from_secs(1))
+            .build()?;
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || {
+                runtime.block_on(async {
+                    tokio::select! {
+                        result = serve(listener, view) => {
+                            if let Err(error) = result {
+                                tracing::error!(%error, "control socket failed");
+                            }
+                        }
+                        _ = stopped => {}
+                    }
+                });
+                runtime.shutdown_background();
+            })?;
+        Ok(Server {
+            stop: Some(stop),
+            thread: Some(thread),
+            bound,
+        })
+    }
+
+    /// Where the socket is.
+    pub fn path(&self) -> &Path {
+        self.bound.path()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // A thread that is gone already has nothing to stop.
+        if let Some(stop) = self.stop.take() {
+            let _gone = stop.send(());
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the control thread panicked");
+        }
+    }
+}
+
+async fn serve(listener: std::os::unix::net::UnixListener, view: Arc<dyn View>) -> io::Result<()> {
+    let listener = UnixListener::from_std(listener)?;
+    axum::serve(listener, router(view)).await
+}
+
+fn router(view: Arc<dyn View>) -> Router {
+    Router::new()
+        .route("/v1/latency", get(latency::get))
+        .route("/v1/status", get(status::get))
+        .route("/v1/version", get(version::get))
+        .fallback(unknown)
+        .method_not_allowed_fallback(not_allowed)
+        .with_state(view)
+}
+
+async fn unknown(uri: Uri) -> Problem {
+    Problem::not_found(format!("there is no resource {}", uri.path()))
+}
+
+async fn not_allowed(method: Method, uri: Uri) -> Problem {
+    let detail = format!("{method} is not for {}", uri.path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+}
+
+/// Runs what may block beside the runtime's thread.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Problem> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| Problem::internal("the daemon failed while it looked this up; see its log"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use timeline::{Labels, QueueSnapshot, Snapshot};
+
+    use super::super::{ClientError, Status, Version, bind, get, latency_path};
+    use super::*;
+
+    struct Fixed;
+
+    impl View for Fixed {
+        fn snapshot(&self) -> Snapshot {
+            let queue = |export: &str, queue| QueueSnapshot {
+                labels: Labels {
+                    export: export.to_owned(),
+                    queue,
+                    ..Labels::default()
+                },
+                ..QueueSnapshot::default()
+            };
+            Snapshot {
+                queues: vec![queue("c0", 0), queue("c0", 1), queue("d0", 0)],
+            }
+        }
+
+        fn status(&self) -> Status {
+            Status {
+                pid: 42,
+                ..Status::default()
+            }
+        }
+    }
+
+    fn served() -> (tempfile::TempDir, Server, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let server = Server::start(bind(&path).unwrap(), Arc::new(Fixed)).unwrap();
+        (folder, server, path)
+    }
+
+    #[test]
+    fn resources_are_answered_as_json() {
+        let (_folder, server, path) = served();
+        assert_eq!(
+            get::<Version>(&path, "/v1/version").unwrap(),
+            Version::this()
+        );
+        assert_eq!(get::<Status>(&path, "/v1/status").unwrap().pid, 42);
+        let all: Snapshot = get(&path, "/v1/latency").unwrap();
+        assert_eq!(all.queues.len(), 3);
+        let one: Snapshot = get(&path, &latency_path(Some("c0/1"))).unwrap();
+        assert_eq!(one.queues.len(), 1);
+        drop(server);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_not_there_is_a_problem_that_names_it() {
+        let (_folder, _server, path) = served();
+        for (asked, status, named) in [
+            ("/v1/nothing", 404, "/v1/nothing"),
+            ("/v1/latency?select=x9", 404, "`x9`"),
+            ("/v1/latency?selct=x9", 400, "selct"),
+        ] {
+            match get::<Snapshot>(&path, asked) {
+                Err(ClientError::Problem { problem, .. }) => {
+                    assert_eq!(problem.status, status, "{asked}");
+                    assert!(problem.detail.contains(named), "{problem:?}");
+                }
+                other => panic!("{asked}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_not_there_is_told_apart_from_a_dead_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let error = get::<Status>(&path, "/v1/status").unwrap_err();
+        assert!(error.to_string().contains("no daemon"), "{error}");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let error = get::<Status>(&path, "/v1/status").unwrap_err();
+        assert!(error.to_string().contains("nobody listens"), "{error}");
+    }
+}

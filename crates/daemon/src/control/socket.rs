@@ -1,0 +1,195 @@
+//! A Unix socket at a path: mode 0600 from the first moment, a stale one replaced, a live one never stolen.
+//!
+//! Two daemons that start at once are kept apart by a lock on the folder, held while the path is looked at.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Why a socket could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Somebody serves on it.
+    #[error(
+        "{} is in use: another daemon serves on it; stop that one or choose another path",
+        path.display()
+    )]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Something else is at the path.
+    #[error("{} is there and is no socket; move it away or choose another path", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The folder or the socket could not be made.
+    #[error("cannot {what} {}: {source}", path.display())]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// What came of it.
+        source: io::Error,
+    },
+}
+
+/// A listening socket whose path goes away with it.
+#[derive(Debug)]
+pub struct Bound {
+    listener: Option<UnixListener>,
+    path: PathBuf,
+    /// Device and inode of our socket: another one at the same path stays.
+    identity: Option<(u64, u64)>,
+}
+
+impl Bound {
+    /// The listener; the path still goes away with `self`.
+    pub fn take_listener(&mut self) -> Option<UnixListener> {
+        self.listener.take()
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.identity.is_some() && identity(&self.path) == self.identity {
+            // Gone already is as good, and there is nobody to tell of anything else.
+            let _removed = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// A socket at `path` that listens. The folder is made when it is not there.
+pub fn bind(path: &Path) -> Result<Bound, BindError> {
+    let system = |what| {
+        move |source: io::Error| BindError::System {
+            what,
+            path: path.to_owned(),
+            source,
+        }
+    };
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        std::fs::create_dir_all(folder).map_err(system("make the folder of"))?;
+    }
+    let lock = File::open(folder).map_err(system("open the folder of"))?;
+    flock(&lock, FlockOperation::LockExclusive)
+        .map_err(|errno| system("lock the folder of")(errno.into()))?;
+    remove_stale(path)?;
+
+    let listener = listen(path).map_err(system("listen on"))?;
+    Ok(Bound {
+        listener: Some(listener),
+        path: path.to_owned(),
+        identity: identity(path),
+    })
+}
+
+fn remove_stale(path: &Path) -> Result<(), BindError> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    let path = path.to_owned();
+    if !metadata.file_type().is_socket() {
+        return Err(BindError::NotASocket { path });
+    }
+    match UnixStream::connect(&path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(&path).map_err(|source| BindError::System {
+                what: "remove the stale socket",
+                path,
+                source,
+            })
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // Whoever holds it does not answer us, but holds it.
+        _ => Err(BindError::InUse { path }),
+    }
+}
+
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket: OwnedFd =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Linux gives the socket file the mode of the socket: there is no moment in which others may connect.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, 64)?;
+    Ok(UnixListener::from(socket))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_the_owner_may_connect() {
+        let folder = tempfile::tempdir().unwrap();
+        let bound = bind(&folder.path().join("new/s")).unwrap();
+        let mode = std::fs::metadata(bound.path())
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_live_socket_is_never_stolen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let first = bind(&path).unwrap();
+        assert!(matches!(bind(&path), Err(BindError::InUse { .. })));
+        drop(first);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_file_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        bind(&path).unwrap();
+
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(bind(&path), Err(BindError::NotASocket { .. })));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn another_socket_at_our_path_outlives_us() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let first = bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = bind(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+    }
+}

@@ -1,0 +1,78 @@
+//! `GET /v1/status`: what is served, and to whom. The names are those of the configuration.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+
+use super::server::blocking;
+use super::{Problem, View};
+
+/// What a daemon serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The daemon's version.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// How many workers it has.
+    pub workers: usize,
+    /// Its disks.
+    pub disks: Vec<DiskStatus>,
+    /// Its exports.
+    pub exports: Vec<ExportStatus>,
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStatus {
+    /// Its name.
+    pub name: String,
+    /// The engine: `ram`, `file`, `null`.
+    pub backend: String,
+    /// Capacity in bytes.
+    pub size: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Nothing may be written.
+    pub read_only: bool,
+    /// What clients see as serial number.
+    pub serial: String,
+}
+
+/// An export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportStatus {
+    /// Its name.
+    pub name: String,
+    /// `vhost-blk` or `vhost-scsi`.
+    pub kind: String,
+    /// Path of its socket; absent when the socket was handed over as a descriptor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// Most request queues that a client may use.
+    pub queues: u16,
+    /// Is a client connected?
+    pub connected: bool,
+    /// Its disks: one at target 0, LUN 0 for `vhost-blk`.
+    pub luns: Vec<LunStatus>,
+}
+
+/// A logical unit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LunStatus {
+    /// Target.
+    pub target: u8,
+    /// Logical unit number.
+    pub lun: u16,
+    /// The disk's name.
+    pub disk: String,
+}
+
+pub(super) async fn get(State(view): State<Arc<dyn View>>) -> Result<Json<Status>, Problem> {
+    blocking(move || view.status()).await.map(Json)
+}
