@@ -11,6 +11,8 @@ libexecdir = $(PREFIX)/libexec
 descriptordir = $(PREFIX)/share/qemu/vhost-user
 # rustup's default place, for shells that have not read ~/.cargo/env
 export PATH := $(PATH):$(HOME)/.cargo/bin
+# A failed end-to-end test explains itself; a backtrace of the test runner adds nothing.
+export RUST_LIB_BACKTRACE := 0
 target_directory = $(or $(CARGO_TARGET_DIR),target)
 
 .PHONY: help build demo test check unit guests fuzz install uninstall clean

@@ -1,1 +1,12 @@
-//! Shared pieces of the end-to-end tests.
+//! Shared pieces of the end-to-end tests: one daemon with its places, checks on guests, a bare vhost-user client.
+//!
+//! Tests stand alone and may run in any order; those with guests take turns, for a guest wants the whole machine.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod rig;
+
+pub use rig::Rig;
+
+pub use anyhow::{Context, Result, bail, ensure};
+pub use lab::{Daemon, DaemonBuilder, Guest, GuestBuilder, Profile, Scratch};

@@ -6,7 +6,7 @@ use crate::scratch::Scratch;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ pub struct DaemonBuilder {
     directory: PathBuf,
     sockets: PathBuf,
     profile: Profile,
+    program: Option<PathBuf>,
     wrapper: Vec<String>,
     arguments: Vec<String>,
     exports: Vec<PathBuf>,
@@ -31,6 +32,7 @@ impl DaemonBuilder {
             directory: scratch.files().to_owned(),
             sockets: scratch.sockets().to_owned(),
             profile: Profile::Dev,
+            program: None,
             wrapper: Vec::new(),
             arguments: Vec::new(),
             exports: Vec::new(),
@@ -41,6 +43,13 @@ impl DaemonBuilder {
     #[must_use]
     pub fn release(mut self) -> Self {
         self.profile = Profile::Release;
+        self
+    }
+
+    /// This program instead of one that is built.
+    #[must_use]
+    pub fn program(mut self, program: &Path) -> Self {
+        self.program = Some(program.to_owned());
         self
     }
 
@@ -115,7 +124,10 @@ impl DaemonBuilder {
     }
 
     fn spawn(&self) -> Result<Process> {
-        let program = lunette_program(self.profile)?;
+        let program = match &self.program {
+            Some(program) => program.clone(),
+            None => lunette_program(self.profile)?,
+        };
         let mut words = self
             .wrapper
             .iter()

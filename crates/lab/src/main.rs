@@ -1,4 +1,5 @@
 //! The lab's command: the demonstration, and a guest to look around in.
+#![forbid(unsafe_code)]
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

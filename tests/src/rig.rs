@@ -1,0 +1,83 @@
+//! One test's daemon and its places.
+
+use anyhow::{Result, ensure};
+use lab::{Daemon, DaemonBuilder, Guest, Scratch};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A daemon, its temporary places, and the turn to use the machine.
+pub struct Rig {
+    /// Stopped first.
+    pub daemon: Daemon,
+    /// Removed after it.
+    pub scratch: Scratch,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Rig {
+    /// Starts what `describe` makes of a bare daemon.
+    pub fn new(describe: impl FnOnce(DaemonBuilder) -> DaemonBuilder) -> Result<Rig> {
+        Rig::prepared(|_, builder| Ok(describe(builder)))
+    }
+
+    /// The same, where something must be put in place before.
+    pub fn prepared(
+        describe: impl FnOnce(&Scratch, DaemonBuilder) -> Result<DaemonBuilder>,
+    ) -> Result<Rig> {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let scratch = Scratch::new()?;
+        let daemon = describe(&scratch, DaemonBuilder::new(&scratch))?.start()?;
+        Ok(Rig {
+            daemon,
+            scratch,
+            _turn: turn,
+        })
+    }
+
+    /// The socket of an export.
+    pub fn socket(&self, export: &str) -> PathBuf {
+        self.scratch.socket(&format!("{export}.sock"))
+    }
+
+    /// Bytes that a disk's file takes on the host.
+    pub fn allocated(&self, file: &str) -> Result<u64> {
+        // st_blocks counts units of 512 bytes whatever the file system's block size: stat(3type).
+        Ok(std::fs::metadata(self.scratch.file(file))?.blocks() * 512)
+    }
+}
+
+/// Fails when the guest's kernel complained of a disk, or of anything as bad as a hung task.
+pub fn kernel_is_content(guest: &mut Guest) -> Result<()> {
+    const COMPLAINTS: &str = "I/O error|critical|blocked for more|Call Trace|BUG:|WARNING:|Sense Key|timed out|abort|reset|EXT4-fs error|Buffer I/O";
+    let output = guest.run(&format!("dmesg | grep -E '{COMPLAINTS}'"))?;
+    ensure!(
+        output.stdout.is_empty(),
+        "the guest's kernel complains:\n{}",
+        output.stdout
+    );
+    Ok(())
+}
+
+/// Sizes, flags and limits of the block layer: a file below `/sys/block/<disk>`.
+pub fn attribute(guest: &mut Guest, disk: &str, name: &str) -> Result<String> {
+    Ok(guest
+        .ok(&format!("cat /sys/block/{disk}/{name}"))?
+        .trim()
+        .to_owned())
+}
+
+/// The same as a number.
+pub fn number(guest: &mut Guest, disk: &str, name: &str) -> Result<u64> {
+    Ok(attribute(guest, disk, name)?.parse()?)
+}
+
+/// The disk in the guest behind a SCSI address `host:channel:target:lun`.
+pub fn scsi_disk(guest: &mut Guest, address: &str) -> Result<String> {
+    Ok(guest
+        .ok(&format!("ls /sys/class/scsi_device/{address}/device/block"))?
+        .trim()
+        .to_owned())
+}

@@ -1,0 +1,356 @@
+//! What was acknowledged is there: after a remount, after a restart of the daemon, for the next guest; and what cannot
+//! be done fails with the right error and harms nothing else.
+#![forbid(unsafe_code)]
+
+use end_to_end::rig::{kernel_is_content, number};
+use end_to_end::{Guest, GuestBuilder, Result, Rig, Scratch, bail, ensure};
+use serde_json::Value;
+use std::fs::File;
+use std::time::Duration;
+
+const EIO: i64 = 5;
+const EINVAL: i64 = 22;
+const ENOSPC: i64 = 28;
+
+/// Makes a file system on `disk`, fills files in it, remounts and checks them.
+fn file_system_round_trip(guest: &mut Guest, disk: &str) -> Result<()> {
+    guest.ok(&format!(
+        "mke2fs -q -t ext4 /dev/{disk} && mount -t ext4 /dev/{disk} /mnt && truncate -s 16M /mnt/direct /mnt/cached && mkdir /mnt/tree && \
+         for i in $(seq 200); do echo line $i > /mnt/tree/file$i; done"
+    ))?;
+    guest.io_ok("fill --file /mnt/direct --seed 11 --writes 2000 --bs 4096")?;
+    guest.io_ok("fill --file /mnt/cached --seed 12 --writes 2000 --bs 4096 --buffered")?;
+    guest.ok(&format!(
+        "umount /mnt && e2fsck -fn /dev/{disk} && mount -t ext4 /dev/{disk} /mnt"
+    ))?;
+    file_system_check(guest)
+}
+
+/// Checks what `file_system_round_trip` wrote.
+fn file_system_check(guest: &mut Guest) -> Result<()> {
+    guest.io_ok("check --file /mnt/direct --seed 11 --writes 2000 --bs 4096")?;
+    guest.io_ok("check --file /mnt/cached --seed 12 --writes 2000 --bs 4096 --buffered")?;
+    let lines = guest.ok("cat /mnt/tree/* | wc -l; cat /mnt/tree/file137")?;
+    ensure!(lines == "200\nline 137\n", "the small files hold {lines:?}");
+    Ok(())
+}
+
+#[test]
+fn virtio_blk_data_survives_remounts_and_daemon_restarts() -> Result<()> {
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("direct=file:direct.raw,size=256M,cache=none")
+            .disk("cached=file:cached.raw,size=256M,cache=writeback,block_size=4096")
+            .vhost_blk("direct")
+            .vhost_blk("cached")
+    })?;
+    let mut guest = GuestBuilder::new("blk-data")
+        .cpus(2)
+        .vhost_user_blk(&rig.socket("direct"), 2)
+        .vhost_user_blk(&rig.socket("cached"), 2)
+        .boot()?;
+    guest.wait_for_disks(&["vda", "vdb"])?;
+    file_system_round_trip(&mut guest, "vda")?;
+    guest.io_ok("fill --file /dev/vdb --seed 21 --writes 4000 --bs 8192 --depth 8")?;
+
+    // The guest sits still; the file system stays mounted.
+    rig.daemon.stop(Duration::from_secs(10))?;
+    rig.daemon.start_again()?;
+    file_system_check(&mut guest)?;
+    guest.io_ok("check --file /dev/vdb --seed 21 --writes 4000 --bs 8192 --depth 8")?;
+
+    // Under load: the daemon answers what it has taken before it goes, the guest waits and goes on.
+    let soak = guest.start("guest-io soak --file /dev/vdb --seed 22 --depth 8 --runtime 10")?;
+    std::thread::sleep(Duration::from_secs(3));
+    rig.daemon.stop(Duration::from_secs(10))?;
+    rig.daemon.start_again()?;
+    guest.wait_ok(soak, Duration::from_secs(90))?;
+
+    file_system_check(&mut guest)?;
+    guest.ok("umount /mnt && e2fsck -fn /dev/vda")?;
+    kernel_is_content(&mut guest)
+}
+
+#[test]
+fn virtio_scsi_data_survives_remounts_and_is_there_for_the_next_guest_at_either_door() -> Result<()>
+{
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("d=file:d.raw,size=256M,cache=none")
+            .disk("e=file:e.raw,size=128M,cache=writethrough,block_size=4096")
+            .vhost_scsi("c")
+            .lun("c/0:0=d")
+            .lun("c/0:1=e")
+            .vhost_blk("d")
+            .vhost_blk("e")
+    })?;
+    let scsi = GuestBuilder::new("scsi-data")
+        .cpus(2)
+        .vhost_user_scsi(&rig.socket("c"), 2);
+    let mut guest = scsi.boot()?;
+    guest.wait_for_disks(&["sda", "sdb"])?;
+    file_system_round_trip(&mut guest, "sda")?;
+    guest.io_ok("fill --file /dev/sdb --seed 31 --writes 3000 --bs 4096 --depth 8")?;
+    guest.ok("umount /mnt && e2fsck -fn /dev/sda")?;
+    kernel_is_content(&mut guest)?;
+    guest.power_off()?;
+
+    rig.daemon.stop(Duration::from_secs(10))?;
+    rig.daemon.start_again()?;
+    let mut guest = GuestBuilder::new("blk-after-scsi")
+        .vhost_user_blk(&rig.socket("d"), 1)
+        .vhost_user_blk(&rig.socket("e"), 1)
+        .boot()?;
+    guest.wait_for_disks(&["vda", "vdb"])?;
+    guest.ok("mount -t ext4 /dev/vda /mnt")?;
+    file_system_check(&mut guest)?;
+    guest.io_ok("check --file /dev/vdb --seed 31 --writes 3000 --bs 4096 --depth 8")?;
+    kernel_is_content(&mut guest)
+}
+
+/// A probe's errno; an error when it succeeded.
+fn errno(guest: &mut Guest, words: &str) -> Result<i64> {
+    let outcome = guest.io(&format!("probe {words}"))?;
+    match outcome.get("errno").and_then(Value::as_i64) {
+        Some(errno) => Ok(errno),
+        None => bail!("probe {words} did not fail: {outcome}"),
+    }
+}
+
+fn bytes(guest: &mut Guest, words: &str) -> Result<u64> {
+    let outcome = guest.io(&format!("probe {words}"))?;
+    match outcome.get("bytes").and_then(Value::as_u64) {
+        Some(bytes) => Ok(bytes),
+        None => bail!("probe {words} failed: {outcome}"),
+    }
+}
+
+/// Runs a CDB through the SCSI generic driver; gives what `sg_raw` says of its outcome.
+fn cdb(guest: &mut Guest, disk: &str, cdb: &str, options: &str) -> Result<String> {
+    let output = guest.run(&format!(
+        "sg_raw {options} /dev/{disk} {cdb} </dev/zero 2>&1"
+    ))?;
+    Ok(output.stdout)
+}
+
+#[test]
+fn what_a_disk_does_not_have_or_allow_gets_the_right_error() -> Result<()> {
+    let rig = Rig::new(|daemon| {
+        daemon
+            .disk("a=ram:16M,block_size=4096")
+            .disk("b=file:b.raw,size=16M,cache=none,block_size=4096")
+            .vhost_blk("a")
+            .vhost_scsi("c")
+            .lun("c/0:0=b")
+    })?;
+    let mut guest = GuestBuilder::new("errors")
+        .vhost_user_blk(&rig.socket("a"), 1)
+        .vhost_user_scsi(&rig.socket("c"), 1)
+        .boot()?;
+    guest.wait_for_disks(&["vda", "sda"])?;
+    const END: u64 = 16 << 20;
+    for disk in ["vda", "sda"] {
+        ensure!(
+            number(&mut guest, disk, "queue/logical_block_size")? == 4096,
+            "block size of {disk}"
+        );
+        let file = format!("--file /dev/{disk}");
+        let last = format!("--offset {}", END - 4096);
+        ensure!(
+            bytes(
+                &mut guest,
+                &format!("{file} --op read {last} --length 4096")
+            )? == 4096
+        );
+        ensure!(
+            bytes(
+                &mut guest,
+                &format!("{file} --op read {last} --length 8192")
+            )? == 4096,
+            "{disk}: a read across the end is short"
+        );
+        ensure!(
+            bytes(
+                &mut guest,
+                &format!("{file} --op read --offset {END} --length 4096")
+            )? == 0,
+            "{disk}: end of file"
+        );
+        ensure!(
+            errno(
+                &mut guest,
+                &format!("{file} --op write --offset {END} --length 4096")
+            )? == ENOSPC
+        );
+        for unaligned in [
+            "--offset 0 --length 512",
+            "--offset 512 --length 4096",
+            "--offset 4096 --length 6144",
+        ] {
+            for op in ["read", "write"] {
+                let found = errno(&mut guest, &format!("{file} --op {op} {unaligned}"))?;
+                ensure!(
+                    found == EINVAL,
+                    "{disk}: {op} {unaligned} gives errno {found}"
+                );
+            }
+        }
+        ensure!(
+            bytes(
+                &mut guest,
+                &format!("{file} --op read --offset 512 --length 1024 --buffered")
+            )? == 1024
+        );
+    }
+
+    // Past the kernel's own checks, straight to the device: 16 MiB are 4096 = 0x1000 blocks of 4096 bytes.
+    const OUT_OF_RANGE: &str = "Logical block address out of range";
+    for (name, command, options) in [
+        (
+            "READ(10) of the block after the last one",
+            "28 00 00 00 10 00 00 00 01 00",
+            "-r 4096",
+        ),
+        (
+            "READ(10) across the end",
+            "28 00 00 00 0f ff 00 00 02 00",
+            "-r 8192",
+        ),
+        (
+            "READ(16) of the largest address",
+            "88 00 ff ff ff ff ff ff ff ff 00 00 00 01 00 00",
+            "-r 4096",
+        ),
+        (
+            "WRITE(10) across the end",
+            "2a 00 00 00 0f ff 00 00 02 00",
+            "-s 8192",
+        ),
+        (
+            "SYNCHRONIZE CACHE(10) past the end",
+            "35 00 00 00 10 01 00 00 01 00",
+            "",
+        ),
+        (
+            "WRITE SAME(16) with UNMAP past the end",
+            "93 08 00 00 00 00 00 00 10 00 00 00 00 01 00 00",
+            "-s 4096",
+        ),
+    ] {
+        let outcome = cdb(&mut guest, "sda", command, options)?;
+        ensure!(
+            outcome.contains(OUT_OF_RANGE) && outcome.contains("Illegal Request"),
+            "{name}: {outcome}"
+        );
+    }
+    let good = cdb(
+        &mut guest,
+        "sda",
+        "28 00 00 00 0f ff 00 00 01 00",
+        "-r 4096",
+    )?;
+    ensure!(good.contains("Good"), "READ(10) of the last block: {good}");
+    let unknown = cdb(&mut guest, "sda", "ff 00 00 00 00 00", "")?;
+    ensure!(
+        unknown.contains("Invalid command operation code"),
+        "an unknown command: {unknown}"
+    );
+    guest.io_ok("soak --file /dev/vda --runtime 2")?;
+    guest.io_ok("soak --file /dev/sda --runtime 2")?;
+    Ok(())
+}
+
+#[test]
+fn a_full_file_system_and_a_lost_file_end_reach_the_guest_as_errors() -> Result<()> {
+    // The daemon gets a file system of 24 MiB of its own; without root it needs a user name space for that.
+    let script = "mkdir -p small && mount -t tmpfs -o size=24M tmpfs small && exec \"$0\" \"$@\"";
+    let rig = Rig::new(|daemon| {
+        daemon
+            .under(&[
+                "unshare",
+                "--user",
+                "--map-root-user",
+                "--mount",
+                "sh",
+                "-c",
+                script,
+            ])
+            .disk("full=file:small/full.raw,size=64M,cache=writeback")
+            .disk("short=file:short.raw,size=64M,cache=none")
+            .disk("fine=file:fine.raw,size=64M,cache=none")
+            .vhost_blk("full")
+            .vhost_blk("short")
+            .vhost_blk("fine")
+            .vhost_scsi("c")
+            .lun("c/0:0=full")
+            .lun("c/0:1=short")
+    })?;
+    let mut guest = GuestBuilder::new("host-errors")
+        .cpus(2)
+        .vhost_user_blk(&rig.socket("full"), 1)
+        .vhost_user_blk(&rig.socket("short"), 1)
+        .vhost_user_blk(&rig.socket("fine"), 1)
+        .vhost_user_scsi(&rig.socket("c"), 1)
+        .boot()?;
+    guest.wait_for_disks(&["vda", "vdb", "vdc", "sda", "sdb"])?;
+    let bystander = guest.start("guest-io soak --file /dev/vdc --runtime 8")?;
+
+    guest.io_ok("fill --file /dev/vda --seed 41 --writes 500 --size 8M")?;
+    for disk in ["vda", "sda"] {
+        let output = guest.run(&format!(
+            "dd if=/dev/zero of=/dev/{disk} bs=1M seek=16 count=32 oflag=direct 2>&1"
+        ))?;
+        let said = output.stdout.contains("No space left")
+            || output.stdout.contains("Input/output error")
+            || output.stdout.contains("I/O error");
+        ensure!(
+            output.code != 0 && said,
+            "{disk}: writing 32 MiB to a file system of 24 MiB: {output:?}"
+        );
+    }
+    // What was written before is still there, and can be written again.
+    for pass in [
+        "check --file /dev/vda",
+        "fill --file /dev/sda",
+        "check --file /dev/vda",
+    ] {
+        guest.io_ok(&format!("{pass} --seed 41 --writes 500 --size 8M"))?;
+    }
+
+    guest.io_ok("fill --file /dev/vdb --seed 43 --writes 500 --size 8M")?;
+    File::options()
+        .write(true)
+        .open(rig.scratch.file("short.raw"))?
+        .set_len(16 << 20)?;
+    for disk in ["vdb", "sdb"] {
+        let found = errno(
+            &mut guest,
+            &format!("--file /dev/{disk} --op read --offset 32M --length 4096"),
+        )?;
+        ensure!(
+            found == EIO,
+            "{disk}: a read of what the file has lost gives errno {found}"
+        );
+        guest.io_ok(&format!(
+            "check --file /dev/{disk} --seed 43 --writes 500 --size 8M"
+        ))?;
+    }
+    guest.wait_ok(bystander, Duration::from_secs(60))?;
+    Ok(())
+}
+
+#[test]
+fn a_second_daemon_is_kept_from_a_file_that_is_written() -> Result<()> {
+    let mut rig = Rig::new(|daemon| daemon.disk("d=file:d.raw,size=16M").vhost_blk("d"))?;
+    let other = Scratch::new()?;
+    let file = rig.scratch.file("d.raw");
+    let (status, said) = end_to_end::DaemonBuilder::new(&other)
+        .disk(&format!("d=file:{}", file.display()))
+        .vhost_blk("d")
+        .start_refused()?;
+    ensure!(
+        !status.success() && said.contains("d.raw"),
+        "{status}: {said}"
+    );
+    rig.daemon.process().check_running()
+}

@@ -1,0 +1,136 @@
+//! Guests come, go, reboot and are killed; the daemon serves on.
+#![forbid(unsafe_code)]
+
+use end_to_end::rig::kernel_is_content;
+use end_to_end::{GuestBuilder, Profile, Result, Rig, ensure};
+use std::fs::{Permissions, copy, set_permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+#[test]
+fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()> {
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("a=file:a.raw,size=64M,cache=none")
+            .disk("b=ram:64M")
+            .disk("other=file:other.raw,size=64M,cache=writeback")
+            .vhost_blk("a")
+            .vhost_scsi("c")
+            .lun("c/0:0=b")
+            .vhost_blk("other")
+            .arguments(["--workers", "2"])
+    })?;
+    let mut other = GuestBuilder::new("bystander")
+        .vhost_user_blk(&rig.socket("other"), 1)
+        .boot()?;
+    other.wait_for_disks(&["vda"])?;
+    // In rounds, so that each event happens while a round runs and progress after it is seen.
+    let mut round = other.start("guest-io soak --file /dev/vda --seed 1 --depth 2 --runtime 30")?;
+
+    let subject = GuestBuilder::new("subject")
+        .cpus(2)
+        .vhost_user_blk(&rig.socket("a"), 2)
+        .vhost_user_scsi(&rig.socket("c"), 2);
+    let mut guest = subject.boot()?;
+    guest.wait_for_disks(&["vda", "sda"])?;
+    for disk in ["vda", "sda"] {
+        guest.io_ok(&format!(
+            "fill --file /dev/{disk} --seed 51 --writes 1000 --size 16M"
+        ))?;
+    }
+    for _ in 0..3 {
+        // Reboot in the midst of I/O that nobody waits for; what was acknowledged before stays.
+        for disk in ["vda", "sda"] {
+            guest.start(&format!(
+                "guest-io load --file /dev/{disk} --rw randread --depth 4 --runtime 60"
+            ))?;
+        }
+        guest.reboot()?;
+        guest.wait_for_disks(&["vda", "sda"])?;
+        for disk in ["vda", "sda"] {
+            guest.io_ok(&format!(
+                "check --file /dev/{disk} --seed 51 --writes 1000 --size 16M"
+            ))?;
+        }
+    }
+    kernel_is_content(&mut guest)?;
+
+    other.wait_ok(round, Duration::from_secs(120))?;
+    round = other.start("guest-io soak --file /dev/vda --seed 2 --depth 2 --runtime 15")?;
+
+    for disk in ["vda", "sda"] {
+        // Above the 16 MiB that are verified: the load may write anything there.
+        guest.start(&format!(
+            "dd if=/dev/urandom of=/tmp/noise bs=1M count=1; while :; do dd if=/tmp/noise of=/dev/{disk} bs=64k seek=$((256 + RANDOM % 500)) count=16 oflag=direct; done"
+        ))?;
+        guest.start(&format!(
+            "guest-io load --file /dev/{disk} --rw randread --depth 8 --runtime 60"
+        ))?;
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    guest.kill()?;
+    rig.daemon.process().check_running()?;
+
+    let mut guest = subject.boot()?;
+    guest.wait_for_disks(&["vda", "sda"])?;
+    for disk in ["vda", "sda"] {
+        guest.io_ok(&format!(
+            "check --file /dev/{disk} --seed 51 --writes 1000 --size 16M"
+        ))?;
+        guest.io_ok(&format!("soak --file /dev/{disk} --runtime 2 --seed 52"))?;
+    }
+    kernel_is_content(&mut guest)?;
+
+    let report = other.wait_ok(round, Duration::from_secs(120))?;
+    ensure!(report.contains("\"mismatches\":0"), "{report}");
+    kernel_is_content(&mut other)?;
+    other.power_off()?;
+    let status = rig.daemon.stop(Duration::from_secs(10))?;
+    ensure!(
+        status.success(),
+        "{status}\n{}",
+        rig.daemon.process().log_tail()
+    );
+    Ok(())
+}
+
+#[test]
+fn an_unprivileged_daemon_serves_a_guest_within_the_usual_limits() -> Result<()> {
+    let limits = ["prlimit", "--memlock=8388608", "--nofile=1024"];
+    let nobody = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--no-new-privs",
+    ];
+    let wrapper = match rustix::process::geteuid().is_root() {
+        true => [&nobody[..], &limits[..]].concat(),
+        false => limits.to_vec(),
+    };
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        // Where a stranger can reach it: the build directory may lie in somebody's home.
+        let program = scratch.socket("lunette");
+        copy(lab::lunette_program(Profile::Dev)?, &program)?;
+        set_permissions(scratch.sockets(), Permissions::from_mode(0o777))?;
+        let file = scratch.socket("a.raw");
+        Ok(daemon
+            .under(&wrapper)
+            .program(&program)
+            .disk(&format!("a=file:{},size=32M", file.display()))
+            .disk("b=ram:32M")
+            .vhost_blk("a")
+            .vhost_scsi("c")
+            .lun("c/0:0=b"))
+    })?;
+    let mut guest = GuestBuilder::new("unprivileged")
+        .vhost_user_blk(&rig.socket("a"), 1)
+        .vhost_user_scsi(&rig.socket("c"), 1)
+        .boot()?;
+    guest.wait_for_disks(&["vda", "sda"])?;
+    guest.io_ok("soak --file /dev/vda --runtime 2")?;
+    guest.io_ok("soak --file /dev/sda --runtime 2")?;
+    guest.power_off()?;
+    ensure!(rig.daemon.stop(Duration::from_secs(10))?.success());
+    Ok(())
+}

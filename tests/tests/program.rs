@@ -1,0 +1,301 @@
+//! The program as others start it: conventions of vhost-user back ends, sockets, signals, what is installed.
+#![forbid(unsafe_code)]
+
+use end_to_end::client::{Client, VERSION_1};
+use end_to_end::{Context, DaemonBuilder, Profile, Result, Rig, Scratch, ensure};
+use lab::{Process, lunette_program, wait_until, workspace};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Far above what an end takes; far below "it waits for something".
+const SOON: Duration = Duration::from_secs(5);
+
+fn lunette(words: &[&str]) -> Result<Command> {
+    let mut command = Command::new(lunette_program(Profile::Dev)?);
+    command.args(words);
+    Ok(command)
+}
+
+/// Starts a back end program on `socket` and waits until it answers.
+fn back_end(kind: &str, scratch: &Scratch, socket: &Path) -> Result<(Process, Client)> {
+    let file = scratch.file("disk.raw");
+    std::fs::write(&file, vec![0; 1 << 20])?;
+    let mut command = lunette(&[kind, "--socket-path"])?;
+    command.arg(socket).arg("--blk-file").arg(&file);
+    let mut process = Process::start(kind, &command, &scratch.file("back-end.log"))?;
+    let client = wait_until(SOON * 4, || Client::connect(socket).ok());
+    process.check_running()?;
+    let mut client = client.with_context(|| process.log_tail())?;
+    ensure!(client.features()? & VERSION_1 != 0);
+    Ok((process, client))
+}
+
+#[test]
+fn capabilities_are_printed_as_the_back_end_conventions_say() -> Result<()> {
+    for (kind, device) in [("vhost-user-blk", "block"), ("vhost-user-scsi", "scsi")] {
+        let output = lunette(&[kind, "--print-capabilities"])?.output()?;
+        ensure!(output.status.success(), "{kind}: {}", output.status);
+        let printed: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(printed["type"] == device, "{kind} prints {printed}");
+        if device == "block" {
+            let features = printed["features"].as_array().context("no features")?;
+            for feature in ["blk-file", "read-only"] {
+                ensure!(
+                    features.iter().any(|found| found == feature),
+                    "{feature} is not in {printed}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_back_end_program_serves_its_socket_and_ends_at_once_on_sigterm() -> Result<()> {
+    for kind in ["vhost-user-blk", "vhost-user-scsi"] {
+        let scratch = Scratch::new()?;
+        let (mut process, mut client) = back_end(kind, &scratch, &scratch.socket("s"))?;
+        ensure!(client.features()? & VERSION_1 != 0);
+        process.signal(Signal::TERM)?;
+        let status = process.wait(SOON)?;
+        ensure!(
+            status.success(),
+            "{kind} ended with {status}\n{}",
+            process.log_tail()
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_back_end_program_serves_a_connection_that_it_inherits() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let file = scratch.file("disk.raw");
+    std::fs::write(&file, vec![0; 1 << 20])?;
+    let (ours, theirs) = UnixStream::pair()?;
+    // A shell moves it from stdin, the one place that std can hand a descriptor to.
+    let mut child = Command::new("sh")
+        .args([
+            "-c",
+            "exec \"$0\" vhost-user-blk --fd 7 --blk-file \"$1\" 7<&0 </dev/null",
+        ])
+        .arg(lunette_program(Profile::Dev)?)
+        .arg(&file)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .spawn()?;
+    let mut client = Client::over(ours)?;
+    let features = client.features();
+    drop(client);
+    let ended = wait_until(SOON, || child.try_wait().transpose());
+    if ended.is_none() {
+        child.kill()?;
+        child.wait()?;
+    }
+    ensure!(features? & VERSION_1 != 0);
+    ensure!(
+        ended.is_some(),
+        "it still ran after its only connection was closed"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_second_client_is_refused_and_the_first_one_stays() -> Result<()> {
+    let mut rig = Rig::new(|daemon| daemon.disk("a=ram:16M").vhost_blk("a"))?;
+    let socket = rig.socket("a");
+    let mut first = Client::connect(&socket)?;
+    first.features()?;
+    let second = Client::connect(&socket).and_then(|mut second| second.features());
+    ensure!(second.is_err(), "a second client was served");
+    ensure!(first.features()? & VERSION_1 != 0);
+
+    // Without limit: each goes before the next one comes.
+    drop(first);
+    for _ in 0..50 {
+        let served = wait_until(SOON, || {
+            Client::connect(&socket)
+                .and_then(|mut next| next.features())
+                .ok()
+        });
+        ensure!(
+            served.is_some(),
+            "no client is served any more\n{}",
+            rig.daemon.process().log_tail()
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_stale_socket_is_replaced_a_live_one_and_other_files_are_not() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let socket = scratch.socket("a.sock");
+    drop(UnixListener::bind(&socket)?);
+    ensure!(socket.exists(), "a closed listener leaves its file");
+    let describe = || {
+        DaemonBuilder::new(&scratch)
+            .disk("a=ram:16M")
+            .vhost_blk("a")
+            .arguments(["--workers", "1"])
+    };
+    let mut daemon = describe().start()?;
+    Client::connect(&socket)?.features()?;
+
+    let inode = std::fs::metadata(&socket)?.ino();
+    let thief = Scratch::new()?;
+    let (status, said) = DaemonBuilder::new(&thief)
+        .disk("a=ram:16M")
+        .arguments(["--vhost-blk", &format!("a:{}", socket.display())])
+        .start_refused()?;
+    ensure!(
+        !status.success() && said.contains("a.sock"),
+        "{status}: {said}"
+    );
+    ensure!(
+        std::fs::metadata(&socket)?.ino() == inode,
+        "the live socket was replaced"
+    );
+    let served = wait_until(SOON, || {
+        Client::connect(&socket)
+            .and_then(|mut next| next.features())
+            .ok()
+    });
+    ensure!(served.is_some(), "the first daemon is not reached any more");
+    ensure!(daemon.stop(SOON)?.success());
+
+    let precious = thief.socket("precious");
+    std::fs::write(&precious, "not a socket")?;
+    let (status, said) = DaemonBuilder::new(&thief)
+        .disk("a=ram:16M")
+        .arguments(["--vhost-blk", &format!("a:{}", precious.display())])
+        .start_refused()?;
+    ensure!(
+        !status.success() && said.contains("precious"),
+        "{status}: {said}"
+    );
+    ensure!(std::fs::read_to_string(&precious)? == "not a socket");
+    Ok(())
+}
+
+#[test]
+fn serve_ends_quickly_on_sigterm_and_sigint_and_prints_stages_on_sigusr1() -> Result<()> {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut rig = Rig::new(|daemon| {
+            daemon
+                .disk("a=ram:16M")
+                .disk("b=file:b.raw,size=16M")
+                .vhost_blk("a")
+                .vhost_scsi("c")
+                .lun("c/0:0=b")
+        })?;
+        let mut client = Client::connect(&rig.socket("a"))?;
+        client.features()?;
+        let process = rig.daemon.process();
+        process.signal(Signal::USR1)?;
+        let printed = wait_until(SOON, || process.log().contains("notified").then_some(()));
+        ensure!(
+            printed.is_some(),
+            "no stages after SIGUSR1\n{}",
+            process.log_tail()
+        );
+        process.check_running()?;
+        process.signal(signal)?;
+        let status = process.wait(SOON)?;
+        ensure!(
+            status.success(),
+            "{signal:?}: {status}\n{}",
+            process.log_tail()
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_file_says_what_flags_say_and_mistakes_are_named_all_at_once() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let (socket, file) = (scratch.socket("d.sock"), scratch.file("lunette.toml"));
+    let good = format!(
+        "[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"16M\"\n\n[[vhost_blk]]\ndisk = \"d\"\nsocket = \"{}\"\n",
+        socket.display()
+    );
+    std::fs::write(&file, &good)?;
+    let path = file.to_str().context("a path of text")?;
+    let output = lunette(&["check", "--config", path])?.output()?;
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+
+    let mut process = Process::start(
+        "serve",
+        &lunette(&["serve", "--config", path])?,
+        &scratch.file("log"),
+    )?;
+    let served = wait_until(SOON * 4, || {
+        Client::connect(&socket)
+            .and_then(|mut client| client.features())
+            .ok()
+    });
+    ensure!(served.is_some(), "{}", process.log_tail());
+    process.signal(Signal::TERM)?;
+    process.wait(SOON)?;
+
+    let bad = good
+        .replace("\"ram\"", "\"rma\"")
+        .replace("disk = \"d\"", "disk = \"e\"");
+    std::fs::write(&file, bad)?;
+    let output = lunette(&["check", "--config", path])?.output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned()
+        + &String::from_utf8_lossy(&output.stdout);
+    ensure!(!output.status.success());
+    for part in ["lunette.toml", "rma", "ram", "3", "7"] {
+        ensure!(said.contains(part), "{part:?} is not in: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_installed_starts_as_qemu_and_libvirt_start_it() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let built = scratch.file("target/release");
+    std::fs::create_dir_all(&built)?;
+    std::fs::copy(lunette_program(Profile::Dev)?, built.join("lunette"))?;
+    let prefix = scratch.file("usr");
+    let output = Command::new("make")
+        .current_dir(workspace())
+        .env_remove("MAKEFLAGS")
+        .arg("install")
+        .arg(format!("PREFIX={}", prefix.display()))
+        .arg(format!(
+            "target_directory={}",
+            scratch.file("target").display()
+        ))
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "make install: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    ensure!(prefix.join("bin/lunette").exists());
+
+    for (kind, device) in [("blk", "block"), ("scsi", "scsi")] {
+        let descriptor = prefix.join(format!("share/qemu/vhost-user/50-lunette-{kind}.json"));
+        let descriptor: Value = serde_json::from_slice(&std::fs::read(&descriptor)?)?;
+        ensure!(
+            descriptor["type"] == device && descriptor["description"].is_string(),
+            "{descriptor}"
+        );
+        let program = descriptor["binary"].as_str().context("no binary")?;
+        let output = Command::new(program).arg("--print-capabilities").output()?;
+        let printed: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(printed["type"] == device, "{program} prints {printed}");
+    }
+    Ok(())
+}

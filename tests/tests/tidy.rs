@@ -1,0 +1,340 @@
+//! Rules of this source tree that no compiler holds. Each failure names the file and what to do instead.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, Result, bail, ensure};
+use lab::workspace;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Dependencies run downwards in this list, or stay on a level.
+const LEVELS: [(&str, &[&str]); 5] = [
+    ("words", &["disk", "timeline", "guest_memory"]),
+    ("protocols", &["virtqueue", "scsi", "iscsi"]),
+    ("engines", &["ring", "backend", "reactor"]),
+    (
+        "doors",
+        &["virtio", "virtio_blk", "virtio_scsi", "vhost_user", "iscsi_net"],
+    ),
+    (
+        "programs",
+        &[
+            "daemon",
+            "bench",
+            "lab",
+            "sim",
+            "lunette",
+            "guest_io",
+            "end_to_end",
+        ],
+    ),
+];
+
+/// Edges that the levels allow and the design does not: who, whom, why.
+const FORBIDDEN: [(&str, &[&str], &str); 5] = [
+    (
+        "scsi",
+        &["iscsi", "virtio", "virtqueue", "guest_memory"],
+        "it knows no transport and no ring",
+    ),
+    (
+        "iscsi",
+        &["scsi", "virtio", "virtqueue", "guest_memory"],
+        "it takes bytes and gives values",
+    ),
+    ("backend", &["reactor"], "a back end never learns who asked"),
+    (
+        "virtio_blk",
+        &["vhost_user", "virtio_scsi", "scsi"],
+        "a device knows no socket and no other device",
+    ),
+    (
+        "virtio_scsi",
+        &["vhost_user", "virtio_blk", "iscsi"],
+        "a device knows no socket and no other device",
+    ),
+];
+
+/// The crates that are named for unsafe code.
+const UNSAFE_CRATES: [&str; 2] = ["guest_memory", "ring"];
+
+/// A file beyond this has outgrown its one job.
+const LINES_MAX: usize = 800;
+
+const DOCUMENTS: [&str; 5] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+];
+
+fn output_of(program: &str, words: &[&str]) -> Result<String> {
+    let output = Command::new(program)
+        .args(words)
+        .current_dir(workspace())
+        .output()
+        .with_context(|| format!("cannot run {program}; mend: apt-get install {program}"))?;
+    ensure!(
+        output.status.success(),
+        "{program} {words:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// What git tracks, and what it would track if it were added, so that a rule holds before the commit.
+fn tracked_files() -> Result<Vec<PathBuf>> {
+    let listing = output_of(
+        "git",
+        &["ls-files", "--cached", "--others", "--exclude-standard"],
+    )?;
+    Ok(listing
+        .lines()
+        .map(PathBuf::from)
+        .filter(|path| workspace().join(path).is_file())
+        .collect())
+}
+
+fn rust_files() -> Result<Vec<(PathBuf, String)>> {
+    tracked_files()?
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .map(|path| {
+            let text = std::fs::read_to_string(workspace().join(&path))?;
+            Ok((path, text))
+        })
+        .collect()
+}
+
+fn report(what: &str, findings: Vec<String>) -> Result<()> {
+    ensure!(findings.is_empty(), "{what}:\n  {}", findings.join("\n  "));
+    Ok(())
+}
+
+#[test]
+fn dependencies_run_one_way() -> Result<()> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let metadata = output_of(
+        &cargo,
+        &["metadata", "--format-version=1", "--no-deps", "--offline"],
+    )?;
+    let metadata: Value = serde_json::from_str(&metadata)?;
+    let levels: BTreeMap<&str, usize> = LEVELS
+        .iter()
+        .enumerate()
+        .flat_map(|(level, (_, names))| names.iter().map(move |name| (*name, level)))
+        .collect();
+    let mut findings = Vec::new();
+    for package in metadata["packages"].as_array().context("no packages")? {
+        let name = package["name"].as_str().unwrap_or_default();
+        let Some(&level) = levels.get(name) else {
+            findings.push(format!(
+                "crate {name} has no place: add it to LEVELS in tests/tests/tidy.rs"
+            ));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let other = dependency["name"].as_str().unwrap_or_default();
+            // Tests may look at anything.
+            let (Some(&below), false) = (levels.get(other), dependency["kind"] == "dev") else {
+                continue;
+            };
+            if below > level {
+                findings.push(format!(
+                    "{name} ({}) depends on {other} ({}): move what it needs down, or turn the call into a trait that {other} implements",
+                    LEVELS[level].0, LEVELS[below].0
+                ));
+            }
+            for (who, whom, why) in FORBIDDEN {
+                if who == name && whom.contains(&other) {
+                    findings.push(format!("{name} depends on {other}, but {why}"));
+                }
+            }
+        }
+    }
+    report("dependencies against the direction", findings)
+}
+
+#[test]
+fn paths_in_documents_exist() -> Result<()> {
+    let root = workspace();
+    let mut documents: Vec<PathBuf> = DOCUMENTS.iter().map(PathBuf::from).collect();
+    documents.extend(tracked_files()?.into_iter().filter(|path| {
+        path.starts_with("docs") && path.extension().is_some_and(|extension| extension == "md")
+    }));
+    let mut findings = Vec::new();
+    for document in documents {
+        let Ok(text) = std::fs::read_to_string(root.join(&document)) else {
+            findings.push(format!("{} is missing", document.display()));
+            continue;
+        };
+        let beside = document.parent().unwrap_or(Path::new(""));
+        for quoted in quoted_paths(&text) {
+            if !(path_exists(&root, &quoted) || root.join(beside).join(&quoted).exists()) {
+                findings.push(format!(
+                    "{} names {quoted}, which does not exist: correct or remove it",
+                    document.display()
+                ));
+            }
+        }
+    }
+    report("documents and the tree have grown apart", findings)
+}
+
+/// What stands in backquotes or as the target of a link and looks like a path of this tree.
+fn quoted_paths(text: &str) -> Vec<String> {
+    const ROOTS: [&str; 6] = ["crates/", "tests/", "scripts/", "docs/", "fuzz/", ".ci/"];
+    let quotes = text.split('`').skip(1).step_by(2);
+    let links = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(target, _)| target);
+    let is_crate = |word: &str| {
+        let first = word.split('/').next().unwrap_or_default();
+        word.contains('/') && LEVELS.iter().any(|(_, names)| names.contains(&first))
+    };
+    let names_file = |word: &str| ROOTS.iter().any(|root| word.starts_with(root)) || is_crate(word);
+    let plain = |word: &str| {
+        !word.contains(char::is_whitespace) && !word.contains(['*', '<', '{', '$', '='])
+    };
+    let mut found: Vec<String> = quotes
+        .filter(|word| names_file(word) && plain(word))
+        .map(str::to_owned)
+        .collect();
+    found.extend(
+        links
+            .map(|target| target.split('#').next().unwrap_or_default())
+            .filter(|target| !target.is_empty() && !target.contains("://") && plain(target))
+            .map(str::to_owned),
+    );
+    found
+}
+
+/// A path from the root, or a hop's name such as `virtio_blk/queue`: a module or folder of that crate.
+fn path_exists(root: &Path, quoted: &str) -> bool {
+    let quoted = quoted.trim_end_matches('/');
+    if root.join(quoted).exists() {
+        return true;
+    }
+    match quoted.split_once('/') {
+        Some((name, rest)) => {
+            let source = root.join("crates").join(name).join("src");
+            source.join(rest).exists() || source.join(format!("{rest}.rs")).exists()
+        }
+        None => false,
+    }
+}
+
+#[test]
+fn no_file_names_a_place_of_one_machine() -> Result<()> {
+    // Written in two parts, so that this file does not find itself.
+    let places = [
+        concat!("/ro", "ot/"),
+        concat!("/ho", "me/"),
+        concat!("/wo", "rk/"),
+        concat!("../sh", "ared"),
+    ];
+    let mut findings = Vec::new();
+    for path in tracked_files()? {
+        // Not text: nothing to read.
+        let Ok(text) = std::fs::read_to_string(workspace().join(&path)) else {
+            continue;
+        };
+        for (number, line) in text.lines().enumerate() {
+            if let Some(place) = places.iter().find(|place| line.contains(*place)) {
+                findings.push(format!(
+                    "{}:{}: {place}: use a path from the root of the tree",
+                    path.display(),
+                    number + 1
+                ));
+            }
+        }
+    }
+    report("paths that exist on one machine only", findings)
+}
+
+#[test]
+fn unsafe_code_stays_in_the_crates_named_for_it() -> Result<()> {
+    let mut findings = Vec::new();
+    for (path, text) in rust_files()? {
+        let words: Vec<&str> = path.iter().filter_map(|word| word.to_str()).collect();
+        if let ["crates", name, ..] = words[..]
+            && UNSAFE_CRATES.contains(&name)
+        {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let markers = [
+                concat!("unsafe", " {"),
+                concat!("unsafe", " fn"),
+                concat!("unsafe", " impl"),
+                concat!("unsafe", " extern"),
+            ];
+            if markers.iter().any(|marker| code.contains(marker)) {
+                findings.push(format!(
+                    "{}:{}: put a safe function into one of {UNSAFE_CRATES:?}",
+                    path.display(),
+                    number + 1
+                ));
+            }
+        }
+        let is_root = matches!(
+            words[..],
+            ["crates", _, "src", "lib.rs" | "main.rs"]
+                | ["tests", "tests", _]
+                | ["tests", "src", "lib.rs"]
+        );
+        if is_root && !text.contains("#![forbid(unsafe_code)]") {
+            findings.push(format!(
+                "{}: add #![forbid(unsafe_code)] below the module head",
+                path.display()
+            ));
+        }
+    }
+    report("unsafe code, or no promise against it", findings)
+}
+
+#[test]
+fn every_file_has_a_head_and_one_job() -> Result<()> {
+    let mut findings = Vec::new();
+    for (path, text) in rust_files()? {
+        if !text.starts_with("//!") {
+            findings.push(format!(
+                "{}: begin with //! and what it is, who owns it, what it trusts",
+                path.display()
+            ));
+        }
+        let lines = text.lines().count();
+        if lines > LINES_MAX {
+            findings.push(format!(
+                "{}: {lines} lines, {LINES_MAX} are the most: split it by job",
+                path.display()
+            ));
+        }
+    }
+    report("source files", findings)
+}
+
+#[test]
+fn the_quoting_rule_finds_paths_and_leaves_other_words_alone() -> Result<()> {
+    let text = "See `crates/disk/src/lib.rs`, `virtio_blk/queue`, [us](CONTRIBUTING.md#x), `make test`, `a/b`, \
+                [them](https://example.org), `scripts/50-lunette-*.json`.";
+    let found = quoted_paths(text);
+    if found
+        != [
+            "crates/disk/src/lib.rs",
+            "virtio_blk/queue",
+            "CONTRIBUTING.md",
+        ]
+    {
+        bail!("found {found:?}");
+    }
+    ensure!(
+        path_exists(&workspace(), "disk/geometry") && !path_exists(&workspace(), "disk/nothing")
+    );
+    Ok(())
+}
