@@ -13,8 +13,11 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod delay;
 mod disk_object;
 mod error;
+mod faulty;
+mod file;
 mod null;
 mod ram;
 
@@ -24,8 +27,11 @@ use ::disk::{DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
+pub use delay::Delay;
 pub use disk_object::Disk;
 pub use error::OpenError;
+pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
+pub use file::{CacheMode, File, FileOptions};
 pub use null::{Null, NullOptions};
 pub use ram::{Ram, RamOptions};
 

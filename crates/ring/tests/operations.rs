@@ -208,7 +208,7 @@ fn old_id_does_not_end_a_newer_watch() {
 fn hang_up_is_the_last_event_of_a_watch() {
     let mut ring = Ring::new(8).unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
-    ring.watch(ME, 5, &RingFd::from(reader));
+    ring.watch(ME, 5, RingFd::from(reader));
     assert!(nothing_comes(&mut ring));
     drop(writer);
     let done = turn_until(&mut ring, 1);
@@ -255,7 +255,7 @@ fn dropped_ring_gives_up_its_reads_before_their_buffers() {
         let buffer = IoBuffer::of_mapping(&mapping, 0, 4096);
         ring.read(ME, token, &reader, 0, buffer);
     }
-    ring.watch(ME, 1000, &eventfd());
+    ring.watch(ME, 1000, eventfd());
     let mut out = Vec::new();
     ring.turn(Wait::No, &mut out).unwrap();
     assert_eq!(ring.in_flight(), 100);

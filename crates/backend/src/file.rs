@@ -1,0 +1,205 @@
+//! `file`: a raw file or a block device, through io_uring.
+//!
+//! The engine holds the locks and what all workers share: one word that says whether making data durable has
+//! ever failed, and what the file system turned out not to do. Each worker's handle has an open file description
+//! of its own (`handle`): no shared reference count per I/O, and the kernel tells each of them of a failed
+//! write-back. `open` does the opening, `durability` the sticky error, `bounce` the unaligned, `errno` the errors.
+//! Tests: `tests/file_*.rs`.
+
+mod bounce;
+mod durability;
+mod errno;
+mod handle;
+mod open;
+mod properties;
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use disk::DiskInfo;
+use ring::{Owner, Ring, RingFd};
+use rustix::fs::{Mode, OFlags};
+
+use crate::{Backend, Engine, OpenError};
+use durability::Durability;
+
+/// What stands between a client's write and the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// No page cache (`O_DIRECT`); flushes reach the device.
+    #[default]
+    None,
+    /// The host's page cache; flushes write it back.
+    Writeback,
+    /// The host's page cache for reads; each write is durable before it is answered.
+    Writethrough,
+}
+
+impl fmt::Display for CacheMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CacheMode::None => "none",
+            CacheMode::Writeback => "writeback",
+            CacheMode::Writethrough => "writethrough",
+        })
+    }
+}
+
+impl FromStr for CacheMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(CacheMode::None),
+            "writeback" => Ok(CacheMode::Writeback),
+            "writethrough" => Ok(CacheMode::Writethrough),
+            _ => Err(format!(
+                "cache mode {text:?} is not known: it must be none, writeback or writethrough"
+            )),
+        }
+    }
+}
+
+/// Which file, and how.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// A raw file or a block device.
+    pub path: PathBuf,
+    /// Bytes: a file that does not exist (or is empty) is made this large, sparse; one that exists must have it.
+    pub size: Option<u64>,
+    /// What stands between a write and the device.
+    pub cache: CacheMode,
+    /// Refuse writes, and let others read at the same time.
+    pub read_only: bool,
+    /// Bytes per logical block; otherwise 512 for files and the device's own for block devices.
+    pub block_size: Option<u32>,
+    /// Keep other writers out, QEMU included. Off only where the file system has no locks.
+    pub lock: bool,
+}
+
+impl FileOptions {
+    /// A file as it is, uncached, locked, writable.
+    pub fn new(path: impl Into<PathBuf>) -> FileOptions {
+        FileOptions {
+            path: path.into(),
+            size: None,
+            cache: CacheMode::None,
+            read_only: false,
+            block_size: None,
+            lock: true,
+        }
+    }
+}
+
+/// What an I/O's offset, length and memory must be multiples of. 1 where nothing is demanded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Alignment {
+    offset: u32,
+    memory: u32,
+}
+
+/// What the file system or device turned out not to do: tried once, not again.
+#[derive(Debug, Default)]
+struct Refused {
+    discard_blocks: AtomicBool,
+    punch: AtomicBool,
+    zero_range: AtomicBool,
+}
+
+/// What all workers' handles share.
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    info: DiskInfo,
+    cache: CacheMode,
+    block_device: bool,
+    alignment: Alignment,
+    durability: Durability,
+    refused: Refused,
+    /// Holds the locks; its number is how handles are opened. No I/O goes through it.
+    control: OwnedFd,
+}
+
+impl Shared {
+    fn is(flag: &AtomicBool) -> bool {
+        // Advice only: a handle that misses it is refused by the kernel and goes on.
+        flag.load(Ordering::Relaxed)
+    }
+}
+
+/// The engine `file`.
+#[derive(Debug)]
+pub struct File {
+    shared: Arc<Shared>,
+}
+
+impl File {
+    /// Opens a file or block device, or creates a file.
+    ///
+    /// # Errors
+    /// When it is not there, is not what was said, is in use, or cannot do what is asked; the text says what to do.
+    pub fn open(options: FileOptions) -> Result<File, OpenError> {
+        open::open(options).map(|shared| File {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// The errno of the first failure to make data durable, if there was one: every flush fails since.
+    pub fn durability_lost(&self) -> Option<i32> {
+        self.shared.durability.lost()
+    }
+}
+
+/// Opens the file behind a descriptor once more, with an open file description of its own.
+fn reopen(control: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", control.as_raw_fd());
+    Ok(rustix::fs::open(
+        path,
+        flags | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+fn open_flags(cache: CacheMode, read_only: bool) -> OFlags {
+    let access = if read_only {
+        OFlags::RDONLY
+    } else {
+        OFlags::RDWR
+    };
+    match cache {
+        CacheMode::None => access | OFlags::DIRECT,
+        CacheMode::Writeback | CacheMode::Writethrough => access,
+    }
+}
+
+impl Engine for File {
+    fn info(&self) -> DiskInfo {
+        self.shared.info.clone()
+    }
+
+    fn kind(&self) -> &'static str {
+        "file"
+    }
+
+    fn open(&self, owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+        let shared = self.shared.clone();
+        let flags = open_flags(shared.cache, shared.info.read_only);
+        let fd = reopen(&shared.control, flags).map_err(|e| {
+            let path = shared.path.display();
+            io::Error::new(
+                e.kind(),
+                format!("{path}: cannot open another handle through /proc/self/fd: {e}"),
+            )
+        })?;
+        Ok(Box::new(handle::FileBackend::new(
+            shared,
+            RingFd::from(fd),
+            owner,
+        )))
+    }
+}
