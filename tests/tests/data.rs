@@ -15,13 +15,13 @@ const ENOSPC: i64 = 28;
 /// Makes a file system on `disk`, fills files in it, remounts and checks them.
 fn file_system_round_trip(guest: &mut Guest, disk: &str) -> Result<()> {
     guest.ok(&format!(
-        "mke2fs -q -t ext4 /dev/{disk} && mount -t ext4 /dev/{disk} /mnt && truncate -s 16M /mnt/direct /mnt/cached && mkdir /mnt/tree && \
+        "/tools/mke2fs -q -t ext4 /dev/{disk} && mount -t ext4 /dev/{disk} /mnt && truncate -s 16M /mnt/direct /mnt/cached && mkdir /mnt/tree && \
          for i in $(seq 200); do echo line $i > /mnt/tree/file$i; done"
     ))?;
     guest.io_ok("fill --file /mnt/direct --seed 11 --writes 2000 --bs 4096")?;
     guest.io_ok("fill --file /mnt/cached --seed 12 --writes 2000 --bs 4096 --buffered")?;
     guest.ok(&format!(
-        "umount /mnt && e2fsck -fn /dev/{disk} && mount -t ext4 /dev/{disk} /mnt"
+        "umount /mnt && /tools/e2fsck -fn /dev/{disk} && mount -t ext4 /dev/{disk} /mnt"
     ))?;
     file_system_check(guest)
 }
@@ -67,7 +67,7 @@ fn virtio_blk_data_survives_remounts_and_daemon_restarts() -> Result<()> {
     guest.wait_ok(soak, Duration::from_secs(90))?;
 
     file_system_check(&mut guest)?;
-    guest.ok("umount /mnt && e2fsck -fn /dev/vda")?;
+    guest.ok("umount /mnt && /tools/e2fsck -fn /dev/vda")?;
     kernel_is_content(&mut guest)
 }
 
@@ -91,7 +91,7 @@ fn virtio_scsi_data_survives_remounts_and_is_there_for_the_next_guest_at_either_
     guest.wait_for_disks(&["sda", "sdb"])?;
     file_system_round_trip(&mut guest, "sda")?;
     guest.io_ok("fill --file /dev/sdb --seed 31 --writes 3000 --bs 4096 --depth 8")?;
-    guest.ok("umount /mnt && e2fsck -fn /dev/sda")?;
+    guest.ok("umount /mnt && /tools/e2fsck -fn /dev/sda")?;
     kernel_is_content(&mut guest)?;
     guest.power_off()?;
 

@@ -47,7 +47,9 @@ fn discard_shrinks_the_file_and_zeroed_ranges_read_as_zeroes() -> Result<()> {
             );
         }
 
-        guest.ok(&format!("blkdiscard -o 8M -l 32M /dev/{disk} && sync"))?;
+        guest.ok(&format!(
+            "/tools/blkdiscard -o 8M -l 32M /dev/{disk} && sync"
+        ))?;
         if let Some(file) = file {
             let left = rig.allocated(file)?;
             ensure!(
@@ -58,7 +60,7 @@ fn discard_shrinks_the_file_and_zeroed_ranges_read_as_zeroes() -> Result<()> {
 
         // 4 MiB in the middle of what still holds data, and a last part that no alignment helps.
         guest.ok(&format!(
-            "blkdiscard -z -o 2M -l 4M /dev/{disk} && blkdiscard -z -o 41943552 -l 1536 /dev/{disk}"
+            "/tools/blkdiscard -z -o 2M -l 4M /dev/{disk} && /tools/blkdiscard -z -o 41943552 -l 1536 /dev/{disk}"
         ))?;
         guest.io_ok(&format!(
             "zeroes --file /dev/{disk} --offset 2M --length 4M"
@@ -109,7 +111,7 @@ fn a_read_only_disk_is_read_only_at_both_doors() -> Result<()> {
             outcome.get("bytes").is_none(),
             "{disk} was written: {outcome}"
         );
-        let discard = guest.run(&format!("blkdiscard /dev/{disk}"))?;
+        let discard = guest.run(&format!("/tools/blkdiscard /dev/{disk}"))?;
         ensure!(discard.code != 0, "{disk} was discarded");
     }
     // WRITE(10) and WRITE SAME(16) past the kernel's own check: DATA PROTECT, WRITE PROTECTED.

@@ -15,7 +15,13 @@ const LEVELS: [(&str, &[&str]); 5] = [
     ("engines", &["ring", "backend", "reactor"]),
     (
         "doors",
-        &["virtio", "virtio_blk", "virtio_scsi", "vhost_user", "iscsi_net"],
+        &[
+            "virtio",
+            "virtio_blk",
+            "virtio_scsi",
+            "vhost_user",
+            "iscsi_net",
+        ],
     ),
     (
         "programs",

@@ -15,7 +15,8 @@ use std::process::Command;
 /// Loaded in the order in which `modules.dep` wants them.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "sd_mod", "virtio_scsi", "sg"];
 
-/// Taken from the host, with their libraries.
+/// Taken from the host, with their libraries. Scripts call them by their path, `/tools/NAME`: busybox prefers its own
+/// programs to others of the same name, whatever the PATH says.
 const TOOLS: [&str; 9] = [
     "mke2fs",
     "e2fsck",

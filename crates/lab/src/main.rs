@@ -32,6 +32,9 @@ enum Action {
         /// Virtual CPUs
         #[arg(long, default_value_t = 1)]
         cpus: u32,
+        /// One more argument for QEMU; may be given again
+        #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+        qemu: Vec<String>,
         /// Shell script
         script: String,
     },
@@ -46,9 +49,12 @@ fn main() -> Result<()> {
             scsi,
             queues,
             cpus,
+            qemu,
             script,
         } => {
-            let mut builder = GuestBuilder::new("boot").cpus(cpus);
+            let mut builder = GuestBuilder::new("boot")
+                .cpus(cpus)
+                .arguments(qemu.iter().map(String::as_str));
             for socket in &blk {
                 builder = builder.vhost_user_blk(&std::path::absolute(socket)?, queues);
             }
