@@ -15,4 +15,4 @@ mod table;
 pub use buffer::{IoBuffer, Segment, copy};
 pub use mapping::Mapping;
 pub use ring_memory::RingMemory;
-pub use table::{GuestView, MemoryError, MemoryTable, RegionSpec};
+pub use table::{Appender, GuestView, MemoryError, MemoryTable, RegionSpec};

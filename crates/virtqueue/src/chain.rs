@@ -2,7 +2,7 @@
 //!
 //! Owned by the caller and filled again for each request; what it holds has been checked.
 
-use guest_memory::{GuestView, IoBuffer};
+use guest_memory::{Appender, GuestView, IoBuffer};
 
 use crate::layout::{DESCRIPTOR_SIZE, Descriptor, INDIRECT, NEXT, WRITE};
 use crate::{QueueConfig, QueueError};
@@ -60,37 +60,46 @@ pub(crate) enum Table {
 
 /// Adds elements to a chain.
 pub(crate) struct Collector<'a> {
-    pub view: &'a GuestView,
-    pub chain: &'a mut Chain,
-    pub limits: Limits,
+    appender: Appender<'a>,
+    limits: Limits,
     /// The chain's first descriptor, for error texts.
-    pub head: u16,
+    head: u16,
+    total: u64,
+    /// Bytes before the first writable element, once there was one.
+    readable: Option<u64>,
 }
 
-impl Collector<'_> {
+impl<'a> Collector<'a> {
+    #[inline(always)]
+    pub fn new(
+        view: &'a GuestView,
+        buffer: &'a mut IoBuffer,
+        limits: Limits,
+        head: u16,
+    ) -> Collector<'a> {
+        Collector {
+            appender: view.appender(buffer),
+            limits,
+            head,
+            total: 0,
+            readable: None,
+        }
+    }
+
     /// One element.
     #[inline(always)]
     pub fn element(&mut self, address: u64, length: u32, flags: u16) -> Result<(), QueueError> {
         if length == 0 {
             return Err(QueueError::ZeroLength { address });
         }
-        let total = u64::from(self.chain.readable) + u64::from(self.chain.writable);
-        let total = total + u64::from(length);
-        if total > u64::from(self.limits.bytes) {
-            return Err(QueueError::TooLong {
-                length: total,
-                limit: self.limits.bytes,
-            });
-        }
-        // Neither sum can overflow: the total is below 2^32.
         if flags & WRITE != 0 {
-            self.chain.writable += length;
-        } else if self.chain.writable == 0 {
-            self.chain.readable += length;
-        } else {
+            self.readable.get_or_insert(self.total);
+        } else if self.readable.is_some() {
             return Err(QueueError::ReadableAfterWritable { address });
         }
-        match self.view.append(address, length, &mut self.chain.buffer) {
+        // Cannot overflow: fewer than 2^16 elements, of fewer than 2^32 bytes.
+        self.total += u64::from(length);
+        match self.appender.append(address, length) {
             Ok(()) => Ok(()),
             Err(_) => Err(QueueError::NotMapped {
                 address,
@@ -99,8 +108,22 @@ impl Collector<'_> {
         }
     }
 
+    /// Readable and writable bytes of the whole chain.
+    #[inline(always)]
+    pub fn finish(self) -> Result<(u32, u32), QueueError> {
+        if self.total > u64::from(self.limits.bytes) {
+            return Err(QueueError::TooLong {
+                length: self.total,
+                limit: self.limits.bytes,
+            });
+        }
+        // The limit is a u32, so both fit.
+        let readable = self.readable.unwrap_or(self.total);
+        Ok((readable as u32, (self.total - readable) as u32))
+    }
+
     /// All elements of an indirect table, that follow `before` direct ones.
-    #[inline]
+    #[inline(always)]
     pub fn indirect(
         &mut self,
         table: u64,
@@ -135,7 +158,7 @@ impl Collector<'_> {
             let Some(at) = table.checked_add(u64::from(index * size)) else {
                 return Err(not_mapped);
             };
-            let Ok(d) = self.view.read::<Descriptor>(at) else {
+            let Ok(d) = self.appender.read::<Descriptor>(at) else {
                 return Err(not_mapped);
             };
             let flags = kind.flags(&d);

@@ -117,8 +117,8 @@ impl PackedQueue {
         let ahead = Self::offset(self.next_available.index) + DESCRIPTOR_SIZE * DESCRIPTORS_AHEAD;
         self.descriptors.prefetch(ahead);
         match self.read_chain(view, chain) {
-            Ok(()) => {
-                self.next_available = self.next_available.advance(chain.descriptors, self.size);
+            Ok(next) => {
+                self.next_available = next;
                 Ok(true)
             }
             Err(error) => {
@@ -128,49 +128,47 @@ impl PackedQueue {
         }
     }
 
+    /// Reads the chain at the next available descriptor; gives the place after it.
     #[inline(always)]
-    fn read_chain(&self, view: &GuestView, chain: &mut Chain) -> Result<(), QueueError> {
+    fn read_chain(&self, view: &GuestView, chain: &mut Chain) -> Result<Place, QueueError> {
         chain.clear();
         let size = self.size;
         let mut place = self.next_available;
         let head = place.index;
-        let mut collector = Collector {
-            view,
-            chain,
-            limits: self.limits,
-            head,
-        };
-        loop {
+        let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
+        let mut descriptors = 0;
+        let id = loop {
             let descriptor: PackedDescriptor = self.descriptors.read(Self::offset(place.index));
             let flags = descriptor.flags.get();
             // The acquiring look was at the first descriptor; the others became available before it.
             if flags & (AVAIL | USED) != place.available_flags() {
                 return Err(QueueError::Incomplete { head });
             }
-            if collector.chain.descriptors == size {
+            if descriptors == size {
                 return Err(QueueError::TooManyDescriptors { head, limit: size });
             }
-            collector.chain.descriptors += 1;
+            descriptors += 1;
             let (address, length) = (descriptor.address.get(), descriptor.length.get());
             if flags & INDIRECT != 0 {
                 // "each list only contains descriptors of a given type" (2.8.5).
-                if flags & NEXT != 0 || collector.chain.descriptors > 1 {
+                if flags & NEXT != 0 || descriptors > 1 {
                     return Err(QueueError::IndirectLinked { table: address });
                 }
                 collector.indirect(address, length, 0, Table::InOrder)?;
             } else {
                 collector.element(address, length, flags)?;
             }
-            if flags & NEXT == 0 {
-                let id = descriptor.id.get();
-                if id >= size {
-                    return Err(QueueError::BufferId { id, size });
-                }
-                collector.chain.id = id;
-                return Ok(());
-            }
             place = place.advance(1, size);
+            if flags & NEXT == 0 {
+                break descriptor.id.get();
+            }
+        };
+        (chain.readable, chain.writable) = collector.finish()?;
+        if id >= size {
+            return Err(QueueError::BufferId { id, size });
         }
+        (chain.id, chain.descriptors) = (id, descriptors);
+        Ok(place)
     }
 
     #[inline]

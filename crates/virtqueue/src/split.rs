@@ -25,6 +25,8 @@ pub struct SplitQueue {
     available: RingMemory,
     used: RingMemory,
     size: u16,
+    /// Size less one: where an index lies in the rings.
+    mask: usize,
     event_idx: bool,
     broken: bool,
     /// Has the driver been asked about a notification since the queue was made? What an earlier device did not
@@ -51,6 +53,7 @@ impl SplitQueue {
             available: areas.driver,
             used: areas.device,
             size: config.size,
+            mask: usize::from(config.size) - 1,
             event_idx: config.event_idx,
             broken: false,
             signalled: false,
@@ -94,7 +97,7 @@ impl SplitQueue {
 
     #[inline(always)]
     fn slot(&self, index: u16) -> usize {
-        usize::from(index & (self.size - 1))
+        usize::from(index) & self.mask
     }
 
     #[inline(always)]
@@ -172,8 +175,9 @@ impl SplitQueue {
     /// Fetches what the first descriptor points to: a request's header, or its indirect table.
     #[inline(always)]
     fn fetch_element(&self, view: &GuestView, at: u16) {
-        let head = self.entry(at) & (self.size - 1);
-        view.prefetch(self.descriptor(head).address.get());
+        let head = usize::from(self.entry(at)) & self.mask;
+        let first: Descriptor = self.descriptors.read(DESCRIPTOR_SIZE * head);
+        view.prefetch(first.address.get());
     }
 
     #[cold]
@@ -190,13 +194,8 @@ impl SplitQueue {
         if head >= size {
             return Err(QueueError::Head { head, size });
         }
-        (chain.id, chain.descriptors) = (head, 1);
-        let mut collector = Collector {
-            view,
-            chain,
-            limits: self.limits,
-            head,
-        };
+        let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
+        let mut descriptors = 1;
         let mut descriptor = self.descriptor(head);
         loop {
             let (address, length) = (descriptor.address.get(), descriptor.length.get());
@@ -206,12 +205,12 @@ impl SplitQueue {
                 if flags & NEXT != 0 {
                     return Err(QueueError::IndirectLinked { table: address });
                 }
-                let before = collector.chain.descriptors - 1;
-                return collector.indirect(address, length, before, Table::Linked);
+                collector.indirect(address, length, descriptors - 1, Table::Linked)?;
+                break;
             }
             collector.element(address, length, flags)?;
             if flags & NEXT == 0 {
-                return Ok(());
+                break;
             }
             let next = descriptor.next.get();
             if next >= size {
@@ -220,12 +219,15 @@ impl SplitQueue {
                     length: u32::from(size),
                 });
             }
-            if collector.chain.descriptors == size {
+            if descriptors == size {
                 return Err(QueueError::TooManyDescriptors { head, limit: size });
             }
-            collector.chain.descriptors += 1;
+            descriptors += 1;
             descriptor = self.descriptor(next);
         }
+        (chain.readable, chain.writable) = collector.finish()?;
+        (chain.id, chain.descriptors) = (head, descriptors);
+        Ok(())
     }
 
     #[inline]

@@ -33,11 +33,14 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Elements, readable and writable bytes of a chain.
+type Popped = (Vec<(u64, u32)>, u32, u32);
+
 /// What one step shows to the outside.
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
     added: bool,
-    popped: Vec<(Vec<(u64, u32)>, u32, u32)>,
+    popped: Vec<Popped>,
     collected: Vec<(u64, u32)>,
     /// Kick or interrupt, where it was asked for and is due.
     notified: Option<bool>,

@@ -259,8 +259,8 @@ fn chain_of_more_than_32_bits_of_bytes_is_refused_before_any_sum_overflows() {
     for i in 0..4096u16 {
         b.table(TABLE + 16 * u64::from(i), &[(0, length, NEXT, i + 1)]);
     }
-    b.raw.set_descriptor(0, TABLE, 16 * 4097, INDIRECT, 0);
-    // The first element covers the table, but is only read.
+    b.table(TABLE + 16 * 4095, &[(0, length, 0, 0)]);
+    b.raw.set_descriptor(0, TABLE, 16 * 4096, INDIRECT, 0);
     let want = QueueError::TooLong {
         length: 1 << 32,
         limit: u32::MAX,
