@@ -1,12 +1,16 @@
 //! Aligned memory for requests whose own memory the device cannot take, and zeroes to write.
 //!
 //! Owned by one handle. Requests larger than a bounce buffer go through it piece by piece. Buffers are made when
-//! first needed and kept, up to a few: aligned clients never make one.
+//! first needed and kept, up to a few: aligned clients never make one. Lent out as slices, because a window
+//! would leave its borders behind as borders of segments, and those need not be aligned for the next user.
 
 use guest_memory::IoBuffer;
 
-/// Bytes of a bounce buffer, and of the zeroes written at once.
+/// Bytes of the largest bounce buffer, and of the zeroes written at once.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
+
+/// Most unaligned requests are small.
+const SMALLEST_BYTES: usize = 64 << 10;
 
 /// Buffers kept for the next unaligned request.
 const KEPT_MAX: usize = 8;
@@ -17,22 +21,25 @@ pub(crate) struct Bounce {
     zeroes: Option<IoBuffer>,
 }
 
+/// A bounce buffer that is lent: given back with [`Bounce::give_back`], or dropped.
+#[derive(Default)]
+pub(crate) struct Lent(IoBuffer);
+
 impl Bounce {
-    /// A page-aligned buffer with a window of `length` bytes, at most [`PIECE_BYTES`].
-    pub(crate) fn take(&mut self, length: usize) -> IoBuffer {
-        // Most unaligned requests are small: a buffer is as large as it was first needed, in steps.
-        let fits = |buffer: &IoBuffer| buffer.total_len() >= length;
-        let mut buffer = match self.free.iter().rposition(fits) {
+    /// Page-aligned memory of `length` bytes, at most [`PIECE_BYTES`], in one segment.
+    pub(crate) fn take(&mut self, length: usize) -> (Lent, IoBuffer) {
+        let fits = |buffer: &IoBuffer| buffer.len() >= length;
+        let whole = match self.free.iter().rposition(fits) {
             Some(index) => self.free.swap_remove(index),
-            None => IoBuffer::owned(length.max(64 << 10).next_power_of_two()),
+            None => IoBuffer::owned(length.max(SMALLEST_BYTES).next_power_of_two()),
         };
-        buffer.set_window(0, length);
-        buffer
+        let slice = whole.slice(0, length);
+        (Lent(whole), slice)
     }
 
-    pub(crate) fn give_back(&mut self, buffer: IoBuffer) {
-        if self.free.len() < KEPT_MAX {
-            self.free.push(buffer);
+    pub(crate) fn give_back(&mut self, lent: Lent) {
+        if !lent.0.is_empty() && self.free.len() < KEPT_MAX {
+            self.free.push(lent.0);
         }
     }
 
@@ -51,12 +58,12 @@ mod tests {
     #[test]
     fn buffers_are_used_again_and_only_if_they_are_large_enough() {
         let mut bounce = Bounce::default();
-        let small = bounce.take(512);
+        let (lent, small) = bounce.take(512);
         let address = small.segments()[0].base();
-        bounce.give_back(small);
-        let large = bounce.take(PIECE_BYTES);
-        assert_eq!((large.len(), large.segments().len()), (PIECE_BYTES, 1));
-        let small = bounce.take(4096);
+        bounce.give_back(lent);
+        let (_large, slice) = bounce.take(PIECE_BYTES);
+        assert_eq!((slice.len(), slice.segments().len()), (PIECE_BYTES, 1));
+        let (_lent, small) = bounce.take(4096);
         assert_eq!(small.segments()[0].base(), address);
         assert!(small.is_aligned(4096));
     }

@@ -12,7 +12,7 @@ use disk::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring, RingFd};
 
-use super::bounce::{Bounce, PIECE_BYTES};
+use super::bounce::{Bounce, Lent, PIECE_BYTES};
 use super::errno::{classify, is_refusal};
 use super::{CacheMode, Shared};
 use crate::admit::Limits;
@@ -59,6 +59,8 @@ struct Slot {
     bounce_all: bool,
     /// The I/O's buffer, except during [`Step::Whole`].
     buffer: IoBuffer,
+    /// Only during [`Step::Bounced`].
+    bounce: Lent,
 }
 
 pub(super) struct FileBackend {
@@ -156,7 +158,8 @@ impl FileBackend {
             }
             slot.step = Step::Bounced;
             let length = rest.min(PIECE_BYTES);
-            let bounce = self.bounce.take(length);
+            let (lent, bounce) = self.bounce.take(length);
+            slot.bounce = lent;
             if slot.io.kind == IoKind::Write {
                 let piece = slot.buffer.slice(slot.done as usize, length);
                 piece.copy_to(&bounce);
@@ -238,7 +241,7 @@ impl FileBackend {
         {
             slot.retries += 1;
             slot.step = Step::Start;
-            self.keep(step, buffer);
+            self.keep(index);
             return None;
         }
         match (step, result) {
@@ -257,7 +260,7 @@ impl FileBackend {
                 }
                 slot.done += moved;
                 let stuck = moved == 0 && slot.io.length != 0;
-                self.keep(step, buffer);
+                self.keep(index);
                 return stuck.then(|| Err(self.nothing_moved(index)));
             }
             (Step::DiscardBlocks, Err(errno)) if is_refusal(errno) => {
@@ -272,17 +275,16 @@ impl FileBackend {
             }
             (_, Ok(_)) => {}
             (_, Err(errno)) => {
-                self.keep(step, buffer);
+                self.keep(index);
                 return Some(Err(self.failed(index, errno)));
             }
         }
         None
     }
 
-    fn keep(&mut self, step: Step, buffer: Option<IoBuffer>) {
-        if let (Step::Bounced, Some(buffer)) = (step, buffer) {
-            self.bounce.give_back(buffer);
-        }
+    fn keep(&mut self, index: u32) {
+        let lent = std::mem::take(&mut self.slots[index as usize].bounce);
+        self.bounce.give_back(lent);
     }
 
     #[cold]
@@ -379,6 +381,7 @@ impl Backend for FileBackend {
             retries: 0,
             bounce_all: false,
             buffer: std::mem::take(buffer),
+            bounce: Lent::default(),
         });
         match self.go_on(ring, index) {
             None => Submission::Pending,
