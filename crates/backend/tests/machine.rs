@@ -1,0 +1,248 @@
+//! What only a machine shows: block devices, a device that fails, QEMU's own tools. As root, with losetup(8),
+//! mkfs.ext4(8) and qemu-utils:
+//!
+//! `sudo -E env PATH="$PATH" cargo test -p backend --test machine -- --ignored`
+
+mod common;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use backend::{CacheMode, Engine, File, FileOptions};
+use common::{Worker, cut, open, options};
+use disk::{IoErrorKind, IoFlags, IoRequest};
+
+const MIB: u64 = 1 << 20;
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    let output = Command::new(program).args(arguments).output();
+    output.unwrap_or_else(|e| panic!("{program} is needed: {e}; see the head of this file"))
+}
+
+fn succeed(program: &str, arguments: &[&str]) -> String {
+    let output = run(program, arguments);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {errors}; see the head of this file"
+    );
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// A loop device over a sparse file.
+struct Loop {
+    device: PathBuf,
+    backing: PathBuf,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Loop {
+    fn new(size: u64, sector: u32) -> Loop {
+        let folder = tempfile::tempdir().unwrap();
+        let mut made = Loop::over(&folder.path().join("backing"), size, sector);
+        made._folder = Some(folder);
+        made
+    }
+
+    fn over(backing: &Path, size: u64, sector: u32) -> Loop {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "needs root: see the head of this file"
+        );
+        std::fs::File::create(backing)
+            .unwrap()
+            .set_len(size)
+            .unwrap();
+        let sector = sector.to_string();
+        let device = succeed(
+            "losetup",
+            &[
+                "--find",
+                "--show",
+                "--sector-size",
+                &sector,
+                backing.to_str().unwrap(),
+            ],
+        );
+        Loop {
+            device: device.into(),
+            backing: backing.to_owned(),
+            _folder: None,
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", self.device.to_str().unwrap()]);
+    }
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|n| (n / 512 * 7 + n) as u8).collect()
+}
+
+#[test]
+#[ignore = "needs root and loop devices: see the head of this file"]
+fn block_device_is_served_in_its_own_blocks() {
+    for sector in [512, 4096] {
+        let device = Loop::new(16 * MIB, sector);
+        for cache in [
+            CacheMode::None,
+            CacheMode::Writeback,
+            CacheMode::Writethrough,
+        ] {
+            let file = open(FileOptions {
+                cache,
+                ..FileOptions::new(&device.device)
+            });
+            let info = file.info();
+            assert_eq!(info.geometry.block_size(), sector);
+            assert_eq!(info.geometry.capacity_bytes(), 16 * MIB);
+            assert!(info.discard_granularity.is_some());
+            let mut worker = Worker::new(&*file);
+            let data = pattern(MIB as usize);
+            let buffer = cut(data.len(), 100, &[7, 5000, 70_000]);
+            buffer.write_at(0, &data);
+            let write = IoRequest::write(MIB, MIB).flagged(IoFlags::FUA);
+            assert_eq!(worker.run(write, buffer), Ok(()));
+            assert_eq!(worker.do_plain(IoRequest::flush()), Ok(()));
+            assert!(worker.read(MIB, data.len()).unwrap() == data, "{cache}");
+        }
+        let small = FileOptions {
+            block_size: Some(512),
+            ..FileOptions::new(&device.device)
+        };
+        match sector {
+            512 => drop(open(small)),
+            _ => {
+                let text = File::open(small).unwrap_err().to_string();
+                assert!(text.contains("blocks of 4096 bytes"), "{text}");
+                assert!(text.contains("set block_size = 4096"), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and loop devices: see the head of this file"]
+fn block_device_discards_and_zeroes() {
+    let device = Loop::new(16 * MIB, 512);
+    let file = open(FileOptions::new(&device.device));
+    let mut worker = Worker::new(&*file);
+    worker.write(0, &pattern(4 * MIB as usize)).unwrap();
+    worker.do_plain(IoRequest::flush()).unwrap();
+    let blocks = || std::fs::metadata(&device.backing).unwrap().blocks();
+    let full = blocks();
+    worker.do_plain(IoRequest::discard(0, MIB)).unwrap();
+    assert!(blocks() <= full - 2000, "{} of {full}", blocks());
+    let zeroes = IoRequest::write_zeroes(MIB, MIB);
+    worker.do_plain(zeroes).unwrap();
+    worker
+        .do_plain(
+            IoRequest::write_zeroes(2 * MIB, MIB)
+                .flagged(IoFlags::UNMAP)
+                .flagged(IoFlags::FUA),
+        )
+        .unwrap();
+    let read = worker.read(0, 4 * MIB as usize).unwrap();
+    assert!(read[..3 * MIB as usize].iter().all(|&b| b == 0));
+    assert!(read[3 * MIB as usize..] == pattern(4 * MIB as usize)[3 * MIB as usize..]);
+}
+
+#[test]
+#[ignore = "needs root and loop devices: see the head of this file"]
+fn mounted_block_device_is_refused() {
+    let device = Loop::new(16 * MIB, 512);
+    let path = device.device.to_str().unwrap();
+    succeed("mkfs.ext4", &["-q", path]);
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    succeed("mount", &[path, at]);
+    let refused = File::open(FileOptions::new(&device.device));
+    succeed("umount", &[at]);
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("mounted") && text.contains("lsblk"), "{text}");
+    open(FileOptions::new(&device.device));
+}
+
+#[test]
+#[ignore = "needs root and loop devices: see the head of this file"]
+fn failed_flush_stays_failed_on_every_worker_until_the_disk_is_reopened() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    succeed("mount", &["-t", "tmpfs", "-o", "size=1m", "none", at]);
+    // A device larger than the memory behind it: write-back fails, what was written is lost.
+    let device = Loop::over(&folder.path().join("backing"), 64 * MIB, 512);
+    let opened = || {
+        open(FileOptions {
+            cache: CacheMode::Writeback,
+            ..FileOptions::new(&device.device)
+        })
+    };
+    let file = opened();
+    let (mut one, mut two) = (Worker::new(&*file), Worker::new(&*file));
+    let write = one.write(0, &pattern(8 * MIB as usize));
+    let failed = one.do_plain(IoRequest::flush());
+    let again = one.do_plain(IoRequest::flush());
+    let other = two.do_plain(IoRequest::flush());
+    let durable = two.run(
+        IoRequest::write(0, 512).flagged(IoFlags::FUA),
+        guest_memory::IoBuffer::owned(512),
+    );
+    let plain = two.write(0, &[1; 512]);
+    let lost = file.durability_lost();
+    drop((one, two, file));
+    let reopened = Worker::new(&*opened()).do_plain(IoRequest::flush());
+    drop(device);
+    succeed("umount", &[at]);
+    assert_eq!((write, plain), (Ok(()), Ok(())));
+    assert_eq!(failed.unwrap_err().kind, IoErrorKind::WriteMedium);
+    assert_eq!((again, other, durable), (failed, failed, failed));
+    assert_eq!(lost, failed.err().map(|e| e.errno));
+    assert_eq!(reopened, Ok(()));
+}
+
+#[test]
+#[ignore = "needs qemu-utils: see the head of this file"]
+fn qemu_and_this_engine_keep_each_other_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let shown = path.to_str().unwrap();
+    let file = open(options(&path, MIB, CacheMode::None));
+    let write = ["-f", "raw", "-c", "write 0 512", shown];
+    let output = run("qemu-io", &write);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && errors.contains("lock"),
+        "{errors}"
+    );
+    drop(file);
+    succeed("qemu-io", &write);
+    let reader = open(FileOptions {
+        read_only: true,
+        ..FileOptions::new(&path)
+    });
+    assert!(!run("qemu-io", &write).status.success());
+    succeed("qemu-io", &["-r", "-f", "raw", "-c", "read 0 512", shown]);
+    drop(reader);
+    // QEMU keeps the file open until its command has waited.
+    let mut qemu = Command::new("qemu-io")
+        .args(["-f", "raw", shown])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = qemu.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, b"write 0 512\n").unwrap();
+    let mut answer = [0; 16];
+    let output = qemu.stdout.as_mut().unwrap();
+    std::io::Read::read_exact(output, &mut answer).unwrap();
+    let refused = File::open(FileOptions::new(&path));
+    drop(input);
+    qemu.wait().unwrap();
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("in use") && text.contains("QEMU"), "{text}");
+    open(FileOptions::new(&path));
+}
