@@ -19,6 +19,10 @@ pub enum Step {
     Scratch(DiskHandle, IoRequest, IoBuffer),
     /// Nothing to do on a disk any more: write the answer.
     Answer,
+    /// Write the answer now, and go on without the driver: [`Protocol::go_on`] is next.
+    AnswerAndGoOn,
+    /// A request that was answered before has ended.
+    Over,
     /// The answer depends on something else, which will call [`crate::Queue::resume_waiting`].
     Wait,
 }
@@ -72,12 +76,22 @@ pub trait Protocol: 'static {
         scratch: Option<IoBuffer>,
     ) -> Step;
 
+    /// Goes on after [`Step::AnswerAndGoOn`]; `stopping`: the queue is being stopped, end soon.
+    fn go_on(&mut self, _io: &mut Io, _request: &mut Self::Request, _stopping: bool) -> Step {
+        Step::Over
+    }
+
     /// Writes the answer into the chain.
     fn answer(&mut self, chain: &mut Chain, request: &mut Self::Request) -> Answer;
 
     /// May chains be taken now? A queue that holds buffers for events says no until there is an event.
     fn wants_chains(&self) -> bool {
         true
+    }
+
+    /// Most chains that it wants to take in one go.
+    fn batch_limit(&self) -> usize {
+        usize::MAX
     }
 
     /// The queue has stopped and nothing is in flight: let go of disks.

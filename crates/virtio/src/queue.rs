@@ -27,6 +27,16 @@ const BATCH: usize = 128;
 /// One line per second in all: a hostile driver must not fill the log.
 static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
+/// How far a request has come.
+enum Progress {
+    /// It can be answered.
+    Done,
+    /// Somebody will come back to it.
+    Pending,
+    /// It was answered before and has ended.
+    Over,
+}
+
 /// A queue of a device whose requests `P` understands.
 pub struct Queue<P: Protocol> {
     id: SourceId,
@@ -39,6 +49,8 @@ pub struct Queue<P: Protocol> {
     batch: Vec<(u16, Option<Step>)>,
     /// Slots to be answered when the turn ends.
     done: Vec<u16>,
+    /// Slots that have been answered and go on.
+    going_on: Vec<u16>,
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
     turns: Vec<(Stamps, [u32; Operation::COUNT])>,
     timeline: QueueTimeline,
@@ -70,6 +82,7 @@ impl<P: Protocol> Queue<P> {
             slots: Slots::new(size),
             batch: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
+            going_on: Vec::new(),
             turns: Vec::with_capacity(4),
             timeline: QueueTimeline::new(setup.labels, depth),
             kick: setup.kick.map(RingFd::from),
@@ -100,21 +113,21 @@ impl<P: Protocol> Queue<P> {
         &mut self.protocol
     }
 
-    /// Every request in flight, with its slot.
-    pub fn requests(&mut self) -> impl Iterator<Item = (u16, &mut P::Request)> {
-        let busy = self.slots.in_flight() > 0;
-        self.slots
-            .all()
-            .filter(move |_| busy)
-            .map(|(index, slot)| (index, &mut slot.request))
+    /// Every request in flight, and the device type's half.
+    pub fn requests(&mut self) -> (&mut P, impl Iterator<Item = &mut P::Request>) {
+        let requests = self.slots.active().map(|slot| &mut slot.request);
+        (&mut self.protocol, requests)
     }
 
-    /// Ends the wait of a request whose step was [`Step::Wait`]; the caller wakes the source afterwards.
-    pub fn resume_waiting(&mut self, slot: u32) {
+    /// Ends the wait of a request whose step was [`Step::Wait`], with its result; the caller wakes the source
+    /// afterwards.
+    pub fn resume_waiting(&mut self, slot: u32, result: impl FnOnce(&mut P::Request)) {
         let Ok(index) = u16::try_from(slot) else {
             return;
         };
-        if std::mem::take(&mut self.slots.get(index).waiting) {
+        let slot = self.slots.get(index);
+        if std::mem::take(&mut slot.waiting) {
+            result(&mut slot.request);
             self.done.push(index);
         }
     }
@@ -141,7 +154,8 @@ impl<P: Protocol> Queue<P> {
 
     /// Hop 2: takes chains from the ring into slots.
     fn pop_batch(&mut self) {
-        while self.batch.len() < BATCH {
+        let limit = BATCH.min(self.protocol.batch_limit());
+        while self.batch.len() < limit {
             let Some(index) = self.slots.take() else {
                 return;
             };
@@ -205,15 +219,19 @@ impl<P: Protocol> Queue<P> {
         for (index, step) in batch.drain(..) {
             let Some(step) = step else { continue };
             let operation = self.slots.get(index).operation as usize;
-            if self.advance(io, index, step) {
-                self.done.push(index);
-                at_once[operation] += 1;
-            } else {
-                let slot = self.slots.get(index);
-                slot.pended = true;
-                slot.noticed = stamps.at(Stage::Noticed);
-                slot.submitted = stamps.at(Stage::Submitted);
-                pending[operation] += 1;
+            match self.advance(io, index, step) {
+                Progress::Done => {
+                    self.done.push(index);
+                    at_once[operation] += 1;
+                }
+                Progress::Pending => {
+                    let slot = self.slots.get(index);
+                    slot.pended = true;
+                    slot.noticed = stamps.at(Stage::Noticed);
+                    slot.submitted = stamps.at(Stage::Submitted);
+                    pending[operation] += 1;
+                }
+                Progress::Over => self.slots.free_slot(index),
             }
         }
         self.batch = batch;
@@ -226,9 +244,9 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Takes a request's steps as far as they go without waiting; true when it can be answered.
+    /// Takes a request's steps as far as they go without waiting.
     #[inline]
-    fn advance(&mut self, io: &mut Io, index: u16, mut step: Step) -> bool {
+    fn advance(&mut self, io: &mut Io, index: u16, mut step: Step) -> Progress {
         let tag = Tag {
             source: self.id,
             slot: u32::from(index),
@@ -236,15 +254,20 @@ impl<P: Protocol> Queue<P> {
         let slot = self.slots.get(index);
         loop {
             step = match step {
-                Step::Answer => return true,
+                Step::Answer if slot.active => return Progress::Done,
+                Step::Answer | Step::Over => return Progress::Over,
+                Step::AnswerAndGoOn => {
+                    slot.goes_on = true;
+                    return Progress::Done;
+                }
                 Step::Wait => {
                     slot.waiting = true;
-                    return false;
+                    return Progress::Pending;
                 }
                 Step::Data(disk, request) => {
                     slot.scratch = false;
                     match io.submit(disk, &request, &mut slot.chain.buffer, tag) {
-                        Submission::Pending => return false,
+                        Submission::Pending => return Progress::Pending,
                         Submission::Done(outcome) => self.protocol.resume(
                             io,
                             &mut slot.chain,
@@ -257,7 +280,7 @@ impl<P: Protocol> Queue<P> {
                 Step::Scratch(disk, request, mut buffer) => {
                     slot.scratch = true;
                     match io.submit(disk, &request, &mut buffer, tag) {
-                        Submission::Pending => return false,
+                        Submission::Pending => return Progress::Pending,
                         Submission::Done(outcome) => self.protocol.resume(
                             io,
                             &mut slot.chain,
@@ -289,9 +312,27 @@ impl<P: Protocol> Queue<P> {
                 self.ring
                     .push(slot.chain.id, slot.chain.descriptors, answer.written);
             }
-            self.slots.release(index);
+            if self.slots.get(index).goes_on {
+                self.slots.answered(index);
+                self.going_on.push(index);
+            } else {
+                self.slots.release(index);
+            }
         }
         self.done.clear();
+    }
+
+    /// Requests that were answered and go on without their driver.
+    #[cold]
+    fn go_on(&mut self, io: &mut Io) {
+        for index in std::mem::take(&mut self.going_on) {
+            let slot = self.slots.get(index);
+            slot.goes_on = false;
+            let step = self.protocol.go_on(io, &mut slot.request, self.stopping);
+            if !matches!(self.advance(io, index, step), Progress::Pending) {
+                self.slots.free_slot(index);
+            }
+        }
     }
 
     fn accepts(&self) -> bool {
@@ -341,8 +382,10 @@ impl<P: Protocol> Source for Queue<P> {
         let step = self
             .protocol
             .resume(io, &mut slot.chain, &mut slot.request, outcome, scratch);
-        if self.advance(io, index, step) {
-            self.done.push(index);
+        match self.advance(io, index, step) {
+            Progress::Done => self.done.push(index),
+            Progress::Pending => {}
+            Progress::Over => self.slots.free_slot(index),
         }
     }
 
@@ -362,6 +405,9 @@ impl<P: Protocol> Source for Queue<P> {
         }
         self.timeline.record_answered(self.reaped, answered);
         self.timeline.record_notified(notified);
+        if !self.going_on.is_empty() {
+            self.go_on(io);
+        }
     }
 
     fn arm(&mut self) -> bool {

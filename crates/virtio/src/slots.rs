@@ -20,6 +20,10 @@ pub(crate) struct Slot<R> {
     pub pended: bool,
     /// It waits for [`crate::Queue::resume_waiting`].
     pub waiting: bool,
+    /// It holds a request that has not been answered.
+    pub active: bool,
+    /// Once answered, it goes on without its driver.
+    pub goes_on: bool,
 }
 
 impl<R: Default> Default for Slot<R> {
@@ -34,6 +38,8 @@ impl<R: Default> Default for Slot<R> {
             scratch: false,
             pended: false,
             waiting: false,
+            active: false,
+            goes_on: false,
         }
     }
 }
@@ -89,19 +95,34 @@ impl<R: Default> Slots<R> {
         let bit = 1 << (id % 64);
         let new = *word & bit == 0;
         *word |= bit;
+        self.slots[usize::from(index)].active = new;
         new
     }
 
-    /// Ends a request: its ID and slot are free again, its memory is let go.
+    /// The driver may use the request's ID again, for it has been answered; its memory is let go.
     #[inline]
-    pub fn release(&mut self, index: u16) {
+    pub fn answered(&mut self, index: u16) {
         let slot = &mut self.slots[usize::from(index)];
         let id = usize::from(slot.chain.id);
         if let Some(word) = self.busy.get_mut(id / 64) {
             *word &= !(1 << (id % 64));
         }
         slot.chain.clear();
-        (slot.scratch, slot.pended, slot.waiting) = (false, false, false);
+        slot.active = false;
+    }
+
+    /// Ends a request: its ID and slot are free again.
+    #[inline]
+    pub fn release(&mut self, index: u16) {
+        self.answered(index);
+        self.free_slot(index);
+    }
+
+    /// The slot of a request that was answered before is free again.
+    #[inline]
+    pub fn free_slot(&mut self, index: u16) {
+        let slot = &mut self.slots[usize::from(index)];
+        (slot.scratch, slot.pended, slot.waiting, slot.goes_on) = (false, false, false, false);
         self.free.push(index);
     }
 
@@ -110,12 +131,9 @@ impl<R: Default> Slots<R> {
         &mut self.slots[usize::from(index)]
     }
 
-    /// The slots, for look-ups that walk all requests in flight (task management).
-    pub fn all(&mut self) -> impl Iterator<Item = (u16, &mut Slot<R>)> {
-        self.slots
-            .iter_mut()
-            .enumerate()
-            .map(|(index, slot)| (index as u16, slot))
+    /// Every request in flight that is not answered yet, for look-ups that walk them (task management).
+    pub fn active(&mut self) -> impl Iterator<Item = &mut Slot<R>> {
+        self.slots.iter_mut().filter(|slot| slot.active)
     }
 }
 

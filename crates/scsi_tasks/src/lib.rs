@@ -1,0 +1,13 @@
+//! Carries out SCSI plans on disks: what virtio-scsi and iSCSI share between the pure core and the backends.
+//!
+//! [`Units`] knows which disk a logical unit stands on; a [`Task`] takes one command's [`scsi::Plan`] through its I/Os.
+//! Which worker, which ring and which transport is the caller's business. Owned by the request's slot; a task
+//! of one I/O allocates nothing.
+
+#![forbid(unsafe_code)]
+
+mod task;
+mod units;
+
+pub use task::{Task, TaskStep};
+pub use units::Units;

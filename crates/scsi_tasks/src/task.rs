@@ -1,0 +1,169 @@
+//! One command from its plan to its response.
+//!
+//! ```text
+//!   start -> Data | Scratch -> (I/O) -> resume -> ... -> Answer          the response is then in `response`
+//!         -> NeedData -> (data-out copied) -> with_data -> ...
+//!                                     ... -> AnswerAndGoOn -> (answered) -> go_on -> ... -> Over
+//! ```
+
+use disk::{IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use scsi::{DirectIo, DiskId, Pending, Plan, Response, Run, Step};
+
+/// What the door has to do next.
+#[derive(Debug)]
+pub enum TaskStep {
+    /// An I/O on the initiator's own buffer, from its start; then [`Task::resume`].
+    Data(DiskId, IoRequest),
+    /// An I/O on this memory; then [`Task::resume`] with it.
+    Scratch(DiskId, IoRequest, IoBuffer),
+    /// Copy so many bytes from the start of the data-out; then [`Task::with_data`].
+    NeedData(usize),
+    /// The response is there.
+    Answer,
+    /// The response is there, and the task goes on without its initiator: [`Task::go_on`].
+    AnswerAndGoOn,
+    /// A task that was answered before has ended.
+    Over,
+}
+
+/// A command under way.
+#[derive(Debug, Default)]
+pub struct Task {
+    doing: Doing,
+    response: Option<Response>,
+}
+
+#[derive(Debug, Default)]
+enum Doing {
+    #[default]
+    Nothing,
+    Direct(DirectIo),
+    Waiting(Pending),
+    Running(Box<Running>),
+}
+
+#[derive(Debug)]
+struct Running {
+    run: Box<Run>,
+    scratch: Vec<u8>,
+    /// Where the data of a read in flight goes.
+    reading: Option<std::ops::Range<usize>>,
+}
+
+impl Task {
+    /// Begins with a plan, forgetting what was before.
+    #[inline]
+    pub fn start(&mut self, plan: Plan) -> TaskStep {
+        self.response = None;
+        match plan {
+            Plan::Io(io) => {
+                self.doing = Doing::Direct(io);
+                TaskStep::Data(io.disk, io.request)
+            }
+            other => self.start_slowly(other),
+        }
+    }
+
+    fn start_slowly(&mut self, plan: Plan) -> TaskStep {
+        match plan {
+            Plan::Io(io) => {
+                self.doing = Doing::Direct(io);
+                TaskStep::Data(io.disk, io.request)
+            }
+            Plan::Done(response) => self.answer(response),
+            Plan::NeedData(pending) => {
+                let length = pending.length();
+                self.doing = Doing::Waiting(pending);
+                TaskStep::NeedData(length)
+            }
+            Plan::Run(run) => {
+                let scratch = vec![0; run.scratch_length];
+                let running = Running {
+                    run,
+                    scratch,
+                    reading: None,
+                };
+                self.advance(Box::new(running), None)
+            }
+        }
+    }
+
+    /// Goes on with the data-out that [`TaskStep::NeedData`] asked for.
+    pub fn with_data(&mut self, data: &[u8]) -> TaskStep {
+        match std::mem::take(&mut self.doing) {
+            Doing::Waiting(pending) => self.start_slowly(pending.with_data(data)),
+            _ => self.answer(Response::aborted()),
+        }
+    }
+
+    /// Goes on after an I/O; `scratch` is the memory of a [`TaskStep::Scratch`].
+    #[inline]
+    pub fn resume(&mut self, outcome: IoOutcome, scratch: Option<IoBuffer>) -> TaskStep {
+        match std::mem::take(&mut self.doing) {
+            Doing::Direct(io) => self.answer(io.finish(outcome)),
+            Doing::Running(mut running) => {
+                if let (Some(range), Some(buffer)) = (running.reading.take(), scratch)
+                    && let Some(into) = running.scratch.get_mut(range)
+                    && outcome.is_ok()
+                {
+                    buffer.read_at(0, into);
+                }
+                self.advance(running, Some(outcome))
+            }
+            Doing::Nothing | Doing::Waiting(_) => self.answer(Response::aborted()),
+        }
+    }
+
+    /// Goes on after [`TaskStep::AnswerAndGoOn`].
+    pub fn go_on(&mut self) -> TaskStep {
+        match std::mem::take(&mut self.doing) {
+            Doing::Running(running) => self.advance(running, None),
+            _ => TaskStep::Over,
+        }
+    }
+
+    /// Ends the task where it is; an I/O in flight has to end before its memory may go.
+    pub fn abandon(&mut self) {
+        self.doing = Doing::Nothing;
+        self.response = None;
+    }
+
+    /// The response, once a step has said that it is there.
+    #[inline]
+    pub fn take_response(&mut self) -> Response {
+        self.response.take().unwrap_or_else(Response::aborted)
+    }
+
+    #[inline]
+    fn answer(&mut self, response: Response) -> TaskStep {
+        self.response = Some(response);
+        TaskStep::Answer
+    }
+
+    fn advance(&mut self, mut running: Box<Running>, outcome: Option<IoOutcome>) -> TaskStep {
+        match running.run.next(outcome, &mut running.scratch) {
+            Step::Done(response) => self.answer(response),
+            Step::End => TaskStep::Over,
+            Step::Answer(response) => {
+                self.doing = Doing::Running(running);
+                self.answer(response);
+                TaskStep::AnswerAndGoOn
+            }
+            Step::Io {
+                disk,
+                request,
+                scratch,
+            } => {
+                let buffer = IoBuffer::owned(scratch.len());
+                match (request.kind, running.scratch.get(scratch.clone())) {
+                    (IoKind::Read, _) => running.reading = Some(scratch),
+                    (IoKind::Write, Some(data)) => buffer.write_at(0, data),
+                    _ => {}
+                }
+                self.doing = Doing::Running(running);
+                TaskStep::Scratch(disk, request, buffer)
+            }
+        }
+    }
+}

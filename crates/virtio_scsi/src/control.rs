@@ -1,0 +1,267 @@
+//! The control queue (virtio 1.3, 5.6.6.2): task management and asynchronous notification queries.
+//!
+//! Tasks run on the workers of the request queues. A function is sent to each of them; it marks the tasks that it
+//! means and waits until they have been answered, so that none of them touches a disk after the function's own
+//! answer. A [`TaskWait`] is held by every message and every such task: the last one to let go answers.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use disk::IoOutcome;
+use guest_memory::IoBuffer;
+use reactor::{Io, SourceId, Tag, Worker, WorkerHandle};
+use timeline::Operation;
+use virtio::{Answer, Malformed, Protocol, Queue, Start, Step};
+use virtqueue::Chain;
+
+use crate::device::Shared;
+use crate::queue::{RequestQueue, key};
+use crate::request::{Address, ControlRequest, S_ABORTED, S_BAD_TARGET, S_RESET};
+
+const FUNCTION_COMPLETE: u8 = 0;
+const FUNCTION_SUCCEEDED: u8 = 10;
+const FUNCTION_REJECTED: u8 = 11;
+const INCORRECT_LUN: u8 = 12;
+
+/// Task management functions, by VIRTIO_SCSI_T_TMF's subtype.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Function {
+    AbortTask,
+    AbortTaskSet,
+    ClearAca,
+    ClearTaskSet,
+    NexusReset,
+    UnitReset,
+    QueryTask,
+    QueryTaskSet,
+}
+
+impl Function {
+    fn parse(subtype: u32) -> Option<Function> {
+        Some(match subtype {
+            0 => Function::AbortTask,
+            1 => Function::AbortTaskSet,
+            2 => Function::ClearAca,
+            3 => Function::ClearTaskSet,
+            4 => Function::NexusReset,
+            5 => Function::UnitReset,
+            6 => Function::QueryTask,
+            7 => Function::QueryTaskSet,
+            _ => return None,
+        })
+    }
+
+    /// Does it mean this task?
+    fn means(self, key: (u8, u16), id: u64, task: (Option<(u8, u16)>, u64)) -> bool {
+        let Some(task_key) = task.0 else { return false };
+        match self {
+            Function::AbortTask | Function::QueryTask => task_key == key && task.1 == id,
+            Function::AbortTaskSet
+            | Function::ClearTaskSet
+            | Function::UnitReset
+            | Function::QueryTaskSet => task_key == key,
+            Function::NexusReset => task_key.0 == key.0,
+            Function::ClearAca => false,
+        }
+    }
+
+    /// The response of the tasks that it ends.
+    fn ends_with(self) -> Option<u8> {
+        match self {
+            Function::AbortTask | Function::AbortTaskSet | Function::ClearTaskSet => {
+                Some(S_ABORTED)
+            }
+            Function::NexusReset | Function::UnitReset => Some(S_RESET),
+            Function::QueryTask | Function::QueryTaskSet | Function::ClearAca => None,
+        }
+    }
+}
+
+/// A task management function on its way. When the last holder lets go, it is answered.
+pub(crate) struct TaskWait {
+    control: (WorkerHandle, SourceId),
+    slot: u32,
+    function: Function,
+    found: AtomicBool,
+}
+
+impl Drop for TaskWait {
+    fn drop(&mut self) {
+        let (slot, (worker, source)) = (self.slot, self.control.clone());
+        let found = self.found.load(Ordering::Acquire);
+        let code = match self.function {
+            Function::QueryTask | Function::QueryTaskSet if found => FUNCTION_SUCCEEDED,
+            _ => FUNCTION_COMPLETE,
+        };
+        worker.send(move |w| {
+            if let Some(queue) = queue_of::<ControlQueue>(w, source) {
+                queue.resume_waiting(slot, |pending| pending.code = code);
+            }
+            w.wake(source);
+        });
+    }
+}
+
+fn queue_of<P: Protocol>(worker: &mut Worker, source: SourceId) -> Option<&mut Queue<P>> {
+    let (source, _io) = worker.source(source)?;
+    (source as &mut dyn Any).downcast_mut()
+}
+
+/// The control queue's half of a virtqueue.
+pub(crate) struct ControlQueue {
+    shared: Arc<Shared>,
+    worker: WorkerHandle,
+}
+
+/// What a control request remembers.
+#[derive(Default)]
+pub(crate) struct Pending {
+    /// VIRTIO_SCSI_T_AN_*: the response begins with four more bytes.
+    notification: bool,
+    code: u8,
+}
+
+impl ControlQueue {
+    pub(crate) fn new(shared: Arc<Shared>, worker: WorkerHandle) -> ControlQueue {
+        ControlQueue { shared, worker }
+    }
+
+    /// Sends a function to every request queue; its answer comes by itself.
+    fn manage(&self, function: Function, key: (u8, u16), id: u64, tag: Tag) {
+        let control = (self.worker.clone(), tag.source);
+        let wait = Arc::new(TaskWait {
+            control,
+            slot: tag.slot,
+            function,
+            found: AtomicBool::new(false),
+        });
+        for (worker, source) in self.shared.request_queues() {
+            let wait = wait.clone();
+            worker.send(move |w| {
+                let Some(queue) = queue_of::<RequestQueue>(w, source) else {
+                    return;
+                };
+                let (_, tasks) = queue.requests();
+                for task in tasks.filter(|task| function.means(key, id, (task.key, task.id))) {
+                    wait.found.store(true, Ordering::Release);
+                    if let Some(code) = function.ends_with() {
+                        task.aborted = Some(code);
+                        task.waits.push(wait.clone());
+                    }
+                }
+            });
+        }
+    }
+
+    fn begin_function(&self, subtype: u32, lun: &[u8; 8], id: u64, tag: Tag) -> Result<(), u8> {
+        let function = Function::parse(subtype).ok_or(FUNCTION_REJECTED)?;
+        let address = Address::parse(lun).ok_or(INCORRECT_LUN)?;
+        match self.shared.has_unit(&address) {
+            None => return Err(S_BAD_TARGET),
+            Some(false) if function != Function::NexusReset => return Err(INCORRECT_LUN),
+            Some(_) => {}
+        }
+        self.manage(function, key(&address), id, tag);
+        Ok(())
+    }
+}
+
+impl Protocol for ControlQueue {
+    type Request = Pending;
+
+    fn begin(
+        &mut self,
+        _io: &mut Io,
+        chain: &mut Chain,
+        pending: &mut Pending,
+        tag: Tag,
+    ) -> Result<Start, Malformed> {
+        let mut bytes = [0; ControlRequest::MAX_SIZE];
+        let length = bytes.len().min(chain.readable as usize);
+        chain.buffer.read_whole(0, &mut bytes[..length]);
+        let request = ControlRequest::parse(&bytes[..length])
+            .ok_or(Malformed("control request is shorter than its type"))?;
+        pending.notification = request == ControlRequest::AsynchronousNotification;
+        let room = if pending.notification { 5 } else { 1 };
+        if chain.writable < room {
+            return Err(Malformed("control request has no room for its response"));
+        }
+        let begun = match request {
+            ControlRequest::TaskManagement { function, lun, id } => {
+                self.begin_function(function, &lun, id, tag)
+            }
+            // No event of SPC's asynchronous notification classes is offered: none is subscribed to.
+            ControlRequest::AsynchronousNotification => Err(FUNCTION_COMPLETE),
+            ControlRequest::Unknown => Err(FUNCTION_REJECTED),
+        };
+        let step = match begun {
+            Ok(()) => Step::Wait,
+            Err(code) => {
+                pending.code = code;
+                Step::Answer
+            }
+        };
+        Ok(Start {
+            step,
+            operation: Operation::Other,
+            bytes: 0,
+        })
+    }
+
+    fn resume(
+        &mut self,
+        _: &mut Io,
+        _: &mut Chain,
+        _: &mut Pending,
+        _: IoOutcome,
+        _: Option<IoBuffer>,
+    ) -> Step {
+        Step::Answer
+    }
+
+    fn answer(&mut self, chain: &mut Chain, pending: &mut Pending) -> Answer {
+        let at = chain.readable as usize;
+        if pending.notification {
+            chain.buffer.write_whole(at, &[0, 0, 0, 0, pending.code]);
+            return Answer {
+                written: 5,
+                good: true,
+            };
+        }
+        chain.buffer.write_whole(at, &[pending.code]);
+        Answer {
+            written: 1,
+            good: matches!(pending.code, FUNCTION_COMPLETE | FUNCTION_SUCCEEDED),
+        }
+    }
+
+    fn close(&mut self, _io: &mut Io) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_mean_the_tasks_that_sam_says() {
+        let task = (Some((1, 2)), 7);
+        assert!(Function::AbortTask.means((1, 2), 7, task));
+        assert!(!Function::AbortTask.means((1, 2), 8, task));
+        assert!(!Function::AbortTask.means((1, 3), 7, task));
+        assert!(Function::UnitReset.means((1, 2), 0, task));
+        assert!(!Function::UnitReset.means((1, 3), 0, task));
+        assert!(Function::NexusReset.means((1, 3), 0, task));
+        assert!(!Function::NexusReset.means((2, 2), 0, task));
+        assert!(!Function::ClearAca.means((1, 2), 7, task));
+    }
+
+    #[test]
+    fn subtypes_are_those_of_5_6_6_2() {
+        let all: Vec<_> = (0..9).map(Function::parse).collect();
+        assert_eq!(all[0], Some(Function::AbortTask));
+        assert_eq!(all[5], Some(Function::UnitReset));
+        assert_eq!(all[7], Some(Function::QueryTaskSet));
+        assert_eq!(all[8], None);
+    }
+}

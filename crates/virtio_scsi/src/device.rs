@@ -1,0 +1,286 @@
+//! A controller, as a front end configures it, and its targets, as the daemon fills them.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use backend::Disk;
+use reactor::{SourceId, WorkerHandle};
+use scsi::{AttachError, Nexus, Target, TargetPort, TransportId};
+use scsi_tasks::Units;
+use virtio::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
+
+use crate::control::ControlQueue;
+use crate::events::{Event, EventQueue};
+use crate::queue::{RequestQueue, key};
+use crate::request::Address;
+
+/// VIRTIO_SCSI_F_HOTPLUG: units that come and go are told on the event queue.
+const F_HOTPLUG: u64 = 1 << 1;
+/// VIRTIO_SCSI_F_CHANGE: units that change are told on the event queue.
+const F_CHANGE: u64 = 1 << 2;
+
+const CONTROL: u16 = 0;
+const EVENTS: u16 = 1;
+const FIRST_REQUEST: u16 = 2;
+
+/// How a controller is exported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScsiOptions {
+    /// The export's name, for logs and statistics, and a part of its nexuses' names.
+    pub name: String,
+    /// Request queues offered: 1 to 254; the control and event queues come on top.
+    pub queues: u16,
+}
+
+/// A unit cannot be put where it was asked to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LunError {
+    /// The target asked for.
+    pub target: u8,
+    /// Why not.
+    pub source: AttachError,
+}
+
+impl std::fmt::Display for LunError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "target {}: {}", self.target, self.source)
+    }
+}
+
+impl std::error::Error for LunError {}
+
+struct Entry {
+    target: Arc<Target>,
+    port: Arc<TargetPort>,
+    nexus: Arc<Nexus>,
+}
+
+type Place = (WorkerHandle, SourceId);
+
+/// What the controller and its queues share.
+pub(crate) struct Shared {
+    name: String,
+    pub units: Arc<Units>,
+    /// Changes whenever a target or a nexus comes or goes.
+    pub generation: AtomicU64,
+    targets: Mutex<Vec<Option<Entry>>>,
+    queues: Mutex<Vec<Option<Place>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Every target with the front end's nexus to it, and the generation that they belong to.
+    pub fn targets(&self) -> (u64, Vec<Option<(Arc<Target>, Arc<Nexus>)>>) {
+        let targets = lock(&self.targets);
+        let seen =
+            |entry: &Option<Entry>| entry.as_ref().map(|e| (e.target.clone(), e.nexus.clone()));
+        (
+            self.generation.load(Ordering::Acquire),
+            targets.iter().map(seen).collect(),
+        )
+    }
+
+    /// Is there such a unit? `None`: not even the target.
+    pub fn has_unit(&self, address: &Address) -> Option<bool> {
+        let targets = lock(&self.targets);
+        let entry = targets.get(usize::from(address.target))?.as_ref()?;
+        Some(entry.target.view().map().get(key(address).1).is_some())
+    }
+
+    pub fn request_queues(&self) -> Vec<Place> {
+        lock(&self.queues)
+            .iter()
+            .skip(usize::from(FIRST_REQUEST))
+            .flatten()
+            .cloned()
+            .collect()
+    }
+
+    fn nexus(&self, target: &Arc<Target>, port: &Arc<TargetPort>) -> Arc<Nexus> {
+        // The same name after every restart: registrations belong to it.
+        let initiator =
+            TransportId::iscsi_device(&format!("iqn.2026-11.org.lunette:{}", self.name));
+        target.attach_nexus(initiator, port.clone())
+    }
+
+    fn changed(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// A virtio-scsi controller.
+pub struct ScsiDevice {
+    queues: u16,
+    shared: Arc<Shared>,
+}
+
+impl ScsiDevice {
+    /// A controller without units.
+    pub fn new(units: Arc<Units>, options: ScsiOptions) -> ScsiDevice {
+        let shared = Shared {
+            name: options.name,
+            units,
+            generation: AtomicU64::new(1),
+            targets: Mutex::new(Vec::new()),
+            queues: Mutex::new(Vec::new()),
+        };
+        ScsiDevice {
+            queues: options.queues.clamp(1, 254) + FIRST_REQUEST,
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Puts a disk at a target and LUN, and tells a driver that is there.
+    ///
+    /// # Errors
+    /// When the LUN is taken or above 16,383.
+    pub fn add_lun(&self, target: u8, lun: u16, disk: &Arc<Disk>) -> Result<(), LunError> {
+        let unit = self.shared.units.unit(disk);
+        {
+            let mut targets = lock(&self.shared.targets);
+            let index = usize::from(target);
+            if targets.len() <= index {
+                targets.resize_with(index + 1, || None);
+            }
+            let entry = targets[index].get_or_insert_with(|| {
+                let relative_id = self.shared.units.next_port_id();
+                let port = Arc::new(TargetPort {
+                    relative_id,
+                    group: 1,
+                    name: None,
+                    device_name: None,
+                });
+                let made = Target::new(vec![port.clone()]);
+                let nexus = self.shared.nexus(&made, &port);
+                Entry {
+                    target: made,
+                    port,
+                    nexus,
+                }
+            });
+            entry
+                .target
+                .attach_unit(lun, unit)
+                .map_err(|source| LunError { target, source })?;
+            self.shared.changed();
+        }
+        self.post(Event::Added, target, lun);
+        Ok(())
+    }
+
+    /// Takes a disk away; false when there was none. The driver is told; commands get "logical unit not supported".
+    pub fn remove_lun(&self, target: u8, lun: u16) -> bool {
+        let removed = {
+            let targets = lock(&self.shared.targets);
+            let entry = targets.get(usize::from(target)).and_then(Option::as_ref);
+            let removed = entry.and_then(|entry| entry.target.detach_unit(lun));
+            self.shared.changed();
+            removed
+        };
+        if removed.is_some() {
+            self.post(Event::Removed, target, lun);
+        }
+        removed.is_some()
+    }
+
+    /// Tells the driver, if one is there and has an event queue.
+    pub fn post(&self, event: Event, target: u8, lun: u16) {
+        let place = lock(&self.shared.queues)
+            .get(usize::from(EVENTS))
+            .cloned()
+            .flatten();
+        let Some((worker, source)) = place else {
+            return;
+        };
+        let bytes = event.encode(target, lun);
+        worker.send(move |w| {
+            if let Some((queue, _io)) = w.source(source)
+                && let Some(queue) = (queue as &mut dyn Any).downcast_mut::<Queue<EventQueue>>()
+            {
+                queue.protocol().post(bytes);
+            }
+            w.wake(source);
+        });
+    }
+}
+
+fn maker<P: Protocol>(
+    setup: QueueSetup,
+    protocol: impl FnOnce() -> P + Send + 'static,
+) -> QueueMaker {
+    Box::new(move |_io, id| {
+        let queue = Queue::new(setup, id, protocol()).map_err(|error| error.to_string())?;
+        Ok(queue.built())
+    })
+}
+
+impl VirtioDevice for ScsiDevice {
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    fn features(&self) -> u64 {
+        F_HOTPLUG | F_CHANGE
+    }
+
+    fn queue_count(&self) -> u16 {
+        self.queues
+    }
+
+    /// Empty: a vhost-user front end answers virtio-scsi's configuration space itself.
+    fn config(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
+        Err(ConfigError {
+            offset,
+            length: data.len(),
+        })
+    }
+
+    fn packed(&self) -> bool {
+        true
+    }
+
+    fn reset(&self) {
+        // Another front end, or a driver that starts anew, is another nexus of the same name.
+        for entry in lock(&self.shared.targets).iter_mut().flatten() {
+            entry.target.detach_nexus(&entry.nexus);
+            entry.nexus = self.shared.nexus(&entry.target, &entry.port);
+        }
+        self.shared.changed();
+    }
+
+    fn carries_data(&self, index: u16) -> bool {
+        index >= FIRST_REQUEST
+    }
+
+    fn queue(&self, setup: QueueSetup, worker: &WorkerHandle) -> QueueMaker {
+        let (shared, worker) = (self.shared.clone(), worker.clone());
+        match setup.index {
+            CONTROL => maker(setup, move || ControlQueue::new(shared, worker)),
+            EVENTS => maker(setup, EventQueue::default),
+            _ => maker(setup, move || RequestQueue::new(shared)),
+        }
+    }
+
+    fn queue_stopped(&self, index: u16) {
+        if let Some(place) = lock(&self.shared.queues).get_mut(usize::from(index)) {
+            *place = None;
+        }
+    }
+
+    fn queue_placed(&self, index: u16, worker: &WorkerHandle, source: SourceId) {
+        let mut queues = lock(&self.shared.queues);
+        let index = usize::from(index);
+        if queues.len() <= index {
+            queues.resize(index + 1, None);
+        }
+        queues[index] = Some((worker.clone(), source));
+    }
+}

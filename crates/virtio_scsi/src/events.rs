@@ -1,0 +1,159 @@
+//! The event queue (virtio 1.3, 5.6.6.3): tells the driver that units came, went or changed.
+//!
+//! The driver gives buffers in advance; they stay in the ring until there is an event. Events that find no buffer
+//! wait, up to a bound; beyond it they are dropped and the next one says so.
+
+use std::collections::VecDeque;
+
+use disk::IoOutcome;
+use guest_memory::IoBuffer;
+use reactor::{Io, Tag};
+use timeline::Operation;
+use virtio::{Answer, Malformed, Protocol, Start, Step};
+use virtqueue::Chain;
+
+use crate::request::{self, Address, EVENT_SIZE};
+
+/// Events that wait for a buffer; Linux gives eight buffers.
+const MAX_WAITING: usize = 64;
+
+/// VIRTIO_SCSI_T_EVENTS_MISSED.
+const EVENTS_MISSED: u32 = 0x8000_0000;
+/// VIRTIO_SCSI_T_TRANSPORT_RESET.
+const TRANSPORT_RESET: u32 = 1;
+/// VIRTIO_SCSI_T_PARAM_CHANGE.
+const PARAM_CHANGE: u32 = 3;
+/// VIRTIO_SCSI_EVT_RESET_RESCAN.
+const RESET_RESCAN: u32 = 1;
+/// VIRTIO_SCSI_EVT_RESET_REMOVED.
+const RESET_REMOVED: u32 = 2;
+
+/// What the driver is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A unit has come.
+    Added,
+    /// A unit has gone.
+    Removed,
+    /// A unit has changed, as the additional sense code (and qualifier) says.
+    Changed {
+        /// ASC.
+        code: u8,
+        /// ASCQ.
+        qualifier: u8,
+    },
+}
+
+impl Event {
+    pub(crate) fn encode(self, target: u8, lun: u16) -> [u8; EVENT_SIZE] {
+        let (kind, reason) = match self {
+            Event::Added => (TRANSPORT_RESET, RESET_RESCAN),
+            Event::Removed => (TRANSPORT_RESET, RESET_REMOVED),
+            Event::Changed { code, qualifier } => {
+                (PARAM_CHANGE, u32::from(code) | u32::from(qualifier) << 8)
+            }
+        };
+        request::event(kind, Address::encode(target, lun), reason)
+    }
+}
+
+/// The event queue's half of a virtqueue.
+#[derive(Default)]
+pub(crate) struct EventQueue {
+    waiting: VecDeque<[u8; EVENT_SIZE]>,
+    missed: bool,
+}
+
+impl EventQueue {
+    pub(crate) fn post(&mut self, event: [u8; EVENT_SIZE]) {
+        if self.waiting.len() < MAX_WAITING {
+            self.waiting.push_back(event);
+        } else {
+            self.missed = true;
+        }
+    }
+}
+
+impl Protocol for EventQueue {
+    type Request = ();
+
+    fn begin(
+        &mut self,
+        _io: &mut Io,
+        chain: &mut Chain,
+        _: &mut (),
+        _: Tag,
+    ) -> Result<Start, Malformed> {
+        if (chain.writable as usize) < EVENT_SIZE {
+            return Err(Malformed("event buffer is smaller than an event"));
+        }
+        Ok(Start {
+            step: Step::Answer,
+            operation: Operation::Other,
+            bytes: 0,
+        })
+    }
+
+    fn resume(
+        &mut self,
+        _: &mut Io,
+        _: &mut Chain,
+        _: &mut (),
+        _: IoOutcome,
+        _: Option<IoBuffer>,
+    ) -> Step {
+        Step::Answer
+    }
+
+    fn answer(&mut self, chain: &mut Chain, _: &mut ()) -> Answer {
+        // More buffers may have been taken than events wait: the rest say "none" (VIRTIO_SCSI_T_NO_EVENT).
+        let mut event = self.waiting.pop_front().unwrap_or([0; EVENT_SIZE]);
+        if self.waiting.is_empty() && std::mem::take(&mut self.missed) {
+            let kind = u32::from_le_bytes([event[0], event[1], event[2], event[3]]) | EVENTS_MISSED;
+            event[0..4].copy_from_slice(&kind.to_le_bytes());
+        }
+        chain.buffer.write_whole(chain.readable as usize, &event);
+        Answer {
+            written: EVENT_SIZE as u32,
+            good: true,
+        }
+    }
+
+    fn wants_chains(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    fn batch_limit(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn close(&mut self, _io: &mut Io) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_those_of_5_6_6_3() {
+        assert_eq!(Event::Added.encode(1, 2)[..8], [1, 0, 0, 0, 1, 1, 0x40, 2]);
+        assert_eq!(Event::Added.encode(1, 2)[12..], [1, 0, 0, 0]);
+        assert_eq!(Event::Removed.encode(0, 0)[12..], [2, 0, 0, 0]);
+        let resized = Event::Changed {
+            code: 0x2a,
+            qualifier: 9,
+        }
+        .encode(0, 0);
+        assert_eq!((resized[0], &resized[12..]), (3, &[0x2a, 9, 0, 0][..]));
+    }
+
+    #[test]
+    fn events_beyond_the_bound_are_counted_as_missed() {
+        let mut queue = EventQueue::default();
+        for _ in 0..MAX_WAITING + 1 {
+            queue.post([1; EVENT_SIZE]);
+        }
+        assert_eq!(queue.waiting.len(), MAX_WAITING);
+        assert!(queue.missed);
+    }
+}

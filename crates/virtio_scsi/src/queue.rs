@@ -1,0 +1,385 @@
+//! A request queue: commands through the SCSI core, plans through their I/Os, responses back.
+//!
+//! Owned by one worker. A target look-up is an index; the map of targets is looked at anew when its generation
+//! changes, one relaxed load per request. Disks are opened at their first use by this worker.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use reactor::{DiskHandle, Io, Tag};
+use scsi::{Command, DiskId, Nexus, Residual, Response, Status, TargetView};
+use scsi_tasks::{Task, TaskStep};
+use timeline::Operation;
+use virtio::{Answer, Malformed, Protocol, Start, Step};
+use virtqueue::Chain;
+
+use crate::control::TaskWait;
+use crate::device::Shared;
+use crate::request::{self, Address, Header, REQUEST_SIZE, RESPONSE_SIZE, SENSE_SIZE};
+
+/// A target as this queue sees it.
+struct Seen {
+    view: TargetView,
+    nexus: Arc<Nexus>,
+}
+
+/// Virtio-scsi's half of a request queue.
+pub(crate) struct RequestQueue {
+    shared: Arc<Shared>,
+    generation: u64,
+    targets: Vec<Option<Seen>>,
+    /// By [`DiskId`]: this worker's handles.
+    disks: Vec<Option<DiskHandle>>,
+}
+
+/// What a request remembers until it is answered.
+#[derive(Default)]
+pub(crate) struct Pending {
+    task: Task,
+    /// Which task it is, for task management.
+    pub key: Option<(u8, u16)>,
+    pub id: u64,
+    /// The response code, when the command did not get as far as the core.
+    code: u8,
+    data_in_room: u32,
+    data_in: u32,
+    /// Set by task management: [`request::S_ABORTED`] or [`request::S_RESET`].
+    pub aborted: Option<u8>,
+    /// Task management functions that wait for this task to end.
+    pub waits: Vec<Arc<TaskWait>>,
+}
+
+impl RequestQueue {
+    pub(crate) fn new(shared: Arc<Shared>) -> RequestQueue {
+        RequestQueue {
+            shared,
+            generation: 0,
+            targets: Vec::new(),
+            disks: Vec::new(),
+        }
+    }
+
+    #[inline]
+    fn target(&mut self, number: u8) -> Option<&mut Seen> {
+        if self.shared.generation.load(Ordering::Acquire) != self.generation {
+            self.look_again();
+        }
+        self.targets.get_mut(usize::from(number))?.as_mut()
+    }
+
+    #[cold]
+    fn look_again(&mut self) {
+        let (generation, targets) = self.shared.targets();
+        self.generation = generation;
+        self.targets.clear();
+        self.targets.extend(targets.into_iter().map(|seen| {
+            seen.map(|(target, nexus)| Seen {
+                view: target.view(),
+                nexus,
+            })
+        }));
+    }
+
+    #[inline]
+    fn disk(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
+        match self.disks.get(id.0 as usize) {
+            Some(Some(handle)) => Some(*handle),
+            _ => self.open(io, id),
+        }
+    }
+
+    #[cold]
+    fn open(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
+        let disk = self.shared.units.disk(id)?;
+        match io.open(&disk) {
+            Ok(handle) => {
+                let index = id.0 as usize;
+                if self.disks.len() <= index {
+                    self.disks.resize(index + 1, None);
+                }
+                self.disks[index] = Some(handle);
+                Some(handle)
+            }
+            Err(error) => {
+                tracing::error!(
+                    disk = disk.name(),
+                    "cannot open disk for another worker: {error}"
+                );
+                None
+            }
+        }
+    }
+
+    /// A task's step as the queue takes it.
+    #[inline]
+    fn step(
+        &mut self,
+        io: &mut Io,
+        chain: &mut Chain,
+        pending: &mut Pending,
+        step: TaskStep,
+    ) -> Step {
+        match step {
+            TaskStep::Data(disk, request) => match self.disk(io, disk) {
+                Some(handle) => {
+                    set_window(chain, pending, &request);
+                    Step::Data(handle, request)
+                }
+                None => self.offline(io, chain, pending, None),
+            },
+            TaskStep::Answer => Step::Answer,
+            other => self.slow_step(io, chain, pending, other),
+        }
+    }
+
+    fn slow_step(
+        &mut self,
+        io: &mut Io,
+        chain: &mut Chain,
+        pending: &mut Pending,
+        step: TaskStep,
+    ) -> Step {
+        match step {
+            TaskStep::NeedData(length) => {
+                let mut data = vec![0; length];
+                let offered = (chain.readable as usize).saturating_sub(REQUEST_SIZE);
+                if length > offered {
+                    data.truncate(offered);
+                }
+                chain.buffer.read_whole(REQUEST_SIZE, &mut data);
+                let next = pending.task.with_data(&data);
+                self.step(io, chain, pending, next)
+            }
+            TaskStep::Scratch(disk, request, buffer) => match self.disk(io, disk) {
+                Some(handle) => Step::Scratch(handle, request, buffer),
+                None => self.offline(io, chain, pending, Some(buffer)),
+            },
+            TaskStep::AnswerAndGoOn => Step::AnswerAndGoOn,
+            TaskStep::Over => Step::Over,
+            step @ (TaskStep::Data(..) | TaskStep::Answer) => self.step(io, chain, pending, step),
+        }
+    }
+
+    fn offline(
+        &mut self,
+        io: &mut Io,
+        chain: &mut Chain,
+        pending: &mut Pending,
+        scratch: Option<IoBuffer>,
+    ) -> Step {
+        let next = pending
+            .task
+            .resume(Err(IoError::new(IoErrorKind::Offline)), scratch);
+        self.step(io, chain, pending, next)
+    }
+}
+
+/// The window of the chain's buffer that an I/O works on: the start of the data-in or of the data-out.
+#[inline]
+fn set_window(chain: &mut Chain, pending: &mut Pending, request: &IoRequest) {
+    match request.kind {
+        IoKind::Read => {
+            let length = request.length.min(u64::from(pending.data_in_room));
+            pending.data_in = length as u32;
+            chain
+                .buffer
+                .set_window(chain.readable as usize + RESPONSE_SIZE, length as usize);
+        }
+        IoKind::Write => {
+            let room = u64::from(chain.readable) - REQUEST_SIZE as u64;
+            chain
+                .buffer
+                .set_window(REQUEST_SIZE, request.length.min(room) as usize);
+        }
+        IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => {}
+    }
+}
+
+/// How a command is counted.
+#[inline]
+fn operation(opcode: u8, direct: Option<&IoRequest>) -> Operation {
+    match direct.map(|request| request.kind) {
+        Some(IoKind::Read) => Operation::Read,
+        Some(IoKind::Write) => Operation::Write,
+        Some(IoKind::Flush) => Operation::Flush,
+        Some(IoKind::Discard | IoKind::WriteZeroes) => Operation::Discard,
+        // UNMAP and WRITE SAME in several steps.
+        None if matches!(opcode, 0x42 | 0x41 | 0x93) => Operation::Discard,
+        None => Operation::Other,
+    }
+}
+
+impl Protocol for RequestQueue {
+    type Request = Pending;
+
+    #[inline]
+    fn begin(
+        &mut self,
+        io: &mut Io,
+        chain: &mut Chain,
+        pending: &mut Pending,
+        _tag: Tag,
+    ) -> Result<Start, Malformed> {
+        if (chain.readable as usize) < REQUEST_SIZE {
+            return Err(Malformed("request has no whole header"));
+        }
+        if (chain.writable as usize) < RESPONSE_SIZE {
+            return Err(Malformed("request has no room for its response"));
+        }
+        let mut bytes = [0; REQUEST_SIZE];
+        chain.buffer.read_whole(0, &mut bytes);
+        let header = Header::parse(&bytes);
+        pending.key = header.address.map(|address| key(&address));
+        pending.id = header.id;
+        (pending.code, pending.data_in, pending.aborted) = (request::S_OK, 0, None);
+        pending.data_in_room = chain.writable - RESPONSE_SIZE as u32;
+        let data_out_length = u64::from(chain.readable) - REQUEST_SIZE as u64;
+        let data_in_length = u64::from(pending.data_in_room);
+        let plan = match header
+            .address
+            .and_then(|a| Some((a.lun, self.target(a.target)?)))
+        {
+            Some((lun, seen)) => {
+                seen.view.refresh();
+                let command = Command {
+                    nexus: &seen.nexus,
+                    lun,
+                    cdb: &header.cdb,
+                    attribute: header.attribute,
+                    data_out_length,
+                    data_in_length,
+                };
+                seen.view.begin(&command)
+            }
+            None => {
+                pending.code = request::S_BAD_TARGET;
+                return Ok(Start {
+                    step: Step::Answer,
+                    operation: Operation::Other,
+                    bytes: 0,
+                });
+            }
+        };
+        let first = pending.task.start(plan);
+        let direct = match &first {
+            TaskStep::Data(_, request) => Some(request),
+            _ => None,
+        };
+        let operation = operation(header.cdb[0], direct);
+        let bytes = direct.map_or(0, |request| {
+            if request.moves_data() {
+                request.length as u32
+            } else {
+                0
+            }
+        });
+        let step = self.step(io, chain, pending, first);
+        Ok(Start {
+            step,
+            operation,
+            bytes,
+        })
+    }
+
+    #[inline]
+    fn resume(
+        &mut self,
+        io: &mut Io,
+        chain: &mut Chain,
+        pending: &mut Pending,
+        outcome: IoOutcome,
+        scratch: Option<IoBuffer>,
+    ) -> Step {
+        if pending.aborted.is_some() {
+            pending.task.abandon();
+            return Step::Answer;
+        }
+        let next = pending.task.resume(outcome, scratch);
+        self.step(io, chain, pending, next)
+    }
+
+    fn go_on(&mut self, io: &mut Io, pending: &mut Pending, stopping: bool) -> Step {
+        if stopping {
+            pending.task.abandon();
+            return Step::Over;
+        }
+        let next = pending.task.go_on();
+        // It was answered: there is no chain any more, and it uses none.
+        self.step(io, &mut Chain::default(), pending, next)
+    }
+
+    #[inline]
+    fn answer(&mut self, chain: &mut Chain, pending: &mut Pending) -> Answer {
+        let code = pending.aborted.unwrap_or(pending.code);
+        if code != request::S_OK {
+            pending.task.abandon();
+            chain.buffer.write_whole(
+                chain.readable as usize,
+                &request::response_header(0, 0, 0, code),
+            );
+            pending.waits.clear();
+            return Answer {
+                written: RESPONSE_SIZE as u32,
+                good: false,
+            };
+        }
+        let response = pending.task.take_response();
+        let good = matches!(response.status, Status::Good | Status::ConditionMet);
+        write_response(chain, pending, &response);
+        if !pending.waits.is_empty() {
+            pending.waits.clear();
+        }
+        let data_in = if good || pending.data_in > 0 {
+            pending.data_in
+        } else {
+            0
+        };
+        Answer {
+            written: RESPONSE_SIZE as u32 + data_in,
+            good,
+        }
+    }
+
+    fn close(&mut self, io: &mut Io) {
+        for handle in self.disks.drain(..).flatten() {
+            io.close(handle);
+        }
+    }
+}
+
+#[inline]
+fn write_response(chain: &Chain, pending: &mut Pending, response: &Response) {
+    let at = chain.readable as usize;
+    if !response.data.is_empty() {
+        let length = response.data.len().min(pending.data_in_room as usize);
+        chain
+            .buffer
+            .write_whole(at + RESPONSE_SIZE, &response.data[..length]);
+        pending.data_in = length as u32;
+    }
+    let (residual, code) = match response.residual {
+        Residual::None => (0, request::S_OK),
+        Residual::Underflow(bytes) => (u32::try_from(bytes).unwrap_or(u32::MAX), request::S_OK),
+        // 5.6.6.1: OVERRUN says that the driver's buffer was too small for the command.
+        Residual::Overflow(_) => (0, request::S_OVERRUN),
+    };
+    let mut sense_length = 0;
+    if let Some(sense) = &response.sense {
+        let sense = sense.encode();
+        let length = sense.len().min(SENSE_SIZE);
+        chain
+            .buffer
+            .write_whole(at + request::RESPONSE_HEADER_SIZE, &sense[..length]);
+        sense_length = length as u32;
+    }
+    let header = request::response_header(sense_length, residual, response.status as u8, code);
+    chain.buffer.write_whole(at, &header);
+}
+
+/// Target and unit number: the same task whichever way its LUN was written.
+pub(crate) fn key(address: &Address) -> (u8, u16) {
+    let [high, low, ..] = address.lun.0;
+    (address.target, u16::from_be_bytes([high & 0x3f, low]))
+}
