@@ -204,7 +204,10 @@ impl GuestBuilder {
             .arg(initramfs)
             .args([
                 "-append",
-                "console=ttyS0 panic=-1 loglevel=5 mitigations=off audit=0 nokaslr",
+                &format!(
+                    "console=ttyS0 panic=-1 loglevel=5 mitigations=off {}",
+                    initramfs::AGENT
+                ),
             ])
             .args(&self.arguments);
         Ok(command)

@@ -29,7 +29,8 @@ const TOOLS: [&str; 9] = [
     "sg_modes",
 ];
 
-/// The agent is process 1: when it ends, the kernel panics, which the host sees.
+/// The agent is process 1: when it ends, the kernel panics, which the host sees. Without [`AGENT`] on the kernel's
+/// command line there is a shell on the console instead, for people.
 const INIT: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/tools:/bin
@@ -38,8 +39,14 @@ mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
 mount -t tmpfs tmpfs /tmp
 while read -r module; do insmod /modules/$module || echo \"init: insmod $module failed\"; done < /modules/order
-exec /bin/guest-io agent --file /dev/ttyS1
+if grep -q lunette.agent /proc/cmdline; then exec /bin/guest-io agent --file /dev/ttyS1; fi
+echo; echo 'A shell in the guest. Its tools are busybox, guest-io and what is in /tools; \"poweroff -f\" ends it.'
+setsid cttyhack sh
+poweroff -f
 ";
+
+/// The word on the kernel's command line that starts the agent.
+pub const AGENT: &str = "lunette.agent";
 
 /// The path of the archive to boot from, made when there is none that is up to date.
 pub fn archive(kernel: &Kernel) -> Result<PathBuf> {
@@ -78,6 +85,12 @@ pub fn archive(kernel: &Kernel) -> Result<PathBuf> {
     let mut part = tempfile::NamedTempFile::new_in(&directory)?;
     std::io::Write::write_all(&mut part, &bytes)?;
     part.persist(&path).context("cannot keep the initramfs")?;
+    // A name that does not change, for people who start QEMU themselves.
+    let link = directory.join("initramfs.cpio");
+    if link.is_symlink() {
+        std::fs::remove_file(&link)?;
+    }
+    std::os::unix::fs::symlink(path.file_name().unwrap_or_default(), &link)?;
     Ok(path)
 }
 

@@ -27,7 +27,7 @@ pub use build::{Profile, guest_program, lunette_program};
 pub use daemon::{Daemon, DaemonBuilder};
 pub use guest::{Guest, GuestBuilder};
 pub use interrupt::{interrupted, watch};
-pub use places::{tool, workspace};
+pub use places::{guest_directory, tool, workspace};
 pub use process::{Process, wait_until};
 pub use qmp::Qmp;
 pub use scratch::Scratch;
