@@ -57,7 +57,12 @@ pub type Response = SmallVec<[u8; 32]>;
 
 impl Algorithm {
     /// All algorithms, weakest first.
-    pub const ALL: [Algorithm; 4] = [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha3];
+    pub const ALL: [Algorithm; 4] = [
+        Algorithm::Md5,
+        Algorithm::Sha1,
+        Algorithm::Sha256,
+        Algorithm::Sha3,
+    ];
 
     /// The registered number.
     pub const fn number(self) -> u8 {
@@ -71,7 +76,9 @@ impl Algorithm {
 
     /// The algorithm of a registered number.
     pub fn from_number(number: u64) -> Option<Self> {
-        Algorithm::ALL.into_iter().find(|algorithm| u64::from(algorithm.number()) == number)
+        Algorithm::ALL
+            .into_iter()
+            .find(|algorithm| u64::from(algorithm.number()) == number)
     }
 
     /// Bytes of a response, and of the challenges that we make.
@@ -94,8 +101,16 @@ impl Algorithm {
     }
 
     /// Is this the right response? In constant time.
-    pub fn verify(self, identifier: u8, secret: &Secret, challenge: &[u8], response: &[u8]) -> bool {
-        self.respond(identifier, secret, challenge).ct_eq(response).into()
+    pub fn verify(
+        self,
+        identifier: u8,
+        secret: &Secret,
+        challenge: &[u8],
+        response: &[u8],
+    ) -> bool {
+        self.respond(identifier, secret, challenge)
+            .ct_eq(response)
+            .into()
     }
 }
 
@@ -119,14 +134,26 @@ mod tests {
         let secret = Secret::new("secretsecret");
         let hex = |algorithm: Algorithm| to_hex(&algorithm.respond(1, &secret, &challenge));
         assert_eq!(hex(Algorithm::Md5), "0x226dc576c33f04ff9c3a200ffe35f442");
-        assert_eq!(hex(Algorithm::Sha1), "0xae35ac1694de2cf7e68e790fbface9a28501fed7");
-        assert_eq!(hex(Algorithm::Sha256), "0x024aef34e176668b34ec2bf7f5525e3bf7f0e94d7cec77cb07d08c3d5a8e23ca");
-        assert_eq!(hex(Algorithm::Sha3), "0xe2bd0aba5f885a39aa4fbebccc63203c2f728f034cbaf009b44c2f0c5544f172");
+        assert_eq!(
+            hex(Algorithm::Sha1),
+            "0xae35ac1694de2cf7e68e790fbface9a28501fed7"
+        );
+        assert_eq!(
+            hex(Algorithm::Sha256),
+            "0x024aef34e176668b34ec2bf7f5525e3bf7f0e94d7cec77cb07d08c3d5a8e23ca"
+        );
+        assert_eq!(
+            hex(Algorithm::Sha3),
+            "0xe2bd0aba5f885a39aa4fbebccc63203c2f728f034cbaf009b44c2f0c5544f172"
+        );
     }
 
     #[test]
     fn registered_numbers_are_5_to_8() {
-        let numbers: Vec<u8> = Algorithm::ALL.iter().map(|algorithm| algorithm.number()).collect();
+        let numbers: Vec<u8> = Algorithm::ALL
+            .iter()
+            .map(|algorithm| algorithm.number())
+            .collect();
         assert_eq!(numbers, [5, 6, 7, 8]);
         assert_eq!(Algorithm::from_number(56), None);
         assert_eq!(Algorithm::from_number(7), Some(Algorithm::Sha256));

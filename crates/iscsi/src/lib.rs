@@ -7,8 +7,8 @@
 #![forbid(unsafe_code)]
 
 pub mod chap;
-mod limits;
 pub mod initiator;
+mod limits;
 pub mod login;
 pub mod negotiation;
 pub mod pdu;

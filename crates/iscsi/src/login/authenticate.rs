@@ -13,7 +13,11 @@ enum State {
     /// CHAP it is; CHAP_A is to come.
     Method,
     /// The challenge is out; CHAP_N and CHAP_R are to come.
-    Challenged { algorithm: Algorithm, identifier: u8, challenge: Vec<u8> },
+    Challenged {
+        algorithm: Algorithm,
+        identifier: u8,
+        challenge: Vec<u8>,
+    },
     /// Passed, or not asked for.
     Done,
 }
@@ -26,12 +30,18 @@ pub(super) struct Authentication {
 }
 
 fn value<'a>(pairs: &[Pair<'a>], key: &str) -> Option<&'a str> {
-    pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value)
+    pairs
+        .iter()
+        .find(|pair| pair.key == key)
+        .map(|pair| pair.value)
 }
 
 impl Authentication {
     pub fn new() -> Self {
-        Authentication { state: State::Start, user: None }
+        Authentication {
+            state: State::Start,
+            user: None,
+        }
     }
 
     /// Has everything been proved that is asked for?
@@ -46,8 +56,10 @@ impl Authentication {
 
     /// Is this a key of the security stage?
     pub fn owns(key: &str) -> bool {
-        matches!(key, "AuthMethod" | "CHAP_A" | "CHAP_N" | "CHAP_R" | "CHAP_I" | "CHAP_C")
-            || key.starts_with("KRB_")
+        matches!(
+            key,
+            "AuthMethod" | "CHAP_A" | "CHAP_N" | "CHAP_R" | "CHAP_I" | "CHAP_C"
+        ) || key.starts_with("KRB_")
             || key.starts_with("SPKM_")
             || key.starts_with("SRP_")
     }
@@ -77,10 +89,19 @@ impl Authentication {
         match std::mem::replace(&mut self.state, State::Method) {
             State::Start => self.choose_method(pairs, admission, policy, out),
             State::Method => self.challenge(pairs, admission, policy, out),
-            State::Challenged { algorithm, identifier, challenge } => {
-                let Some(name) = value(pairs, "CHAP_N") else { return Err(LoginStatus::AuthenticationFailure) };
-                let user = policy.chap_user(visitor, name).ok_or(LoginStatus::AuthenticationFailure)?;
-                let response = value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
+            State::Challenged {
+                algorithm,
+                identifier,
+                challenge,
+            } => {
+                let Some(name) = value(pairs, "CHAP_N") else {
+                    return Err(LoginStatus::AuthenticationFailure);
+                };
+                let user = policy
+                    .chap_user(visitor, name)
+                    .ok_or(LoginStatus::AuthenticationFailure)?;
+                let response =
+                    value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
                 let response = response.ok_or(LoginStatus::AuthenticationFailure)?;
                 if !algorithm.verify(identifier, &user.secret, &challenge, &response) {
                     return Err(LoginStatus::AuthenticationFailure);
@@ -88,9 +109,11 @@ impl Authentication {
                 match (value(pairs, "CHAP_I"), value(pairs, "CHAP_C")) {
                     (None, None) => {}
                     (Some(their_identifier), Some(their_challenge)) => {
-                        let identifier = parse_number(their_identifier).and_then(|n| u8::try_from(n).ok());
+                        let identifier =
+                            parse_number(their_identifier).and_then(|n| u8::try_from(n).ok());
                         let theirs = parse_binary(their_challenge, CHALLENGE_MAX);
-                        let (Some(identifier), Some(theirs), Some((name, secret))) = (identifier, theirs, &user.mutual)
+                        let (Some(identifier), Some(theirs), Some((name, secret))) =
+                            (identifier, theirs, &user.mutual)
                         else {
                             return Err(LoginStatus::AuthenticationFailure);
                         };
@@ -100,7 +123,11 @@ impl Authentication {
                             return Err(LoginStatus::AuthenticationFailure);
                         }
                         push_pair(out, "CHAP_N", name);
-                        push_pair(out, "CHAP_R", &to_hex(&algorithm.respond(identifier, secret, &theirs)));
+                        push_pair(
+                            out,
+                            "CHAP_R",
+                            &to_hex(&algorithm.respond(identifier, secret, &theirs)),
+                        );
                     }
                     _ => return Err(LoginStatus::AuthenticationFailure),
                 }
@@ -147,8 +174,12 @@ impl Authentication {
         policy: &dyn TargetPolicy,
         out: &mut Vec<u8>,
     ) -> Result<(), LoginStatus> {
-        let offered = value(pairs, "CHAP_A").and_then(parse_list).ok_or(LoginStatus::AuthenticationFailure)?;
-        let known = offered.iter().filter_map(|name| parse_number(name).and_then(Algorithm::from_number));
+        let offered = value(pairs, "CHAP_A")
+            .and_then(parse_list)
+            .ok_or(LoginStatus::AuthenticationFailure)?;
+        let known = offered
+            .iter()
+            .filter_map(|name| parse_number(name).and_then(Algorithm::from_number));
         let mut taken = known.filter(|algorithm| admission.chap.contains(algorithm));
         let algorithm = taken.next().ok_or(LoginStatus::AuthenticationFailure)?;
         let mut identifier = [0];
@@ -158,7 +189,11 @@ impl Authentication {
         push_pair(out, "CHAP_A", &algorithm.number().to_string());
         push_pair(out, "CHAP_I", &identifier[0].to_string());
         push_pair(out, "CHAP_C", &to_hex(&challenge));
-        self.state = State::Challenged { algorithm, identifier: identifier[0], challenge };
+        self.state = State::Challenged {
+            algorithm,
+            identifier: identifier[0],
+            challenge,
+        };
         Ok(())
     }
 }

@@ -95,7 +95,10 @@ enum Step {
     /// CHAP_A was offered.
     Algorithm,
     /// CHAP_R was sent; with what the target has to answer.
-    Proof { algorithm: Algorithm, expected: Option<(u8, Vec<u8>)> },
+    Proof {
+        algorithm: Algorithm,
+        expected: Option<(u8, Vec<u8>)>,
+    },
     /// Operational keys were sent.
     Operational,
 }
@@ -114,7 +117,9 @@ pub struct InitiatorLogin {
 
 impl std::fmt::Debug for InitiatorLogin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InitiatorLogin").field("stage", &self.stage).finish_non_exhaustive()
+        f.debug_struct("InitiatorLogin")
+            .field("stage", &self.stage)
+            .finish_non_exhaustive()
     }
 }
 
@@ -166,17 +171,28 @@ impl InitiatorLogin {
     }
 
     /// Takes a response with its data segment.
-    pub fn handle(&mut self, response: &LoginResponse, segment: &[u8]) -> Result<LoginProgress, LoginError> {
+    pub fn handle(
+        &mut self,
+        response: &LoginResponse,
+        segment: &[u8],
+    ) -> Result<LoginProgress, LoginError> {
         let status = response.status.get();
         if status != LoginStatus::Success.wire() {
-            let address = parse(segment).ok().and_then(|pairs| value(&pairs, "TargetAddress").map(str::to_owned));
+            let address = parse(segment)
+                .ok()
+                .and_then(|pairs| value(&pairs, "TargetAddress").map(str::to_owned));
             return Err(LoginError::Refused { status, address });
         }
-        if self.exp_stat_sn.is_some_and(|expected| expected != response.stat_sn.get()) {
+        if self
+            .exp_stat_sn
+            .is_some_and(|expected| expected != response.stat_sn.get())
+        {
             return Err(LoginError::Protocol("StatSN out of order"));
         }
         self.exp_stat_sn = Some(response.stat_sn.get().wrapping_add(1));
-        self.collector.push(segment).map_err(|_| LoginError::Protocol("text too long"))?;
+        self.collector
+            .push(segment)
+            .map_err(|_| LoginError::Protocol("text too long"))?;
         if response.flags & CONTINUE != 0 {
             return Ok(LoginProgress::Send(self.request(None), Vec::new()));
         }
@@ -186,27 +202,47 @@ impl InitiatorLogin {
             self.portal_group_tag = parse_number(tag).and_then(|n| u16::try_from(n).ok());
         }
         for pair in &pairs {
-            self.originator.accept(*pair).map_err(|_| LoginError::Protocol("inadmissible answer"))?;
+            self.originator
+                .accept(*pair)
+                .map_err(|_| LoginError::Protocol("inadmissible answer"))?;
         }
         let moved = (response.flags & FINAL != 0).then_some(response.flags & 3);
         match self.step.clone() {
             Step::Method => self.after_method(&pairs, moved),
             Step::Algorithm => self.after_challenge(&pairs),
-            Step::Proof { algorithm, expected } => self.after_proof(&pairs, algorithm, expected, moved),
+            Step::Proof {
+                algorithm,
+                expected,
+            } => self.after_proof(&pairs, algorithm, expected, moved),
             Step::Operational => match moved {
                 Some(3) => Ok(LoginProgress::Done(Box::new(self.result(response)))),
-                Some(_) => Err(LoginError::Protocol("moved to a stage that was not asked for")),
-                None => Ok(LoginProgress::Send(self.request(Some(Stage::FullFeature)), Vec::new())),
+                Some(_) => Err(LoginError::Protocol(
+                    "moved to a stage that was not asked for",
+                )),
+                None => Ok(LoginProgress::Send(
+                    self.request(Some(Stage::FullFeature)),
+                    Vec::new(),
+                )),
             },
         }
     }
 
-    fn after_method(&mut self, pairs: &[Pair<'_>], moved: Option<u8>) -> Result<LoginProgress, LoginError> {
-        let Some(credentials) = &self.settings.credentials else { return self.operational(moved) };
+    fn after_method(
+        &mut self,
+        pairs: &[Pair<'_>],
+        moved: Option<u8>,
+    ) -> Result<LoginProgress, LoginError> {
+        let Some(credentials) = &self.settings.credentials else {
+            return self.operational(moved);
+        };
         if value(pairs, "AuthMethod") != Some("CHAP") {
             return Err(LoginError::Protocol("CHAP not taken"));
         }
-        let numbers: Vec<String> = credentials.algorithms.iter().map(|a| a.number().to_string()).collect();
+        let numbers: Vec<String> = credentials
+            .algorithms
+            .iter()
+            .map(|a| a.number().to_string())
+            .collect();
         let mut text = Vec::new();
         push_pair(&mut text, "CHAP_A", &numbers.join(","));
         self.step = Step::Algorithm;
@@ -215,12 +251,20 @@ impl InitiatorLogin {
 
     fn after_challenge(&mut self, pairs: &[Pair<'_>]) -> Result<LoginProgress, LoginError> {
         let broken = LoginError::Protocol("CHAP challenge incomplete");
-        let Some(credentials) = self.settings.credentials.clone() else { return Err(broken) };
-        let algorithm = value(pairs, "CHAP_A").and_then(parse_number).and_then(Algorithm::from_number);
+        let Some(credentials) = self.settings.credentials.clone() else {
+            return Err(broken);
+        };
+        let algorithm = value(pairs, "CHAP_A")
+            .and_then(parse_number)
+            .and_then(Algorithm::from_number);
         let algorithm = algorithm.filter(|algorithm| credentials.algorithms.contains(algorithm));
-        let identifier = value(pairs, "CHAP_I").and_then(parse_number).and_then(|n| u8::try_from(n).ok());
+        let identifier = value(pairs, "CHAP_I")
+            .and_then(parse_number)
+            .and_then(|n| u8::try_from(n).ok());
         let challenge = value(pairs, "CHAP_C").and_then(|text| parse_binary(text, CHALLENGE_MAX));
-        let (Some(algorithm), Some(identifier), Some(challenge)) = (algorithm, identifier, challenge) else {
+        let (Some(algorithm), Some(identifier), Some(challenge)) =
+            (algorithm, identifier, challenge)
+        else {
             return Err(broken);
         };
         let mut text = Vec::new();
@@ -235,8 +279,14 @@ impl InitiatorLogin {
             push_pair(&mut text, "CHAP_C", &to_hex(&bytes));
             (identifier, bytes)
         });
-        self.step = Step::Proof { algorithm, expected };
-        Ok(LoginProgress::Send(self.request(Some(Stage::Operational)), text))
+        self.step = Step::Proof {
+            algorithm,
+            expected,
+        };
+        Ok(LoginProgress::Send(
+            self.request(Some(Stage::Operational)),
+            text,
+        ))
     }
 
     fn after_proof(
@@ -246,10 +296,16 @@ impl InitiatorLogin {
         expected: Option<(u8, Vec<u8>)>,
         moved: Option<u8>,
     ) -> Result<LoginProgress, LoginError> {
-        let mutual = self.settings.credentials.as_ref().and_then(|credentials| credentials.mutual.as_ref());
+        let mutual = self
+            .settings
+            .credentials
+            .as_ref()
+            .and_then(|credentials| credentials.mutual.as_ref());
         if let (Some((identifier, challenge)), Some((name, secret))) = (expected, mutual) {
-            let response = value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
-            let proved = response.is_some_and(|r| algorithm.verify(identifier, secret, &challenge, &r));
+            let response =
+                value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
+            let proved =
+                response.is_some_and(|r| algorithm.verify(identifier, secret, &challenge, &r));
             if !proved || value(pairs, "CHAP_N") != Some(name) {
                 return Err(LoginError::TargetNotAuthentic);
             }
@@ -263,8 +319,13 @@ impl InitiatorLogin {
         }
         self.stage = Stage::Operational;
         self.step = Step::Operational;
-        let text = self.originator.propose(self.settings.tsih == 0, self.settings.target_name.is_none());
-        Ok(LoginProgress::Send(self.request(Some(Stage::FullFeature)), text))
+        let text = self
+            .originator
+            .propose(self.settings.tsih == 0, self.settings.target_name.is_none());
+        Ok(LoginProgress::Send(
+            self.request(Some(Stage::FullFeature)),
+            text,
+        ))
     }
 
     fn result(&mut self, response: &LoginResponse) -> LoginResult {
@@ -282,5 +343,8 @@ impl InitiatorLogin {
 }
 
 fn value<'a>(pairs: &[Pair<'a>], key: &str) -> Option<&'a str> {
-    pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value)
+    pairs
+        .iter()
+        .find(|pair| pair.key == key)
+        .map(|pair| pair.value)
 }

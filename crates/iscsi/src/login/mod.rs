@@ -5,7 +5,9 @@ mod initiator;
 mod policy;
 mod target;
 
-pub use initiator::{Credentials, InitiatorLogin, LoginError, LoginProgress, LoginRequestSettings, LoginResult};
+pub use initiator::{
+    Credentials, InitiatorLogin, LoginError, LoginProgress, LoginRequestSettings, LoginResult,
+};
 pub use policy::{Admission, ChapUser, Refusal, SendTargets, TargetPolicy, TargetRecord, Visitor};
 pub use target::{LoggedIn, LoginOutcome, LoginReply, TargetLogin};
 
@@ -14,6 +16,12 @@ pub const NAME_MAX: usize = 223;
 
 /// Can this be an iSCSI name? Form only: prefix, length, characters.
 pub fn is_iscsi_name(name: &str) -> bool {
-    let prefix = ["iqn.", "eui.", "naa."].iter().any(|prefix| name.starts_with(prefix));
-    prefix && name.len() <= NAME_MAX && name.chars().all(|c| !c.is_control() && !c.is_whitespace() && c != ',')
+    let prefix = ["iqn.", "eui.", "naa."]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
+    prefix
+        && name.len() <= NAME_MAX
+        && name
+            .chars()
+            .all(|c| !c.is_control() && !c.is_whitespace() && c != ',')
 }

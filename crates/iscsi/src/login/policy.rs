@@ -44,7 +44,10 @@ pub struct Refusal {
 
 impl From<LoginStatus> for Refusal {
     fn from(status: LoginStatus) -> Self {
-        Refusal { status, address: None }
+        Refusal {
+            status,
+            address: None,
+        }
     }
 }
 

@@ -35,6 +35,10 @@ pub struct LoggedIn {
     pub initiator_alias: Option<String>,
     /// StatSN of the first response after the login phase.
     pub stat_sn: u32,
+    /// MaxRecvDataSegmentLength of the target.
+    pub max_recv: u32,
+    /// The negotiation, which goes on in the full feature phase.
+    pub(crate) responder: Responder,
 }
 
 /// How a request left the login phase.
@@ -102,7 +106,11 @@ impl TargetLogin {
     pub fn new(policy: Arc<dyn TargetPolicy>, visitor: Visitor, limits: &Limits) -> Self {
         TargetLogin {
             policy,
-            visitor: Visitor { initiator_name: String::new(), target_name: None, ..visitor },
+            visitor: Visitor {
+                initiator_name: String::new(),
+                target_name: None,
+                ..visitor
+            },
             kind: SessionKind::Normal,
             alias: None,
             opening: None,
@@ -158,7 +166,11 @@ impl TargetLogin {
             }
             Err(refusal) => refuse(&mut header, &mut text, refusal),
         };
-        LoginReply { header, text, outcome }
+        LoginReply {
+            header,
+            text,
+            outcome,
+        }
     }
 
     /// The stage to which the response moves, if it moves.
@@ -179,7 +191,9 @@ impl TargetLogin {
             self.stat_sn = request.exp_stat_sn.get();
         }
         let next = self.wanted_stage(request)?;
-        self.collector.push(segment).map_err(|_| LoginStatus::InitiatorError)?;
+        self.collector
+            .push(segment)
+            .map_err(|_| LoginStatus::InitiatorError)?;
         if request.flags & CONTINUE != 0 {
             return Ok(None);
         }
@@ -216,7 +230,11 @@ impl TargetLogin {
                     && opening.cid == request.cid.get()
                     && opening.itt == request.itt.get()
                     && self.stage.wire() == request.current_stage();
-                if same { Ok(()) } else { Err(LoginStatus::InvalidDuringLogin) }
+                if same {
+                    Ok(())
+                } else {
+                    Err(LoginStatus::InvalidDuringLogin)
+                }
             }
         }
     }
@@ -237,7 +255,12 @@ impl TargetLogin {
 
     /// The first whole request says who comes, and to whom (6.3.1).
     fn introduce(&mut self, pairs: &[Pair<'_>], out: &mut Vec<u8>) -> Result<(), Refusal> {
-        let value = |key: &str| pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value);
+        let value = |key: &str| {
+            pairs
+                .iter()
+                .find(|pair| pair.key == key)
+                .map(|pair| pair.value)
+        };
         let name = value("InitiatorName").ok_or(LoginStatus::MissingParameter)?;
         if !is_iscsi_name(name) {
             return Err(LoginStatus::InitiatorError.into());
@@ -261,12 +284,19 @@ impl TargetLogin {
         }
         let tsih = self.opening.as_ref().map_or(0, |opening| opening.tsih);
         if tsih != 0 {
-            let session = self.policy.session(tsih).ok_or(LoginStatus::SessionDoesNotExist)?;
+            let session = self
+                .policy
+                .session(tsih)
+                .ok_or(LoginStatus::SessionDoesNotExist)?;
             self.responder.set_joining(session.parameters.clone());
             self.joins = Some(session);
         }
         if self.kind == SessionKind::Normal {
-            push_pair(out, "TargetPortalGroupTag", &admission.portal_group_tag.to_string());
+            push_pair(
+                out,
+                "TargetPortalGroupTag",
+                &admission.portal_group_tag.to_string(),
+            );
             if let Some(alias) = &admission.target_alias {
                 push_pair(out, "TargetAlias", alias);
             }
@@ -281,9 +311,14 @@ impl TargetLogin {
         next: Option<Stage>,
         out: &mut Vec<u8>,
     ) -> Result<Option<Stage>, Refusal> {
-        let Some(admission) = self.admission.clone() else { return Err(LoginStatus::TargetError.into()) };
-        let security: SmallVec<[Pair<'_>; 8]> =
-            pairs.iter().copied().filter(|pair| Authentication::owns(pair.key)).collect();
+        let Some(admission) = self.admission.clone() else {
+            return Err(LoginStatus::TargetError.into());
+        };
+        let security: SmallVec<[Pair<'_>; 8]> = pairs
+            .iter()
+            .copied()
+            .filter(|pair| Authentication::owns(pair.key))
+            .collect();
         if self.stage == Stage::Operational {
             if !security.is_empty() {
                 return Err(LoginStatus::InitiatorError.into());
@@ -294,7 +329,8 @@ impl TargetLogin {
             if has_repeated(&security) {
                 return Err(LoginStatus::InitiatorError.into());
             }
-            self.authentication.step(&security, &admission, &*self.policy, &self.visitor, out)?;
+            self.authentication
+                .step(&security, &admission, &*self.policy, &self.visitor, out)?;
         } else if next.is_some() {
             self.authentication.pass_without(&admission)?;
         }
@@ -302,7 +338,9 @@ impl TargetLogin {
             self.answer(*pair, out)?;
         }
         let next = next.filter(|_| self.authentication.is_done());
-        if !self.told_max_recv && (self.stage == Stage::Operational || next == Some(Stage::FullFeature)) {
+        if !self.told_max_recv
+            && (self.stage == Stage::Operational || next == Some(Stage::FullFeature))
+        {
             self.told_max_recv = true;
             let bytes = self.responder.max_recv_data_segment_length();
             push_pair(out, "MaxRecvDataSegmentLength", &bytes.to_string());
@@ -311,7 +349,12 @@ impl TargetLogin {
     }
 
     fn answer(&mut self, pair: Pair<'_>, out: &mut Vec<u8>) -> Result<(), LoginStatus> {
-        const DECLARED: [&str; 4] = ["InitiatorName", "InitiatorAlias", "TargetName", "SessionType"];
+        const DECLARED: [&str; 4] = [
+            "InitiatorName",
+            "InitiatorAlias",
+            "TargetName",
+            "SessionType",
+        ];
         if let Some(name) = DECLARED.into_iter().find(|name| *name == pair.key) {
             if self.declared.contains(&name) {
                 return Err(LoginStatus::InitiatorError);
@@ -320,7 +363,10 @@ impl TargetLogin {
             return Ok(());
         }
         // keys of ours, or of the full feature phase
-        if matches!(pair.key, "TargetAlias" | "TargetAddress" | "TargetPortalGroupTag" | "SendTargets") {
+        if matches!(
+            pair.key,
+            "TargetAlias" | "TargetAddress" | "TargetPortalGroupTag" | "SendTargets"
+        ) {
             return Err(LoginStatus::InitiatorError);
         }
         match self.responder.answer(pair) {
@@ -342,7 +388,10 @@ impl TargetLogin {
         };
         let mut parameters = self.responder.session.clone();
         if self.kind == SessionKind::Discovery {
-            parameters = SessionParameters { max_connections: 1, ..parameters };
+            parameters = SessionParameters {
+                max_connections: 1,
+                ..parameters
+            };
         }
         let claim = Claim {
             identity: SessionIdentity {
@@ -367,12 +416,17 @@ impl TargetLogin {
             chap_user: self.authentication.user().map(str::to_owned),
             initiator_alias: self.alias.take(),
             stat_sn: self.stat_sn,
+            max_recv: self.responder.max_recv_data_segment_length(),
+            responder: self.responder.clone(),
         }))
     }
 }
 
 fn has_repeated(pairs: &[Pair<'_>]) -> bool {
-    pairs.iter().enumerate().any(|(place, pair)| pairs[..place].iter().any(|other| other.key == pair.key))
+    pairs
+        .iter()
+        .enumerate()
+        .any(|(place, pair)| pairs[..place].iter().any(|other| other.key == pair.key))
 }
 
 /// A refusal says nothing but its status, and where to go when the target moved.

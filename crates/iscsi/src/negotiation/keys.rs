@@ -76,36 +76,131 @@ pub struct Row {
 }
 
 const fn row(key: Key, name: &'static str, rule: Rule, scope: Scope) -> Row {
-    Row { key, name, rule, scope }
+    Row {
+        key,
+        name,
+        rule,
+        scope,
+    }
 }
 
 /// All keys.
 pub static TABLE: [Row; 20] = [
-    row(Key::HeaderDigest, "HeaderDigest", Rule::List, Scope::Connection),
+    row(
+        Key::HeaderDigest,
+        "HeaderDigest",
+        Rule::List,
+        Scope::Connection,
+    ),
     row(Key::DataDigest, "DataDigest", Rule::List, Scope::Connection),
-    row(Key::MaxConnections, "MaxConnections", Rule::Minimum(1..=65_535), Scope::NormalSession),
-    row(Key::InitialR2T, "InitialR2T", Rule::Or, Scope::NormalSession),
-    row(Key::ImmediateData, "ImmediateData", Rule::And, Scope::NormalSession),
+    row(
+        Key::MaxConnections,
+        "MaxConnections",
+        Rule::Minimum(1..=65_535),
+        Scope::NormalSession,
+    ),
+    row(
+        Key::InitialR2T,
+        "InitialR2T",
+        Rule::Or,
+        Scope::NormalSession,
+    ),
+    row(
+        Key::ImmediateData,
+        "ImmediateData",
+        Rule::And,
+        Scope::NormalSession,
+    ),
     row(
         Key::MaxRecvDataSegmentLength,
         "MaxRecvDataSegmentLength",
         Rule::Declared(512..=16_777_215),
         Scope::ConnectionAnyTime,
     ),
-    row(Key::MaxBurstLength, "MaxBurstLength", Rule::Minimum(512..=16_777_215), Scope::NormalSession),
-    row(Key::FirstBurstLength, "FirstBurstLength", Rule::Minimum(512..=16_777_215), Scope::NormalSession),
-    row(Key::DefaultTime2Wait, "DefaultTime2Wait", Rule::Maximum(0..=3600), Scope::Session),
-    row(Key::DefaultTime2Retain, "DefaultTime2Retain", Rule::Minimum(0..=3600), Scope::Session),
-    row(Key::MaxOutstandingR2T, "MaxOutstandingR2T", Rule::Minimum(1..=65_535), Scope::NormalSession),
-    row(Key::DataPduInOrder, "DataPDUInOrder", Rule::Or, Scope::NormalSession),
-    row(Key::DataSequenceInOrder, "DataSequenceInOrder", Rule::Or, Scope::NormalSession),
-    row(Key::ErrorRecoveryLevel, "ErrorRecoveryLevel", Rule::Minimum(0..=2), Scope::Session),
-    row(Key::TaskReporting, "TaskReporting", Rule::List, Scope::NormalSession),
-    row(Key::IscsiProtocolLevel, "iSCSIProtocolLevel", Rule::Minimum(0..=31), Scope::NormalSession),
-    row(Key::IfMarker, "IFMarker", Rule::ObsoleteBoolean, Scope::Connection),
-    row(Key::OfMarker, "OFMarker", Rule::ObsoleteBoolean, Scope::Connection),
-    row(Key::IfMarkInt, "IFMarkInt", Rule::ObsoleteNumber, Scope::Connection),
-    row(Key::OfMarkInt, "OFMarkInt", Rule::ObsoleteNumber, Scope::Connection),
+    row(
+        Key::MaxBurstLength,
+        "MaxBurstLength",
+        Rule::Minimum(512..=16_777_215),
+        Scope::NormalSession,
+    ),
+    row(
+        Key::FirstBurstLength,
+        "FirstBurstLength",
+        Rule::Minimum(512..=16_777_215),
+        Scope::NormalSession,
+    ),
+    row(
+        Key::DefaultTime2Wait,
+        "DefaultTime2Wait",
+        Rule::Maximum(0..=3600),
+        Scope::Session,
+    ),
+    row(
+        Key::DefaultTime2Retain,
+        "DefaultTime2Retain",
+        Rule::Minimum(0..=3600),
+        Scope::Session,
+    ),
+    row(
+        Key::MaxOutstandingR2T,
+        "MaxOutstandingR2T",
+        Rule::Minimum(1..=65_535),
+        Scope::NormalSession,
+    ),
+    row(
+        Key::DataPduInOrder,
+        "DataPDUInOrder",
+        Rule::Or,
+        Scope::NormalSession,
+    ),
+    row(
+        Key::DataSequenceInOrder,
+        "DataSequenceInOrder",
+        Rule::Or,
+        Scope::NormalSession,
+    ),
+    row(
+        Key::ErrorRecoveryLevel,
+        "ErrorRecoveryLevel",
+        Rule::Minimum(0..=2),
+        Scope::Session,
+    ),
+    row(
+        Key::TaskReporting,
+        "TaskReporting",
+        Rule::List,
+        Scope::NormalSession,
+    ),
+    row(
+        Key::IscsiProtocolLevel,
+        "iSCSIProtocolLevel",
+        Rule::Minimum(0..=31),
+        Scope::NormalSession,
+    ),
+    row(
+        Key::IfMarker,
+        "IFMarker",
+        Rule::ObsoleteBoolean,
+        Scope::Connection,
+    ),
+    row(
+        Key::OfMarker,
+        "OFMarker",
+        Rule::ObsoleteBoolean,
+        Scope::Connection,
+    ),
+    row(
+        Key::IfMarkInt,
+        "IFMarkInt",
+        Rule::ObsoleteNumber,
+        Scope::Connection,
+    ),
+    row(
+        Key::OfMarkInt,
+        "OFMarkInt",
+        Rule::ObsoleteNumber,
+        Scope::Connection,
+    ),
 ];
 
 /// The row of a key's name.

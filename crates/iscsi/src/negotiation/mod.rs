@@ -214,6 +214,9 @@ pub struct ConnectionParameters {
 
 impl Default for ConnectionParameters {
     fn default() -> Self {
-        ConnectionParameters { digests: Digests::default(), peer_max_recv: 8192 }
+        ConnectionParameters {
+            digests: Digests::default(),
+            peer_max_recv: 8192,
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! The originating side: which pairs to send, and what the answers settle.
 
 use super::keys::{Rule, Scope, Seen, TABLE, find};
-use super::{ConnectionParameters, IRRELEVANT, Key, NOT_UNDERSTOOD, Offer, REJECT, SessionParameters};
+use super::{
+    ConnectionParameters, IRRELEVANT, Key, NOT_UNDERSTOOD, Offer, REJECT, SessionParameters,
+};
 use crate::text::{Pair, parse_boolean, parse_number, push_pair};
 
 /// An answer that the rules do not allow.
@@ -59,7 +61,9 @@ impl Originator {
                 let wish = self.offer.session.boolean(key)?;
                 Some(if *wish { "Yes" } else { "No" }.to_owned())
             }
-            Rule::Minimum(_) | Rule::Maximum(_) => self.offer.session.number(key).map(|n| n.to_string()),
+            Rule::Minimum(_) | Rule::Maximum(_) => {
+                self.offer.session.number(key).map(|n| n.to_string())
+            }
             Rule::Declared(_) => Some(self.offer.max_recv_data_segment_length.to_string()),
             Rule::List => Some(match key {
                 Key::HeaderDigest => self.offer.header_digest.list().to_owned(),
@@ -72,8 +76,13 @@ impl Originator {
 
     /// Takes an answer or a declaration of the other side; `false` when it is about no key of this table.
     pub fn accept(&mut self, pair: Pair<'_>) -> Result<bool, OriginatorError> {
-        let Some(row) = find(pair.key) else { return Ok(false) };
-        let bad = || OriginatorError { key: pair.key.to_owned(), value: pair.value.to_owned() };
+        let Some(row) = find(pair.key) else {
+            return Ok(false);
+        };
+        let bad = || OriginatorError {
+            key: pair.key.to_owned(),
+            value: pair.value.to_owned(),
+        };
         if matches!(pair.value, NOT_UNDERSTOOD | REJECT | IRRELEVANT) {
             // the default holds
             return Ok(true);
@@ -84,7 +93,12 @@ impl Originator {
         match &row.rule {
             Rule::And | Rule::Or => {
                 let answer = parse_boolean(pair.value).ok_or_else(bad)?;
-                let wish = self.offer.session.boolean(row.key).map(|b| *b).ok_or_else(bad)?;
+                let wish = self
+                    .offer
+                    .session
+                    .boolean(row.key)
+                    .map(|b| *b)
+                    .ok_or_else(bad)?;
                 if answer != wish && answer != (row.rule == Rule::Or) {
                     return Err(bad());
                 }
@@ -93,9 +107,15 @@ impl Originator {
                 }
             }
             Rule::Minimum(range) | Rule::Maximum(range) => {
-                let answer = parse_number(pair.value).and_then(|n| u32::try_from(n).ok()).ok_or_else(bad)?;
+                let answer = parse_number(pair.value)
+                    .and_then(|n| u32::try_from(n).ok())
+                    .ok_or_else(bad)?;
                 let wish = self.offer.session.number(row.key).ok_or_else(bad)?;
-                let right = if matches!(row.rule, Rule::Minimum(_)) { answer <= wish } else { answer >= wish };
+                let right = if matches!(row.rule, Rule::Minimum(_)) {
+                    answer <= wish
+                } else {
+                    answer >= wish
+                };
                 if !right || !range.contains(&answer) {
                     return Err(bad());
                 }
@@ -103,7 +123,8 @@ impl Originator {
             }
             Rule::Declared(range) => {
                 let value = parse_number(pair.value).and_then(|n| u32::try_from(n).ok());
-                self.connection.peer_max_recv = value.filter(|n| range.contains(n)).ok_or_else(bad)?;
+                self.connection.peer_max_recv =
+                    value.filter(|n| range.contains(n)).ok_or_else(bad)?;
             }
             Rule::List => match row.key {
                 Key::HeaderDigest if self.offer.header_digest.allows(pair.value) => {
@@ -124,7 +145,10 @@ impl Originator {
 
     /// Ends the negotiation: FirstBurstLength must not exceed MaxBurstLength (13.14).
     pub fn finish(&mut self) {
-        self.session.first_burst_length = self.session.first_burst_length.min(self.session.max_burst_length);
+        self.session.first_burst_length = self
+            .session
+            .first_burst_length
+            .min(self.session.max_burst_length);
     }
 }
 
@@ -157,8 +181,15 @@ mod tests {
     #[test]
     fn answers_outside_the_result_function_are_refused() {
         let mut originator = Originator::new(Offer::default());
-        for (key, value) in [("MaxBurstLength", "16777215"), ("ImmediateData", "maybe"), ("HeaderDigest", "MD5")] {
-            assert!(originator.accept(Pair { key, value }).is_err(), "{key}={value}");
+        for (key, value) in [
+            ("MaxBurstLength", "16777215"),
+            ("ImmediateData", "maybe"),
+            ("HeaderDigest", "MD5"),
+        ] {
+            assert!(
+                originator.accept(Pair { key, value }).is_err(),
+                "{key}={value}"
+            );
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::keys::{Row, Rule, Scope, Seen, find};
 use super::{
-    ConnectionParameters, DigestOffer, IRRELEVANT, Key, NOT_UNDERSTOOD, Offer, REJECT, SessionParameters,
-    TaskReporting,
+    ConnectionParameters, DigestOffer, IRRELEVANT, Key, NOT_UNDERSTOOD, Offer, REJECT,
+    SessionParameters, TaskReporting,
 };
 use crate::text::{Pair, parse_boolean, parse_list, parse_number};
 
@@ -69,7 +69,9 @@ impl Responder {
         if matches!(pair.value, NOT_UNDERSTOOD | REJECT | IRRELEVANT) {
             return Answer::Nothing;
         }
-        let Some(row) = find(pair.key) else { return say(NOT_UNDERSTOOD) };
+        let Some(row) = find(pair.key) else {
+            return say(NOT_UNDERSTOOD);
+        };
         if !self.seen.mark(row.key) {
             return Answer::Repeated;
         }
@@ -94,20 +96,31 @@ impl Responder {
 
     /// Ends the negotiation: FirstBurstLength must not exceed MaxBurstLength (13.14).
     pub fn finish(&mut self) {
-        self.session.first_burst_length = self.session.first_burst_length.min(self.session.max_burst_length);
+        self.session.first_burst_length = self
+            .session
+            .first_burst_length
+            .min(self.session.max_burst_length);
     }
 
     fn settle(&mut self, row: &Row, value: &str) -> Answer {
         let admissible = |range: &std::ops::RangeInclusive<u32>| {
-            parse_number(value).and_then(|n| u32::try_from(n).ok()).filter(|n| range.contains(n))
+            parse_number(value)
+                .and_then(|n| u32::try_from(n).ok())
+                .filter(|n| range.contains(n))
         };
         match &row.rule {
             Rule::And | Rule::Or => self.settle_boolean(row, value),
             Rule::Minimum(range) | Rule::Maximum(range) => {
-                let (Some(theirs), Some(ours)) = (admissible(range), self.offer.session.number(row.key)) else {
+                let (Some(theirs), Some(ours)) =
+                    (admissible(range), self.offer.session.number(row.key))
+                else {
                     return say(REJECT);
                 };
-                let mut result = if matches!(row.rule, Rule::Minimum(_)) { theirs.min(ours) } else { theirs.max(ours) };
+                let mut result = if matches!(row.rule, Rule::Minimum(_)) {
+                    theirs.min(ours)
+                } else {
+                    theirs.max(ours)
+                };
                 if row.key == Key::FirstBurstLength && self.seen.has(Key::MaxBurstLength) {
                     result = result.min(self.session.max_burst_length);
                 }
@@ -115,7 +128,9 @@ impl Responder {
                 say(result.to_string())
             }
             Rule::Declared(range) => {
-                let Some(theirs) = admissible(range) else { return say(REJECT) };
+                let Some(theirs) = admissible(range) else {
+                    return say(REJECT);
+                };
                 self.connection.peer_max_recv = theirs;
                 Answer::Nothing
             }
@@ -127,8 +142,14 @@ impl Responder {
 
     fn settle_boolean(&mut self, row: &Row, value: &str) -> Answer {
         let ours = self.offer.session.boolean(row.key).map(|b| *b);
-        let (Some(theirs), Some(ours)) = (parse_boolean(value), ours) else { return say(REJECT) };
-        let result = if row.rule == Rule::And { theirs && ours } else { theirs || ours };
+        let (Some(theirs), Some(ours)) = (parse_boolean(value), ours) else {
+            return say(REJECT);
+        };
+        let result = if row.rule == Rule::And {
+            theirs && ours
+        } else {
+            theirs || ours
+        };
         if let Some(slot) = self.session.boolean(row.key) {
             *slot = result;
         }
@@ -136,7 +157,9 @@ impl Responder {
     }
 
     fn settle_list(&mut self, key: Key, value: &str) -> Answer {
-        let Some(names) = parse_list(value) else { return say(REJECT) };
+        let Some(names) = parse_list(value) else {
+            return say(REJECT);
+        };
         let chosen = match key {
             Key::HeaderDigest => choose_digest(&names, self.offer.header_digest).inspect(|crc| {
                 self.connection.digests.header = *crc;
@@ -155,10 +178,21 @@ impl Responder {
 
     fn settle_task_reporting(&mut self, names: &[&str]) -> Answer {
         // FastAbort needs the RFC 3720 clean-up left out on both sides: taken only where it was asked to be
-        let known = [TaskReporting::Rfc3720, TaskReporting::ResponseFence, TaskReporting::FastAbort];
+        let known = [
+            TaskReporting::Rfc3720,
+            TaskReporting::ResponseFence,
+            TaskReporting::FastAbort,
+        ];
         let ours = self.offer.session.task_reporting;
-        let taken = |reporting: &TaskReporting| *reporting != TaskReporting::FastAbort || ours == TaskReporting::FastAbort;
-        let chosen = names.iter().find_map(|name| known.into_iter().filter(taken).find(|known| known.name() == *name));
+        let taken = |reporting: &TaskReporting| {
+            *reporting != TaskReporting::FastAbort || ours == TaskReporting::FastAbort
+        };
+        let chosen = names.iter().find_map(|name| {
+            known
+                .into_iter()
+                .filter(taken)
+                .find(|known| known.name() == *name)
+        });
         match chosen {
             Some(reporting) => {
                 self.session.task_reporting = reporting;
@@ -170,7 +204,10 @@ impl Responder {
 }
 
 fn choose_digest(names: &[&str], offer: DigestOffer) -> Option<bool> {
-    names.iter().find(|name| offer.allows(name)).map(|name| *name == "CRC32C")
+    names
+        .iter()
+        .find(|name| offer.allows(name))
+        .map(|name| *name == "CRC32C")
 }
 
 #[cfg(test)]
@@ -205,7 +242,11 @@ mod tests {
             ("DataPDUInOrder", "Yes", "Yes"),
             ("DataSequenceInOrder", "No", "No"),
             ("ErrorRecoveryLevel", "2", "0"),
-            ("TaskReporting", "FastAbort,ResponseFence,RFC3720", "ResponseFence"),
+            (
+                "TaskReporting",
+                "FastAbort,ResponseFence,RFC3720",
+                "ResponseFence",
+            ),
             ("iSCSIProtocolLevel", "31", "2"),
         ] {
             assert_eq!(answer(&mut r, key, value), expected, "{key}={value}");
@@ -251,16 +292,31 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_not_understood_and_case_matters() {
-        assert_eq!(answer(&mut fresh(), "X-org.example.speed", "9"), "NotUnderstood");
-        assert_eq!(answer(&mut fresh(), "maxburstlength", "512"), "NotUnderstood");
+        assert_eq!(
+            answer(&mut fresh(), "X-org.example.speed", "9"),
+            "NotUnderstood"
+        );
+        assert_eq!(
+            answer(&mut fresh(), "maxburstlength", "512"),
+            "NotUnderstood"
+        );
     }
 
     #[test]
     fn declaration_is_taken_without_an_answer() {
         let mut r = fresh();
-        assert_eq!(r.answer(Pair { key: "MaxRecvDataSegmentLength", value: "65536" }), Answer::Nothing);
+        assert_eq!(
+            r.answer(Pair {
+                key: "MaxRecvDataSegmentLength",
+                value: "65536"
+            }),
+            Answer::Nothing
+        );
         assert_eq!(r.connection.peer_max_recv, 65536);
-        let again = Pair { key: "MaxRecvDataSegmentLength", value: "512" };
+        let again = Pair {
+            key: "MaxRecvDataSegmentLength",
+            value: "512",
+        };
         assert_eq!(r.answer(again), Answer::Repeated);
         assert_eq!(r.answer_in_full_feature_phase(again), Answer::Nothing);
         assert_eq!(r.connection.peer_max_recv, 512);
@@ -279,7 +335,10 @@ mod tests {
     #[test]
     fn joining_connection_cannot_change_the_session() {
         let mut r = fresh();
-        r.set_joining(SessionParameters { max_burst_length: 8192, ..SessionParameters::default() });
+        r.set_joining(SessionParameters {
+            max_burst_length: 8192,
+            ..SessionParameters::default()
+        });
         assert_eq!(answer(&mut r, "MaxBurstLength", "4096"), "Reject");
         assert_eq!(r.session.max_burst_length, 8192);
         assert_eq!(answer(&mut r, "DataDigest", "CRC32C"), "CRC32C");

@@ -48,14 +48,23 @@ pub fn additional_headers(mut bytes: &[u8]) -> Result<AdditionalHeaders, AhsErro
         let length = usize::from(u16::from_be_bytes([head[0], head[1]]));
         let kind = head[2] & 0x3f;
         // AHSLength counts the byte after the type and what follows it: one of those is in `head`
-        let Some(follows) = length.checked_sub(1) else { return Err(AhsError::BadLength { kind, length }) };
+        let Some(follows) = length.checked_sub(1) else {
+            return Err(AhsError::BadLength { kind, length });
+        };
         let padded = follows.next_multiple_of(4);
         let (content, rest) = match (body.get(..follows), body.get(padded..)) {
             (Some(content), Some(rest)) => (content, rest),
-            _ => return Err(AhsError::TooLong { length: 4 + padded, left: bytes.len() }),
+            _ => {
+                return Err(AhsError::TooLong {
+                    length: 4 + padded,
+                    left: bytes.len(),
+                });
+            }
         };
         match kind {
-            TYPE_EXTENDED_CDB if !found.extended_cdb.is_empty() => return Err(AhsError::BadType(kind)),
+            TYPE_EXTENDED_CDB if !found.extended_cdb.is_empty() => {
+                return Err(AhsError::BadType(kind));
+            }
             TYPE_EXTENDED_CDB if follows == 0 || follows > CDB_MAX - 16 => {
                 return Err(AhsError::BadLength { kind, length });
             }
@@ -84,7 +93,11 @@ impl AdditionalHeaders {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if !self.extended_cdb.is_empty() {
-            assert!(self.extended_cdb.len() <= CDB_MAX - 16, "CDB of {} bytes", 16 + self.extended_cdb.len());
+            assert!(
+                self.extended_cdb.len() <= CDB_MAX - 16,
+                "CDB of {} bytes",
+                16 + self.extended_cdb.len()
+            );
             let length = (self.extended_cdb.len() + 1) as u16;
             bytes.extend_from_slice(&length.to_be_bytes());
             bytes.extend_from_slice(&[TYPE_EXTENDED_CDB, 0]);
@@ -122,13 +135,25 @@ mod tests {
 
     #[test]
     fn segment_of_length_zero_is_refused() {
-        assert_eq!(additional_headers(&[0, 0, 1, 0]), Err(AhsError::BadLength { kind: 1, length: 0 }));
-        assert_eq!(additional_headers(&[0, 1, 1, 0]), Err(AhsError::BadLength { kind: 1, length: 1 }));
+        assert_eq!(
+            additional_headers(&[0, 0, 1, 0]),
+            Err(AhsError::BadLength { kind: 1, length: 0 })
+        );
+        assert_eq!(
+            additional_headers(&[0, 1, 1, 0]),
+            Err(AhsError::BadLength { kind: 1, length: 1 })
+        );
     }
 
     #[test]
     fn segment_that_runs_over_the_end_is_refused() {
-        assert!(matches!(additional_headers(&[0xff, 0xff, 1, 0]), Err(AhsError::TooLong { .. })));
-        assert!(matches!(additional_headers(&[0, 6, 1, 0, 1, 2, 3, 4]), Err(AhsError::TooLong { .. })));
+        assert!(matches!(
+            additional_headers(&[0xff, 0xff, 1, 0]),
+            Err(AhsError::TooLong { .. })
+        ));
+        assert!(matches!(
+            additional_headers(&[0, 6, 1, 0, 1, 2, 3, 4]),
+            Err(AhsError::TooLong { .. })
+        ));
     }
 }

@@ -114,7 +114,9 @@ impl Decoder {
     /// The current additional header segments.
     pub fn ahs(&self) -> &[u8] {
         let length = self.bhs().lengths.ahs();
-        self.header.get(BHS_LENGTH..BHS_LENGTH + length).unwrap_or_default()
+        self.header
+            .get(BHS_LENGTH..BHS_LENGTH + length)
+            .unwrap_or_default()
     }
 
     /// Bytes of the data segment that have not been taken yet.
@@ -157,7 +159,11 @@ impl Decoder {
     /// # Panics
     /// When more is taken than is left.
     pub fn take_unseen(&mut self, length: usize) {
-        assert!(length <= self.data_left as usize, "{length} bytes taken, {} left", self.data_left);
+        assert!(
+            length <= self.data_left as usize,
+            "{length} bytes taken, {} left",
+            self.data_left
+        );
         self.data_left -= length as u32;
     }
 
@@ -169,7 +175,10 @@ impl Decoder {
         let lengths = self.bhs().lengths;
         let (ahs, data) = (lengths.ahs(), lengths.data());
         if ahs > self.ahs_limit {
-            return Err(FormatError::AdditionalHeadersTooLong { length: ahs, limit: self.ahs_limit });
+            return Err(FormatError::AdditionalHeadersTooLong {
+                length: ahs,
+                limit: self.ahs_limit,
+            });
         }
         let covered = BHS_LENGTH + ahs;
         let whole = covered + if self.digests.header { 4 } else { 0 };
@@ -187,7 +196,10 @@ impl Decoder {
         }
         // after the digest, for without it the length may be the broken part
         if data > self.data_limit {
-            return Err(FormatError::DataSegmentTooLong { length: data, limit: self.data_limit });
+            return Err(FormatError::DataSegmentTooLong {
+                length: data,
+                limit: self.data_limit,
+            });
         }
         self.filled = 0;
         self.data_left = data;
@@ -211,7 +223,8 @@ impl Decoder {
         let digest = self.digests.data && length > 0;
         let whole = pad + if digest { 4 } else { 0 };
         let take = whole.saturating_sub(self.trailer_filled).min(input.len());
-        self.trailer[self.trailer_filled..self.trailer_filled + take].copy_from_slice(&input[..take]);
+        self.trailer[self.trailer_filled..self.trailer_filled + take]
+            .copy_from_slice(&input[..take]);
         self.trailer_filled += take;
         if self.trailer_filled < whole {
             return (take, Progress::NeedMore(whole - self.trailer_filled));

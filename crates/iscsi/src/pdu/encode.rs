@@ -21,7 +21,11 @@ pub const fn padding(length: usize) -> usize {
 /// # Panics
 /// When `ahs` or `data` are longer than their fields can say: PDUs that are sent are ours.
 pub fn encode(out: &mut Vec<u8>, mut header: Bhs, ahs: &[u8], data: &[u8], digests: Digests) {
-    assert!(ahs.len() % 4 == 0 && ahs.len() <= 1020, "additional headers of {} bytes", ahs.len());
+    assert!(
+        ahs.len().is_multiple_of(4) && ahs.len() <= 1020,
+        "additional headers of {} bytes",
+        ahs.len()
+    );
     header.lengths.ahs_words = (ahs.len() / 4) as u8;
     header.lengths.set_data(data.len());
     encode_header(out, &header, ahs, digests);

@@ -55,7 +55,9 @@ macro_rules! header {
 }
 
 /// The common form of every header (11.2.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct Bhs {
     /// Immediate bit and opcode.
@@ -100,7 +102,19 @@ impl Bhs {
 }
 
 /// TotalAHSLength and DataSegmentLength (11.2.1.5, 11.2.1.6).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    KnownLayout,
+    Immutable,
+    Unaligned,
+)]
 #[repr(C)]
 pub struct Lengths {
     /// Length of all additional header segments in words of four bytes.
@@ -125,7 +139,10 @@ impl Lengths {
     /// # Panics
     /// When it needs more than 24 bits: whoever builds a PDU has split the data.
     pub fn set_data(&mut self, length: usize) {
-        assert!(length <= super::DATA_SEGMENT_MAX as usize, "data segment of {length} bytes");
+        assert!(
+            length <= super::DATA_SEGMENT_MAX as usize,
+            "data segment of {length} bytes"
+        );
         let [_, high, middle, low] = (length as u32).to_be_bytes();
         self.data = [high, middle, low];
     }
@@ -661,6 +678,10 @@ header! {
 impl NopOut {
     /// A NOP-Out that answers nothing and wants no answer.
     pub fn idle() -> Self {
-        NopOut { itt: U32::new(NO_TAG), ttt: U32::new(NO_TAG), ..NopOut::blank() }
+        NopOut {
+            itt: U32::new(NO_TAG),
+            ttt: U32::new(NO_TAG),
+            ..NopOut::blank()
+        }
     }
 }

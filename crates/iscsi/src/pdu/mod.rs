@@ -7,7 +7,7 @@ mod additional;
 mod codes;
 mod decoder;
 mod digest;
-mod encode;
+pub(crate) mod encode;
 mod headers;
 
 pub use additional::{AdditionalHeaders, AhsError, additional_headers};

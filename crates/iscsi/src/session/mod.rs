@@ -7,7 +7,7 @@ mod table;
 mod window;
 
 pub use table::{Attachment, Claim, ConnectionKey, SessionTable};
-pub use window::{CommandWindow, Turn};
+pub use window::{CommandWindow, Turn, Wake};
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -98,20 +98,24 @@ impl Session {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<ConnectionKey>> {
-        self.connections.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.connections
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn add(&self, key: ConnectionKey) {
         let mut connections = self.lock();
         connections.push(key);
-        self.count.store(connections.len() as u32, Ordering::Release);
+        self.count
+            .store(connections.len() as u32, Ordering::Release);
     }
 
     /// Gives what is left.
     fn remove(&self, key: ConnectionKey) -> usize {
         let mut connections = self.lock();
         connections.retain(|other| *other != key);
-        self.count.store(connections.len() as u32, Ordering::Release);
+        self.count
+            .store(connections.len() as u32, Ordering::Release);
         connections.len()
     }
 

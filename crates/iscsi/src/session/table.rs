@@ -61,12 +61,20 @@ pub struct SessionTable {
 impl SessionTable {
     /// Empty; `max_sessions` at a time, each with `window` commands.
     pub fn new(max_sessions: usize, window: u32) -> Self {
-        SessionTable { inner: Mutex::new(Inner::default()), max_sessions, window }
+        SessionTable {
+            inner: Mutex::new(Inner::default()),
+            max_sessions,
+            window,
+        }
     }
 
     /// The session with this TSIH.
     pub fn session(&self, tsih: u16) -> Option<Arc<Session>> {
-        self.lock().sessions.iter().find(|session| session.tsih == tsih).cloned()
+        self.lock()
+            .sessions
+            .iter()
+            .find(|session| session.tsih == tsih)
+            .cloned()
     }
 
     /// All sessions.
@@ -79,14 +87,24 @@ impl SessionTable {
         let mut inner = self.lock();
         inner.serial += 1;
         let serial = inner.serial;
-        if claim.tsih == 0 { self.open(&mut inner, claim, serial) } else { join(&inner, claim, serial) }
+        if claim.tsih == 0 {
+            self.open(&mut inner, claim, serial)
+        } else {
+            join(&inner, claim, serial)
+        }
     }
 
     /// A connection is over. The session ends with its last one, or with any when `whole`; gives the connections that are
     /// to be dropped with it.
     pub fn detach(&self, key: ConnectionKey, whole: bool) -> Vec<ConnectionKey> {
         let mut inner = self.lock();
-        let Some(place) = inner.sessions.iter().position(|session| session.tsih == key.tsih) else { return Vec::new() };
+        let Some(place) = inner
+            .sessions
+            .iter()
+            .position(|session| session.tsih == key.tsih)
+        else {
+            return Vec::new();
+        };
         let session = &inner.sessions[place];
         if !session.lock().contains(&key) {
             return Vec::new();
@@ -99,20 +117,45 @@ impl SessionTable {
         Vec::new()
     }
 
-    fn open(&self, inner: &mut Inner, claim: Claim, serial: u64) -> Result<Attachment, LoginStatus> {
+    fn open(
+        &self,
+        inner: &mut Inner,
+        claim: Claim,
+        serial: u64,
+    ) -> Result<Attachment, LoginStatus> {
         // same initiator port and target port: the new session reinstates the old one (6.3.5)
-        let displaced = match inner.sessions.iter().position(|session| session.identity == claim.identity) {
+        let displaced = match inner
+            .sessions
+            .iter()
+            .position(|session| session.identity == claim.identity)
+        {
             Some(place) => inner.sessions.swap_remove(place).close(),
-            None if inner.sessions.len() >= self.max_sessions => return Err(LoginStatus::OutOfResources),
+            None if inner.sessions.len() >= self.max_sessions => {
+                return Err(LoginStatus::OutOfResources);
+            }
             None => Vec::new(),
         };
         let tsih = free_tsih(inner).ok_or(LoginStatus::OutOfResources)?;
-        let session = Session::new(claim.identity, tsih, claim.parameters, claim.cmd_sn, self.window);
+        let session = Session::new(
+            claim.identity,
+            tsih,
+            claim.parameters,
+            claim.cmd_sn,
+            self.window,
+        );
         let session = Arc::new(session);
-        let connection = ConnectionKey { tsih, cid: claim.cid, serial };
+        let connection = ConnectionKey {
+            tsih,
+            cid: claim.cid,
+            serial,
+        };
         session.add(connection);
         inner.sessions.push(session.clone());
-        Ok(Attachment { session, connection, displaced })
+        Ok(Attachment {
+            session,
+            connection,
+            displaced,
+        })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -121,7 +164,10 @@ impl SessionTable {
 }
 
 fn join(inner: &Inner, claim: Claim, serial: u64) -> Result<Attachment, LoginStatus> {
-    let session = inner.sessions.iter().find(|session| session.tsih == claim.tsih);
+    let session = inner
+        .sessions
+        .iter()
+        .find(|session| session.tsih == claim.tsih);
     let session = session.ok_or(LoginStatus::SessionDoesNotExist)?.clone();
     if session.identity != claim.identity {
         return Err(LoginStatus::CannotIncludeInSession);
@@ -136,15 +182,27 @@ fn join(inner: &Inner, claim: Claim, serial: u64) -> Result<Attachment, LoginSta
         session.window.forget(old.cid);
         session.remove(*old);
     }
-    let connection = ConnectionKey { tsih: claim.tsih, cid: claim.cid, serial };
+    let connection = ConnectionKey {
+        tsih: claim.tsih,
+        cid: claim.cid,
+        serial,
+    };
     session.add(connection);
-    Ok(Attachment { session, connection, displaced })
+    Ok(Attachment {
+        session,
+        connection,
+        displaced,
+    })
 }
 
 fn free_tsih(inner: &mut Inner) -> Option<u16> {
     for _ in 0..u16::MAX {
         inner.last_tsih = inner.last_tsih.checked_add(1).unwrap_or(1);
-        if inner.sessions.iter().all(|session| session.tsih != inner.last_tsih) {
+        if inner
+            .sessions
+            .iter()
+            .all(|session| session.tsih != inner.last_tsih)
+        {
             return Some(inner.last_tsih);
         }
     }
@@ -167,7 +225,10 @@ mod tests {
             },
             tsih,
             cid,
-            parameters: SessionParameters { max_connections: 2, ..SessionParameters::default() },
+            parameters: SessionParameters {
+                max_connections: 2,
+                ..SessionParameters::default()
+            },
             cmd_sn: 1,
         }
     }
@@ -179,7 +240,11 @@ mod tests {
         let new = table.attach(claim("iqn.a", 0, 0)).unwrap();
         assert_eq!(new.displaced, [old.connection]);
         assert!(old.session.is_closed() && !new.session.is_closed());
-        assert_eq!(table.detach(old.connection, true), [], "the old connection's end does not touch the new session");
+        assert_eq!(
+            table.detach(old.connection, true),
+            [],
+            "the old connection's end does not touch the new session"
+        );
         assert_eq!(table.sessions().len(), 1);
     }
 
@@ -191,20 +256,39 @@ mod tests {
         assert!(!leading.session.is_shared());
         let second = table.attach(claim("iqn.a", tsih, 1)).unwrap();
         assert!(leading.session.is_shared());
-        assert_eq!(table.attach(claim("iqn.a", tsih, 2)).unwrap_err(), LoginStatus::TooManyConnections);
-        assert_eq!(table.attach(claim("iqn.b", tsih, 2)).unwrap_err(), LoginStatus::CannotIncludeInSession);
-        assert_eq!(table.attach(claim("iqn.a", tsih + 1, 2)).unwrap_err(), LoginStatus::SessionDoesNotExist);
+        assert_eq!(
+            table.attach(claim("iqn.a", tsih, 2)).unwrap_err(),
+            LoginStatus::TooManyConnections
+        );
+        assert_eq!(
+            table.attach(claim("iqn.b", tsih, 2)).unwrap_err(),
+            LoginStatus::CannotIncludeInSession
+        );
+        assert_eq!(
+            table.attach(claim("iqn.a", tsih + 1, 2)).unwrap_err(),
+            LoginStatus::SessionDoesNotExist
+        );
         let again = table.attach(claim("iqn.a", tsih, 1)).unwrap();
-        assert_eq!(again.displaced, [second.connection], "connection reinstatement");
+        assert_eq!(
+            again.displaced,
+            [second.connection],
+            "connection reinstatement"
+        );
         assert_eq!(table.detach(leading.connection, false), []);
         assert_eq!(table.detach(again.connection, false), []);
-        assert!(table.sessions().is_empty(), "a session ends with its last connection");
+        assert!(
+            table.sessions().is_empty(),
+            "a session ends with its last connection"
+        );
     }
 
     #[test]
     fn sessions_are_bounded() {
         let table = SessionTable::new(1, 32);
         table.attach(claim("iqn.a", 0, 0)).unwrap();
-        assert_eq!(table.attach(claim("iqn.b", 0, 0)).unwrap_err(), LoginStatus::OutOfResources);
+        assert_eq!(
+            table.attach(claim("iqn.b", 0, 0)).unwrap_err(),
+            LoginStatus::OutOfResources
+        );
     }
 }

@@ -8,6 +8,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use smallvec::SmallVec;
+
 use crate::serial::{before, within};
 
 const CLAIMED: u64 = 1 << 32;
@@ -25,9 +27,15 @@ pub enum Turn {
     Outside,
 }
 
+/// Connections, by CID, that have to look at their parked requests again.
+pub type Wake = SmallVec<[u16; 2]>;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiter {
+    /// Its command has the number.
     Connection(u16),
+    /// Something of it waits for all commands before the number.
+    Listener(u16),
     /// A command that never came and counts as received (ABORT TASK, 11.5.1).
     Skipped,
 }
@@ -38,6 +46,7 @@ pub struct CommandWindow {
     /// ExpCmdSN in the low half, the claim above it.
     expected: AtomicU64,
     maximum: AtomicU32,
+    size: u32,
     waiting: AtomicU32,
     waiters: Mutex<Vec<(u32, Waiter)>>,
 }
@@ -48,6 +57,7 @@ impl CommandWindow {
         CommandWindow {
             expected: AtomicU64::new(first.into()),
             maximum: AtomicU32::new(first.wrapping_add(size).wrapping_sub(1)),
+            size,
             waiting: AtomicU32::new(0),
             waiters: Mutex::new(Vec::new()),
         }
@@ -57,6 +67,16 @@ impl CommandWindow {
     pub fn exp_cmd_sn(&self) -> u32 {
         let word = self.expected.load(Ordering::Relaxed);
         (word as u32).wrapping_add((word >> 32) as u32)
+    }
+
+    /// Commands that may be in progress at a time.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The first number that has not been handed over to its end.
+    pub fn next_turn(&self) -> u32 {
+        self.expected.load(Ordering::SeqCst) as u32
     }
 
     /// MaxCmdSN: the largest number allowed.
@@ -81,34 +101,46 @@ impl CommandWindow {
             if word & CLAIMED != 0 {
                 return Turn::Stale;
             }
-            if self.expected.compare_exchange(word, word | CLAIMED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            if self
+                .expected
+                .compare_exchange(word, word | CLAIMED, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
+            {
                 return Turn::Claimed;
             }
         }
     }
 
-    /// Ends the turn that was claimed. Gives the connection whose command is next, if one waits.
-    pub fn release(&self) -> Option<u16> {
+    /// Ends the turn that was claimed. Gives the connections that wait for the next one.
+    pub fn release(&self) -> Wake {
         let word = self.expected.load(Ordering::SeqCst);
         assert!(word & CLAIMED != 0, "a turn that nobody holds is released");
         let next = (word as u32).wrapping_add(1);
         self.expected.store(next.into(), Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) == 0 {
-            return None;
+            return Wake::new();
         }
-        self.next_waiter(&mut self.lock())
+        self.next_waiters(&mut self.lock())
     }
 
     /// Leaves word that `connection` waits for the turn of `n`; then it must try [`CommandWindow::claim`] once more, for
     /// the turn may have come meanwhile. `false`: somebody else has that number, so it is stale.
     pub fn park(&self, n: u32, connection: u16) -> bool {
         let mut waiters = self.lock();
-        if waiters.iter().any(|(number, _)| *number == n) {
+        if is_taken(&waiters, n) {
             return false;
         }
         waiters.push((n, Waiter::Connection(connection)));
         self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
         true
+    }
+
+    /// Leaves word that `connection` wants to know when all commands before `n` have been handed over; then it must look
+    /// at [`CommandWindow::next_turn`] once more.
+    pub fn listen(&self, n: u32, connection: u16) {
+        let mut waiters = self.lock();
+        waiters.push((n, Waiter::Listener(connection)));
+        self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
     }
 
     /// Takes the word back, after a claim.
@@ -118,21 +150,22 @@ impl CommandWindow {
 
     /// Forgets a connection that is gone.
     pub fn forget(&self, connection: u16) {
-        self.retain(|_, waiter| waiter != Waiter::Connection(connection));
+        let gone = [Waiter::Connection(connection), Waiter::Listener(connection)];
+        self.retain(|_, waiter| !gone.contains(&waiter));
     }
 
-    /// Counts `n` as received though it never came. Gives the connection whose command is next, if one waits.
-    pub fn skip(&self, n: u32) -> Option<u16> {
+    /// Counts `n` as received though it never came. Gives the connections that wait for the next turn.
+    pub fn skip(&self, n: u32) -> Wake {
         let mut waiters = self.lock();
         let word = self.expected.load(Ordering::SeqCst);
         let taken = before(n, word as u32) || (n == word as u32 && word & CLAIMED != 0);
         let outside = !within(n, word as u32, self.maximum.load(Ordering::SeqCst));
-        if taken || outside || waiters.iter().any(|(number, _)| *number == n) {
-            return None;
+        if taken || outside || is_taken(&waiters, n) {
+            return Wake::new();
         }
         waiters.push((n, Waiter::Skipped));
         self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
-        self.next_waiter(&mut waiters)
+        self.next_waiters(&mut waiters)
     }
 
     /// One command is finished: the window moves on.
@@ -147,31 +180,58 @@ impl CommandWindow {
     }
 
     /// Steps over skipped numbers; gives who waits for the number after them.
-    fn next_waiter(&self, waiters: &mut Vec<(u32, Waiter)>) -> Option<u16> {
+    fn next_waiters(&self, waiters: &mut Vec<(u32, Waiter)>) -> Wake {
+        let mut wake = Wake::new();
         loop {
             let word = self.expected.load(Ordering::SeqCst);
             let expected = word as u32;
-            waiters.retain(|(number, waiter)| *waiter != Waiter::Skipped || !before(*number, expected));
+            waiters.retain(|&(number, waiter)| match waiter {
+                Waiter::Connection(_) => true,
+                Waiter::Listener(connection) if !before(expected, number) => {
+                    wake.push(connection);
+                    false
+                }
+                Waiter::Listener(_) => true,
+                Waiter::Skipped => !before(number, expected),
+            });
             self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
-            let waiter = waiters.iter().find(|(number, _)| *number == expected).map(|(_, waiter)| *waiter)?;
-            match waiter {
-                Waiter::Connection(connection) => return Some(connection),
-                // whoever holds the claim looks here again when it releases
-                Waiter::Skipped if word & CLAIMED != 0 => return None,
-                Waiter::Skipped => {
+            match waiters
+                .iter()
+                .find(|(number, _)| *number == expected)
+                .map(|(_, waiter)| *waiter)
+            {
+                Some(Waiter::Skipped) if word & CLAIMED == 0 => {
                     let next = u64::from(expected.wrapping_add(1));
-                    if self.expected.compare_exchange(word, next, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                    if self
+                        .expected
+                        .compare_exchange(word, next, Ordering::SeqCst, Ordering::SeqCst)
+                        .is_ok()
+                    {
                         self.finished();
                     }
                 }
+                Some(Waiter::Connection(connection)) => {
+                    wake.push(connection);
+                    return wake;
+                }
+                // whoever holds the claim looks here again when it releases
+                _ => return wake,
             }
         }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u32, Waiter)>> {
         // nothing that runs under the lock can panic half way through a change
-        self.waiters.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.waiters
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+}
+
+fn is_taken(waiters: &[(u32, Waiter)], n: u32) -> bool {
+    waiters
+        .iter()
+        .any(|(number, waiter)| *number == n && !matches!(waiter, Waiter::Listener(_)))
 }
 
 #[cfg(test)]
@@ -187,9 +247,13 @@ mod tests {
         assert_eq!(window.claim(2), Turn::Outside);
         assert_eq!(window.claim(1), Turn::Early);
         assert_eq!(window.claim(0xffff_fffe), Turn::Claimed);
-        assert_eq!(window.claim(0xffff_fffe), Turn::Stale, "the same number twice");
+        assert_eq!(
+            window.claim(0xffff_fffe),
+            Turn::Stale,
+            "the same number twice"
+        );
         assert_eq!(window.exp_cmd_sn(), 0xffff_ffff);
-        assert_eq!(window.release(), None);
+        assert!(window.release().is_empty());
         assert_eq!(window.exp_cmd_sn(), 0xffff_ffff);
         window.finished();
         assert_eq!(window.max_cmd_sn(), 2);
@@ -200,7 +264,7 @@ mod tests {
         let window = CommandWindow::new(1, 2);
         for n in [1, 2] {
             assert_eq!(window.claim(n), Turn::Claimed);
-            assert_eq!(window.release(), None);
+            assert!(window.release().is_empty());
         }
         assert_eq!(window.claim(3), Turn::Outside);
         window.finished();
@@ -212,13 +276,26 @@ mod tests {
         let window = CommandWindow::new(1, 8);
         assert_eq!(window.claim(4), Turn::Early);
         assert!(window.park(4, 9));
-        assert_eq!(window.skip(2), None);
+        assert!(window.skip(2).is_empty());
         assert_eq!(window.claim(2), Turn::Early);
-        assert!(!window.park(2, 7), "a skipped command is ignored when it comes");
-        assert_eq!(window.skip(3), None);
+        assert!(
+            !window.park(2, 7),
+            "a skipped command is ignored when it comes"
+        );
+        assert!(window.skip(3).is_empty());
         assert_eq!(window.claim(1), Turn::Claimed);
-        assert_eq!(window.release(), Some(9));
+        assert_eq!(window.release().as_slice(), [9]);
         assert_eq!(window.claim(4), Turn::Claimed);
+    }
+
+    #[test]
+    fn listeners_are_told_when_all_before_their_number_is_handed_over() {
+        let window = CommandWindow::new(1, 8);
+        window.listen(3, 5);
+        for (n, told) in [(1, [].as_slice()), (2, &[5]), (3, &[])] {
+            assert_eq!(window.claim(n), Turn::Claimed);
+            assert_eq!(window.release().as_slice(), told, "after {n}");
+        }
     }
 
     /// The oracle: a sorted list. Whatever the order of arrival, commands are handed over in the order of their numbers.
@@ -237,7 +314,7 @@ mod tests {
             let mut current = (turn == Turn::Claimed).then_some(n);
             while let Some(n) = current.take() {
                 order.push(n.wrapping_sub(first));
-                if let Some(next) = window.release() {
+                if let Some(&next) = window.release().first() {
                     let expected = window.exp_cmd_sn();
                     assert!(parked[next as usize].contains(&expected));
                     assert_eq!(window.claim(expected), Turn::Claimed);
@@ -296,7 +373,7 @@ mod tests {
                             window.unpark(n, me as u16);
                         }
                         order.lock().unwrap().push(n);
-                        if let Some(next) = window.release() {
+                        for next in window.release() {
                             senders[next as usize].send(()).unwrap_or_default();
                         }
                     }
@@ -307,7 +384,9 @@ mod tests {
         for thread in threads {
             thread.join().unwrap();
         }
-        let expected: Vec<u32> = (0..COMMANDS).map(|n| 0xffff_ff00u32.wrapping_add(n)).collect();
+        let expected: Vec<u32> = (0..COMMANDS)
+            .map(|n| 0xffff_ff00u32.wrapping_add(n))
+            .collect();
         assert_eq!(*order.lock().unwrap(), expected);
     }
 }

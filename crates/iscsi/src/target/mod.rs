@@ -1,1 +1,27 @@
-//! soon
+//! The target's side of a connection (RFC 7143): a [`Connection`] per TCP connection, owned by one worker.
+//!
+//! ```text
+//! bytes -> receive() -> Step::Data        caller places write data, tells it with placed()
+//!                       Step::Command     caller begins it: solicit(), data_in(), respond()
+//!                       Step::...
+//!          outgoing() <- what all of these queued
+//! ```
+//! Nothing blocks; the data path takes no lock (see [`crate::session::CommandWindow`]) and allocates only while it warms up.
+
+mod answers;
+mod commands;
+mod connection;
+mod control;
+mod data_out;
+mod full_feature;
+mod outgoing;
+mod steps;
+mod tasks;
+mod text_exchange;
+
+pub use connection::Connection;
+pub use outgoing::{Outgoing, Piece};
+pub use steps::{
+    CloseReason, Completion, NoSuchTask, Placement, Received, Step, TaskManagement, Then, Transfer,
+};
+pub use tasks::{Command, TaskId};

@@ -5,7 +5,8 @@
 mod values;
 
 pub use values::{
-    Binary, NumericRange, parse_binary, parse_boolean, parse_list, parse_number, parse_range, to_base64, to_hex,
+    Binary, NumericRange, parse_binary, parse_boolean, parse_list, parse_number, parse_range,
+    to_base64, to_hex,
 };
 
 /// The longest key name (6.1).
@@ -46,7 +47,10 @@ fn is_key(name: &[u8]) -> bool {
 pub fn parse(bytes: &[u8]) -> Result<Vec<Pair<'_>>, TextError> {
     let mut pairs = Vec::new();
     for entry in bytes.split(|b| *b == 0).filter(|entry| !entry.is_empty()) {
-        let equals = entry.iter().position(|b| *b == b'=').ok_or(TextError::NoEquals)?;
+        let equals = entry
+            .iter()
+            .position(|b| *b == b'=')
+            .ok_or(TextError::NoEquals)?;
         let (key, value) = (&entry[..equals], &entry[equals + 1..]);
         if !is_key(key) {
             return Err(TextError::BadKey(key.len()));
@@ -66,7 +70,10 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Pair<'_>>, TextError> {
 /// # Panics
 /// When key or value hold a NUL: what is sent is ours.
 pub fn push_pair(out: &mut Vec<u8>, key: &str, value: &str) {
-    assert!(!key.contains('\0') && !value.contains('\0'), "NUL inside a text pair");
+    assert!(
+        !key.contains('\0') && !value.contains('\0'),
+        "NUL inside a text pair"
+    );
     out.extend_from_slice(key.as_bytes());
     out.push(b'=');
     out.extend_from_slice(value.as_bytes());
@@ -83,7 +90,10 @@ pub struct Collector {
 impl Collector {
     /// Empty; `limit` bounds one sequence.
     pub fn new(limit: usize) -> Self {
-        Collector { bytes: Vec::new(), limit }
+        Collector {
+            bytes: Vec::new(),
+            limit,
+        }
     }
 
     /// Adds a data segment.
@@ -119,10 +129,30 @@ mod tests {
 
     #[test]
     fn pairs_are_split_at_nul_and_at_the_first_equals_sign() {
-        let pairs = parse(b"InitiatorName=iqn.1998-03.org.example:a\0X-org.example.k=a=b\0Empty=\0").unwrap();
-        assert_eq!(pairs[0], Pair { key: "InitiatorName", value: "iqn.1998-03.org.example:a" });
-        assert_eq!(pairs[1], Pair { key: "X-org.example.k", value: "a=b" });
-        assert_eq!(pairs[2], Pair { key: "Empty", value: "" });
+        let pairs =
+            parse(b"InitiatorName=iqn.1998-03.org.example:a\0X-org.example.k=a=b\0Empty=\0")
+                .unwrap();
+        assert_eq!(
+            pairs[0],
+            Pair {
+                key: "InitiatorName",
+                value: "iqn.1998-03.org.example:a"
+            }
+        );
+        assert_eq!(
+            pairs[1],
+            Pair {
+                key: "X-org.example.k",
+                value: "a=b"
+            }
+        );
+        assert_eq!(
+            pairs[2],
+            Pair {
+                key: "Empty",
+                value: ""
+            }
+        );
     }
 
     #[test]

@@ -25,7 +25,10 @@ pub fn parse_boolean(value: &str) -> Option<bool> {
 
 /// A decimal or hexadecimal number of up to 64 bits.
 pub fn parse_number(value: &str) -> Option<u64> {
-    let (digits, radix) = match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
+    let (digits, radix) = match value
+        .strip_prefix("0x")
+        .or_else(|| value.strip_prefix("0X"))
+    {
         Some(hex) => (hex, 16),
         None => (value, 10),
     };
@@ -39,7 +42,10 @@ pub fn parse_number(value: &str) -> Option<u64> {
 /// `low~high` with low not above high.
 pub fn parse_range(value: &str) -> Option<NumericRange> {
     let (low, high) = value.split_once('~')?;
-    let range = NumericRange { low: parse_number(low)?, high: parse_number(high)? };
+    let range = NumericRange {
+        low: parse_number(low)?,
+        high: parse_number(high)?,
+    };
     (range.low <= range.high).then_some(range)
 }
 
@@ -78,7 +84,7 @@ fn parse_hex(digits: &[u8], limit: usize) -> Option<Binary> {
 }
 
 fn parse_base64(digits: &[u8], limit: usize) -> Option<Binary> {
-    if digits.len() % 4 != 0 || digits.len() / 4 > limit.div_ceil(3) {
+    if !digits.len().is_multiple_of(4) || digits.len() / 4 > limit.div_ceil(3) {
         return None;
     }
     let sextet = |digit: u8| match digit {
@@ -92,7 +98,11 @@ fn parse_base64(digits: &[u8], limit: usize) -> Option<Binary> {
     let mut out = Binary::new();
     let groups = digits.len() / 4;
     for (index, group) in digits.chunks_exact(4).enumerate() {
-        let fill = group.iter().rev().take_while(|digit| **digit == b'=').count();
+        let fill = group
+            .iter()
+            .rev()
+            .take_while(|digit| **digit == b'=')
+            .count();
         if fill > 2 || (fill > 0 && index + 1 != groups) {
             return None;
         }
@@ -151,21 +161,37 @@ mod tests {
         assert_eq!(parse_number("262144"), Some(262144));
         assert_eq!(parse_number("0x40000"), Some(262144));
         assert_eq!(parse_number("0XfF"), Some(255));
-        for bad in ["", "0x", "-1", "+1", " 1", "1 ", "ff", "1~2", "99999999999999999999"] {
+        for bad in [
+            "",
+            "0x",
+            "-1",
+            "+1",
+            " 1",
+            "1 ",
+            "ff",
+            "1~2",
+            "99999999999999999999",
+        ] {
             assert_eq!(parse_number(bad), None, "{bad:?}");
         }
     }
 
     #[test]
     fn ranges_go_upwards() {
-        assert_eq!(parse_range("16~0x20"), Some(NumericRange { low: 16, high: 32 }));
+        assert_eq!(
+            parse_range("16~0x20"),
+            Some(NumericRange { low: 16, high: 32 })
+        );
         assert_eq!(parse_range("32~16"), None);
         assert_eq!(parse_range("32"), None);
     }
 
     #[test]
     fn lists_have_no_empty_members() {
-        assert_eq!(parse_list("CRC32C,None").unwrap().as_slice(), ["CRC32C", "None"]);
+        assert_eq!(
+            parse_list("CRC32C,None").unwrap().as_slice(),
+            ["CRC32C", "None"]
+        );
         assert_eq!(parse_list(""), None);
         assert_eq!(parse_list("None,,CRC32C"), None);
     }
@@ -188,7 +214,19 @@ mod tests {
 
     #[test]
     fn malformed_binary_is_refused() {
-        for bad in ["", "0", "0x", "0xzz", "Zg==", "0bZg=", "0bZ===", "0b====", "0bZg==Zg==", "0bZh==", "0b Zg="] {
+        for bad in [
+            "",
+            "0",
+            "0x",
+            "0xzz",
+            "Zg==",
+            "0bZg=",
+            "0bZ===",
+            "0b====",
+            "0bZg==Zg==",
+            "0bZh==",
+            "0b Zg=",
+        ] {
             assert_eq!(parse_binary(bad, 64), None, "{bad:?}");
         }
         assert_eq!(parse_binary("0x123", 64).unwrap().as_slice(), [0x01, 0x23]);

@@ -1,0 +1,254 @@
+//! What goes out for a task: R2T, Data-In, SCSI Response.
+
+use zerocopy::big_endian::U32;
+
+use super::data_out::Fault;
+use super::full_feature::{FullFeature, Io};
+use super::steps::{Completion, NoSuchTask, Step, Then, Transfer, residual};
+use super::tasks::{Command, Pending, TaskId};
+use crate::pdu::encode::{encode_header, encode_trailer};
+use crate::pdu::{DataIn, FINAL, NO_TAG, ReadyToTransfer, ScsiResponse, encode};
+
+const CHECK_CONDITION: u8 = 0x02;
+
+impl FullFeature {
+    /// ExpCmdSN and MaxCmdSN for a header that is about to be queued.
+    pub fn window(&self) -> (U32, U32) {
+        (
+            U32::new(self.session.window.exp_cmd_sn()),
+            U32::new(self.session.window.max_cmd_sn()),
+        )
+    }
+
+    /// The StatSN of a response that is about to be queued.
+    pub fn take_stat_sn(&mut self) -> U32 {
+        let stat_sn = self.stat_sn;
+        self.stat_sn = stat_sn.wrapping_add(1);
+        U32::new(stat_sn)
+    }
+
+    /// A tag that is in use nowhere near.
+    pub fn take_ttt(&mut self) -> u32 {
+        let ttt = self.next_ttt;
+        self.next_ttt = match ttt.wrapping_add(1) {
+            NO_TAG => 0,
+            next => next,
+        };
+        ttt
+    }
+
+    /// Queues the R2Ts that may be out.
+    pub fn send_r2ts(&mut self, io: &mut Io, id: TaskId) {
+        let (exp_cmd_sn, max_cmd_sn) = self.window();
+        let digests = self.digests();
+        loop {
+            let ttt = self.next_ttt;
+            let Some(task) = self.tasks.get_mut(id) else {
+                return;
+            };
+            let Some((offset, length)) = task.data.ask(ttt, &self.rules) else {
+                return;
+            };
+            let header = ReadyToTransfer {
+                lun: task.command.lun,
+                itt: U32::new(task.command.itt),
+                ttt: U32::new(ttt),
+                stat_sn: U32::new(self.stat_sn),
+                exp_cmd_sn,
+                max_cmd_sn,
+                r2t_sn: U32::new(task.data_sn),
+                buffer_offset: U32::new(offset),
+                desired_length: U32::new(length),
+                ..ReadyToTransfer::blank()
+            };
+            task.data_sn = task.data_sn.wrapping_add(1);
+            self.take_ttt();
+            io.out
+                .bytes(|out| encode(out, header.to_bhs(), &[], &[], digests));
+        }
+    }
+
+    /// Queues read data, cut by MaxRecvDataSegmentLength and MaxBurstLength.
+    pub fn data_in(
+        &mut self,
+        io: &mut Io,
+        id: TaskId,
+        buffer: u64,
+        offset: u32,
+        data: &[u8],
+        then: Then,
+    ) -> Result<(), NoSuchTask> {
+        let max_send = self.max_send();
+        let max_burst = self.rules.max_burst;
+        let digests = self.digests();
+        let task = self
+            .tasks
+            .get(id)
+            .filter(|task| task.delivered && task.pending.is_none())
+            .ok_or(NoSuchTask)?;
+        let expected = task.command.read_length();
+        let room = expected.saturating_sub(offset) as usize;
+        let data = &data[..data.len().min(room)];
+        // the status may ride on the last PDU when it is all there is to say (11.7.3)
+        let rides = match then {
+            Then::Status { status, transfer } if !task.command.write && !data.is_empty() => {
+                Some((status, transfer))
+            }
+            _ => None,
+        };
+        let mut left = data;
+        while !left.is_empty() {
+            let Some(task) = self.tasks.get_mut(id) else {
+                return Err(NoSuchTask);
+            };
+            let take = left.len().min(max_send).min(task.burst_left as usize);
+            let (piece, rest) = left.split_at(take);
+            let last = rest.is_empty();
+            let at = offset + (data.len() - left.len()) as u32;
+            left = rest;
+            task.burst_left -= take as u32;
+            let ends = task.burst_left == 0 || (last && then != Then::More);
+            let data_sn = task.data_sn;
+            task.data_sn = data_sn.wrapping_add(1);
+            if ends {
+                task.burst_left = max_burst;
+            }
+            let mut header = DataIn {
+                flags: if ends { FINAL } else { 0 },
+                itt: U32::new(task.command.itt),
+                ttt: U32::new(NO_TAG),
+                data_sn: U32::new(data_sn),
+                buffer_offset: U32::new(at),
+                ..DataIn::blank()
+            };
+            header.lengths.set_data(take);
+            if let (true, Some((status, transfer))) = (last, rides) {
+                let (count, over, under) = residual(expected, transfer.data_in);
+                header.flags |= DataIn::STATUS;
+                header.flags |= if over { DataIn::OVERFLOW } else { 0 }
+                    | if under { DataIn::UNDERFLOW } else { 0 };
+                header.status = status;
+                header.residual = U32::new(count);
+                header.stat_sn = self.take_stat_sn();
+                if let Some(task) = self.tasks.remove(id) {
+                    self.finished(&task);
+                }
+            }
+            (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
+            io.out
+                .bytes(|out| encode_header(out, &header.to_bhs(), &[], digests));
+            io.out.data(buffer, at, take as u32);
+            io.out.bytes(|out| encode_trailer(out, piece, digests));
+        }
+        match then {
+            Then::Status { status, transfer } if rides.is_none() => self.respond(
+                io,
+                id,
+                &Completion {
+                    status,
+                    transfer,
+                    ..Completion::default()
+                },
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends a task, now or when the initiator has sent what it was asked for.
+    pub fn respond(
+        &mut self,
+        io: &mut Io,
+        id: TaskId,
+        completion: &Completion<'_>,
+    ) -> Result<(), NoSuchTask> {
+        let task = self
+            .tasks
+            .get_mut(id)
+            .filter(|task| task.delivered)
+            .ok_or(NoSuchTask)?;
+        if task.pending.is_some() {
+            return Err(NoSuchTask);
+        }
+        let pending = Pending::new(completion);
+        if task.data.is_drained() {
+            self.send_pending(io, id, &pending);
+        } else {
+            // MUST wait for the last Data-Out PDUs with the F bit (11.4.2, 11.17.1)
+            task.pending = Some(Box::new(pending));
+        }
+        Ok(())
+    }
+
+    /// Queues the SCSI Response and lets the task go.
+    pub fn send_pending(&mut self, io: &mut Io, id: TaskId, pending: &Pending) {
+        let Some(task) = self.tasks.remove(id) else {
+            return;
+        };
+        self.finished(&task);
+        let mut header = ScsiResponse {
+            response: pending.response,
+            status: pending.status,
+            itt: U32::new(task.command.itt),
+            stat_sn: self.take_stat_sn(),
+            exp_data_sn: U32::new(task.data_sn),
+            ..ScsiResponse::blank()
+        };
+        set_residuals(&mut header, &task.command, pending.transfer);
+        (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
+        let mut segment: smallvec::SmallVec<[u8; 64]> = smallvec::SmallVec::new();
+        // SenseLength is 16 bits, and the segment must fit the initiator
+        let room = self.max_send().saturating_sub(2).min(usize::from(u16::MAX));
+        let sense = &pending.sense[..pending.sense.len().min(room)];
+        if !sense.is_empty() {
+            segment.extend_from_slice(&(sense.len() as u16).to_be_bytes());
+            segment.extend_from_slice(sense);
+        }
+        let digests = self.digests();
+        io.out
+            .bytes(|out| encode(out, header.to_bhs(), &[], &segment, digests));
+    }
+
+    /// Ends a task whose data was faulty with the sense data that section 11.4.7.2 gives.
+    pub fn fail(&mut self, io: &mut Io, id: TaskId, fault: Fault) {
+        let seen = self.tasks.get(id).is_some_and(|task| task.seen);
+        let sense = fault.sense();
+        let completion = Completion {
+            status: CHECK_CONDITION,
+            sense: &sense,
+            ..Completion::default()
+        };
+        self.send_pending(io, id, &Pending::new(&completion));
+        if seen {
+            io.steps.push_back(Step::Abandoned(id));
+        }
+    }
+}
+
+/// Residual counts (11.4.5): what the command moves against what the initiator expects.
+fn set_residuals(header: &mut ScsiResponse, command: &Command, transfer: Transfer) {
+    let flag = |header: &mut ScsiResponse, set: bool, bit: u8| {
+        if set {
+            header.flags |= bit;
+        }
+    };
+    if command.read && command.write {
+        let (count, over, under) = residual(command.read_length(), transfer.data_in);
+        header.bidirectional_residual = U32::new(count);
+        flag(header, over, ScsiResponse::BIDIRECTIONAL_OVERFLOW);
+        flag(header, under, ScsiResponse::BIDIRECTIONAL_UNDERFLOW);
+    }
+    let moves = match (command.read, command.write) {
+        (_, true) => transfer.data_out,
+        (true, false) => transfer.data_in,
+        (false, false) => transfer.data_in.max(transfer.data_out),
+    };
+    let expected = if command.read || command.write {
+        command.expected_length
+    } else {
+        0
+    };
+    let (count, over, under) = residual(expected, moves);
+    header.residual = U32::new(count);
+    flag(header, over, ScsiResponse::OVERFLOW);
+    flag(header, under, ScsiResponse::UNDERFLOW);
+}

@@ -1,0 +1,260 @@
+//! SCSI Command and Data-Out PDUs on their way in.
+
+use smallvec::SmallVec;
+
+use super::data_out::{DataOutFields, Fault, Incoming, WriteData};
+use super::full_feature::{Destination, FullFeature, Io, Verdict, cmd_sn};
+use super::steps::{NoSuchTask, Step};
+use super::tasks::{Command, Task, TaskId};
+use crate::pdu::{Bhs, DataOut, FINAL, NO_TAG, RejectReason, ScsiCommand, additional_headers};
+use crate::serial::within;
+use crate::session::SessionKind;
+
+impl FullFeature {
+    /// Checks a command's header and makes a task of it.
+    pub fn command_header(
+        &mut self,
+        io: &mut Io,
+        bhs: &Bhs,
+        ahs: &[u8],
+        length: u32,
+    ) -> (Verdict, Destination) {
+        let nowhere = |verdict| (verdict, Destination::Discard);
+        if !bhs.is_immediate() {
+            let window = &self.session.window;
+            // outside the window, or seen before: ignored silently (4.2.2.1)
+            if !within(cmd_sn(bhs), window.exp_cmd_sn(), window.max_cmd_sn()) {
+                return nowhere(Verdict::Ignore);
+            }
+        }
+        let refusal = self.refuse_command(bhs);
+        let additional = additional_headers(ahs);
+        let (None, Ok(additional)) = (refusal, additional) else {
+            self.count_as_received(io, bhs);
+            return nowhere(Verdict::Reject(
+                refusal.unwrap_or(RejectReason::InvalidPduField),
+            ));
+        };
+        let header = ScsiCommand::from_bhs(bhs);
+        let mut cdb = SmallVec::from_slice(&header.cdb);
+        cdb.extend_from_slice(&additional.extended_cdb);
+        let command = Command {
+            lun: header.lun,
+            cdb,
+            itt: header.itt.get(),
+            cmd_sn: header.cmd_sn.get(),
+            attribute: header.flags & ScsiCommand::ATTRIBUTE,
+            read: header.flags & ScsiCommand::READ != 0,
+            write: header.flags & ScsiCommand::WRITE != 0,
+            immediate: bhs.is_immediate(),
+            expected_length: header.expected_length.get(),
+            bidirectional_read_length: additional.bidirectional_read_length,
+        };
+        let is_final = header.flags & FINAL != 0 || !command.write;
+        let data = WriteData::begin(command.write_length(), length, is_final, &self.rules);
+        let place = length > 0 && data.fault().is_none();
+        let immediate = command.immediate;
+        let task = Task {
+            command,
+            data,
+            seen: place,
+            delivered: false,
+            told_complete: false,
+            pending: None,
+            data_sn: 0,
+            burst_left: self.rules.max_burst,
+        };
+        let Some(id) = self.tasks.insert(task) else {
+            self.count_as_received(io, bhs);
+            return nowhere(Verdict::Reject(RejectReason::LongOperation));
+        };
+        self.immediate_commands += u32::from(immediate);
+        let destination = if place {
+            Destination::Place {
+                task: id,
+                offset: 0,
+            }
+        } else {
+            Destination::Discard
+        };
+        (Verdict::Command(id), destination)
+    }
+
+    fn refuse_command(&self, bhs: &Bhs) -> Option<RejectReason> {
+        let itt = bhs.itt.get();
+        if self.session.identity.kind == SessionKind::Discovery {
+            Some(RejectReason::ProtocolError)
+        } else if itt == NO_TAG {
+            Some(RejectReason::InvalidPduField)
+        } else if self.tasks.find(itt).is_some() || self.functions.contains(&itt) {
+            Some(RejectReason::TaskInProgress)
+        } else if bhs.is_immediate() && self.immediate_commands >= self.limits.immediate_commands {
+            Some(RejectReason::TooManyImmediateCommands)
+        } else {
+            None
+        }
+    }
+
+    /// The command PDU is over, its immediate data in place.
+    pub fn command_end(&mut self, io: &mut Io, bhs: &Bhs, id: TaskId, digest_ok: bool) {
+        // aborted while its data came in
+        let Some(task) = self.tasks.get_mut(id) else {
+            return self.count_as_received(io, bhs);
+        };
+        if !digest_ok {
+            task.data.fail(Fault::Digest);
+            self.reject(io, bhs, RejectReason::DataDigestError);
+        }
+        if bhs.is_immediate() {
+            self.deliver(io, id)
+        } else {
+            self.take_turn(io, id, cmd_sn(bhs))
+        }
+    }
+
+    /// It is the command's turn.
+    pub fn deliver(&mut self, io: &mut Io, id: TaskId) {
+        let Some(task) = self.tasks.get_mut(id) else {
+            return;
+        };
+        task.delivered = true;
+        if task.data.fault().is_some() {
+            return self.progress(io, id);
+        }
+        task.seen = true;
+        io.steps.push_back(Step::Command(id));
+    }
+
+    /// The command's number was used by another: as if it had never come.
+    pub fn forget_task(&mut self, io: &mut Io, id: TaskId) {
+        if let Some(task) = self.tasks.remove(id) {
+            self.immediate_commands -= u32::from(task.command.immediate);
+            if task.seen {
+                io.steps.push_back(Step::Abandoned(id));
+            }
+        }
+    }
+
+    /// Checks a Data-Out header against what is open.
+    pub fn data_out_header(&mut self, bhs: &Bhs, length: u32) -> (Verdict, Destination) {
+        let nowhere = |verdict| (verdict, Destination::Discard);
+        let header = DataOut::from_bhs(bhs);
+        let itt = header.itt.get();
+        let Some((id, task)) = self
+            .tasks
+            .find(itt)
+            .and_then(|id| self.tasks.get_mut(id).map(|task| (id, task)))
+        else {
+            // under way when its task was aborted
+            let late = self.aborted.contains(&itt);
+            return nowhere(if late {
+                Verdict::Ignore
+            } else {
+                Verdict::Reject(RejectReason::ProtocolError)
+            });
+        };
+        let fields = DataOutFields {
+            ttt: header.ttt.get(),
+            data_sn: header.data_sn.get(),
+            offset: header.buffer_offset.get(),
+            length,
+            is_final: bhs.is_final(),
+        };
+        match task.data.incoming(&fields, &self.rules) {
+            Incoming::Unknown => nowhere(Verdict::Reject(RejectReason::ProtocolError)),
+            Incoming::Discard => nowhere(Verdict::DataOut(id)),
+            // answered already: what still comes is not looked at
+            Incoming::Place if task.pending.is_some() => nowhere(Verdict::DataOut(id)),
+            Incoming::Place => {
+                task.seen |= length > 0;
+                (
+                    Verdict::DataOut(id),
+                    Destination::Place {
+                        task: id,
+                        offset: fields.offset,
+                    },
+                )
+            }
+        }
+    }
+
+    /// A Data-Out is over, its data in place.
+    pub fn data_out_end(&mut self, io: &mut Io, bhs: &Bhs, id: TaskId, digest_ok: bool) {
+        if !digest_ok {
+            if let Some(task) = self.tasks.get_mut(id) {
+                task.data.fail(Fault::Digest);
+            }
+            self.reject(io, bhs, RejectReason::DataDigestError);
+        }
+        self.progress(io, id);
+    }
+
+    /// The caller wants the data of a write.
+    pub fn solicit(&mut self, io: &mut Io, id: TaskId, wanted: u32) -> Result<bool, NoSuchTask> {
+        let task = self.tasks.get_mut(id).ok_or(NoSuchTask)?;
+        task.data.want(wanted);
+        if task.data.is_complete() {
+            task.told_complete = true;
+            return Ok(true);
+        }
+        self.progress(io, id);
+        Ok(false)
+    }
+
+    /// Asks for more data, tells of all data, or ends what has failed: whatever is next for a task's data.
+    pub fn progress(&mut self, io: &mut Io, id: TaskId) {
+        let Some(task) = self.tasks.get_mut(id) else {
+            return;
+        };
+        if !task.delivered {
+            return;
+        }
+        if task.data.is_drained() {
+            if let Some(pending) = task.pending.take() {
+                return self.send_pending(io, id, &pending);
+            }
+            if let Some(fault) = task.data.fault() {
+                return self.fail(io, id, fault);
+            }
+        }
+        if task.pending.is_some() {
+            return;
+        }
+        self.send_r2ts(io, id);
+        let Some(task) = self.tasks.get_mut(id) else {
+            return;
+        };
+        if task.data.is_complete() && !task.told_complete {
+            task.told_complete = true;
+            io.steps.push_back(Step::DataComplete(id));
+        }
+    }
+
+    /// Ends a task without an answer.
+    pub fn abort(&mut self, id: TaskId) -> Result<Task, NoSuchTask> {
+        let task = self.tasks.get(id).ok_or(NoSuchTask)?;
+        let (itt, delivered) = (task.command.itt, task.delivered);
+        if !task.data.is_drained() {
+            if self.aborted.len() == self.aborted.inline_size() {
+                self.aborted.remove(0);
+            }
+            self.aborted.push(itt);
+        }
+        let task = self.tasks.remove(id).ok_or(NoSuchTask)?;
+        if delivered {
+            self.finished(&task);
+        } else {
+            self.immediate_commands -= u32::from(task.command.immediate);
+        }
+        Ok(task)
+    }
+
+    /// A task has left the table after its turn.
+    pub fn finished(&mut self, task: &Task) {
+        if task.command.immediate {
+            self.immediate_commands -= 1;
+        } else {
+            self.session.window.finished();
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Requests that are no SCSI commands: NOP, task management, logout; Reject and Asynchronous Message going out.
+
+use zerocopy::big_endian::{U16, U32};
+
+use super::full_feature::{FullFeature, Io};
+use super::steps::{CloseReason, NoSuchTask, Step, TaskManagement};
+use crate::pdu::{
+    AsyncEvent, AsyncMessage, Bhs, LogoutReason, LogoutRequest, LogoutResponse, LogoutResponseCode,
+    NO_TAG, NopIn, NopOut, Opcode, Reject, RejectReason, TaskFunction, TaskFunctionResponse,
+    TaskManagementRequest, TaskManagementResponse, TextRequest, encode,
+};
+use crate::serial::{before, within};
+use crate::session::SessionKind;
+
+impl FullFeature {
+    /// Acts on a control PDU in its turn.
+    pub fn control(&mut self, io: &mut Io, bhs: &Bhs, data: &[u8]) {
+        match bhs.kind() {
+            Some(Opcode::NopOut) => self.nop_out(io, &NopOut::from_bhs(bhs), data),
+            Some(Opcode::TaskManagementRequest) => self.task_management(io, bhs),
+            Some(Opcode::TextRequest) => self.text_request(io, &TextRequest::from_bhs(bhs), data),
+            Some(Opcode::LogoutRequest) => self.logout(io, bhs),
+            _ => self.reject(io, bhs, RejectReason::ProtocolError),
+        }
+    }
+
+    fn nop_out(&mut self, io: &mut Io, request: &NopOut, data: &[u8]) {
+        let ttt = request.ttt.get();
+        self.pings.retain(|ping| *ping != ttt);
+        if request.itt.get() == NO_TAG {
+            return;
+        }
+        let header = NopIn {
+            itt: request.itt,
+            ttt: U32::new(NO_TAG),
+            stat_sn: self.take_stat_sn(),
+            ..NopIn::blank()
+        };
+        self.send_nop_in(io, header, &data[..data.len().min(self.max_send())]);
+    }
+
+    fn send_nop_in(&self, io: &mut Io, mut header: NopIn, data: &[u8]) {
+        (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
+        io.out
+            .bytes(|out| encode(out, header.to_bhs(), &[], data, self.digests()));
+    }
+
+    /// Sends a NOP-In that wants an answer.
+    pub fn ping(&mut self, io: &mut Io) -> bool {
+        if self.pings.len() >= self.limits.outstanding_pings {
+            return false;
+        }
+        let ttt = self.take_ttt();
+        self.pings.push(ttt);
+        // StatSN is told, not used up, for the ITT is none (11.19.1)
+        let (itt, ttt) = (U32::new(NO_TAG), U32::new(ttt));
+        self.send_nop_in(
+            io,
+            NopIn {
+                itt,
+                ttt,
+                stat_sn: U32::new(self.stat_sn),
+                ..NopIn::blank()
+            },
+            &[],
+        );
+        true
+    }
+
+    fn task_management(&mut self, io: &mut Io, bhs: &Bhs) {
+        let request = TaskManagementRequest::from_bhs(bhs);
+        let tag = request.itt.get();
+        if tag == NO_TAG {
+            return self.reject(io, bhs, RejectReason::InvalidPduField);
+        }
+        if self.functions.contains(&tag) || self.tasks.find(tag).is_some() {
+            return self.reject(io, bhs, RejectReason::TaskInProgress);
+        }
+        if self.session.identity.kind == SessionKind::Discovery {
+            return self.reject(io, bhs, RejectReason::ProtocolError);
+        }
+        if self.functions.len() >= self.limits.task_management_functions {
+            return self.reject(io, bhs, RejectReason::TooManyImmediateCommands);
+        }
+        self.functions.push(tag);
+        let answer = match TaskFunction::from_wire(request.flags & 0x7f) {
+            None => Err(TaskFunctionResponse::NotSupported),
+            // the functions of RFC 7144 are for sessions that agreed on level 2
+            Some(function) if function.wire() > 8 && self.session.parameters.protocol_level < 2 => {
+                Err(TaskFunctionResponse::NotSupported)
+            }
+            Some(TaskFunction::TaskReassign) => Err(TaskFunctionResponse::ReassignmentNotSupported),
+            Some(function @ (TaskFunction::AbortTask | TaskFunction::QueryTask)) => self
+                .referenced(io, function, &request)
+                .map(|task| (function, Some(task))),
+            Some(function) => Ok((function, None)),
+        };
+        match answer {
+            Ok((function, referenced)) => {
+                let lun = request.lun;
+                io.steps.push_back(Step::TaskManagement(TaskManagement {
+                    tag,
+                    function,
+                    lun,
+                    referenced,
+                }));
+            }
+            // cannot fail: the tag was just noted
+            Err(response) => self
+                .task_management_response(io, tag, response)
+                .unwrap_or_default(),
+        }
+    }
+
+    /// The task that is to be aborted or looked for; or the answer, when there is nothing for SCSI to do (11.5.1, 11.6.1).
+    fn referenced(
+        &mut self,
+        io: &mut Io,
+        function: TaskFunction,
+        request: &TaskManagementRequest,
+    ) -> Result<super::TaskId, TaskFunctionResponse> {
+        let aborts = function == TaskFunction::AbortTask;
+        if let Some(id) = self.tasks.find(request.referenced_task_tag.get()) {
+            let Some(task) = self.tasks.get(id) else {
+                return Err(TaskFunctionResponse::TaskDoesNotExist);
+            };
+            if task.command.lun != request.lun {
+                return Err(TaskFunctionResponse::TaskDoesNotExist);
+            }
+            if task.delivered {
+                return Ok(id);
+            }
+            if !aborts {
+                return Err(TaskFunctionResponse::Succeeded);
+            }
+            // received, but its turn has not come: it never will
+            let (seen, number) = (task.seen, task.command.cmd_sn);
+            if self.unpark_task(id) {
+                self.skip(io, number);
+            }
+            if self.abort(id).is_ok() && seen {
+                io.steps.push_back(Step::Abandoned(id));
+            }
+            return Err(TaskFunctionResponse::Complete);
+        }
+        let (number, own) = (request.ref_cmd_sn.get(), request.cmd_sn.get());
+        let window = &self.session.window;
+        let pending =
+            within(number, window.exp_cmd_sn(), window.max_cmd_sn()) && before(number, own);
+        if aborts && pending {
+            // not received yet: the target MUST consider the CmdSN received
+            self.skip(io, number);
+            return Err(TaskFunctionResponse::Complete);
+        }
+        Err(if aborts {
+            TaskFunctionResponse::TaskDoesNotExist
+        } else {
+            TaskFunctionResponse::Complete
+        })
+    }
+
+    /// Answers a task management function.
+    pub fn task_management_response(
+        &mut self,
+        io: &mut Io,
+        tag: u32,
+        response: TaskFunctionResponse,
+    ) -> Result<(), NoSuchTask> {
+        let place = self
+            .functions
+            .iter()
+            .position(|other| *other == tag)
+            .ok_or(NoSuchTask)?;
+        self.functions.swap_remove(place);
+        let (exp_cmd_sn, max_cmd_sn) = self.window();
+        let header = TaskManagementResponse {
+            response: response.wire(),
+            itt: U32::new(tag),
+            stat_sn: self.take_stat_sn(),
+            exp_cmd_sn,
+            max_cmd_sn,
+            ..TaskManagementResponse::blank()
+        };
+        io.out
+            .bytes(|out| encode(out, header.to_bhs(), &[], &[], self.digests()));
+        Ok(())
+    }
+
+    fn logout(&mut self, io: &mut Io, bhs: &Bhs) {
+        let request = LogoutRequest::from_bhs(bhs);
+        let cid = request.cid.get();
+        let code = match LogoutReason::from_wire(request.flags & 0x7f) {
+            Some(LogoutReason::CloseSession) => {
+                self.closing = Some(CloseReason::LoggedOut {
+                    whole_session: true,
+                });
+                LogoutResponseCode::Success
+            }
+            Some(LogoutReason::CloseConnection) if cid == self.key.cid => {
+                self.closing = Some(CloseReason::LoggedOut {
+                    whole_session: false,
+                });
+                LogoutResponseCode::Success
+            }
+            Some(LogoutReason::CloseConnection) => match self.session.connection(cid) {
+                Some(other) => {
+                    io.steps.push_back(Step::Drop(other));
+                    LogoutResponseCode::Success
+                }
+                None => LogoutResponseCode::CidNotFound,
+            },
+            Some(LogoutReason::RemoveForRecovery) => LogoutResponseCode::RecoveryNotSupported,
+            None => return self.reject(io, bhs, RejectReason::InvalidPduField),
+        };
+        let (exp_cmd_sn, max_cmd_sn) = self.window();
+        let header = LogoutResponse {
+            response: code.wire(),
+            itt: request.itt,
+            stat_sn: self.take_stat_sn(),
+            exp_cmd_sn,
+            max_cmd_sn,
+            time_to_wait: U16::new(self.session.parameters.time_to_wait),
+            time_to_retain: U16::new(self.session.parameters.time_to_retain),
+            ..LogoutResponse::blank()
+        };
+        io.out
+            .bytes(|out| encode(out, header.to_bhs(), &[], &[], self.digests()));
+    }
+
+    /// Queues a Reject with the header that is rejected.
+    pub fn reject(&mut self, io: &mut Io, bhs: &Bhs, reason: RejectReason) {
+        let (exp_cmd_sn, max_cmd_sn) = self.window();
+        let header = Reject {
+            reason: reason.wire(),
+            itt: U32::new(NO_TAG),
+            stat_sn: self.take_stat_sn(),
+            exp_cmd_sn,
+            max_cmd_sn,
+            ..Reject::blank()
+        };
+        io.out
+            .bytes(|out| encode(out, header.to_bhs(), &[], bhs.bytes(), self.digests()));
+    }
+
+    /// Queues an Asynchronous Message.
+    pub fn async_message(
+        &mut self,
+        io: &mut Io,
+        event: AsyncEvent,
+        lun: [u8; 8],
+        parameters: [u16; 3],
+        data: &[u8],
+    ) {
+        let [first, second, third] = parameters.map(U16::new);
+        let (exp_cmd_sn, max_cmd_sn) = self.window();
+        let header = AsyncMessage {
+            lun,
+            itt: U32::new(NO_TAG),
+            stat_sn: self.take_stat_sn(),
+            exp_cmd_sn,
+            max_cmd_sn,
+            event: event.wire(),
+            parameter_1: first,
+            parameter_2: second,
+            parameter_3: third,
+            ..AsyncMessage::blank()
+        };
+        let data = &data[..data.len().min(self.max_send())];
+        io.out
+            .bytes(|out| encode(out, header.to_bhs(), &[], data, self.digests()));
+    }
+}

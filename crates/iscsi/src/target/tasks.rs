@@ -1,0 +1,231 @@
+//! The tasks of one connection: a slot each, found by ITT or by [`TaskId`], made at the start and never grown.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+
+use smallvec::SmallVec;
+
+use super::data_out::WriteData;
+use super::steps::{Completion, Transfer};
+
+/// Names a task; a slot's number and how often it was used, so that a stale name finds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskId(u32);
+
+impl TaskId {
+    fn new(index: usize, generation: u16) -> Self {
+        TaskId(u32::from(generation) << 16 | (index as u32 & 0xffff))
+    }
+
+    /// The slot: below [`crate::target::Connection::task_slots`], for a table of the caller's own.
+    pub fn index(self) -> usize {
+        (self.0 & 0xffff) as usize
+    }
+
+    fn generation(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+}
+
+/// A SCSI Command as the initiator sent it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// Logical unit, as on the wire.
+    pub lun: [u8; 8],
+    /// The CDB: 16 bytes, more with an extended CDB.
+    pub cdb: SmallVec<[u8; 32]>,
+    /// Initiator Task Tag.
+    pub itt: u32,
+    /// CmdSN.
+    pub cmd_sn: u32,
+    /// The attribute field: see [`crate::pdu::TaskAttribute`].
+    pub attribute: u8,
+    /// R: data in is expected.
+    pub read: bool,
+    /// W: data out is expected.
+    pub write: bool,
+    /// Sent for immediate delivery.
+    pub immediate: bool,
+    /// Expected Data Transfer Length in bytes; of the write, when both.
+    pub expected_length: u32,
+    /// Expected bidirectional read data length in bytes.
+    pub bidirectional_read_length: Option<u32>,
+}
+
+impl Command {
+    /// Bytes that may be written to the target.
+    pub fn write_length(&self) -> u32 {
+        if self.write { self.expected_length } else { 0 }
+    }
+
+    /// Bytes that may be read from the target.
+    pub fn read_length(&self) -> u32 {
+        match (self.read, self.write) {
+            (true, false) => self.expected_length,
+            (true, true) => self.bidirectional_read_length.unwrap_or(0),
+            (false, _) => 0,
+        }
+    }
+}
+
+/// A response that waits for the initiator to send what it still may.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub response: u8,
+    pub status: u8,
+    pub sense: SmallVec<[u8; 32]>,
+    pub transfer: Transfer,
+}
+
+impl Pending {
+    pub fn new(completion: &Completion<'_>) -> Self {
+        Pending {
+            response: completion.response,
+            status: completion.status,
+            sense: SmallVec::from_slice(completion.sense),
+            transfer: completion.transfer,
+        }
+    }
+}
+
+/// One task.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub command: Command,
+    pub data: WriteData,
+    /// The caller was told of it.
+    pub seen: bool,
+    /// Its turn came: it is the caller's to answer.
+    pub delivered: bool,
+    /// The caller was told that its data is complete.
+    pub told_complete: bool,
+    pub pending: Option<Box<Pending>>,
+    /// Data-In and R2T PDUs sent: DataSN and R2TSN count together (11.7.5, 11.8).
+    pub data_sn: u32,
+    /// Bytes left of the current Data-In sequence.
+    pub burst_left: u32,
+}
+
+struct Slot {
+    generation: u16,
+    task: Option<Task>,
+}
+
+/// Hashes a tag with a key that the peer does not know.
+#[derive(Clone, Copy)]
+struct TagHash(u64);
+
+impl BuildHasher for TagHash {
+    type Hasher = TagHash;
+
+    fn build_hasher(&self) -> TagHash {
+        *self
+    }
+}
+
+impl Hasher for TagHash {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32((*byte).into());
+        }
+    }
+
+    fn write_u32(&mut self, tag: u32) {
+        let product =
+            u128::from(self.0 ^ u64::from(tag)) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// The table.
+pub(crate) struct TaskTable {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    by_tag: HashMap<u32, u16, TagHash>,
+}
+
+impl std::fmt::Debug for TaskTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "TaskTable({} of {})",
+            self.by_tag.len(),
+            self.slots.len()
+        )
+    }
+}
+
+impl TaskTable {
+    /// `size` slots; `key` is random.
+    pub fn new(size: usize, key: u64) -> Self {
+        let size = size.min(usize::from(u16::MAX));
+        TaskTable {
+            slots: (0..size)
+                .map(|_| Slot {
+                    generation: 0,
+                    task: None,
+                })
+                .collect(),
+            free: (0..size as u16).rev().collect(),
+            by_tag: HashMap::with_capacity_and_hasher(size, TagHash(key)),
+        }
+    }
+
+    pub fn size(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn find(&self, itt: u32) -> Option<TaskId> {
+        let index = usize::from(*self.by_tag.get(&itt)?);
+        self.slots
+            .get(index)
+            .map(|slot| TaskId::new(index, slot.generation))
+    }
+
+    pub fn get(&self, id: TaskId) -> Option<&Task> {
+        let slot = self.slots.get(id.index())?;
+        slot.task
+            .as_ref()
+            .filter(|_| slot.generation == id.generation())
+    }
+
+    pub fn get_mut(&mut self, id: TaskId) -> Option<&mut Task> {
+        let slot = self.slots.get_mut(id.index())?;
+        slot.task
+            .as_mut()
+            .filter(|_| slot.generation == id.generation())
+    }
+
+    /// `None`: no slot is free. The ITT must not be in use.
+    pub fn insert(&mut self, task: Task) -> Option<TaskId> {
+        let index = self.free.pop()?;
+        let slot = self.slots.get_mut(usize::from(index))?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.by_tag.insert(task.command.itt, index);
+        slot.task = Some(task);
+        Some(TaskId::new(index.into(), slot.generation))
+    }
+
+    pub fn remove(&mut self, id: TaskId) -> Option<Task> {
+        let slot = self.slots.get_mut(id.index())?;
+        if slot.generation != id.generation() {
+            return None;
+        }
+        let task = slot.task.take()?;
+        self.by_tag.remove(&task.command.itt);
+        self.free.push(id.index() as u16);
+        Some(task)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (TaskId, &Task)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            slot.task
+                .as_ref()
+                .map(|task| (TaskId::new(index, slot.generation), task))
+        })
+    }
+}
