@@ -203,3 +203,90 @@ impl Engine for File {
         )))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use disk::{IoErrorKind, IoFlags, IoOutcome, IoRequest};
+    use guest_memory::IoBuffer;
+    use ring::Wait;
+
+    use super::*;
+    use crate::{Submission, Tag};
+
+    struct Worker(Ring, Box<dyn Backend>);
+
+    impl Worker {
+        fn on(file: &File) -> Worker {
+            let mut ring = Ring::new(4).unwrap();
+            let backend = file.open(Owner(0), &mut ring).unwrap();
+            Worker(ring, backend)
+        }
+
+        fn submit(&mut self, io: IoRequest) -> Submission {
+            let mut buffer = IoBuffer::owned(4096);
+            buffer.set_window(0, io.length as usize);
+            self.1.submit(&mut self.0, &io, &mut buffer, Tag(1))
+        }
+
+        fn finish(&mut self) -> IoOutcome {
+            let (mut completions, mut finished) = (Vec::new(), Vec::new());
+            while finished.is_empty() {
+                self.0.turn(Wait::Until(None), &mut completions).unwrap();
+                for completion in completions.drain(..) {
+                    self.1.complete(&mut self.0, completion, &mut finished);
+                }
+            }
+            finished[0].outcome
+        }
+
+        fn run(&mut self, io: IoRequest) -> IoOutcome {
+            match self.submit(io) {
+                Submission::Done(outcome) => outcome,
+                Submission::Pending => self.finish(),
+            }
+        }
+    }
+
+    #[test]
+    fn lost_durability_fails_all_that_promises_it_on_every_worker() {
+        for cache in [
+            CacheMode::None,
+            CacheMode::Writeback,
+            CacheMode::Writethrough,
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let options = FileOptions {
+                size: Some(1 << 20),
+                cache,
+                ..FileOptions::new(folder.path().join("disk"))
+            };
+            let file = File::open(options.clone()).unwrap();
+            let (mut one, mut two) = (Worker::on(&file), Worker::on(&file));
+            // The other worker learns of it while this one's flush is under way.
+            assert_eq!(one.submit(IoRequest::flush()), Submission::Pending);
+            file.shared.durability.lose(libc::EIO);
+            let lost = Err(disk::IoError::with_errno(
+                IoErrorKind::WriteMedium,
+                libc::EIO,
+            ));
+            assert_eq!(one.finish(), lost);
+            let write = IoRequest::write(0, 4096);
+            for worker in [&mut one, &mut two] {
+                assert_eq!(worker.run(IoRequest::flush()), lost);
+                assert_eq!(worker.run(write.flagged(IoFlags::FUA)), lost);
+                let zeroes = IoRequest::write_zeroes(0, 4096).flagged(IoFlags::FUA);
+                assert_eq!(worker.run(zeroes), lost);
+                let plain = if cache == CacheMode::Writethrough {
+                    lost
+                } else {
+                    Ok(())
+                };
+                assert_eq!(worker.run(write), plain);
+                assert_eq!(worker.run(IoRequest::read(0, 4096)), Ok(()));
+            }
+            drop((file, one, two));
+            let reopened = File::open(options).unwrap();
+            assert_eq!(Worker::on(&reopened).run(IoRequest::flush()), Ok(()));
+        }
+    }
+}

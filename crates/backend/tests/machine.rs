@@ -152,6 +152,29 @@ fn block_device_discards_and_zeroes() {
 }
 
 #[test]
+#[ignore = "needs root, loop devices and Linux 6.12: see the head of this file"]
+fn block_device_takes_the_ring_command_for_discard() {
+    let device = Loop::new(16 * MIB, 512);
+    let mut ring = ring::Ring::new(4).unwrap();
+    let opened = std::fs::File::options().write(true).open(&device.device);
+    let fd = ring::RingFd::from(opened.unwrap());
+    let mut out = Vec::new();
+    for (offset, length) in [
+        (0, MIB),
+        (15 * MIB, MIB),
+        (512, 512),
+        (16 * MIB, MIB),
+        (1, 512),
+    ] {
+        ring.discard_blocks(ring::Owner(0), offset, &fd, offset, length);
+        ring.turn(ring::Wait::Until(None), &mut out).unwrap();
+    }
+    let results: Vec<_> = out.iter().map(|c| c.result).collect();
+    let invalid = Err(libc::EINVAL);
+    assert_eq!(results, [Ok(0), Ok(0), Ok(0), invalid, invalid]);
+}
+
+#[test]
 #[ignore = "needs root and loop devices: see the head of this file"]
 fn mounted_block_device_is_refused() {
     let device = Loop::new(16 * MIB, 512);

@@ -58,7 +58,7 @@ fn request(step: &Step, block: u64) -> IoRequest {
     match step.kind {
         0 | 1 => IoRequest::read(offset, length),
         2 | 3 => IoRequest::write(offset, length).flagged(flags),
-        4 if step.seed % 2 == 0 => IoRequest::discard(offset, length),
+        4 if step.seed.is_multiple_of(2) => IoRequest::discard(offset, length),
         4 => IoRequest::flush(),
         _ => IoRequest::write_zeroes(offset, length).flagged(flags),
     }

@@ -47,7 +47,7 @@ fn ram(_: PathBuf, c: Common) -> Result<Arc<dyn Engine>, OpenError> {
         size,
         block_size,
         read_only,
-        huge_pages: size % 3 == 0,
+        huge_pages: size.is_multiple_of(3),
     };
     Ok(Arc::new(Ram::create(options)?))
 }

@@ -69,14 +69,18 @@ impl Ring {
     /// # Errors
     /// When the kernel has no (allowed, recent enough) io_uring; the text names the mend.
     pub fn new(entries: u32) -> io::Result<Ring> {
-        Ok(Ring {
-            io: setup::build(entries)?,
+        Ok(Ring::over(setup::build(entries)?))
+    }
+
+    fn over(io: IoUring) -> Ring {
+        Ring {
+            io,
             slab: Slab::default(),
             backlog: VecDeque::new(),
             again: Vec::new(),
             watches: 0,
             closing: false,
-        })
+        }
     }
 
     /// Operations whose completion is still to come; watches are not counted.
@@ -454,5 +458,36 @@ impl std::fmt::Debug for Ring {
             .field("in_flight", &self.in_flight())
             .field("watches", &self.watches)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What older kernels get must work as well, and is not seen on newer ones otherwise.
+    #[test]
+    fn every_level_of_flags_moves_data_watches_and_closes() {
+        for level in 0..setup::LEVELS {
+            let mut ring = Ring::over(setup::build_level(4, level).unwrap());
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            let (reader, writer) = (RingFd::from(reader), RingFd::from(writer));
+            ring.watch(Owner(1), 1, &reader);
+            let buffer = IoBuffer::owned(4);
+            buffer.write_at(0, b"moon");
+            ring.write(Owner(2), 2, &writer, 0, buffer, false);
+            let mut out = Vec::new();
+            while out.len() < 2 {
+                let wait = Wait::Until(Some(Duration::from_secs(20)));
+                ring.turn(wait, &mut out).unwrap();
+            }
+            assert!(out.iter().any(|c| c.owner == Owner(1) && c.more));
+            assert!(out.iter().any(|c| c.owner == Owner(2) && c.result == Ok(4)));
+            for token in 0..10 {
+                ring.read(Owner(3), token, &writer, 0, IoBuffer::owned(4));
+                ring.read(Owner(3), token, &reader, 0, IoBuffer::owned(1));
+            }
+            ring.turn(Wait::No, &mut out).unwrap();
+        }
     }
 }

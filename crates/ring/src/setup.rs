@@ -11,34 +11,39 @@ use io_uring::IoUring;
 /// Completion slots per submission slot: more operations may be in flight than are submitted at once.
 const COMPLETIONS_PER_SUBMISSION: u32 = 4;
 
+/// How many sets of flags there are, best first.
+pub(crate) const LEVELS: u32 = 3;
+
 pub(crate) fn build(entries: u32) -> io::Result<IoUring> {
-    let mut refused = None;
-    for attempt in 0..3 {
-        let mut builder = IoUring::builder();
-        builder
-            .setup_clamp()
-            .dontfork()
-            .setup_cqsize(entries.saturating_mul(COMPLETIONS_PER_SUBMISSION));
-        match attempt {
-            0 => {
-                builder.setup_single_issuer().setup_defer_taskrun();
-                builder.setup_taskrun_flag().setup_submit_all();
-            }
-            1 => {
-                builder.setup_coop_taskrun().setup_taskrun_flag();
-                builder.setup_submit_all();
-            }
-            _ => {}
-        }
-        match builder.build(entries) {
+    let mut level = 0;
+    loop {
+        match build_level(entries, level) {
             Ok(ring) => return check_features(ring),
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => refused = Some(e),
+            // The kernel does not know a flag.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) && level + 1 < LEVELS => level += 1,
             Err(e) => return Err(explain(&e)),
         }
     }
-    Err(explain(&refused.unwrap_or_else(|| {
-        io::Error::from_raw_os_error(libc::EINVAL)
-    })))
+}
+
+pub(crate) fn build_level(entries: u32, level: u32) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder
+        .setup_clamp()
+        .dontfork()
+        .setup_cqsize(entries.saturating_mul(COMPLETIONS_PER_SUBMISSION));
+    match level {
+        0 => {
+            builder.setup_single_issuer().setup_defer_taskrun();
+            builder.setup_taskrun_flag().setup_submit_all();
+        }
+        1 => {
+            builder.setup_coop_taskrun().setup_taskrun_flag();
+            builder.setup_submit_all();
+        }
+        _ => {}
+    }
+    builder.build(entries)
 }
 
 fn check_features(ring: IoUring) -> io::Result<IoUring> {

@@ -3,7 +3,8 @@
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use guest_memory::{IoBuffer, Mapping};
 use ring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
@@ -12,9 +13,11 @@ const ME: Owner = Owner(7);
 
 fn turn_until(ring: &mut Ring, count: usize) -> Vec<Completion> {
     let mut out = Vec::new();
+    let start = Instant::now();
     while out.len() < count {
         ring.turn(Wait::Until(Some(Duration::from_secs(20))), &mut out)
             .unwrap();
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing comes");
     }
     out
 }
@@ -267,4 +270,34 @@ fn dropped_ring_gives_up_its_reads_before_their_buffers() {
     let mut got = [0; 4];
     rustix::io::read(&probe, &mut got).unwrap();
     assert_eq!(&got, b"moon");
+}
+
+#[test]
+fn no_wake_up_is_lost_between_threads() {
+    const ROUNDS: u64 = 3000;
+    let flags = rustix::event::EventfdFlags::NONBLOCK;
+    let bell = Arc::new(rustix::event::eventfd(0, flags).unwrap());
+    let rung = Arc::new(AtomicU64::new(0));
+    let heard = Arc::new(AtomicU64::new(0));
+    let ringer = {
+        let (bell, rung, heard) = (bell.clone(), rung.clone(), heard.clone());
+        std::thread::spawn(move || {
+            for round in 1..=ROUNDS {
+                rung.store(round, Ordering::SeqCst);
+                rustix::io::write(&*bell, &1u64.to_ne_bytes()).unwrap();
+                // Sometimes lets the other catch up, so that it sleeps; sometimes hurries on.
+                while round % 3 != 0 && heard.load(Ordering::SeqCst) < round {
+                    std::hint::spin_loop();
+                    std::thread::yield_now();
+                }
+            }
+        })
+    };
+    let mut ring = Ring::new(8).unwrap();
+    ring.watch(ME, 0, RingFd::from(bell.try_clone().unwrap()));
+    while heard.load(Ordering::SeqCst) < ROUNDS {
+        assert!(turn_until(&mut ring, 1).iter().all(|c| c.more));
+        heard.store(rung.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+    ringer.join().unwrap();
 }

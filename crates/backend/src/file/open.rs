@@ -128,6 +128,8 @@ fn examine(
         (true, false) => claim(path)?,
         _ => control,
     };
+    // Of what is open now: the path may have changed in between.
+    let stat = rustix::fs::fstat(&control).map_err(os("cannot stat it"))?;
     if options.lock {
         lock(path, &control, options.read_only)?;
         *locked = true;

@@ -1,0 +1,42 @@
+//! A RAM disk takes memory when it is touched and gives it back. Alone in its process, for it counts all of it.
+
+mod common;
+
+use backend::{Ram, RamOptions};
+use common::Worker;
+use disk::{IoFlags, IoRequest};
+
+const MIB: u64 = 1 << 20;
+
+fn resident_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("RssAnon:")).unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kib >> 10
+}
+
+#[test]
+fn memory_is_taken_when_touched_and_given_back() {
+    for huge_pages in [false, true] {
+        let options = RamOptions {
+            size: 1 << 40,
+            huge_pages,
+            ..RamOptions::default()
+        };
+        let mut worker = Worker::new(&Ram::create(options).unwrap());
+        let start = resident_mib();
+        let data = vec![7; MIB as usize];
+        for n in 0..64 {
+            worker.write((1 << 30) + n * MIB, &data).unwrap();
+        }
+        let full = resident_mib();
+        assert!((60..100).contains(&(full - start)), "{full} - {start}");
+        let discard = IoRequest::discard((1 << 30) + 512, 32 * MIB - 1024);
+        worker.do_plain(discard).unwrap();
+        assert!(full - resident_mib() >= 25, "{}", resident_mib());
+        let zeroes = IoRequest::write_zeroes(1 << 30, 64 * MIB).flagged(IoFlags::UNMAP);
+        worker.do_plain(zeroes).unwrap();
+        assert!(resident_mib() <= start + 10, "{}", resident_mib());
+        assert_eq!(worker.read((1 << 30) + 63 * MIB, 512).unwrap(), [0; 512]);
+    }
+}
