@@ -1,0 +1,303 @@
+//! Requests to a virtio-blk device (virtio 1.3, 5.2.6), many in flight.
+//!
+//! A request's memory belongs to a slot: take one, fill its data, submit, publish, reap, release.
+
+use std::time::Duration;
+
+use crate::cuts::Cuts;
+use crate::memory::Area;
+use crate::queue::{Queue, QueueOptions};
+use crate::session::FrontEnd;
+use crate::{Error, Result};
+
+/// Kinds of requests.
+pub mod kind {
+    #![allow(missing_docs)]
+    pub const IN: u32 = 0;
+    pub const OUT: u32 = 1;
+    pub const FLUSH: u32 = 4;
+    pub const GET_ID: u32 = 8;
+    pub const DISCARD: u32 = 11;
+    pub const WRITE_ZEROES: u32 = 13;
+}
+
+/// How requests end.
+pub mod status {
+    #![allow(missing_docs)]
+    pub const OK: u8 = 0;
+    pub const IOERR: u8 = 1;
+    pub const UNSUPP: u8 = 2;
+    /// Put there by the front end: the device has written nothing.
+    pub const NONE: u8 = 0xff;
+}
+
+const HEADER: usize = 16;
+const PAGE: usize = 4096;
+/// A header and a status in a place of their own.
+const SMALL: usize = 64;
+const SMALL_STATUS: usize = 32;
+/// How long the waiting calls wait.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// One range of a discard or write-zeroes request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// First sector of 512 bytes.
+    pub sector: u64,
+    /// Sectors.
+    pub sectors: u32,
+    /// Bit 0: unmap.
+    pub flags: u32,
+}
+
+impl Range {
+    /// As it is on the wire.
+    pub fn bytes(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.sector.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.sectors.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.flags.to_le_bytes());
+        bytes
+    }
+}
+
+/// A request that came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlkDone {
+    /// Its slot; to be released.
+    pub slot: u16,
+    /// Its status.
+    pub status: u8,
+    /// Bytes that the device says to have written.
+    pub written: u32,
+}
+
+/// A queue of a virtio-blk device.
+pub struct BlkQueue {
+    queue: Queue,
+    cuts: Cuts,
+    /// Headers and statuses for requests that are cut as usual.
+    small: Area,
+    /// Per slot: a page that ends with the header, then data with room for a status behind.
+    large: Area,
+    stride: usize,
+    /// Where each slot's status lies in guest memory.
+    statuses: Vec<Area>,
+    free: Vec<u16>,
+    depth: u16,
+    readable: Vec<(u64, u32)>,
+    writable: Vec<(u64, u32)>,
+}
+
+impl BlkQueue {
+    /// Starts queue `index` with room for `depth` requests of `max_io` bytes.
+    pub fn start(
+        front_end: &mut FrontEnd,
+        index: u16,
+        options: &QueueOptions,
+        depth: u16,
+        max_io: usize,
+        cuts: Cuts,
+    ) -> Result<BlkQueue> {
+        let queue = front_end.start_queue(index, options)?;
+        BlkQueue::over(front_end, queue, depth, max_io, cuts)
+    }
+
+    /// The same over a queue that is there already.
+    pub fn over(
+        front_end: &mut FrontEnd,
+        queue: Queue,
+        depth: u16,
+        max_io: usize,
+        cuts: Cuts,
+    ) -> Result<BlkQueue> {
+        let stride = PAGE + (max_io + 1).next_multiple_of(PAGE);
+        let small = front_end.allocate(SMALL * usize::from(depth), SMALL as u64)?;
+        let large = front_end.allocate(stride * usize::from(depth), PAGE as u64)?;
+        Ok(BlkQueue {
+            queue,
+            cuts,
+            statuses: vec![small.part(0, 0); usize::from(depth)],
+            small,
+            large,
+            stride,
+            free: (0..depth).rev().collect(),
+            depth,
+            readable: Vec::new(),
+            writable: Vec::new(),
+        })
+    }
+
+    /// The queue below.
+    pub fn queue(&mut self) -> &mut Queue {
+        &mut self.queue
+    }
+
+    /// Cuts requests in another way from now on.
+    pub fn set_cuts(&mut self, cuts: Cuts) {
+        self.cuts = cuts;
+    }
+
+    /// Requests in flight, or taken.
+    pub fn in_flight(&self) -> u16 {
+        self.depth - self.free.len() as u16
+    }
+
+    /// Takes a slot.
+    #[inline]
+    pub fn take(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    /// Gives a slot back.
+    #[inline]
+    pub fn release(&mut self, slot: u16) {
+        self.free.push(slot);
+    }
+
+    /// A slot's data.
+    pub fn data(&self, slot: u16) -> Area {
+        let at = usize::from(slot) * self.stride + PAGE;
+        self.large.part(at, self.stride - PAGE)
+    }
+
+    /// Adds a request: `out` bytes of the slot's data are for the device to read, `into` bytes for it to write.
+    /// False where the ring has no room; the slot stays taken.
+    pub fn submit(&mut self, slot: u16, kind: u32, sector: u64, out: usize, into: usize) -> bool {
+        let data = usize::from(slot) * self.stride + PAGE;
+        let (header, status) = if self.cuts.contiguous() {
+            (
+                self.large.part(data - HEADER, HEADER),
+                self.large.part(data + out.max(into), 1),
+            )
+        } else {
+            let small = usize::from(slot) * SMALL;
+            (
+                self.small.part(small, HEADER),
+                self.small.part(small + SMALL_STATUS, 1),
+            )
+        };
+        let mut bytes = [0; HEADER];
+        bytes[..4].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..].copy_from_slice(&sector.to_le_bytes());
+        header.write(0, &bytes);
+        status.write(0, &[status::NONE]);
+        let address = self.large.address + data as u64;
+        let cuts = self.cuts;
+        self.readable.clear();
+        cuts.cut(
+            &[header.element(), (address, out as u32)],
+            &mut self.readable,
+        );
+        self.writable.clear();
+        cuts.cut(
+            &[(address, into as u32), status.element()],
+            &mut self.writable,
+        );
+        self.statuses[usize::from(slot)] = status;
+        self.queue
+            .add(&self.readable, &self.writable, u64::from(slot))
+    }
+
+    /// Shows the device what was submitted.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.queue.publish();
+    }
+
+    /// Takes a request that came back.
+    pub fn reap(&mut self) -> Option<BlkDone> {
+        let used = self.queue.pop_used()?;
+        let slot = used.token as u16;
+        let mut status = [0];
+        self.statuses[usize::from(slot)].read(0, &mut status);
+        Some(BlkDone {
+            slot,
+            status: status[0],
+            written: used.written,
+        })
+    }
+
+    /// Waits for a request to come back.
+    pub fn wait(&mut self) -> Result<BlkDone> {
+        self.wait_for(LIMIT)
+    }
+
+    /// Waits so long for a request to come back.
+    pub fn wait_for(&mut self, limit: Duration) -> Result<BlkDone> {
+        loop {
+            if let Some(done) = self.reap() {
+                return Ok(done);
+            }
+            self.queue.wait(limit)?;
+        }
+    }
+
+    /// One request from start to end, with nothing else in flight.
+    fn alone(&mut self, kind: u32, sector: u64, out: &[u8], into: &mut [u8]) -> Result<BlkDone> {
+        let Some(slot) = self.take() else {
+            return Err(Error::Wrong("all slots are taken".into()));
+        };
+        let data = self.data(slot);
+        data.write(0, out);
+        if !self.submit(slot, kind, sector, out.len(), into.len()) {
+            return Err(Error::Wrong("the ring has no room".into()));
+        }
+        self.publish();
+        let done = self.wait()?;
+        if done.slot != slot {
+            return Err(Error::Wrong("another request came back".into()));
+        }
+        data.read(0, into);
+        self.release(slot);
+        let right = 1 + if done.status == status::OK {
+            into.len()
+        } else {
+            0
+        };
+        if done.written as usize != right {
+            return Err(Error::Wrong(format!(
+                "kind {kind} status {}: {} bytes written, not {right}",
+                done.status, done.written
+            )));
+        }
+        Ok(done)
+    }
+
+    /// Reads from a byte offset; gives the status.
+    pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<u8> {
+        Ok(self.alone(kind::IN, offset >> 9, &[], into)?.status)
+    }
+
+    /// Writes to a byte offset; gives the status.
+    pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<u8> {
+        Ok(self.alone(kind::OUT, offset >> 9, from, &mut [])?.status)
+    }
+
+    /// Makes everything written durable; gives the status.
+    pub fn flush(&mut self) -> Result<u8> {
+        Ok(self.alone(kind::FLUSH, 0, &[], &mut [])?.status)
+    }
+
+    /// Discards ranges; gives the status.
+    pub fn discard(&mut self, ranges: &[Range]) -> Result<u8> {
+        self.ranges(kind::DISCARD, ranges)
+    }
+
+    /// Writes zeroes to ranges; gives the status.
+    pub fn write_zeroes(&mut self, ranges: &[Range]) -> Result<u8> {
+        self.ranges(kind::WRITE_ZEROES, ranges)
+    }
+
+    fn ranges(&mut self, kind: u32, ranges: &[Range]) -> Result<u8> {
+        let bytes: Vec<u8> = ranges.iter().flat_map(Range::bytes).collect();
+        Ok(self.alone(kind, 0, &bytes, &mut [])?.status)
+    }
+
+    /// Asks for the serial number; gives the status with it.
+    pub fn get_id(&mut self) -> Result<(u8, [u8; 20])> {
+        let mut id = [0; 20];
+        let done = self.alone(kind::GET_ID, 0, &[], &mut id)?;
+        Ok((done.status, id))
+    }
+}

@@ -1,0 +1,80 @@
+//! How a request's bytes are cut into descriptors: a device must not care (virtio 1.3, 2.7.4.2).
+
+/// A way to cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Cuts {
+    /// Header, data and status each in a descriptor, as Linux does.
+    #[default]
+    Usual,
+    /// What is contiguous in one descriptor: header with the data to be written, data read with the status.
+    Merged,
+    /// A cut after so many bytes, wherever that falls.
+    Every(u32),
+}
+
+impl Cuts {
+    /// Does it want the parts of a request next to each other?
+    pub(crate) fn contiguous(self) -> bool {
+        self != Cuts::Usual
+    }
+
+    /// Appends the parts, cut, to `elements`. Parts without bytes leave nothing.
+    pub(crate) fn cut(self, parts: &[(u64, u32)], elements: &mut Vec<(u64, u32)>) {
+        let parts = parts.iter().filter(|part| part.1 > 0);
+        let Cuts::Every(bytes) = self else {
+            for &(address, length) in parts {
+                match elements.last_mut() {
+                    Some(last) if self == Cuts::Merged && last.0 + u64::from(last.1) == address => {
+                        last.1 += length;
+                    }
+                    _ => elements.push((address, length)),
+                }
+            }
+            return;
+        };
+        for &(address, length) in parts {
+            let mut at = 0;
+            while at < length {
+                let open = match elements.last_mut() {
+                    Some(last)
+                        if last.1 < bytes
+                            && last.0 + u64::from(last.1) == address + u64::from(at) =>
+                    {
+                        last
+                    }
+                    _ => {
+                        elements.push((address + u64::from(at), 0));
+                        continue_with(elements)
+                    }
+                };
+                let here = (bytes - open.1).min(length - at);
+                open.1 += here;
+                at += here;
+            }
+        }
+    }
+}
+
+fn continue_with(elements: &mut [(u64, u32)]) -> &mut (u64, u32) {
+    let last = elements.len() - 1;
+    &mut elements[last]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(cuts: Cuts) -> Vec<(u64, u32)> {
+        let mut elements = Vec::new();
+        cuts.cut(&[(100, 16), (116, 10), (500, 0), (600, 4)], &mut elements);
+        elements
+    }
+
+    #[test]
+    fn parts_are_kept_merged_or_chopped() {
+        assert_eq!(cut(Cuts::Usual), [(100, 16), (116, 10), (600, 4)]);
+        assert_eq!(cut(Cuts::Merged), [(100, 26), (600, 4)]);
+        let want = [(100, 7), (107, 7), (114, 7), (121, 5), (600, 4)];
+        assert_eq!(cut(Cuts::Every(7)), want);
+    }
+}

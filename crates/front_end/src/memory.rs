@@ -1,0 +1,191 @@
+//! A guest's memory as its VMM shares it: regions of memfds, and areas handed out from the first of them.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use guest_memory::{Mapping, MemoryTable, RegionSpec};
+
+use crate::{Error, Result};
+
+/// Where the front end says that its regions lie in its own address space; only the back end translates it.
+const USER_OFFSET: u64 = 0x7f00_0000_0000;
+/// Nothing lies at guest-physical address 0, so that a forgotten address is a wrong one.
+const FIRST_ADDRESS: u64 = 0x10_0000;
+
+/// A range of a region, to be read and written.
+#[derive(Clone)]
+pub struct Area {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    /// Guest-physical address.
+    pub address: u64,
+    /// Bytes.
+    pub length: usize,
+}
+
+impl Area {
+    /// Copies from byte `at` of the area.
+    pub fn read(&self, at: usize, into: &mut [u8]) {
+        assert!(at + into.len() <= self.length, "read outside of an area");
+        self.mapping.read(self.offset + at, into);
+    }
+
+    /// Copies to byte `at` of the area.
+    pub fn write(&self, at: usize, from: &[u8]) {
+        assert!(at + from.len() <= self.length, "write outside of an area");
+        self.mapping.write(self.offset + at, from);
+    }
+
+    /// A part of it.
+    pub fn part(&self, at: usize, length: usize) -> Area {
+        assert!(at + length <= self.length, "part outside of an area");
+        Area {
+            mapping: self.mapping.clone(),
+            offset: self.offset + at,
+            address: self.address + at as u64,
+            length,
+        }
+    }
+
+    /// Address and length, as a descriptor has them.
+    pub fn element(&self) -> (u64, u32) {
+        (self.address, self.length as u32)
+    }
+}
+
+/// One region: a memfd, mapped.
+pub struct Region {
+    /// Addresses and size, as the back end is told.
+    pub spec: RegionSpec,
+    /// Its file.
+    pub file: File,
+    mapping: Arc<Mapping>,
+}
+
+impl Region {
+    fn new(guest_address: u64, size: usize) -> Result<Region> {
+        let (mapping, file) = Mapping::memfd("front-end", size)?;
+        Ok(Region {
+            spec: RegionSpec {
+                guest_address,
+                size: size as u64,
+                user_address: guest_address + USER_OFFSET,
+                file_offset: 0,
+            },
+            file,
+            mapping,
+        })
+    }
+
+    /// Its memory.
+    pub fn area(&self) -> Area {
+        Area {
+            mapping: self.mapping.clone(),
+            offset: 0,
+            address: self.spec.guest_address,
+            length: self.mapping.len(),
+        }
+    }
+
+    /// The region as a message's payload has it: guest address, size, user address, offset in the file.
+    pub fn payload(&self) -> [u8; 32] {
+        let RegionSpec {
+            guest_address,
+            size,
+            user_address,
+            file_offset,
+        } = self.spec;
+        let mut payload = [0; 32];
+        let words = [guest_address, size, user_address, file_offset];
+        for (to, word) in payload.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        payload
+    }
+}
+
+/// All regions of one guest.
+pub struct Memory {
+    regions: Vec<Region>,
+    /// Next free address of the first region, next address for a new region.
+    free: u64,
+    next: u64,
+}
+
+impl Memory {
+    /// Memory with one region.
+    pub fn new(size: usize) -> Result<Memory> {
+        let first = Region::new(FIRST_ADDRESS, size)?;
+        Ok(Memory {
+            free: FIRST_ADDRESS,
+            next: (FIRST_ADDRESS + size as u64).next_multiple_of(1 << 20),
+            regions: vec![first],
+        })
+    }
+
+    /// The regions, the first one first.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Hands out memory of the first region.
+    pub fn allocate(&mut self, bytes: usize, alignment: u64) -> Result<Area> {
+        let first = &self.regions[0];
+        let at = self.free.next_multiple_of(alignment);
+        let offset = at - first.spec.guest_address;
+        let fits = first
+            .spec
+            .size
+            .checked_sub(offset)
+            .is_some_and(|left| left >= bytes as u64);
+        if !fits {
+            return Err(Error::Full(bytes as u64));
+        }
+        self.free = at + bytes as u64;
+        Ok(self.regions[0].area().part(offset as usize, bytes))
+    }
+
+    /// Adds a region after the others; the back end is not told.
+    pub fn add(&mut self, size: usize) -> Result<&Region> {
+        let region = Region::new(self.next, size)?;
+        self.next = (self.next + size as u64).next_multiple_of(1 << 20);
+        self.regions.push(region);
+        Ok(&self.regions[self.regions.len() - 1])
+    }
+
+    /// Takes a region out; the back end is not told.
+    pub fn take(&mut self, guest_address: u64) -> Option<Region> {
+        let at = self
+            .regions
+            .iter()
+            .position(|region| region.spec.guest_address == guest_address)?;
+        Some(self.regions.remove(at))
+    }
+
+    /// Puts a region back.
+    pub fn put(&mut self, region: Region) {
+        self.regions.push(region);
+    }
+
+    /// The regions as a table, as the driver side of a ring wants it.
+    pub fn table(&self) -> Result<MemoryTable> {
+        let mut table = MemoryTable::default();
+        for region in &self.regions {
+            table = table.with_mapping(region.spec, region.mapping.clone())?;
+        }
+        Ok(table)
+    }
+
+    /// Payload of `SET_MEM_TABLE`, and the descriptors that go with it.
+    pub fn payload(&self) -> (Vec<u8>, Vec<std::os::fd::BorrowedFd<'_>>) {
+        let mut payload = Vec::new();
+        payload.extend((self.regions.len() as u32).to_ne_bytes());
+        payload.extend([0; 4]);
+        for region in &self.regions {
+            payload.extend(region.payload());
+        }
+        let fds = self.regions.iter().map(|r| r.file.as_fd()).collect();
+        (payload, fds)
+    }
+}

@@ -1,0 +1,129 @@
+//! Verified I/O: every block that was written reads back as it was written last, whatever happens elsewhere.
+
+use crate::block::{BlkQueue, kind, status};
+use crate::{Error, Result};
+
+const BLOCK: usize = 4096;
+
+/// What each block of a range of a disk should hold.
+pub struct Verifier {
+    first: u64,
+    /// How often each block was written; 0: unknown.
+    generations: Vec<u32>,
+    random: u64,
+    requests: u64,
+}
+
+impl Verifier {
+    /// `blocks` blocks of 4096 bytes from byte `offset` on.
+    pub fn new(offset: u64, blocks: usize, seed: u64) -> Verifier {
+        Verifier {
+            first: offset / BLOCK as u64,
+            generations: vec![0; blocks],
+            random: seed | 1,
+            requests: 0,
+        }
+    }
+
+    /// Requests verified so far.
+    pub fn requests(&self) -> u64 {
+        self.requests
+    }
+
+    fn random(&mut self) -> u64 {
+        // xorshift64: any sequence will do that a test can repeat.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    fn pattern(&self, block: usize) -> Vec<u8> {
+        let generation = self.generations[block];
+        let seed = self.first + block as u64;
+        let words = (0..BLOCK as u64 / 8).map(|at| {
+            (seed << 32 | u64::from(generation)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at
+        });
+        words.flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// One batch of requests in flight at once, half of them writes; returns when all are verified.
+    pub fn round(&mut self, queue: &mut BlkQueue, depth: u16) -> Result<()> {
+        let mut busy = vec![None; usize::from(u16::MAX) + 1];
+        let mut touched = Vec::new();
+        let mut count = 0;
+        while count < depth {
+            let Some(slot) = queue.take() else { break };
+            let random = self.random();
+            let block = (random >> 8) as usize % self.generations.len();
+            if touched.contains(&block) {
+                queue.release(slot);
+                break;
+            }
+            touched.push(block);
+            let sector = (self.first + block as u64) * (BLOCK as u64 / 512);
+            let write = self.generations[block] == 0 || random & 1 == 1;
+            let added = if write {
+                self.generations[block] = self.generations[block].wrapping_add(1).max(1);
+                queue.data(slot).write(0, &self.pattern(block));
+                queue.submit(slot, kind::OUT, sector, BLOCK, 0)
+            } else {
+                queue.data(slot).write(0, &[0xee; BLOCK]);
+                queue.submit(slot, kind::IN, sector, 0, BLOCK)
+            };
+            if !added {
+                return Err(Error::Wrong("the ring has no room".into()));
+            }
+            busy[usize::from(slot)] = Some((block, write));
+            count += 1;
+        }
+        queue.publish();
+        for _ in 0..count {
+            let done = queue.wait()?;
+            let Some((block, write)) = busy[usize::from(done.slot)].take() else {
+                return Err(Error::Wrong("a request came back twice".into()));
+            };
+            if done.status != status::OK {
+                return Err(Error::Wrong(format!(
+                    "block {block}, write {write}: status {}",
+                    done.status
+                )));
+            }
+            if !write {
+                let mut got = vec![0; BLOCK];
+                queue.data(done.slot).read(0, &mut got);
+                self.compare(block, &got)?;
+            }
+            queue.release(done.slot);
+            self.requests += 1;
+        }
+        Ok(())
+    }
+
+    /// Reads every block that was written.
+    pub fn check_all(&mut self, queue: &mut BlkQueue) -> Result<()> {
+        for block in 0..self.generations.len() {
+            if self.generations[block] == 0 {
+                continue;
+            }
+            let mut got = vec![0; BLOCK];
+            let offset = (self.first + block as u64) * BLOCK as u64;
+            if queue.read(offset, &mut got)? != status::OK {
+                return Err(Error::Wrong(format!("block {block} cannot be read")));
+            }
+            self.compare(block, &got)?;
+        }
+        Ok(())
+    }
+
+    fn compare(&self, block: usize, got: &[u8]) -> Result<()> {
+        let want = self.pattern(block);
+        match want.iter().zip(got).position(|(a, b)| a != b) {
+            None => Ok(()),
+            Some(at) => Err(Error::Wrong(format!(
+                "block {block} differs at byte {at}: {:#x}, not {:#x}",
+                got[at], want[at]
+            ))),
+        }
+    }
+}
