@@ -1,2 +1,40 @@
-//! The `lunette` command.
-fn main() {}
+//! The `lunette` command: one file per subcommand, each of which only says what the library is to do.
+//!
+//! Exit codes: 0 done, 1 failed (with all reasons on stderr), 2 the command line makes no sense.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod cli;
+mod failure;
+mod latency;
+mod logging;
+mod program;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+use failure::Outcome;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if let Some(kind) = program::asked_for_capabilities(&arguments) {
+        return failure::exit_code(program::print_capabilities(kind));
+    }
+    let cli = Cli::parse_from(arguments);
+    failure::exit_code(run(cli))
+}
+
+fn run(cli: Cli) -> Outcome {
+    logging::start(cli.log.as_deref())?;
+    match cli.command {
+        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Check(arguments) => check::run(&arguments),
+        Command::Latency(arguments) => latency::run(&arguments),
+        Command::VhostUserBlk(arguments) => program::run_blk(arguments),
+        Command::VhostUserScsi(arguments) => program::run_scsi(arguments),
+    }
+}

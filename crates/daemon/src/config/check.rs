@@ -18,8 +18,6 @@ const POLL_MICROS_DEFAULT: u32 = 50;
 pub struct Surroundings {
     /// The CPUs that this process may run on.
     pub cpus: Vec<usize>,
-    /// The control socket when nothing is said.
-    pub control: Option<PathBuf>,
 }
 
 impl Surroundings {
@@ -31,10 +29,7 @@ impl Surroundings {
                 .collect(),
             Err(_) => vec![0],
         };
-        Surroundings {
-            cpus,
-            control: crate::control::default_socket(),
-        }
+        Surroundings { cpus }
     }
 
     /// Half of the CPUs, for guests want some too; more than four pay only under high load.
@@ -58,10 +53,7 @@ pub fn complete(
     let placement = placement(&draft.workers, surroundings, diagnostics);
 
     let mut config = Config {
-        control: draft
-            .control
-            .map(|at| at.value)
-            .or_else(|| surroundings.control.clone()),
+        control: draft.control.map(|at| at.value),
         workers: WorkersConfig {
             placement,
             poll: draft

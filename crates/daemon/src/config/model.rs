@@ -24,7 +24,7 @@ pub const POLL_MICROS_MAX: u32 = 1_000_000;
 /// All that one daemon serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where the control socket is; `None`: there is none.
+    /// Where the control socket is; `None`: at the usual place, see [`crate::control::default_socket`].
     pub control: Option<PathBuf>,
     /// The threads that do the work.
     pub workers: WorkersConfig,

@@ -11,7 +11,6 @@ const EXAMPLE: &str = include_str!("../../../../contrib/lunette.toml");
 fn here() -> Surroundings {
     Surroundings {
         cpus: vec![0, 1, 2, 3],
-        control: None,
     }
 }
 

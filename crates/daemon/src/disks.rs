@@ -1,0 +1,109 @@
+//! Disks from their configuration: each engine made, each option honoured.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use backend::{Disk, Engine, File, FileOptions, Null, NullOptions, OpenError, Ram, RamOptions};
+
+use crate::config::{BackendConfig, CacheMode, DiskConfig};
+
+/// The block size of a disk that has no other reason for one.
+const BLOCK_SIZE_DEFAULT: u32 = 512;
+
+/// Disks by name.
+pub(crate) type Disks = HashMap<String, Arc<Disk>>;
+
+/// Opens all disks. Every one that cannot be opened adds a reason.
+pub(crate) fn open_all(configs: &[DiskConfig], reasons: &mut Vec<String>) -> Disks {
+    let mut disks = Disks::new();
+    for config in configs {
+        match open(config) {
+            Ok(disk) => {
+                disks.insert(config.name.clone(), Arc::new(disk));
+            }
+            Err(error) => reasons.push(format!("disk {}: {error}", config.name)),
+        }
+    }
+    disks
+}
+
+fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
+    let block_size = config.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
+    let engine: Arc<dyn Engine> = match &config.backend {
+        BackendConfig::Ram { size } => Arc::new(Ram::create(RamOptions {
+            size: *size,
+            block_size,
+            read_only: config.read_only,
+            ..RamOptions::default()
+        })?),
+        BackendConfig::Null { size } => Arc::new(Null::create(NullOptions {
+            size: *size,
+            block_size,
+            read_only: config.read_only,
+        })?),
+        BackendConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
+            size: *size,
+            cache: match cache {
+                CacheMode::None => backend::CacheMode::None,
+                CacheMode::Writeback => backend::CacheMode::Writeback,
+                CacheMode::Writethrough => backend::CacheMode::Writethrough,
+            },
+            read_only: config.read_only,
+            block_size: config.block_size,
+            ..FileOptions::new(path)
+        })?),
+    };
+    Disk::new(&config.name, config.serial.as_deref(), engine)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Flags, Surroundings, parse};
+
+    fn opened(flags: &[String]) -> (Disks, Vec<String>) {
+        let flags = Flags {
+            disk: flags.to_vec(),
+            ..Flags::default()
+        };
+        let config = parse(None, &flags, &Surroundings::of_this_process());
+        let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let mut reasons = Vec::new();
+        let disks = open_all(&config.disks, &mut reasons);
+        (disks, reasons)
+    }
+
+    #[test]
+    fn every_back_end_honours_size_block_size_read_only_and_serial() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("f.raw");
+        for engine in [
+            "ram:1M",
+            "null:1M",
+            &format!("file:{},size=1M", file.display()),
+        ] {
+            for (block_size, read_only) in [(512, "off"), (4096, "off"), (4096, "on")] {
+                let flag = format!("d={engine},block_size={block_size},ro={read_only},serial=S-1");
+                let (disks, reasons) = opened(std::slice::from_ref(&flag));
+                assert_eq!(reasons, [""; 0], "{flag}");
+                let info = disks["d"].info();
+                assert_eq!(info.geometry.capacity_bytes(), 1 << 20, "{flag}");
+                assert_eq!(info.geometry.block_size(), block_size, "{flag}");
+                assert_eq!(info.read_only, read_only == "on", "{flag}");
+                assert_eq!(info.serial, "S-1", "{flag}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_opened_is_named_and_the_others_are_looked_at() {
+        let (disks, reasons) = opened(&[
+            "a=file:/nonexistent/a.raw,size=1M".to_owned(),
+            "b=ram:1M".to_owned(),
+            "c=file:/nonexistent/c.raw,size=1M".to_owned(),
+        ]);
+        assert_eq!(disks.len(), 1);
+        assert_eq!(reasons.len(), 2, "{reasons:?}");
+        assert!(reasons[0].starts_with("disk a: ") && reasons[0].contains("/nonexistent/a.raw"));
+    }
+}

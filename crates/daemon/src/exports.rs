@@ -1,0 +1,122 @@
+//! Exports from their configuration: each a device behind a socket.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use virtio::VirtioDevice;
+use virtio_blk::{BlkDevice, BlkOptions};
+
+use crate::config::{Config, VhostBlkConfig, VhostScsiConfig};
+use crate::disks::Disks;
+use crate::running::Inherited;
+
+/// An export that can be connected to. Its text is the line that says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadyExport {
+    /// `vhost-blk` or `vhost-scsi`.
+    pub kind: &'static str,
+    /// The export's name.
+    pub name: String,
+    /// Its socket; `None` for an inherited one.
+    pub socket: Option<PathBuf>,
+}
+
+impl fmt::Display for ReadyExport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ready {} {}", self.kind, self.name)?;
+        match &self.socket {
+            Some(socket) => write!(f, " {}", socket.display()),
+            None => f.write_str(" inherited socket"),
+        }
+    }
+}
+
+/// Opens all exports. Every one that cannot be opened adds a reason.
+pub(crate) fn open_all(
+    config: &Config,
+    disks: &Disks,
+    server: &vhost_user::Server,
+    inherited: Option<Inherited>,
+    reasons: &mut Vec<String>,
+) -> Vec<ReadyExport> {
+    let mut ready = Vec::new();
+    let mut inherited = inherited;
+    let blk = config.vhost_blk.iter().map(|export| {
+        let device = blk_device(export, disks);
+        ("vhost-blk", &export.name, &export.socket, device)
+    });
+    let scsi = config.vhost_scsi.iter().map(|export| {
+        let device = scsi_device(export, disks);
+        ("vhost-scsi", &export.name, &export.socket, device)
+    });
+    for (kind, name, socket, device) in blk.chain(scsi) {
+        let inherited = inherited.take_if(|inherited| inherited.export == *name);
+        let listening = device.and_then(|device| listen(server, device, socket, inherited));
+        match listening {
+            Ok(socket) => ready.push(ReadyExport {
+                kind,
+                name: name.clone(),
+                socket,
+            }),
+            Err(reason) => reasons.push(format!("{kind} {name}: {reason}")),
+        }
+    }
+    ready
+}
+
+fn listen(
+    server: &vhost_user::Server,
+    device: Arc<dyn VirtioDevice>,
+    path: &Path,
+    inherited: Option<Inherited>,
+) -> Result<Option<PathBuf>, String> {
+    let Some(inherited) = inherited else {
+        server
+            .listen(path, device)
+            .map_err(|error| error.to_string())?;
+        return Ok(Some(path.to_owned()));
+    };
+    listen_on(server, device, inherited.socket)
+        .map_err(|error| format!("cannot serve the inherited descriptor: {error}"))?;
+    Ok(None)
+}
+
+fn listen_on(
+    server: &vhost_user::Server,
+    device: Arc<dyn VirtioDevice>,
+    socket: OwnedFd,
+) -> std::io::Result<()> {
+    if rustix::net::sockopt::socket_acceptconn(&socket)? {
+        return server.listen_on(UnixListener::from(socket), device);
+    }
+    Err(std::io::Error::other(
+        "it is a connected socket; pass one that listens",
+    ))
+}
+
+fn blk_device(config: &VhostBlkConfig, disks: &Disks) -> Result<Arc<dyn VirtioDevice>, String> {
+    let options = BlkOptions {
+        name: config.name.clone(),
+        queues: config.queues,
+    };
+    let disk = disks
+        .get(&config.disk)
+        .ok_or_else(|| missing(&config.disk))?;
+    Ok(Arc::new(BlkDevice::new(Arc::clone(disk), options)))
+}
+
+fn scsi_device(config: &VhostScsiConfig, disks: &Disks) -> Result<Arc<dyn VirtioDevice>, String> {
+    for lun in &config.luns {
+        if !disks.contains_key(&lun.disk) {
+            return Err(missing(&lun.disk));
+        }
+    }
+    Err("virtio-scsi is not there yet".to_owned())
+}
+
+fn missing(disk: &str) -> String {
+    format!("there is no disk {disk}")
+}

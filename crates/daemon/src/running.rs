@@ -1,0 +1,340 @@
+//! A daemon from start to end: disks, then workers, then exports, then the control socket.
+//!
+//! What cannot be started is reported with all reasons, and what was started by then is stopped again.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use reactor::{Pool, WorkerOptions};
+use timeline::Snapshot;
+
+use crate::config::{Config, Placement, PollLimit, WorkersConfig};
+use crate::control::{self, BindError, DiskStatus, ExportStatus, LunStatus, Status, View};
+use crate::disks::{self, Disks};
+use crate::exports::{self, ReadyExport};
+
+/// What of a start is not configuration.
+#[derive(Debug, Default)]
+pub struct StartOptions {
+    /// The control socket when the configuration names none. When another daemon has it, this one goes without.
+    pub control: Option<PathBuf>,
+    /// A socket that was handed over by whoever started the process.
+    pub inherited: Option<Inherited>,
+}
+
+/// A socket handed over as a descriptor.
+#[derive(Debug)]
+pub struct Inherited {
+    /// The export that is served on it, in place of its own socket.
+    pub export: String,
+    /// The socket.
+    pub socket: OwnedFd,
+}
+
+/// Why a daemon did not start: all reasons.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartError {
+    /// Each with what was tried and what the system said.
+    pub reasons: Vec<String>,
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reasons.join("\n"))
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl From<String> for StartError {
+    fn from(reason: String) -> Self {
+        StartError {
+            reasons: vec![reason],
+        }
+    }
+}
+
+fn all_well(reasons: &[String]) -> Result<(), StartError> {
+    match reasons {
+        [] => Ok(()),
+        reasons => Err(StartError {
+            reasons: reasons.to_vec(),
+        }),
+    }
+}
+
+/// A daemon that serves. Dropping it ends all sessions, the workers and the sockets.
+pub struct Running {
+    // In the order in which they end: nobody looks on any more, then no client, then no worker.
+    control: Option<control::Server>,
+    objects: Arc<Objects>,
+    ready: Vec<ReadyExport>,
+}
+
+/// All that a daemon consists of, as others see it.
+struct Objects {
+    config: Config,
+    disks: Disks,
+    /// Gone once the daemon ends.
+    server: Mutex<Option<vhost_user::Server>>,
+    pool: Arc<Pool>,
+    started: Instant,
+}
+
+/// Starts what `config` says.
+pub fn start(config: Config, options: StartOptions) -> Result<Running, StartError> {
+    let mut reasons = Vec::new();
+    let control = bind_control(&config, options.control, &mut reasons);
+    let disks = disks::open_all(&config.disks, &mut reasons);
+    all_well(&reasons)?;
+
+    let pool = Pool::start(&worker_options(&config.workers)).map_err(|error| error.to_string())?;
+    let pool = Arc::new(pool);
+    let server = vhost_user::Server::start(Arc::clone(&pool))
+        .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
+    let ready = exports::open_all(&config, &disks, &server, options.inherited, &mut reasons);
+    all_well(&reasons)?;
+
+    let objects = Arc::new(Objects {
+        config,
+        disks,
+        server: Mutex::new(Some(server)),
+        pool,
+        started: Instant::now(),
+    });
+    let control = match control {
+        Some(bound) => {
+            let view: Arc<dyn View> = objects.clone();
+            let server = control::Server::start(bound, view)
+                .map_err(|error| format!("cannot serve the control socket: {error}"))?;
+            Some(server)
+        }
+        None => None,
+    };
+    Ok(Running {
+        control,
+        objects,
+        ready,
+    })
+}
+
+/// The configured control socket, or else the usual one, which is not worth failing for.
+fn bind_control(
+    config: &Config,
+    usual: Option<PathBuf>,
+    reasons: &mut Vec<String>,
+) -> Option<control::Bound> {
+    if let Some(path) = &config.control {
+        return match control::bind(path) {
+            Ok(bound) => Some(bound),
+            Err(error) => {
+                reasons.push(format!("control socket: {error}"));
+                None
+            }
+        };
+    }
+    match control::bind(&usual?) {
+        Ok(bound) => Some(bound),
+        Err(error @ BindError::InUse { .. }) => {
+            tracing::warn!("no control socket: {error} with --control");
+            None
+        }
+        Err(error) => {
+            tracing::warn!("no control socket: {error}; choose a path with --control");
+            None
+        }
+    }
+}
+
+fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
+    // Configuration bounds both: a CPU is at most 65535, and there are at most 128 workers.
+    let cpus = match &workers.placement {
+        Placement::Count(_) => Vec::new(),
+        Placement::Cpus(cpus) => cpus.iter().map(|cpu| *cpu as u32).collect(),
+    };
+    WorkerOptions {
+        count: workers.placement.count() as u32,
+        cpus,
+        poll: match workers.poll {
+            PollLimit::Never => reactor::PollLimit::Never,
+            PollLimit::Micros(micros) => reactor::PollLimit::Micros(micros),
+            PollLimit::Always => reactor::PollLimit::Always,
+        },
+    }
+}
+
+impl Running {
+    /// The exports, all of which can be connected to.
+    pub fn ready(&self) -> &[ReadyExport] {
+        &self.ready
+    }
+
+    /// Where the control socket is, if there is one.
+    pub fn control(&self) -> Option<&std::path::Path> {
+        self.control.as_ref().map(control::Server::path)
+    }
+
+    /// What every queue measured so far.
+    pub fn snapshot(&self) -> Snapshot {
+        self.objects.snapshot()
+    }
+
+    /// What is served, and to whom.
+    pub fn status(&self) -> Status {
+        self.objects.status()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.control = None;
+        let server = self
+            .objects
+            .server
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(server);
+    }
+}
+
+impl View for Objects {
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            queues: self.pool.snapshots(),
+        }
+    }
+
+    fn status(&self) -> Status {
+        let config = &self.config;
+        let disks = config.disks.iter().filter_map(|disk| {
+            let info = self.disks.get(&disk.name)?.info();
+            Some(DiskStatus {
+                name: disk.name.clone(),
+                backend: disk.backend.word().to_owned(),
+                size: info.geometry.capacity_bytes(),
+                block_size: info.geometry.block_size(),
+                read_only: info.read_only,
+                serial: info.serial.clone(),
+            })
+        });
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            workers: self.pool.count(),
+            disks: disks.collect(),
+            exports: self.export_status(),
+        }
+    }
+}
+
+impl Objects {
+    fn export_status(&self) -> Vec<ExportStatus> {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let served = server.as_ref().map(vhost_user::Server::status);
+        let served = served.unwrap_or_default();
+        let status = |kind: &str, name: &str, queues, luns| {
+            let found = served.iter().find(|export| export.name == name);
+            ExportStatus {
+                name: name.to_owned(),
+                kind: kind.to_owned(),
+                socket: found.and_then(|export| export.path.clone()),
+                queues,
+                connected: found.is_some_and(|export| export.connected),
+                luns,
+            }
+        };
+        let lun = |target, lun, disk: &str| LunStatus {
+            target,
+            lun,
+            disk: disk.to_owned(),
+        };
+        let blk = self.config.vhost_blk.iter().map(|export| {
+            let luns = vec![lun(0, 0, &export.disk)];
+            status("vhost-blk", &export.name, export.queues, luns)
+        });
+        let scsi = self.config.vhost_scsi.iter().map(|export| {
+            let luns = export.luns.iter().map(|l| lun(l.target, l.lun, &l.disk));
+            status("vhost-scsi", &export.name, export.queues, luns.collect())
+        });
+        blk.chain(scsi).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::{Flags, Surroundings, parse};
+
+    fn config(folder: &Path, disks: &[&str], exports: &[&str]) -> Config {
+        let at = |text: &&str| text.replace("@", &format!("{}/", folder.display()));
+        let flags = Flags {
+            disk: disks.iter().map(at).collect(),
+            vhost_blk: exports.iter().map(at).collect(),
+            workers: Some("1".to_owned()),
+            control: Some(format!("{}/control.sock", folder.display())),
+            ..Flags::default()
+        };
+        let config = parse(None, &flags, &Surroundings::of_this_process());
+        config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
+    }
+
+    #[test]
+    fn what_is_ready_can_be_connected_to_and_goes_away_with_the_daemon() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path(), &["d0=ram:1M"], &["d0:@d0.sock"]);
+        let running = start(config, StartOptions::default()).unwrap();
+        let socket = folder.path().join("d0.sock");
+        assert_eq!(
+            running.ready()[0].to_string(),
+            format!("ready vhost-blk d0 {}", socket.display())
+        );
+        UnixStream::connect(&socket).unwrap();
+        let control = running.control().unwrap().to_owned();
+        let status: Status = control::get(&control, "/v1/status").unwrap();
+        assert_eq!(status.disks[0].size, 1 << 20);
+        assert_eq!(status.exports[0].socket.as_ref(), Some(&socket));
+        drop(running);
+        assert!(!socket.exists() && !control.exists());
+    }
+
+    #[test]
+    fn a_start_that_fails_gives_all_reasons_and_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let exports = ["d0:@good.sock", "d1:@missing/1.sock", "d2:@missing/2.sock"];
+        let disks = ["d0=ram:1M", "d1=ram:1M", "d2=ram:1M"];
+        let config = config(folder.path(), &disks, &exports);
+        let Err(error) = start(config, StartOptions::default()) else {
+            panic!("started without its folder");
+        };
+        assert_eq!(error.reasons.len(), 2, "{error}");
+        assert!(error.reasons[0].starts_with("vhost-blk d1: "), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_usual_control_socket_in_use_is_no_reason_to_fail_and_a_chosen_one_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let usual = folder.path().join("control.sock");
+        let _other = control::bind(&usual).unwrap();
+        let chosen = config(folder.path(), &[], &[]);
+        let unchosen = Config {
+            control: None,
+            ..chosen.clone()
+        };
+        let options = StartOptions {
+            control: Some(usual.clone()),
+            inherited: None,
+        };
+        assert!(start(unchosen, options).unwrap().control().is_none());
+        assert!(start(chosen, StartOptions::default()).is_err());
+        assert!(usual.exists());
+    }
+}

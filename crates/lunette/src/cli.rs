@@ -1,0 +1,277 @@
+//! The command line's definition. Values are only taken here; `daemon::config` reads and checks them, so that
+//! a mistake in a flag is reported like one in a file.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use daemon::config::Flags;
+
+/// Serves disks to virtual machines, and shows where every request's time goes.
+#[derive(Debug, Parser)]
+#[command(name = "lunette", version, arg_required_else_help = true, after_help = AFTER)]
+pub struct Cli {
+    /// What to log: a level (error, warn, info, debug, trace), or PART=LEVEL,... [default: RUST_LOG, or info]
+    #[arg(long, value_name = "FILTER", global = true)]
+    pub log: Option<String>,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const AFTER: &str = "\
+A first try: one RAM disk, as virtio-blk, and QEMU's options to use it
+
+  lunette serve --disk d0=ram:512M --vhost-blk d0:/tmp/d0.sock
+
+  qemu-system-x86_64 ... -machine q35,memory-backend=mem -m 1G \\
+    -object memory-backend-memfd,id=mem,size=1G,share=on \\
+    -chardev socket,id=c0,path=/tmp/d0.sock,reconnect=1 \\
+    -device vhost-user-blk-pci,chardev=c0
+
+  lunette latency";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve disks until SIGTERM or SIGINT
+    Serve(ServeArguments),
+    /// Look for mistakes in a configuration without starting anything
+    Check(CheckArguments),
+    /// Show where requests' time goes, stage by stage
+    Latency(LatencyArguments),
+    /// Serve one file as virtio-blk, as QEMU and libvirt start a back end
+    VhostUserBlk(BlkProgram),
+    /// Serve files as a virtio-scsi controller, as QEMU and libvirt start a back end
+    VhostUserScsi(ScsiProgram),
+}
+
+/// What is to be served. A file and flags may be combined: objects add up, of a single value the flag's counts.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Configuration {
+    /// Read the configuration from this TOML file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A disk: NAME=ram:SIZE, NAME=null:SIZE or NAME=file:PATH, then ,KEY=VALUE: size (of a file to create), cache
+    /// (none, writeback, writethrough), block_size (512, 4096), ro, serial
+    #[arg(long, value_name = "NAME=BACKEND:...")]
+    pub disk: Vec<String>,
+    /// A disk as virtio-blk on a vhost-user socket; then ,name=NAME or ,queues=N
+    #[arg(long, value_name = "DISK:SOCKET")]
+    pub vhost_blk: Vec<String>,
+    /// A virtio-scsi controller on a vhost-user socket; then ,queues=N
+    #[arg(long, value_name = "NAME:SOCKET")]
+    pub vhost_scsi: Vec<String>,
+    /// A disk on a controller: target 0 to 255, LUN 0 to 16383
+    #[arg(long, value_name = "CONTROLLER/TARGET:LUN=DISK")]
+    pub lun: Vec<String>,
+    /// How many threads do the I/O [default: half of the CPUs, at most 4]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<String>,
+    /// One worker for each of these CPUs, pinned to it
+    #[arg(long, value_name = "N,N,...")]
+    pub cpus: Option<String>,
+    /// How long a worker may poll before it sleeps: 0, microseconds, or `always` [default: 50]
+    #[arg(long, value_name = "N|always")]
+    pub poll_us: Option<String>,
+    /// The control socket [default: /run/lunette/lunette.sock for root, else $XDG_RUNTIME_DIR/lunette.sock]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<String>,
+}
+
+impl Configuration {
+    /// The flags, for the configuration's reader.
+    pub fn flags(&self) -> Flags {
+        Flags {
+            disk: self.disk.clone(),
+            vhost_blk: self.vhost_blk.clone(),
+            vhost_scsi: self.vhost_scsi.clone(),
+            lun: self.lun.clone(),
+            workers: self.workers.clone(),
+            cpus: self.cpus.clone(),
+            poll_us: self.poll_us.clone(),
+            control: self.control.clone(),
+        }
+    }
+}
+
+/// `lunette serve`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_SERVE)]
+pub struct ServeArguments {
+    /// What to serve
+    #[command(flatten)]
+    pub configuration: Configuration,
+}
+
+const AFTER_SERVE: &str = "\
+Examples:
+
+  Two disks as virtio-blk, and one of them on a SCSI controller too
+    lunette serve --disk d0=ram:512M --disk d1=file:vm.raw,size=10G,cache=none \\
+      --vhost-blk d0:d0.sock --vhost-blk d1:d1.sock \\
+      --vhost-scsi c0:c0.sock --lun c0/0:0=d1
+
+  What a file says, on CPUs 2 and 3
+    lunette serve --config /etc/lunette/lunette.toml --cpus 2,3
+
+Prints a line `ready KIND NAME SOCKET` for each export once it can be connected to.
+Sizes: bytes, or K, M, G, T (powers of 1024). A comma in a path is written twice.
+SIGTERM and SIGINT end it quickly; SIGUSR1 prints the latency tables to stderr.";
+
+/// `lunette check`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_CHECK)]
+pub struct CheckArguments {
+    /// What to look at
+    #[command(flatten)]
+    pub configuration: Configuration,
+    /// Print {"valid": ..., "mistakes": [{file, line, column, message, allowed, help}]} to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+const AFTER_CHECK: &str = "\
+Examples:
+    lunette check --config lunette.toml
+    lunette check --config lunette.toml --lun vm0/4:0=scratch --json
+
+All mistakes are reported at once. Exit code 0: none, 1: some.";
+
+/// `lunette latency`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_LATENCY)]
+pub struct LatencyArguments {
+    /// Only this export, disk or queue (EXPORT/NUMBER) [default: one table set for each export]
+    #[arg(value_name = "EXPORT|DISK|QUEUE")]
+    pub selector: Option<String>,
+    /// The daemon's control socket [default: as for serve --control]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Print JSON; with --watch one object a line
+    #[arg(long)]
+    pub json: bool,
+    /// Print what has happened since the last time, again and again
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    pub watch: Option<f64>,
+}
+
+const AFTER_LATENCY: &str = "\
+Examples:
+    lunette latency                 all exports
+    lunette latency d0              the disk or the export d0
+    lunette latency c0/3            queue 3 of the export c0
+    lunette latency --watch=5       what happens, every 5 seconds
+    lunette latency --json | jq .
+
+The stages of a request's way, each measured from the one before:
+    noticed    the worker sees that there is work
+    popped     the request is taken from the ring
+    parsed     its header is understood and its range checked
+    submitted  it is handed to the back end
+    reaped     the back end is done           (this step is service, all others are queueing)
+    answered   the status is written, the buffer is given back
+    notified   the guest is told";
+
+/// What both back end programs take.
+#[derive(Clone, Debug, Args)]
+pub struct ProgramArguments {
+    /// Listen on this path; a stale socket is replaced
+    #[arg(
+        long,
+        value_name = "PATH",
+        required_unless_present = "fd",
+        conflicts_with = "fd"
+    )]
+    pub socket_path: Option<PathBuf>,
+    /// Use this descriptor: a socket that listens
+    #[arg(long, value_name = "FDNUM")]
+    pub fd: Option<i32>,
+    /// Print the capabilities as JSON and end; other options are ignored
+    #[arg(long)]
+    pub print_capabilities: bool,
+    /// Refuse writes
+    #[arg(long, alias = "readonly")]
+    pub read_only: bool,
+    /// Page cache of the host: none, writeback or writethrough
+    #[arg(long, value_name = "MODE", default_value = "none")]
+    pub cache: String,
+    /// Request queues offered
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub num_queues: u16,
+}
+
+/// `lunette vhost-user-blk`
+#[derive(Clone, Debug, Args)]
+#[command(after_help = AFTER_BLK)]
+pub struct BlkProgram {
+    /// The file or block device to serve
+    #[arg(long, value_name = "PATH", required = true)]
+    pub blk_file: PathBuf,
+    /// What both programs take
+    #[command(flatten)]
+    pub common: ProgramArguments,
+}
+
+const AFTER_BLK: &str = "\
+Follows the conventions for vhost-user back ends (QEMU, docs/interop/vhost-user).
+
+Examples:
+    lunette vhost-user-blk --socket-path /tmp/d0.sock --blk-file vm.raw
+    lunette vhost-user-blk --print-capabilities";
+
+/// `lunette vhost-user-scsi`
+#[derive(Clone, Debug, Args)]
+#[command(after_help = AFTER_SCSI)]
+pub struct ScsiProgram {
+    /// A file or block device to serve; the first is LUN 0 of target 0, each further one the next LUN
+    #[arg(long, value_name = "PATH", required = true)]
+    pub blk_file: Vec<PathBuf>,
+    /// What both programs take
+    #[command(flatten)]
+    pub common: ProgramArguments,
+}
+
+const AFTER_SCSI: &str = "\
+Follows the conventions for vhost-user back ends (QEMU, docs/interop/vhost-user).
+
+Examples:
+    lunette vhost-user-scsi --socket-path /tmp/c0.sock --blk-file a.raw --blk-file b.raw
+    lunette vhost-user-scsi --print-capabilities";
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_makes_sense() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_subcommand_teaches_by_example() {
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string);
+            let example = format!("lunette {}", command.get_name());
+            assert!(
+                help.is_some_and(|help| help.contains(&example)),
+                "{example}"
+            );
+        }
+    }
+
+    #[test]
+    fn watch_has_an_optional_interval_and_does_not_eat_the_selector() {
+        let parse = |words: &[&str]| match Cli::parse_from(words).command {
+            Command::Latency(arguments) => (arguments.watch, arguments.selector),
+            other => panic!("{other:?}"),
+        };
+        let watch = parse(&["lunette", "latency", "--watch", "d0"]);
+        assert_eq!(watch, (Some(1.0), Some("d0".to_owned())));
+        assert_eq!(
+            parse(&["lunette", "latency", "--watch=2.5"]),
+            (Some(2.5), None)
+        );
+    }
+}

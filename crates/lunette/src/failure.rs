@@ -1,0 +1,71 @@
+//! How a subcommand fails, and what it prints.
+
+use std::io;
+use std::process::ExitCode;
+
+use daemon::StartError;
+use daemon::config::Diagnostics;
+use daemon::control::ClientError;
+
+/// Why a subcommand did not do what was asked.
+#[derive(Debug)]
+pub enum Failure {
+    /// With these reasons, one a line.
+    Reasons(Vec<String>),
+    /// The reasons have been printed already, in the form that was asked for.
+    Told,
+    /// Nobody reads what is printed: that is no failure.
+    NobodyReads,
+}
+
+/// What a subcommand gives back.
+pub type Outcome = Result<(), Failure>;
+
+impl Failure {
+    /// One reason.
+    pub fn because(reason: impl Into<String>) -> Failure {
+        Failure::Reasons(vec![reason.into()])
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        Failure::Reasons(error.reasons)
+    }
+}
+
+impl From<Diagnostics> for Failure {
+    fn from(mistakes: Diagnostics) -> Self {
+        eprintln!("{mistakes}");
+        Failure::Told
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Failure::because(error.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::NobodyReads,
+            _ => Failure::because(format!("cannot print: {error}")),
+        }
+    }
+}
+
+/// Prints what is to be said, and gives the exit code.
+pub fn exit_code(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(()) | Err(Failure::NobodyReads) => ExitCode::SUCCESS,
+        Err(Failure::Told) => ExitCode::FAILURE,
+        Err(Failure::Reasons(reasons)) => {
+            for reason in reasons {
+                eprintln!("lunette: {reason}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

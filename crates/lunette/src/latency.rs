@@ -1,0 +1,73 @@
+//! `lunette latency`: asks a daemon what its queues measured, and prints it.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use daemon::{QueueReport, control, reports};
+use serde_json::json;
+use timeline::Snapshot;
+
+use crate::cli::LatencyArguments;
+use crate::failure::{Failure, Outcome};
+
+/// Longest interval of `--watch`: a day.
+const INTERVAL_SECONDS_MAX: f64 = 86_400.0;
+
+/// Asks once, or again and again.
+pub fn run(arguments: &LatencyArguments) -> Outcome {
+    let socket = socket(arguments)?;
+    let selector = arguments.selector.as_deref();
+    let Some(seconds) = arguments.watch else {
+        let snapshot = ask(&socket, selector)?;
+        return print(&reports(&snapshot, selector), arguments.json);
+    };
+    if !(0.1..=INTERVAL_SECONDS_MAX).contains(&seconds) {
+        return Err(Failure::because(format!(
+            "--watch={seconds}: the interval must be 0.1 to {INTERVAL_SECONDS_MAX} seconds"
+        )));
+    }
+    let mut before = ask(&socket, selector)?;
+    loop {
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        let now = ask(&socket, selector)?;
+        let reports = reports(&now.since(&before), selector);
+        if !arguments.json && std::io::stdout().is_terminal() {
+            // To the top left corner, and clear what was there.
+            write!(std::io::stdout(), "\x1b[H\x1b[J")?;
+        }
+        print(&reports, arguments.json)?;
+        before = now;
+    }
+}
+
+fn socket(arguments: &LatencyArguments) -> Result<PathBuf, Failure> {
+    let chosen = arguments.socket.clone().or_else(control::default_socket);
+    chosen.ok_or_else(|| {
+        Failure::because(
+            "XDG_RUNTIME_DIR is not set, so there is no usual control socket: name it with --socket PATH",
+        )
+    })
+}
+
+fn ask(socket: &Path, selector: Option<&str>) -> Result<Snapshot, Failure> {
+    Ok(control::get(socket, &control::latency_path(selector))?)
+}
+
+fn print(reports: &[QueueReport], as_json: bool) -> Outcome {
+    let mut stdout = std::io::stdout().lock();
+    if as_json {
+        writeln!(stdout, "{}", json!({"reports": reports}))?;
+    } else if reports.is_empty() {
+        writeln!(stdout, "no client has used any export yet")?;
+    } else {
+        for (index, report) in reports.iter().enumerate() {
+            if index > 0 {
+                writeln!(stdout)?;
+            }
+            write!(stdout, "{report}")?;
+        }
+    }
+    stdout.flush()?;
+    Ok(())
+}

@@ -1,0 +1,249 @@
+//! `lunette vhost-user-blk` and `vhost-user-scsi`: one device, as the conventions for vhost-user back end programs
+//! say (QEMU, docs/interop/vhost-user, "Backend program conventions"). No control socket, no daemonising.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use daemon::config::{
+    BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, Placement, PollLimit,
+    VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
+};
+use daemon::{Inherited, StartOptions};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use serde_json::{Value, json};
+
+use crate::cli::{BlkProgram, ProgramArguments, ScsiProgram};
+use crate::failure::{Failure, Outcome};
+use crate::serve;
+
+/// Enough for one device; it costs nothing while the device is idle.
+const POLL_MICROS: u32 = 50;
+
+/// Which of the two programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `vhost-user-blk`
+    Blk,
+    /// `vhost-user-scsi`
+    Scsi,
+}
+
+/// Does the command line ask for capabilities? Then no other option counts, not even one that is missing.
+pub fn asked_for_capabilities(arguments: &[OsString]) -> Option<Kind> {
+    let kind = match arguments.get(1)?.to_str()? {
+        "vhost-user-blk" => Kind::Blk,
+        "vhost-user-scsi" => Kind::Scsi,
+        _ => return None,
+    };
+    arguments
+        .iter()
+        .any(|argument| argument == "--print-capabilities")
+        .then_some(kind)
+}
+
+/// Prints the capabilities of a program.
+pub fn print_capabilities(kind: Kind) -> Outcome {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{:#}", capabilities(kind))?;
+    Ok(())
+}
+
+/// `VHostUserBackendCapabilities`; the schema defines features for `block` only.
+fn capabilities(kind: Kind) -> Value {
+    match kind {
+        Kind::Blk => json!({"type": "block", "features": ["read-only", "blk-file"]}),
+        Kind::Scsi => json!({"type": "scsi", "features": []}),
+    }
+}
+
+/// Serves one file as virtio-blk.
+pub fn run_blk(arguments: BlkProgram) -> Outcome {
+    let common = &arguments.common;
+    let disk = disk(&arguments.blk_file, common)?;
+    let export = VhostBlkConfig {
+        name: "vhost-user-blk".to_owned(),
+        disk: disk.name.clone(),
+        socket: common.socket_path.clone().unwrap_or_default(),
+        queues: common.num_queues,
+    };
+    let name = export.name.clone();
+    let config = Config {
+        disks: vec![disk],
+        vhost_blk: vec![export],
+        ..empty()
+    };
+    serve_one(config, name, common)
+}
+
+/// Serves files as a virtio-scsi controller.
+pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
+    let common = &arguments.common;
+    let mut disks = Vec::new();
+    let mut luns = Vec::new();
+    for (path, lun) in arguments.blk_file.iter().zip(0..LUNS_MAX) {
+        let disk = disk(path, common)?;
+        luns.push(LunConfig {
+            target: 0,
+            lun,
+            disk: disk.name.clone(),
+        });
+        disks.push(disk);
+    }
+    let export = VhostScsiConfig {
+        name: "vhost-user-scsi".to_owned(),
+        socket: common.socket_path.clone().unwrap_or_default(),
+        queues: common.num_queues,
+        luns,
+    };
+    let name = export.name.clone();
+    let config = Config {
+        disks,
+        vhost_scsi: vec![export],
+        ..empty()
+    };
+    serve_one(config, name, common)
+}
+
+fn empty() -> Config {
+    Config {
+        control: None,
+        workers: WorkersConfig {
+            placement: Placement::Count(1),
+            poll: PollLimit::Micros(POLL_MICROS),
+        },
+        disks: Vec::new(),
+        vhost_blk: Vec::new(),
+        vhost_scsi: Vec::new(),
+    }
+}
+
+fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
+    let known = CacheMode::WORDS.map(|(word, _)| word);
+    let cache = CacheMode::WORDS
+        .into_iter()
+        .find(|(word, _)| *word == common.cache)
+        .map(|(_, mode)| mode)
+        .ok_or_else(|| {
+            let guess = nearest(&common.cache, known)
+                .map(|guess| format!("; did you mean {guess}?"))
+                .unwrap_or_default();
+            Failure::because(format!(
+                "--cache {}: must be {}{guess}",
+                common.cache,
+                known.join(", ")
+            ))
+        })?;
+    // The path as name: serial and identifiers come from it, and differ from those of any other such program.
+    let name = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    Ok(DiskConfig {
+        name: name.to_string_lossy().into_owned(),
+        backend: BackendConfig::File {
+            path: path.to_owned(),
+            size: None,
+            cache,
+        },
+        block_size: None,
+        read_only: common.read_only,
+        serial: None,
+    })
+}
+
+fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outcome {
+    let inherited = match common.fd {
+        Some(number) => Some(Inherited {
+            export,
+            socket: inherited_descriptor(number)?,
+        }),
+        None => None,
+    };
+    let options = StartOptions {
+        control: None,
+        inherited,
+    };
+    serve::serve(config, options)
+}
+
+/// A duplicate of a descriptor that the process was started with, by way of a descriptor of the process itself.
+fn inherited_descriptor(number: i32) -> Result<OwnedFd, Failure> {
+    pidfd_open(getpid(), PidfdFlags::empty())
+        .and_then(|process| pidfd_getfd(process, number, PidfdGetfdFlags::empty()))
+        .map_err(|errno| {
+            Failure::because(format!(
+                "--fd {number}: {}; pass the number of a descriptor that is open, such as --fd 3 with 3<>...",
+                std::io::Error::from(errno)
+            ))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(list: &[&str]) -> Vec<OsString> {
+        list.iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn print_capabilities_ignores_every_other_option() {
+        let asked = |list: &[&str]| asked_for_capabilities(&words(list));
+        let blk = [
+            "lunette",
+            "vhost-user-blk",
+            "--what",
+            "--print-capabilities",
+        ];
+        assert_eq!(asked(&blk), Some(Kind::Blk));
+        let scsi = [
+            "lunette",
+            "vhost-user-scsi",
+            "--print-capabilities",
+            "--fd=x",
+        ];
+        assert_eq!(asked(&scsi), Some(Kind::Scsi));
+        assert_eq!(asked(&["lunette", "vhost-user-blk", "--fd", "3"]), None);
+        assert_eq!(asked(&["lunette", "serve", "--print-capabilities"]), None);
+        assert_eq!(asked(&["lunette"]), None);
+    }
+
+    #[test]
+    fn capabilities_are_those_of_the_schema() {
+        assert_eq!(
+            capabilities(Kind::Blk).to_string(),
+            r#"{"features":["read-only","blk-file"],"type":"block"}"#
+        );
+        assert_eq!(capabilities(Kind::Scsi)["type"], "scsi");
+    }
+
+    #[test]
+    fn a_descriptor_that_is_not_open_is_named() {
+        match inherited_descriptor(9999) {
+            Err(Failure::Reasons(reasons)) => assert!(reasons[0].starts_with("--fd 9999: ")),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_open_descriptor_is_taken() {
+        use std::os::fd::AsRawFd;
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        inherited_descriptor(ours.as_raw_fd()).unwrap();
+    }
+
+    #[test]
+    fn disks_of_different_files_have_different_names() {
+        let common = ProgramArguments {
+            socket_path: Some(PathBuf::from("s")),
+            fd: None,
+            print_capabilities: false,
+            read_only: true,
+            cache: "none".to_owned(),
+            num_queues: 1,
+        };
+        let a = disk(Path::new("/a/vm.raw"), &common).unwrap();
+        let b = disk(Path::new("/b/vm.raw"), &common).unwrap();
+        assert_ne!(a.name, b.name);
+        assert!(a.read_only);
+    }
+}

@@ -1,0 +1,85 @@
+//! `lunette serve`: starts what is configured, says what is ready, and serves until it is told to end.
+
+use std::io::Write;
+use std::time::Duration;
+
+use daemon::config::{self, Config, Surroundings};
+use daemon::{RULE, Running, Signal, Signals, StartOptions, control, reports};
+
+use crate::cli::ServeArguments;
+use crate::failure::{Failure, Outcome};
+
+/// Sessions drain within milliseconds; a disk that does not answer may not keep the daemon.
+const END_LIMIT: Duration = Duration::from_secs(4);
+
+/// Serves what the file and the flags say.
+pub fn run(arguments: &ServeArguments) -> Outcome {
+    let configuration = &arguments.configuration;
+    let config = config::load(
+        configuration.config.as_deref(),
+        &configuration.flags(),
+        &Surroundings::of_this_process(),
+    )?;
+    let options = StartOptions {
+        control: control::default_socket(),
+        inherited: None,
+    };
+    serve(config, options)
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub fn serve(config: Config, options: StartOptions) -> Outcome {
+    let mut signals = Signals::listen()
+        .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
+    let running = daemon::start(config, options)?;
+    announce(&running);
+    while signals.wait() == Signal::Print {
+        print_latency(&running);
+    }
+    end(running);
+    Ok(())
+}
+
+/// Says what can be connected to.
+pub fn announce(running: &Running) {
+    let mut text = String::new();
+    for export in running.ready() {
+        text.push_str(&format!("{export}\n"));
+    }
+    let mut stdout = std::io::stdout().lock();
+    // Whoever closed stdout does not want to know.
+    let _unread = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
+    if running.ready().is_empty() {
+        tracing::warn!("there is no export: nobody can connect; see lunette serve --help");
+    }
+    match running.control() {
+        Some(path) => tracing::info!(control = %path.display(), "serving"),
+        None => tracing::info!("serving"),
+    }
+}
+
+/// Prints the latency tables to stderr.
+pub fn print_latency(running: &Running) {
+    let mut text = format!("{RULE}\n");
+    for report in reports(&running.snapshot(), None) {
+        text.push_str(&format!("\n{report}"));
+    }
+    // There is nowhere else to say that stderr is gone.
+    let _unread = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Ends sessions, workers and sockets, in bounded time.
+pub fn end(running: Running) {
+    tracing::info!("ending");
+    std::thread::spawn(|| {
+        std::thread::sleep(END_LIMIT);
+        tracing::error!(
+            "requests are still in flight after {} s: ending without them",
+            END_LIMIT.as_secs()
+        );
+        std::process::exit(1);
+    });
+    drop(running);
+}
