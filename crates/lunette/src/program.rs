@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use daemon::config::{
     BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, Placement, PollLimit,
@@ -179,6 +179,8 @@ fn inherited_descriptor(number: i32) -> Result<OwnedFd, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     fn words(list: &[&str]) -> Vec<OsString> {
