@@ -138,6 +138,11 @@ impl BlkQueue {
         self.cuts = cuts;
     }
 
+    /// Slots in all.
+    pub fn depth(&self) -> u16 {
+        self.depth
+    }
+
     /// Requests in flight, or taken.
     pub fn in_flight(&self) -> u16 {
         self.depth - self.free.len() as u16

@@ -38,18 +38,19 @@ impl Verifier {
         self.random
     }
 
-    fn pattern(&self, block: usize) -> Vec<u8> {
-        let generation = self.generations[block];
-        let seed = self.first + block as u64;
-        let words = (0..BLOCK as u64 / 8).map(|at| {
-            (seed << 32 | u64::from(generation)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at
-        });
-        words.flat_map(u64::to_le_bytes).collect()
+    fn pattern(&self, block: usize) -> [u8; BLOCK] {
+        let seed = (self.first + block as u64) << 32 | u64::from(self.generations[block]);
+        let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut bytes = [0; BLOCK];
+        for (at, to) in bytes.chunks_exact_mut(8).enumerate() {
+            to.copy_from_slice(&(seed ^ at as u64).to_le_bytes());
+        }
+        bytes
     }
 
     /// One batch of requests in flight at once, half of them writes; returns when all are verified.
     pub fn round(&mut self, queue: &mut BlkQueue, depth: u16) -> Result<()> {
-        let mut busy = vec![None; usize::from(u16::MAX) + 1];
+        let mut busy = vec![None; usize::from(queue.depth())];
         let mut touched = Vec::new();
         let mut count = 0;
         while count < depth {
@@ -118,12 +119,13 @@ impl Verifier {
 
     fn compare(&self, block: usize, got: &[u8]) -> Result<()> {
         let want = self.pattern(block);
-        match want.iter().zip(got).position(|(a, b)| a != b) {
-            None => Ok(()),
-            Some(at) => Err(Error::Wrong(format!(
-                "block {block} differs at byte {at}: {:#x}, not {:#x}",
-                got[at], want[at]
-            ))),
+        if want[..] == *got {
+            return Ok(());
         }
+        let at = want.iter().zip(got).position(|(a, b)| a != b).unwrap_or(0);
+        Err(Error::Wrong(format!(
+            "block {block} differs at byte {at}: {:#x}, not {:#x}",
+            got[at], want[at]
+        )))
     }
 }

@@ -1,0 +1,319 @@
+//! Data through every shape of ring and request comes back as it was written.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend::{File, FileOptions, Null, NullOptions};
+use disk::{IoFlags, IoKind};
+use front_end::{
+    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, Verifier, feature, kind, status,
+};
+use reactor::PollLimit;
+use support::{Rig, Watched, connect, ram, start_blk};
+
+const PIECE: u64 = 4 << 20;
+
+#[test]
+fn data_comes_back_through_every_kind_of_ring_queue_count_and_worker_count() {
+    for workers in [1, 2] {
+        let rig = Rig::new(workers);
+        let socket = rig.serve_ram("d", 4);
+        for number in 0..8 {
+            let (packed, event_idx, indirect) = (number & 1 != 0, number & 2 != 0, number & 4 != 0);
+            for queues in 1..=4 {
+                let options = Options {
+                    packed,
+                    event_idx,
+                    ..Options::default()
+                };
+                let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+                assert_eq!(front_end.has(feature::RING_PACKED), packed);
+                assert_eq!(front_end.has(feature::EVENT_IDX), event_idx);
+                let queue_options = QueueOptions {
+                    size: 64,
+                    indirect: indirect.then_some(8),
+                    ..QueueOptions::default()
+                };
+                let mut used: Vec<_> = (0..queues)
+                    .map(|index| {
+                        let queue = BlkQueue::start(
+                            &mut front_end,
+                            index,
+                            &queue_options,
+                            16,
+                            8192,
+                            Cuts::Usual,
+                        );
+                        let seed = u64::from(index) + 1;
+                        let verifier = Verifier::new(PIECE * u64::from(index), 24, seed);
+                        (queue.unwrap(), verifier)
+                    })
+                    .collect();
+                for _ in 0..8 {
+                    for (queue, verifier) in &mut used {
+                        let case = format!("workers {workers} kind {number:03b} queues {queues}");
+                        verifier.round(queue, 16).expect(&case);
+                    }
+                }
+                for (queue, verifier) in &mut used {
+                    verifier.check_all(queue).unwrap();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn header_data_and_status_may_be_cut_anywhere() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_ram("d", 1);
+    for packed in [false, true] {
+        for indirect in [None, Some(128)] {
+            let options = Options {
+                packed,
+                ..Options::default()
+            };
+            let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+            let queue_options = QueueOptions {
+                size: 128,
+                indirect,
+                ..QueueOptions::default()
+            };
+            let mut queue =
+                BlkQueue::start(&mut front_end, 0, &queue_options, 1, 4096, Cuts::Usual).unwrap();
+            let cuts = [Cuts::Merged, Cuts::Usual]
+                .into_iter()
+                .chain([1, 3, 5, 8, 15, 16, 17, 100].map(Cuts::Every));
+            for (round, cuts) in cuts.enumerate() {
+                queue.set_cuts(cuts);
+                // Each byte a descriptor: only so much fits into the ring.
+                let bytes = match cuts {
+                    Cuts::Every(1..8) => 0,
+                    Cuts::Every(_) => 512,
+                    Cuts::Usual | Cuts::Merged => 4096,
+                };
+                let offset = round as u64 * 4096;
+                let data: Vec<u8> = (0..bytes).map(|i| (i + round) as u8).collect();
+                assert_eq!(queue.write(offset, &data).unwrap(), status::OK, "{cuts:?}");
+                let mut got = vec![0; bytes];
+                assert_eq!(
+                    queue.read(offset, &mut got).unwrap(),
+                    status::OK,
+                    "{cuts:?}"
+                );
+                assert!(got == data, "{cuts:?}");
+                let (answer, id) = queue.get_id().unwrap();
+                assert_eq!((answer, &id[..2]), (status::OK, &b"d\0"[..]), "{cuts:?}");
+                assert_eq!(queue.flush().unwrap(), status::OK);
+                let range = Range {
+                    sector: offset / 512,
+                    sectors: 8,
+                    flags: 0,
+                };
+                assert_eq!(
+                    queue.write_zeroes(&[range]).unwrap(),
+                    status::OK,
+                    "{cuts:?}"
+                );
+                assert_eq!(queue.read(offset, &mut got).unwrap(), status::OK);
+                assert!(got.iter().all(|byte| *byte == 0), "{cuts:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_serves_what_was_written() {
+    let rig = Rig::new(2);
+    let mut options = FileOptions::new(rig.directory.path().join("disk.raw"));
+    options.size = Some(16 << 20);
+    let socket = rig.serve("f", Arc::new(File::open(options).unwrap()), 2);
+    let mut front_end = connect(&socket);
+    let mut queues = [start_blk(&mut front_end, 0), start_blk(&mut front_end, 1)];
+    let mut verifiers = [Verifier::new(0, 64, 1), Verifier::new(PIECE, 64, 2)];
+    for _ in 0..20 {
+        for (queue, verifier) in queues.iter_mut().zip(&mut verifiers) {
+            verifier.round(queue, 32).unwrap();
+        }
+    }
+    drop((queues, front_end));
+    // Another front end reads what the first one wrote, with memory that suits no O_DIRECT.
+    let mut front_end = connect(&socket);
+    let mut queue = BlkQueue::start(
+        &mut front_end,
+        0,
+        &QueueOptions::default(),
+        4,
+        4096,
+        Cuts::Every(1000),
+    )
+    .unwrap();
+    for verifier in &mut verifiers {
+        verifier.check_all(&mut queue).unwrap();
+    }
+}
+
+#[test]
+fn a_null_disk_answers_every_kind() {
+    let rig = Rig::new(1);
+    let null = Null::create(NullOptions::default()).unwrap();
+    let socket = rig.serve("n", Arc::new(null), 1);
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.write(0, &[1; 4096]).unwrap(), status::OK);
+    assert_eq!(queue.read(0, &mut [0; 4096]).unwrap(), status::OK);
+    assert_eq!(queue.flush().unwrap(), status::OK);
+}
+
+#[test]
+fn what_the_disk_does_not_have_or_know_is_an_error_and_the_session_goes_on() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_ram("d", 1);
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    let end = 64 << 20;
+    for (offset, length) in [
+        (end, 512),
+        (end - 512, 1024),
+        (u64::MAX << 9, 512),
+        (0, 100),
+    ] {
+        let mut bytes = vec![0; length];
+        assert_eq!(queue.read(offset, &mut bytes).unwrap(), status::IOERR);
+        assert_eq!(queue.write(offset, &bytes).unwrap(), status::IOERR);
+    }
+    let range = |sector, sectors, flags| Range {
+        sector,
+        sectors,
+        flags,
+    };
+    for range in [
+        range(end / 512, 1, 0),
+        range(u64::MAX, 1, 0),
+        range(u64::MAX, u32::MAX, 0),
+        range(0, u32::MAX, 0),
+    ] {
+        assert_eq!(queue.write_zeroes(&[range]).unwrap(), status::IOERR);
+        assert_eq!(queue.discard(&[range]).unwrap(), status::IOERR);
+    }
+    assert_eq!(queue.discard(&[range(0, 8, 1)]).unwrap(), status::UNSUPP);
+    assert_eq!(
+        queue.write_zeroes(&[range(0, 8, 2)]).unwrap(),
+        status::UNSUPP
+    );
+    let slot = queue.take().unwrap();
+    for kind in [2, 3, 5, 9, 14, 24, u32::MAX] {
+        assert!(queue.submit(slot, kind, 0, 0, 512));
+        queue.publish();
+        assert_eq!(queue.wait().unwrap().status, status::UNSUPP, "kind {kind}");
+    }
+    queue.release(slot);
+    Verifier::new(0, 16, 1).round(&mut queue, 8).unwrap();
+}
+
+#[test]
+fn driver_that_turns_write_back_off_gets_every_write_durable() {
+    let rig = Rig::new(1);
+    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
+    let socket = rig.serve("w", engine.clone(), 1);
+    let write = |queue: &mut BlkQueue| {
+        engine.forget();
+        assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+        let seen = engine.seen();
+        assert_eq!((seen.len(), seen[0].kind), (1, IoKind::Write));
+        seen[0].flags.has(IoFlags::FUA)
+    };
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    const WRITEBACK: u32 = 32;
+    assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [1]);
+    assert!(!write(&mut queue), "write-back as it begins");
+    front_end.write_config(WRITEBACK, &[0]).unwrap();
+    assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [0]);
+    assert!(write(&mut queue), "turned off");
+    let range = Range {
+        sector: 0,
+        sectors: 8,
+        flags: 0,
+    };
+    engine.forget();
+    assert_eq!(queue.write_zeroes(&[range]).unwrap(), status::OK);
+    let kinds: Vec<_> = engine.seen().iter().map(|io| io.kind).collect();
+    assert_eq!(kinds, [IoKind::WriteZeroes, IoKind::Flush]);
+    front_end.write_config(WRITEBACK, &[1]).unwrap();
+    assert!(!write(&mut queue), "turned on again");
+    drop((queue, front_end));
+
+    // A driver that does not know how to flush cannot ask for durability (5.2.6.2).
+    const F_FLUSH: u64 = 1 << 9;
+    let options = Options {
+        device_features: Options::default().device_features & !F_FLUSH,
+        ..Options::default()
+    };
+    let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+    assert!(front_end.offered() & F_FLUSH != 0 && !front_end.has(F_FLUSH));
+    let mut queue = start_blk(&mut front_end, 0);
+    assert!(write(&mut queue), "without VIRTIO_BLK_F_FLUSH");
+    drop((queue, front_end));
+
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    assert!(!write(&mut queue), "a new driver begins anew");
+}
+
+#[test]
+fn every_poll_limit_serves() {
+    for poll in [PollLimit::Never, PollLimit::Micros(50), PollLimit::Always] {
+        let rig = Rig::polling(1, poll);
+        let socket = rig.serve_ram("d", 2);
+        let mut front_end = connect(&socket);
+        let mut queues = [start_blk(&mut front_end, 0), start_blk(&mut front_end, 1)];
+        let mut verifier = Verifier::new(0, 64, 7);
+        for round in 0..40 {
+            verifier.round(&mut queues[round % 2], 4).unwrap();
+            if round % 10 == 0 {
+                // Long enough for a worker to fall asleep, if it ever does.
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+}
+
+#[test]
+fn queue_of_1024_entries_is_filled_to_the_brim() {
+    let rig = Rig::new(1);
+    let engine = Watched::new(ram(64 << 20), Duration::from_millis(2));
+    let socket = rig.serve("d", engine, 1);
+    for packed in [false, true] {
+        let options = Options {
+            packed,
+            ..Options::default()
+        };
+        let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+        let queue_options = QueueOptions {
+            size: 1024,
+            indirect: Some(4),
+            ..QueueOptions::default()
+        };
+        let mut queue =
+            BlkQueue::start(&mut front_end, 0, &queue_options, 1024, 512, Cuts::Usual).unwrap();
+        for round in 0u64..3 {
+            for _ in 0..1024 {
+                let slot = queue.take().unwrap();
+                queue.data(slot).write(0, &[slot as u8 ^ round as u8; 512]);
+                assert!(queue.submit(slot, kind::OUT, u64::from(slot), 512, 0));
+            }
+            queue.publish();
+            for _ in 0..1024 {
+                let done = queue.wait().unwrap();
+                assert_eq!(done.status, status::OK);
+                queue.release(done.slot);
+            }
+        }
+        let mut got = [0; 512];
+        assert_eq!(queue.read(700 * 512, &mut got).unwrap(), status::OK);
+        assert_eq!(got, [700u16 as u8 ^ 2; 512]);
+    }
+}

@@ -1,0 +1,207 @@
+//! Shared by the tests of this folder: workers and a server in this process, disks, and an engine that tells what
+//! it was asked and takes its time.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use backend::{Backend, Disk, Engine, Finished, Ram, RamOptions, Submission, Tag};
+use disk::{DiskInfo, IoRequest};
+use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
+use guest_memory::IoBuffer;
+use reactor::{PollLimit, Pool, WorkerOptions};
+use ring::{Completion, Owner, Ring};
+use vhost_user::Server;
+use virtio_blk::{BlkDevice, BlkOptions};
+
+/// A server with its workers and a place for its sockets.
+pub struct Rig {
+    // Dropped in this order: sessions end before their workers.
+    pub server: Server,
+    pub pool: Arc<Pool>,
+    pub directory: tempfile::TempDir,
+}
+
+impl Rig {
+    pub fn new(workers: u32) -> Rig {
+        Rig::polling(workers, PollLimit::Micros(20))
+    }
+
+    pub fn polling(workers: u32, poll: PollLimit) -> Rig {
+        let options = WorkerOptions {
+            count: workers,
+            cpus: Vec::new(),
+            poll,
+        };
+        let pool = Arc::new(Pool::start(&options).unwrap());
+        Rig {
+            server: Server::start(pool.clone()).unwrap(),
+            pool,
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Serves an engine; gives the socket.
+    pub fn serve(&self, name: &str, engine: Arc<dyn Engine>, queues: u16) -> PathBuf {
+        let disk = Arc::new(Disk::new(name, None, engine).unwrap());
+        let options = BlkOptions {
+            name: name.to_owned(),
+            queues,
+        };
+        let socket = self.socket(name);
+        self.server
+            .listen(&socket, Arc::new(BlkDevice::new(disk, options)))
+            .unwrap();
+        socket
+    }
+
+    /// Serves a RAM disk of 64 MiB.
+    pub fn serve_ram(&self, name: &str, queues: u16) -> PathBuf {
+        self.serve(name, ram(64 << 20), queues)
+    }
+
+    pub fn is_connected(&self, name: &str) -> bool {
+        let status = self.server.status();
+        status.iter().any(|s| s.name == name && s.connected)
+    }
+}
+
+pub fn ram(size: u64) -> Arc<dyn Engine> {
+    let options = RamOptions {
+        size,
+        huge_pages: false,
+        ..RamOptions::default()
+    };
+    Arc::new(Ram::create(options).unwrap())
+}
+
+/// One queue with requests of up to 64 KiB.
+pub fn start_blk(front_end: &mut FrontEnd, index: u16) -> BlkQueue {
+    let options = QueueOptions::default();
+    BlkQueue::start(front_end, index, &options, 32, 64 << 10, Cuts::Usual).unwrap()
+}
+
+pub fn connect(socket: &std::path::Path) -> FrontEnd {
+    FrontEnd::connect(socket, &Options::default()).unwrap()
+}
+
+/// Waits until `what` holds; a test that waits in vain says what for.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < until, "never came: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// An engine over another: notes every I/O, and ends each only after `delay`, if that is not zero.
+pub struct Watched {
+    inner: Arc<dyn Engine>,
+    seen: Arc<Mutex<Vec<IoRequest>>>,
+    /// Microseconds; shared with the handles.
+    delay: Arc<AtomicU64>,
+}
+
+impl Watched {
+    pub fn new(inner: Arc<dyn Engine>, delay: Duration) -> Arc<Watched> {
+        Arc::new(Watched {
+            inner,
+            seen: Arc::default(),
+            delay: Arc::new(AtomicU64::new(delay.as_micros() as u64)),
+        })
+    }
+
+    pub fn seen(&self) -> Vec<IoRequest> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    pub fn forget(&self) {
+        self.seen.lock().unwrap().clear();
+    }
+
+    pub fn set_delay(&self, delay: Duration) {
+        self.delay
+            .store(delay.as_micros() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Engine for Watched {
+    fn info(&self) -> DiskInfo {
+        DiskInfo {
+            write_cache: true,
+            ..self.inner.info()
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        "watched"
+    }
+
+    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+        Ok(Box::new(WatchedBackend {
+            inner: self.inner.open(owner, ring)?,
+            owner,
+            seen: self.seen.clone(),
+            delay: self.delay.clone(),
+            waiting: Vec::new(),
+        }))
+    }
+}
+
+struct WatchedBackend {
+    inner: Box<dyn Backend>,
+    owner: Owner,
+    seen: Arc<Mutex<Vec<IoRequest>>>,
+    delay: Arc<AtomicU64>,
+    /// Requests whose time is not up; the index is the timer's token.
+    waiting: Vec<Option<(IoRequest, IoBuffer, Tag)>>,
+}
+
+impl Backend for WatchedBackend {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        self.seen.lock().unwrap().push(*io);
+        let delay = self.delay.load(Ordering::Relaxed);
+        if delay == 0 {
+            return self.inner.submit(ring, io, buffer, tag);
+        }
+        let free = self.waiting.iter().position(Option::is_none);
+        let token = free.unwrap_or(self.waiting.len());
+        if free.is_none() {
+            self.waiting.push(None);
+        }
+        self.waiting[token] = Some((*io, std::mem::take(buffer), tag));
+        ring.timer(self.owner, token as u64, Duration::from_micros(delay));
+        Submission::Pending
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        let waiting = self.waiting.get_mut(completion.token as usize);
+        let (io, mut buffer, tag) = waiting.and_then(Option::take).expect("a timer of ours");
+        match self.inner.submit(ring, &io, &mut buffer, tag) {
+            Submission::Done(outcome) => finished.push(Finished {
+                tag,
+                buffer,
+                outcome,
+            }),
+            Submission::Pending => panic!("only over engines that end at once"),
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.waiting.iter().flatten().count()
+    }
+}
