@@ -1,5 +1,4 @@
 #![forbid(unsafe_code)]
-#![allow(dead_code)]
 //! SCSI target core: CDB in, plan out.
 //!
 //! Pure: no I/O, no threads, no sockets; nothing here knows a transport. A door builds a [`Command`], asks
@@ -10,26 +9,32 @@
 
 mod command;
 mod commands;
+mod copy_results;
 mod directory;
 mod logical_unit;
 mod lun;
 mod mode;
 mod nexus;
 mod plan;
+mod reservations;
 mod response;
 mod sense;
 mod sync;
 mod table;
 mod target;
+mod task_management;
 #[cfg(test)]
 mod testing;
+mod unit_state;
 
 pub use command::{Command, TaskAttribute, opcode};
 pub use directory::{Directory, MemoryStore, Store};
 pub use logical_unit::{DiskId, LogicalUnit, UnitConfig, UnitId};
 pub use lun::{Lun, LunAddress, MAX_UNITS};
-pub use nexus::{Nexus, TargetPort, TransportId};
+pub use nexus::{Nexus, NexusId, TargetPort, TransportId};
 pub use plan::{DATA_OUT_MAX, DirectIo, Exclusive, Pending, Plan, Run, SCRATCH_MAX, Step};
 pub use response::{Residual, Response, Status};
 pub use sense::{SENSE_LENGTH_MAX, Sense, SenseBytes, SenseCode, SenseKey, SenseSpecific};
 pub use target::{AttachError, LunMap, Target, TargetView};
+pub use task_management::{AbortScope, Managed, TaskManagementFunction, TaskTag};
+pub use unit_state::AccessState;

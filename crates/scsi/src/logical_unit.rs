@@ -3,16 +3,16 @@
 //! The request path reads two things of it: the capacity and the word, both atomics that change rarely. The
 //! word is zero while nothing special holds; its slow bits send a command to the path that takes the mutex.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use disk::{DiskInfo, Geometry};
 
 use crate::directory::Directory;
-use crate::mode::ModePages;
 use crate::nexus::{Nexus, TargetPort};
 use crate::sense::SenseCode;
 use crate::sync::lock;
+use crate::unit_state::UnitState;
 
 /// The caller's key for a disk and its backend. Nothing here looks into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,17 +86,9 @@ pub struct LogicalUnit {
     word: AtomicU32,
     naa: u64,
     removable: bool,
+    copies_from_anywhere: AtomicBool,
     directory: Arc<Directory>,
     state: Mutex<UnitState>,
-}
-
-/// What changes at run time and is not on the request path.
-#[derive(Debug)]
-pub(crate) struct UnitState {
-    pub info: DiskInfo,
-    pub modes: ModePages,
-    pub nexuses: Vec<Weak<Nexus>>,
-    pub ports: Vec<Arc<TargetPort>>,
 }
 
 impl LogicalUnit {
@@ -116,13 +108,9 @@ impl LogicalUnit {
             word: AtomicU32::new(0),
             naa: info.naa,
             removable,
+            copies_from_anywhere: AtomicBool::new(false),
             directory: Arc::clone(directory),
-            state: Mutex::new(UnitState {
-                modes: ModePages::new(&info),
-                info,
-                nexuses: Vec::new(),
-                ports: Vec::new(),
-            }),
+            state: Mutex::new(UnitState::new(directory.store(), info)),
         });
         unit.refresh_word(&unit.state());
         directory.add(&unit);
@@ -142,6 +130,16 @@ impl LogicalUnit {
     /// Its NAA identifier, the same through every door.
     pub fn naa(&self) -> u64 {
         self.naa
+    }
+
+    /// Lets EXTENDED COPY commands of any target reach the unit, not only those of targets that it is
+    /// attached to. Off as a rule: who knows a name could read and write the disk.
+    pub fn allow_copies_from_anywhere(&self, allow: bool) {
+        self.copies_from_anywhere.store(allow, Ordering::Release);
+    }
+
+    pub(crate) fn copies_from_anywhere(&self) -> bool {
+        self.copies_from_anywhere.load(Ordering::Acquire)
     }
 
     /// Block size and capacity as they are now.
@@ -193,6 +191,12 @@ impl LogicalUnit {
         if state.modes.descriptor_sense() {
             word |= Word::DESCRIPTOR_SENSE;
         }
+        if state.reservations.held() {
+            word |= Word::RESERVED;
+        }
+        if !state.ready() {
+            word |= Word::NOT_READY;
+        }
         self.word.store(word, Ordering::Release);
     }
 
@@ -218,6 +222,21 @@ impl LogicalUnit {
         nexus.drop_attentions(self.id);
     }
 
+    /// A logical unit reset (SAM-5, 6.3.3): also part of a target reset.
+    pub(crate) fn reset(&self) {
+        let mut state = self.state();
+        state.reset();
+        state.attention_all(self.id, SenseCode::BUS_DEVICE_RESET, None);
+        self.refresh_word(&state);
+    }
+
+    /// What a lost nexus held without persistence is given back.
+    pub(crate) fn nexus_lost(&self, nexus: &Nexus) {
+        let mut state = self.state();
+        state.nexus_lost(nexus);
+        self.refresh_word(&state);
+    }
+
     pub(crate) fn attach_port(&self, port: &Arc<TargetPort>) {
         let mut state = self.state();
         if !state
@@ -227,17 +246,6 @@ impl LogicalUnit {
         {
             state.ports.push(Arc::clone(port));
             state.ports.sort_by_key(|port| port.relative_id);
-        }
-    }
-}
-
-impl UnitState {
-    /// Queues a unit attention for every nexus but one.
-    pub(crate) fn attention_all(&self, unit: UnitId, code: SenseCode, but: Option<&Arc<Nexus>>) {
-        for nexus in self.nexuses.iter().filter_map(Weak::upgrade) {
-            if !but.is_some_and(|but| Arc::ptr_eq(but, &nexus)) {
-                nexus.push_attention(unit, code);
-            }
         }
     }
 }

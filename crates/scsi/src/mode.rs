@@ -71,6 +71,25 @@ impl ModePage {
     fn bit(&self, at: usize, mask: u8) -> bool {
         self.current.get(at).is_some_and(|byte| byte & mask != 0)
     }
+
+    /// The first byte in which `new` differs from the current values where it may not.
+    fn unchangeable_difference(&self, new: &[u8]) -> Option<usize> {
+        let differing = self.current.iter().zip(&self.changeable).zip(new);
+        // the first two bytes say which page it is
+        differing
+            .skip(2)
+            .position(|((old, may), new)| (old ^ new) & !may != 0)
+            .map(|at| at + 2)
+    }
+}
+
+/// Why a page of a MODE SELECT parameter list is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SelectError {
+    /// The list ends inside the page.
+    Truncated,
+    /// The byte of the page at fault.
+    Field(usize),
 }
 
 /// All pages of a unit, in ascending order of their codes.
@@ -105,6 +124,62 @@ impl ModePages {
             ),
         ];
         ModePages { pages }
+    }
+
+    /// Reads one page off a MODE SELECT parameter list and makes it current; gives what follows.
+    pub fn select<'a>(&mut self, list: &'a [u8], save: bool) -> Result<&'a [u8], SelectError> {
+        let [code, length, ..] = *list else {
+            return Err(SelectError::Truncated);
+        };
+        let page = self.pages.iter_mut().find(|page| page.code == code & 0x7f);
+        let page = page.ok_or(SelectError::Field(0))?;
+        if page.current.len() != usize::from(length) + 2 {
+            return Err(SelectError::Field(1));
+        }
+        let (new, rest) = list
+            .split_at_checked(page.current.len())
+            .ok_or(SelectError::Truncated)?;
+        if let Some(at) = page.unchangeable_difference(new) {
+            return Err(SelectError::Field(at));
+        }
+        for (current, new) in page.current.iter_mut().zip(new).skip(2) {
+            *current = *new;
+        }
+        if save {
+            page.saved.clone_from(&page.current);
+        }
+        Ok(rest)
+    }
+
+    /// Do the current values differ?
+    pub fn differ(&self, other: &ModePages) -> bool {
+        self.pages
+            .iter()
+            .zip(&other.pages)
+            .any(|(one, other)| one.current != other.current)
+    }
+
+    /// What a reset does: saved values become current.
+    pub fn reset(&mut self) {
+        for page in &mut self.pages {
+            page.current.clone_from(&page.saved);
+        }
+    }
+
+    /// The saved values, to be kept.
+    pub fn encode_saved(&self) -> Vec<u8> {
+        self.pages
+            .iter()
+            .flat_map(|page| page.saved.iter().copied())
+            .collect()
+    }
+
+    /// Takes kept values back; what does not fit the pages of today is left out.
+    pub fn restore(&mut self, kept: &[u8]) {
+        let mut rest = kept;
+        while let Ok(after) = self.select(rest, true) {
+            rest = after;
+        }
     }
 
     pub fn all(&self) -> &[ModePage] {

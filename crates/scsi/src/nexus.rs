@@ -96,9 +96,14 @@ pub struct TargetPort {
     pub device_name: Option<String>,
 }
 
+/// Names an I_T nexus within the process; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NexusId(u64);
+
 /// An I_T nexus.
 #[derive(Debug)]
 pub struct Nexus {
+    id: NexusId,
     initiator: TransportId,
     port: Arc<TargetPort>,
     filter: AtomicU64,
@@ -114,16 +119,24 @@ struct Attentions {
 
 impl Nexus {
     pub(crate) fn new(initiator: TransportId, port: Arc<TargetPort>) -> Nexus {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NexusId(NEXT.fetch_add(1, Ordering::Relaxed));
         let attentions = Attentions {
             queues: HashMap::new(),
             sharing: vec![0; 64],
         };
         Nexus {
+            id,
             initiator,
             port,
             filter: AtomicU64::new(0),
             attentions: Mutex::new(attentions),
         }
+    }
+
+    /// Names the nexus within the process.
+    pub fn id(&self) -> NexusId {
+        self.id
     }
 
     /// The initiator port.
@@ -173,16 +186,9 @@ impl Nexus {
         code
     }
 
-    /// Takes one kind of unit attention back.
-    pub(crate) fn clear_attention(&self, unit: UnitId, code: SenseCode) {
-        let mut attentions = lock(&self.attentions);
-        let Some(queue) = attentions.queues.get_mut(&unit) else {
-            return;
-        };
-        queue.retain(|&waiting| waiting != code);
-        if queue.is_empty() {
-            self.forget(&mut attentions, unit);
-        }
+    /// The first unit attention that waits for this unit.
+    pub(crate) fn peek_attention(&self, unit: UnitId) -> Option<SenseCode> {
+        lock(&self.attentions).queues.get(&unit)?.first().copied()
     }
 
     /// Takes one kind of unit attention back on every unit.
@@ -268,7 +274,7 @@ mod tests {
         nexus.push_attention(b, SenseCode::POWER_ON);
         assert_eq!(nexus.pop_attention(a), Some(SenseCode::POWER_ON));
         assert!(nexus.may_have_attention(b));
-        nexus.clear_attention(b, SenseCode::POWER_ON);
+        nexus.clear_attention_everywhere(SenseCode::POWER_ON);
         assert!(!nexus.may_have_attention(b));
     }
 

@@ -188,7 +188,8 @@ pub struct Exclusive {
 ///
 /// The caller holds `scratch_length` bytes, aligned to 4,096, for the whole run. It calls [`Run::next`]
 /// with `None`, carries out the I/O that comes back and calls again with its outcome, until [`Step::Done`]
-/// or [`Step::End`]. A run may be dropped between two steps: that aborts the command.
+/// or [`Step::End`]. A run may be dropped between two steps: that aborts the command, unless it
+/// `survives_abort`.
 pub struct Run {
     program: Box<dyn Program>,
     answering: Answering,
@@ -196,6 +197,8 @@ pub struct Run {
     pub scratch_length: usize,
     /// The range that has to be held exclusively from before the first step until the end.
     pub exclusive: Option<Exclusive>,
+    /// Goes on to its end even if its command is aborted or its nexus is lost (SANITIZE).
+    pub survives_abort: bool,
 }
 
 /// The next thing to do for a [`Run`].
@@ -252,7 +255,19 @@ impl Run {
             answering,
             scratch_length,
             exclusive,
+            survives_abort: false,
         }))
+    }
+
+    /// A program that no abort stops.
+    pub(crate) fn background(program: impl Program + 'static, scratch_length: usize) -> Plan {
+        match Run::plan(program, scratch_length) {
+            Plan::Run(run) => Plan::Run(Box::new(Run {
+                survives_abort: true,
+                ..*run
+            })),
+            plan => plan,
+        }
     }
 
     /// The next step; `last` is the outcome of the I/O that the step before asked for.

@@ -1,6 +1,7 @@
 //! How a command ends: status, sense, data and what was not transferred.
 
 use crate::sense::{Sense, SenseCode, SenseKey};
+use crate::task_management::AbortScope;
 
 /// SCSI status (SAM-5, table 43).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +54,8 @@ pub struct Response {
     pub data: Vec<u8>,
     /// For the transport's residual fields.
     pub residual: Residual,
+    /// Tasks that have to be aborted, on every worker, before this answer may leave (PREEMPT AND ABORT).
+    pub abort: Option<Box<AbortScope>>,
 }
 
 impl Response {
@@ -68,6 +71,7 @@ impl Response {
             sense: None,
             data: Vec::new(),
             residual: Residual::None,
+            abort: None,
         }
     }
 
@@ -87,6 +91,7 @@ impl Response {
             sense: Some(sense),
             data: Vec::new(),
             residual: Residual::None,
+            abort: None,
         }
     }
 

@@ -40,6 +40,7 @@ impl SenseCode {
     pub const PORT_UNAVAILABLE: SenseCode = SenseCode(0x040c);
     pub const SANITIZE_IN_PROGRESS: SenseCode = SenseCode(0x041b);
     pub const COMMUNICATION_FAILURE: SenseCode = SenseCode(0x0800);
+    pub const UNREACHABLE_COPY_TARGET: SenseCode = SenseCode(0x0804);
     pub const WRITE_ERROR: SenseCode = SenseCode(0x0c00);
     pub const INSUFFICIENT_RESOURCES_COPY: SenseCode = SenseCode(0x5503);
     pub const COPY_TARGET_NOT_REACHABLE: SenseCode = SenseCode(0x0d02);

@@ -76,7 +76,7 @@ fn provisioning_pages_offer_unmap_and_write_same() {
     assert_eq!(limits[8..12], [0, 1, 0, 0]); // maximum transfer length
     assert_eq!(limits[20..28], [0xff, 0xff, 0xff, 0xff, 0, 0, 1, 0]);
     assert_eq!(limits[28..36], [0, 0, 0, 8, 0x80, 0, 0, 0]);
-    assert_eq!(limits[36..44], [0, 0, 0, 0, 0, 0x7f, 0xff, 0xff]);
+    assert_eq!(limits[36..44], [0, 0, 0, 0, 0, 0x10, 0, 0]);
     let rotation = bed.run(0, &[0x12, 1, 0xb1, 0, 64, 0], &[], 64).data;
     assert_eq!(rotation[..6], [0x00, 0xb1, 0x00, 0x3c, 0x00, 0x01]);
     let provisioning = bed.run(0, &[0x12, 1, 0xb2, 0, 64, 0], &[], 64).data;

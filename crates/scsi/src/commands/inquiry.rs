@@ -60,6 +60,7 @@ pub(super) fn standard(peripheral: Peripheral, removable: bool) -> Vec<u8> {
     data[2] = 0x06; // SPC-4
     data[3] = 0x12; // HISUP, response data format 2
     data[4] = 96 - 5;
+    data[5] = 0x38; // TPGS: implicit and explicit; 3PC
     data[6] = 0x10; // MULTIP
     data[7] = 0x02; // CMDQUE
     data[8..16].copy_from_slice(VENDOR);

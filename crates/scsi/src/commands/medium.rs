@@ -1,16 +1,58 @@
-//! START STOP UNIT (SBC-4, 5.36).
+//! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-4, 5.36 and 5.8).
+//!
+//! Only a removable unit can lose its medium. Stopping without ejecting has no effect: there is no spindle.
 
-use super::{Context, Planned, good};
-use crate::sense::Sense;
+use disk::IoRequest;
+
+use super::{Context, Planned, good, without_data};
+use crate::logical_unit::Word;
+use crate::sense::{Sense, SenseCode};
 
 pub(super) fn start_stop_unit(c: &Context<'_>) -> Planned {
     let power_condition = c.cdb[4] >> 4;
+    let [start, load_or_eject, no_flush] = [0x01, 0x02, 0x04].map(|bit| c.cdb[4] & bit != 0);
     if power_condition != 0 {
-        return Err(Sense::cdb_bit(4, 7));
+        return good(); // START and LOEJ are ignored then
     }
-    let load_or_eject = c.cdb[4] & 0x02 != 0;
-    if load_or_eject && !c.unit.removable() {
-        return Err(Sense::cdb_bit(4, 1));
+    if load_or_eject {
+        if !c.unit.removable() {
+            return Err(Sense::cdb_bit(4, 1));
+        }
+        change_medium(c, start)?;
+    }
+    if start || no_flush {
+        return good();
+    }
+    let descriptor_sense = c.word.has(Word::DESCRIPTOR_SENSE);
+    Ok(without_data(
+        c.unit.disk(),
+        IoRequest::flush(),
+        descriptor_sense,
+    ))
+}
+
+fn change_medium(c: &Context<'_>, load: bool) -> Result<(), Sense> {
+    let mut state = c.unit.state();
+    if !state.prevented_by.is_empty() {
+        return Err(Sense::illegal_request(SenseCode::MEDIUM_REMOVAL_PREVENTED));
+    }
+    if load && !state.loaded {
+        let code = SenseCode::MEDIUM_MAY_HAVE_CHANGED;
+        state.attention_all(c.unit.id(), code, Some(c.nexus));
+    }
+    state.loaded = load;
+    c.unit.refresh_word(&state);
+    Ok(())
+}
+
+pub(super) fn prevent_allow(c: &Context<'_>) -> Planned {
+    let mut state = c.unit.state();
+    let nexus = c.nexus.id();
+    match c.cdb[4] & 0x03 {
+        0b00 => state.prevented_by.retain(|preventing| *preventing != nexus),
+        0b01 if state.prevented_by.contains(&nexus) => {}
+        0b01 => state.prevented_by.push(nexus),
+        _ => return Err(Sense::cdb_bit(4, 1)),
     }
     good()
 }

@@ -5,13 +5,23 @@
 //! first. Each function gets a [`Context`] and gives a plan, or the sense of a CHECK CONDITION.
 
 mod capacity;
+mod compare_write;
+mod extended_copy;
 mod inquiry;
+mod lba_status;
+mod log_sense;
 mod medium;
+mod mode_select;
 mod mode_sense;
+mod persistent_reserve;
+mod port_groups;
 mod provisioning;
 mod read_write;
+mod receive_copy;
 mod report_luns;
 mod request_sense;
+mod reserve;
+mod sanitize;
 mod supported;
 mod verify;
 mod vital_product_data;
@@ -19,16 +29,17 @@ mod without_unit;
 
 use std::sync::Arc;
 
-use disk::{Blocks, Lba};
+use disk::{Blocks, IoRequest, Lba};
 
 use crate::command::{Cdb, Command, cdb_length, opcode::*};
-use crate::logical_unit::{LogicalUnit, Word};
+use crate::logical_unit::{DiskId, LogicalUnit, Word};
 use crate::nexus::Nexus;
-use crate::plan::{Answering, Plan};
-use crate::response::Response;
+use crate::plan::{Answering, DirectIo, Plan};
+use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::table;
 use crate::target::LunMap;
+use crate::unit_state::Sanitize;
 
 pub(crate) use without_unit::begin_without_unit;
 
@@ -74,6 +85,19 @@ impl Context<'_> {
 /// GOOD without data.
 pub(crate) fn good() -> Planned {
     Ok(Plan::Done(Response::good()))
+}
+
+/// One I/O that moves no data.
+pub(crate) fn without_data(disk: DiskId, request: IoRequest, descriptor_sense: bool) -> Plan {
+    Plan::Io(DirectIo {
+        disk,
+        request,
+        exclusive: false,
+        residual: Residual::None,
+        success: Status::Good,
+        expected: 0,
+        descriptor_sense,
+    })
 }
 
 /// What to do about a command for a unit.
@@ -150,8 +174,19 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
     {
         return Err(Sense::new(SenseKey::UnitAttention, code));
     }
-    if row.is_none() {
-        return Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
+    // an unknown command is refused where it is dispatched
+    let Some(row) = row else { return Ok(None) };
+    let state = c.unit.state();
+    let access = table::access(row, c.cdb);
+    if state
+        .reservations
+        .conflicts(c.nexus, access, table::allowed_under_reserve(c.cdb))
+    {
+        return Ok(Some(Response::status(Status::ReservationConflict)));
+    }
+    let leaves_failure = c.cdb[0] == SANITIZE && state.sanitize == Sanitize::Failed;
+    if !leaves_failure {
+        state.check_ready(c.nexus, row.needs)?;
     }
     Ok(None)
 }
@@ -185,17 +220,45 @@ fn dispatch_rest(c: &Context<'_>) -> Planned {
         VERIFY_16 => verify::verify_16(c),
         INQUIRY => inquiry::inquiry(c),
         REQUEST_SENSE => request_sense::request_sense(c),
+        MODE_SELECT_6 => mode_select::mode_select_6(c),
+        MODE_SELECT_10 => mode_select::mode_select_10(c),
+        RESERVE_6 | RESERVE_10 => reserve::reserve(c),
+        RELEASE_6 | RELEASE_10 => reserve::release(c),
+        PERSISTENT_RESERVE_IN => persistent_reserve::persistent_reserve_in(c),
+        PERSISTENT_RESERVE_OUT => persistent_reserve::persistent_reserve_out(c),
         MODE_SENSE_6 => mode_sense::mode_sense_6(c),
         MODE_SENSE_10 => mode_sense::mode_sense_10(c),
         START_STOP_UNIT => medium::start_stop_unit(c),
+        PREVENT_ALLOW => medium::prevent_allow(c),
+        PRE_FETCH_10 => read_write::pre_fetch_10(c),
+        PRE_FETCH_16 => read_write::pre_fetch_16(c),
+        WRITE_ATOMIC_16 => read_write::write_atomic_16(c),
+        WRITE_AND_VERIFY_10 => compare_write::write_and_verify_10(c),
+        WRITE_AND_VERIFY_12 => compare_write::write_and_verify_12(c),
+        WRITE_AND_VERIFY_16 => compare_write::write_and_verify_16(c),
+        ORWRITE_16 => compare_write::orwrite_16(c),
+        COMPARE_AND_WRITE => compare_write::compare_and_write(c),
+        SANITIZE => sanitize::sanitize(c),
+        EXTENDED_COPY => extended_copy::extended_copy(c),
+        RECEIVE_COPY_RESULTS => receive_copy::receive_copy_results(c),
+        LOG_SENSE => log_sense::log_sense(c),
+        READ_DEFECT_DATA_10 => log_sense::read_defect_data_10(c),
+        READ_DEFECT_DATA_12 => log_sense::read_defect_data_12(c),
         READ_CAPACITY_10 => capacity::read_capacity_10(c),
         REPORT_LUNS => report_luns::report_luns(c),
         SERVICE_ACTION_IN_16 => match c.cdb[1] & 0x1f {
             capacity::READ_CAPACITY_16 => capacity::read_capacity_16(c),
+            lba_status::GET_LBA_STATUS => lba_status::get_lba_status(c),
             _ => invalid_service_action(),
         },
         MAINTENANCE_IN => match c.cdb[1] & 0x1f {
             supported::OPERATION_CODES => supported::operation_codes(c),
+            supported::TASK_MANAGEMENT_FUNCTIONS => supported::task_management_functions(c),
+            port_groups::TARGET_PORT_GROUPS => port_groups::report(c),
+            _ => invalid_service_action(),
+        },
+        MAINTENANCE_OUT => match c.cdb[1] & 0x1f {
+            port_groups::TARGET_PORT_GROUPS => port_groups::set(c),
             _ => invalid_service_action(),
         },
         _ => Err(Sense::illegal_request(SenseCode::INVALID_OPCODE)),

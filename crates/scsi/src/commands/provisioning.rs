@@ -3,18 +3,18 @@
 use disk::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
 
 use super::read_write::check_protect;
-use super::{Context, Planned, good};
+use super::{Context, Planned, good, without_data};
 use crate::command::{be16, be32, be64};
 use crate::logical_unit::{DiskId, Word};
-use crate::plan::{DirectIo, Pending, Plan, Program, Run, SCRATCH_MAX, Step};
-use crate::response::{Residual, Response, Status};
+use crate::plan::{Pending, Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
 
 /// Most descriptors of one UNMAP, told in the block limits page.
 pub(super) const UNMAP_DESCRIPTORS_MAX: usize = 256;
 
-/// Most blocks of one WRITE SAME, told in the block limits page: what Linux asks for at most.
-pub(super) const WRITE_SAME_BLOCKS_MAX: u64 = 0x7f_ffff;
+/// Most blocks of one WRITE SAME, told in the block limits page: 512 MiB of 512-byte blocks.
+pub(super) const WRITE_SAME_BLOCKS_MAX: u64 = 0x10_0000;
 
 pub(super) fn unmap(c: &Context<'_>) -> Planned {
     if c.unit.state().info.discard_granularity.is_none() {
@@ -81,18 +81,6 @@ fn unmap_plan(disk: DiskId, ranges: Vec<(u64, u64)>, descriptor_sense: bool) -> 
             0,
         ),
     }
-}
-
-fn without_data(disk: DiskId, request: IoRequest, descriptor_sense: bool) -> Plan {
-    Plan::Io(DirectIo {
-        disk,
-        request,
-        exclusive: false,
-        residual: Residual::None,
-        success: Status::Good,
-        expected: 0,
-        descriptor_sense,
-    })
 }
 
 struct Unmap {

@@ -4,7 +4,7 @@
 
 use std::mem;
 
-use disk::{IoFlags, IoOutcome, IoRequest};
+use disk::{DiskInfo, IoFlags, IoOutcome, IoRequest};
 
 use super::{Context, Planned, good};
 use crate::command::{be16, be24, be32, be64};
@@ -93,6 +93,56 @@ fn read(c: &Context<'_>, lba: u64, blocks: u64, byte1: u8, length_at: u16) -> Pl
         length,
         c.data_in,
     ))
+}
+
+/// WRITE ATOMIC(16): a write that no other may overlap, within the limits of the block limits page.
+pub(super) fn write_atomic_16(c: &Context<'_>) -> Planned {
+    let (lba, blocks) = (be64(c.cdb, 2), u64::from(be16(c.cdb, 12)));
+    let plan = write(c, lba, blocks, c.cdb[1], 12)?;
+    if be16(c.cdb, 10) != 0 {
+        return Err(Sense::cdb_field(10)); // no atomic boundaries
+    }
+    let unit = u64::from(atomic_unit(&c.unit.state().info));
+    if !lba.is_multiple_of(unit) {
+        return Err(Sense::cdb_field(2));
+    }
+    if !blocks.is_multiple_of(unit) {
+        return Err(Sense::cdb_field(12));
+    }
+    Ok(match plan {
+        Plan::Io(io) => Plan::Io(DirectIo {
+            exclusive: true,
+            ..io
+        }),
+        plan => plan,
+    })
+}
+
+/// Alignment and granularity of atomic writes in blocks: a physical block.
+pub(super) fn atomic_unit(info: &DiskInfo) -> u32 {
+    (info.physical_block_size >> info.geometry.block_shift()).max(1)
+}
+
+/// FUA of byte 1, or a cache that is switched off.
+#[inline]
+pub(super) fn force_unit_access(c: &Context<'_>) -> IoFlags {
+    if c.cdb[1] & FUA != 0 || c.word.has(Word::WRITE_THROUGH) {
+        IoFlags::FUA
+    } else {
+        IoFlags::NONE
+    }
+}
+
+/// PRE-FETCH(10): the range is checked; GOOD says that the cache did not take it all (SBC-4, 5.7).
+pub(super) fn pre_fetch_10(c: &Context<'_>) -> Planned {
+    c.range(be32(c.cdb, 2).into(), be16(c.cdb, 7).into())?;
+    good()
+}
+
+/// PRE-FETCH(16).
+pub(super) fn pre_fetch_16(c: &Context<'_>) -> Planned {
+    c.range(be64(c.cdb, 2), be32(c.cdb, 10).into())?;
+    good()
 }
 
 #[inline]

@@ -6,7 +6,10 @@ use crate::sense::{Sense, SenseCode, SenseKey};
 pub(super) fn request_sense(c: &Context<'_>) -> Planned {
     let sense = match c.nexus.pop_attention(c.unit.id()) {
         Some(code) => Sense::new(SenseKey::UnitAttention, code),
-        None => Sense::new(SenseKey::NoSense, SenseCode::NONE),
+        None => {
+            let none = Sense::new(SenseKey::NoSense, SenseCode::NONE);
+            c.unit.state().sanitize_sense().unwrap_or(none)
+        }
     };
     let sense = Sense {
         descriptor_format: descriptor_format(c.cdb[1]),

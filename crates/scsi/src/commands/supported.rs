@@ -1,4 +1,5 @@
-//! REPORT SUPPORTED OPERATION CODES (SPC-5, 6.35), from the one table of commands.
+//! REPORT SUPPORTED OPERATION CODES (SPC-5, 6.35), from the one table of commands, and REPORT SUPPORTED TASK
+//! MANAGEMENT FUNCTIONS.
 
 use super::{Context, Planned};
 use crate::command::{be16, be32};
@@ -7,6 +8,9 @@ use crate::table::{COMMANDS, Row};
 
 /// Service action of MAINTENANCE IN.
 pub(super) const OPERATION_CODES: u8 = 0x0c;
+
+/// Service action of MAINTENANCE IN.
+pub(super) const TASK_MANAGEMENT_FUNCTIONS: u8 = 0x0d;
 
 pub(super) fn operation_codes(c: &Context<'_>) -> Planned {
     let timeouts = c.cdb[2] & 0x80 != 0;
@@ -68,3 +72,13 @@ fn one(row: Option<&Row>, timeouts: bool) -> Vec<u8> {
 
 /// Command timeouts descriptor: nominal not given, recommended 30 seconds.
 const TIMEOUTS: [u8; 12] = [0x00, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 30];
+
+/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-5, 6.37): all but CLEAR ACA and WAKEUP.
+pub(super) fn task_management_functions(c: &Context<'_>) -> Planned {
+    let mut data = vec![0xde, 0x07, 0, 0];
+    if c.cdb[2] & 0x80 != 0 {
+        data[3] = 0x0c; // REPD: no time-outs given
+        data.extend([0; 12]);
+    }
+    c.data(data, be32(c.cdb, 6))
+}

@@ -65,14 +65,18 @@ pub(super) struct Verify {
 }
 
 impl Verify {
-    pub fn plan(disk: DiskId, offset: u64, length: u64, data: Vec<u8>) -> Plan {
-        let verify = Verify {
+    pub fn new(disk: DiskId, offset: u64, length: u64, data: Vec<u8>) -> Verify {
+        Verify {
             disk,
             offset,
             length,
             done: 0,
             data,
-        };
+        }
+    }
+
+    fn plan(disk: DiskId, offset: u64, length: u64, data: Vec<u8>) -> Plan {
+        let verify = Verify::new(disk, offset, length, data);
         Run::plan(verify, length.min(SCRATCH_MAX as u64) as usize)
     }
 

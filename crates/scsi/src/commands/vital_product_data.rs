@@ -1,28 +1,35 @@
 //! INQUIRY's vital product data pages (SPC-5, 7.7; SBC-4, 6.6).
 
+use std::sync::Arc;
+
 use disk::DiskInfo;
 
 use super::Context;
+use super::compare_write::compare_and_write_blocks_max;
 use super::inquiry::{Peripheral, VENDOR};
 use super::provisioning::{UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
-use super::read_write::TRANSFER_MAX;
+use super::read_write::{TRANSFER_MAX, atomic_unit};
+use super::receive_copy::third_party_copy_page;
 use crate::nexus::TargetPort;
-use crate::plan::DATA_OUT_MAX;
 
 const SUPPORTED_PAGES: u8 = 0x00;
 const UNIT_SERIAL_NUMBER: u8 = 0x80;
 const DEVICE_IDENTIFICATION: u8 = 0x83;
 const EXTENDED_INQUIRY: u8 = 0x86;
+const SCSI_PORTS: u8 = 0x88;
+const THIRD_PARTY_COPY: u8 = 0x8f;
 const BLOCK_LIMITS: u8 = 0xb0;
 const BLOCK_DEVICE_CHARACTERISTICS: u8 = 0xb1;
 const LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
 
 /// All pages, ascending, as page 00h lists them.
-const PAGES: [u8; 7] = [
+const PAGES: [u8; 9] = [
     SUPPORTED_PAGES,
     UNIT_SERIAL_NUMBER,
     DEVICE_IDENTIFICATION,
     EXTENDED_INQUIRY,
+    SCSI_PORTS,
+    THIRD_PARTY_COPY,
     BLOCK_LIMITS,
     BLOCK_DEVICE_CHARACTERISTICS,
     LOGICAL_BLOCK_PROVISIONING,
@@ -38,6 +45,8 @@ pub(super) fn page(c: &Context<'_>, code: u8) -> Option<Vec<u8>> {
             device_identification(&state.info, c.nexus.port())
         }
         EXTENDED_INQUIRY => extended_inquiry(),
+        SCSI_PORTS => scsi_ports(&c.unit.state().ports),
+        THIRD_PARTY_COPY => third_party_copy_page(),
         BLOCK_LIMITS => block_limits(&c.unit.state().info),
         BLOCK_DEVICE_CHARACTERISTICS => block_device_characteristics(&c.unit.state().info),
         LOGICAL_BLOCK_PROVISIONING => logical_block_provisioning(&c.unit.state().info),
@@ -107,12 +116,28 @@ fn extended_inquiry() -> Vec<u8> {
     body.into()
 }
 
+/// Page 88h: every port that the unit can be reached through, with its name.
+fn scsi_ports(ports: &[Arc<TargetPort>]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for port in ports {
+        let mut names = Vec::new();
+        if let Some(name) = &port.name {
+            designator(&mut names, 0x53, 0x98, &name_string(name));
+        }
+        let [high, low] = port.relative_id.to_be_bytes();
+        body.extend([0, 0, high, low, 0, 0, 0, 0, 0, 0]);
+        body.extend((names.len() as u16).to_be_bytes());
+        body.extend(names);
+    }
+    body
+}
+
 /// Page B0h.
 fn block_limits(info: &DiskInfo) -> Vec<u8> {
     let shift = info.geometry.block_shift();
     let blocks = |bytes: u64| ((bytes >> shift) as u32).to_be_bytes();
     let mut body = [0; 60];
-    body[1] = ((DATA_OUT_MAX as u64 / 2) >> shift).min(255) as u8; // compare and write length
+    body[1] = compare_and_write_blocks_max(shift) as u8;
     let granularity = (info.physical_block_size >> shift).max(1) as u16;
     body[2..4].copy_from_slice(&granularity.to_be_bytes());
     body[4..8].copy_from_slice(&blocks(TRANSFER_MAX));
@@ -125,6 +150,12 @@ fn block_limits(info: &DiskInfo) -> Vec<u8> {
         body[28] = 0x80; // UGAVALID, alignment 0
     }
     body[32..40].copy_from_slice(&WRITE_SAME_BLOCKS_MAX.to_be_bytes());
+    let atomic_max = (TRANSFER_MAX >> shift).min(0xffff) as u32;
+    body[40..44].copy_from_slice(&atomic_max.to_be_bytes());
+    if atomic_unit(info) > 1 {
+        body[44..48].copy_from_slice(&atomic_unit(info).to_be_bytes()); // alignment
+        body[48..52].copy_from_slice(&atomic_unit(info).to_be_bytes()); // granularity
+    }
     body.into()
 }
 
@@ -133,6 +164,8 @@ fn block_device_characteristics(info: &DiskInfo) -> Vec<u8> {
     let mut body = [0; 60];
     // medium rotation rate: 0000h not reported, 0001h non-rotating
     body[1] = if info.rotational { 0x00 } else { 0x01 };
+    // WABEREQ and WACEREQ 01b: after an erase, reads succeed
+    body[3] = 0x50;
     body.into()
 }
 

@@ -1,0 +1,318 @@
+//! Commands that read, compare or combine, and write: COMPARE AND WRITE, ORWRITE, WRITE AND VERIFY
+//! (SBC-4, 5.3, 5.9 and 5.50). The first two hold their range exclusively.
+
+use disk::{IoFlags, IoOutcome, IoRequest};
+
+use super::read_write::{check_protect, force_unit_access};
+use super::verify::Verify;
+use super::{Context, Planned, good};
+use crate::command::{be16, be32, be64};
+use crate::logical_unit::DiskId;
+use crate::plan::{DATA_OUT_MAX, Exclusive, Pending, Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::response::{Residual, Response};
+use crate::sense::{Sense, SenseCode, SenseKey};
+
+/// Most blocks of COMPARE AND WRITE, told in the block limits page.
+pub(super) fn compare_and_write_blocks_max(block_shift: u32) -> u64 {
+    ((DATA_OUT_MAX as u64 / 2) >> block_shift).min(255)
+}
+
+/// A checked range of the unit's disk.
+#[derive(Clone, Copy)]
+struct Target {
+    disk: DiskId,
+    offset: u64,
+    length: u64,
+    block_size: u64,
+    flags: IoFlags,
+}
+
+impl Target {
+    fn exclusive(&self) -> Option<Exclusive> {
+        Some(Exclusive {
+            disk: self.disk,
+            offset: self.offset,
+            length: self.length,
+        })
+    }
+
+    fn scratch(&self) -> usize {
+        self.length.min(SCRATCH_MAX as u64) as usize
+    }
+}
+
+fn target(c: &Context<'_>, lba: u64, blocks: u64, flags: IoFlags) -> Result<Target, Sense> {
+    check_protect(c.cdb[1])?;
+    c.check_writable()?;
+    let (offset, length) = c.range(lba, blocks)?;
+    let block_size = u64::from(c.unit.geometry().block_size());
+    Ok(Target {
+        disk: c.unit.disk(),
+        offset,
+        length,
+        block_size,
+        flags,
+    })
+}
+
+pub(super) fn compare_and_write(c: &Context<'_>) -> Planned {
+    let blocks = u64::from(c.cdb[13]);
+    let target = target(c, be64(c.cdb, 2), blocks, force_unit_access(c))?;
+    if blocks == 0 {
+        return good();
+    }
+    if blocks > compare_and_write_blocks_max(target.block_size.ilog2()) {
+        return Err(Sense::cdb_field(13));
+    }
+    let wanted = 2 * target.length;
+    if c.data_out != wanted {
+        return Err(Sense::cdb_field(13));
+    }
+    Ok(Pending::plan(wanted, c.data_out, move |data: &[u8]| {
+        let (compare, write) = data.split_at(data.len() / 2);
+        let program = CompareAndWrite {
+            target,
+            compare: compare.to_vec(),
+            write: Write {
+                target,
+                data: write.to_vec(),
+                done: 0,
+            },
+            done: 0,
+            compared: false,
+        };
+        Run::exclusive(program, target.scratch(), target.exclusive())
+    }))
+}
+
+struct CompareAndWrite {
+    target: Target,
+    compare: Vec<u8>,
+    write: Write,
+    done: usize,
+    compared: bool,
+}
+
+impl Program for CompareAndWrite {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        if self.compared {
+            return self.write.next(last, scratch);
+        }
+        let rest = self.compare.get(self.done..).unwrap_or_default();
+        let piece = rest.len().min(SCRATCH_MAX);
+        match last {
+            None => {}
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Ok(())) => {
+                if let Some(at) = rest.iter().zip(&*scratch).position(|(a, b)| a != b)
+                    && at < piece
+                {
+                    let code = SenseCode::MISCOMPARE_DURING_VERIFY;
+                    let sense = Sense::new(SenseKey::Miscompare, code);
+                    let at = (self.done + at) as u64;
+                    return Step::Done(sense.with_information(at).into());
+                }
+                self.done += piece;
+            }
+        }
+        let piece = (self.compare.len() - self.done).min(SCRATCH_MAX);
+        if piece == 0 {
+            self.compared = true;
+            return self.write.next(None, scratch);
+        }
+        let request = IoRequest::read(self.target.offset + self.done as u64, piece as u64);
+        Step::Io {
+            disk: self.target.disk,
+            request,
+            scratch: 0..piece,
+        }
+    }
+}
+
+/// Writes data piece by piece through scratch memory.
+struct Write {
+    target: Target,
+    data: Vec<u8>,
+    done: usize,
+}
+
+impl Write {
+    fn piece(&self) -> &[u8] {
+        let rest = self.data.get(self.done..).unwrap_or_default();
+        rest.get(..SCRATCH_MAX).unwrap_or(rest)
+    }
+}
+
+impl Program for Write {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        match last {
+            None => {}
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Ok(())) => self.done += self.piece().len(),
+        }
+        let piece = self.piece();
+        if piece.is_empty() {
+            return Step::Done(Response::good());
+        }
+        let length = piece.len();
+        if let Some(scratch) = scratch.get_mut(..length) {
+            scratch.copy_from_slice(piece);
+        }
+        let offset = self.target.offset + self.done as u64;
+        let request = IoRequest::write(offset, length as u64).flagged(self.target.flags);
+        Step::Io {
+            disk: self.target.disk,
+            request,
+            scratch: 0..length,
+        }
+    }
+}
+
+/// The plan of a command that needs the data of its whole blocks in memory: what does not come is told
+/// as overflow, as for WRITE.
+fn with_whole_blocks(
+    c: &Context<'_>,
+    target: Target,
+    length_at: u16,
+    plan: impl FnOnce(Target, Vec<u8>) -> Plan + Send + 'static,
+) -> Planned {
+    if target.length > DATA_OUT_MAX as u64 {
+        return Err(Sense::cdb_field(length_at));
+    }
+    let fits = target.length.min(c.data_out) / target.block_size * target.block_size;
+    if fits == 0 {
+        let residual = Residual::between(target.length, c.data_out);
+        return Ok(Plan::Done(Response {
+            residual,
+            ..Response::good()
+        }));
+    }
+    Ok(Pending::plan(
+        target.length,
+        c.data_out,
+        move |data: &[u8]| {
+            let data = data.get(..fits as usize).unwrap_or_default().to_vec();
+            plan(
+                Target {
+                    length: fits,
+                    ..target
+                },
+                data,
+            )
+        },
+    ))
+}
+
+pub(super) fn orwrite_16(c: &Context<'_>) -> Planned {
+    let flags = force_unit_access(c);
+    let target = target(c, be64(c.cdb, 2), be32(c.cdb, 10).into(), flags)?;
+    with_whole_blocks(c, target, 10, |target, data| {
+        let program = OrWrite {
+            target,
+            data,
+            done: 0,
+            read: false,
+        };
+        Run::exclusive(program, target.scratch(), target.exclusive())
+    })
+}
+
+struct OrWrite {
+    target: Target,
+    data: Vec<u8>,
+    done: usize,
+    /// The piece has been read and combined, and is being written.
+    read: bool,
+}
+
+impl Program for OrWrite {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        let piece = (self.data.len() - self.done).min(SCRATCH_MAX);
+        match last {
+            None => {}
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Ok(())) if self.read => {
+                self.read = false;
+                self.done += piece;
+            }
+            Some(Ok(())) => {
+                self.read = true;
+                let data = self.data.get(self.done..).unwrap_or_default();
+                for (on_disk, new) in scratch.iter_mut().zip(data) {
+                    *on_disk |= new;
+                }
+            }
+        }
+        let piece = (self.data.len() - self.done).min(SCRATCH_MAX);
+        if piece == 0 {
+            return Step::Done(Response::good());
+        }
+        let offset = self.target.offset + self.done as u64;
+        let request = if self.read {
+            IoRequest::write(offset, piece as u64).flagged(self.target.flags)
+        } else {
+            IoRequest::read(offset, piece as u64)
+        };
+        Step::Io {
+            disk: self.target.disk,
+            request,
+            scratch: 0..piece,
+        }
+    }
+}
+
+pub(super) fn write_and_verify_10(c: &Context<'_>) -> Planned {
+    write_and_verify(c, be32(c.cdb, 2).into(), be16(c.cdb, 7).into(), 7)
+}
+
+pub(super) fn write_and_verify_12(c: &Context<'_>) -> Planned {
+    write_and_verify(c, be32(c.cdb, 2).into(), be32(c.cdb, 6).into(), 6)
+}
+
+pub(super) fn write_and_verify_16(c: &Context<'_>) -> Planned {
+    write_and_verify(c, be64(c.cdb, 2), be32(c.cdb, 10).into(), 10)
+}
+
+fn write_and_verify(c: &Context<'_>, lba: u64, blocks: u64, length_at: u16) -> Planned {
+    // verifying says something of the medium only when the data has got there
+    let target = target(c, lba, blocks, IoFlags::FUA)?;
+    let compares = match (c.cdb[1] >> 1) & 0b11 {
+        0b00 => false,
+        0b01 => true,
+        _ => return Err(Sense::cdb_bit(1, 2)),
+    };
+    with_whole_blocks(c, target, length_at, move |target, data| {
+        let expected = if compares { data.clone() } else { Vec::new() };
+        let program = WriteAndVerify {
+            write: Write {
+                target,
+                data,
+                done: 0,
+            },
+            verify: Verify::new(target.disk, target.offset, target.length, expected),
+            written: false,
+        };
+        Run::plan(program, target.scratch())
+    })
+}
+
+struct WriteAndVerify {
+    write: Write,
+    verify: Verify,
+    written: bool,
+}
+
+impl Program for WriteAndVerify {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        if self.written {
+            return self.verify.next(last, scratch);
+        }
+        match self.write.next(last, scratch) {
+            Step::Done(Response { sense: None, .. }) => {
+                self.written = true;
+                self.verify.next(None, scratch)
+            }
+            step => step,
+        }
+    }
+}

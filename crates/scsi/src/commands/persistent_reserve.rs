@@ -1,0 +1,305 @@
+//! PERSISTENT RESERVE IN and OUT (SPC-4, 6.15 and 6.16): parameter lists here, what they do in
+//! `reservations`.
+
+use std::sync::Arc;
+
+use super::{Context, Planned};
+use crate::command::{be16, be32};
+use crate::logical_unit::LogicalUnit;
+use crate::nexus::{Nexus, TransportId};
+use crate::plan::{Pending, Plan};
+use crate::reservations::{Effects, Kind, Refusal, Registrant, Reservations};
+use crate::response::Response;
+use crate::sense::{Sense, SenseCode};
+use crate::task_management::AbortScope;
+
+pub(super) fn persistent_reserve_in(c: &Context<'_>) -> Planned {
+    let state = c.unit.state();
+    let reservations = &state.reservations;
+    let data = match c.cdb[1] & 0x1f {
+        0x00 => read_keys(reservations),
+        0x01 => read_reservation(reservations),
+        0x02 => report_capabilities(reservations),
+        0x03 => read_full_status(reservations),
+        _ => return Err(Sense::cdb_bit(1, 4)),
+    };
+    c.data(data, be16(c.cdb, 7).into())
+}
+
+fn with_header(reservations: &Reservations, list: Vec<u8>) -> Vec<u8> {
+    let mut data = reservations.generation.to_be_bytes().to_vec();
+    data.extend((list.len() as u32).to_be_bytes());
+    data.extend(list);
+    data
+}
+
+fn read_keys(reservations: &Reservations) -> Vec<u8> {
+    let keys = reservations
+        .registrations
+        .iter()
+        .flat_map(|known| known.key.to_be_bytes());
+    with_header(reservations, keys.collect())
+}
+
+fn read_reservation(reservations: &Reservations) -> Vec<u8> {
+    let mut list = Vec::new();
+    if let Some(reservation) = &reservations.reservation {
+        let holder = reservation.holder.as_ref();
+        let known =
+            holder.and_then(|who| reservations.registrations.iter().find(|it| it.who == *who));
+        // all registrants hold together: the key is zero
+        list.extend(known.map_or(0, |known| known.key).to_be_bytes());
+        list.extend([0, 0, 0, 0, 0, reservation.kind as u8, 0, 0]);
+    }
+    with_header(reservations, list)
+}
+
+fn report_capabilities(reservations: &Reservations) -> Vec<u8> {
+    // SIP_C, ATP_C, PTPL_C; TMV and PTPL_A; all six types
+    let active = u8::from(reservations.persist);
+    vec![0, 8, 0x0d, 0x80 | active, 0xea, 0x01, 0, 0]
+}
+
+fn read_full_status(reservations: &Reservations) -> Vec<u8> {
+    let mut list = Vec::new();
+    for known in &reservations.registrations {
+        let holds = reservations.holds(&known.who);
+        let kind = reservations
+            .reservation
+            .as_ref()
+            .filter(|_| holds)
+            .map_or(0, |it| it.kind as u8);
+        let id = known.who.initiator.as_bytes();
+        list.extend(known.key.to_be_bytes());
+        list.extend([0, 0, 0, 0, u8::from(holds), kind, 0, 0, 0, 0]);
+        list.extend(known.who.port.to_be_bytes());
+        list.extend((id.len() as u32).to_be_bytes());
+        list.extend(id);
+    }
+    with_header(reservations, list)
+}
+
+/// The service actions of PERSISTENT RESERVE OUT.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Service {
+    Register,
+    Reserve,
+    Release,
+    Clear,
+    Preempt,
+    PreemptAndAbort,
+    RegisterAndIgnore,
+    RegisterAndMove,
+}
+
+impl Service {
+    fn from_code(code: u8) -> Option<Service> {
+        use Service::*;
+        let all = [
+            Register,
+            Reserve,
+            Release,
+            Clear,
+            Preempt,
+            PreemptAndAbort,
+            RegisterAndIgnore,
+            RegisterAndMove,
+        ];
+        all.get(usize::from(code)).copied()
+    }
+}
+
+pub(super) fn persistent_reserve_out(c: &Context<'_>) -> Planned {
+    let service = Service::from_code(c.cdb[1] & 0x1f).ok_or(Sense::cdb_bit(1, 4))?;
+    let (scope, kind) = (c.cdb[2] >> 4, Kind::from_code(c.cdb[2] & 0x0f));
+    let uses_kind = matches!(service, Service::Reserve | Service::Release);
+    if uses_kind && scope != 0 {
+        return Err(Sense::cdb_bit(2, 7));
+    }
+    if service == Service::Reserve && kind.is_none() {
+        return Err(Sense::cdb_bit(2, 3));
+    }
+    let length = be32(c.cdb, 5) as usize;
+    if !(24..=LIST_MAX).contains(&length) {
+        return Err(Sense::illegal_request(
+            SenseCode::PARAMETER_LIST_LENGTH_ERROR,
+        ));
+    }
+    let (unit, nexus) = (Arc::clone(c.unit), Arc::clone(c.nexus));
+    Ok(Pending::plan(
+        length as u64,
+        c.data_out,
+        move |list: &[u8]| {
+            let served = List::parse(list, length, service)
+                .map_err(Refusal::from)
+                .and_then(|list| serve(&unit, &nexus, service, kind, list));
+            Plan::Done(served.unwrap_or_else(Response::from))
+        },
+    ))
+}
+
+/// Longest parameter list: as many TransportIDs as a unit takes registrations would not fit; 64 KiB do.
+const LIST_MAX: usize = 1 << 16;
+
+/// A parameter list.
+struct List {
+    key: u64,
+    new_key: u64,
+    persist: bool,
+    all_ports: bool,
+    unregister: bool,
+    move_to_port: u16,
+    /// TransportIDs of SPEC_I_PT, or the one that a reservation moves to.
+    initiators: Vec<TransportId>,
+}
+
+impl List {
+    fn parse(list: &[u8], length: usize, service: Service) -> Result<List, Sense> {
+        let length_error = Sense::illegal_request(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
+        let Some((head, rest)) = list.split_first_chunk::<24>() else {
+            return Err(length_error);
+        };
+        if list.len() < length {
+            return Err(length_error);
+        }
+        let [key, new_key, tail] = [0, 8, 16].map(|at| {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(&head[at..at + 8]);
+            u64::from_be_bytes(eight)
+        });
+        let moves = service == Service::RegisterAndMove;
+        let [_, move_flags, port_high, port_low, flags, ..] = tail.to_be_bytes();
+        let registers = matches!(service, Service::Register | Service::RegisterAndIgnore);
+        let spec_i_pt = !moves && flags & 0x08 != 0;
+        if spec_i_pt && service != Service::Register {
+            return Err(Sense::parameter_field(20));
+        }
+        let ids = if moves {
+            let id_length = u32::from_be_bytes([head[20], head[21], head[22], head[23]]);
+            if id_length as usize != rest.len() {
+                return Err(length_error);
+            }
+            rest
+        } else if spec_i_pt {
+            let (id_length, ids) = rest.split_first_chunk::<4>().ok_or(length_error)?;
+            if u32::from_be_bytes(*id_length) as usize != ids.len() {
+                return Err(length_error);
+            }
+            ids
+        } else if rest.is_empty() {
+            rest
+        } else {
+            return Err(length_error);
+        };
+        let initiators = parse_ids(ids)?;
+        if moves && initiators.len() != 1 {
+            return Err(Sense::parameter_field(24));
+        }
+        Ok(List {
+            key,
+            new_key,
+            persist: if moves {
+                move_flags & 0x01 != 0
+            } else {
+                flags & 0x01 != 0
+            },
+            all_ports: registers && flags & 0x04 != 0,
+            unregister: moves && move_flags & 0x02 != 0,
+            move_to_port: u16::from_be_bytes([port_high, port_low]),
+            initiators,
+        })
+    }
+}
+
+fn parse_ids(mut ids: &[u8]) -> Result<Vec<TransportId>, Sense> {
+    let mut parsed = Vec::new();
+    while !ids.is_empty() {
+        let (id, rest) = TransportId::parse(ids).ok_or(Sense::parameter_field(24))?;
+        parsed.push(id);
+        ids = rest;
+    }
+    Ok(parsed)
+}
+
+fn serve(
+    unit: &LogicalUnit,
+    nexus: &Nexus,
+    service: Service,
+    kind: Option<Kind>,
+    list: List,
+) -> Result<Response, Refusal> {
+    let mut state = unit.state();
+    if state.reservations.reserved_by.is_some() {
+        return Err(Refusal::Conflict);
+    }
+    let who = Registrant::of(nexus);
+    let ports: Vec<u16> = state.ports.iter().map(|port| port.relative_id).collect();
+    let mut reservations = state.reservations.clone();
+    let (key, new_key) = (list.key, list.new_key);
+    let effects = match service {
+        Service::Register | Service::RegisterAndIgnore => {
+            let ignore = service == Service::RegisterAndIgnore;
+            if !list.initiators.is_empty() && reservations.registration(nexus).is_some() {
+                return Err(Sense::parameter_field(20).into());
+            }
+            let others = further_registrants(&who, &list, &ports);
+            reservations.register(&who, &others, key, new_key, ignore, list.persist)?
+        }
+        Service::Reserve => match kind {
+            Some(kind) => reservations.reserve(&who, key, kind)?,
+            None => return Err(Sense::cdb_bit(2, 3).into()),
+        },
+        Service::Release => reservations.release(&who, key, kind)?,
+        Service::Clear => reservations.clear(&who, key)?,
+        Service::Preempt => reservations.preempt(&who, key, new_key, kind, false)?,
+        Service::PreemptAndAbort => reservations.preempt(&who, key, new_key, kind, true)?,
+        Service::RegisterAndMove => {
+            if !ports.contains(&list.move_to_port) {
+                return Err(Sense::parameter_field(18).into());
+            }
+            let Some(initiator) = list.initiators.into_iter().next() else {
+                return Err(Sense::parameter_field(24).into());
+            };
+            let to = Registrant {
+                initiator,
+                port: list.move_to_port,
+            };
+            reservations.register_and_move(&who, key, to, new_key, list.unregister, list.persist)?
+        }
+    };
+    let before = std::mem::replace(&mut state.reservations, reservations);
+    if before.persist || state.reservations.persist {
+        // GOOD says that the state survives a loss of power, so it must be durable first
+        if let Err(sense) = state.save_reservations(unit.directory().store()) {
+            state.reservations = before;
+            return Err(sense.into());
+        }
+    }
+    unit.refresh_word(&state);
+    state.tell(unit.id(), &effects);
+    Ok(answer(unit, &state, &effects))
+}
+
+fn answer(unit: &LogicalUnit, state: &crate::unit_state::UnitState, effects: &Effects) -> Response {
+    let nexuses = effects.aborts.iter().flat_map(|who| state.nexuses_of(who));
+    let nexuses: Vec<_> = nexuses.map(|nexus| nexus.id()).collect();
+    let mut response = Response::good();
+    if !nexuses.is_empty() {
+        response.abort = Some(Box::new(AbortScope::of_nexuses(unit.id(), nexuses)));
+    }
+    response
+}
+
+/// Who else is registered: the initiators of SPEC_I_PT, and all of them at every port with ALL_TG_PT.
+fn further_registrants(who: &Registrant, list: &List, ports: &[u16]) -> Vec<Registrant> {
+    let own = [who.port];
+    let ports = if list.all_ports { ports } else { &own };
+    let initiators = std::iter::once(&who.initiator).chain(&list.initiators);
+    let all = initiators.flat_map(|initiator| {
+        ports.iter().map(|&port| Registrant {
+            initiator: initiator.clone(),
+            port,
+        })
+    });
+    all.filter(|other| other != who).collect()
+}

@@ -1,0 +1,211 @@
+//! Reservations of one logical unit: RESERVE/RELEASE and persistent ones (SPC-4, 5.12 and 5.13).
+//!
+//! Pure state behind the unit's mutex. A registrant is an initiator port at a target port, so it outlives
+//! its nexus and, with APTPL, the daemon. Each service returns what others have to be told. What a
+//! reservation does to a command is decided by [`Reservations::conflicts`] from the table of commands.
+
+mod persist;
+mod services;
+
+use crate::nexus::{Nexus, NexusId, TransportId};
+use crate::response::Response;
+use crate::sense::{Sense, SenseCode};
+use crate::table::Access;
+
+/// The key of a registration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registrant {
+    pub initiator: TransportId,
+    /// Relative target port identifier.
+    pub port: u16,
+}
+
+impl Registrant {
+    pub fn of(nexus: &Nexus) -> Registrant {
+        Registrant {
+            initiator: nexus.initiator().clone(),
+            port: nexus.port().relative_id,
+        }
+    }
+
+    pub fn is(&self, nexus: &Nexus) -> bool {
+        self.port == nexus.port().relative_id && self.initiator == *nexus.initiator()
+    }
+}
+
+/// One registration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registration {
+    pub who: Registrant,
+    pub key: u64,
+}
+
+/// Persistent reservation type (SPC-4, table 61).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    WriteExclusive = 1,
+    ExclusiveAccess = 3,
+    WriteExclusiveRegistrantsOnly = 5,
+    ExclusiveAccessRegistrantsOnly = 6,
+    WriteExclusiveAllRegistrants = 7,
+    ExclusiveAccessAllRegistrants = 8,
+}
+
+impl Kind {
+    pub fn from_code(code: u8) -> Option<Kind> {
+        Some(match code {
+            1 => Kind::WriteExclusive,
+            3 => Kind::ExclusiveAccess,
+            5 => Kind::WriteExclusiveRegistrantsOnly,
+            6 => Kind::ExclusiveAccessRegistrantsOnly,
+            7 => Kind::WriteExclusiveAllRegistrants,
+            8 => Kind::ExclusiveAccessAllRegistrants,
+            _ => return None,
+        })
+    }
+
+    /// Reads of others conflict too.
+    pub fn excludes_reads(self) -> bool {
+        use Kind::*;
+        matches!(
+            self,
+            ExclusiveAccess | ExclusiveAccessRegistrantsOnly | ExclusiveAccessAllRegistrants
+        )
+    }
+
+    /// Every registrant holds it.
+    pub fn all_registrants(self) -> bool {
+        matches!(
+            self,
+            Kind::WriteExclusiveAllRegistrants | Kind::ExclusiveAccessAllRegistrants
+        )
+    }
+
+    /// Every registrant may do what the holder may.
+    pub fn for_registrants(self) -> bool {
+        !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
+    }
+}
+
+/// A persistent reservation; the holder of an all registrants type is every registrant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reservation {
+    pub kind: Kind,
+    pub holder: Option<Registrant>,
+}
+
+/// All of a unit's reservations.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reservations {
+    /// PRGENERATION.
+    pub generation: u32,
+    pub registrations: Vec<Registration>,
+    pub reservation: Option<Reservation>,
+    /// Registrations and reservation survive a loss of power.
+    pub persist: bool,
+    /// Holder of a RESERVE.
+    pub reserved_by: Option<NexusId>,
+}
+
+/// What a successful service has to tell others.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Effects {
+    pub attentions: Vec<(Registrant, SenseCode)>,
+    /// Whose tasks have to be aborted.
+    pub aborts: Vec<Registrant>,
+}
+
+/// How a service is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Conflict,
+    Check(Sense),
+}
+
+impl From<Sense> for Refusal {
+    fn from(sense: Sense) -> Refusal {
+        Refusal::Check(sense)
+    }
+}
+
+impl From<Refusal> for Response {
+    fn from(refusal: Refusal) -> Response {
+        match refusal {
+            Refusal::Conflict => Response::status(crate::response::Status::ReservationConflict),
+            Refusal::Check(sense) => Response::check(sense),
+        }
+    }
+}
+
+impl Reservations {
+    /// Does any reservation stand in anybody's way?
+    pub fn held(&self) -> bool {
+        self.reservation.is_some() || self.reserved_by.is_some()
+    }
+
+    pub fn registration(&self, nexus: &Nexus) -> Option<&Registration> {
+        self.registrations.iter().find(|known| known.who.is(nexus))
+    }
+
+    /// Is this registrant a holder of the reservation?
+    pub fn holds(&self, who: &Registrant) -> bool {
+        self.reservation
+            .as_ref()
+            .is_some_and(|reservation| match &reservation.holder {
+                Some(holder) => holder == who,
+                None => self.registrations.iter().any(|known| known.who == *who),
+            })
+    }
+
+    /// The table of conflicts: may this nexus not send a command of this class now?
+    ///
+    /// | reservation            | holder | registrant | other, reading | other, writing |
+    /// |------------------------|--------|------------|----------------|----------------|
+    /// | WE                     | may    | as other   | may            | conflict       |
+    /// | EA                     | may    | as other   | conflict       | conflict       |
+    /// | WE-RO, WE-AR           | may    | may        | may            | conflict       |
+    /// | EA-RO, EA-AR           | may    | may        | conflict       | conflict       |
+    /// | RESERVE                | may    | conflict   | conflict       | conflict       |
+    pub fn conflicts(&self, nexus: &Nexus, access: Access, always_under_reserve: bool) -> bool {
+        if let Some(holder) = self.reserved_by {
+            return holder != nexus.id() && !always_under_reserve;
+        }
+        let Some(reservation) = &self.reservation else {
+            return false;
+        };
+        let registered = self.registration(nexus).is_some();
+        let is_holder = reservation
+            .holder
+            .as_ref()
+            .is_some_and(|holder| holder.is(nexus));
+        if is_holder || (registered && reservation.kind.for_registrants()) {
+            return false;
+        }
+        match access {
+            Access::Always => false,
+            Access::Read => reservation.kind.excludes_reads(),
+            Access::Write => true,
+        }
+    }
+
+    /// RESERVE (SPC-2, 7.21): again by its holder is fine.
+    pub fn reserve_unit(&mut self, nexus: &Nexus) -> Result<(), Refusal> {
+        match self.reserved_by {
+            _ if !self.registrations.is_empty() => Err(Refusal::Conflict),
+            Some(holder) if holder != nexus.id() => Err(Refusal::Conflict),
+            _ => {
+                self.reserved_by = Some(nexus.id());
+                Ok(())
+            }
+        }
+    }
+
+    /// RELEASE (SPC-2, 7.19): by another than the holder it does nothing.
+    pub fn release_unit(&mut self, nexus: &Nexus) -> Result<(), Refusal> {
+        if !self.registrations.is_empty() {
+            return Err(Refusal::Conflict);
+        }
+        self.reserved_by.take_if(|holder| *holder == nexus.id());
+        Ok(())
+    }
+}

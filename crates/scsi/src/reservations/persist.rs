@@ -1,0 +1,122 @@
+//! Registrations and reservation as bytes, for what survives a restart with APTPL.
+//!
+//! Version 1, kind of the reservation (0: none), then for each registration: holder, port, key, length of
+//! the TransportID, TransportID. Bytes that do not fit are as good as none.
+
+use super::{Kind, Registrant, Registration, Reservation, Reservations};
+use crate::nexus::TransportId;
+
+const VERSION: u8 = 1;
+
+impl Reservations {
+    /// What has to be kept: nothing unless APTPL was asked for.
+    pub fn encode(&self) -> Vec<u8> {
+        if !self.persist || self.registrations.is_empty() {
+            return Vec::new();
+        }
+        let kind = self
+            .reservation
+            .as_ref()
+            .map_or(0, |reservation| reservation.kind as u8);
+        let mut bytes = vec![VERSION, kind];
+        for registration in &self.registrations {
+            let reservation = self.reservation.as_ref();
+            let holds = reservation.and_then(|it| it.holder.as_ref()) == Some(&registration.who);
+            let id = registration.who.initiator.as_bytes();
+            bytes.push(holds.into());
+            bytes.extend(registration.who.port.to_be_bytes());
+            bytes.extend(registration.key.to_be_bytes());
+            bytes.extend((id.len() as u16).to_be_bytes());
+            bytes.extend(id);
+        }
+        bytes
+    }
+
+    /// What was kept.
+    pub fn decode(bytes: &[u8]) -> Reservations {
+        decode(bytes).unwrap_or_default()
+    }
+}
+
+fn decode(bytes: &[u8]) -> Option<Reservations> {
+    let [VERSION, kind, rest @ ..] = bytes else {
+        return None;
+    };
+    let mut reservations = Reservations {
+        persist: true,
+        ..Reservations::default()
+    };
+    let mut holder = None;
+    let mut rest = rest;
+    while !rest.is_empty() {
+        let (head, tail) = rest.split_first_chunk::<13>()?;
+        let [holds, port @ .., _, _] = head;
+        let length = u16::from_be_bytes([head[11], head[12]]);
+        let (id, tail) = tail.split_at_checked(length.into())?;
+        let (initiator, extra) = TransportId::parse(id)?;
+        if !extra.is_empty() {
+            return None;
+        }
+        let port_id = u16::from_be_bytes([port[0], port[1]]);
+        let key = u64::from_be_bytes(*port.last_chunk::<8>()?);
+        let who = Registrant {
+            initiator,
+            port: port_id,
+        };
+        if *holds != 0 {
+            holder = Some(who.clone());
+        }
+        reservations.registrations.push(Registration { who, key });
+        rest = tail;
+    }
+    if let Some(kind) = Kind::from_code(*kind) {
+        if kind.all_registrants() != holder.is_none() {
+            return None;
+        }
+        reservations.reservation = Some(Reservation { kind, holder });
+    }
+    Some(reservations)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Reservations {
+        let who = |number: u8| Registrant {
+            initiator: TransportId::iscsi_port("iqn.2026-11.org.example:i", [number; 6]),
+            port: number.into(),
+        };
+        let mut reservations = Reservations::default();
+        for number in 1..4 {
+            reservations
+                .register(&who(number), &[], 0, 100 + u64::from(number), false, true)
+                .unwrap();
+        }
+        reservations
+            .reserve(&who(2), 102, Kind::ExclusiveAccessRegistrantsOnly)
+            .unwrap();
+        reservations
+    }
+
+    #[test]
+    fn what_is_kept_comes_back() {
+        let before = some();
+        let after = Reservations::decode(&before.encode());
+        assert_eq!(after.registrations, before.registrations);
+        assert_eq!(after.reservation, before.reservation);
+        assert!(after.persist);
+    }
+
+    #[test]
+    fn without_aptpl_nothing_is_kept_and_broken_bytes_are_nothing() {
+        let mut reservations = some();
+        let bytes = reservations.encode();
+        reservations.persist = false;
+        assert!(reservations.encode().is_empty());
+        for length in 0..bytes.len() {
+            let decoded = Reservations::decode(&bytes[..length]);
+            assert!(decoded.registrations.len() < 3, "{length}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The services of PERSISTENT RESERVE OUT (SPC-4, 5.13.7 to 5.13.11).
+
+use super::{Effects, Kind, Refusal, Registrant, Registration, Reservation, Reservations};
+use crate::sense::{Sense, SenseCode};
+
+type Served = Result<Effects, Refusal>;
+
+/// Most registrations of one unit.
+const REGISTRATIONS_MAX: usize = 1024;
+
+/// Byte of the service action reservation key in the parameter list.
+const SERVICE_ACTION_KEY: u16 = 8;
+
+impl Reservations {
+    /// REGISTER, and REGISTER AND IGNORE EXISTING KEY where `ignore` is set. `others` are the further
+    /// registrants that SPEC_I_PT and ALL_TG_PT name.
+    pub fn register(
+        &mut self,
+        who: &Registrant,
+        others: &[Registrant],
+        key: u64,
+        new_key: u64,
+        ignore: bool,
+        persist: bool,
+    ) -> Served {
+        let registered = self.find(who);
+        if !ignore && registered.map_or(0, |known| known.key) != key {
+            return Err(Refusal::Conflict);
+        }
+        let mut effects = Effects::default();
+        match (registered.is_some(), new_key) {
+            (false, 0) => return Ok(effects),
+            (true, 0) => {
+                self.unregister(who, &mut effects);
+                for other in others {
+                    self.unregister(other, &mut effects);
+                }
+                effects.attentions.retain(|(told, _)| told != who);
+            }
+            (_, new_key) => {
+                if self.registrations.len() + 1 + others.len() > REGISTRATIONS_MAX {
+                    let code = SenseCode::INSUFFICIENT_REGISTRATION_RESOURCES;
+                    return Err(Sense::illegal_request(code).into());
+                }
+                self.set_key(who, new_key);
+                for other in others {
+                    self.set_key(other, new_key);
+                }
+            }
+        }
+        self.persist = persist;
+        self.generation = self.generation.wrapping_add(1);
+        Ok(effects)
+    }
+
+    /// RESERVE.
+    pub fn reserve(&mut self, who: &Registrant, key: u64, kind: Kind) -> Served {
+        self.check_key(who, key)?;
+        match &self.reservation {
+            Some(reservation) if !self.holds(who) || reservation.kind != kind => {
+                return Err(Refusal::Conflict);
+            }
+            Some(_) => {}
+            None => self.reservation = Some(Reservation::by(who, kind)),
+        }
+        Ok(Effects::default())
+    }
+
+    /// RELEASE.
+    pub fn release(&mut self, who: &Registrant, key: u64, kind: Option<Kind>) -> Served {
+        self.check_key(who, key)?;
+        if !self.holds(who) {
+            return Ok(Effects::default());
+        }
+        if self
+            .reservation
+            .as_ref()
+            .map(|reservation| reservation.kind)
+            != kind
+        {
+            let code = SenseCode::INVALID_RELEASE_OF_RESERVATION;
+            return Err(Sense::illegal_request(code).into());
+        }
+        let mut effects = Effects::default();
+        self.drop_reservation(who, &mut effects);
+        Ok(effects)
+    }
+
+    /// CLEAR.
+    pub fn clear(&mut self, who: &Registrant, key: u64) -> Served {
+        self.check_key(who, key)?;
+        let mut effects = Effects::default();
+        for registration in self.registrations.drain(..) {
+            if registration.who != *who {
+                effects
+                    .attentions
+                    .push((registration.who, SenseCode::RESERVATIONS_PREEMPTED));
+            }
+        }
+        self.reservation = None;
+        self.generation = self.generation.wrapping_add(1);
+        Ok(effects)
+    }
+
+    /// PREEMPT, and PREEMPT AND ABORT where `abort` is set.
+    pub fn preempt(
+        &mut self,
+        who: &Registrant,
+        key: u64,
+        victims: u64,
+        kind: Option<Kind>,
+        abort: bool,
+    ) -> Served {
+        self.check_key(who, key)?;
+        let takes_over = match &self.reservation {
+            None => false,
+            Some(reservation) if reservation.kind.all_registrants() => victims == 0,
+            Some(reservation) => {
+                let holder = reservation
+                    .holder
+                    .as_ref()
+                    .and_then(|holder| self.find(holder));
+                holder.is_some_and(|holder| holder.key == victims)
+            }
+        };
+        if victims == 0 && !takes_over {
+            return Err(Sense::parameter_field(SERVICE_ACTION_KEY).into());
+        }
+        let kind = match (takes_over, kind) {
+            (true, None) => return Err(Sense::cdb_bit(2, 3).into()),
+            (true, Some(kind)) => Some(kind),
+            (false, _) => None,
+        };
+        // whoever takes over keeps its own registration; a key of zero means every other registrant
+        let is_victim = |known: &Registration| {
+            (victims == 0 || known.key == victims) && !(takes_over && known.who == *who)
+        };
+        let gone: Vec<Registrant> = self
+            .registrations
+            .iter()
+            .filter(|known| is_victim(known))
+            .map(|known| known.who.clone())
+            .collect();
+        if gone.is_empty() && !takes_over {
+            return Err(Refusal::Conflict);
+        }
+        self.registrations.retain(|known| !is_victim(known));
+        let mut effects = Effects::default();
+        for victim in &gone {
+            if victim != who {
+                effects
+                    .attentions
+                    .push((victim.clone(), SenseCode::REGISTRATIONS_PREEMPTED));
+            }
+        }
+        if let Some(kind) = kind {
+            let before = self.reservation.replace(Reservation::by(who, kind));
+            if before.is_some_and(|before| before.kind != kind) {
+                self.tell_registrants(who, SenseCode::RESERVATIONS_RELEASED, &mut effects);
+            }
+        } else if gone.iter().any(|victim| self.reserved_for(victim))
+            || self.registrations.is_empty()
+        {
+            self.reservation = None;
+        }
+        if abort {
+            effects.aborts = gone;
+        }
+        self.generation = self.generation.wrapping_add(1);
+        Ok(effects)
+    }
+
+    /// REGISTER AND MOVE.
+    pub fn register_and_move(
+        &mut self,
+        who: &Registrant,
+        key: u64,
+        to: Registrant,
+        new_key: u64,
+        unregister: bool,
+        persist: bool,
+    ) -> Served {
+        self.check_key(who, key)?;
+        let kind = match &self.reservation {
+            Some(reservation) if reservation.holder.as_ref() == Some(who) => reservation.kind,
+            _ => return Err(Refusal::Conflict),
+        };
+        if new_key == 0 {
+            return Err(Sense::parameter_field(SERVICE_ACTION_KEY).into());
+        }
+        if to == *who {
+            return Err(Sense::parameter_field(24).into());
+        }
+        self.set_key(&to, new_key);
+        self.reservation = Some(Reservation::by(&to, kind));
+        if unregister {
+            self.registrations.retain(|known| known.who != *who);
+        }
+        self.persist = persist;
+        self.generation = self.generation.wrapping_add(1);
+        Ok(Effects::default())
+    }
+
+    fn find(&self, who: &Registrant) -> Option<&Registration> {
+        self.registrations.iter().find(|known| known.who == *who)
+    }
+
+    fn check_key(&self, who: &Registrant, key: u64) -> Result<(), Refusal> {
+        match self.find(who) {
+            Some(registration) if registration.key == key => Ok(()),
+            _ => Err(Refusal::Conflict),
+        }
+    }
+
+    fn set_key(&mut self, who: &Registrant, key: u64) {
+        match self
+            .registrations
+            .iter_mut()
+            .find(|known| known.who == *who)
+        {
+            Some(known) => known.key = key,
+            None => self.registrations.push(Registration {
+                who: who.clone(),
+                key,
+            }),
+        }
+    }
+
+    /// Is the reservation this registrant's own, not one of all registrants?
+    fn reserved_for(&self, who: &Registrant) -> bool {
+        self.reservation
+            .as_ref()
+            .is_some_and(|reservation| reservation.holder.as_ref() == Some(who))
+    }
+
+    /// Takes a registration away; a reservation goes with its holder, or with the last registrant.
+    fn unregister(&mut self, who: &Registrant, effects: &mut Effects) {
+        self.registrations.retain(|known| known.who != *who);
+        if self.reserved_for(who) || self.registrations.is_empty() {
+            self.drop_reservation(who, effects);
+        }
+    }
+
+    /// Ends the reservation; registrants whom it served are told (SPC-4, 5.13.11.2.2).
+    fn drop_reservation(&mut self, who: &Registrant, effects: &mut Effects) {
+        if self
+            .reservation
+            .take()
+            .is_some_and(|reservation| reservation.kind.for_registrants())
+        {
+            self.tell_registrants(who, SenseCode::RESERVATIONS_RELEASED, effects);
+        }
+    }
+
+    fn tell_registrants(&self, but: &Registrant, code: SenseCode, effects: &mut Effects) {
+        let others = self.registrations.iter().filter(|known| known.who != *but);
+        effects
+            .attentions
+            .extend(others.map(|known| (known.who.clone(), code)));
+    }
+}
+
+impl Reservation {
+    fn by(who: &Registrant, kind: Kind) -> Reservation {
+        let holder = (!kind.all_registrants()).then(|| who.clone());
+        Reservation { kind, holder }
+    }
+}

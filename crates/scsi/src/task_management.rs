@@ -1,0 +1,136 @@
+//! Task management: what of a function the core does, and which tasks its caller has to abort (SAM-5, 7).
+//!
+//! Tasks belong to the doors. Each running task is known by a [`TaskTag`]. Whoever is handed an
+//! [`AbortScope`] takes it to every worker; a task that matches must not touch the disk from then on, and
+//! only when all workers have said so the answer may leave.
+
+use std::sync::Arc;
+
+use crate::logical_unit::UnitId;
+use crate::lun::Lun;
+use crate::nexus::{Nexus, NexusId};
+use crate::sense::SenseCode;
+use crate::target::TargetView;
+
+/// By what a running task is known, beside its own tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TaskTag {
+    /// Who sent it.
+    pub nexus: NexusId,
+    /// To which logical unit.
+    pub unit: UnitId,
+}
+
+/// Which tasks have to be aborted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AbortScope {
+    units: Option<Vec<UnitId>>,
+    nexuses: Option<Vec<NexusId>>,
+}
+
+impl AbortScope {
+    pub(crate) fn of_nexuses(unit: UnitId, nexuses: Vec<NexusId>) -> AbortScope {
+        AbortScope {
+            units: Some(vec![unit]),
+            nexuses: Some(nexuses),
+        }
+    }
+
+    /// Everything that one nexus sent: its I_T nexus was lost.
+    pub fn of_nexus(nexus: &Nexus) -> AbortScope {
+        AbortScope {
+            units: None,
+            nexuses: Some(vec![nexus.id()]),
+        }
+    }
+
+    /// Has this task to be aborted?
+    pub fn matches(&self, task: TaskTag) -> bool {
+        self.units
+            .as_ref()
+            .is_none_or(|units| units.contains(&task.unit))
+            && self
+                .nexuses
+                .as_ref()
+                .is_none_or(|nexuses| nexuses.contains(&task.nexus))
+    }
+}
+
+/// The functions that are not about a single task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum TaskManagementFunction {
+    AbortTaskSet,
+    ClearTaskSet,
+    LogicalUnitReset,
+    /// Warm or cold: every logical unit of the target.
+    TargetReset,
+    NexusReset,
+}
+
+/// What became of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Managed {
+    /// Abort these tasks, then answer FUNCTION COMPLETE.
+    Abort(AbortScope),
+    /// Answer INCORRECT LOGICAL UNIT NUMBER.
+    IncorrectLun,
+}
+
+impl TargetView {
+    /// Carries out the core's part of a task management function.
+    pub fn manage(
+        &self,
+        nexus: &Arc<Nexus>,
+        lun: Lun,
+        function: TaskManagementFunction,
+    ) -> Managed {
+        use TaskManagementFunction::*;
+        match function {
+            TargetReset => {
+                let units: Vec<UnitId> = self.map().iter().map(|(_, unit)| unit.id()).collect();
+                for (_, unit) in self.map().iter() {
+                    unit.reset();
+                }
+                return Managed::Abort(AbortScope {
+                    units: Some(units),
+                    nexuses: None,
+                });
+            }
+            NexusReset => {
+                for (_, unit) in self.map().iter() {
+                    unit.nexus_lost(nexus);
+                }
+                return Managed::Abort(AbortScope::of_nexus(nexus));
+            }
+            AbortTaskSet | ClearTaskSet | LogicalUnitReset => {}
+        }
+        let Some(unit) = self.unit(lun) else {
+            return Managed::IncorrectLun;
+        };
+        let scope = match function {
+            LogicalUnitReset => {
+                unit.reset();
+                AbortScope {
+                    units: Some(vec![unit.id()]),
+                    nexuses: None,
+                }
+            }
+            ClearTaskSet => {
+                unit.state()
+                    .attention_all(unit.id(), SenseCode::COMMANDS_CLEARED, Some(nexus));
+                AbortScope {
+                    units: Some(vec![unit.id()]),
+                    nexuses: None,
+                }
+            }
+            _ => AbortScope::of_nexuses(unit.id(), vec![nexus.id()]),
+        };
+        Managed::Abort(scope)
+    }
+
+    /// QUERY ASYNCHRONOUS EVENT: the unit attention that waits first, without taking it.
+    pub fn query_asynchronous_event(&self, nexus: &Nexus, lun: Lun) -> Option<SenseCode> {
+        nexus.peek_attention(self.unit(lun)?.id())
+    }
+}

@@ -1,0 +1,197 @@
+//! What of a logical unit changes at run time and is not on the request path: behind the unit's mutex.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use disk::DiskInfo;
+
+use crate::copy_results::CopyResults;
+use crate::directory::Store;
+use crate::logical_unit::UnitId;
+use crate::mode::ModePages;
+use crate::nexus::{Nexus, NexusId, TargetPort};
+use crate::reservations::{Effects, Registrant, Reservations};
+use crate::sense::{Sense, SenseCode, SenseKey, SenseSpecific};
+use crate::table::Needs;
+
+/// Asymmetric access state of a target port group (SPC-5, table 309).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum AccessState {
+    #[default]
+    ActiveOptimized = 0x0,
+    ActiveNonOptimized = 0x1,
+    Standby = 0x2,
+    Unavailable = 0x3,
+    Offline = 0xe,
+    Transitioning = 0xf,
+}
+
+/// A sanitize operation (SBC-4, 4.11).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sanitize {
+    Idle,
+    /// So many 65,536ths are done.
+    Running(u16),
+    Failed,
+}
+
+/// The state of one logical unit.
+#[derive(Debug)]
+pub(crate) struct UnitState {
+    pub info: DiskInfo,
+    pub modes: ModePages,
+    pub nexuses: Vec<Weak<Nexus>>,
+    pub ports: Vec<Arc<TargetPort>>,
+    pub reservations: Reservations,
+    /// A removable medium may be ejected.
+    pub loaded: bool,
+    /// Who has prevented its removal.
+    pub prevented_by: Vec<NexusId>,
+    pub sanitize: Sanitize,
+    /// AUSE: a failed sanitize operation may be left without another.
+    pub sanitize_may_exit: bool,
+    /// Target port groups in another state than active/optimized.
+    pub groups: BTreeMap<u16, AccessState>,
+    pub copies: CopyResults,
+}
+
+/// Keys of the store.
+fn reservations_key(info: &DiskInfo) -> String {
+    format!("reservations-{:016x}", info.naa)
+}
+
+fn modes_key(info: &DiskInfo) -> String {
+    format!("mode-pages-{:016x}", info.naa)
+}
+
+impl UnitState {
+    /// The state after power on, with what the store kept.
+    pub fn new(store: &dyn Store, info: DiskInfo) -> UnitState {
+        let kept = store.load(&reservations_key(&info)).unwrap_or_default();
+        let mut modes = ModePages::new(&info);
+        modes.restore(&store.load(&modes_key(&info)).unwrap_or_default());
+        UnitState {
+            modes,
+            reservations: Reservations::decode(&kept),
+            info,
+            nexuses: Vec::new(),
+            ports: Vec::new(),
+            loaded: true,
+            prevented_by: Vec::new(),
+            sanitize: Sanitize::Idle,
+            sanitize_may_exit: false,
+            groups: BTreeMap::new(),
+            copies: CopyResults::default(),
+        }
+    }
+
+    /// Keeps registrations and reservation, where APTPL asks for it.
+    pub fn save_reservations(&self, store: &dyn Store) -> Result<(), Sense> {
+        let saved = store.save(&reservations_key(&self.info), &self.reservations.encode());
+        saved.map_err(|_| store_failed())
+    }
+
+    /// Keeps the saved values of the mode pages.
+    pub fn save_modes(&self, store: &dyn Store) -> Result<(), Sense> {
+        store
+            .save(&modes_key(&self.info), &self.modes.encode_saved())
+            .map_err(|_| store_failed())
+    }
+
+    /// Queues a unit attention for every nexus but one.
+    pub fn attention_all(&self, unit: UnitId, code: SenseCode, but: Option<&Nexus>) {
+        for nexus in self.nexuses.iter().filter_map(Weak::upgrade) {
+            if !but.is_some_and(|but| but.id() == nexus.id()) {
+                nexus.push_attention(unit, code);
+            }
+        }
+    }
+
+    /// The nexuses of a registrant.
+    pub fn nexuses_of(&self, who: &Registrant) -> impl Iterator<Item = Arc<Nexus>> {
+        self.nexuses
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|nexus| who.is(nexus))
+    }
+
+    /// Queues what a reservation service has to tell.
+    pub fn tell(&self, unit: UnitId, effects: &Effects) {
+        for (who, code) in &effects.attentions {
+            for nexus in self.nexuses_of(who) {
+                nexus.push_attention(unit, *code);
+            }
+        }
+    }
+
+    /// Nothing stands in the way of any command through any port.
+    pub fn ready(&self) -> bool {
+        self.loaded && self.sanitize == Sanitize::Idle && self.groups.is_empty()
+    }
+
+    /// Why a command has to wait, if it has to.
+    pub fn check_ready(&self, nexus: &Nexus, needs: Needs) -> Result<(), Sense> {
+        if needs == Needs::Nothing {
+            return Ok(());
+        }
+        let not_ready = |code| Err(Sense::new(SenseKey::NotReady, code));
+        match self.group_state(nexus.port().group) {
+            AccessState::ActiveOptimized | AccessState::ActiveNonOptimized => {}
+            AccessState::Standby if needs == Needs::Unit => {}
+            AccessState::Standby => return not_ready(SenseCode::PORT_STANDBY),
+            AccessState::Transitioning => return not_ready(SenseCode::ASYMMETRIC_TRANSITION),
+            AccessState::Unavailable | AccessState::Offline => {
+                return not_ready(SenseCode::PORT_UNAVAILABLE);
+            }
+        }
+        if let Some(sense) = self.sanitize_sense() {
+            return Err(sense);
+        }
+        if needs == Needs::Medium && !self.loaded {
+            return not_ready(SenseCode::MEDIUM_NOT_PRESENT);
+        }
+        Ok(())
+    }
+
+    /// What a sanitize operation makes of commands.
+    pub fn sanitize_sense(&self) -> Option<Sense> {
+        match self.sanitize {
+            Sanitize::Idle => None,
+            Sanitize::Running(done) => {
+                let sense = Sense::new(SenseKey::NotReady, SenseCode::SANITIZE_IN_PROGRESS);
+                Some(sense.with_specific(SenseSpecific::Progress(done)))
+            }
+            Sanitize::Failed => Some(Sense::new(
+                SenseKey::MediumError,
+                SenseCode::SANITIZE_FAILED,
+            )),
+        }
+    }
+
+    pub fn group_state(&self, group: u16) -> AccessState {
+        self.groups.get(&group).copied().unwrap_or_default()
+    }
+
+    /// A nexus is gone: its RESERVE and its prevention go with it (SAM-5, 6.3.4).
+    pub fn nexus_lost(&mut self, nexus: &Nexus) {
+        self.reservations
+            .reserved_by
+            .take_if(|holder| *holder == nexus.id());
+        self.prevented_by
+            .retain(|preventing| *preventing != nexus.id());
+        self.copies.forget(nexus.id());
+    }
+
+    /// A reset: RESERVE, prevention and unsaved mode pages go; persistent reservations stay.
+    pub fn reset(&mut self) {
+        self.reservations.reserved_by = None;
+        self.prevented_by.clear();
+        self.modes.reset();
+        self.copies = CopyResults::default();
+    }
+}
+
+fn store_failed() -> Sense {
+    Sense::new(SenseKey::HardwareError, SenseCode::INTERNAL_TARGET_FAILURE)
+}
