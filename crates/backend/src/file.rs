@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use disk::DiskInfo;
-use ring::{Owner, Ring, RingFd};
+use ring::{Owner, Ring};
 use rustix::fs::{Mode, OFlags};
 
 use crate::{Backend, Engine, OpenError};
@@ -186,7 +186,7 @@ impl Engine for File {
         "file"
     }
 
-    fn open(&self, owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
         let shared = self.shared.clone();
         let flags = open_flags(shared.cache, shared.info.read_only);
         let fd = reopen(&shared.control, flags).map_err(|e| {
@@ -198,7 +198,7 @@ impl Engine for File {
         })?;
         Ok(Box::new(handle::FileBackend::new(
             shared,
-            RingFd::from(fd),
+            ring.register(fd),
             owner,
         )))
     }

@@ -171,6 +171,30 @@ fn dropped_worker_gives_its_buffers_back() {
     drop(s);
 }
 
+/// A front end may truncate the file behind its memory while the kernel is about to use it.
+#[test]
+fn memory_that_goes_away_fails_the_io_and_nothing_else() {
+    guest_memory::sigbus::install().unwrap();
+    for cache in MODES {
+        let mut s = setup(MIB as u64, cache);
+        let (mapping, file) = guest_memory::Mapping::memfd("guest", MIB).unwrap();
+        file.set_len(4096).unwrap();
+        for io in [IoRequest::read(0, 4096), IoRequest::write(0, 4096)] {
+            let gone = s.worker.run(io, IoBuffer::of_mapping(&mapping, 8192, 4096));
+            assert_eq!(gone.unwrap_err().kind, IoErrorKind::ClientMemory, "{cache}");
+            let there = s.worker.run(io, IoBuffer::of_mapping(&mapping, 0, 4096));
+            assert_eq!(there, Ok(()), "{cache}");
+        }
+        // Bounced memory is touched by ourselves: SIGBUS is caught and the mapping is poisoned.
+        let odd = IoBuffer::of_mapping(&mapping, 8200, 4096);
+        let read = s.worker.run(IoRequest::read(0, 4096), odd);
+        match cache {
+            CacheMode::None => assert!(read.is_ok() && mapping.is_poisoned()),
+            _ => assert_eq!(read.unwrap_err().kind, IoErrorKind::ClientMemory),
+        }
+    }
+}
+
 /// Runs the test of this name again, in a mount namespace of its own, and tells whether this is that run.
 fn in_own_mounts(test: &str) -> bool {
     const MARK: &str = "LUNETTE_TEST_OWN_MOUNTS";

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use guest_memory::IoBuffer;
 use io_uring::squeue::Entry;
-use io_uring::types::{Fd, FsyncFlags, SubmitArgs, TimeoutFlags, Timespec};
+use io_uring::types::{FsyncFlags, SubmitArgs, TimeoutFlags, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode};
 
-use crate::fd::RingFd;
+use crate::fd::{Registry, RingFd};
 use crate::slab::{Slab, Use};
 use crate::{Completion, Owner, setup};
 
@@ -42,6 +42,7 @@ pub struct Ring {
     /// Watches to be armed again or ended once the completion queue has been read.
     again: Vec<(u32, Again)>,
     watches: usize,
+    registry: Registry,
     closing: bool,
 }
 
@@ -79,6 +80,7 @@ impl Ring {
             backlog: VecDeque::new(),
             again: Vec::new(),
             watches: 0,
+            registry: Registry::default(),
             closing: false,
         }
     }
@@ -93,10 +95,17 @@ impl Ring {
         self.watches
     }
 
+    /// The descriptor, registered with this ring as long as it has room: operations on it cost less. Use with
+    /// another ring panics.
+    #[must_use]
+    pub fn register(&mut self, fd: impl Into<RingFd>) -> RingFd {
+        self.registry.register(&self.io.submitter(), fd.into())
+    }
+
     /// Reads into the window of `buffer`, at most 1024 segments, from byte `offset`.
     pub fn read(&mut self, owner: Owner, token: u64, fd: &RingFd, offset: u64, buffer: IoBuffer) {
         let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
-        let file = Fd(fd.raw());
+        let file = fd.number();
         let segments = self.slab.slot(slot).buffer.segments();
         let entry = match segments {
             [one] => opcode::Read::new(file, one.base(), transfer_length(one.len()))
@@ -106,7 +115,7 @@ impl Ring {
                 .offset(offset)
                 .build(),
         };
-        self.push(entry.user_data(slot.into()));
+        self.push_for(fd, slot, entry);
     }
 
     /// Writes the window of `buffer`, at most 1024 segments, to byte `offset`; with `durable` it completes
@@ -121,7 +130,7 @@ impl Ring {
         durable: bool,
     ) {
         let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
-        let file = Fd(fd.raw());
+        let file = fd.number();
         let flags = if durable { libc::RWF_DSYNC } else { 0 };
         let segments = self.slab.slot(slot).buffer.segments();
         let entry = match segments {
@@ -134,7 +143,7 @@ impl Ring {
                 .rw_flags(flags)
                 .build(),
         };
-        self.push(entry.user_data(slot.into()));
+        self.push_for(fd, slot, entry);
     }
 
     /// Makes a file's data durable; with `data_only` without metadata that is not needed to read it back.
@@ -145,8 +154,8 @@ impl Ring {
         } else {
             FsyncFlags::empty()
         };
-        let entry = opcode::Fsync::new(Fd(fd.raw())).flags(flags).build();
-        self.push(entry.user_data(slot.into()));
+        let entry = opcode::Fsync::new(fd.number()).flags(flags).build();
+        self.push_for(fd, slot, entry);
     }
 
     /// `fallocate(2)`: `mode` is made of `FALLOC_FL_*` bits.
@@ -160,11 +169,11 @@ impl Ring {
         length: u64,
     ) {
         let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
-        let entry = opcode::Fallocate::new(Fd(fd.raw()), length)
+        let entry = opcode::Fallocate::new(fd.number(), length)
             .offset(offset)
             .mode(mode)
             .build();
-        self.push(entry.user_data(slot.into()));
+        self.push_for(fd, slot, entry);
     }
 
     /// Discards a range of a block device (Linux 6.12: `BLOCK_URING_CMD_DISCARD`); older kernels and devices
@@ -183,11 +192,11 @@ impl Ring {
         // The length goes into `addr3`, which shares its place with the command's own bytes.
         let mut command = [0; 16];
         command[..8].copy_from_slice(&length.to_ne_bytes());
-        let entry = opcode::UringCmd16::new(Fd(fd.raw()), BLOCK_URING_CMD_DISCARD)
+        let entry = opcode::UringCmd16::new(fd.number(), BLOCK_URING_CMD_DISCARD)
             .addr(Some(offset))
             .cmd(command)
             .build();
-        self.push(entry.user_data(slot.into()));
+        self.push_for(fd, slot, entry);
     }
 
     /// Completes with `Err(ETIME)` after a time.
@@ -223,13 +232,13 @@ impl Ring {
     }
 
     fn arm(&mut self, slot: u32) {
-        let Some(fd) = self.slab.slot(slot).fd.as_ref().map(RingFd::raw) else {
+        let Some(fd) = self.slab.slot(slot).fd.clone() else {
             return;
         };
-        let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32)
+        let entry = opcode::PollAdd::new(fd.number(), libc::POLLIN as u32)
             .multi(true)
             .build();
-        self.push(entry.user_data(slot.into()));
+        self.push_for(&fd, slot, entry);
     }
 
     /// Ends a watch: nothing is told of it any more. Ending one that has ended by itself does nothing.
@@ -263,6 +272,7 @@ impl Ring {
     /// When the kernel refuses to work on the ring at all; the ring is then unusable.
     pub fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
         let before = out.len();
+        self.registry.sweep(&self.io.submitter());
         self.reap(out);
         let mut queued = self.queue_backlog();
         // Whatever is waited for may still be in the backlog: all of it goes first, as far as the kernel takes it.
@@ -376,6 +386,10 @@ impl Ring {
         fd: Option<&RingFd>,
         buffer: IoBuffer,
     ) -> u32 {
+        assert!(
+            fd.is_none_or(|fd| !fd.is_foreign(&self.registry)),
+            "descriptor is registered with another ring"
+        );
         let index = self.slab.take();
         let slot = self.slab.slot(index);
         slot.used = used;
@@ -384,6 +398,10 @@ impl Ring {
         slot.fd = fd.cloned();
         slot.buffer = buffer;
         index
+    }
+
+    fn push_for(&mut self, fd: &RingFd, slot: u32, entry: Entry) {
+        self.push(fd.mark(entry).user_data(slot.into()));
     }
 
     fn push(&mut self, entry: Entry) {

@@ -301,3 +301,45 @@ fn no_wake_up_is_lost_between_threads() {
     }
     ringer.join().unwrap();
 }
+
+#[test]
+fn registered_descriptor_works_and_is_closed_after_its_last_use() {
+    let mut ring = Ring::new(8).unwrap();
+    let mut out = Vec::new();
+    for round in 0..10_u8 {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let reader = ring.register(reader);
+        ring.watch(ME, 1, &reader);
+        ring.read(ME, 2, &reader, 0, IoBuffer::owned(1));
+        ring.turn(Wait::No, &mut out).unwrap();
+        rustix::io::write(&writer, &[round]).unwrap();
+        let done = turn_until(&mut ring, 2);
+        assert!(done.iter().any(|c| (c.token, c.more) == (1, true)));
+        let read = done.iter().find(|c| c.token == 2).unwrap();
+        assert_eq!(bytes(read.buffer.as_ref().unwrap()), [round]);
+        drop(reader);
+        // The watch still refers to it; its end is the last use. Then nobody is left to read from the pipe.
+        rustix::io::write(&writer, &[round]).unwrap();
+        turn_until(&mut ring, 1);
+        drop(ring);
+        while rustix::io::write(&writer, &[round]).is_ok() {
+            std::thread::yield_now();
+        }
+        ring = Ring::new(8).unwrap();
+    }
+}
+
+#[test]
+fn registered_descriptor_is_swept_at_the_next_turn() {
+    let mut ring = Ring::new(8).unwrap();
+    let mut out = Vec::new();
+    for _ in 0..300 {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        drop(ring.register(reader));
+        ring.turn(Wait::No, &mut out).unwrap();
+        // The kernel lets go of the file a little later, not within the call.
+        while rustix::io::write(&writer, b"x").is_ok() {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -17,30 +17,46 @@ const KEPT_MAX: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct Bounce {
-    free: Vec<IoBuffer>,
+    /// Lent ones and free ones; those that were let go are empty.
+    buffers: Vec<IoBuffer>,
+    free: Vec<u32>,
     zeroes: Option<IoBuffer>,
 }
 
-/// A bounce buffer that is lent: given back with [`Bounce::give_back`], or dropped.
-#[derive(Default)]
-pub(crate) struct Lent(IoBuffer);
+/// A bounce buffer that is lent: its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lent(u32);
 
 impl Bounce {
     /// Page-aligned memory of `length` bytes, at most [`PIECE_BYTES`], in one segment.
     pub(crate) fn take(&mut self, length: usize) -> (Lent, IoBuffer) {
-        let fits = |buffer: &IoBuffer| buffer.len() >= length;
-        let whole = match self.free.iter().rposition(fits) {
-            Some(index) => self.free.swap_remove(index),
-            None => IoBuffer::owned(length.max(SMALLEST_BYTES).next_power_of_two()),
+        let fits = |&index: &u32| self.buffers[index as usize].len() >= length;
+        let index = match self.free.iter().rposition(fits) {
+            Some(at) => self.free.swap_remove(at),
+            None => self.grow(length),
         };
-        let slice = whole.slice(0, length);
-        (Lent(whole), slice)
+        let whole = &self.buffers[index as usize];
+        (Lent(index), whole.slice(0, length))
+    }
+
+    #[cold]
+    fn grow(&mut self, length: usize) -> u32 {
+        let buffer = IoBuffer::owned(length.max(SMALLEST_BYTES).next_power_of_two());
+        // A free one that was let go, or is too small, makes way.
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.buffers.push(IoBuffer::default());
+            self.buffers.len() as u32 - 1
+        });
+        self.buffers[index as usize] = buffer;
+        index
     }
 
     pub(crate) fn give_back(&mut self, lent: Lent) {
-        if !lent.0.is_empty() && self.free.len() < KEPT_MAX {
-            self.free.push(lent.0);
+        let is_kept = |&&index: &&u32| !self.buffers[index as usize].is_empty();
+        if self.free.iter().filter(is_kept).count() >= KEPT_MAX {
+            self.buffers[lent.0 as usize] = IoBuffer::default();
         }
+        self.free.push(lent.0);
     }
 
     /// Zeroes, to be written and not to be written to.
@@ -60,11 +76,30 @@ mod tests {
         let mut bounce = Bounce::default();
         let (lent, small) = bounce.take(512);
         let address = small.segments()[0].base();
-        bounce.give_back(lent);
-        let (_large, slice) = bounce.take(PIECE_BYTES);
+        let (large, slice) = bounce.take(PIECE_BYTES);
         assert_eq!((slice.len(), slice.segments().len()), (PIECE_BYTES, 1));
+        bounce.give_back(lent);
         let (_lent, small) = bounce.take(4096);
         assert_eq!(small.segments()[0].base(), address);
         assert!(small.is_aligned(4096));
+        bounce.give_back(large);
+    }
+
+    #[test]
+    fn many_unaligned_requests_at_once_do_not_keep_their_memory() {
+        let mut bounce = Bounce::default();
+        let lent: Vec<Lent> = (0..100).map(|_| bounce.take(PIECE_BYTES).0).collect();
+        for one in lent {
+            bounce.give_back(one);
+        }
+        let kept: usize = bounce.buffers.iter().map(IoBuffer::len).sum();
+        assert_eq!(kept, KEPT_MAX * PIECE_BYTES);
+        let again: Vec<usize> = (0..100).map(|_| bounce.take(600).1.len()).collect();
+        assert!(again.iter().all(|&length| length == 600));
+        assert_eq!(bounce.buffers.len(), 100);
+        let (lent, slice) = bounce.take(600);
+        let address = slice.segments()[0].base();
+        bounce.give_back(lent);
+        assert_eq!(bounce.take(600).1.segments()[0].base(), address);
     }
 }

@@ -57,10 +57,10 @@ struct Slot {
     retries: u8,
     /// The kernel refused the memory as it is.
     bounce_all: bool,
+    /// Only during [`Step::Bounced`].
+    bounce: Option<Lent>,
     /// The I/O's buffer, except during [`Step::Whole`].
     buffer: IoBuffer,
-    /// Only during [`Step::Bounced`].
-    bounce: Lent,
 }
 
 pub(super) struct FileBackend {
@@ -86,17 +86,28 @@ impl FileBackend {
         }
     }
 
-    fn occupy(&mut self, slot: Slot) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() as u32 - 1
-            }
-        }
+    /// A slot for an I/O; its buffer is still empty.
+    fn occupy(&mut self, tag: Tag, io: &IoRequest, durable: bool) -> u32 {
+        let Some(index) = self.free.pop() else {
+            self.slots.push(Slot {
+                tag,
+                io: *io,
+                durable,
+                step: Step::Start,
+                done: 0,
+                retries: 0,
+                bounce_all: false,
+                bounce: None,
+                buffer: IoBuffer::default(),
+            });
+            self.free.reserve(self.slots.len());
+            return self.slots.len() as u32 - 1;
+        };
+        let slot = &mut self.slots[index as usize];
+        // Field by field: the buffer is empty already, and large.
+        (slot.tag, slot.io, slot.durable, slot.step) = (tag, *io, durable, Step::Start);
+        (slot.done, slot.retries, slot.bounce_all) = (0, 0, false);
+        index
     }
 
     fn vacate(&mut self, index: u32) -> (Tag, IoBuffer) {
@@ -159,7 +170,7 @@ impl FileBackend {
             slot.step = Step::Bounced;
             let length = rest.min(PIECE_BYTES);
             let (lent, bounce) = self.bounce.take(length);
-            slot.bounce = lent;
+            slot.bounce = Some(lent);
             if slot.io.kind == IoKind::Write {
                 let piece = slot.buffer.slice(slot.done as usize, length);
                 piece.copy_to(&bounce);
@@ -283,8 +294,9 @@ impl FileBackend {
     }
 
     fn keep(&mut self, index: u32) {
-        let lent = std::mem::take(&mut self.slots[index as usize].bounce);
-        self.bounce.give_back(lent);
+        if let Some(lent) = self.slots[index as usize].bounce.take() {
+            self.bounce.give_back(lent);
+        }
     }
 
     #[cold]
@@ -372,17 +384,8 @@ impl Backend for FileBackend {
         if io.moves_data() {
             assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
         }
-        let index = self.occupy(Slot {
-            tag,
-            io: *io,
-            durable,
-            step: Step::Start,
-            done: 0,
-            retries: 0,
-            bounce_all: false,
-            buffer: std::mem::take(buffer),
-            bounce: Lent::default(),
-        });
+        let index = self.occupy(tag, io, durable);
+        self.slots[index as usize].buffer = std::mem::take(buffer);
         match self.go_on(ring, index) {
             None => Submission::Pending,
             Some(outcome) => {
