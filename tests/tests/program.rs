@@ -4,13 +4,13 @@
 use end_to_end::client::{Client, VERSION_1};
 use end_to_end::{Context, DaemonBuilder, Profile, Result, Rig, Scratch, ensure};
 use lab::{Process, lunette_program, wait_until, workspace};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Far above what an end takes; far below "it waits for something".
@@ -73,35 +73,56 @@ fn a_back_end_program_serves_its_socket_and_ends_at_once_on_sigterm() -> Result<
     Ok(())
 }
 
-#[test]
-fn a_back_end_program_serves_a_connection_that_it_inherits() -> Result<()> {
-    let scratch = Scratch::new()?;
+/// Starts a back end program that finds `socket` as its descriptor 7.
+fn with_descriptor(scratch: &Scratch, socket: OwnedFd) -> Result<Child> {
     let file = scratch.file("disk.raw");
     std::fs::write(&file, vec![0; 1 << 20])?;
-    let (ours, theirs) = UnixStream::pair()?;
     // A shell moves it from stdin, the one place that std can hand a descriptor to.
-    let mut child = Command::new("sh")
-        .args([
-            "-c",
-            "exec \"$0\" vhost-user-blk --fd 7 --blk-file \"$1\" 7<&0 </dev/null",
-        ])
+    Ok(Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "sh", "-c"])
+        .arg("exec \"$0\" vhost-user-blk --fd 7 --blk-file \"$1\" 7<&0 </dev/null")
         .arg(lunette_program(Profile::Dev)?)
         .arg(&file)
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .spawn()?;
-    let mut client = Client::over(ours)?;
-    let features = client.features();
-    drop(client);
+        .stdin(Stdio::from(socket))
+        .spawn()?)
+}
+
+/// Waits for its end; kills it when it does not come.
+fn ends(mut child: Child) -> Result<bool> {
     let ended = wait_until(SOON, || child.try_wait().transpose());
     if ended.is_none() {
         child.kill()?;
         child.wait()?;
     }
+    Ok(ended.is_some())
+}
+
+#[test]
+fn a_back_end_program_serves_a_connection_that_it_inherits() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let (ours, theirs) = UnixStream::pair()?;
+    let child = with_descriptor(&scratch, theirs.into())?;
+    let mut client = Client::over(ours)?;
+    let features = client.features();
+    drop(client);
+    let ended = ends(child)?;
     ensure!(features? & VERSION_1 != 0);
-    ensure!(
-        ended.is_some(),
-        "it still ran after its only connection was closed"
-    );
+    ensure!(ended, "it still ran after its only connection was closed");
+    Ok(())
+}
+
+#[test]
+fn a_back_end_program_serves_a_listening_socket_that_it_inherits() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let socket = scratch.socket("inherited");
+    let child = with_descriptor(&scratch, UnixListener::bind(&socket)?.into())?;
+    let features = (0..2)
+        .map(|_| Client::connect(&socket)?.features())
+        .collect::<Result<Vec<_>>>();
+    kill_process(Pid::from_child(&child), Signal::TERM)?;
+    let ended = ends(child)?;
+    ensure!(features?.iter().all(|features| features & VERSION_1 != 0));
+    ensure!(ended, "it did not end on SIGTERM");
     Ok(())
 }
 
@@ -110,6 +131,8 @@ fn a_second_client_is_refused_and_the_first_one_stays() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk("a=ram:16M").vhost_blk("a"))?;
     let socket = rig.socket("a");
     let mut first = Client::connect(&socket)?;
+    // The second answer shows that the first message was dealt with altogether.
+    first.features()?;
     first.features()?;
     let second = Client::connect(&socket).and_then(|mut second| second.features());
     ensure!(second.is_err(), "a second client was served");
