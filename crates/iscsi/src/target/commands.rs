@@ -180,10 +180,13 @@ impl FullFeature {
 
     /// A Data-Out is over, its data in place.
     pub fn data_out_end(&mut self, io: &mut Io, bhs: &Bhs, id: TaskId, digest_ok: bool) {
-        if !digest_ok {
-            if let Some(task) = self.tasks.get_mut(id) {
+        if let Some(task) = self.tasks.get_mut(id) {
+            task.data.received();
+            if !digest_ok {
                 task.data.fail(Fault::Digest);
             }
+        }
+        if !digest_ok {
             self.reject(io, bhs, RejectReason::DataDigestError);
         }
         self.progress(io, id);

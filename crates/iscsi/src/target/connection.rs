@@ -91,7 +91,7 @@ impl Connection {
                         }
                         Progress::Header => self.header(),
                         Progress::Data(left) => match self.destination {
-                            Destination::Place { task, offset } => {
+                            Destination::Place { task, offset } if self.command(task).is_some() => {
                                 let step = Step::Data(Placement {
                                     task,
                                     offset,
@@ -217,8 +217,8 @@ impl Connection {
         full.respond(io, task, completion)
     }
 
-    /// Ends a task without an answer: a task management function, or the loss of another nexus, aborted it. A data segment
-    /// that is being placed goes on into the caller's buffer until its end.
+    /// Ends a task without an answer: a task management function, or the loss of another nexus, aborted it. What is left
+    /// of a data segment that is being placed may still be told with `placed`, or is passed over by `receive`.
     pub fn abort(&mut self, task: TaskId) -> Result<(), NoSuchTask> {
         let (full, _) = self.full_mut()?;
         full.abort(task).map(|_| ())

@@ -156,20 +156,22 @@ pub(crate) struct WriteData {
     asked: u32,
     outstanding: SmallVec<[Sequence; 1]>,
     fault: Option<Fault>,
+    /// A Data-Out whose data segment is still coming in.
+    receiving: bool,
 }
 
 impl WriteData {
     /// A command without write data.
     pub fn none() -> Self {
-        let outstanding = SmallVec::new();
         WriteData {
             expected: 0,
             unsolicited: None,
             prefix: 0,
             wanted: None,
             asked: 0,
-            outstanding,
+            outstanding: SmallVec::new(),
             fault: None,
+            receiving: false,
         }
     }
 
@@ -197,7 +199,7 @@ impl WriteData {
         data
     }
 
-    /// Takes a Data-Out header in.
+    /// Takes a Data-Out header in; [`WriteData::received`] follows when its data segment is over.
     pub fn incoming(&mut self, fields: &DataOutFields, rules: &Rules) -> Incoming {
         let result = if fields.ttt == NO_TAG {
             let Some(sequence) = &mut self.unsolicited else {
@@ -243,11 +245,17 @@ impl WriteData {
         if let Err(fault) = result {
             self.fault = self.fault.or(Some(fault));
         }
+        self.receiving = true;
         if self.fault.is_some() {
             Incoming::Discard
         } else {
             Incoming::Place
         }
+    }
+
+    /// The data segment of the last Data-Out is over.
+    pub fn received(&mut self) {
+        self.receiving = false;
     }
 
     /// The command wants its first `wanted` bytes.
@@ -285,7 +293,7 @@ impl WriteData {
 
     /// The initiator owes nothing more.
     pub fn is_drained(&self) -> bool {
-        self.unsolicited.is_none() && self.outstanding.is_empty()
+        !self.receiving && self.unsolicited.is_none() && self.outstanding.is_empty()
     }
 
     /// What went wrong first.
@@ -317,6 +325,16 @@ mod tests {
         }
     }
 
+    fn take(data: &mut WriteData, fields: &DataOutFields, rules: &Rules) -> Incoming {
+        let incoming = data.incoming(fields, rules);
+        assert!(
+            incoming == Incoming::Unknown || !data.is_drained(),
+            "not before its data is in place"
+        );
+        data.received();
+        incoming
+    }
+
     fn pdu(ttt: u32, data_sn: u32, offset: u32, length: u32, is_final: bool) -> DataOutFields {
         DataOutFields {
             ttt,
@@ -338,23 +356,23 @@ mod tests {
             "not before the unsolicited data has ended"
         );
         assert_eq!(
-            data.incoming(&pdu(NO_TAG, 0, 1000, 3096, true), &rules),
+            take(&mut data, &pdu(NO_TAG, 0, 1000, 3096, true), &rules),
             Incoming::Place
         );
         assert_eq!(data.ask(1, &rules), Some((4096, 8192)));
         assert_eq!(data.ask(2, &rules), Some((12288, 7712)));
         assert_eq!(data.ask(3, &rules), None);
         assert_eq!(
-            data.incoming(&pdu(1, 0, 4096, 8192, true), &rules),
+            take(&mut data, &pdu(1, 0, 4096, 8192, true), &rules),
             Incoming::Place
         );
         assert!(!data.is_complete());
         assert_eq!(
-            data.incoming(&pdu(2, 0, 12288, 7000, false), &rules),
+            take(&mut data, &pdu(2, 0, 12288, 7000, false), &rules),
             Incoming::Place
         );
         assert_eq!(
-            data.incoming(&pdu(2, 1, 19288, 712, true), &rules),
+            take(&mut data, &pdu(2, 1, 19288, 712, true), &rules),
             Incoming::Place
         );
         assert!(data.is_complete());
@@ -367,12 +385,12 @@ mod tests {
         data.want(4096);
         assert_eq!(data.ask(5, &rules), Some((0, 4096)));
         assert_eq!(
-            data.incoming(&pdu(5, 0, 0, 8192, false), &rules),
+            take(&mut data, &pdu(5, 0, 0, 8192, false), &rules),
             Incoming::Discard
         );
         assert!(!data.is_drained());
         assert_eq!(
-            data.incoming(&pdu(5, 1, 8192, 0, true), &rules),
+            take(&mut data, &pdu(5, 1, 8192, 0, true), &rules),
             Incoming::Discard
         );
         assert!(data.is_drained());
@@ -393,7 +411,7 @@ mod tests {
             data.want(4096);
             data.ask(5, &rules);
             assert_eq!(
-                data.incoming(&first, &rules),
+                take(&mut data, &first, &rules),
                 Incoming::Discard,
                 "{first:?}"
             );
@@ -427,11 +445,11 @@ mod tests {
         );
         let mut data = WriteData::begin(512, 0, true, &rules());
         assert_eq!(
-            data.incoming(&pdu(NO_TAG, 0, 0, 512, true), &rules()),
+            take(&mut data, &pdu(NO_TAG, 0, 0, 512, true), &rules()),
             Incoming::Unknown
         );
         assert_eq!(
-            data.incoming(&pdu(77, 0, 0, 512, true), &rules()),
+            take(&mut data, &pdu(77, 0, 0, 512, true), &rules()),
             Incoming::Unknown
         );
     }
@@ -446,17 +464,17 @@ mod tests {
         data.want(4096);
         data.ask(5, &loose);
         assert_eq!(
-            data.incoming(&pdu(5, 0, 1024, 1024, false), &loose),
+            take(&mut data, &pdu(5, 0, 1024, 1024, false), &loose),
             Incoming::Place
         );
         assert_eq!(
-            data.incoming(&pdu(5, 1, 0, 1025, false), &loose),
+            take(&mut data, &pdu(5, 1, 0, 1025, false), &loose),
             Incoming::Discard
         );
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(128))]
+        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
         /// The oracle is a bitmap: a well-behaved initiator fills every byte once, whatever the cut and the order.
         #[test]
@@ -492,7 +510,7 @@ mod tests {
                 let count = cuts.len();
                 for (sn, (at, length)) in cuts.into_iter().enumerate() {
                     let fields = pdu(ttt, sn as u32, at, length, sn + 1 == count);
-                    assert_eq!(data.incoming(&fields, &rules), Incoming::Place);
+                    assert_eq!(take(data, &fields, &rules), Incoming::Place);
                     for byte in &mut map[at as usize..(at + length) as usize] {
                         assert!(!*byte, "placed twice");
                         *byte = true;
@@ -530,7 +548,7 @@ mod tests {
             for (ttt, data_sn, offset, length, is_final) in fields {
                 data.ask(ttt, &rules);
                 let ttt = if ttt == 3 { NO_TAG } else { ttt };
-                data.incoming(&pdu(ttt, data_sn % 3, offset, length, is_final), &rules);
+                take(&mut data, &pdu(ttt, data_sn % 3, offset, length, is_final), &rules);
             }
         }
     }

@@ -131,8 +131,7 @@ impl Hasher for TagHash {
     }
 
     fn write_u32(&mut self, tag: u32) {
-        let product =
-            u128::from(self.0 ^ u64::from(tag)) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        let product = u128::from(self.0 ^ u64::from(tag)) * 0x9e37_79b9_7f4a_7c15;
         self.0 = (product >> 64) as u64 ^ product as u64;
     }
 

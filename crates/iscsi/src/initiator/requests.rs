@@ -1,0 +1,352 @@
+//! Requests going out: commands with their data, task management, text, NOP, logout.
+
+use smallvec::SmallVec;
+use zerocopy::big_endian::{U16, U32};
+
+use super::session::{Initiator, Link, NotReady, Phase};
+use crate::pdu::{
+    AdditionalHeaders, Bhs, CONTINUE, DataOut, FINAL, IMMEDIATE, LogoutReason, LogoutRequest,
+    NO_TAG, NopOut, ScsiCommand, TaskFunction, TaskManagementRequest, TextRequest, encode,
+};
+
+/// A SCSI command to be sent.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Logical unit, as on the wire.
+    pub lun: [u8; 8],
+    /// The CDB.
+    pub cdb: Vec<u8>,
+    /// Task attribute.
+    pub attribute: u8,
+    /// For immediate delivery.
+    pub immediate: bool,
+    /// Data to be written.
+    pub write: Option<Vec<u8>>,
+    /// Bytes expected to be read.
+    pub read_length: Option<u32>,
+}
+
+/// A task management function to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskManagementRequestFields {
+    /// What to do.
+    pub function: TaskFunction,
+    /// Logical unit, as on the wire.
+    pub lun: [u8; 8],
+    /// The task concerned, with ABORT TASK and QUERY TASK.
+    pub referenced: Option<u32>,
+}
+
+pub(super) enum Kind {
+    Command(Box<CommandTask>),
+    TaskManagement,
+    Text { text: Vec<u8> },
+    Nop,
+    Logout { whole_session: bool },
+}
+
+/// A request in progress.
+pub(super) struct Task {
+    pub cid: u16,
+    pub kind: Kind,
+    /// As it was sent.
+    pub cmd_sn: u32,
+    pub lun: [u8; 8],
+}
+
+pub(super) struct CommandTask {
+    pub write: Vec<u8>,
+    pub data: Vec<u8>,
+    pub read_length: u32,
+    /// Data-In and R2T PDUs so far.
+    pub data_sn: u32,
+}
+
+/// A request that has not been sent.
+pub(super) struct Waiting {
+    pub cid: u16,
+    pub header: Bhs,
+    pub ahs: Vec<u8>,
+    pub segment: Vec<u8>,
+}
+
+impl Initiator {
+    fn ready(&self, cid: u16) -> Result<(), NotReady> {
+        if self.is_ready(cid) {
+            Ok(())
+        } else {
+            Err(NotReady)
+        }
+    }
+
+    /// Sends a command by a connection; gives its ITT.
+    pub fn command(&mut self, cid: u16, request: Request) -> Result<u32, NotReady> {
+        self.ready(cid)?;
+        let itt = self.take_itt();
+        let write = request.write.unwrap_or_default();
+        let is_write = !write.is_empty();
+        let mut header = ScsiCommand::blank();
+        header.flags |= request.attribute & ScsiCommand::ATTRIBUTE;
+        header.opcode |= if request.immediate { IMMEDIATE } else { 0 };
+        header.lun = request.lun;
+        header.itt = U32::new(itt);
+        let mut additional = AdditionalHeaders::default();
+        let (short, long) = request.cdb.split_at(request.cdb.len().min(16));
+        header.cdb[..short.len()].copy_from_slice(short);
+        additional.extended_cdb = SmallVec::from_slice(long);
+        if request.read_length.is_some() {
+            header.flags |= ScsiCommand::READ;
+            header.expected_length = U32::new(request.read_length.unwrap_or(0));
+        }
+        if is_write {
+            header.flags |= ScsiCommand::WRITE;
+            header.expected_length = U32::new(write.len() as u32);
+            additional.bidirectional_read_length = request.read_length;
+        }
+        let link = &self.links[usize::from(cid)];
+        let burst = write.len().min(self.parameters.first_burst_length as usize);
+        let immediate = if self.parameters.immediate_data {
+            burst.min(link.max_send)
+        } else {
+            0
+        };
+        if is_write && !self.parameters.initial_r2t && immediate < burst {
+            header.flags &= !FINAL;
+        }
+        let segment = write[..immediate].to_vec();
+        let read_length = request.read_length.unwrap_or(0);
+        let kind = Kind::Command(Box::new(CommandTask {
+            write,
+            data: Vec::new(),
+            read_length,
+            data_sn: 0,
+        }));
+        let lun = request.lun;
+        self.tasks.insert(
+            itt,
+            Task {
+                cid,
+                kind,
+                cmd_sn: 0,
+                lun,
+            },
+        );
+        self.submit(Waiting {
+            cid,
+            header: header.to_bhs(),
+            ahs: additional.to_bytes(),
+            segment,
+        });
+        Ok(itt)
+    }
+
+    /// Puts a request on its connection, and the unsolicited data of a command behind it.
+    pub(super) fn send(&mut self, waiting: Waiting) {
+        let Waiting {
+            cid,
+            header,
+            ahs,
+            segment,
+        } = waiting;
+        let Some(link) = self.links.get_mut(usize::from(cid)) else {
+            return;
+        };
+        // CmdSN and ExpStatSN are in the same place in every request
+        let mut fields = NopOut::from_bhs(&header);
+        let itt = fields.itt.get();
+        fields.cmd_sn = U32::new(self.cmd_sn);
+        fields.exp_stat_sn = U32::new(link.exp_stat_sn);
+        encode(&mut link.out, fields.to_bhs(), &ahs, &segment, link.digests);
+        if let Some(task) = self.tasks.get_mut(&itt) {
+            task.cmd_sn = self.cmd_sn;
+            if let (Kind::Command(command), false) = (&task.kind, header.is_final()) {
+                let burst = command
+                    .write
+                    .len()
+                    .min(self.parameters.first_burst_length as usize);
+                send_data(
+                    link,
+                    itt,
+                    NO_TAG,
+                    [0; 8],
+                    segment.len(),
+                    &command.write[segment.len()..burst],
+                );
+            }
+        }
+        if !header.is_immediate() {
+            self.cmd_sn = self.cmd_sn.wrapping_add(1);
+        }
+    }
+
+    /// Sends a task management function, for immediate delivery.
+    pub fn task_management(
+        &mut self,
+        cid: u16,
+        fields: TaskManagementRequestFields,
+    ) -> Result<u32, NotReady> {
+        self.ready(cid)?;
+        let itt = self.take_itt();
+        let mut header = TaskManagementRequest::blank();
+        header.opcode |= IMMEDIATE;
+        header.flags |= fields.function.wire();
+        header.lun = fields.lun;
+        header.itt = U32::new(itt);
+        header.referenced_task_tag = U32::new(fields.referenced.unwrap_or(NO_TAG));
+        let referenced = fields.referenced.and_then(|tag| self.tasks.get(&tag));
+        header.ref_cmd_sn = U32::new(referenced.map_or(0, |task| task.cmd_sn));
+        self.control(cid, itt, Kind::TaskManagement, header.to_bhs(), Vec::new());
+        Ok(itt)
+    }
+
+    /// Sends text, for immediate delivery; cut over several PDUs where it is long.
+    pub fn text(&mut self, cid: u16, text: &[u8]) -> Result<u32, NotReady> {
+        self.ready(cid)?;
+        let itt = self.take_itt();
+        let link = &self.links[usize::from(cid)];
+        let (first, rest) = text.split_at(text.len().min(link.max_send));
+        let mut header = TextRequest::blank();
+        header.opcode |= IMMEDIATE;
+        header.itt = U32::new(itt);
+        header.ttt = U32::new(NO_TAG);
+        if !rest.is_empty() {
+            header.flags = CONTINUE;
+        }
+        let first = first.to_vec();
+        let kind = Kind::Text { text: Vec::new() };
+        self.unsent_text.insert(itt, rest.to_vec());
+        self.control(cid, itt, kind, header.to_bhs(), first);
+        Ok(itt)
+    }
+
+    /// The next Text Request of an exchange, with the target's tag.
+    pub(super) fn continue_text(&mut self, cid: u16, itt: u32, ttt: u32) {
+        let Some(link) = self.links.get(usize::from(cid)) else {
+            return;
+        };
+        let unsent = self.unsent_text.remove(&itt).unwrap_or_default();
+        let (piece, rest) = unsent.split_at(unsent.len().min(link.max_send));
+        let mut header = TextRequest::blank();
+        header.opcode |= IMMEDIATE;
+        header.itt = U32::new(itt);
+        header.ttt = U32::new(ttt);
+        if !rest.is_empty() {
+            header.flags = CONTINUE;
+            self.unsent_text.insert(itt, rest.to_vec());
+        }
+        let segment = piece.to_vec();
+        self.submit(Waiting {
+            cid,
+            header: header.to_bhs(),
+            ahs: Vec::new(),
+            segment,
+        });
+    }
+
+    /// Sends a NOP-Out that wants its data back.
+    pub fn nop_out(&mut self, cid: u16, data: Vec<u8>, immediate: bool) -> Result<u32, NotReady> {
+        self.ready(cid)?;
+        let itt = self.take_itt();
+        let mut header = NopOut::idle();
+        header.opcode |= if immediate { IMMEDIATE } else { 0 };
+        header.itt = U32::new(itt);
+        self.control(cid, itt, Kind::Nop, header.to_bhs(), data);
+        Ok(itt)
+    }
+
+    /// Logs out the session, or the connection with this CID.
+    pub fn logout(
+        &mut self,
+        cid: u16,
+        reason: LogoutReason,
+        concerned: u16,
+    ) -> Result<u32, NotReady> {
+        self.ready(cid)?;
+        let itt = self.take_itt();
+        let mut header = LogoutRequest::blank();
+        header.opcode |= IMMEDIATE;
+        header.flags |= reason.wire();
+        header.itt = U32::new(itt);
+        header.cid = U16::new(concerned);
+        let whole_session = reason == LogoutReason::CloseSession;
+        self.control(
+            cid,
+            itt,
+            Kind::Logout { whole_session },
+            header.to_bhs(),
+            Vec::new(),
+        );
+        Ok(itt)
+    }
+
+    fn control(&mut self, cid: u16, itt: u32, kind: Kind, header: Bhs, segment: Vec<u8>) {
+        self.tasks.insert(
+            itt,
+            Task {
+                cid,
+                kind,
+                cmd_sn: 0,
+                lun: [0; 8],
+            },
+        );
+        self.submit(Waiting {
+            cid,
+            header,
+            ahs: Vec::new(),
+            segment,
+        });
+    }
+
+    /// The connection is gone: its tasks are over without an answer; their ITTs are given.
+    pub fn lost(&mut self, cid: u16) -> Vec<u32> {
+        if let Some(link) = self.links.get_mut(usize::from(cid)) {
+            link.phase = Phase::Over;
+        }
+        self.waiting.retain(|waiting| waiting.cid != cid);
+        let lost: Vec<u32> = self
+            .tasks
+            .iter()
+            .filter(|(_, task)| task.cid == cid)
+            .map(|(itt, _)| *itt)
+            .collect();
+        for itt in &lost {
+            self.tasks.remove(itt);
+        }
+        lost
+    }
+}
+
+/// Queues a sequence of Data-Out PDUs; the last has the F bit.
+pub(super) fn send_data(
+    link: &mut Link,
+    itt: u32,
+    ttt: u32,
+    lun: [u8; 8],
+    offset: usize,
+    data: &[u8],
+) {
+    let mut at = 0;
+    let mut data_sn = 0;
+    while at < data.len() {
+        let take = (data.len() - at).min(link.max_send);
+        let header = DataOut {
+            flags: if at + take == data.len() { FINAL } else { 0 },
+            lun,
+            itt: U32::new(itt),
+            ttt: U32::new(ttt),
+            exp_stat_sn: U32::new(link.exp_stat_sn),
+            data_sn: U32::new(data_sn),
+            buffer_offset: U32::new((offset + at) as u32),
+            ..DataOut::blank()
+        };
+        encode(
+            &mut link.out,
+            header.to_bhs(),
+            &[],
+            &data[at..at + take],
+            link.digests,
+        );
+        at += take;
+        data_sn += 1;
+    }
+}

@@ -1,0 +1,254 @@
+//! The session: numbering, tasks, connections.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::events::InitiatorError;
+use super::requests::{Request, Task, Waiting};
+use crate::login::{Credentials, InitiatorLogin, LoginRequestSettings, LoginResult};
+use crate::negotiation::{Offer, SessionParameters};
+use crate::pdu::{Decoder, Digests, IMMEDIATE, encode};
+use crate::serial::before;
+
+/// With what an initiator goes to a target.
+#[derive(Clone, Debug)]
+pub struct InitiatorSettings {
+    /// InitiatorName
+    pub initiator_name: String,
+    /// TargetName; none: a discovery session.
+    pub target_name: Option<String>,
+    /// ISID
+    pub isid: [u8; 6],
+    /// What is wished for.
+    pub offer: Offer,
+    /// For CHAP.
+    pub credentials: Option<Credentials>,
+    /// CmdSN of the first command.
+    pub first_cmd_sn: u32,
+    /// Bytes that a text exchange may bring.
+    pub text_limit: usize,
+}
+
+/// What was asked for cannot be done in this state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("connection is not in the full feature phase")]
+pub struct NotReady;
+
+pub(super) enum Phase {
+    Login(Box<InitiatorLogin>),
+    Full,
+    Over,
+}
+
+/// One connection of the session.
+pub(super) struct Link {
+    pub phase: Phase,
+    pub decoder: Decoder,
+    pub out: Vec<u8>,
+    pub inline: Vec<u8>,
+    pub digests: Digests,
+    pub exp_stat_sn: u32,
+    pub max_send: usize,
+    pub login_itt: u32,
+}
+
+/// A session as its initiator sees it.
+pub struct Initiator {
+    pub(super) settings: InitiatorSettings,
+    pub(super) links: Vec<Link>,
+    pub(super) parameters: SessionParameters,
+    pub(super) tsih: u16,
+    pub(super) cmd_sn: u32,
+    pub(super) exp_cmd_sn: u32,
+    pub(super) max_cmd_sn: u32,
+    pub(super) next_itt: u32,
+    pub(super) tasks: HashMap<u32, Task>,
+    pub(super) waiting: VecDeque<Waiting>,
+    /// Text requests that went out in part.
+    pub(super) unsent_text: HashMap<u32, Vec<u8>>,
+}
+
+impl std::fmt::Debug for Initiator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Initiator")
+            .field("tsih", &self.tsih)
+            .field("connections", &self.links.len())
+            .field("tasks", &self.tasks.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Initiator {
+    /// A session without connections.
+    pub fn new(settings: InitiatorSettings) -> Self {
+        let first = settings.first_cmd_sn;
+        Initiator {
+            settings,
+            links: Vec::new(),
+            parameters: SessionParameters::default(),
+            tsih: 0,
+            cmd_sn: first,
+            exp_cmd_sn: first,
+            max_cmd_sn: first.wrapping_sub(1),
+            next_itt: 1,
+            tasks: HashMap::new(),
+            waiting: VecDeque::new(),
+            unsent_text: HashMap::new(),
+        }
+    }
+
+    /// Begins the login of a further connection; its CID is given. The leading one has to be through before others begin.
+    pub fn connect(&mut self) -> u16 {
+        let cid = self.links.len() as u16;
+        let mut login = InitiatorLogin::new(LoginRequestSettings {
+            initiator_name: self.settings.initiator_name.clone(),
+            target_name: self.settings.target_name.clone(),
+            isid: self.settings.isid,
+            tsih: self.tsih,
+            cid,
+            cmd_sn: self.cmd_sn,
+            offer: self.settings.offer.clone(),
+            credentials: self.settings.credentials.clone(),
+        });
+        let (mut request, text) = login.start();
+        let login_itt = self.take_itt();
+        request.itt.set(login_itt);
+        let mut out = Vec::new();
+        encode(&mut out, request.to_bhs(), &[], &text, Digests::default());
+        self.links.push(Link {
+            phase: Phase::Login(Box::new(login)),
+            decoder: Decoder::new(0, 8192),
+            out,
+            inline: Vec::new(),
+            digests: Digests::default(),
+            exp_stat_sn: 0,
+            max_send: 8192,
+            login_itt,
+        });
+        cid
+    }
+
+    /// Bytes to be sent on a connection; the caller takes them out.
+    ///
+    /// # Panics
+    /// When there never was such a connection.
+    pub fn outgoing(&mut self, cid: u16) -> &mut Vec<u8> {
+        &mut self.links[usize::from(cid)].out
+    }
+
+    /// Is the connection in the full feature phase?
+    pub fn is_ready(&self, cid: u16) -> bool {
+        self.links
+            .get(usize::from(cid))
+            .is_some_and(|link| matches!(link.phase, Phase::Full))
+    }
+
+    /// What was negotiated.
+    pub fn parameters(&self) -> &SessionParameters {
+        &self.parameters
+    }
+
+    /// Tasks in progress.
+    pub fn tasks_len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// CmdSN of the next command.
+    pub fn cmd_sn(&self) -> u32 {
+        self.cmd_sn
+    }
+
+    /// The last CmdSN that the target allows.
+    pub fn max_cmd_sn(&self) -> u32 {
+        self.max_cmd_sn
+    }
+
+    pub(super) fn take_itt(&mut self) -> u32 {
+        loop {
+            let itt = self.next_itt;
+            self.next_itt = itt.wrapping_add(1);
+            if itt != crate::pdu::NO_TAG && !self.tasks.contains_key(&itt) {
+                return itt;
+            }
+        }
+    }
+
+    pub(super) fn link(&mut self, cid: u16) -> Result<&mut Link, InitiatorError> {
+        self.links
+            .get_mut(usize::from(cid))
+            .ok_or(InitiatorError::NoConnection(cid))
+    }
+
+    pub(super) fn logged_in(
+        &mut self,
+        cid: u16,
+        result: &LoginResult,
+    ) -> Result<(), InitiatorError> {
+        let max_recv = self.settings.offer.max_recv_data_segment_length;
+        if self.tsih == 0 {
+            self.parameters = result.session.clone();
+            self.tsih = result.tsih;
+        }
+        self.moved(result.exp_cmd_sn, result.max_cmd_sn);
+        let link = self.link(cid)?;
+        link.phase = Phase::Full;
+        link.digests = result.connection.digests;
+        link.decoder.set_digests(link.digests);
+        link.decoder.set_data_limit(max_recv);
+        link.max_send = result.connection.peer_max_recv as usize;
+        link.exp_stat_sn = result.exp_stat_sn;
+        Ok(())
+    }
+
+    /// The target told its window (4.2.2.1): numbers only go up.
+    pub(super) fn moved(&mut self, exp_cmd_sn: u32, max_cmd_sn: u32) {
+        if before(max_cmd_sn, exp_cmd_sn.wrapping_sub(1)) {
+            return;
+        }
+        if before(self.exp_cmd_sn, exp_cmd_sn) {
+            self.exp_cmd_sn = exp_cmd_sn;
+        }
+        if before(self.max_cmd_sn, max_cmd_sn) {
+            self.max_cmd_sn = max_cmd_sn;
+        }
+        while !self.waiting.is_empty() && !before(self.max_cmd_sn, self.cmd_sn) {
+            if let Some(waiting) = self.waiting.pop_front() {
+                self.send(waiting);
+            }
+        }
+    }
+
+    /// Sends a request now, or when the window allows.
+    pub(super) fn submit(&mut self, waiting: Waiting) {
+        let immediate = waiting.header.opcode & IMMEDIATE != 0;
+        if immediate || (self.waiting.is_empty() && !before(self.max_cmd_sn, self.cmd_sn)) {
+            self.send(waiting);
+        } else {
+            self.waiting.push_back(waiting);
+        }
+    }
+
+    /// Requests that wait for the window.
+    pub fn waiting_len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A request as it would be sent, for [`Initiator::command`].
+    pub fn read(lun: u64, cdb: &[u8], expected: u32) -> Request {
+        Request {
+            lun: lun.to_be_bytes(),
+            cdb: cdb.to_vec(),
+            read_length: Some(expected),
+            ..Request::default()
+        }
+    }
+
+    /// As [`Initiator::read`], with data to write.
+    pub fn write(lun: u64, cdb: &[u8], data: Vec<u8>) -> Request {
+        Request {
+            lun: lun.to_be_bytes(),
+            cdb: cdb.to_vec(),
+            write: Some(data),
+            ..Request::default()
+        }
+    }
+}
