@@ -25,6 +25,8 @@ enum Op {
     Collect(u8),
     DeviceNotifications(bool),
     DriverInterrupts(bool),
+    /// Sets `used_event` so far from the used index, as drivers do that want one notification for several chains.
+    UsedEvent(i8),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -38,6 +40,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (1u8..9).prop_map(Op::Collect),
         1 => any::<bool>().prop_map(Op::DeviceNotifications),
         2 => any::<bool>().prop_map(Op::DriverInterrupts),
+        2 => (-3i8..6).prop_map(Op::UsedEvent),
     ]
 }
 
@@ -51,7 +54,7 @@ struct Both {
     their_memory: GuestMemoryMmap,
     event_idx: bool,
     chain: Chain,
-    /// Head, elements as ours and theirs saw them.
+    /// Heads.
     in_flight: Vec<u16>,
     completed: Vec<(u16, u32)>,
     published_before: bool,
@@ -161,6 +164,13 @@ impl Both {
                 self.pair.driver.enable_interrupts();
             }
             Op::DriverInterrupts(false) => self.pair.driver.disable_interrupts(),
+            Op::UsedEvent(distance) => {
+                let event = self
+                    .raw
+                    .used_index()
+                    .wrapping_add_signed(i16::from(*distance));
+                self.raw.set_used_event(event);
+            }
         }
         let index = self
             .theirs
