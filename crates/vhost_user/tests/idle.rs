@@ -1,0 +1,89 @@
+//! Any number of idle exports costs no CPU. Alone in its program: it measures the whole process.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
+use support::{Rig, ram};
+
+#[test]
+fn thousand_idle_exports_use_no_cpu() {
+    const EXPORTS: usize = 1000;
+    // One with a session, all the others waiting.
+    let rig = Rig::new(2);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    if limit.maximum.is_some_and(|most| most < 4 * EXPORTS as u64) {
+        eprintln!("not run: {limit:?} descriptors are too few");
+        return;
+    }
+    let raised = rustix::process::Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+    let sockets: Vec<_> = (0..EXPORTS)
+        .map(|number| rig.serve(&format!("d{number}"), ram(1 << 20), 1))
+        .collect();
+    let mut connected: Vec<_> = sockets
+        .iter()
+        .take(50)
+        .map(|socket| {
+            let options = Options {
+                memory: 1 << 20,
+                ..Options::default()
+            };
+            let mut front_end = FrontEnd::connect(socket, &options).unwrap();
+            let queue = BlkQueue::start(
+                &mut front_end,
+                0,
+                &QueueOptions::default(),
+                2,
+                4096,
+                Cuts::Usual,
+            );
+            (queue.unwrap(), front_end)
+        })
+        .collect();
+    for (queue, _) in &mut connected {
+        assert_eq!(queue.write(0, &[1; 4096]).unwrap(), status::OK);
+    }
+    let before = (rig.pool.counters(), cpu_of_server());
+    let begun = Instant::now();
+    std::thread::sleep(Duration::from_secs(2));
+    let used = cpu_of_server() - before.1;
+    let turns: u64 = rig
+        .pool
+        .counters()
+        .iter()
+        .zip(&before.0)
+        .map(|(now, then)| now.busy_turns + now.empty_turns - then.busy_turns - then.empty_turns)
+        .sum();
+    let elapsed = begun.elapsed();
+    assert!(
+        u128::from(used) * 10 * 100 <= elapsed.as_millis(),
+        "{used} ticks of 10 ms in {elapsed:?}, {turns} turns"
+    );
+    // Our own two questions, and the turn after each.
+    assert!(turns < 20, "{turns} turns while idle");
+}
+
+/// Ticks of 10 ms that the workers and the accepting thread have used.
+fn cpu_of_server() -> u64 {
+    let mut ticks = 0;
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else {
+            continue;
+        };
+        let (Some(open), Some(close)) = (stat.find('('), stat.rfind(')')) else {
+            continue;
+        };
+        let name = &stat[open + 1..close];
+        if name.starts_with("worker") || name == "vhost-user" || name.starts_with("session-d") {
+            // proc(5): utime and stime are fields 14 and 15, the state after the name is field 3.
+            let fields: Vec<&str> = stat[close + 2..].split(' ').collect();
+            ticks += fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+        }
+    }
+    ticks
+}

@@ -1,0 +1,346 @@
+//! Sessions come and go; vrings and memory change while I/O is in flight; idle exports cost nothing.
+
+mod support;
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use front_end::{
+    BlkQueue, Channel, Cuts, Error, FrontEnd, Options, Queue, QueueOptions, Verifier, kind, status,
+};
+use reactor::PollLimit;
+use support::{Rig, Watched, connect, eventually, ram, start_blk};
+
+const SHORT: Duration = Duration::from_secs(10);
+
+#[test]
+fn second_front_end_is_refused_and_the_first_goes_on() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_ram("d", 1);
+    let mut first = connect(&socket);
+    let mut queue = start_blk(&mut first, 0);
+    let mut verifier = Verifier::new(0, 16, 1);
+    for _ in 0..5 {
+        let second = Channel::connect(&socket).unwrap();
+        second.wait_closed(SHORT).unwrap();
+        verifier.round(&mut queue, 8).unwrap();
+    }
+    assert!(rig.is_connected("d"));
+    drop((queue, first));
+    let mut next = connect(&socket);
+    verifier.check_all(&mut start_blk(&mut next, 0)).unwrap();
+}
+
+#[test]
+fn front_end_reconnects_without_limit() {
+    let rig = Rig::new(2);
+    let socket = rig.serve_ram("d", 2);
+    let mut verifier = Verifier::new(0, 64, 1);
+    for round in 0..100 {
+        let mut front_end = connect(&socket);
+        let mut queue = start_blk(&mut front_end, round % 2);
+        verifier.round(&mut queue, 8).unwrap();
+        if round % 3 == 0 {
+            // Some leave properly, some do not.
+            front_end.stop_queue(round % 2).unwrap();
+        }
+    }
+    drop(rig);
+}
+
+#[test]
+fn front_end_that_leaves_amid_its_requests_gives_way_to_the_next() {
+    let rig = Rig::new(1);
+    let engine = Watched::new(ram(1 << 20), Duration::from_millis(20));
+    let socket = rig.serve("d", engine, 1);
+    for _ in 0..10 {
+        // The next one comes while the requests of the last one are still in flight.
+        let mut front_end = connect(&socket);
+        let mut queue = start_blk(&mut front_end, 0);
+        for _ in 0..8 {
+            let slot = queue.take().unwrap();
+            assert!(queue.submit(slot, kind::OUT, 0, 4096, 0));
+        }
+        queue.publish();
+    }
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.flush().unwrap(), status::OK);
+}
+
+#[test]
+fn front_end_that_says_nothing_gives_way() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_ram("d", 1);
+    let silent = UnixStream::connect(&socket).unwrap();
+    eventually("the silent one is connected", || rig.is_connected("d"));
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.flush().unwrap(), status::OK);
+    Channel::over(silent).wait_closed(SHORT).unwrap();
+}
+
+#[test]
+fn front_end_that_stops_amid_its_first_message_gives_way() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_ram("d", 1);
+    let half = Channel::connect(&socket).unwrap();
+    half.send_bytes(&[1, 0, 0, 0, 1], &[]).unwrap();
+    eventually("it is connected", || rig.is_connected("d"));
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.flush().unwrap(), status::OK);
+    half.wait_closed(SHORT).unwrap();
+}
+
+#[test]
+fn get_vring_base_answers_when_everything_in_flight_is_answered() {
+    for packed in [false, true] {
+        let rig = Rig::new(1);
+        let engine = Watched::new(ram(1 << 20), Duration::from_millis(60));
+        let socket = rig.serve("d", engine.clone(), 1);
+        let options = Options {
+            packed,
+            ..Options::default()
+        };
+        let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+        let mut queue = start_blk(&mut front_end, 0);
+        for _ in 0..10 {
+            let slot = queue.take().unwrap();
+            assert!(queue.submit(slot, kind::OUT, 8, 512, 0));
+        }
+        queue.publish();
+        eventually("all are in flight", || engine.seen().len() == 10);
+        let base = front_end.stop_queue(0).unwrap();
+        let mut answered = 0;
+        while let Some(done) = queue.reap() {
+            assert_eq!(done.status, status::OK);
+            queue.release(done.slot);
+            answered += 1;
+        }
+        if packed {
+            // Three descriptors each, in a ring of 128: place 30, wrap counter 1, for both.
+            assert_eq!(answered, 10);
+            assert_eq!(base, 0x801e_801e);
+        } else {
+            assert_eq!((answered, base), (10, 10));
+        }
+        // It goes on from there.
+        front_end.begin_queue(queue.queue(), base).unwrap();
+        assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+        assert_eq!(queue.flush().unwrap(), status::OK);
+    }
+}
+
+#[test]
+fn requests_that_wait_when_a_ring_starts_need_no_kick() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let socket = rig.serve_ram("d", 1);
+    for with_kick_fd in [true, false] {
+        let mut front_end = connect(&socket);
+        let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
+        let mut queue = BlkQueue::over(&mut front_end, queue, 8, 4096, Cuts::Usual).unwrap();
+        for _ in 0..8 {
+            let slot = queue.take().unwrap();
+            assert!(queue.submit(slot, kind::OUT, 0, 4096, 0));
+        }
+        assert!(
+            !with_kick_fd || queue.queue().driver().publish(),
+            "a ring that never ran wants a kick"
+        );
+        if with_kick_fd {
+            // The kick descriptor is there, and never written to.
+            front_end.begin_queue(queue.queue(), 0).unwrap();
+        } else {
+            queue.queue().driver().publish();
+            front_end.describe_queue(queue.queue(), 0).unwrap();
+            front_end.enable(0, true).unwrap();
+            let call = queue.queue().call().as_fd().try_clone_to_owned().unwrap();
+            front_end.set_call(0, Some(call.as_fd())).unwrap();
+            front_end.set_kick(0, None).unwrap();
+        }
+        for _ in 0..8 {
+            let done = queue.wait().unwrap();
+            assert_eq!(done.status, status::OK);
+        }
+    }
+}
+
+#[test]
+fn ring_that_is_enabled_later_is_processed_then() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let socket = rig.serve_ram("d", 1);
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    front_end.enable(0, false).unwrap();
+    let slot = queue.take().unwrap();
+    assert!(queue.submit(slot, kind::FLUSH, 0, 0, 0));
+    queue.queue().driver().publish();
+    queue.queue().kick();
+    // The acknowledgement comes after a turn of the worker.
+    front_end.enable(0, false).unwrap();
+    assert!(matches!(
+        queue.wait_for(Duration::from_millis(20)),
+        Err(Error::Timeout(_))
+    ));
+    front_end.enable(0, true).unwrap();
+    assert_eq!(queue.wait().unwrap().status, status::OK);
+}
+
+#[test]
+fn interrupt_may_change_while_requests_are_in_flight() {
+    let rig = Rig::new(1);
+    let engine = Watched::new(ram(1 << 20), Duration::from_millis(5));
+    let socket = rig.serve("d", engine, 1);
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    for round in 0..20 {
+        let slot = queue.take().unwrap();
+        assert!(queue.submit(slot, kind::OUT, 0, 512, 0));
+        queue.publish();
+        queue.queue().replace_call().unwrap();
+        let call = queue.queue().call().try_clone().unwrap();
+        front_end.set_call(0, Some(call.as_fd())).unwrap();
+        if round % 4 == 3 {
+            let kick = queue.queue().kick_fd().try_clone().unwrap();
+            front_end.set_kick(0, Some(kick.as_fd())).unwrap();
+        }
+        let done = queue.wait().unwrap();
+        assert_eq!(done.status, status::OK);
+        queue.release(done.slot);
+    }
+}
+
+#[test]
+fn regions_come_go_and_move_while_requests_are_in_flight() {
+    let rig = Rig::new(2);
+    let engine = Watched::new(ram(16 << 20), Duration::from_millis(10));
+    let socket = rig.serve("d", engine, 2);
+    let mut front_end = connect(&socket);
+    let mut queues = [
+        front_end.start_queue(0, &QueueOptions::default()).unwrap(),
+        front_end.start_queue(1, &QueueOptions::default()).unwrap(),
+    ];
+    let headers = front_end.allocate(4096, 4096).unwrap();
+    for round in 0u8..20 {
+        let region = front_end.add_region(1 << 20).unwrap();
+        region.write(0, &vec![round + 1; 1 << 20]);
+        for (index, queue) in queues.iter_mut().enumerate() {
+            submit_write(
+                queue,
+                &headers.part(index * 64, 64),
+                region.element(),
+                round,
+            );
+        }
+        match round % 3 {
+            0 => {
+                // Taken away under the writes: they end as if it were there.
+                front_end.remove_region(region.address).unwrap();
+            }
+            1 => front_end.send_memory().unwrap(),
+            _ => {
+                front_end.remove_region(region.address).unwrap();
+                front_end.add_region(4096).unwrap();
+            }
+        }
+        for (index, queue) in queues.iter_mut().enumerate() {
+            let used = wait_used(queue);
+            assert_eq!(used, 1);
+            let mut answer = [0xff];
+            headers.part(index * 64, 64).read(32, &mut answer);
+            assert_eq!(answer, [status::OK], "round {round}");
+        }
+    }
+    // What was written came from the regions as they had been.
+    let mut blk = {
+        drop(queues);
+        drop(front_end);
+        let mut next = connect(&socket);
+        (start_blk(&mut next, 0), next)
+    };
+    let mut got = [0; 4096];
+    for round in 0u8..7 {
+        let offset = u64::from(round) << 20;
+        assert_eq!(blk.0.read(offset, &mut got).unwrap(), status::OK);
+        let last = (0..20u8).rfind(|r| r % 7 == round).unwrap();
+        assert!(got.iter().all(|byte| *byte == last + 1), "region {round}");
+    }
+}
+
+fn submit_write(queue: &mut Queue, header: &front_end::Area, data: (u64, u32), round: u8) {
+    let mut bytes = [0; 16];
+    bytes[0] = 1;
+    bytes[8..].copy_from_slice(&(u64::from(round % 7) << 11).to_le_bytes());
+    header.write(0, &bytes);
+    header.write(32, &[0xff]);
+    let readable = [header.part(0, 16).element(), data];
+    assert!(queue.add(&readable, &[header.part(32, 1).element()], 0));
+    queue.publish();
+}
+
+fn wait_used(queue: &mut Queue) -> u32 {
+    queue.wait(Duration::from_secs(20)).unwrap();
+    queue.pop_used().unwrap().written
+}
+
+#[test]
+fn device_with_256_queues_serves_on_all_of_them() {
+    let rig = Rig::new(2);
+    let socket = rig.serve_ram("d", 256);
+    let options = Options {
+        memory: 64 << 20,
+        ..Options::default()
+    };
+    let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+    assert_eq!(front_end.queue_count(), 256);
+    let queue_options = QueueOptions {
+        size: 16,
+        ..QueueOptions::default()
+    };
+    let mut queues: Vec<_> = (0..256)
+        .map(|index| {
+            BlkQueue::start(&mut front_end, index, &queue_options, 2, 4096, Cuts::Usual).unwrap()
+        })
+        .collect();
+    let mut verifier = Verifier::new(0, 64, 3);
+    for queue in &mut queues {
+        verifier.round(queue, 2).unwrap();
+    }
+    let places = rig.pool.snapshots();
+    let on = |worker| places.iter().filter(|p| p.labels.worker == worker).count();
+    assert_eq!((on(0), on(1)), (128, 128));
+}
+
+#[test]
+fn device_reset_stops_everything_and_begins_anew() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_ram("d", 1);
+    let mut front_end = connect(&socket);
+    let mut verifier = Verifier::new(0, 16, 1);
+    let mut queue = start_blk(&mut front_end, 0);
+    verifier.round(&mut queue, 8).unwrap();
+    front_end.write_config(32, &[0]).unwrap();
+    front_end.reset_device().unwrap();
+    assert_eq!(rig.pool.snapshots().len(), 0, "no queue runs");
+    assert_eq!(front_end.config(32, 1).unwrap(), [1]);
+    let features = front_end.features().to_ne_bytes();
+    front_end
+        .acknowledged(front_end::request::SET_FEATURES, &features, &[])
+        .unwrap();
+    let mut queue = start_blk(&mut front_end, 0);
+    verifier.check_all(&mut queue).unwrap();
+}
+
+#[test]
+fn export_that_is_removed_ends_its_session_and_no_other() {
+    let rig = Rig::new(1);
+    let (a, b) = (rig.serve_ram("a", 1), rig.serve_ram("b", 1));
+    let (mut at_a, mut at_b) = (connect(&a), connect(&b));
+    let (_queue, mut queue) = (start_blk(&mut at_a, 0), start_blk(&mut at_b, 0));
+    assert!(rig.server.remove("a") && !rig.server.remove("a"));
+    at_a.channel().wait_closed(SHORT).unwrap();
+    assert!(!a.exists() && b.exists());
+    Verifier::new(0, 16, 1).round(&mut queue, 8).unwrap();
+}
