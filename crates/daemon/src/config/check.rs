@@ -1,6 +1,6 @@
 //! Objects held against each other and against this machine: names, references, sockets, files, CPUs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
@@ -10,6 +10,9 @@ use super::model::{
 use super::objects::{Draft, LunDraft, VhostScsiDraft, WorkersDraft};
 use super::place::{At, Place};
 
+/// With more names than this no list of them helps, and no guess is worth its time.
+const NAMES_LISTED_MAX: usize = 16;
+const NAMES_GUESSED_MAX: usize = 1024;
 /// The bound on polling when nothing is said, in microseconds.
 const POLL_MICROS_DEFAULT: u32 = 50;
 
@@ -97,23 +100,20 @@ fn lun(draft: LunDraft) -> Option<LunConfig> {
 
 /// Gives the logical units that flags named to their controllers.
 fn attach_luns(mut draft: Draft, diagnostics: &mut Diagnostics) -> Draft {
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    for (index, controller) in draft.vhost_scsi.iter().enumerate() {
+        if let Some(name) = &controller.name {
+            places.entry(name.value.clone()).or_insert(index);
+        }
+    }
     for (controller, lun) in std::mem::take(&mut draft.luns) {
-        let named = |draft: &VhostScsiDraft| {
-            let name = draft.name.as_ref();
-            name.is_some_and(|name| name.value == controller.value)
-        };
-        match draft.vhost_scsi.iter_mut().find(|draft| named(draft)) {
+        let place = places.get(&controller.value);
+        match place.and_then(|index| draft.vhost_scsi.get_mut(*index)) {
             Some(draft) => draft.luns.push(lun),
             None => {
-                let known: Vec<&str> = draft
-                    .vhost_scsi
-                    .iter()
-                    .filter_map(|c| c.name.as_ref())
-                    .map(|name| name.value.as_str())
-                    .collect();
+                let known: Vec<&str> = places.keys().map(String::as_str).collect();
                 diagnostics.push(unknown("vhost-scsi controller", &controller, &known));
-                // Its disk is still looked up.
-                check_reference(lun.disk.as_ref(), &disk_names(&draft), diagnostics);
+                draft.astray.push(lun);
             }
         }
     }
@@ -123,12 +123,13 @@ fn attach_luns(mut draft: Draft, diagnostics: &mut Diagnostics) -> Draft {
 fn unknown(what: &str, found: &At<String>, known: &[&str]) -> Mistake {
     let message = format!("there is no {what} `{}`", found.value);
     let mistake = Mistake::new(MistakeKind::Relation, &found.place, message);
-    let mistake = mistake.did_you_mean(&found.value, known.iter().copied());
-    if known.is_empty() {
-        mistake.allowed(format!("nothing: no {what} is configured"))
-    } else {
-        mistake.allowed(super::diagnostics::one_of(known))
-    }
+    let guessed = known.iter().take(NAMES_GUESSED_MAX).copied();
+    let mistake = mistake.did_you_mean(&found.value, guessed);
+    mistake.allowed(match known.len() {
+        0 => format!("nothing: no {what} is configured"),
+        1..=NAMES_LISTED_MAX => super::diagnostics::one_of(known),
+        count => format!("the name of one of the {count} that are configured"),
+    })
 }
 
 /// Notes every key that comes a second time, pointing at the first.
@@ -179,21 +180,27 @@ fn disk_names(draft: &Draft) -> Vec<&str> {
     names.map(|name| name.value.as_str()).collect()
 }
 
-fn check_reference(disk: Option<&At<String>>, known: &[&str], diagnostics: &mut Diagnostics) {
+fn check_reference(
+    disk: Option<&At<String>>,
+    names: &[&str],
+    known: &HashSet<&str>,
+    diagnostics: &mut Diagnostics,
+) {
     if let Some(disk) = disk
-        && !known.contains(&disk.value.as_str())
+        && !known.contains(disk.value.as_str())
     {
-        diagnostics.push(unknown("disk", disk, known));
+        diagnostics.push(unknown("disk", disk, names));
     }
 }
 
 fn check_disk_references(draft: &Draft, diagnostics: &mut Diagnostics) {
-    let known = disk_names(draft);
-    for export in &draft.vhost_blk {
-        check_reference(export.disk.as_ref(), &known, diagnostics);
-    }
-    for lun in draft.vhost_scsi.iter().flat_map(|c| &c.luns) {
-        check_reference(lun.disk.as_ref(), &known, diagnostics);
+    let names = disk_names(draft);
+    let known: HashSet<&str> = names.iter().copied().collect();
+    let blk = draft.vhost_blk.iter().map(|export| &export.disk);
+    let luns = draft.vhost_scsi.iter().flat_map(|c| &c.luns);
+    let astray = draft.astray.iter().chain(luns).map(|lun| &lun.disk);
+    for disk in blk.chain(astray) {
+        check_reference(disk.as_ref(), &names, &known, diagnostics);
     }
 }
 

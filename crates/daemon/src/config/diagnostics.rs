@@ -2,6 +2,7 @@
 //!
 //! Each says where, what was found, what is allowed and, where a guess is good, what was probably meant.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::Serialize;
@@ -171,14 +172,19 @@ impl Diagnostics {
             if m.kind != MistakeKind::Syntax {
                 return true;
             }
-            let first = !broken.contains(&line_of(m));
-            broken.push(line_of(m));
+            let line = line_of(m);
+            // In the order of the text: the same line comes in a row.
+            let first = broken.last() != Some(&line);
+            broken.push(line);
             first
         });
+        if broken.is_empty() {
+            return;
+        }
+        let broken: HashSet<(usize, usize)> = broken.into_iter().collect();
+        let broken_sources: HashSet<usize> = broken.iter().map(|(order, _)| *order).collect();
         self.mistakes.retain(|m| {
-            let file_is_broken = broken
-                .iter()
-                .any(|(order, _)| *order == m.place.source.order);
+            let file_is_broken = broken_sources.contains(&m.place.source.order);
             match m.kind {
                 MistakeKind::Syntax => true,
                 MistakeKind::Key | MistakeKind::Value => !broken.contains(&line_of(m)),

@@ -70,6 +70,8 @@ pub struct Draft {
     pub vhost_scsi: Vec<VhostScsiDraft>,
     /// Logical units from flags, with their controller's name.
     pub luns: Vec<(At<String>, LunDraft)>,
+    /// Those of them whose controller there is not; their disks are looked up all the same.
+    pub astray: Vec<LunDraft>,
 }
 
 /// A file's top-level table.
@@ -103,6 +105,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
             .map(|fields| read_vhost_scsi(fields, diagnostics))
             .collect(),
         luns: Vec::new(),
+        astray: Vec::new(),
     }
 }
 

@@ -17,27 +17,37 @@ pub struct Source {
     pub is_flag: bool,
     /// Its rank among all sources, so that mistakes are listed in the order in which things were said.
     pub order: usize,
+    /// Where each line starts: a large file may have as many mistakes as lines.
+    line_starts: Vec<usize>,
 }
 
 impl Source {
     /// The text of a configuration file.
     pub fn file(label: &str, text: &str, order: usize) -> Arc<Source> {
-        Arc::new(Source {
-            label: label.to_owned(),
-            text: text.to_owned(),
-            is_flag: false,
-            order,
-        })
+        Source::new(label, text, false, order)
     }
 
     /// The value of one flag.
     pub fn flag(flag: &str, text: &str, order: usize) -> Arc<Source> {
+        Source::new(flag, text, true, order)
+    }
+
+    fn new(label: &str, text: &str, is_flag: bool, order: usize) -> Arc<Source> {
+        let after_newlines = text.match_indices('\n').map(|(at, _)| at + 1);
         Arc::new(Source {
-            label: flag.to_owned(),
+            label: label.to_owned(),
             text: text.to_owned(),
-            is_flag: true,
+            is_flag,
             order,
+            line_starts: std::iter::once(0).chain(after_newlines).collect(),
         })
+    }
+
+    /// The index and the first byte of the line that byte `at` lies in.
+    fn line_of(&self, at: usize) -> (usize, usize) {
+        let after = self.line_starts.partition_point(|start| *start <= at);
+        let index = after.saturating_sub(1);
+        (index, self.line_starts.get(index).copied().unwrap_or(0))
     }
 }
 
@@ -76,17 +86,17 @@ impl Place {
 
     /// Line and column, both from 1; the column counts characters.
     pub fn line_column(&self) -> (usize, usize) {
-        let (before, _) = self.source.text.split_at(self.start());
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
-        (line, column)
+        let start = self.start();
+        let (line, line_start) = self.source.line_of(start);
+        let before = self.source.text.get(line_start..start).unwrap_or("");
+        (line + 1, before.chars().count() + 1)
     }
 
     /// The line that the span starts on, and how many characters of it are meant (at least 1).
     pub fn excerpt(&self) -> (&str, usize) {
         let start = self.start();
-        let (before, after) = self.source.text.split_at(start);
-        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        let (_, after) = self.source.text.split_at(start);
+        let (_, line_start) = self.source.line_of(start);
         let line_end = after
             .find('\n')
             .map_or(self.source.text.len(), |at| start + at);
