@@ -8,6 +8,7 @@ mod common;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use backend::{CacheMode, Engine, File, FileOptions};
 use common::{Worker, cut, open, options};
@@ -30,11 +31,15 @@ fn succeed(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
+/// losetup claims devices for a moment while it looks for a free one: one test with loop devices at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// A loop device over a sparse file.
 struct Loop {
     device: PathBuf,
     backing: PathBuf,
     _folder: Option<tempfile::TempDir>,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Loop {
@@ -50,6 +55,7 @@ impl Loop {
             rustix::process::geteuid().is_root(),
             "needs root: see the head of this file"
         );
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         std::fs::File::create(backing)
             .unwrap()
             .set_len(size)
@@ -69,6 +75,7 @@ impl Loop {
             device: device.into(),
             backing: backing.to_owned(),
             _folder: None,
+            _alone: alone,
         }
     }
 }

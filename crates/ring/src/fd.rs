@@ -144,6 +144,14 @@ impl Registry {
         }
     }
 
+    /// Empties the table: closing the ring would do so as well, but some time later.
+    pub(crate) fn close(&mut self, submitter: &Submitter<'_>) {
+        if self.size.is_some_and(|size| size > 0) {
+            // What fails here is done by the kernel when the ring is closed.
+            drop(submitter.unregister_files());
+        }
+    }
+
     #[cold]
     fn sweep_some(&mut self, submitter: &Submitter<'_>) {
         for index in self.dropped.borrow_mut().drain(..) {

@@ -467,6 +467,7 @@ impl Drop for Ring {
                 std::mem::forget(std::mem::take(&mut self.slab));
             }
         }
+        self.registry.close(&self.io.submitter());
     }
 }
 
