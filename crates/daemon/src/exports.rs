@@ -6,8 +6,11 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use scsi::MemoryStore;
+use scsi_tasks::Units;
 use virtio::VirtioDevice;
 use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_scsi::{ScsiDevice, ScsiOptions};
 
 use crate::config::{Config, VhostBlkConfig, VhostScsiConfig};
 use crate::disks::Disks;
@@ -42,6 +45,8 @@ pub(crate) fn open_all(
     inherited: Option<Inherited>,
     reasons: &mut Vec<String>,
 ) -> Vec<ReadyExport> {
+    // One registry, so that a disk is the same logical unit through every door.
+    let units = Units::new(Box::new(MemoryStore::default()));
     let mut ready = Vec::new();
     let mut inherited = inherited;
     let blk = config.vhost_blk.iter().map(|export| {
@@ -49,7 +54,7 @@ pub(crate) fn open_all(
         ("vhost-blk", &export.name, &export.socket, device)
     });
     let scsi = config.vhost_scsi.iter().map(|export| {
-        let device = scsi_device(export, disks);
+        let device = scsi_device(export, disks, &units);
         ("vhost-scsi", &export.name, &export.socket, device)
     });
     for (kind, name, socket, device) in blk.chain(scsi) {
@@ -108,13 +113,23 @@ fn blk_device(config: &VhostBlkConfig, disks: &Disks) -> Result<Arc<dyn VirtioDe
     Ok(Arc::new(BlkDevice::new(Arc::clone(disk), options)))
 }
 
-fn scsi_device(config: &VhostScsiConfig, disks: &Disks) -> Result<Arc<dyn VirtioDevice>, String> {
+fn scsi_device(
+    config: &VhostScsiConfig,
+    disks: &Disks,
+    units: &Arc<Units>,
+) -> Result<Arc<dyn VirtioDevice>, String> {
+    let options = ScsiOptions {
+        name: config.name.clone(),
+        queues: config.queues,
+    };
+    let device = ScsiDevice::new(Arc::clone(units), options);
     for lun in &config.luns {
-        if !disks.contains_key(&lun.disk) {
-            return Err(missing(&lun.disk));
-        }
+        let disk = disks.get(&lun.disk).ok_or_else(|| missing(&lun.disk))?;
+        device
+            .add_lun(lun.target, lun.lun, disk)
+            .map_err(|error| format!("LUN {}: {error}", lun.lun))?;
     }
-    Err("virtio-scsi is not there yet".to_owned())
+    Ok(Arc::new(device))
 }
 
 fn missing(disk: &str) -> String {

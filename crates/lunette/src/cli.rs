@@ -195,9 +195,9 @@ pub struct ProgramArguments {
     /// Page cache of the host: none, writeback or writethrough
     #[arg(long, value_name = "MODE", default_value = "none")]
     pub cache: String,
-    /// Request queues offered
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub num_queues: u16,
+    /// Request queues offered [default: as many as there may be: 256 for blk, 254 for scsi]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub num_queues: Option<u16>,
 }
 
 /// `lunette vhost-user-blk`

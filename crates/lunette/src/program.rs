@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use daemon::config::{
-    BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, Placement, PollLimit,
-    VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
+    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, Placement,
+    PollLimit, SCSI_QUEUES_MAX, VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
 };
 use daemon::{Inherited, StartOptions};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -66,7 +66,7 @@ pub fn run_blk(arguments: BlkProgram) -> Outcome {
         name: "vhost-user-blk".to_owned(),
         disk: disk.name.clone(),
         socket: common.socket_path.clone().unwrap_or_default(),
-        queues: common.num_queues,
+        queues: common.num_queues.unwrap_or(BLK_QUEUES_MAX),
     };
     let name = export.name.clone();
     let config = Config {
@@ -94,7 +94,7 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
     let export = VhostScsiConfig {
         name: "vhost-user-scsi".to_owned(),
         socket: common.socket_path.clone().unwrap_or_default(),
-        queues: common.num_queues,
+        queues: queues(common)?,
         luns,
     };
     let name = export.name.clone();
@@ -104,6 +104,15 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
         ..empty()
     };
     serve_one(config, name, common)
+}
+
+fn queues(common: &ProgramArguments) -> Result<u16, Failure> {
+    match common.num_queues {
+        Some(count) if count > SCSI_QUEUES_MAX => Err(Failure::because(format!(
+            "--num-queues {count}: a SCSI controller has at most {SCSI_QUEUES_MAX} request queues"
+        ))),
+        count => Ok(count.unwrap_or(SCSI_QUEUES_MAX)),
+    }
 }
 
 fn empty() -> Config {
@@ -241,7 +250,7 @@ mod tests {
             print_capabilities: false,
             read_only: true,
             cache: "none".to_owned(),
-            num_queues: 1,
+            num_queues: None,
         };
         let a = disk(Path::new("/a/vm.raw"), &common).unwrap();
         let b = disk(Path::new("/b/vm.raw"), &common).unwrap();

@@ -24,9 +24,9 @@ pub use check::Surroundings;
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use model::{
-    BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX, POLL_MICROS_MAX,
-    Placement, PollLimit, QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX, VhostBlkConfig,
-    VhostScsiConfig, WORKERS_MAX, WorkersConfig,
+    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX,
+    POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
+    TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
 pub use place::{At, Place, Source};
 pub use render::render;

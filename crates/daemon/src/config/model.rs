@@ -6,8 +6,10 @@ use std::path::PathBuf;
 
 /// Most workers a daemon may have.
 pub const WORKERS_MAX: usize = 128;
-/// Most request queues a device may have.
-pub const QUEUES_MAX: u16 = 256;
+/// Most request queues of a vhost-blk export.
+pub const BLK_QUEUES_MAX: u16 = 256;
+/// Most request queues of a vhost-scsi controller: its control and event queues are the other two.
+pub const SCSI_QUEUES_MAX: u16 = 254;
 /// Most targets of a vhost-scsi controller.
 pub const TARGETS_MAX: u16 = 256;
 /// Most logical units of one target (SAM-5, 4.7.7.3: flat space addressing has 14 bits).

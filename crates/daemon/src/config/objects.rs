@@ -6,15 +6,13 @@ use std::path::PathBuf;
 
 use super::diagnostics::{Mistake, MistakeKind};
 use super::model::{
-    BackendConfig, CacheMode, DiskConfig, LUNS_MAX, NAME_MAX, POLL_MICROS_MAX, PollLimit,
-    QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX, WORKERS_MAX,
+    BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX, NAME_MAX, POLL_MICROS_MAX,
+    PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX, WORKERS_MAX,
 };
 use super::place::At;
 use super::value::{Fields, Raw, Reader, number_of, wrong};
 use super::{Diagnostics, diagnostics::one_of};
 
-/// Request queues of a device when nothing is said: as many as a client may want.
-const QUEUES_DEFAULT: u16 = QUEUES_MAX;
 const NAME_ALLOWED: &str =
     "1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit";
 const SOCKET_ALLOWED: &str = "a path of at most 107 bytes, such as \"/run/lunette/d0.sock\"";
@@ -185,10 +183,11 @@ fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<String
     Some(name)
 }
 
-fn read_queues(reader: &mut Reader<'_, '_>) -> u16 {
+/// Request queues; when nothing is said as many as a client may want.
+fn read_queues(reader: &mut Reader<'_, '_>, most: u16) -> u16 {
     reader
-        .number("queues", 1..=u64::from(QUEUES_MAX))
-        .map_or(QUEUES_DEFAULT, |queues| queues.value as u16)
+        .number("queues", 1..=u64::from(most))
+        .map_or(most, |queues| queues.value as u16)
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -318,7 +317,7 @@ pub fn read_vhost_blk(fields: &Fields, diagnostics: &mut Diagnostics) -> VhostBl
     let disk = reader.text("disk", "the name of a disk");
     let socket = read_socket(&mut reader, "socket");
     let name = read_name(&mut reader, "name").or_else(|| disk.clone());
-    let queues = read_queues(&mut reader);
+    let queues = read_queues(&mut reader, BLK_QUEUES_MAX);
     reader.finish(|key| match key {
         "read_only" => Some("vhost_blk: `read_only` belongs to the disk".to_owned()),
         _ => None,
@@ -338,7 +337,7 @@ pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> VhostS
     reader.require("socket", SOCKET_ALLOWED);
     let name = read_name(&mut reader, "name");
     let socket = read_socket(&mut reader, "socket");
-    let queues = read_queues(&mut reader);
+    let queues = read_queues(&mut reader, SCSI_QUEUES_MAX);
     let luns = reader.objects("lun", LUN_EXAMPLE);
     reader.finish(|key| match key {
         "disk" => Some(format!(

@@ -377,8 +377,8 @@ fn config() -> impl Strategy<Value = Config> {
     let luns = proptest::collection::btree_map((0..=255u8, 0..LUNS_MAX), 0..100usize, 0..5);
     (
         proptest::collection::vec(disk(), 1..4),
-        proptest::collection::vec((0..100usize, 1..=QUEUES_MAX), 0..3),
-        proptest::collection::vec((1..=QUEUES_MAX, luns), 0..3),
+        proptest::collection::vec((0..100usize, 1..=BLK_QUEUES_MAX), 0..3),
+        proptest::collection::vec((1..=SCSI_QUEUES_MAX, luns), 0..3),
         placement,
         poll,
         proptest::option::of("[^\0]{1,20}"),
