@@ -8,7 +8,8 @@ use common::{Door, INITIATOR, Messages, Pipes, Policy, TARGET, settings, small_o
 use iscsi::Limits;
 use iscsi::chap::{Algorithm, Secret};
 use iscsi::initiator::{Event, InitiatorError, InitiatorSettings};
-use iscsi::login::{Credentials, LoginError};
+use iscsi::login::{Credentials, LoginError, TargetRecord};
+use iscsi::negotiation::Offer;
 use iscsi::target::CloseReason;
 use iscsi::text::{parse, push_pair};
 use proptest::prelude::*;
@@ -237,6 +238,20 @@ fn keys_may_be_cut_over_pdus_with_the_c_bit() {
 }
 
 #[test]
+fn names_may_be_said_again_but_not_changed() {
+    for (name, status) in [(INITIATOR, 0), ("iqn.2026-11.org.example:other", 0x0200)] {
+        let mut door = door(Policy::open(small_offer()));
+        let hello = [text(&NAMES), text(&[("AuthMethod", "None")])].concat();
+        ask(&mut door, &login_request(0x81, 0, 0, &hello));
+        let again = text(&[("InitiatorName", name), NAMES[1], ("SessionType", "Normal")]);
+        assert_eq!(
+            ask(&mut door, &login_request(0x87, 0, 0, &again)).status,
+            status
+        );
+    }
+}
+
+#[test]
 fn endless_login_with_the_c_bit_is_ended() {
     let mut door = door(Policy::open(small_offer()));
     let mut requests = 0;
@@ -246,20 +261,9 @@ fn endless_login_with_the_c_bit_is_ended() {
         assert!(requests < 100);
     }
     let mut door = self::door(Policy::open(small_offer()));
+    ask(&mut door, &login_request(0x04, 0, 0, &text(&NAMES)));
     while door.closed.is_none() {
-        ask(
-            &mut door,
-            &login_request(
-                0x04,
-                0,
-                0,
-                &if door.connection.visitor().initiator_name.is_empty() {
-                    text(&NAMES)
-                } else {
-                    Vec::new()
-                },
-            ),
-        );
+        ask(&mut door, &login_request(0x04, 0, 0, b""));
         requests += 1;
         assert!(requests < 300);
     }
@@ -549,6 +553,39 @@ fn discovery_session_finds_all_targets_and_runs_no_commands() {
         pipes.events[0].1,
         Event::Rejected { reason: 0x04, .. }
     ));
+}
+
+#[test]
+fn many_targets_come_in_several_text_responses() {
+    let mut policy = Policy::open(small_offer());
+    let address = || vec!["192.0.2.1:3260,1".to_owned()];
+    policy.targets = (0..100)
+        .map(|n| TargetRecord {
+            name: format!("iqn.2026-11.org.example:t{n}"),
+            addresses: address(),
+        })
+        .collect();
+    let offer = Offer {
+        max_recv_data_segment_length: 512,
+        ..small_offer()
+    };
+    let settings = InitiatorSettings {
+        target_name: None,
+        ..settings(offer)
+    };
+    let mut pipes = Pipes::ready(policy, settings, 1, 4);
+    pipes.initiator.text(0, b"SendTargets=All\0").unwrap();
+    pipes.run();
+    assert_eq!(pipes.error, None);
+    let Some((_, Event::Text { text, .. })) = pipes.events.pop() else {
+        panic!("no text")
+    };
+    let names = parse(&text)
+        .unwrap()
+        .iter()
+        .filter(|pair| pair.key == "TargetName")
+        .count();
+    assert_eq!((names, pipes.initiator.tasks_len()), (100, 0));
 }
 
 proptest! {

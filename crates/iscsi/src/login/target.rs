@@ -87,7 +87,7 @@ pub struct TargetLogin {
     authentication: Authentication,
     responder: Responder,
     joins: Option<Arc<Session>>,
-    declared: SmallVec<[&'static str; 4]>,
+    declared: SmallVec<[(&'static str, String); 4]>,
     told_max_recv: bool,
 }
 
@@ -135,6 +135,9 @@ impl TargetLogin {
     /// Takes a request with its data segment.
     pub fn handle(&mut self, request: &LoginRequest, segment: &[u8]) -> LoginReply {
         let mut text = Vec::new();
+        if self.opening.is_none() {
+            self.stat_sn = request.exp_stat_sn.get();
+        }
         let result = self.step(request, segment, &mut text);
         let mut header = LoginResponse::blank();
         header.flags = request.flags & 0x0c;
@@ -184,12 +187,7 @@ impl TargetLogin {
             return Err(LoginStatus::InitiatorError.into());
         }
         self.requests_left -= 1;
-        // set before anything can fail, for the refusal carries it too
-        let first = self.opening.is_none();
         self.check_header(request)?;
-        if first {
-            self.stat_sn = request.exp_stat_sn.get();
-        }
         let next = self.wanted_stage(request)?;
         self.collector
             .push(segment)
@@ -356,10 +354,12 @@ impl TargetLogin {
             "SessionType",
         ];
         if let Some(name) = DECLARED.into_iter().find(|name| *name == pair.key) {
-            if self.declared.contains(&name) {
-                return Err(LoginStatus::InitiatorError);
+            // common initiators say again in the next stage who they are: the same words are no new declaration
+            match self.declared.iter().find(|(known, _)| *known == name) {
+                Some((_, value)) if value == pair.value => {}
+                Some(_) => return Err(LoginStatus::InitiatorError),
+                None => self.declared.push((name, pair.value.to_owned())),
             }
-            self.declared.push(name);
             return Ok(());
         }
         // keys of ours, or of the full feature phase

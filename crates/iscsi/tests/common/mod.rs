@@ -250,13 +250,16 @@ impl Door {
             command.cdb[5],
         ]);
         let length = u32::from(u16::from_be_bytes([command.cdb[7], command.cdb[8]])) * BLOCK;
-        let start = (lba * BLOCK) as usize;
+        let start = (lba as usize).wrapping_mul(BLOCK as usize);
+        let inside = start
+            .checked_add(length as usize)
+            .is_some_and(|end| end <= disk.len());
         match command.cdb[0] {
             0x00 => self
                 .connection
                 .respond(task, &Completion::default())
                 .unwrap(),
-            0x28 => {
+            0x28 if inside => {
                 let data = disk[start..start + length as usize].to_vec();
                 let transfer = Transfer {
                     data_in: data.len() as u64,
@@ -278,7 +281,7 @@ impl Door {
                     .unwrap();
                 self.sending.insert(buffer, data);
             }
-            0x2a => {
+            0x2a if inside => {
                 self.buffers
                     .entry(task)
                     .or_insert_with(|| vec![0; command.expected_length as usize]);
@@ -309,7 +312,7 @@ impl Door {
             command.cdb[5],
         ]);
         let length = u32::from(u16::from_be_bytes([command.cdb[7], command.cdb[8]])) * BLOCK;
-        let start = (lba * BLOCK) as usize;
+        let start = (lba as usize).wrapping_mul(BLOCK as usize);
         let usable = buffer.len().min(length as usize);
         disk[start..start + usable].copy_from_slice(&buffer[..usable]);
         let transfer = Transfer {
