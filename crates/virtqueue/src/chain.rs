@@ -65,8 +65,9 @@ pub(crate) struct Collector<'a> {
     /// The chain's first descriptor, for error texts.
     head: u16,
     total: u64,
-    /// Bytes before the first writable element, once there was one.
-    readable: Option<u64>,
+    readable: u64,
+    /// Was there a writable element yet?
+    writing: bool,
 }
 
 impl<'a> Collector<'a> {
@@ -82,7 +83,8 @@ impl<'a> Collector<'a> {
             limits,
             head,
             total: 0,
-            readable: None,
+            readable: 0,
+            writing: false,
         }
     }
 
@@ -93,9 +95,11 @@ impl<'a> Collector<'a> {
             return Err(QueueError::ZeroLength { address });
         }
         if flags & WRITE != 0 {
-            self.readable.get_or_insert(self.total);
-        } else if self.readable.is_some() {
+            self.writing = true;
+        } else if self.writing {
             return Err(QueueError::ReadableAfterWritable { address });
+        } else {
+            self.readable += u64::from(length);
         }
         // Cannot overflow: fewer than 2^16 elements, of fewer than 2^32 bytes.
         self.total += u64::from(length);
@@ -118,8 +122,7 @@ impl<'a> Collector<'a> {
             });
         }
         // The limit is a u32, so both fit.
-        let readable = self.readable.unwrap_or(self.total);
-        Ok((readable as u32, (self.total - readable) as u32))
+        Ok((self.readable as u32, (self.total - self.readable) as u32))
     }
 
     /// All elements of an indirect table, that follow `before` direct ones.
