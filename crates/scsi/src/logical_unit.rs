@@ -4,7 +4,7 @@
 //! word is zero while nothing special holds; its slow bits send a command to the path that takes the mutex.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use disk::{DiskInfo, Geometry};
 
@@ -216,9 +216,10 @@ impl LogicalUnit {
 
     pub(crate) fn detach_nexus(&self, nexus: &Arc<Nexus>) {
         let mut state = self.state();
-        state
-            .nexuses
-            .retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(nexus)));
+        let is_gone = |known: &Weak<Nexus>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(nexus));
+        state.nexuses.retain(|known| !is_gone(known));
+        state.nexus_lost(nexus);
+        self.refresh_word(&state);
         nexus.drop_attentions(self.id);
     }
 

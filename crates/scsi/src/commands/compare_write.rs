@@ -58,15 +58,16 @@ fn target(c: &Context<'_>, lba: u64, blocks: u64, flags: IoFlags) -> Result<Targ
 pub(super) fn compare_and_write(c: &Context<'_>) -> Planned {
     let blocks = u64::from(c.cdb[13]);
     let target = target(c, be64(c.cdb, 2), blocks, force_unit_access(c))?;
-    if blocks == 0 {
-        return good();
-    }
     if blocks > compare_and_write_blocks_max(target.block_size.ilog2()) {
         return Err(Sense::cdb_field(13));
     }
+    // both halves, neither more nor less
     let wanted = 2 * target.length;
     if c.data_out != wanted {
         return Err(Sense::cdb_field(13));
+    }
+    if blocks == 0 {
+        return good();
     }
     Ok(Pending::plan(wanted, c.data_out, move |data: &[u8]| {
         let (compare, write) = data.split_at(data.len() / 2);

@@ -16,8 +16,11 @@ use crate::sense::{Sense, SenseCode};
 /// Service action of SERVICE ACTION IN(16).
 pub(super) const GET_LBA_STATUS: u8 = 0x12;
 
-/// Most bytes that one command reads.
-const SCAN_MAX: u64 = 4 << 30;
+/// Most bytes that are read for each extent that the initiator has room for.
+const SCAN_MAX: u64 = 256 << 20;
+
+/// The same where there is room for a single one: the question is about a block, not about the map.
+const SCAN_MAX_SINGLE: u64 = 4 << 20;
 
 pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
     let lba = be64(c.cdb, 2);
@@ -131,7 +134,7 @@ impl Scan {
             let to_boundary = self.unit - self.offset % self.unit;
             let length = to_boundary.min(rest.len() as u64);
             let (unit, after) = rest.split_at(length as usize);
-            let deallocated = unit.iter().all(|&byte| byte == 0);
+            let deallocated = is_zero(unit);
             if !self
                 .list
                 .push(self.offset >> self.shift, length >> self.shift, deallocated)
@@ -143,6 +146,13 @@ impl Scan {
         }
         true
     }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    static ZEROES: [u8; 4096] = [0; 4096];
+    bytes
+        .chunks(ZEROES.len())
+        .all(|chunk| ZEROES.starts_with(chunk))
 }
 
 impl Program for Scan {

@@ -13,8 +13,11 @@ use crate::sense::{Sense, SenseCode};
 /// Most descriptors of one UNMAP, told in the block limits page.
 pub(super) const UNMAP_DESCRIPTORS_MAX: usize = 256;
 
-/// Most blocks of one WRITE SAME, told in the block limits page: 512 MiB of 512-byte blocks.
-pub(super) const WRITE_SAME_BLOCKS_MAX: u64 = 0x10_0000;
+/// Most blocks of one WRITE SAME, told in the block limits page: 512 MiB of 512-byte blocks, and 32,768
+/// larger ones, for initiators take more than 65,535 as a sign that they can write as many, too.
+pub(super) const fn write_same_blocks_max(block_shift: u32) -> u64 {
+    if block_shift == 9 { 0x10_0000 } else { 0x8000 }
+}
 
 pub(super) fn unmap(c: &Context<'_>) -> Planned {
     if c.unit.state().info.discard_granularity.is_none() {
@@ -146,7 +149,7 @@ fn write_same(
         blocks => blocks,
     };
     let (offset, length) = c.range(lba, blocks)?;
-    if blocks > WRITE_SAME_BLOCKS_MAX {
+    if blocks > write_same_blocks_max(geometry.block_shift()) {
         return Err(Sense::cdb_field(length_at));
     }
     let fill = Filling {
@@ -186,8 +189,10 @@ pub(super) struct Filling {
 }
 
 impl Filling {
-    /// Zeroes become one I/O where the disk can do that; anything else is written piece by piece.
+    /// Zeroes become one I/O where the disk can do that; anything else is written piece by piece. With
+    /// UNMAP the pattern is not looked at, as in other targets: initiators send zeroes.
     pub fn with(self, pattern: &[u8]) -> Plan {
+        let pattern = if self.unmap { &[0] } else { pattern };
         let mut flags = if self.force {
             IoFlags::FUA
         } else {

@@ -7,7 +7,7 @@ use disk::DiskInfo;
 use super::Context;
 use super::compare_write::compare_and_write_blocks_max;
 use super::inquiry::{Peripheral, VENDOR};
-use super::provisioning::{UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
+use super::provisioning::{UNMAP_DESCRIPTORS_MAX, write_same_blocks_max};
 use super::read_write::{TRANSFER_MAX, atomic_unit};
 use super::receive_copy::third_party_copy_page;
 use crate::nexus::TargetPort;
@@ -149,7 +149,7 @@ fn block_limits(info: &DiskInfo) -> Vec<u8> {
         body[24..28].copy_from_slice(&(discard >> shift).max(1).to_be_bytes());
         body[28] = 0x80; // UGAVALID, alignment 0
     }
-    body[32..40].copy_from_slice(&WRITE_SAME_BLOCKS_MAX.to_be_bytes());
+    body[32..40].copy_from_slice(&write_same_blocks_max(shift).to_be_bytes());
     let atomic_max = (TRANSFER_MAX >> shift).min(0xffff) as u32;
     body[40..44].copy_from_slice(&atomic_max.to_be_bytes());
     if atomic_unit(info) > 1 {

@@ -99,7 +99,15 @@ impl Bed {
     }
 
     pub fn with(info: DiskInfo, removable: bool) -> Bed {
-        let directory = Directory::new(Box::<MemoryStore>::default());
+        Bed::over(
+            Directory::new(Box::<MemoryStore>::default()),
+            info,
+            removable,
+        )
+    }
+
+    /// The same over a directory, whose store may have been used before.
+    pub fn over(directory: Arc<Directory>, info: DiskInfo, removable: bool) -> Bed {
         let target = Target::new(vec![port(1)]);
         let nexus = target.attach_nexus(initiator(1), port(1));
         let mut bed = Bed {

@@ -1,0 +1,291 @@
+//! COMPARE AND WRITE, ORWRITE, WRITE AND VERIFY, WRITE ATOMIC, GET LBA STATUS, EXTENDED COPY.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use disk::IoKind;
+use scsi::*;
+
+const BLOCK: usize = 512;
+
+fn compare_and_write(bed: &mut Bed, blocks: u8, data: &[u8]) -> Answer {
+    bed.run(
+        0,
+        &[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, blocks, 0, 0],
+        data,
+        0,
+    )
+}
+
+#[test]
+fn compare_and_write_writes_only_what_compares() {
+    let mut bed = Bed::new(512, 2048);
+    let data = [vec![0; 2 * BLOCK], vec![0xb0; 2 * BLOCK]].concat();
+    assert_eq!(compare_and_write(&mut bed, 2, &data).status, Status::Good);
+    assert_eq!(bed.disks.bytes[0][BLOCK..3 * BLOCK], [0xb0; 2 * BLOCK]);
+    let mut other = [vec![0xb0; 2 * BLOCK], vec![0xcc; 2 * BLOCK]].concat();
+    other[700] = 0;
+    let answer = compare_and_write(&mut bed, 2, &other);
+    assert_eq!(answer.code(), (0x0e, 0x1d, 0x00));
+    assert_eq!(answer.sense[..7], [0xf0, 0, 0x0e, 0, 0, 0x02, 0xbc]); // byte 700
+    assert_eq!(bed.disks.bytes[0][BLOCK..3 * BLOCK], [0xb0; 2 * BLOCK]);
+}
+
+#[test]
+fn compare_and_write_holds_its_range_exclusively_and_needs_both_halves() {
+    let mut bed = Bed::new(512, 2048);
+    assert_eq!(
+        compare_and_write(&mut bed, 1, &[0; 4 * BLOCK]).code(),
+        (0x05, 0x24, 0x00)
+    );
+    assert_eq!(compare_and_write(&mut bed, 0, &[]).status, Status::Good);
+    let (view, nexus) = (bed.target.view(), Arc::clone(&bed.nexus));
+    let plan = view.begin(&Command {
+        nexus: &nexus,
+        lun: Lun::unit(0),
+        cdb: &[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 1, 0, 0],
+        attribute: TaskAttribute::Simple,
+        data_out_length: 1024,
+        data_in_length: 0,
+    });
+    let Plan::NeedData(pending) = plan else {
+        panic!("{plan:?}")
+    };
+    assert_eq!(pending.length(), 1024);
+    let Plan::Run(run) = pending.with_data(&[0; 1024]) else {
+        panic!("no run")
+    };
+    let range = Exclusive {
+        disk: DiskId(0),
+        offset: 2048,
+        length: 512,
+    };
+    assert_eq!(run.exclusive, Some(range));
+}
+
+#[test]
+fn orwrite_combines_with_what_is_there() {
+    let mut bed = Bed::new(512, 8192);
+    bed.disks.bytes[0].fill(0x50);
+    let blocks = 3000; // more than one piece of scratch memory
+    let cdb = [0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x0b, 0xb8, 0, 0];
+    let answer = bed.run(0, &cdb, &vec![0x05; blocks * BLOCK], 0);
+    assert_eq!(answer.status, Status::Good);
+    assert!(
+        bed.disks.bytes[0][..blocks * BLOCK]
+            .iter()
+            .all(|&byte| byte == 0x55)
+    );
+    assert!(
+        bed.disks.bytes[0][blocks * BLOCK..]
+            .iter()
+            .all(|&byte| byte == 0x50)
+    );
+}
+
+#[test]
+fn write_and_verify_writes_forced_reads_back_and_compares() {
+    let mut bed = Bed::new(512, 2048);
+    let cdb = [0x2e, 0x02, 0, 0, 0, 0, 0, 0, 2, 0];
+    let answer = bed.run(0, &cdb, &[9; BLOCK], 0);
+    assert_eq!(
+        (answer.status, answer.residual),
+        (Status::Good, Residual::Overflow(512))
+    );
+    assert_eq!(
+        bed.disks.bytes[0][..2 * BLOCK],
+        [[9; BLOCK], [0; BLOCK]].concat()
+    );
+    let kinds: Vec<_> = bed
+        .disks
+        .log
+        .iter()
+        .map(|(_, request)| request.kind)
+        .collect();
+    assert_eq!(kinds, [IoKind::Write, IoKind::Read]);
+}
+
+#[test]
+fn write_atomic_is_one_exclusive_write_of_whole_physical_blocks() {
+    let mut bed = Bed::new(512, 2048);
+    let begin = |bed: &Bed, lba: u8, blocks: u8| {
+        let (view, nexus) = (bed.target.view(), Arc::clone(&bed.nexus));
+        view.begin(&Command {
+            nexus: &nexus,
+            lun: Lun::unit(0),
+            cdb: &[0x9c, 0, 0, 0, 0, 0, 0, 0, 0, lba, 0, 0, 0, blocks, 0, 0],
+            attribute: TaskAttribute::Simple,
+            data_out_length: u64::from(blocks) * 512,
+            data_in_length: 0,
+        })
+    };
+    assert!(matches!(
+        begin(&bed, 8, 16),
+        Plan::Io(DirectIo {
+            exclusive: true,
+            ..
+        })
+    ));
+    let answer = begin(&bed, 1, 8);
+    assert_eq!(bed.carry_out(answer, &[], 0).code(), (0x05, 0x24, 0x00));
+    let answer = begin(&bed, 8, 1);
+    assert_eq!(bed.carry_out(answer, &[], 0).code(), (0x05, 0x24, 0x00));
+}
+
+#[test]
+fn lba_status_tells_extents_from_the_lba_asked_for() {
+    let mut bed = Bed::new(512, 64);
+    bed.disks.bytes[0][16 * BLOCK..24 * BLOCK].fill(1);
+    let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 255, 0, 0];
+    let data = bed.run(0, &cdb, &[], 255).data;
+    let extent = |lba: u8, blocks: u8, deallocated: u8| {
+        [
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            lba,
+            0,
+            0,
+            0,
+            blocks,
+            deallocated,
+            0,
+            0,
+            0,
+        ]
+    };
+    assert_eq!(data[..8], [0, 0, 0, 52, 0, 0, 0, 0]);
+    assert_eq!(
+        data[8..],
+        [extent(3, 13, 1), extent(16, 8, 0), extent(24, 40, 1)].concat()
+    );
+    let beyond = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0, 24, 0, 0];
+    assert_eq!(bed.run(0, &beyond, &[], 24).code(), (0x05, 0x21, 0x00));
+}
+
+fn target_descriptor(naa: u64, block_size: u32) -> Vec<u8> {
+    let mut descriptor = vec![0xe4, 0, 0, 0, 0x01, 0x03, 0, 8];
+    descriptor.extend(naa.to_be_bytes());
+    descriptor.resize(28, 0);
+    descriptor.extend(block_size.to_be_bytes());
+    descriptor
+}
+
+fn segment(source: u16, destination: u16, blocks: u16, from: u64, to: u64) -> Vec<u8> {
+    let mut descriptor = vec![0x02, 0, 0, 0x18];
+    descriptor.extend(source.to_be_bytes());
+    descriptor.extend(destination.to_be_bytes());
+    descriptor.extend([0, 0]);
+    descriptor.extend(blocks.to_be_bytes());
+    descriptor.extend(from.to_be_bytes());
+    descriptor.extend(to.to_be_bytes());
+    descriptor
+}
+
+fn copy_list(list_id: u8, targets: &[Vec<u8>], segments: &[Vec<u8>]) -> Vec<u8> {
+    let (targets, segments) = (targets.concat(), segments.concat());
+    let mut list = vec![list_id, 0];
+    list.extend((targets.len() as u16).to_be_bytes());
+    list.extend([0; 4]);
+    list.extend((segments.len() as u32).to_be_bytes());
+    list.extend([0; 4]);
+    list.extend(targets);
+    list.extend(segments);
+    list
+}
+
+fn copy(bed: &mut Bed, list: &[u8]) -> Answer {
+    let [high, low] = (list.len() as u16).to_be_bytes();
+    bed.run(
+        0,
+        &[0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, high, low, 0, 0],
+        list,
+        0,
+    )
+}
+
+const NAA_0: u64 = 0x3000_0000_0000_0000;
+const NAA_1: u64 = 0x3000_0000_0000_0001;
+
+#[test]
+fn extended_copy_moves_blocks_between_two_units_and_tells_the_result() {
+    let mut bed = Bed::new(512, 8192);
+    bed.add(1, info(512, 8192, 1), false);
+    bed.run(0, &[0; 6], &[], 0); // LUNs changed
+    for (at, byte) in bed.disks.bytes[0].iter_mut().enumerate() {
+        *byte = (at / 512) as u8;
+    }
+    let targets = [target_descriptor(NAA_0, 512), target_descriptor(NAA_1, 512)];
+    let status = [0x84, 0x00, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0];
+    assert_eq!(bed.run(0, &status, &[], 12).code(), (0x05, 0x24, 0x00));
+    let list = copy_list(
+        5,
+        &targets,
+        &[segment(0, 1, 4000, 1, 100), segment(1, 0, 1, 100, 0)],
+    );
+    assert_eq!(copy(&mut bed, &list).status, Status::Good);
+    assert_eq!(
+        bed.disks.bytes[1][100 * 512..4100 * 512],
+        bed.disks.bytes[0][512..4001 * 512]
+    );
+    assert_eq!(bed.disks.bytes[0][0], 1);
+    let data = bed.run(0, &status, &[], 12).data;
+    assert_eq!(data, [0, 0, 0, 8, 0x01, 0, 2, 0x01, 0, 0, 0x07, 0xd0]);
+}
+
+#[test]
+fn extended_copy_is_refused_for_unknown_units_ranges_and_descriptors() {
+    let mut bed = Bed::new(512, 64);
+    let known = || target_descriptor(NAA_0, 512);
+    let one = |segment| copy_list(0, &[known()], &[segment]);
+    let aborted = |answer: Answer| answer.code().0 == 0x0a;
+    assert!(aborted(copy(&mut bed, &one(segment(0, 1, 1, 0, 1)))));
+    assert!(aborted(copy(&mut bed, &one(segment(0, 0, 2, 0, 63)))));
+    let elsewhere = copy_list(0, &[target_descriptor(7, 512)], &[segment(0, 0, 1, 0, 1)]);
+    assert!(aborted(copy(&mut bed, &elsewhere)));
+    let mut fibre_channel = known();
+    fibre_channel[0] = 0xe0;
+    let list = copy_list(0, &[fibre_channel], &[segment(0, 0, 1, 0, 1)]);
+    assert_eq!(copy(&mut bed, &list).code(), (0x05, 0x26, 0x07));
+    let mut stream = segment(0, 0, 1, 0, 1);
+    stream[0] = 0x03;
+    assert_eq!(copy(&mut bed, &one(stream)).code(), (0x05, 0x26, 0x09));
+    let many = copy_list(0, &vec![known(); 17], &[]);
+    assert_eq!(copy(&mut bed, &many).code(), (0x05, 0x26, 0x06));
+    let many = copy_list(0, &[known()], &vec![segment(0, 0, 1, 0, 1); 65]);
+    assert_eq!(copy(&mut bed, &many).code(), (0x05, 0x26, 0x08));
+    let list = one(segment(0, 0, 1, 0, 1));
+    assert_eq!(
+        copy(&mut bed, &list[..list.len() - 1]).code(),
+        (0x05, 0x1a, 0x00)
+    );
+    assert_eq!(copy(&mut bed, &[]).status, Status::Good);
+}
+
+#[test]
+fn a_unit_of_another_target_is_copied_only_where_it_allows_that() {
+    let mut bed = Bed::new(512, 64);
+    let elsewhere = Target::new(vec![port(2)]);
+    let unit = LogicalUnit::new(
+        &bed.directory,
+        UnitConfig {
+            disk: DiskId(1),
+            info: info(512, 64, 1),
+            removable: false,
+        },
+    );
+    bed.disks.bytes.push(vec![7; 64 * 512]);
+    elsewhere.attach_unit(0, Arc::clone(&unit)).unwrap();
+    let targets = [target_descriptor(NAA_0, 512), target_descriptor(NAA_1, 512)];
+    let list = copy_list(0, &targets, &[segment(1, 0, 8, 0, 0)]);
+    assert_eq!(copy(&mut bed, &list).code().0, 0x0a);
+    unit.allow_copies_from_anywhere(true);
+    assert_eq!(copy(&mut bed, &list).status, Status::Good);
+    assert_eq!(bed.disks.bytes[0][..512], [7; 512]);
+}

@@ -1,0 +1,375 @@
+//! RESERVE/RELEASE and persistent reservations, through commands.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use scsi::*;
+
+const READY: [u8; 6] = [0; 6];
+const RESERVE: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
+const RELEASE: [u8; 6] = [0x17, 0, 0, 0, 0, 0];
+const MODE_SENSE: [u8; 6] = [0x1a, 0x08, 0x3f, 0, 255, 0];
+
+#[test]
+fn reserve_is_held_by_one_nexus_until_it_releases_it() {
+    let mut bed = Bed::new(512, 2048);
+    let other = bed.other_nexus(2);
+    assert_eq!(bed.run(0, &RESERVE, &[], 0).status, Status::Good);
+    assert_eq!(bed.run(0, &RESERVE, &[], 0).status, Status::Good);
+    assert_eq!(
+        bed.run_as(&other, 0, &RESERVE, &[], 0).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(bed.run_as(&other, 0, &RELEASE, &[], 0).status, Status::Good);
+    assert_eq!(
+        bed.run_as(&other, 0, &MODE_SENSE, &[], 255).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(
+        bed.run_as(&other, 0, &READY, &[], 0).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(
+        bed.run_as(&other, 0, &[0x12, 0, 0, 0, 96, 0], &[], 96)
+            .status,
+        Status::Good
+    );
+    assert_eq!(bed.run(0, &MODE_SENSE, &[], 255).status, Status::Good);
+    assert_eq!(bed.run(0, &RELEASE, &[], 0).status, Status::Good);
+    assert_eq!(bed.run_as(&other, 0, &RESERVE, &[], 0).status, Status::Good);
+}
+
+#[test]
+fn reserve_ends_with_its_nexus_and_with_a_reset() {
+    let mut bed = Bed::new(512, 2048);
+    let other = bed.other_nexus(2);
+    bed.run_as(&other, 0, &RESERVE, &[], 0);
+    bed.target.detach_nexus(&other);
+    assert_eq!(bed.run(0, &RESERVE, &[], 0).status, Status::Good);
+    let third = bed.other_nexus(3);
+    let view = bed.target.view();
+    let reset = TaskManagementFunction::LogicalUnitReset;
+    assert!(matches!(
+        view.manage(&third, Lun::unit(0), reset),
+        Managed::Abort(_)
+    ));
+    for nexus in [&third, &Arc::clone(&bed.nexus)] {
+        assert_eq!(
+            bed.run_as(nexus, 0, &READY, &[], 0).code(),
+            (0x06, 0x29, 0x03)
+        );
+    }
+    assert_eq!(bed.run_as(&third, 0, &RESERVE, &[], 0).status, Status::Good);
+}
+
+/// A parameter list of PERSISTENT RESERVE OUT.
+fn list(key: u64, new_key: u64, flags: u8) -> Vec<u8> {
+    let mut list = key.to_be_bytes().to_vec();
+    list.extend(new_key.to_be_bytes());
+    list.extend([0, 0, 0, 0, flags, 0, 0, 0]);
+    list
+}
+
+fn out(bed: &mut Bed, nexus: &Arc<Nexus>, action: u8, kind: u8, key: u64, new_key: u64) -> Answer {
+    let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
+    bed.run_as(nexus, 0, &cdb, &list(key, new_key, 0), 0)
+}
+
+fn read(bed: &mut Bed, action: u8) -> Vec<u8> {
+    bed.run(0, &[0x5e, action, 0, 0, 0, 0, 0, 0x10, 0, 0], &[], 4096)
+        .data
+}
+
+const REGISTER: u8 = 0;
+const RESERVE_OUT: u8 = 1;
+const RELEASE_OUT: u8 = 2;
+const CLEAR: u8 = 3;
+const PREEMPT: u8 = 4;
+const PREEMPT_AND_ABORT: u8 = 5;
+const REGISTER_AND_IGNORE: u8 = 6;
+const MOVE: u8 = 7;
+
+#[test]
+fn keys_and_reservation_are_read_back_byte_by_byte() {
+    let mut bed = Bed::new(512, 2048);
+    let nexus = Arc::clone(&bed.nexus);
+    assert_eq!(read(&mut bed, 0), [0; 8]);
+    assert_eq!(
+        out(&mut bed, &nexus, REGISTER, 0, 0, 0xabcd).status,
+        Status::Good
+    );
+    assert_eq!(
+        read(&mut bed, 0),
+        [0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0xab, 0xcd]
+    );
+    assert_eq!(
+        out(&mut bed, &nexus, RESERVE_OUT, 5, 0xabcd, 0).status,
+        Status::Good
+    );
+    let reservation = [0, 0, 0, 1, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0xab, 0xcd];
+    assert_eq!(
+        read(&mut bed, 1),
+        [&reservation[..], &[0, 0, 0, 0, 0, 5, 0, 0]].concat()
+    );
+    assert_eq!(read(&mut bed, 2), [0, 8, 0x0d, 0x80, 0xea, 0x01, 0, 0]);
+    let full = read(&mut bed, 3);
+    assert_eq!(
+        full[8..28],
+        [
+            0, 0, 0, 0, 0, 0, 0xab, 0xcd, 0, 0, 0, 0, 1, 5, 0, 0, 0, 0, 0, 1
+        ]
+    );
+    assert_eq!(&full[32..], bed.nexus.initiator().as_bytes());
+}
+
+#[test]
+fn a_wrong_key_and_a_second_reservation_conflict() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
+    out(&mut bed, &one, REGISTER, 0, 0, 1);
+    out(&mut bed, &two, REGISTER_AND_IGNORE, 0, 99, 2);
+    assert_eq!(
+        out(&mut bed, &one, REGISTER, 0, 7, 3).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(
+        out(&mut bed, &one, RESERVE_OUT, 1, 7, 0).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(
+        out(&mut bed, &one, RESERVE_OUT, 1, 1, 0).status,
+        Status::Good
+    );
+    assert_eq!(
+        out(&mut bed, &two, RESERVE_OUT, 1, 2, 0).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(
+        out(&mut bed, &one, RESERVE_OUT, 3, 1, 0).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(
+        out(&mut bed, &one, RELEASE_OUT, 3, 1, 0).code(),
+        (0x05, 0x26, 0x04)
+    );
+    assert_eq!(
+        bed.run_as(&two, 0, &RESERVE, &[], 0).status,
+        Status::ReservationConflict
+    );
+}
+
+#[test]
+fn the_reservation_of_registrants_only_tells_them_when_it_ends() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
+    out(&mut bed, &one, REGISTER, 0, 0, 1);
+    out(&mut bed, &two, REGISTER, 0, 0, 2);
+    out(&mut bed, &one, RESERVE_OUT, 6, 1, 0);
+    assert_eq!(
+        out(&mut bed, &one, RELEASE_OUT, 6, 1, 0).status,
+        Status::Good
+    );
+    assert_eq!(
+        bed.run_as(&two, 0, &READY, &[], 0).code(),
+        (0x06, 0x2a, 0x04)
+    );
+    assert_eq!(bed.run_as(&one, 0, &READY, &[], 0).status, Status::Good);
+}
+
+#[test]
+fn clear_tells_the_other_registrants_that_they_were_preempted() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
+    out(&mut bed, &one, REGISTER, 0, 0, 1);
+    out(&mut bed, &two, REGISTER, 0, 0, 2);
+    assert_eq!(out(&mut bed, &one, CLEAR, 0, 1, 0).status, Status::Good);
+    assert_eq!(
+        bed.run_as(&two, 0, &READY, &[], 0).code(),
+        (0x06, 0x2a, 0x03)
+    );
+    assert_eq!(read(&mut bed, 0), [0, 0, 0, 3, 0, 0, 0, 0]);
+}
+
+#[test]
+fn preempt_and_abort_takes_over_and_names_the_tasks() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
+    out(&mut bed, &one, REGISTER, 0, 0, 1);
+    out(&mut bed, &two, REGISTER, 0, 0, 2);
+    out(&mut bed, &one, RESERVE_OUT, 3, 1, 0);
+    let view = bed.target.view();
+    let cdb = [0x5f, PREEMPT_AND_ABORT, 3, 0, 0, 0, 0, 0, 24, 0];
+    let plan = view.begin(&Command {
+        nexus: &two,
+        lun: Lun::unit(0),
+        cdb: &cdb,
+        attribute: TaskAttribute::Simple,
+        data_out_length: 24,
+        data_in_length: 0,
+    });
+    let Plan::NeedData(pending) = plan else {
+        panic!("{plan:?}")
+    };
+    let Plan::Done(response) = pending.with_data(&list(2, 1, 0)) else {
+        panic!("no answer")
+    };
+    assert_eq!(response.status, Status::Good);
+    let scope = response.abort.expect("tasks to abort");
+    let unit = bed.unit(0).id();
+    assert!(scope.matches(TaskTag {
+        nexus: one.id(),
+        unit
+    }));
+    assert!(!scope.matches(TaskTag {
+        nexus: two.id(),
+        unit
+    }));
+    assert_eq!(
+        bed.run_as(&one, 0, &READY, &[], 0).code(),
+        (0x06, 0x2a, 0x05)
+    );
+    let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    assert_eq!(
+        bed.run_as(&one, 0, &write, &[0; 512], 0).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(
+        bed.run_as(&two, 0, &write, &[0; 512], 0).status,
+        Status::Good
+    );
+}
+
+#[test]
+fn register_and_move_gives_the_reservation_to_another_initiator() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
+    out(&mut bed, &one, REGISTER, 0, 0, 1);
+    out(&mut bed, &one, RESERVE_OUT, 3, 1, 0);
+    let id = two.initiator().as_bytes();
+    let mut list = 1u64.to_be_bytes().to_vec();
+    list.extend(2u64.to_be_bytes());
+    list.extend([0, 0x02, 0, 1, 0, 0, 0, id.len() as u8]);
+    list.extend(id);
+    let cdb = [0x5f, MOVE, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+    assert_eq!(bed.run_as(&one, 0, &cdb, &list, 0).status, Status::Good);
+    assert_eq!(
+        bed.run_as(&one, 0, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], 512)
+            .status,
+        Status::ReservationConflict
+    );
+    assert_eq!(
+        out(&mut bed, &two, RELEASE_OUT, 3, 2, 0).status,
+        Status::Good
+    );
+}
+
+#[test]
+fn spec_i_pt_registers_an_initiator_that_is_not_there() {
+    let mut bed = Bed::new(512, 2048);
+    let one = Arc::clone(&bed.nexus);
+    let absent = initiator(9);
+    let mut list = list(0, 5, 0x08);
+    list.extend((absent.as_bytes().len() as u32).to_be_bytes());
+    list.extend(absent.as_bytes());
+    let cdb = [0x5f, REGISTER, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+    assert_eq!(bed.run_as(&one, 0, &cdb, &list, 0).status, Status::Good);
+    assert_eq!(read(&mut bed, 0)[7], 16);
+    let later = bed.other_nexus(9);
+    assert_eq!(
+        out(&mut bed, &later, RESERVE_OUT, 1, 5, 0).status,
+        Status::Good
+    );
+}
+
+#[test]
+fn lists_of_a_wrong_length_and_unknown_actions_are_refused() {
+    let mut bed = Bed::new(512, 2048);
+    let short = [0x5f, REGISTER, 0, 0, 0, 0, 0, 0, 23, 0];
+    assert_eq!(bed.run(0, &short, &[0; 23], 0).code(), (0x05, 0x1a, 0x00));
+    let long = [0x5f, REGISTER, 0, 0, 0, 0, 0, 0, 25, 0];
+    assert_eq!(bed.run(0, &long, &[0; 25], 0).code(), (0x05, 0x1a, 0x00));
+    let unknown = [0x5f, 8, 0, 0, 0, 0, 0, 0, 24, 0];
+    assert_eq!(bed.run(0, &unknown, &[0; 24], 0).code(), (0x05, 0x24, 0x00));
+    let bad_type = [0x5f, RESERVE_OUT, 2, 0, 0, 0, 0, 0, 24, 0];
+    assert_eq!(
+        bed.run(0, &bad_type, &[0; 24], 0).code(),
+        (0x05, 0x24, 0x00)
+    );
+}
+
+#[test]
+fn aptpl_brings_registrations_and_reservation_back_after_a_restart() {
+    #[derive(Default, Clone)]
+    struct Shared(Arc<MemoryStore>);
+    impl Store for Shared {
+        fn load(&self, key: &str) -> Option<Vec<u8>> {
+            self.0.load(key)
+        }
+        fn save(&self, key: &str, bytes: &[u8]) -> std::io::Result<()> {
+            self.0.save(key, bytes)
+        }
+    }
+    let store = Shared::default();
+    let start = |aptpl: bool| {
+        let directory = Directory::new(Box::new(store.clone()));
+        let mut bed = Bed::over(directory, info(512, 2048, 0), false);
+        let nexus = Arc::clone(&bed.nexus);
+        let keys = read(&mut bed, 0)[7];
+        if keys == 0 {
+            let cdb = [0x5f, REGISTER, 0, 0, 0, 0, 0, 0, 24, 0];
+            bed.run(0, &cdb, &list(0, 1, u8::from(aptpl)), 0);
+            assert_eq!(
+                out(&mut bed, &nexus, RESERVE_OUT, 1, 1, 0).status,
+                Status::Good
+            );
+        }
+        (bed, keys)
+    };
+    assert_eq!(start(false).1, 0);
+    assert_eq!(start(true).1, 0);
+    let (mut bed, keys) = start(true);
+    assert_eq!(keys, 8);
+    assert_eq!(read(&mut bed, 1)[21], 1);
+    assert_eq!(read(&mut bed, 2)[3], 0x81);
+    let other = bed.other_nexus(2);
+    let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    assert_eq!(
+        bed.run_as(&other, 0, &write, &[0; 512], 0).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(bed.run(0, &write, &[0; 512], 0).status, Status::Good);
+}
+
+#[test]
+fn a_reservation_holds_through_every_target_that_has_the_unit() {
+    let mut bed = Bed::new(512, 2048);
+    let nexus = Arc::clone(&bed.nexus);
+    out(&mut bed, &nexus, REGISTER, 0, 0, 1);
+    out(&mut bed, &nexus, RESERVE_OUT, 3, 1, 0);
+    let elsewhere = Target::new(vec![port(2)]);
+    elsewhere.attach_unit(5, bed.unit(0)).unwrap();
+    let guest = elsewhere.attach_nexus(initiator(7), port(2));
+    let view = elsewhere.view();
+    let begin = |cdb: &[u8]| {
+        let lengths = (0, 512);
+        let plan = view.begin(&Command {
+            nexus: &guest,
+            lun: Lun::unit(5),
+            cdb,
+            attribute: TaskAttribute::Simple,
+            data_out_length: lengths.0,
+            data_in_length: lengths.1,
+        });
+        match plan {
+            Plan::Done(response) => response.status,
+            plan => panic!("{plan:?}"),
+        }
+    };
+    assert_eq!(begin(&READY), Status::CheckCondition); // power on
+    assert_eq!(
+        begin(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]),
+        Status::ReservationConflict
+    );
+}

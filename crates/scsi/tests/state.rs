@@ -1,0 +1,286 @@
+//! Commands that change the unit's state: mode pages, medium, sanitize, port groups, resets.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use disk::{IoErrorKind, IoFlags, IoKind, IoRequest};
+use scsi::*;
+
+const READY: [u8; 6] = [0; 6];
+
+/// MODE SELECT(6) of one page.
+fn select(bed: &mut Bed, save: bool, page: &[u8]) -> Answer {
+    let list = [&[0, 0, 0, 0][..], page].concat();
+    let cdb = [0x15, 0x10 | u8::from(save), 0, 0, list.len() as u8, 0];
+    bed.run(0, &cdb, &list, 0)
+}
+
+fn control(byte2: u8, byte4: u8) -> [u8; 12] {
+    [0x0a, 0x0a, 0x20 | byte2, 0x10, byte4, 0, 0, 0, 0, 0, 0, 0]
+}
+
+fn caching(byte2: u8) -> [u8; 20] {
+    let mut page = [0; 20];
+    page[..3].copy_from_slice(&[0x08, 0x12, byte2]);
+    page
+}
+
+#[test]
+fn d_sense_changes_the_format_and_tells_the_other_nexus() {
+    let mut bed = Bed::new(512, 2048);
+    let other = bed.other_nexus(2);
+    assert_eq!(
+        select(&mut bed, false, &control(0x04, 0)).status,
+        Status::Good
+    );
+    let sense = bed
+        .run(0, &[0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, 0], &[], 512)
+        .sense;
+    assert_eq!(sense, [0x72, 0x05, 0x21, 0x00, 0, 0, 0, 0]);
+    assert_eq!(
+        bed.run_as(&other, 0, &READY, &[], 0).code(),
+        (0x06, 0x2a, 0x01)
+    );
+    assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
+}
+
+#[test]
+fn swp_protects_the_unit_until_it_is_taken_back() {
+    let mut bed = Bed::new(512, 2048);
+    select(&mut bed, false, &control(0, 0x08));
+    let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    assert_eq!(bed.run(0, &write, &[0; 512], 0).code(), (0x07, 0x27, 0x00));
+    select(&mut bed, false, &control(0, 0));
+    assert_eq!(bed.run(0, &write, &[0; 512], 0).status, Status::Good);
+}
+
+#[test]
+fn a_cache_that_goes_off_is_flushed_and_writes_are_forced_from_then_on() {
+    let mut bed = Bed::new(512, 2048);
+    assert_eq!(select(&mut bed, false, &caching(0)).status, Status::Good);
+    bed.run(0, &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0);
+    let requests: Vec<_> = bed.disks.log.iter().map(|(_, request)| *request).collect();
+    let write = IoRequest::write(0, 512).flagged(IoFlags::FUA);
+    assert_eq!(requests, [IoRequest::flush(), write]);
+}
+
+#[test]
+fn saved_pages_come_back_after_a_reset_unsaved_ones_go() {
+    let mut bed = Bed::new(512, 2048);
+    select(&mut bed, true, &control(0x04, 0));
+    select(&mut bed, false, &control(0x00, 0x08));
+    let nexus = Arc::clone(&bed.nexus);
+    bed.target
+        .view()
+        .manage(&nexus, Lun::unit(0), TaskManagementFunction::TargetReset);
+    assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x06, 0x29, 0x03));
+    let page = bed.run(0, &[0x1a, 0x08, 0x0a, 0, 255, 0], &[], 255).data;
+    assert_eq!(page[4..9], [0x8a, 0x0a, 0x24, 0x10, 0x00]);
+}
+
+#[test]
+fn mode_select_refuses_what_cannot_be_changed_and_then_changes_nothing() {
+    let mut bed = Bed::new(512, 2048);
+    let mut list = vec![0; 4];
+    list.extend(control(0x04, 0));
+    list.extend(caching(0x01)); // RCD
+    let cdb = [0x15, 0x10, 0, 0, list.len() as u8, 0];
+    let answer = bed.run(0, &cdb, &list, 0);
+    assert_eq!(answer.code(), (0x05, 0x26, 0x00));
+    assert_eq!(answer.sense[15..18], [0x80, 0, 18]);
+    let page = bed.run(0, &[0x1a, 0x08, 0x0a, 0, 255, 0], &[], 255).data;
+    assert_eq!(page[6], 0x20);
+    assert_eq!(
+        bed.run(0, &[0x15, 0x10, 0, 0, 10, 0], &list[..10], 0)
+            .code(),
+        (0x05, 0x1a, 0x00)
+    );
+    assert_eq!(
+        bed.run(0, &[0x15, 0x00, 0, 0, 36, 0], &list, 0).code(),
+        (0x05, 0x24, 0x00)
+    );
+}
+
+#[test]
+fn a_removable_medium_is_ejected_unless_somebody_prevents_it() {
+    let mut bed = Bed::with(info(512, 2048, 0), true);
+    let other = bed.other_nexus(2);
+    let (eject, load) = ([0x1b, 0, 0, 0, 0x02, 0], [0x1b, 0, 0, 0, 0x03, 0]);
+    let (prevent, allow) = ([0x1e, 0, 0, 0, 1, 0], [0x1e, 0, 0, 0, 0, 0]);
+    bed.run(0, &prevent, &[], 0);
+    assert_eq!(
+        bed.run_as(&other, 0, &eject, &[], 0).code(),
+        (0x05, 0x53, 0x02)
+    );
+    bed.run(0, &allow, &[], 0);
+    assert_eq!(bed.run(0, &eject, &[], 0).status, Status::Good);
+    assert_eq!(bed.disks.log.last().unwrap().1, IoRequest::flush());
+    assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x02, 0x3a, 0x00));
+    assert_eq!(
+        bed.run(0, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], 512)
+            .code(),
+        (0x02, 0x3a, 0x00)
+    );
+    bed.run(0, &prevent, &[], 0);
+    assert_eq!(bed.run(0, &load, &[], 0).code(), (0x05, 0x53, 0x02));
+    bed.run(0, &allow, &[], 0);
+    assert_eq!(bed.run(0, &load, &[], 0).status, Status::Good);
+    assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
+    assert_eq!(
+        bed.run_as(&other, 0, &READY, &[], 0).code(),
+        (0x06, 0x28, 0x00)
+    );
+}
+
+fn overwrite(pattern: &[u8], flags: u8) -> Vec<u8> {
+    let [high, low] = (pattern.len() as u16).to_be_bytes();
+    [&[flags, 0, high, low], pattern].concat()
+}
+
+#[test]
+fn sanitize_overwrite_fills_every_block_with_the_pattern() {
+    let mut bed = Bed::new(512, 4096);
+    let list = overwrite(&[1, 2, 3], 0x82); // INVERT, two passes
+    let cdb = [0x48, 0x01, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+    assert_eq!(bed.run(0, &cdb, &list, 0).status, Status::Good);
+    let block: Vec<u8> = [!1u8, !2, !3].into_iter().cycle().take(512).collect();
+    assert!(bed.disks.bytes[0].chunks(512).all(|chunk| chunk == block));
+    assert_eq!(bed.disks.log.last().unwrap().1, IoRequest::flush());
+    assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
+}
+
+#[test]
+fn sanitize_erase_leaves_nothing_and_reserved_fields_are_refused() {
+    let mut bed = Bed::new(512, 2048);
+    bed.disks.bytes[0].fill(7);
+    assert_eq!(
+        bed.run(0, &[0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0)
+            .status,
+        Status::Good
+    );
+    assert!(bed.disks.bytes[0].iter().all(|&byte| byte == 0));
+    for cdb in [
+        [0x48, 0x42, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0x48, 0x02, 0, 0, 1, 0, 0, 0, 0, 0],
+        [0x48, 0x02, 0, 0, 0, 0, 0, 0, 8, 0],
+        [0x48, 0x04, 0, 0, 0, 0, 0, 0, 0, 0],
+    ] {
+        assert_eq!(
+            bed.run(0, &cdb, &[0; 8], 0).code(),
+            (0x05, 0x24, 0x00),
+            "{cdb:02x?}"
+        );
+    }
+}
+
+#[test]
+fn while_sanitizing_other_commands_see_the_progress() {
+    let mut bed = Bed::new(512, 8192);
+    let view = bed.target.view();
+    let nexus = Arc::clone(&bed.nexus);
+    let list = overwrite(&[0; 512], 0x01);
+    let plan = view.begin(&Command {
+        nexus: &nexus,
+        lun: Lun::unit(0),
+        cdb: &[0x48, 0x81, 0, 0, 0, 0, 0, 2, 4, 0],
+        attribute: TaskAttribute::Simple,
+        data_out_length: list.len() as u64,
+        data_in_length: 0,
+    });
+    let Plan::NeedData(pending) = plan else {
+        panic!("{plan:?}")
+    };
+    let Plan::Run(mut run) = pending.with_data(&list) else {
+        panic!("no run")
+    };
+    assert!(run.survives_abort);
+    let mut scratch = vec![0; run.scratch_length];
+    assert!(matches!(run.next(None, &mut scratch), Step::Answer(_)));
+    for _ in 0..3 {
+        let Step::Io { request, .. } = run.next(None.or(Some(Ok(()))), &mut scratch) else {
+            panic!("no io")
+        };
+        assert_eq!(request.kind, IoKind::Write);
+    }
+    let sense = bed.run(0, &READY, &[], 0).sense;
+    assert_eq!((sense[2], sense[12], sense[13]), (0x02, 0x04, 0x1b));
+    assert_eq!(sense[15], 0x80);
+    assert!(sense[16] > 0);
+    assert_eq!(
+        bed.run(0, &[0x12, 0, 0, 0, 96, 0], &[], 96).status,
+        Status::Good
+    );
+    drop(run);
+    assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x03));
+    // without AUSE only another sanitize operation leaves the failure
+    let exit = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(bed.run(0, &exit, &[], 0).code(), (0x05, 0x24, 0x00));
+    bed.run(0, &[0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0);
+    assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
+}
+
+#[test]
+fn a_sanitize_that_fails_with_ause_can_be_left() {
+    let mut bed = Bed::new(512, 2048);
+    bed.disks.failure = Some(IoErrorKind::WriteMedium);
+    let erase = [0x48, 0x22, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(bed.run(0, &erase, &[], 0).code(), (0x03, 0x0c, 0x00));
+    assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x03));
+    let exit = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(bed.run(0, &exit, &[], 0).status, Status::Good);
+    assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
+}
+
+#[test]
+fn port_groups_are_reported_and_a_standby_one_does_no_io() {
+    let mut bed = Bed::new(512, 2048);
+    let other = bed.other_nexus(2);
+    let report = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    let data = bed.run(0, &report, &[], 256).data;
+    assert_eq!(
+        data,
+        [0, 0, 0, 12, 0x00, 0x8f, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]
+    );
+    let set = [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0];
+    assert_eq!(
+        bed.run(0, &set, &[0, 0, 0, 0, 2, 0, 0, 1], 0).status,
+        Status::Good
+    );
+    assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x02, 0x04, 0x0b));
+    assert_eq!(
+        bed.run(0, &[0x1a, 0, 0x3f, 0, 255, 0], &[], 255).status,
+        Status::Good
+    );
+    assert_eq!(
+        bed.run_as(&other, 0, &READY, &[], 0).code(),
+        (0x06, 0x2a, 0x06)
+    );
+    assert_eq!(
+        bed.run(0, &set, &[0, 0, 0, 0, 0, 0, 0, 1], 0).status,
+        Status::Good
+    );
+    assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
+    assert_eq!(
+        bed.run(0, &set, &[0, 0, 0, 0, 0, 0, 0, 9], 0).code(),
+        (0x05, 0x26, 0x00)
+    );
+}
+
+#[test]
+fn log_pages_and_task_management_functions_are_told() {
+    let mut bed = Bed::new(512, 2048);
+    let pages = bed
+        .run(0, &[0x4d, 0, 0x00, 0, 0, 0, 0, 0, 64, 0], &[], 64)
+        .data;
+    assert_eq!(pages, [0x00, 0x00, 0, 3, 0x00, 0x0d, 0x2f]);
+    assert_eq!(
+        bed.run(0, &[0x4d, 0, 0x01, 0, 0, 0, 0, 0, 64, 0], &[], 64)
+            .code()
+            .1,
+        0x24
+    );
+    let functions = [0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0];
+    assert_eq!(bed.run(0, &functions, &[], 16).data, [0xde, 0x07, 0, 0]);
+}
