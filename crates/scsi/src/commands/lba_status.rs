@@ -53,9 +53,11 @@ pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
     let shift = geometry.block_shift();
     let unit = u64::from(physical.max(geometry.block_size()));
     let offset = lba << shift;
-    let end = geometry
-        .capacity_bytes()
-        .min(offset.saturating_add(SCAN_MAX));
+    let scan = match list.most {
+        1 => SCAN_MAX_SINGLE,
+        most => SCAN_MAX * most as u64,
+    };
+    let end = geometry.capacity_bytes().min(offset.saturating_add(scan));
     let scan = Scan {
         disk: c.unit.disk(),
         shift,
