@@ -67,6 +67,8 @@ fn main() -> Result<()> {
             let output = guest.run(&script)?;
             print!("{}", output.stdout);
             eprint!("{}", output.stderr);
+            // An exit drops nothing.
+            drop(guest);
             std::process::exit(output.code)
         }
     }
