@@ -23,6 +23,7 @@ mod sync;
 mod table;
 mod target;
 mod task_management;
+mod task_set;
 #[cfg(test)]
 mod testing;
 mod unit_state;
@@ -37,4 +38,5 @@ pub use response::{Residual, Response, Status};
 pub use sense::{SENSE_LENGTH_MAX, Sense, SenseBytes, SenseCode, SenseKey, SenseSpecific};
 pub use target::{AttachError, LunMap, Target, TargetView};
 pub use task_management::{AbortScope, Managed, TaskManagementFunction, TaskTag};
+pub use task_set::TaskSet;
 pub use unit_state::AccessState;

@@ -373,3 +373,25 @@ fn a_reservation_holds_through_every_target_that_has_the_unit() {
         Status::ReservationConflict
     );
 }
+
+#[test]
+fn preempt_without_a_reservation_removes_the_registrations_of_a_key() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
+    out(&mut bed, &one, REGISTER, 0, 0, 1);
+    out(&mut bed, &two, REGISTER, 0, 0, 2);
+    assert_eq!(out(&mut bed, &two, PREEMPT, 3, 2, 1).status, Status::Good);
+    assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x06, 0x2a, 0x05));
+    assert_eq!(
+        read(&mut bed, 0),
+        [0, 0, 0, 3, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 2]
+    );
+    assert_eq!(
+        out(&mut bed, &two, PREEMPT, 3, 2, 9).status,
+        Status::ReservationConflict
+    );
+    assert_eq!(
+        out(&mut bed, &two, PREEMPT, 3, 2, 0).code(),
+        (0x05, 0x26, 0x00)
+    );
+}
