@@ -38,6 +38,8 @@ impl Setup {
             file_offset: 0,
         };
         let mapping = Mapping::anonymous(MEMORY).unwrap();
+        // A guest's headers are in memory that it has written.
+        mapping.fill(0, MEMORY, 0);
         let table = MemoryTable::default().with_mapping(spec, mapping).unwrap();
         let layout = RingLayout::at(0, SIZE, packed);
         let tables = IndirectTables {
@@ -66,8 +68,9 @@ impl Setup {
     fn fill(&mut self) {
         while self.driver.pop_used().is_some() {}
         for i in 0..self.chains.len() as u64 {
-            let at = self.data + i * 8192;
-            let (readable, writable) = ([(at, 16)], [(at + 4096, 4096), (at + 16, 1)]);
+            // As Linux does: headers in a slab, data in pages.
+            let (header, data) = (self.data + i * 320, self.data + (1 << 18) + i * 4096);
+            let (readable, writable) = ([(header, 16)], [(data, 4096), (header + 16, 1)]);
             let id = if self.indirect {
                 self.driver.add_indirect(&readable, &writable, i)
             } else {

@@ -250,7 +250,7 @@ impl SplitQueue {
         self.used.store_release_u16(INDEX, new);
         self.published_used = new;
         let first = !std::mem::replace(&mut self.signalled, true);
-        // "perform a suitable memory barrier" before flags or used_event are read (2.7.14).
+        // The store must be seen before flags or used_event are read, or both sides could miss each other.
         fence(Ordering::SeqCst);
         if self.event_idx {
             let event = self.available.load_relaxed_u16(used_event(self.size));
