@@ -36,18 +36,32 @@ fn select(view: &dyn View, selector: Option<&str>) -> Result<Snapshot, Problem> 
     snapshot
         .queues
         .retain(|queue| queue.labels.matches(selector));
-    if !snapshot.queues.is_empty() || is_known(&view.status(), selector) {
-        return Ok(snapshot);
+    if snapshot.queues.is_empty() {
+        explain_nothing(&view.status(), selector)?;
+    }
+    Ok(snapshot)
+}
+
+/// Why no queue is meant: an export that no client uses is no mistake, everything else is.
+fn explain_nothing(status: &super::Status, selector: &str) -> Result<(), Problem> {
+    let name = selector.split_once('/').map_or(selector, |(name, _)| name);
+    let serves = |export: &&super::ExportStatus| export.luns.iter().any(|l| l.disk == selector);
+    let mut exports = status.exports.iter();
+    if exports.any(|export| export.name == name || (serves(&export) && export.luns.len() == 1)) {
+        return Ok(());
+    }
+    if let Some(controller) = status.exports.iter().find(serves) {
+        return Err(Problem::not_found(format!(
+            "disk {selector} shares the queues of controller {0} with other disks: ask for {0}",
+            controller.name
+        )));
+    }
+    if status.disks.iter().any(|disk| disk.name == selector) {
+        return Ok(());
     }
     Err(Problem::not_found(format!(
         "there is no export, disk or queue `{selector}`"
     )))
-}
-
-/// An export or a disk that no client has used yet is there all the same.
-fn is_known(status: &super::Status, selector: &str) -> bool {
-    status.disks.iter().any(|disk| disk.name == selector)
-        || status.exports.iter().any(|export| export.name == selector)
 }
 
 /// The path and query that ask for one export, disk or queue, or for all.
@@ -69,7 +83,46 @@ pub fn path_of(selector: Option<&str>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{DiskStatus, ExportStatus, LunStatus, Status};
     use super::*;
+
+    #[test]
+    fn what_has_no_queue_is_explained() {
+        let disk = |name: &str| DiskStatus {
+            name: name.to_owned(),
+            backend: "ram".to_owned(),
+            size: 4096,
+            block_size: 512,
+            read_only: false,
+            serial: String::new(),
+        };
+        let export = |name: &str, disks: &[&str]| ExportStatus {
+            name: name.to_owned(),
+            kind: String::new(),
+            socket: None,
+            queues: 1,
+            connected: false,
+            luns: (0..)
+                .zip(disks)
+                .map(|(lun, disk)| LunStatus {
+                    target: 0,
+                    lun,
+                    disk: (*disk).to_owned(),
+                })
+                .collect(),
+        };
+        let status = Status {
+            disks: ["a", "b", "c", "d"].map(disk).to_vec(),
+            exports: vec![export("blk", &["a"]), export("c0", &["b", "c"])],
+            ..Status::default()
+        };
+        for known in ["blk", "blk/3", "a", "c0", "d"] {
+            assert_eq!(explain_nothing(&status, known), Ok(()), "{known}");
+        }
+        let problem = explain_nothing(&status, "c").unwrap_err();
+        assert!(problem.detail.contains("ask for c0"), "{problem:?}");
+        assert!(explain_nothing(&status, "e").is_err());
+    }
 
     #[test]
     fn a_selector_is_escaped_in_the_query() {
