@@ -11,6 +11,7 @@ mod listener;
 mod session;
 mod socket;
 mod vring;
+mod whole_message;
 
 pub use listener::{ExportStatus, Server};
 pub use socket::{SocketError, bind};

@@ -36,7 +36,8 @@ pub struct ExportStatus {
 
 struct Export {
     device: Arc<dyn VirtioDevice>,
-    listener: UnixListener,
+    /// `None`: only the connection that was inherited is served.
+    listener: Option<Arc<UnixListener>>,
     path: Option<PathBuf>,
     /// The front end that is connected.
     session: Arc<Mutex<Option<SessionHandle>>>,
@@ -116,7 +117,7 @@ impl Server {
     /// See [`bind`].
     pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<(), SocketError> {
         let listener = bind(path)?;
-        self.add(listener, Some(path.to_owned()), device)
+        self.add(Some(listener), Some(path.to_owned()), device)
             .map_err(|e| SocketError::Io(path.to_owned(), e))
     }
 
@@ -129,20 +130,38 @@ impl Server {
         listener: UnixListener,
         device: Arc<dyn VirtioDevice>,
     ) -> io::Result<()> {
-        self.add(listener, None, device)
+        self.add(Some(listener), None, device)
+    }
+
+    /// Serves a device on a connection that was inherited, and on nothing else: [`Server::status`] tells when its
+    /// front end has left.
+    ///
+    /// # Errors
+    /// When the session cannot be set up.
+    pub fn serve_on(&self, stream: UnixStream, device: Arc<dyn VirtioDevice>) -> io::Result<()> {
+        let name = device.name().to_owned();
+        self.add(None, None, device)?;
+        let mut exports = lock(&self.state.exports);
+        let export = exports
+            .iter_mut()
+            .rev()
+            .find(|export| export.device.name() == name);
+        export.map_or(Ok(()), |export| start_session(export, stream, &self.state))
     }
 
     fn add(
         &self,
-        listener: UnixListener,
+        listener: Option<UnixListener>,
         path: Option<PathBuf>,
         device: Arc<dyn VirtioDevice>,
     ) -> io::Result<()> {
-        listener.set_nonblocking(true)?;
+        if let Some(listener) = &listener {
+            listener.set_nonblocking(true)?;
+        }
         let session = Arc::new(Mutex::new(None));
         lock(&self.state.exports).push(Export {
             device,
-            listener,
+            listener: listener.map(Arc::new),
             path,
             session,
             thread: None,
@@ -211,9 +230,9 @@ impl Drop for Server {
 
 fn accept_all(state: &Arc<State>) {
     while !state.ending.load(std::sync::atomic::Ordering::SeqCst) {
-        let listeners: Vec<UnixListener> = lock(&state.exports)
+        let listeners: Vec<Arc<UnixListener>> = lock(&state.exports)
             .iter()
-            .filter_map(|export| export.listener.try_clone().ok())
+            .filter_map(|export| export.listener.clone())
             .collect();
         let mut waits = vec![PollFd::from_borrowed_fd(
             state.changed.as_fd(),
@@ -245,7 +264,10 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
     {
         start_or_log(export, stream, state);
     }
-    let stream = match export.listener.accept() {
+    let Some(listener) = &export.listener else {
+        return;
+    };
+    let stream = match listener.accept() {
         Ok((stream, _)) => stream,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
         Err(error) => {
@@ -261,8 +283,8 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
             return;
         }
     };
-    let (connected, leaving, spoke) = match &*lock(&export.session) {
-        Some(session) => (true, session.is_leaving(), session.spoke()),
+    let (connected, leaving, silent) = match &*lock(&export.session) {
+        Some(session) => (true, session.is_leaving(), session.is_silent()),
         None => (false, false, false),
     };
     if leaving {
@@ -270,7 +292,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
         return;
     }
     if connected {
-        if spoke {
+        if !silent {
             if let Some(unlogged) = REFUSAL_LOG.pass() {
                 tracing::warn!(
                     export = export.device.name(),

@@ -10,10 +10,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest_memory::{MemoryTable, RegionSpec};
-use reactor::{Pool, WorkerHandle};
+use reactor::{Pool, RateLimit, WorkerHandle};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -27,6 +27,7 @@ use vhost::vhost_user::{
 use virtio::{OnBroken, QueueChange, VirtioDevice};
 
 use crate::vring::{Context, UserAddresses, Vring};
+use crate::whole_message;
 
 /// Feature bits of the transport and the rings, the same for every device.
 const F_INDIRECT_DESC: u64 = 1 << 28;
@@ -44,10 +45,19 @@ const CONFIG_SPACE: usize = 256;
 /// A front end that stops in the middle of a message is given up after this.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A hostile front end that comes again and again must not fill the log.
+static ENDED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+static COMING_LOG: RateLimit = RateLimit::new(Duration::from_millis(50));
+static LEAVING_LOG: RateLimit = RateLimit::new(Duration::from_millis(50));
+
+/// A front end that says nothing for so long may be replaced by another.
+const SILENCE: Duration = Duration::from_secs(1);
+
 /// What others may ask of a running session.
 pub(crate) struct SessionHandle {
     stream: UnixStream,
     spoke: Arc<AtomicBool>,
+    since: Instant,
 }
 
 impl SessionHandle {
@@ -63,9 +73,9 @@ impl SessionHandle {
         poll(&mut hung_up, Some(&Timespec::default())).is_ok_and(|n| n > 0)
     }
 
-    /// Has the front end sent anything yet?
-    pub fn spoke(&self) -> bool {
-        self.spoke.load(Ordering::Relaxed)
+    /// Has the front end been silent for longer than one that means it takes?
+    pub fn is_silent(&self) -> bool {
+        !self.spoke.load(Ordering::Relaxed) && self.since.elapsed() > SILENCE
     }
 }
 
@@ -83,6 +93,7 @@ pub(crate) fn serve(
     started(SessionHandle {
         stream: stream.try_clone()?,
         spoke: spoke.clone(),
+        since: Instant::now(),
     });
     let name = device.name().to_owned();
     let breaker = stream.try_clone()?;
@@ -91,33 +102,47 @@ pub(crate) fn serve(
     });
     let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));
     let mut handler = BackendReqHandler::from_stream(stream, session.clone());
-    tracing::info!(export = name, "front end connected");
+    if let Some(unlogged) = COMING_LOG.pass() {
+        tracing::info!(export = name, unlogged, "front end connected");
+    }
     let end = loop {
         // Wait without a limit for a message to begin, and with one for it to end.
         match poll(&mut [PollFd::new(&watch, PollFlags::IN)], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => break Error::SocketBroken(errno.into()),
         }
+        spoke.store(true, Ordering::Relaxed);
+        if let Err(error) = whole_message::wait(&watch, MESSAGE_TIMEOUT) {
+            break Error::SocketError(error);
+        }
         if let Err(error) = handler.handle_request() {
             break error;
         }
-        spoke.store(true, Ordering::Relaxed);
     };
     let why = session
         .lock()
         .map(|mut s| s.refusal.take())
         .unwrap_or_default();
-    match (end, why) {
-        (_, Some(why)) => {
-            tracing::warn!(export = name, "front end refused, its session ends: {why}")
-        }
-        (Error::Disconnected, None) => tracing::info!(export = name, "front end left"),
-        (error, None) => tracing::warn!(export = name, "session ends: {error}"),
-    }
+    log_end(&name, &end, why);
     if let Ok(mut session) = session.lock() {
         session.stop_all();
     }
     Ok(())
+}
+
+fn log_end(export: &str, end: &Error, why: Option<String>) {
+    if let (Error::Disconnected, None) = (end, &why) {
+        if let Some(unlogged) = LEAVING_LOG.pass() {
+            tracing::info!(export, unlogged, "front end left");
+        }
+    } else if let Some(unlogged) = ENDED_LOG.pass() {
+        let why = why.unwrap_or_else(|| end.to_string());
+        tracing::warn!(
+            export,
+            unlogged,
+            "front end refused, its session ends: {why}"
+        );
+    }
 }
 
 struct Session {
@@ -347,8 +372,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         let index = u32::from(index);
         let kick = fd.map(OwnedFd::from);
         if self.vring(index)?.is_running() {
-            let changed = self.vrings[index as usize].change(QueueChange::Kick(kick));
-            return self.checked(index, changed);
+            let set = self.vrings[index as usize].set_kick(kick);
+            return self.checked(index, set);
         }
         self.start(index, kick)
     }

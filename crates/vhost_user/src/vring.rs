@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 
 use guest_memory::MemoryTable;
 use reactor::{Source, SourceId, WorkerHandle};
+use rustix::event::epoll;
 use timeline::Labels;
 use virtio::{OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
 use virtqueue::QueueConfig;
@@ -70,6 +71,7 @@ impl Vring {
         worker: &WorkerHandle,
         context: &Context<'_>,
     ) -> Result<(), String> {
+        check_kick(kick.as_ref())?;
         let Some(user) = self.addresses else {
             return Err("its addresses were never set".into());
         };
@@ -180,6 +182,12 @@ impl Vring {
         changed.map_err(|gone| gone.to_string())?
     }
 
+    /// Another kick for a queue that runs.
+    pub fn set_kick(&mut self, kick: Option<OwnedFd>) -> Result<(), String> {
+        check_kick(kick.as_ref())?;
+        self.change(QueueChange::Kick(kick))
+    }
+
     pub fn set_call(&mut self, call: Option<OwnedFd>) -> Result<(), String> {
         self.change(QueueChange::Call(clone_fd(call.as_ref())?))?;
         self.call = call;
@@ -202,4 +210,13 @@ fn clone_fd(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, String> {
     fd.map(OwnedFd::try_clone)
         .transpose()
         .map_err(|error| format!("cannot duplicate a descriptor: {error}"))
+}
+
+/// A file, or a device without events, is always ready: whoever waited for it would never sleep. epoll refuses those.
+fn check_kick(kick: Option<&OwnedFd>) -> Result<(), String> {
+    let Some(kick) = kick else { return Ok(()) };
+    let flags = epoll::EventFlags::IN;
+    epoll::create(epoll::CreateFlags::CLOEXEC)
+        .and_then(|set| epoll::add(set, kick, epoll::EventData::new_u64(0), flags))
+        .map_err(|errno| format!("its kick descriptor cannot be waited for: {errno}"))
 }
