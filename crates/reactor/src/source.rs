@@ -55,6 +55,9 @@ pub trait Source: Any {
     /// when it is hot, and never wakes its worker.
     fn kick(&self) -> Option<RingFd>;
 
+    /// The kick descriptor has hung up, or is none that can be waited for; it is not watched any more.
+    fn kick_lost(&mut self) {}
+
     /// Some client's memory was found truncated; a source whose own it is ends itself.
     fn memory_lost(&mut self) {}
 

@@ -86,6 +86,20 @@ impl Worker {
         })
     }
 
+    /// A worker on the calling thread, whose turns the caller takes with [`Worker::turn_now`]: for benchmarks and
+    /// tests that measure or order turns.
+    ///
+    /// # Errors
+    /// When the kernel gives no io_uring.
+    pub fn standalone() -> std::io::Result<Worker> {
+        Worker::new(Mailbox::new()?, 0, PollLimit::Always)
+    }
+
+    /// One turn without waiting; true when there was work in it.
+    pub fn turn_now(&mut self) -> bool {
+        self.turn(Wait::No)
+    }
+
     /// The worker's own address.
     pub fn handle(&self) -> &WorkerHandle {
         &self.handle
@@ -243,10 +257,22 @@ impl Worker {
             Listener::Kick(id) => {
                 self.heat(id);
                 if !completion.more {
-                    self.rewatch(id);
+                    self.kick_lost(id);
                 }
             }
             Listener::Mailbox => self.bell_rang = true,
+        }
+    }
+
+    /// A kick that has hung up, or cannot be waited for, would ring without end if it were watched again.
+    fn kick_lost(&mut self, id: SourceId) {
+        if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+            if let Some((watch, owner)) = place.watch.take() {
+                self.io.ring.unwatch(watch);
+                self.io.unlisten(owner);
+            }
+            place.source.kick_lost();
+            self.touch(id);
         }
     }
 

@@ -1,0 +1,214 @@
+//! What a request costs a worker: one turn over a ring that the benchmark fills itself, stamps included.
+//!
+//! `cargo bench -p bench --bench turn` prints the time per turn and requests per second. Only the turn is timed: the
+//! driver's part is outside. The driver never sleeps, so the worker never interrupts it.
+
+use std::sync::Arc;
+
+use backend::{Disk, Engine, Null, NullOptions, Ram, RamOptions};
+use divan::counter::ItemsCount;
+use divan::{Bencher, black_box};
+use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
+use reactor::Worker;
+use scsi::MemoryStore;
+use scsi_tasks::Units;
+use timeline::Labels;
+use virtio::{QueueSetup, VirtioDevice};
+use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_scsi::{ScsiDevice, ScsiOptions};
+use virtqueue::driver::{DriverConfig, DriverQueue, IndirectTables, RingLayout};
+
+const BATCHES: [usize; 4] = [1, 8, 32, 128];
+const SIZE: u16 = 256;
+const MEMORY: usize = 1 << 22;
+
+fn main() {
+    divan::main();
+}
+
+/// The two ways to a disk.
+#[derive(Clone, Copy)]
+enum Door {
+    Blk,
+    Scsi,
+}
+
+struct Setup {
+    worker: Worker,
+    driver: DriverQueue,
+    /// Readable and writable parts of each request of a batch.
+    requests: Vec<Request>,
+}
+
+type Range = (u64, u32);
+
+struct Request {
+    readable: [Range; 1],
+    writable: Vec<Range>,
+}
+
+fn device(door: Door, engine: Arc<dyn Engine>) -> (Box<dyn VirtioDevice>, u16) {
+    let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
+    match door {
+        Door::Blk => (
+            Box::new(BlkDevice::new(
+                disk,
+                BlkOptions {
+                    name: "d0".into(),
+                    queues: 1,
+                },
+            )),
+            0,
+        ),
+        Door::Scsi => {
+            let units = Units::new(Box::<MemoryStore>::default());
+            let device = ScsiDevice::new(
+                units,
+                ScsiOptions {
+                    name: "c0".into(),
+                    queues: 1,
+                },
+            );
+            device.add_lun(0, 0, &disk).unwrap();
+            (Box::new(device), 2)
+        }
+    }
+}
+
+/// A read of 4 KiB, as a driver writes it: header, and where data and status go.
+fn request(door: Door, memory: &Arc<Mapping>, at: u64, block: u64) -> Request {
+    let mut header = [0; 64];
+    let (length, writable) = match door {
+        Door::Blk => {
+            header[8..16].copy_from_slice(&(block * 8).to_le_bytes());
+            (16, vec![(at + 4096, 4096), (at + 512, 1)])
+        }
+        Door::Scsi => {
+            header[..4].copy_from_slice(&[1, 0, 0x40, 0]);
+            header[19] = 0x28;
+            header[21..25].copy_from_slice(&(block as u32 * 8).to_be_bytes());
+            header[26..28].copy_from_slice(&8u16.to_be_bytes());
+            (51, vec![(at + 512, 108), (at + 4096, 4096)])
+        }
+    };
+    IoBuffer::of_mapping(memory, at as usize, length).write_at(0, &header[..length]);
+    Request {
+        readable: [(at, length as u32)],
+        writable,
+    }
+}
+
+impl Setup {
+    fn new(door: Door, engine: Arc<dyn Engine>, batch: usize) -> Setup {
+        let spec = RegionSpec {
+            guest_address: 0,
+            size: MEMORY as u64,
+            user_address: 0,
+            file_offset: 0,
+        };
+        let memory = Mapping::anonymous(MEMORY).unwrap();
+        let table = MemoryTable::default()
+            .with_mapping(spec, memory.clone())
+            .unwrap();
+        let layout = RingLayout::at(0, SIZE, false);
+        let tables = IndirectTables {
+            address: layout.end,
+            descriptors: 4,
+        };
+        let driver = DriverConfig {
+            event_idx: true,
+            tables: Some(tables),
+            ..DriverConfig::new(layout)
+        };
+        let mut driver = DriverQueue::new(driver, &table).unwrap();
+        driver.disable_interrupts();
+        let mut config = layout.device_config();
+        (config.event_idx, config.indirect) = (true, true);
+        let (device, index) = device(door, engine);
+        let mut worker = Worker::standalone().unwrap();
+        let setup = QueueSetup {
+            index,
+            features: device.features(),
+            config,
+            memory: Arc::new(table),
+            kick: None,
+            call: None,
+            error: None,
+            enabled: true,
+            on_broken: Arc::new(|_, why| panic!("queue broke: {why}")),
+            labels: Labels::default(),
+        };
+        let make = device.queue(setup, worker.handle());
+        worker
+            .add(|io, id| make(io, id).map(|built| built.source))
+            .unwrap();
+        let data = (layout.end + tables.bytes(SIZE)).next_multiple_of(8192);
+        let requests = (0..batch as u64)
+            .map(|i| request(door, &memory, data + i * 8192, i * 7919 % 16384))
+            .collect();
+        let mut setup = Setup {
+            worker,
+            driver,
+            requests,
+        };
+        // Power-on unit attention and first-use allocations stay out of the figures.
+        for _ in 0..3 {
+            setup.fill();
+            setup.worker.turn_now();
+        }
+        setup
+    }
+
+    fn fill(&mut self) {
+        while self.driver.pop_used().is_some() {}
+        for (i, request) in self.requests.iter().enumerate() {
+            let added = self
+                .driver
+                .add_indirect(&request.readable, &request.writable, i as u64);
+            added.expect("room in the ring");
+        }
+        self.driver.publish();
+    }
+}
+
+fn turns(bencher: Bencher<'_, '_>, door: Door, engine: Arc<dyn Engine>, batch: usize) {
+    let setup = std::cell::RefCell::new(Setup::new(door, engine, batch));
+    bencher
+        .counter(ItemsCount::new(batch))
+        .with_inputs(|| setup.borrow_mut().fill())
+        .bench_local_values(|()| assert!(black_box(setup.borrow_mut().worker.turn_now())));
+}
+
+fn null() -> Arc<dyn Engine> {
+    Arc::new(Null::create(NullOptions::default()).unwrap())
+}
+
+fn ram() -> Arc<dyn Engine> {
+    Arc::new(
+        Ram::create(RamOptions {
+            size: 64 << 20,
+            ..RamOptions::default()
+        })
+        .unwrap(),
+    )
+}
+
+#[divan::bench(args = BATCHES, sample_count = 20000, sample_size = 1)]
+fn blk_null(bencher: Bencher<'_, '_>, batch: usize) {
+    turns(bencher, Door::Blk, null(), batch);
+}
+
+#[divan::bench(args = BATCHES, sample_count = 20000, sample_size = 1)]
+fn scsi_null(bencher: Bencher<'_, '_>, batch: usize) {
+    turns(bencher, Door::Scsi, null(), batch);
+}
+
+#[divan::bench(args = BATCHES, sample_count = 20000, sample_size = 1)]
+fn blk_ram(bencher: Bencher<'_, '_>, batch: usize) {
+    turns(bencher, Door::Blk, ram(), batch);
+}
+
+#[divan::bench(args = BATCHES, sample_count = 20000, sample_size = 1)]
+fn scsi_ram(bencher: Bencher<'_, '_>, batch: usize) {
+    turns(bencher, Door::Scsi, ram(), batch);
+}

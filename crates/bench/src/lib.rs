@@ -1,0 +1,3 @@
+//! Workloads, drivers, statistics and reports.
+
+#![forbid(unsafe_code)]
