@@ -521,7 +521,7 @@ fn second_login_with_the_same_isid_reinstates_the_session() {
     pipes.doors[0].feed(&[], &mut [], &mut messages);
     assert_eq!(pipes.doors[0].closed, Some(CloseReason::SessionGone));
     assert_eq!(
-        pipes.doors[0].connection.close(),
+        pipes.doors[0].connection.close().drop,
         [],
         "the new session stays"
     );

@@ -828,7 +828,7 @@ fn logout_for_every_reason() {
             whole_session: true
         })
     );
-    assert_eq!(raw.door.connection.close(), []);
+    assert_eq!(raw.door.connection.close().drop, []);
     assert!(raw.policy.table.sessions().is_empty());
 }
 
@@ -844,17 +844,55 @@ fn connection_logs_out_itself_or_another_and_the_session_goes_on() {
             whole_session: false
         })
     );
-    assert_eq!(second.door.connection.close(), []);
+    assert_eq!(second.door.connection.close().drop, []);
     first.send(logout(1, 2), &[], &[]);
     assert_eq!(first.messages.drop, [third.door.connection.key().unwrap()]);
     first.still_serves();
     // lost without a logout: at error recovery level 0 the session ends
     assert_eq!(
-        third.door.connection.close(),
+        third.door.connection.close().drop,
         [first.door.connection.key().unwrap()]
     );
     first.send_bytes(&[]);
     assert_eq!(first.door.closed, Some(CloseReason::SessionGone));
+}
+
+#[test]
+fn connection_that_logs_out_gives_its_commands_back_to_the_window() {
+    let mut first = Raw::new(&[("MaxConnections", "2")]);
+    let mut second = first.join(1);
+    for itt in 0..10 {
+        second.cmd_sn = 1 + itt;
+        let header = second.command(itt, 0x80, 0, &[0xff]);
+        second.send(header.to_bhs(), &[], &[]);
+    }
+    // one waits here for a turn that will never come, another there for the turn after it
+    second.cmd_sn = 12;
+    let header = second.command(11, 0x80, 0, &[0xff]);
+    second.send(header.to_bhs(), &[], &[]);
+    first.cmd_sn = 13;
+    assert_eq!(first.test_unit_ready(1), []);
+    second.send(logout(1, 1), &[], &[]);
+    let closed = second.door.connection.close();
+    assert_eq!(
+        (closed.drop.len(), closed.wake.len()),
+        (0, 0),
+        "number 11 is still missing"
+    );
+    first.cmd_sn = 11;
+    let answers = first.test_unit_ready(2);
+    assert_eq!(
+        answers
+            .iter()
+            .map(|answer| answer.word(16))
+            .collect::<Vec<_>>(),
+        [2, 1]
+    );
+    let last = &answers[1];
+    assert_eq!(
+        last.word(32).wrapping_sub(last.word(28)),
+        Limits::default().commands_per_session - 1
+    );
 }
 
 #[test]

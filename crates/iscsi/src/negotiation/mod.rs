@@ -19,8 +19,8 @@ pub const REJECT: &str = "Reject";
 /// The answer to a key that means nothing in this session.
 pub const IRRELEVANT: &str = "Irrelevant";
 
-/// Task reporting semantics (13.23).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Task reporting semantics (13.23), each going further than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TaskReporting {
     /// As RFC 3720 says.
     Rfc3720,
@@ -103,7 +103,7 @@ impl Default for Offer {
                 data_pdu_in_order: false,
                 data_sequence_in_order: false,
                 error_recovery_level: 0,
-                task_reporting: TaskReporting::ResponseFence,
+                task_reporting: TaskReporting::Rfc3720,
                 protocol_level: 2,
             },
         }

@@ -177,22 +177,18 @@ impl Responder {
     }
 
     fn settle_task_reporting(&mut self, names: &[&str]) -> Answer {
-        // FastAbort needs the RFC 3720 clean-up left out on both sides: taken only where it was asked to be
         let known = [
             TaskReporting::Rfc3720,
             TaskReporting::ResponseFence,
             TaskReporting::FastAbort,
         ];
         let ours = self.offer.session.task_reporting;
-        let taken = |reporting: &TaskReporting| {
-            *reporting != TaskReporting::FastAbort || ours == TaskReporting::FastAbort
-        };
-        let chosen = names.iter().find_map(|name| {
+        let taken = |name: &&str| {
             known
                 .into_iter()
-                .filter(taken)
-                .find(|known| known.name() == *name)
-        });
+                .find(|known| known.name() == *name && *known <= ours)
+        };
+        let chosen = names.iter().find_map(taken);
         match chosen {
             Some(reporting) => {
                 self.session.task_reporting = reporting;
@@ -245,7 +241,7 @@ mod tests {
             (
                 "TaskReporting",
                 "FastAbort,ResponseFence,RFC3720",
-                "ResponseFence",
+                "RFC3720",
             ),
             ("iSCSIProtocolLevel", "31", "2"),
         ] {

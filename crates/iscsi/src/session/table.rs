@@ -109,7 +109,6 @@ impl SessionTable {
         if !session.lock().contains(&key) {
             return Vec::new();
         }
-        session.window.forget(key.cid);
         if session.remove(key) == 0 || whole {
             let session = inner.sessions.swap_remove(place);
             return session.close();
@@ -179,7 +178,6 @@ fn join(inner: &Inner, claim: Claim, serial: u64) -> Result<Attachment, LoginSta
         return Err(LoginStatus::TooManyConnections);
     }
     for old in &displaced {
-        session.window.forget(old.cid);
         session.remove(*old);
     }
     let connection = ConnectionKey {

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
+use super::ConnectionKey;
+
 use crate::serial::{before, within};
 
 const CLAIMED: u64 = 1 << 32;
@@ -33,9 +35,9 @@ pub type Wake = SmallVec<[u16; 2]>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiter {
     /// Its command has the number.
-    Connection(u16),
+    Connection(ConnectionKey),
     /// Something of it waits for all commands before the number.
-    Listener(u16),
+    Listener(ConnectionKey),
     /// A command that never came and counts as received (ABORT TASK, 11.5.1).
     Skipped,
 }
@@ -125,7 +127,7 @@ impl CommandWindow {
 
     /// Leaves word that `connection` waits for the turn of `n`; then it must try [`CommandWindow::claim`] once more, for
     /// the turn may have come meanwhile. `false`: somebody else has that number, so it is stale.
-    pub fn park(&self, n: u32, connection: u16) -> bool {
+    pub fn park(&self, n: u32, connection: ConnectionKey) -> bool {
         let mut waiters = self.lock();
         if is_taken(&waiters, n) {
             return false;
@@ -137,19 +139,19 @@ impl CommandWindow {
 
     /// Leaves word that `connection` wants to know when all commands before `n` have been handed over; then it must look
     /// at [`CommandWindow::next_turn`] once more.
-    pub fn listen(&self, n: u32, connection: u16) {
+    pub fn listen(&self, n: u32, connection: ConnectionKey) {
         let mut waiters = self.lock();
         waiters.push((n, Waiter::Listener(connection)));
         self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
     }
 
     /// Takes the word back, after a claim.
-    pub fn unpark(&self, n: u32, connection: u16) {
+    pub fn unpark(&self, n: u32, connection: ConnectionKey) {
         self.retain(|number, waiter| !(number == n && waiter == Waiter::Connection(connection)));
     }
 
     /// Forgets a connection that is gone.
-    pub fn forget(&self, connection: u16) {
+    pub fn forget(&self, connection: ConnectionKey) {
         let gone = [Waiter::Connection(connection), Waiter::Listener(connection)];
         self.retain(|_, waiter| !gone.contains(&waiter));
     }
@@ -188,7 +190,7 @@ impl CommandWindow {
             waiters.retain(|&(number, waiter)| match waiter {
                 Waiter::Connection(_) => true,
                 Waiter::Listener(connection) if !before(expected, number) => {
-                    wake.push(connection);
+                    wake.push(connection.cid);
                     false
                 }
                 Waiter::Listener(_) => true,
@@ -211,7 +213,7 @@ impl CommandWindow {
                     }
                 }
                 Some(Waiter::Connection(connection)) => {
-                    wake.push(connection);
+                    wake.push(connection.cid);
                     return wake;
                 }
                 // whoever holds the claim looks here again when it releases
@@ -238,6 +240,14 @@ fn is_taken(waiters: &[(u32, Waiter)], n: u32) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn key(cid: u16) -> ConnectionKey {
+        ConnectionKey {
+            tsih: 1,
+            cid,
+            serial: cid.into(),
+        }
+    }
 
     #[test]
     fn numbers_outside_the_window_are_told_apart() {
@@ -275,11 +285,11 @@ mod tests {
     fn skipped_numbers_are_stepped_over() {
         let window = CommandWindow::new(1, 8);
         assert_eq!(window.claim(4), Turn::Early);
-        assert!(window.park(4, 9));
+        assert!(window.park(4, key(9)));
         assert!(window.skip(2).is_empty());
         assert_eq!(window.claim(2), Turn::Early);
         assert!(
-            !window.park(2, 7),
+            !window.park(2, key(7)),
             "a skipped command is ignored when it comes"
         );
         assert!(window.skip(3).is_empty());
@@ -291,7 +301,7 @@ mod tests {
     #[test]
     fn listeners_are_told_when_all_before_their_number_is_handed_over() {
         let window = CommandWindow::new(1, 8);
-        window.listen(3, 5);
+        window.listen(3, key(5));
         for (n, told) in [(1, [].as_slice()), (2, &[5]), (3, &[])] {
             assert_eq!(window.claim(n), Turn::Claimed);
             assert_eq!(window.release().as_slice(), told, "after {n}");
@@ -306,7 +316,7 @@ mod tests {
         for &(offset, connection) in arrivals {
             let n = first.wrapping_add(offset);
             let mut turn = window.claim(n);
-            if turn == Turn::Early && window.park(n, connection) {
+            if turn == Turn::Early && window.park(n, key(connection)) {
                 turn = window.claim(n);
                 assert_eq!(turn, Turn::Early);
                 parked[connection as usize].push(n);
@@ -318,7 +328,7 @@ mod tests {
                     let expected = window.exp_cmd_sn();
                     assert!(parked[next as usize].contains(&expected));
                     assert_eq!(window.claim(expected), Turn::Claimed);
-                    window.unpark(expected, next);
+                    window.unpark(expected, key(next));
                     current = Some(expected);
                 }
             }
@@ -361,7 +371,7 @@ mod tests {
                     for k in 0..COMMANDS / 4 {
                         let n = 0xffff_ff00u32.wrapping_add(k * 4 + me as u32);
                         let mut turn = window.claim(n);
-                        let parked = turn == Turn::Early && window.park(n, me as u16);
+                        let parked = turn == Turn::Early && window.park(n, key(me as u16));
                         while turn == Turn::Early {
                             turn = window.claim(n);
                             if turn == Turn::Early {
@@ -370,7 +380,7 @@ mod tests {
                         }
                         assert_eq!(turn, Turn::Claimed);
                         if parked {
-                            window.unpark(n, me as u16);
+                            window.unpark(n, key(me as u16));
                         }
                         order.lock().unwrap().push(n);
                         for next in window.release() {

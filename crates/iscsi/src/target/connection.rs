@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::full_feature::{Destination, FullFeature, Io};
 use super::outgoing::Outgoing;
-use super::steps::{CloseReason, Completion, NoSuchTask, Placement, Received, Step, Then};
+use super::steps::{CloseReason, Closed, Completion, NoSuchTask, Placement, Received, Step, Then};
 use super::tasks::{Command, TaskId};
 use crate::Limits;
 use crate::login::{LoginOutcome, TargetLogin, TargetPolicy, Visitor};
@@ -257,11 +257,11 @@ impl Connection {
         Ok(())
     }
 
-    /// The connection is over, for whatever reason. Gives the connections that have to be dropped with it: at error
-    /// recovery level 0 a session does not outlive a connection that was not logged out (7.1.4.1).
-    pub fn close(&mut self) -> Vec<ConnectionKey> {
+    /// The connection is over, for whatever reason: leaves the session. Tasks that the caller was told of are its to give
+    /// up (see [`Connection::tasks`], before this). Must be called once the connection has logged in.
+    pub fn close(&mut self) -> Closed {
         let Phase::Full(full) = &mut self.phase else {
-            return Vec::new();
+            return Closed::default();
         };
         let logged_out = matches!(
             self.closing,
@@ -269,8 +269,12 @@ impl Connection {
                 whole_session: false
             })
         );
-        full.abandon_turn();
-        self.policy.detach(full.key, !logged_out)
+        let wake = full.leave();
+        let drop = self.policy.detach(full.key, !logged_out);
+        Closed {
+            drop,
+            wake: wake.to_vec(),
+        }
     }
 
     fn full(&self) -> Option<&FullFeature> {
@@ -396,10 +400,10 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// A turn that nobody would give up stops the whole session.
+    /// A turn that nobody would give up stops the whole session, even where `close` was forgotten.
     fn drop(&mut self) {
         if let Phase::Full(full) = &mut self.phase {
-            full.abandon_turn();
+            full.leave();
         }
     }
 }

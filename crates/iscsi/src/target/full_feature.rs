@@ -278,8 +278,8 @@ impl FullFeature {
             return;
         }
         if request.is_immediate() {
-            self.session.window.listen(cmd_sn, self.key.cid);
-        } else if !self.session.window.park(cmd_sn, self.key.cid) {
+            self.session.window.listen(cmd_sn, self.key);
+        } else if !self.session.window.park(cmd_sn, self.key) {
             // the number is taken: as if it had never come
             if let Request::Command(task) = request {
                 self.forget_task(io, task);
@@ -306,11 +306,11 @@ impl FullFeature {
             } else {
                 match self.session.window.claim(cmd_sn) {
                     Turn::Claimed => {
-                        self.session.window.unpark(cmd_sn, self.key.cid);
+                        self.session.window.unpark(cmd_sn, self.key);
                         self.holds_turn = true;
                     }
                     Turn::Early => return,
-                    Turn::Stale | Turn::Outside => self.session.window.unpark(cmd_sn, self.key.cid),
+                    Turn::Stale | Turn::Outside => self.session.window.unpark(cmd_sn, self.key),
                 }
             }
             let Some(parked) = self.parked.pop_front() else {
@@ -353,12 +353,32 @@ impl FullFeature {
         io.steps.extend(others.map(Step::Wake));
     }
 
-    /// The connection goes: whoever waits for its turn must not wait for ever.
-    pub fn abandon_turn(&mut self) {
+    /// The connection goes: nobody may wait for a turn that it holds, or for a command that it will never begin, and the
+    /// window gets its commands back. Gives who has to look at its parked requests again.
+    pub fn leave(&mut self) -> Wake {
+        let window = &self.session.window;
+        let mut wake = Wake::new();
         if std::mem::take(&mut self.holds_turn) {
-            // nobody is woken: the session ends with this connection, or the next request finds the turn free
-            self.session.window.release();
+            wake.extend(window.release());
         }
+        window.forget(self.key);
+        for parked in self
+            .parked
+            .drain(..)
+            .filter(|parked| !parked.request.is_immediate())
+        {
+            wake.extend(window.skip(parked.cmd_sn));
+        }
+        let begun = self
+            .tasks
+            .iter()
+            .filter(|(_, task)| task.delivered && !task.command.immediate)
+            .count();
+        for _ in 0..begun {
+            window.finished();
+        }
+        self.tasks.clear();
+        wake
     }
 
     /// A request that was refused still uses its number up; else every later one would wait for it.
@@ -383,7 +403,7 @@ impl FullFeature {
         let Some(parked) = place.and_then(|place| self.parked.remove(place)) else {
             return false;
         };
-        self.session.window.unpark(parked.cmd_sn, self.key.cid);
+        self.session.window.unpark(parked.cmd_sn, self.key);
         true
     }
 }

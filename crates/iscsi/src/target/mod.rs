@@ -22,6 +22,7 @@ mod text_exchange;
 pub use connection::Connection;
 pub use outgoing::{Outgoing, Piece};
 pub use steps::{
-    CloseReason, Completion, NoSuchTask, Placement, Received, Step, TaskManagement, Then, Transfer,
+    CloseReason, Closed, Completion, NoSuchTask, Placement, Received, Step, TaskManagement, Then,
+    Transfer,
 };
 pub use tasks::{Command, TaskId};

@@ -85,6 +85,15 @@ pub struct Received {
     pub step: Step,
 }
 
+/// What the end of a connection means for others of its session.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Closed {
+    /// To be dropped with it: at error recovery level 0 a session does not outlive a connection that was not logged out.
+    pub drop: Vec<ConnectionKey>,
+    /// CIDs that may have waited for it: have their owners call `receive(&[])`, as for [`Step::Wake`].
+    pub wake: Vec<u16>,
+}
+
 /// Bytes that the command as given by its CDB moves, whatever the initiator expects: the residual counts come from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transfer {

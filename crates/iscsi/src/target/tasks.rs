@@ -220,6 +220,14 @@ impl TaskTable {
         Some(task)
     }
 
+    /// Takes all tasks out.
+    pub fn clear(&mut self) {
+        for index in 0..self.slots.len() {
+            let id = TaskId::new(index, self.slots[index].generation);
+            self.remove(id);
+        }
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (TaskId, &Task)> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| {
             slot.task
