@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,16 +23,28 @@ pub struct ReadyExport {
     pub kind: &'static str,
     /// The export's name.
     pub name: String,
-    /// Its socket; `None` for an inherited one.
-    pub socket: Option<PathBuf>,
+    /// Where clients come in.
+    pub door: Door,
+}
+
+/// Where an export's clients come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// The socket at this path.
+    Path(PathBuf),
+    /// A listening socket that was inherited.
+    Listening,
+    /// A connection that was inherited: its client is the only one.
+    Connection,
 }
 
 impl fmt::Display for ReadyExport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ready {} {}", self.kind, self.name)?;
-        match &self.socket {
-            Some(socket) => write!(f, " {}", socket.display()),
-            None => f.write_str(" inherited socket"),
+        match &self.door {
+            Door::Path(socket) => write!(f, " {}", socket.display()),
+            Door::Listening => f.write_str(" inherited socket"),
+            Door::Connection => f.write_str(" inherited connection"),
         }
     }
 }
@@ -61,10 +73,10 @@ pub(crate) fn open_all(
         let inherited = inherited.take_if(|inherited| inherited.export == *name);
         let listening = device.and_then(|device| listen(server, device, socket, inherited));
         match listening {
-            Ok(socket) => ready.push(ReadyExport {
+            Ok(door) => ready.push(ReadyExport {
                 kind,
                 name: name.clone(),
-                socket,
+                door,
             }),
             Err(reason) => reasons.push(format!("{kind} {name}: {reason}")),
         }
@@ -77,29 +89,30 @@ fn listen(
     device: Arc<dyn VirtioDevice>,
     path: &Path,
     inherited: Option<Inherited>,
-) -> Result<Option<PathBuf>, String> {
-    let Some(inherited) = inherited else {
-        server
-            .listen(path, device)
-            .map_err(|error| error.to_string())?;
-        return Ok(Some(path.to_owned()));
-    };
-    listen_on(server, device, inherited.socket)
-        .map_err(|error| format!("cannot serve the inherited descriptor: {error}"))?;
-    Ok(None)
+) -> Result<Door, String> {
+    match inherited {
+        None => match server.listen(path, device) {
+            Ok(()) => Ok(Door::Path(path.to_owned())),
+            Err(error) => Err(error.to_string()),
+        },
+        Some(inherited) => serve_inherited(server, device, inherited.socket)
+            .map_err(|error| format!("cannot serve the inherited descriptor: {error}")),
+    }
 }
 
-fn listen_on(
+/// Programs that start back ends pass either kind of socket; the kernel tells which it is.
+fn serve_inherited(
     server: &vhost_user::Server,
     device: Arc<dyn VirtioDevice>,
     socket: OwnedFd,
-) -> std::io::Result<()> {
+) -> std::io::Result<Door> {
     if rustix::net::sockopt::socket_acceptconn(&socket)? {
-        return server.listen_on(UnixListener::from(socket), device);
+        server.listen_on(UnixListener::from(socket), device)?;
+        Ok(Door::Listening)
+    } else {
+        server.serve_on(UnixStream::from(socket), device)?;
+        Ok(Door::Connection)
     }
-    Err(std::io::Error::other(
-        "it is a connected socket; pass one that listens",
-    ))
 }
 
 fn blk_device(config: &VhostBlkConfig, disks: &Disks) -> Result<Arc<dyn VirtioDevice>, String> {

@@ -9,11 +9,12 @@ pub mod config;
 pub mod control;
 mod disks;
 mod exports;
+mod limits;
 mod report;
 mod running;
 mod signals;
 
-pub use exports::ReadyExport;
+pub use exports::{Door, ReadyExport};
 pub use report::{QueueReport, RULE, reports};
 pub use running::{Inherited, Running, StartError, StartOptions, start};
 pub use signals::{Signal, Signals};

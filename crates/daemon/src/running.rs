@@ -14,7 +14,8 @@ use timeline::Snapshot;
 use crate::config::{Config, Placement, PollLimit, WorkersConfig};
 use crate::control::{self, BindError, DiskStatus, ExportStatus, LunStatus, Status, View};
 use crate::disks::{self, Disks};
-use crate::exports::{self, ReadyExport};
+use crate::exports::{self, Door, ReadyExport};
+use crate::limits;
 
 /// What of a start is not configuration.
 #[derive(Debug, Default)]
@@ -86,6 +87,7 @@ struct Objects {
 
 /// Starts what `config` says.
 pub fn start(config: Config, options: StartOptions) -> Result<Running, StartError> {
+    limits::raise_descriptors();
     let mut reasons = Vec::new();
     let control = bind_control(&config, options.control, &mut reasons);
     let disks = disks::open_all(&config.disks, &mut reasons);
@@ -170,6 +172,22 @@ impl Running {
     /// The exports, all of which can be connected to.
     pub fn ready(&self) -> &[ReadyExport] {
         &self.ready
+    }
+
+    /// Did this daemon serve one inherited connection, whose client has left?
+    pub fn is_left(&self) -> bool {
+        let gone = |ready: &ReadyExport| {
+            let status = self.objects.export_status();
+            let found = status.iter().find(|export| export.name == ready.name);
+            ready.door == Door::Connection && found.is_none_or(|export| !export.connected)
+        };
+        self.ready.iter().any(gone)
+    }
+
+    /// Does this daemon serve one inherited connection? Then it is to be asked for [`Running::is_left`].
+    pub fn has_one_client(&self) -> bool {
+        let is_connection = |ready: &ReadyExport| ready.door == Door::Connection;
+        self.ready.iter().any(is_connection)
     }
 
     /// Where the control socket is, if there is one.
@@ -317,6 +335,28 @@ mod tests {
         assert_eq!(error.reasons.len(), 2, "{error}");
         assert!(error.reasons[0].starts_with("vhost-blk d1: "), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn an_inherited_connection_is_served_until_its_client_leaves() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path(), &["d0=ram:1M"], &["d0:@d0.sock"]);
+        let (client, ours) = UnixStream::pair().unwrap();
+        let options = StartOptions {
+            control: None,
+            inherited: Some(Inherited {
+                export: "d0".to_owned(),
+                socket: ours.into(),
+            }),
+        };
+        let running = start(config, options).unwrap();
+        assert_eq!(running.ready()[0].door, Door::Connection);
+        assert!(running.has_one_client() && !running.is_left());
+        assert!(!folder.path().join("d0.sock").exists());
+        drop(client);
+        while !running.is_left() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -183,7 +183,7 @@ pub struct ProgramArguments {
         conflicts_with = "fd"
     )]
     pub socket_path: Option<PathBuf>,
-    /// Use this descriptor: a socket that listens
+    /// Use this descriptor: a socket that listens, or a connection, with whose end the program ends
     #[arg(long, value_name = "FDNUM")]
     pub fd: Option<i32>,
     /// Print the capabilities as JSON and end; other options are ignored

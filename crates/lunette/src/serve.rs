@@ -11,6 +11,8 @@ use crate::failure::{Failure, Outcome};
 
 /// Sessions drain within milliseconds; a disk that does not answer may not keep the daemon.
 const END_LIMIT: Duration = Duration::from_secs(4);
+/// How often an inherited connection is looked at: soon enough for people, and no load.
+const CLIENT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves what the file and the flags say.
 pub fn run(arguments: &ServeArguments) -> Outcome {
@@ -33,11 +35,25 @@ pub fn serve(config: Config, options: StartOptions) -> Outcome {
         .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
     let running = daemon::start(config, options)?;
     announce(&running);
-    while signals.wait() == Signal::Print {
+    while next_signal(&mut signals, &running) == Signal::Print {
         print_latency(&running);
     }
     end(running);
     Ok(())
+}
+
+/// Sleeps until there is a signal; that the only client there can be has left counts as one.
+fn next_signal(signals: &mut Signals, running: &Running) -> Signal {
+    if !running.has_one_client() {
+        return signals.wait();
+    }
+    loop {
+        match signals.poll() {
+            Some(signal) => return signal,
+            None if running.is_left() => return Signal::End,
+            None => std::thread::sleep(CLIENT_INTERVAL),
+        }
+    }
 }
 
 /// Says what can be connected to.
@@ -56,7 +72,7 @@ pub fn announce(running: &Running) {
     }
     match running.control() {
         Some(path) => tracing::info!(control = %path.display(), "serving"),
-        None => tracing::info!("serving"),
+        None => tracing::info!("serving, without a control socket"),
     }
 }
 

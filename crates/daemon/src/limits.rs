@@ -1,0 +1,33 @@
+//! The process' own limits: each queue takes three descriptors, and the usual soft limit is 1024.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Allows as many descriptors as the hard limit does; nothing here uses `select`, for which the soft one exists.
+pub(crate) fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(errno) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(
+            limit = limit.current,
+            "cannot raise the limit of open descriptors: {errno}; many queues may not find room"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_becomes_the_hard_one() {
+        raise_descriptors();
+        let limit = getrlimit(Resource::Nofile);
+        assert_eq!(limit.current, limit.maximum);
+    }
+}
