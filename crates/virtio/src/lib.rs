@@ -10,6 +10,7 @@
 mod device;
 mod protocol;
 mod queue;
+mod signal;
 mod slots;
 
 pub use device::{

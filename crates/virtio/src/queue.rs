@@ -6,7 +6,6 @@
 //! rules of the ring ends this queue, with one log line, and nothing else.
 
 use std::any::Any;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use backend::Submission;
@@ -19,6 +18,7 @@ use virtqueue::{DeviceQueue, QueueError};
 
 use crate::device::{BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
 use crate::protocol::{Protocol, Start, Step};
+use crate::signal::Signal;
 use crate::slots::Slots;
 
 /// Most requests taken in one go: bounds how long other sources of the worker wait.
@@ -55,8 +55,8 @@ pub struct Queue<P: Protocol> {
     turns: Vec<(Stamps, [u32; Operation::COUNT])>,
     timeline: QueueTimeline,
     kick: Option<RingFd>,
-    call: Option<OwnedFd>,
-    error: Option<OwnedFd>,
+    call: Option<Signal>,
+    error: Option<Signal>,
     enabled: bool,
     stopping: bool,
     broken: bool,
@@ -86,8 +86,8 @@ impl<P: Protocol> Queue<P> {
             turns: Vec::with_capacity(4),
             timeline: QueueTimeline::new(setup.labels, depth),
             kick: setup.kick.map(RingFd::from),
-            call: setup.call,
-            error: setup.error,
+            call: setup.call.map(Signal::new),
+            error: setup.error.map(Signal::new),
             enabled: setup.enabled,
             stopping: false,
             broken: false,
@@ -147,7 +147,7 @@ impl<P: Protocol> Queue<P> {
             );
         }
         if let Some(error) = &self.error {
-            signal(error);
+            error.send();
         }
         (self.on_broken)(self.index, &why.to_string());
     }
@@ -340,11 +340,6 @@ impl<P: Protocol> Queue<P> {
     }
 }
 
-fn signal(eventfd: &OwnedFd) {
-    // A full counter means that a notification is pending anyway; a closed one, that nobody listens.
-    rustix::io::write(eventfd, &1u64.to_ne_bytes()).ok();
-}
-
 impl<P: Protocol> Source for Queue<P> {
     #[inline]
     fn ready(&self) -> bool {
@@ -394,7 +389,7 @@ impl<P: Protocol> Source for Queue<P> {
         let answered = io.now();
         let interrupt = !self.broken && self.ring.publish();
         if interrupt && let Some(call) = &self.call {
-            signal(call);
+            call.send();
             self.timeline.counters.notifications += 1;
         }
         let notified = io.now();
@@ -433,6 +428,10 @@ impl<P: Protocol> Source for Queue<P> {
         self.kick.clone()
     }
 
+    fn kick_lost(&mut self) {
+        self.end(&"its kick descriptor cannot be waited for");
+    }
+
     fn memory_lost(&mut self) {
         if self.view.table().is_poisoned() {
             self.end(&"its memory file was truncated");
@@ -463,14 +462,14 @@ impl<P: Protocol> QueueControl for Queue<P> {
                 self.view = GuestView::new(memory);
             }
             QueueChange::Call(call) => {
-                self.call = call;
+                self.call = call.map(Signal::new);
                 // What was answered before the driver gave its interrupt would otherwise never be told.
                 if let Some(call) = &self.call {
-                    signal(call);
+                    call.send();
                 }
             }
             QueueChange::Kick(kick) => self.kick = kick.map(RingFd::from),
-            QueueChange::Error(error) => self.error = error,
+            QueueChange::Error(error) => self.error = error.map(Signal::new),
             QueueChange::Enabled(enabled) => self.enabled = enabled,
         }
         Ok(())
