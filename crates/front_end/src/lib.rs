@@ -21,6 +21,7 @@ mod verify;
 pub use block::{BlkDone, BlkQueue, Range, kind, status};
 pub use channel::{Channel, Message, request};
 pub use cuts::Cuts;
+pub use hostile::Case;
 pub use memory::{Area, Memory, Region};
 pub use queue::{Queue, QueueOptions};
 pub use scsi::{ScsiDone, ScsiQueue, ScsiRequest};

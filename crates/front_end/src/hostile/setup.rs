@@ -1,0 +1,333 @@
+//! What goes wrong when memory is shared and rings are set up, and with the descriptors that go with them.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use guest_memory::{Mapping, RegionSpec};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::{Case, case, connect, ends, refused, started};
+use crate::session::{FrontEnd, state};
+use crate::{BlkQueue, Cuts, Error, Queue, QueueOptions, Result, kind, request};
+
+pub const CASES: &[Case] = &[
+    case("a ring in unmapped memory", |socket| {
+        bad_addresses(socket, |_, _| [0x1000, 0x2000, 0x3000])
+    }),
+    case("a used ring in unmapped memory", |socket| {
+        bad_addresses(socket, |[d, _, a], _| [d, u64::MAX - 4096, a])
+    }),
+    case("a ring that ends beyond its region", |socket| {
+        bad_addresses(socket, |[_, u, a], end| [end - 64, u, a])
+    }),
+    case("a ring that is not aligned", |socket| {
+        bad_addresses(socket, |[d, u, a], _| [d + 1, u, a])
+    }),
+    case("a ring without addresses", |socket| {
+        let front_end = connect(socket)?;
+        let file = File::open("/dev/null")?;
+        front_end.acknowledged(request::SET_VRING_NUM, &state(0, 128), &[])?;
+        let set = front_end.set_kick(0, Some(file.as_fd()));
+        refused(&front_end, set)
+    }),
+    case("a ring of 0 entries", |socket| bad_size(socket, 0)),
+    case("a ring of 100 entries", |socket| bad_size(socket, 100)),
+    case("a ring of 32768 entries", |socket| bad_size(socket, 32768)),
+    case("a ring of 2^32 - 1 entries", |socket| {
+        bad_size(socket, u32::MAX)
+    }),
+    case("a packed ring that begins beyond its end", |socket| {
+        let mut front_end = FrontEnd::connect(socket, &super::options(true))?;
+        let queue = front_end.place_queue(0, &QueueOptions::default())?;
+        let begun = front_end.begin_queue(&queue, 0x7fff_7fff);
+        refused(&front_end, begun)
+    }),
+    case("a size for a queue that does not exist", |socket| {
+        bad_index(socket, request::SET_VRING_NUM, &state(4096, 128))
+    }),
+    case("a base for a queue that does not exist", |socket| {
+        bad_index(socket, request::SET_VRING_BASE, &state(4096, 0))
+    }),
+    case("addresses for a queue that does not exist", |socket| {
+        bad_index(socket, request::SET_VRING_ADDR, &[0xff; 40])
+    }),
+    case("a queue that does not exist is enabled", |socket| {
+        bad_index(socket, request::SET_VRING_ENABLE, &state(u16::MAX, 1))
+    }),
+    case("a kick for a queue that does not exist", |socket| {
+        bad_index(socket, request::SET_VRING_KICK, &0x1ffu64.to_ne_bytes())
+    }),
+    case("an interrupt for a queue that does not exist", |socket| {
+        bad_index(socket, request::SET_VRING_CALL, &0x1ffu64.to_ne_bytes())
+    }),
+    case(
+        "an error descriptor for a queue that does not exist",
+        |socket| bad_index(socket, request::SET_VRING_ERR, &0x1ffu64.to_ne_bytes()),
+    ),
+    case("a queue that does not exist is stopped", |socket| {
+        let front_end = connect(socket)?;
+        match front_end.stop_queue(4096) {
+            Ok(_) => Err(Error::Wrong("it was answered".into())),
+            Err(_) => ends(&front_end),
+        }
+    }),
+    case("addresses change while the ring runs", |socket| {
+        let (front_end, _queue) = started(socket, false)?;
+        let set = front_end.set_addresses(0, [0x1000, 0x2000, 0x3000]);
+        refused(&front_end, set)
+    }),
+    case("the base changes while the ring runs", |socket| {
+        let (front_end, _queue) = started(socket, false)?;
+        let set = front_end.acknowledged(request::SET_VRING_BASE, &state(0, 77), &[]);
+        refused(&front_end, set)
+    }),
+    case("the ring's memory is removed while it runs", |socket| {
+        let (mut front_end, queue) = started(socket, false)?;
+        let region = front_end.memory().regions()[0].spec.guest_address;
+        let removed = front_end.remove_region(region);
+        drop(queue);
+        refused(&front_end, removed)
+    }),
+    case("a memory region of 2^62 bytes", |socket| {
+        bad_region(socket, |spec| spec.size = 1 << 62)
+    }),
+    case("a memory region of no bytes", |socket| {
+        bad_region(socket, |spec| spec.size = 0)
+    }),
+    case("a memory region longer than its file", |socket| {
+        bad_region(socket, |spec| spec.size *= 2)
+    }),
+    case("a memory region that begins beyond its file", |socket| {
+        bad_region(socket, |spec| spec.file_offset = 1 << 40)
+    }),
+    case("a memory region whose offset overflows", |socket| {
+        bad_region(socket, |spec| spec.file_offset = u64::MAX - 4095)
+    }),
+    case("a memory region that wraps around", |socket| {
+        bad_region(socket, |spec| spec.guest_address = u64::MAX - 4095)
+    }),
+    case(
+        "a memory region whose user address wraps around",
+        |socket| bad_region(socket, |spec| spec.user_address = u64::MAX - 4095),
+    ),
+    case("a memory region that overlaps another", |socket| {
+        bad_region(socket, |spec| spec.guest_address = 0x10_1000)
+    }),
+    case("a memory region of no file", |socket| {
+        let front_end = connect(socket)?;
+        let (stream, _other) = UnixStream::pair()?;
+        let sent = front_end.acknowledged(request::ADD_MEM_REG, &region(&SPEC), &[stream.as_fd()]);
+        refused(&front_end, sent)
+    }),
+    case("a memory region that is not there is removed", |socket| {
+        let front_end = connect(socket)?;
+        let sent = front_end.acknowledged(request::REM_MEM_REG, &region(&SPEC), &[]);
+        refused(&front_end, sent)
+    }),
+    case("more memory regions than there may be", |socket| {
+        let mut front_end = connect(socket)?;
+        loop {
+            if let Err(error) = front_end.add_region(4096) {
+                return refused(&front_end, Err(error));
+            }
+        }
+    }),
+    case("the ring's memory file is truncated", |socket| {
+        truncated(socket, |front_end, _| {
+            front_end.memory().regions()[0].file.try_clone()
+        })
+    }),
+    case("the data's memory file is truncated", |socket| {
+        truncated(socket, |_, other| other.try_clone())
+    }),
+    case(
+        "a memory file is truncated before the ring starts",
+        |socket| {
+            let mut front_end = connect(socket)?;
+            let queue = front_end.place_queue(0, &QueueOptions::default())?;
+            front_end.memory().regions()[0].file.set_len(0)?;
+            match front_end.begin_queue(&queue, 0) {
+                Ok(()) | Err(Error::Closed | Error::Refused(_)) => ends(&front_end),
+                Err(other) => Err(other),
+            }
+        },
+    ),
+    case("a kick that is a file", |socket| {
+        let (mapping, file) = Mapping::memfd("no-eventfd", 4096)?;
+        drop(mapping);
+        served_with_kick(socket, OwnedFd::from(file))
+    }),
+    case("a kick that is /dev/zero", |socket| {
+        served_with_kick(socket, OwnedFd::from(File::open("/dev/zero")?))
+    }),
+    case("a kick that has hung up", |socket| {
+        let (ours, theirs) = UnixStream::pair()?;
+        drop(ours);
+        served_with_kick(socket, OwnedFd::from(theirs))
+    }),
+    case("a kick that hangs up later", |socket| {
+        let (ours, theirs) = UnixStream::pair()?;
+        let (front_end, queue) = started(socket, false)?;
+        front_end.set_kick(0, Some(theirs.as_fd()))?;
+        drop((ours, theirs));
+        linger(&front_end, queue)
+    }),
+    case("an interrupt that is full and blocks", |socket| {
+        // The counter's maximum: one more would have to wait for a reader, who never comes.
+        let full = eventfd(0, EventfdFlags::CLOEXEC)?;
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes())?;
+        interrupted(socket, full)
+    }),
+    case(
+        "an interrupt that is a socket which nobody reads",
+        |socket| {
+            let (mut ours, theirs) = UnixStream::pair()?;
+            ours.set_nonblocking(true)?;
+            while ours.write(&[0; 4096]).is_ok() {}
+            ours.set_nonblocking(false)?;
+            interrupted(socket, OwnedFd::from(ours))?;
+            drop(theirs);
+            Ok(())
+        },
+    ),
+    case("an error descriptor that blocks", |socket| {
+        let full = eventfd(0, EventfdFlags::CLOEXEC)?;
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes())?;
+        let (front_end, mut queue) = started(socket, false)?;
+        front_end.set_error(0, Some(full.as_fd()))?;
+        queue.raw().set_available_index(5000);
+        queue.kick();
+        ends(&front_end)
+    }),
+];
+
+/// A region that no front end here has.
+const SPEC: RegionSpec = RegionSpec {
+    guest_address: 1 << 40,
+    size: 4096,
+    user_address: 1 << 41,
+    file_offset: 0,
+};
+
+fn region(spec: &RegionSpec) -> Vec<u8> {
+    let words = [
+        0,
+        spec.guest_address,
+        spec.size,
+        spec.user_address,
+        spec.file_offset,
+    ];
+    words.map(u64::to_ne_bytes).concat()
+}
+
+fn bad_region(socket: &Path, change: fn(&mut RegionSpec)) -> Result<()> {
+    let front_end = connect(socket)?;
+    let (_mapping, file) = Mapping::memfd("region", 8192)?;
+    let mut spec = RegionSpec { size: 8192, ..SPEC };
+    change(&mut spec);
+    let sent = front_end.acknowledged(request::ADD_MEM_REG, &region(&spec), &[file.as_fd()]);
+    refused(&front_end, sent)
+}
+
+/// Starts a ring with addresses made from the right ones and the end of the memory region.
+fn bad_addresses(socket: &Path, change: fn([u64; 3], u64) -> [u64; 3]) -> Result<()> {
+    let mut front_end = connect(socket)?;
+    let queue = front_end.place_queue(0, &QueueOptions::default())?;
+    front_end.describe_queue(&queue, 0)?;
+    let layout = *queue.layout();
+    let right = [
+        layout.descriptor_area,
+        layout.device_area,
+        layout.driver_area,
+    ]
+    .map(|address| front_end.user_address(address));
+    let spec = front_end.memory().regions()[0].spec;
+    let end = spec.user_address + spec.size;
+    let started = front_end
+        .set_addresses(0, change(right, end))
+        .and_then(|()| front_end.set_kick(0, Some(queue.kick_fd().as_fd())));
+    refused(&front_end, started)
+}
+
+fn bad_size(socket: &Path, size: u32) -> Result<()> {
+    let mut front_end = connect(socket)?;
+    let queue = front_end.place_queue(0, &QueueOptions::default())?;
+    front_end.describe_queue(&queue, 0)?;
+    let started = front_end
+        .acknowledged(request::SET_VRING_NUM, &state(0, size), &[])
+        .and_then(|()| front_end.set_kick(0, Some(queue.kick_fd().as_fd())));
+    refused(&front_end, started)
+}
+
+fn bad_index(socket: &Path, request: u32, payload: &[u8]) -> Result<()> {
+    let front_end = connect(socket)?;
+    let sent = front_end.acknowledged(request, payload, &[]);
+    refused(&front_end, sent)
+}
+
+/// Writes from a second region, and truncates one of the two under it.
+fn truncated(socket: &Path, which: fn(&FrontEnd, &File) -> std::io::Result<File>) -> Result<()> {
+    let (mut front_end, mut queue) = started(socket, false)?;
+    let data = front_end.add_region(1 << 20)?;
+    let header = front_end.allocate(4096, 4096)?;
+    header.write(0, &[1, 0, 0, 0]);
+    let second = &front_end.memory().regions()[1].file;
+    which(&front_end, second)?.set_len(0)?;
+    let readable = [header.part(0, 16).element(), data.element()];
+    // Our own view of a truncated ring is gone, too: the handler of this process has put zeroes there.
+    queue.add(&readable, &[header.part(64, 1).element()], 0);
+    queue.publish();
+    queue.kick();
+    ends(&front_end)
+}
+
+/// Starts a ring with an odd kick. It may be refused; if it is not, the worker must bear it.
+fn served_with_kick(socket: &Path, kick: OwnedFd) -> Result<()> {
+    let mut front_end = connect(socket)?;
+    let queue = front_end.place_queue(0, &QueueOptions::default())?;
+    front_end.describe_queue(&queue, 0)?;
+    front_end.enable(0, true)?;
+    match front_end.set_kick(0, Some(kick.as_fd())) {
+        Ok(()) => linger(&front_end, queue),
+        Err(Error::Closed | Error::Refused(_)) => ends(&front_end),
+        Err(other) => Err(other),
+    }
+}
+
+/// Stays for a moment, so that a worker that cannot bear it shows.
+fn linger(front_end: &FrontEnd, queue: Queue) -> Result<()> {
+    let closed = front_end
+        .channel()
+        .wait_closed(std::time::Duration::from_millis(300));
+    drop(queue);
+    match closed {
+        Ok(()) | Err(Error::Timeout(_)) => Ok(()),
+        Err(other) => Err(other),
+    }
+}
+
+/// Has requests answered whose interrupt blocks whoever writes to it.
+fn interrupted(socket: &Path, call: OwnedFd) -> Result<()> {
+    let (mut front_end, queue) = started(socket, false)?;
+    match front_end.set_call(0, Some(call.as_fd())) {
+        Ok(()) => flush_often(&mut front_end, queue),
+        Err(Error::Closed | Error::Refused(_)) => ends(&front_end),
+        Err(other) => Err(other),
+    }
+}
+
+fn flush_often(front_end: &mut FrontEnd, queue: Queue) -> Result<()> {
+    let mut queue = BlkQueue::over(front_end, queue, 8, 512, Cuts::Usual)?;
+    for _ in 0..8 {
+        let Some(slot) = queue.take() else { break };
+        queue.submit(slot, kind::FLUSH, 0, 0, 0);
+        queue.queue().driver().enable_interrupts();
+        queue.publish();
+        queue.queue().kick();
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    Ok(())
+}
