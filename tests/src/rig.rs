@@ -51,7 +51,7 @@ impl Rig {
 
 /// Fails when the guest's kernel complained of a disk, or of anything as bad as a hung task.
 pub fn kernel_is_content(guest: &mut Guest) -> Result<()> {
-    const COMPLAINTS: &str = "I/O error|critical|blocked for more|Call Trace|BUG:|WARNING:|Sense Key|timed out|abort|reset|EXT4-fs error|Buffer I/O";
+    const COMPLAINTS: &str = "I/O error|critical|blocked for more|Call Trace|BUG:|WARNING:|Sense Key|timed out|abort|host reset|bus reset|EXT4-fs error|Buffer I/O";
     let output = guest.run(&format!("dmesg | grep -E '{COMPLAINTS}'"))?;
     ensure!(
         output.stdout.is_empty(),

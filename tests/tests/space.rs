@@ -38,41 +38,41 @@ fn discard_shrinks_the_file_and_zeroed_ranges_read_as_zeroes() -> Result<()> {
             number(&mut guest, disk, "queue/write_zeroes_max_bytes")? > 0,
             "{disk} offers write zeroes"
         );
-        guest.ok(&format!("tr '\\0' x </dev/zero | dd of=/dev/{disk} bs=1M count=48 iflag=fullblock conv=fsync 2>&1"))?;
+        guest.ok(&format!("tr '\\0' x </dev/zero | dd of=/dev/{disk} bs=1M count=24 iflag=fullblock conv=fsync 2>&1"))?;
         if let Some(file) = file {
             let full = rig.allocated(file)?;
             ensure!(
-                full >= 48 * MIB,
-                "{file} takes {full} bytes after 48 MiB were written"
+                full >= 24 * MIB,
+                "{file} takes {full} bytes after 24 MiB were written"
             );
         }
 
         guest.ok(&format!(
-            "/tools/blkdiscard -o 8M -l 32M /dev/{disk} && sync"
+            "/tools/blkdiscard -o 4M -l 16M /dev/{disk} && sync"
         ))?;
         if let Some(file) = file {
             let left = rig.allocated(file)?;
             ensure!(
-                left <= 17 * MIB,
-                "{file} takes {left} bytes after 32 of 48 MiB were discarded"
+                left <= 9 * MIB,
+                "{file} takes {left} bytes after 16 of 24 MiB were discarded"
             );
         }
 
-        // 4 MiB in the middle of what still holds data, and a last part that no alignment helps.
+        // 2 MiB in the middle of what still holds data, and a last part that no alignment helps.
         guest.ok(&format!(
-            "/tools/blkdiscard -z -o 2M -l 4M /dev/{disk} && /tools/blkdiscard -z -o 41943552 -l 1536 /dev/{disk}"
+            "/tools/blkdiscard -z -o 1M -l 2M /dev/{disk} && /tools/blkdiscard -z -o 20979200 -l 1536 /dev/{disk}"
         ))?;
         guest.io_ok(&format!(
-            "zeroes --file /dev/{disk} --offset 2M --length 4M"
+            "zeroes --file /dev/{disk} --offset 1M --length 2M"
         ))?;
         guest.io_ok(&format!(
-            "zeroes --file /dev/{disk} --offset 41943552 --length 1536 --buffered"
+            "zeroes --file /dev/{disk} --offset 20979200 --length 1536 --buffered"
         ))?;
         let rest = guest.ok(&format!(
-            "dd if=/dev/{disk} bs=1M count=48 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c"
+            "dd if=/dev/{disk} bs=1M count=24 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c"
         ))?;
         let rest: u64 = rest.trim().parse()?;
-        let kept = (48 - 32 - 4) * MIB - 1536;
+        let kept = (24 - 16 - 2) * MIB - 1536;
         ensure!(
             rest == kept,
             "{disk}: {rest} bytes of data are left, {kept} were not touched"
@@ -114,13 +114,13 @@ fn a_read_only_disk_is_read_only_at_both_doors() -> Result<()> {
         let discard = guest.run(&format!("/tools/blkdiscard /dev/{disk}"))?;
         ensure!(discard.code != 0, "{disk} was discarded");
     }
-    // WRITE(10) and WRITE SAME(16) past the kernel's own check: DATA PROTECT, WRITE PROTECTED.
+    // WRITE(10) and WRITE SAME(16) past the kernel's own check, which /dev/sda has: DATA PROTECT, WRITE PROTECTED.
     for command in [
         "2a 00 00 00 00 00 00 00 01 00",
         "93 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00",
     ] {
         let outcome = guest
-            .run(&format!("sg_raw -s 512 /dev/sda {command} </dev/zero 2>&1"))?
+            .run(&format!("sg_raw -s 512 /dev/sg0 {command} </dev/zero 2>&1"))?
             .stdout;
         ensure!(
             outcome.contains("Data Protect") || outcome.contains("Write protected"),

@@ -6,6 +6,11 @@ use end_to_end::{GuestBuilder, Result, Rig, ensure};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+/// Linux's number for a LUN: from 256 on, with the bits of the flat space addressing method (SAM-5, 4.7.7.3) in it.
+fn kernel_lun(lun: u32) -> u32 {
+    if lun < 256 { lun } else { lun | 0x4000 }
+}
+
 const MIB: u64 = 1 << 20;
 
 /// The part of a core that an idle daemon may use. The claim is 1 %.
@@ -118,7 +123,7 @@ fn scsi_disks_sit_where_the_controller_puts_them_and_cost_nothing_when_idle() ->
                 .iter()
                 .position(|name| name == host)
                 .unwrap_or_default();
-            format!("{host}:0:{target}:{lun}")
+            format!("{host}:0:{target}:{}", kernel_lun(*lun))
         })
         .collect();
     let count = addresses.len();
@@ -147,7 +152,11 @@ fn scsi_disks_sit_where_the_controller_puts_them_and_cost_nothing_when_idle() ->
             .iter()
             .position(|name| name == host)
             .unwrap_or_default();
-        let line = format!("{host}:0:{target}:{lun} {}", (16384 + 4 * index) * 2);
+        let line = format!(
+            "{host}:0:{target}:{} {}",
+            kernel_lun(*lun),
+            (16384 + 4 * index) * 2
+        );
         ensure!(
             sizes.lines().any(|found| found == line),
             "no line {line:?} in\n{sizes}"
@@ -166,7 +175,7 @@ fn scsi_disks_sit_where_the_controller_puts_them_and_cost_nothing_when_idle() ->
     }
     let (first, second) = (
         scsi_disk(&mut guest, "0:0:3:0")?,
-        scsi_disk(&mut guest, "3:0:255:16383")?,
+        scsi_disk(&mut guest, "3:0:255:32767")?,
     );
     guest.ok(&format!(
         "guest-io soak --file /dev/{first} --runtime 3 & guest-io soak --file /dev/{second} --runtime 3 && wait $!"
