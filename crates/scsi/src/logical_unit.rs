@@ -28,6 +28,11 @@ impl UnitId {
         UnitId(id)
     }
 
+    /// Do unit attentions for the other unit slow commands for this one down a little?
+    pub const fn shares_filter_bit_with(self, other: UnitId) -> bool {
+        self.filter_index() == other.filter_index()
+    }
+
     pub(crate) const fn filter_index(self) -> usize {
         (self.0 & 63) as usize
     }

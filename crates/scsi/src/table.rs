@@ -84,6 +84,7 @@ pub(crate) static COMMANDS: &[Row] = &[
     row(Always, Unit,   &[RELEASE_6, 0, 0, 0, 0, 0x04]),
     row(Read,   Unit,   &[MODE_SENSE_6, 0x08, X, X, X, 0x04]),
     row(Write,  Unit,   &[START_STOP_UNIT, 0x01, 0, 0x0f, 0xf7, 0x04]),
+    row(Write,  Unit,   &[SEND_DIAGNOSTIC, 0xe4, 0, X, X, 0x04]),
     row(Write,  Unit,   &[PREVENT_ALLOW, 0, 0, 0, 0x03, 0x04]),
     row(Always, Medium, &[READ_CAPACITY_10, 0, X, X, X, X, 0, 0, 0x01, 0x04]),
     row(Read,   Medium, &[READ_10, 0xf8, X, X, X, X, 0, X, X, 0x04]),

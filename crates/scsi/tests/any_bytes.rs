@@ -74,3 +74,47 @@ proptest! {
         bed.run_lun(&nexus, Lun(lun), &cdb, &[], 512);
     }
 }
+
+/// Reads and writes that are plain, or nearly: one field is otherwise.
+fn near_plain() -> impl Strategy<Value = (Vec<u8>, usize)> {
+    let opcode = prop::sample::select(vec![0x28u8, 0x2a, 0x88, 0x8a]);
+    let byte1 = prop_oneof![4 => Just(0u8), 1 => Just(0x08), 1 => Just(0x10), 1 => any::<u8>()];
+    let control = prop_oneof![5 => Just(0u8), 1 => Just(0x04)];
+    let spare = prop_oneof![4 => Just(0i64), 1 => -600i64..600];
+    (opcode, byte1, control, 0u64..70, 0u16..10, spare).prop_map(
+        |(opcode, byte1, control, lba, blocks, spare)| {
+            let mut cdb = vec![opcode, byte1];
+            if opcode < 0x80 {
+                cdb.extend((lba as u32).to_be_bytes());
+                cdb.push(0);
+                cdb.extend(blocks.to_be_bytes());
+            } else {
+                cdb.extend(lba.to_be_bytes());
+                cdb.extend(u32::from(blocks).to_be_bytes());
+                cdb.push(0);
+            }
+            cdb.push(control);
+            (cdb, (i64::from(blocks) * 512 + spare).max(0) as usize)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A unit attention that waits for another unit with the same filter bit sends a command the general
+    /// way: what it answers is what the short way answers.
+    #[test]
+    fn the_short_way_and_the_general_way_agree((cdb, length) in near_plain()) {
+        let mut short = Bed::new(512, 64);
+        let mut general = Bed::new(512, 64);
+        let unit = general.unit(0);
+        while unit.id().shares_filter_bit_with(general.add(1, info(512, 8, 1), false).id()).then_some(()).is_none() {
+            general.target.detach_unit(1);
+        }
+        general.run(0, &[0; 6], &[], 0); // LUNs changed
+        let data = vec![7; length];
+        prop_assert_eq!(short.run(0, &cdb, &data, length), general.run(0, &cdb, &data, length));
+        prop_assert_eq!(short.disks.log, general.disks.log);
+    }
+}

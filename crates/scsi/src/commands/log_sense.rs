@@ -1,6 +1,7 @@
-//! LOG SENSE (SPC-5, 6.8), and READ DEFECT DATA (SBC-4, 5.20 and 5.21) with an empty list.
+//! LOG SENSE (SPC-5, 6.8), SEND DIAGNOSTIC (6.42), and READ DEFECT DATA (SBC-4, 5.20 and 5.21) with an empty
+//! list: there is no device below whose health could be told.
 
-use super::{Context, Planned};
+use super::{Context, Planned, good};
 use crate::command::{be16, be32};
 use crate::sense::Sense;
 
@@ -47,4 +48,15 @@ pub(super) fn read_defect_data_10(c: &Context<'_>) -> Planned {
 
 pub(super) fn read_defect_data_12(c: &Context<'_>) -> Planned {
     c.data(vec![0, c.cdb[1] & 0x1f, 0, 0, 0, 0, 0, 0], be32(c.cdb, 6))
+}
+
+/// The default self-test passes; others, and diagnostic pages, there are none.
+pub(super) fn send_diagnostic(c: &Context<'_>) -> Planned {
+    if c.cdb[1] & 0xe0 != 0 {
+        return Err(Sense::cdb_bit(1, 7)); // SELF-TEST CODE
+    }
+    if be16(c.cdb, 3) != 0 {
+        return Err(Sense::cdb_field(3));
+    }
+    good()
 }

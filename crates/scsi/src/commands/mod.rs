@@ -1,7 +1,7 @@
 //! From CDB to plan: one match of calls, and what comes before it when something special holds.
 //!
-//! `begin` looks at the unit's word and the nexus' filter. Both are zero as a rule: then the command goes
-//! straight to its function. Otherwise `begin_special` asks for unit attentions, reservations and readiness
+//! `begin` looks at the unit's word and the nexus' filter. Both are zero as a rule: then a plain READ or WRITE is
+//! planned in `request_path`, and another command goes straight to its function. Otherwise `begin_special` asks for unit attentions, reservations and readiness
 //! first. Each function gets a [`Context`] and gives a plan, or the sense of a CHECK CONDITION.
 
 mod capacity;
@@ -19,6 +19,7 @@ mod provisioning;
 mod read_write;
 mod receive_copy;
 mod report_luns;
+mod request_path;
 mod request_sense;
 mod reserve;
 mod sanitize;
@@ -109,6 +110,26 @@ pub(crate) fn begin(
     cdb: &Cdb,
 ) -> Plan {
     let word = unit.word();
+    let special = word.is_slow() || command.nexus.may_have_attention(unit.id());
+    if !special && command.cdb.len() >= 10 {
+        let (data_in, data_out) = (command.data_in_length, command.data_out_length);
+        if let Some(plan) = request_path::begin(unit, word, cdb, data_in, data_out) {
+            return plan;
+        }
+    }
+    begin_general(map, unit, command, cdb, special)
+}
+
+/// The general way: everything may be otherwise than usual.
+#[inline(never)]
+fn begin_general(
+    map: &LunMap,
+    unit: &Arc<LogicalUnit>,
+    command: &Command<'_>,
+    cdb: &Cdb,
+    special: bool,
+) -> Plan {
+    let word = unit.word();
     let context = Context {
         map,
         unit,
@@ -118,7 +139,6 @@ pub(crate) fn begin(
         data_in: command.data_in_length,
         data_out: command.data_out_length,
     };
-    let special = word.is_slow() || command.nexus.may_have_attention(unit.id());
     let planned = if special {
         begin_special(&context)
     } else {
@@ -192,22 +212,15 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
 }
 
 /// One call for each operation code.
-#[inline]
 fn dispatch(c: &Context<'_>) -> Planned {
-    match c.cdb[0] {
-        READ_10 => read_write::read_10(c),
-        WRITE_10 => read_write::write_10(c),
-        READ_16 => read_write::read_16(c),
-        WRITE_16 => read_write::write_16(c),
-        _ => dispatch_rest(c),
-    }
-}
-
-fn dispatch_rest(c: &Context<'_>) -> Planned {
     match c.cdb[0] {
         TEST_UNIT_READY => good(),
         READ_6 => read_write::read_6(c),
         WRITE_6 => read_write::write_6(c),
+        READ_10 => read_write::read_10(c),
+        WRITE_10 => read_write::write_10(c),
+        READ_16 => read_write::read_16(c),
+        WRITE_16 => read_write::write_16(c),
         READ_12 => read_write::read_12(c),
         WRITE_12 => read_write::write_12(c),
         SYNCHRONIZE_CACHE_10 => read_write::synchronize_cache_10(c),
@@ -229,6 +242,7 @@ fn dispatch_rest(c: &Context<'_>) -> Planned {
         MODE_SENSE_6 => mode_sense::mode_sense_6(c),
         MODE_SENSE_10 => mode_sense::mode_sense_10(c),
         START_STOP_UNIT => medium::start_stop_unit(c),
+        SEND_DIAGNOSTIC => log_sense::send_diagnostic(c),
         PREVENT_ALLOW => medium::prevent_allow(c),
         PRE_FETCH_10 => read_write::pre_fetch_10(c),
         PRE_FETCH_16 => read_write::pre_fetch_16(c),

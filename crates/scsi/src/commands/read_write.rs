@@ -16,6 +16,10 @@ use crate::sense::Sense;
 /// Longest transfer of one command, told in the block limits page.
 pub(crate) const TRANSFER_MAX: u64 = 32 << 20;
 
+/// Most blocks of WRITE ATOMIC, told in the block limits page. Atomic is what other commands see of it: how
+/// much a loss of power leaves whole is up to what lies below.
+pub(super) const ATOMIC_BLOCKS_MAX: u64 = 256;
+
 const FUA: u8 = 0x08;
 
 #[inline]
@@ -106,7 +110,7 @@ pub(super) fn write_atomic_16(c: &Context<'_>) -> Planned {
     if !lba.is_multiple_of(unit) {
         return Err(Sense::cdb_field(2));
     }
-    if !blocks.is_multiple_of(unit) {
+    if blocks > ATOMIC_BLOCKS_MAX || !blocks.is_multiple_of(unit) {
         return Err(Sense::cdb_field(12));
     }
     Ok(match plan {

@@ -8,7 +8,7 @@ use super::Context;
 use super::compare_write::compare_and_write_blocks_max;
 use super::inquiry::{Peripheral, VENDOR};
 use super::provisioning::{UNMAP_DESCRIPTORS_MAX, write_same_blocks_max};
-use super::read_write::{TRANSFER_MAX, atomic_unit};
+use super::read_write::{ATOMIC_BLOCKS_MAX, TRANSFER_MAX, atomic_unit};
 use super::receive_copy::third_party_copy_page;
 use crate::nexus::TargetPort;
 
@@ -21,9 +21,10 @@ const THIRD_PARTY_COPY: u8 = 0x8f;
 const BLOCK_LIMITS: u8 = 0xb0;
 const BLOCK_DEVICE_CHARACTERISTICS: u8 = 0xb1;
 const LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
+const REFERRALS: u8 = 0xb3;
 
 /// All pages, ascending, as page 00h lists them.
-const PAGES: [u8; 9] = [
+const PAGES: [u8; 10] = [
     SUPPORTED_PAGES,
     UNIT_SERIAL_NUMBER,
     DEVICE_IDENTIFICATION,
@@ -33,6 +34,7 @@ const PAGES: [u8; 9] = [
     BLOCK_LIMITS,
     BLOCK_DEVICE_CHARACTERISTICS,
     LOGICAL_BLOCK_PROVISIONING,
+    REFERRALS,
 ];
 
 /// The page with this code, if there is one.
@@ -50,6 +52,8 @@ pub(super) fn page(c: &Context<'_>, code: u8) -> Option<Vec<u8>> {
         BLOCK_LIMITS => block_limits(&c.unit.state().info),
         BLOCK_DEVICE_CHARACTERISTICS => block_device_characteristics(&c.unit.state().info),
         LOGICAL_BLOCK_PROVISIONING => logical_block_provisioning(&c.unit.state().info),
+        // one user data segment, the whole unit
+        REFERRALS => vec![0; 12],
         _ => return None,
     };
     Some(framed(Peripheral::Disk, code, &body))
@@ -150,8 +154,7 @@ fn block_limits(info: &DiskInfo) -> Vec<u8> {
         body[28] = 0x80; // UGAVALID, alignment 0
     }
     body[32..40].copy_from_slice(&write_same_blocks_max(shift).to_be_bytes());
-    let atomic_max = (TRANSFER_MAX >> shift).min(0xffff) as u32;
-    body[40..44].copy_from_slice(&atomic_max.to_be_bytes());
+    body[40..44].copy_from_slice(&(ATOMIC_BLOCKS_MAX as u32).to_be_bytes());
     if atomic_unit(info) > 1 {
         body[44..48].copy_from_slice(&atomic_unit(info).to_be_bytes()); // alignment
         body[48..52].copy_from_slice(&atomic_unit(info).to_be_bytes()); // granularity
