@@ -1,6 +1,8 @@
 //! A door without sockets: our target's connections over a RAM disk, our initiator, and a pipe that cuts streams anywhere.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod raw;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
