@@ -4,11 +4,12 @@
 //! give finished I/Os to their sources, drain every hot source, publish every touched one. A source is *hot*
 //! while it is polled; a worker without work arms its hot sources and sleeps in io_uring.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use backend::Finished;
 use ring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
-use timeline::{Clock, QueueSnapshot};
+use timeline::{Clock, Labels, Latencies, QueueSnapshot};
 
 use crate::disks::{Io, Listener, Tag};
 use crate::mailbox::{Mailbox, WorkerHandle};
@@ -50,6 +51,8 @@ pub struct Worker {
     counters: WorkerCounters,
     completions: Vec<Completion>,
     finished: Vec<Finished>,
+    /// What sources that are gone have measured.
+    retired: BTreeMap<Labels, Latencies>,
     sigbus_hits: u32,
     bell_rang: bool,
     ending: bool,
@@ -80,6 +83,7 @@ impl Worker {
             counters: WorkerCounters::default(),
             completions: Vec::with_capacity(RING_ENTRIES as usize),
             finished: Vec::with_capacity(RING_ENTRIES as usize),
+            retired: BTreeMap::new(),
             sigbus_hits: guest_memory::sigbus::hits(),
             bell_rang: false,
             ending: false,
@@ -194,11 +198,25 @@ impl Worker {
 
     /// Latencies and counters of every source.
     pub fn snapshots(&self) -> Vec<QueueSnapshot> {
-        self.places
+        let mut all = self.retired.clone();
+        for snapshot in self
+            .places
             .iter()
             .flatten()
             .filter_map(|place| place.source.snapshot(&self.io.clock))
+        {
+            all.entry(snapshot.labels)
+                .or_default()
+                .merge(&snapshot.latencies);
+        }
+        all.into_iter()
+            .map(|(labels, latencies)| QueueSnapshot { labels, latencies })
             .collect()
+    }
+
+    /// Forgets what sources of an export that is gone have measured.
+    pub fn forget(&mut self, export: &str) {
+        self.retired.retain(|labels, _| labels.export != export);
     }
 
     pub(crate) fn end(&mut self) {
@@ -362,6 +380,13 @@ impl Worker {
                 continue;
             };
             place.source.closed(&mut self.io);
+            // What it measured stays: its client may come back, and its user may ask afterwards.
+            if let Some(last) = place.source.snapshot(&self.io.clock) {
+                self.retired
+                    .entry(last.labels)
+                    .or_default()
+                    .merge(&last.latencies);
+            }
             if let Some((watch, owner)) = place.watch {
                 self.io.ring.unwatch(watch);
                 self.io.unlisten(owner);

@@ -7,10 +7,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 use backend::Disk;
 use scsi::{Directory, DiskId, LogicalUnit, Store, UnitConfig};
 
+type Entry = (Arc<Disk>, Arc<LogicalUnit>);
+
 /// All disks that are logical units.
 pub struct Units {
     directory: Arc<Directory>,
-    entries: RwLock<Vec<Option<(Arc<Disk>, Arc<LogicalUnit>)>>>,
+    /// By [`DiskId`].
+    entries: RwLock<Vec<Option<Entry>>>,
     next_port: AtomicU16,
 }
 

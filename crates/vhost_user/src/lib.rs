@@ -7,6 +7,8 @@
 
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
+pub mod fuzzing;
 mod listener;
 mod session;
 mod socket;

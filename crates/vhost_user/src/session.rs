@@ -125,7 +125,9 @@ pub(crate) fn serve(
         .unwrap_or_default();
     log_end(&name, &end, why);
     if let Ok(mut session) = session.lock() {
-        session.stop_all();
+        session.stop_vrings();
+        // What the front end held, reservations of its nexus among it, ends with it.
+        session.device.reset();
     }
     Ok(())
 }
@@ -145,7 +147,7 @@ fn log_end(export: &str, end: &Error, why: Option<String>) {
     }
 }
 
-struct Session {
+pub(crate) struct Session {
     device: Arc<dyn VirtioDevice>,
     pool: Arc<Pool>,
     on_broken: OnBroken,
@@ -161,7 +163,11 @@ struct Session {
 type Reply<T> = Result<T, Error>;
 
 impl Session {
-    fn new(device: Arc<dyn VirtioDevice>, pool: Arc<Pool>, on_broken: OnBroken) -> Session {
+    pub(crate) fn new(
+        device: Arc<dyn VirtioDevice>,
+        pool: Arc<Pool>,
+        on_broken: OnBroken,
+    ) -> Session {
         device.reset();
         let mut vrings = Vec::new();
         vrings.resize_with(usize::from(device.queue_count()), Vring::default);
@@ -245,19 +251,17 @@ impl Session {
         Ok(())
     }
 
-    fn stop_all(&mut self) {
+    fn stop_vrings(&mut self) {
         for (index, vring) in self.vrings.iter_mut().enumerate() {
             vring.stop(index as u16, &self.device);
         }
-        self.front_end = None;
     }
 
+    /// Rings stop and are disabled; what the front end says once per connection stays: memory, channel, descriptors.
     fn reset(&mut self) {
-        self.stop_all();
+        self.stop_vrings();
         self.features = 0;
-        self.vrings
-            .iter_mut()
-            .for_each(|vring| *vring = Vring::default());
+        self.vrings.iter_mut().for_each(Vring::reset);
         self.device.reset();
     }
 }

@@ -56,6 +56,11 @@ pub(crate) struct Context<'a> {
 }
 
 impl Vring {
+    /// Back to the initial state; the front end's notifications stay until it gives others.
+    pub fn reset(&mut self) {
+        (self.size, self.addresses, self.base, self.enabled) = (0, None, None, false);
+    }
+
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }

@@ -6,6 +6,7 @@
 //! rules of the ring ends this queue, with one log line, and nothing else.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::time::Duration;
 
 use backend::Submission;
@@ -54,6 +55,8 @@ pub struct Queue<P: Protocol> {
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
     turns: Vec<(Stamps, [u32; Operation::COUNT])>,
     timeline: QueueTimeline,
+    /// Looks that found nothing.
+    polls: Cell<u64>,
     kick: Option<RingFd>,
     call: Option<Signal>,
     error: Option<Signal>,
@@ -85,6 +88,7 @@ impl<P: Protocol> Queue<P> {
             going_on: Vec::new(),
             turns: Vec::with_capacity(4),
             timeline: QueueTimeline::new(setup.labels, depth),
+            polls: Cell::new(0),
             kick: setup.kick.map(RingFd::from),
             call: setup.call.map(Signal::new),
             error: setup.error.map(Signal::new),
@@ -343,7 +347,11 @@ impl<P: Protocol> Queue<P> {
 impl<P: Protocol> Source for Queue<P> {
     #[inline]
     fn ready(&self) -> bool {
-        self.accepts() && self.slots.has_free() && self.ring.available() > 0
+        let ready = self.accepts() && self.slots.has_free() && self.ring.available() > 0;
+        if !ready {
+            self.polls.set(self.polls.get() + 1);
+        }
+        ready
     }
 
     fn drain(&mut self, io: &mut Io, noticed: Stamp) {
@@ -443,7 +451,9 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn snapshot(&self, clock: &Clock) -> Option<QueueSnapshot> {
-        Some(self.timeline.snapshot(clock))
+        let mut snapshot = self.timeline.snapshot(clock);
+        snapshot.latencies.counters.polls = self.polls.get();
+        Some(snapshot)
     }
 
     fn closed(&mut self, io: &mut Io) {

@@ -322,7 +322,8 @@ impl Protocol for RequestQueue {
             pending.waits.clear();
             return Answer {
                 written: RESPONSE_SIZE as u32,
-                good: false,
+                // A bus scan asks every target: one that is not there is no error.
+                good: code == request::S_BAD_TARGET,
             };
         }
         let response = pending.task.take_response();

@@ -1,0 +1,203 @@
+//! Any bytes as the messages of a front end: the body of the fuzz target, and of a test.
+//!
+//! Bytes choose messages, right and wrong ones mixed, so that rings get started, changed and stopped. Whatever they
+//! say, nothing panics, nothing waits for ever, and in the end no queue is left behind.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use guest_memory::Mapping;
+use reactor::Pool;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use vhost::vhost_user::BackendReqHandler;
+use virtio::VirtioDevice;
+
+use crate::session::Session;
+use crate::whole_message;
+
+/// Bytes of the front end's memory: room for rings and requests.
+const MEMORY: usize = 1 << 16;
+/// Where the memory lies, guest-physical and in the front end's own space.
+const GUEST: u64 = 0x1_0000;
+const USER: u64 = 0x7000_0000;
+
+/// Takes bytes from the input; zeroes when there are no more.
+struct Choices<'a>(&'a [u8]);
+
+impl<'a> Choices<'a> {
+    fn byte(&mut self) -> u8 {
+        self.take(1).first().copied().unwrap_or(0)
+    }
+
+    fn word(&mut self) -> u64 {
+        u64::from(self.byte()) | u64::from(self.byte()) << 8
+    }
+
+    fn take(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+}
+
+/// Runs a session on messages made of `data`.
+///
+/// # Panics
+/// When a front end brings it to what none may.
+pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
+    let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+    let (mapping, memory) = Mapping::memfd("fuzzing", MEMORY).expect("a memfd");
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+    theirs.set_nonblocking(true).expect("a socket");
+    let session = Session::new(device.clone(), pool.clone(), Arc::new(|_, _| {}));
+    let session = Arc::new(Mutex::new(session));
+    let watch = ours.try_clone().expect("a descriptor");
+    let mut handler = BackendReqHandler::from_stream(ours, session.clone());
+    let mut choices = Choices(data);
+    'messages: while !choices.0.is_empty() {
+        let mut front_end = FrontEnd {
+            choices: &mut choices,
+            mapping: &mapping,
+            memory: &memory,
+            event: &event,
+        };
+        let (bytes, fds) = front_end.message();
+        if send(&theirs, &bytes, &fds).is_err() {
+            break;
+        }
+        // What is there of the answers is thrown away, so that the session never waits to send one.
+        while rustix::io::ioctl_fionread(&watch).is_ok_and(|there| there > 0) {
+            if whole_message::wait(&watch, Duration::ZERO).is_err() {
+                break;
+            }
+            if handler.handle_request().is_err() {
+                break 'messages;
+            }
+            while theirs.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}
+        }
+        // Kicks come without a message.
+        (&File::from(event.try_clone().expect("a descriptor")))
+            .write_all(&1u64.to_ne_bytes())
+            .ok();
+    }
+    let mut session = session.lock().expect("no panic while it was held");
+    session.stop_all();
+    drop(session);
+    assert!(pool.snapshots().is_empty(), "a queue is left behind");
+}
+
+struct FrontEnd<'a, 'b> {
+    choices: &'a mut Choices<'b>,
+    mapping: &'a Mapping,
+    memory: &'a File,
+    event: &'a OwnedFd,
+}
+
+impl<'a> FrontEnd<'a, '_> {
+    /// The next message: header and payload, and its descriptors.
+    fn message(&mut self) -> (Vec<u8>, Vec<BorrowedFd<'a>>) {
+        let (memory, event) = (self.memory.as_fd(), self.event.as_fd());
+        let kind = self.choices.byte();
+        let flags = if kind & 0x80 == 0 { 1 } else { 9 };
+        let index = u64::from(self.choices.byte() & 3);
+        let (request, payload, fds): (u32, Vec<u64>, Vec<BorrowedFd<'a>>) = match kind & 0x1f {
+            0 => return self.raw(),
+            1 => (1, vec![], vec![]),
+            2 => (2, vec![1 << 32 | self.features()], vec![]),
+            3 => (3, vec![], vec![]),
+            4 => (4, vec![], vec![]),
+            5 | 6 => (5, vec![1, GUEST, MEMORY as u64, USER, 0], vec![memory]),
+            7 | 8 => (
+                8,
+                vec![index | (self.choices.word() & 0x1fff) << 32],
+                vec![],
+            ),
+            9 | 10 => {
+                let mut address = || USER + (self.choices.word() << 2);
+                let addresses = [address(), address(), address()];
+                let [descriptor, used, available] = addresses;
+                (9, vec![index, descriptor, used, available, 0], vec![])
+            }
+            11 => (10, vec![index | self.choices.word() << 32], vec![]),
+            12 => (11, vec![index], vec![]),
+            13 | 14 => (12, vec![index], vec![event]),
+            15 => (12, vec![index | 1 << 8], vec![]),
+            16 => (13, vec![index], vec![event]),
+            17 => (14, vec![index], vec![event]),
+            18 => (15, vec![], vec![]),
+            19 => (16, vec![0xa229], vec![]),
+            20 => (17, vec![], vec![]),
+            21 | 22 => (18, vec![index | 1 << 32], vec![]),
+            23 => (18, vec![index], vec![]),
+            24 => return self.config(),
+            25 => (34, vec![], vec![]),
+            26 => {
+                let at = GUEST + self.choices.word() * 4096;
+                let size = self.choices.word().min(16) * 4096;
+                (37, vec![0, at, size, USER + at, 0], vec![memory])
+            }
+            27 => (38, vec![0, GUEST, MEMORY as u64, USER, 0], vec![]),
+            _ => {
+                // No message: something happens in memory.
+                let at = (self.choices.word() << 2) as usize % (MEMORY - 256);
+                let count = usize::from(self.choices.byte());
+                self.mapping.write(at, self.choices.take(count));
+                (20, vec![], vec![])
+            }
+        };
+        let payload: Vec<u8> = payload.into_iter().flat_map(u64::to_ne_bytes).collect();
+        (message(request, flags, &payload), fds)
+    }
+
+    fn features(&mut self) -> u64 {
+        let bits = u64::from(self.choices.byte());
+        (bits & 1) << 28 | (bits >> 1 & 1) << 29 | (bits >> 2 & 1) << 30 | (bits >> 3 & 1) << 34
+    }
+
+    fn config(&mut self) -> (Vec<u8>, Vec<BorrowedFd<'a>>) {
+        let request = 24 + u32::from(self.choices.byte() & 1);
+        let (offset, size) = (self.choices.word() as u32, u32::from(self.choices.byte()));
+        let mut payload = [offset, size, 0].map(u32::to_ne_bytes).concat();
+        payload.extend(self.choices.take(size as usize));
+        (message(request, 1, &payload), vec![])
+    }
+
+    /// Bytes as they come, with up to 40 descriptors.
+    fn raw(&mut self) -> (Vec<u8>, Vec<BorrowedFd<'a>>) {
+        let fds = vec![self.memory.as_fd(); usize::from(self.choices.byte() % 41)];
+        let (request, flags) = (
+            u32::from(self.choices.byte()),
+            u32::from(self.choices.byte()),
+        );
+        let size = usize::from(self.choices.byte());
+        let payload = self.choices.take(size);
+        let mut bytes = message(request, flags, payload);
+        if flags & 0x40 != 0 {
+            // Half a message, or a size that is none.
+            bytes.truncate(size.max(1));
+        }
+        (bytes, fds)
+    }
+}
+
+fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let header = [request, flags, payload.len() as u32];
+    let mut bytes = header.map(u32::to_ne_bytes).concat();
+    bytes.extend(payload);
+    bytes
+}
+
+fn send(to: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
+    let mut space = [std::mem::MaybeUninit::uninit(); 256];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let bytes = [std::io::IoSlice::new(bytes)];
+    sendmsg(to, &bytes, &mut control, SendFlags::NOSIGNAL)
+}
