@@ -86,7 +86,7 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
             .ok();
     }
     let mut session = session.lock().expect("no panic while it was held");
-    session.stop_all();
+    session.stop_vrings();
     drop(session);
     assert!(pool.snapshots().is_empty(), "a queue is left behind");
 }
