@@ -9,7 +9,7 @@ pub struct Limits {
     pub text_bytes: usize,
     /// Login Requests on one connection before it must have reached the full feature phase.
     pub login_requests: u32,
-    /// Non-immediate commands that a session may have in progress: the command window.
+    /// Non-immediate commands that a session may have in progress: the window to give to [`crate::session::SessionTable::new`].
     pub commands_per_session: u32,
     /// Immediate commands in progress on one connection, beside the window.
     pub immediate_commands: u32,

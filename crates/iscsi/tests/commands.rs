@@ -412,3 +412,89 @@ fn bidirectional_residuals_are_told_in_the_response() {
         (1, 412, 3072)
     );
 }
+
+#[test]
+fn data_pdus_in_any_order_and_sequences_in_any_order_where_agreed() {
+    let mut raw = Raw::new(&[
+        ("InitialR2T", "Yes"),
+        ("ImmediateData", "No"),
+        ("MaxBurstLength", "1024"),
+        ("MaxOutstandingR2T", "2"),
+        ("DataPDUInOrder", "No"),
+        ("DataSequenceInOrder", "No"),
+    ]);
+    let header = raw.command(9, 0xa0, 2048, &write10(0, 4));
+    let r2ts = raw.send(header.to_bhs(), &[], &[]);
+    let (first, second) = (r2ts[0].word(20), r2ts[1].word(20));
+    assert_eq!(
+        raw.send(data_out(9, second, 0, 1536, false), &[], &[4; 512]),
+        []
+    );
+    assert_eq!(
+        raw.send(data_out(9, second, 1, 1024, true), &[], &[3; 512]),
+        []
+    );
+    assert_eq!(
+        raw.send(data_out(9, first, 0, 512, false), &[], &[2; 512]),
+        []
+    );
+    let answers = raw.send(data_out(9, first, 1, 0, true), &[], &[1; 512]);
+    assert_eq!((answers[0].opcode(), answers[0].bhs[3]), (0x21, 0));
+    let expected: Vec<u8> = (1..=4).flat_map(|n| [n; 512]).collect();
+    assert_eq!(raw.disk[..2048], expected);
+}
+
+#[test]
+fn task_aborted_in_the_middle_of_its_data_leaves_the_stream_whole() {
+    let mut raw = Raw::new(&CLOSED_BURSTS);
+    let ttt = asked_for(&mut raw);
+    let mut bytes = Vec::new();
+    encode(
+        &mut bytes,
+        data_out(9, ttt, 0, 0, true),
+        &[],
+        &[3; 1024],
+        raw.digests,
+    );
+    let (first, second) = bytes.split_at(500);
+    assert_eq!(raw.send_bytes(first), []);
+    let task = raw.door.connection.tasks().next().unwrap();
+    raw.door.connection.abort(task).unwrap();
+    raw.door.buffers.remove(&task);
+    assert_eq!(raw.send_bytes(second), []);
+    assert!(raw.disk.iter().all(|byte| *byte == 0));
+    raw.still_serves();
+}
+
+#[test]
+fn write_is_not_complete_before_its_last_byte_is_in_place() {
+    let mut raw = Raw::new(&[
+        ("InitialR2T", "No"),
+        ("FirstBurstLength", "1024"),
+        ("MaxConnections", "2"),
+    ]);
+    // its turn comes while its unsolicited data does
+    let write = {
+        raw.cmd_sn = 2;
+        raw.command(9, 0x20, 1024, &write10(0, 2))
+    };
+    assert_eq!(raw.send(write.to_bhs(), &[], &[7; 512]), []);
+    let mut bytes = Vec::new();
+    encode(
+        &mut bytes,
+        data_out(9, NO_TAG, 0, 512, true),
+        &[],
+        &[8; 512],
+        raw.digests,
+    );
+    let (first, second) = bytes.split_at(300);
+    assert_eq!(raw.send_bytes(first), []);
+    let mut other = raw.join(1);
+    other.still_serves();
+    assert_eq!(other.messages.wake, [0]);
+    assert_eq!(raw.send_bytes(&[]), [], "begun, not written");
+    assert_eq!(raw.messages.begun, [2]);
+    let answers = raw.send_bytes(second);
+    assert_eq!((answers[0].opcode(), answers[0].bhs[3]), (0x21, 0));
+    assert_eq!(raw.disk[..1024], [[7; 512], [8; 512]].concat());
+}

@@ -96,7 +96,7 @@ fn text_of_which_nothing_is_understood_is_rejected() {
     let answers = raw.send(
         text_request(8, NO_TAG, 0x80),
         &[],
-        b"X-org.example.a=1\0MaxBurstLength=512\0",
+        b"X-org.example.a=1\0MaxBurstLength=512\0InitiatorAlias=me\0",
     );
     assert_eq!(
         answers[0].data,
@@ -385,6 +385,69 @@ fn asynchronous_message_asks_for_logout() {
         .async_message(AsyncEvent::TasksTerminated, [1; 8], [0; 3], &[])
         .unwrap();
     assert_eq!(raw.answers()[0].word(24), answer.word(24) + 1);
+}
+
+/// Connections on four threads, as workers own them: what SCSI sees is in order all the same.
+#[test]
+fn commands_of_connections_on_four_threads_begin_in_order() {
+    use std::sync::atomic::AtomicU32;
+    use std::sync::{Arc, Mutex, mpsc};
+    use std::time::Duration;
+    const COMMANDS: u32 = 800;
+    let leading = Raw::new(&[("MaxConnections", "4")]);
+    let others: Vec<Raw> = (1..4).map(|cid| leading.join(cid)).collect();
+    let begun = Arc::new(Mutex::new(Vec::new()));
+    let last = Arc::new(AtomicU32::new(0));
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..4).map(|_| mpsc::channel::<()>()).unzip();
+    let raws = std::iter::once(leading).chain(others);
+    let threads: Vec<_> = raws
+        .zip(receivers)
+        .enumerate()
+        .map(|(me, (mut raw, wake))| {
+            let (begun, senders) = (begun.clone(), senders.clone());
+            raw.messages.last_begun = Some(last.clone());
+            std::thread::spawn(move || {
+                let mine = (0..COMMANDS).filter(|n| (n / 3 + n / 7) % 4 == me as u32);
+                let mut left: Vec<u32> = mine.rev().collect();
+                let mut answered = 0;
+                let wanted = left.len();
+                let mut patience = 0;
+                while answered < wanted {
+                    // within the window: the last number that may be out depends on all connections
+                    let window = &raw.door.connection.session().unwrap().window;
+                    let next = left.last().copied().filter(|n| *n < window.max_cmd_sn());
+                    let answers = match next {
+                        Some(n) => {
+                            left.pop();
+                            raw.cmd_sn = n + 1;
+                            raw.test_unit_ready(n)
+                        }
+                        None => {
+                            let woken = wake.recv_timeout(Duration::from_millis(5)).is_ok();
+                            patience = if woken { 0 } else { patience + 1 };
+                            assert!(patience < 4000, "connection {me} waits for ever");
+                            if !woken {
+                                continue;
+                            }
+                            raw.send_bytes(&[])
+                        }
+                    };
+                    answered += answers.len();
+                    begun.lock().unwrap().append(&mut raw.messages.begun);
+                    for cid in raw.messages.wake.drain(..) {
+                        senders[usize::from(cid)].send(()).unwrap_or_default();
+                    }
+                }
+            })
+        })
+        .collect();
+    drop(senders);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let mut begun = begun.lock().unwrap().clone();
+    begun.sort_unstable();
+    assert_eq!(begun, (1..=COMMANDS).collect::<Vec<_>>(), "each once");
 }
 
 proptest! {

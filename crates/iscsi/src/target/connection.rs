@@ -198,7 +198,8 @@ impl Connection {
     }
 
     /// Queues read data: `data` is at `offset` of the command's data and of the caller's `buffer`, in which it has to stay
-    /// until sent. What the initiator does not expect is left out. With `Then::Status` the task is over.
+    /// until sent. What the initiator does not expect is left out. With `Then::Status` the task is over. Pieces come in
+    /// order, and the last of them has data, for it carries the F bit.
     pub fn data_in(
         &mut self,
         task: TaskId,

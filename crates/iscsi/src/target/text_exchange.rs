@@ -101,6 +101,11 @@ impl FullFeature {
                 understood = true;
                 continue;
             }
+            // may be declared at any time (13.7), and changes nothing
+            if pair.key == "InitiatorAlias" {
+                understood = true;
+                continue;
+            }
             match self.responder.answer_in_full_feature_phase(*pair) {
                 Answer::Say(value) => {
                     // private keys may be tried on anybody

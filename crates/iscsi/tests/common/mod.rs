@@ -5,6 +5,7 @@ pub mod raw;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use iscsi::Limits;
 use iscsi::chap::{Algorithm, Secret};
@@ -166,8 +167,10 @@ pub struct Door {
 pub struct Messages {
     pub wake: Vec<u16>,
     pub drop: Vec<ConnectionKey>,
-    /// Opcode and CmdSN of the commands begun, in order.
+    /// CmdSN of the commands begun, in order.
     pub begun: Vec<u32>,
+    /// CmdSN of the last command begun on any thread.
+    pub last_begun: Option<Arc<AtomicU32>>,
     pub functions: Vec<TaskManagement>,
 }
 
@@ -245,6 +248,13 @@ impl Door {
     fn begin(&mut self, task: TaskId, disk: &mut [u8], messages: &mut Messages) {
         let command = self.connection.command(task).unwrap().clone();
         messages.begun.push(command.cmd_sn);
+        if let Some(last) = &messages.last_begun {
+            assert_eq!(
+                last.swap(command.cmd_sn, Ordering::SeqCst).wrapping_add(1),
+                command.cmd_sn,
+                "out of order"
+            );
+        }
         let lba = u32::from_be_bytes([
             command.cdb[2],
             command.cdb[3],
