@@ -1,6 +1,6 @@
 //! Operational keys (RFC 7143, section 13): what they mean, how a responder answers, what an originator may conclude.
 //!
-//! One table, [`keys::TABLE`], holds key, range, result function and scope, so that a reader can hold it against the standard.
+//! One table, `keys::TABLE`, holds key, range, result function and scope, so that a reader can hold it against the standard.
 
 mod keys;
 mod originator;

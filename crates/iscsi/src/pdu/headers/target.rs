@@ -15,9 +15,9 @@ header! {
         lengths: Lengths,
         /// Logical unit, for a ping from the target.
         lun: [u8; 8],
-        /// Initiator Task Tag of the NOP-Out that is answered, else [`NO_TAG`].
+        /// Initiator Task Tag of the NOP-Out that is answered, else [`crate::pdu::NO_TAG`].
         itt: U32,
-        /// Target Transfer Tag when an answer is wanted, else [`NO_TAG`].
+        /// Target Transfer Tag when an answer is wanted, else [`crate::pdu::NO_TAG`].
         ttt: U32,
         /// StatSN.
         stat_sn: U32,
@@ -175,7 +175,7 @@ header! {
         lengths: Lengths,
         /// Logical unit, for SCSI events.
         lun: [u8; 8],
-        /// Always [`NO_TAG`].
+        /// Always [`crate::pdu::NO_TAG`].
         itt: U32,
         /// Reserved.
         reserved_20: U32,
@@ -211,7 +211,7 @@ header! {
         lun: [u8; 8],
         /// Initiator Task Tag.
         itt: U32,
-        /// Target Transfer Tag, [`NO_TAG`] in the last of a sequence.
+        /// Target Transfer Tag, [`crate::pdu::NO_TAG`] in the last of a sequence.
         ttt: U32,
         /// StatSN.
         stat_sn: U32,
@@ -297,7 +297,7 @@ header! {
         lengths: Lengths,
         /// Reserved.
         reserved_8: [u8; 8],
-        /// Always [`NO_TAG`].
+        /// Always [`crate::pdu::NO_TAG`].
         itt: U32,
         /// Reserved.
         reserved_20: U32,
