@@ -251,7 +251,7 @@ impl Session {
         Ok(())
     }
 
-    fn stop_vrings(&mut self) {
+    pub(crate) fn stop_vrings(&mut self) {
         for (index, vring) in self.vrings.iter_mut().enumerate() {
             vring.stop(index as u16, &self.device);
         }

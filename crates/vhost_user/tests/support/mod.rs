@@ -68,6 +68,12 @@ impl Rig {
         self.serve(name, ram(64 << 20), queues)
     }
 
+    pub fn queues_running(&self) -> usize {
+        let workers = self.pool.workers();
+        let counts = workers.map(|worker| worker.call(|w| w.source_count()).unwrap());
+        counts.sum()
+    }
+
     pub fn is_connected(&self, name: &str) -> bool {
         let status = self.server.status();
         status.iter().any(|s| s.name == name && s.connected)

@@ -1,0 +1,58 @@
+//! Any header, length and range of a virtio-blk request: what is accepted lies on the disk, in whole blocks.
+//!
+//! `cargo fuzz run virtio_blk_request`.
+
+#![no_main]
+
+use disk::{DiskInfo, Geometry, IoRequest};
+use virtio_blk::request::{RANGE_SIZE, Request, parse, parse_range};
+
+fn info(choice: u8) -> DiskInfo {
+    let block_size = 512 << (choice & 3);
+    DiskInfo {
+        geometry: Geometry::new(block_size, 1 << (20 + (choice >> 2 & 15))),
+        physical_block_size: 4096,
+        optimal_io_size: 0,
+        read_only: choice & 0x40 != 0,
+        write_cache: true,
+        discard_granularity: (choice & 0x80 != 0).then_some(4096),
+        discard_zeroes: true,
+        write_zeroes: choice & 0x80 != 0,
+        rotational: false,
+        serial: String::new(),
+        naa: 0,
+    }
+}
+
+fn check(io: &IoRequest, info: &DiskInfo) {
+    let capacity = info.geometry.capacity_bytes();
+    let mask = u64::from(info.geometry.block_size()) - 1;
+    assert!(
+        io.length <= capacity && io.offset <= capacity - io.length,
+        "{io:?}"
+    );
+    assert_eq!((io.offset | io.length) & mask, 0, "{io:?}");
+    assert!(!(info.read_only && io.modifies()), "{io:?}");
+}
+
+libfuzzer_sys::fuzz_target!(|input: (u8, [u8; 16], u32, u32, Vec<[u8; RANGE_SIZE]>)| {
+    let (choice, header, readable, writable, ranges) = input;
+    let info = info(choice);
+    match parse(&header, readable, writable, &info) {
+        Ok(Request::Io(io)) => {
+            check(&io, &info);
+            // The buffer is as long as the I/O.
+            assert!(!io.moves_data() || [readable, writable].map(u64::from).contains(&io.length));
+        }
+        Ok(Request::Ranges { kind, count }) => {
+            assert!(count as usize * RANGE_SIZE <= readable as usize);
+            for range in &ranges {
+                if let Ok(Some(io)) = parse_range(kind, range, &info) {
+                    check(&io, &info);
+                }
+            }
+        }
+        Ok(Request::Nothing(_) | Request::GetId) | Err(1 | 2) => {}
+        Err(status) => panic!("status {status}"),
+    }
+});
