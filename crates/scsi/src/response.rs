@@ -102,10 +102,9 @@ impl Response {
 
     /// Cuts data to the initiator's buffer and fills in the residual where it is not set yet.
     pub(crate) fn fit(mut self, wanted_out: u64, expected_in: u64, expected_out: u64) -> Response {
-        if self.sense.is_some() || !matches!(self.status, Status::Good | Status::ConditionMet) {
-            self.residual =
-                Residual::between(self.data.len() as u64, expected_in.max(expected_out));
-        } else if self.residual == Residual::None {
+        if self.residual == Residual::None {
+            let ends_well = matches!(self.status, Status::Good | Status::ConditionMet);
+            let wanted_out = if ends_well { wanted_out } else { 0 };
             let wanted = wanted_out.max(self.data.len() as u64);
             self.residual = Residual::between(wanted, expected_in.max(expected_out));
         }

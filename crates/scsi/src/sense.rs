@@ -44,6 +44,7 @@ impl SenseCode {
     pub const WRITE_ERROR: SenseCode = SenseCode(0x0c00);
     pub const INSUFFICIENT_RESOURCES_COPY: SenseCode = SenseCode(0x5503);
     pub const COPY_TARGET_NOT_REACHABLE: SenseCode = SenseCode(0x0d02);
+    pub const INVALID_FIELD_IN_INFORMATION_UNIT: SenseCode = SenseCode(0x0e03);
     pub const UNRECOVERED_READ_ERROR: SenseCode = SenseCode(0x1100);
     pub const PARAMETER_LIST_LENGTH_ERROR: SenseCode = SenseCode(0x1a00);
     pub const DEFECT_LIST_NOT_FOUND: SenseCode = SenseCode(0x1c00);

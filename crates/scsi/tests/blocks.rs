@@ -121,9 +121,7 @@ fn a_write_takes_the_whole_blocks_that_come_and_tells_the_rest() {
     let two = [0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0];
     let cases = [
         (0, 0, Residual::Overflow(1024)),
-        (200, 0, Residual::Overflow(824)),
         (512, 512, Residual::Overflow(512)),
-        (1000, 512, Residual::Overflow(24)),
         (10000, 1024, Residual::Underflow(8976)),
     ];
     for (offered, moved, residual) in cases {
@@ -140,6 +138,22 @@ fn a_write_takes_the_whole_blocks_that_come_and_tells_the_rest() {
             .count();
         assert_eq!(written, moved, "{offered}");
     }
+}
+
+#[test]
+fn a_write_whose_data_ends_inside_a_block_is_refused_and_tells_the_rest() {
+    let mut bed = Bed::new(512, 2048);
+    for cdb in [
+        [0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0],
+        [0x2e, 2, 0, 0, 0, 0, 0, 0, 2, 0],
+    ] {
+        let answer = bed.run(0, &cdb, &[0xa6; 1000], 0);
+        assert_eq!(
+            (answer.code(), answer.residual),
+            ((0x05, 0x0e, 0x03), Residual::Overflow(24))
+        );
+    }
+    assert!(bed.disks.log.is_empty());
 }
 
 #[test]

@@ -3,13 +3,13 @@
 
 use disk::{IoFlags, IoOutcome, IoRequest};
 
-use super::read_write::{check_protect, force_unit_access};
+use super::read_write::{check_protect, force_unit_access, write_length};
 use super::verify::Verify;
 use super::{Context, Planned, good};
 use crate::command::{be16, be32, be64};
 use crate::logical_unit::DiskId;
 use crate::plan::{DATA_OUT_MAX, Exclusive, Pending, Plan, Program, Run, SCRATCH_MAX, Step};
-use crate::response::{Residual, Response};
+use crate::response::Response;
 use crate::sense::{Sense, SenseCode, SenseKey};
 
 /// Most blocks of COMPARE AND WRITE, told in the block limits page.
@@ -169,8 +169,7 @@ impl Program for Write {
     }
 }
 
-/// The plan of a command that needs the data of its whole blocks in memory: what does not come is told
-/// as overflow, as for WRITE.
+/// The plan of a command that needs its data in memory; what does not come is dealt with as for WRITE.
 fn with_whole_blocks(
     c: &Context<'_>,
     target: Target,
@@ -180,14 +179,10 @@ fn with_whole_blocks(
     if target.length > DATA_OUT_MAX as u64 {
         return Err(Sense::cdb_field(length_at));
     }
-    let fits = target.length.min(c.data_out) / target.block_size * target.block_size;
-    if fits == 0 {
-        let residual = Residual::between(target.length, c.data_out);
-        return Ok(Plan::Done(Response {
-            residual,
-            ..Response::good()
-        }));
-    }
+    let fits = match write_length(c, target.length) {
+        Ok(fits) => fits,
+        Err(response) => return Ok(Plan::Done(response)),
+    };
     Ok(Pending::plan(
         target.length,
         c.data_out,

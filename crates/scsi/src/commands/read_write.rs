@@ -11,7 +11,7 @@ use crate::command::{be16, be24, be32, be64};
 use crate::logical_unit::{DiskId, Word};
 use crate::plan::{DirectIo, Plan, Program, Run, SCRATCH_MAX, Step};
 use crate::response::{Residual, Response, Status};
-use crate::sense::Sense;
+use crate::sense::{Sense, SenseCode};
 
 /// Longest transfer of one command, told in the block limits page.
 pub(crate) const TRANSFER_MAX: u64 = 32 << 20;
@@ -157,23 +157,41 @@ fn write(c: &Context<'_>, lba: u64, blocks: u64, byte1: u8, length_at: u16) -> P
     if length > TRANSFER_MAX {
         return Err(Sense::cdb_field(length_at));
     }
-    let fits = if c.data_out < length {
-        whole_blocks(c, c.data_out)
-    } else {
-        length
+    let fits = match write_length(c, length) {
+        Ok(fits) => fits,
+        Err(response) => return Ok(Plan::Done(response)),
     };
-    if fits == 0 {
-        let residual = Residual::between(length, c.data_out);
-        return Ok(Plan::Done(Response {
-            residual,
-            ..Response::good()
-        }));
-    }
     let mut request = IoRequest::write(offset, fits);
     if byte1 & FUA != 0 || c.word.has(Word::WRITE_THROUGH) {
         request = request.flagged(IoFlags::FUA);
     }
     Ok(direct(c, request, length, c.data_out))
+}
+
+/// How much of a write comes, or the answer where there is nothing to write.
+///
+/// A shorter data-out of whole blocks is written, and the rest told as overflow. One that ends inside a
+/// block is refused: half a block cannot be meant.
+#[inline]
+pub(super) fn write_length(c: &Context<'_>, length: u64) -> Result<u64, Response> {
+    if length > 0 && c.data_out >= length {
+        return Ok(length);
+    }
+    let residual = Residual::between(length, c.data_out);
+    if length == 0 || c.data_out == 0 {
+        return Err(Response {
+            residual,
+            ..Response::good()
+        });
+    }
+    if whole_blocks(c, c.data_out) != c.data_out {
+        let sense = Sense::illegal_request(SenseCode::INVALID_FIELD_IN_INFORMATION_UNIT);
+        return Err(Response {
+            residual,
+            ..Response::check(sense)
+        });
+    }
+    Ok(c.data_out)
 }
 
 #[inline]
