@@ -58,6 +58,9 @@ struct Entry {
 
 type Place = (WorkerHandle, SourceId);
 
+/// A target and the front end's nexus to it.
+pub(crate) type SeenTarget = (Arc<Target>, Arc<Nexus>);
+
 /// What the controller and its queues share.
 pub(crate) struct Shared {
     name: String,
@@ -74,7 +77,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     /// Every target with the front end's nexus to it, and the generation that they belong to.
-    pub fn targets(&self) -> (u64, Vec<Option<(Arc<Target>, Arc<Nexus>)>>) {
+    pub fn targets(&self) -> (u64, Vec<Option<SeenTarget>>) {
         let targets = lock(&self.targets);
         let seen =
             |entry: &Option<Entry>| entry.as_ref().map(|e| (e.target.clone(), e.nexus.clone()));
