@@ -12,7 +12,7 @@ use crate::directory::Directory;
 use crate::nexus::{Nexus, TargetPort};
 use crate::sense::SenseCode;
 use crate::sync::lock;
-use crate::unit_state::UnitState;
+use crate::unit_state::{AccessState, UnitState};
 
 /// The caller's key for a disk and its backend. Nothing here looks into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,6 +145,17 @@ impl LogicalUnit {
 
     pub(crate) fn copies_from_anywhere(&self) -> bool {
         self.copies_from_anywhere.load(Ordering::Acquire)
+    }
+
+    /// Sets the access state of a target port group; every nexus learns of it by a unit attention.
+    pub fn set_access_state(&self, group: u16, access: AccessState) {
+        let mut state = self.state();
+        if state.group_state(group) == access {
+            return;
+        }
+        state.set_group(group, access);
+        state.attention_all(self.id, SenseCode::ASYMMETRIC_STATE_CHANGED, None);
+        self.refresh_word(&state);
     }
 
     /// Block size and capacity as they are now.

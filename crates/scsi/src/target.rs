@@ -127,6 +127,11 @@ impl Target {
         let mut state = lock(&self.state);
         state.map.get(number)?;
         let unit = self.replace_map(&mut state, number, None)?;
+        if state.map.iter().any(|(_, other)| Arc::ptr_eq(other, &unit)) {
+            // still there under another number
+            self.luns_changed(&state);
+            return Some(unit);
+        }
         for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
             unit.detach_nexus(&nexus);
         }
@@ -158,8 +163,18 @@ impl Target {
     /// A new I_T nexus: a session or a controller's connection. Each logical unit has a POWER ON unit
     /// attention for it. Several workers may share it.
     pub fn attach_nexus(&self, initiator: TransportId, port: Arc<TargetPort>) -> Arc<Nexus> {
-        let nexus = Arc::new(Nexus::new(initiator, port));
+        let nexus = Arc::new(Nexus::new(initiator, Arc::clone(&port)));
         let mut state = lock(&self.state);
+        if !state
+            .ports
+            .iter()
+            .any(|known| known.relative_id == port.relative_id)
+        {
+            for (_, unit) in state.map.iter() {
+                unit.attach_port(&port);
+            }
+            state.ports.push(port);
+        }
         state.nexuses.retain(|known| known.strong_count() > 0);
         state.nexuses.push(Arc::downgrade(&nexus));
         for (_, unit) in state.map.iter() {

@@ -169,6 +169,14 @@ impl UnitState {
         }
     }
 
+    /// Only states other than active/optimized are kept: an empty map means that nothing is in the way.
+    pub fn set_group(&mut self, group: u16, access: AccessState) {
+        self.groups.remove(&group);
+        if access != AccessState::ActiveOptimized {
+            self.groups.insert(group, access);
+        }
+    }
+
     pub fn group_state(&self, group: u16) -> AccessState {
         self.groups.get(&group).copied().unwrap_or_default()
     }
