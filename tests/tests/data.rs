@@ -6,6 +6,7 @@ use end_to_end::rig::{kernel_is_content, number};
 use end_to_end::{Guest, GuestBuilder, Result, Rig, Scratch, bail, ensure};
 use serde_json::Value;
 use std::fs::File;
+use std::io::Write;
 use std::time::Duration;
 
 const EIO: i64 = 5;
@@ -338,6 +339,18 @@ fn a_full_file_system_and_a_lost_file_end_reach_the_guest_as_errors() -> Result<
         ))?;
     }
     guest.wait_ok(bystander, Duration::from_secs(60))?;
+
+    // And the check can fail: data that changes behind the daemon is found.
+    guest.io_ok("fill --file /dev/vdc --seed 44 --writes 100 --size 1M")?;
+    let mut file = File::options()
+        .write(true)
+        .open(rig.scratch.file("fine.raw"))?;
+    file.write_all(&vec![0xa5; 1 << 20])?;
+    let report = guest.io("check --file /dev/vdc --seed 44 --writes 100 --size 1M")?;
+    ensure!(
+        report["mismatches"] == report["reads"] && report["errors"] == 0,
+        "{report}"
+    );
     Ok(())
 }
 

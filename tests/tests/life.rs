@@ -95,6 +95,46 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
 }
 
 #[test]
+fn memory_is_plugged_in_and_out_while_io_is_in_flight() -> Result<()> {
+    let rig = Rig::new(|daemon| {
+        daemon
+            .disk("a=file:a.raw,size=64M,cache=none")
+            .disk("b=ram:64M")
+            .disk("d=ram:64M")
+            .vhost_blk("a")
+            .vhost_blk("d")
+            .vhost_scsi("c")
+            .lun("c/0:0=b")
+    })?;
+    let mut guest = GuestBuilder::new("memory")
+        .cpus(2)
+        .pluggable_memory_mib(512)
+        .vhost_user_blk(&rig.socket("d"), 1)
+        .vhost_user_blk(&rig.socket("a"), 2)
+        .vhost_user_scsi(&rig.socket("c"), 2)
+        .boot()?;
+    guest.wait_for_disks(&["vda", "vdb", "sda"])?;
+    let mut soaks = vec![guest.start("guest-io soak --file /dev/vda --runtime 12")?];
+    guest.plug_memory("dimm", 128)?;
+    // As movable memory it is what programs get first, so the next buffers lie in it.
+    guest.ok(
+        "n=0; until grep -l offline /sys/devices/system/memory/*/state >/tmp/offline; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done; \
+         for state in $(cat /tmp/offline); do echo online_movable > $state || exit 1; done; grep -A9 Movable /proc/zoneinfo | grep -q 'managed *[1-9]'",
+    )?;
+    for disk in ["vdb", "sda"] {
+        soaks.push(guest.start(&format!(
+            "guest-io soak --file /dev/{disk} --bs 64k --depth 8 --runtime 8"
+        ))?);
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    guest.unplug_memory("dimm")?;
+    for soak in soaks {
+        guest.wait_ok(soak, Duration::from_secs(60))?;
+    }
+    kernel_is_content(&mut guest)
+}
+
+#[test]
 fn an_unprivileged_daemon_serves_a_guest_within_the_usual_limits() -> Result<()> {
     let limits = ["prlimit", "--memlock=8388608", "--nofile=1024"];
     let nobody = [

@@ -33,7 +33,12 @@ fn four_virtio_blk_disks_with_two_queues_each() -> Result<()> {
     })?;
     let mut builder = GuestBuilder::new("four-blk").cpus(2);
     for name in ["a", "b", "c", "d"] {
-        builder = builder.vhost_user_blk(&rig.socket(name), 2);
+        let properties = if name == "b" {
+            "packed=on"
+        } else {
+            "packed=off"
+        };
+        builder = builder.vhost_user_blk_with(&rig.socket(name), 2, properties);
     }
     let mut guest = builder.boot()?;
     guest.wait_for_disks(&["vda", "vdb", "vdc", "vdd"])?;
@@ -60,6 +65,22 @@ fn four_virtio_blk_disks_with_two_queues_each() -> Result<()> {
         attribute(&mut guest, "vda", "serial")? == "alpha",
         "GET_ID gives the serial number"
     );
+
+    for (disk, packed) in [("vda", "0"), ("vdb", "1")] {
+        // One digit for each feature bit from 0 on; VIRTIO_F_RING_PACKED is bit 34.
+        let features = attribute(&mut guest, disk, "device/features")?;
+        ensure!(features.get(34..35) == Some(packed), "{disk}: {features}");
+    }
+
+    // The guest turns the write cache off and on (VIRTIO_BLK_F_CONFIG_WCE).
+    for mode in ["write through", "write back"] {
+        guest.ok(&format!("echo '{mode}' > /sys/block/vdb/cache_type"))?;
+        ensure!(
+            attribute(&mut guest, "vdb", "cache_type")? == mode,
+            "the cache stays as it was"
+        );
+        guest.io_ok("soak --file /dev/vdb --runtime 1")?;
+    }
 
     // All at once, verified; the null disk keeps nothing and is only read.
     let soaks = ["vda", "vdb", "vdc"]

@@ -10,6 +10,7 @@ use crate::places::{kernel, tool};
 use crate::process::{Process, tail, wait_until};
 use crate::qmp::Qmp;
 use anyhow::{Context, Result, bail};
+use serde_json::json;
 use std::io::ErrorKind;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ pub struct GuestBuilder {
     name: String,
     cpus: u32,
     memory_mib: u32,
+    pluggable_mib: u32,
     arguments: Vec<String>,
     accelerator: Option<Accelerator>,
     boot_limit: Duration,
@@ -41,6 +43,7 @@ impl GuestBuilder {
             name: name.to_owned(),
             cpus: 1,
             memory_mib: 256,
+            pluggable_mib: 0,
             arguments: Vec::new(),
             accelerator: None,
             boot_limit: BOOT_LIMIT,
@@ -59,6 +62,13 @@ impl GuestBuilder {
     #[must_use]
     pub fn memory_mib(mut self, memory_mib: u32) -> Self {
         self.memory_mib = memory_mib;
+        self
+    }
+
+    /// Leaves room to plug so much more memory in while the guest runs: see [`Guest::plug_memory`].
+    #[must_use]
+    pub fn pluggable_memory_mib(mut self, pluggable_mib: u32) -> Self {
+        self.pluggable_mib = pluggable_mib;
         self
     }
 
@@ -156,6 +166,10 @@ impl GuestBuilder {
         let kernel = kernel()?;
         let initramfs = initramfs::archive(&kernel)?;
         let memory = self.memory_mib;
+        let room = match self.pluggable_mib {
+            0 => String::new(),
+            more => format!(",slots=4,maxmem={}M", memory + more),
+        };
         let mut command = Command::new(tool("qemu-system-x86_64")?);
         command
             .args([
@@ -174,7 +188,12 @@ impl GuestBuilder {
                 "-accel",
                 accelerator.qemu_option(),
             ])
-            .args(["-smp", &self.cpus.to_string(), "-m", &format!("{memory}M")])
+            .args([
+                "-smp",
+                &self.cpus.to_string(),
+                "-m",
+                &format!("{memory}M{room}"),
+            ])
             .args([
                 "-object",
                 &format!("memory-backend-memfd,id=mem,size={memory}M,share=on"),
@@ -354,6 +373,29 @@ impl Guest {
     /// Kills QEMU with SIGKILL.
     pub fn kill(mut self) -> Result<()> {
         self.process.kill()
+    }
+
+    /// Plugs a memory module in, shared as the rest of its memory is; gives it back with [`Guest::unplug_memory`].
+    pub fn plug_memory(&mut self, id: &str, mib: u64) -> Result<()> {
+        let mut qmp = self.qmp()?;
+        let backend = format!("backend-{id}");
+        qmp.command(
+            "object-add",
+            json!({"qom-type": "memory-backend-memfd", "id": backend, "size": mib << 20, "share": true}),
+        )?;
+        qmp.command(
+            "device_add",
+            json!({"driver": "pc-dimm", "id": id, "memdev": backend}),
+        )?;
+        Ok(())
+    }
+
+    /// Asks the guest to let a module go and waits until it has.
+    pub fn unplug_memory(&mut self, id: &str) -> Result<()> {
+        let mut qmp = self.qmp()?;
+        qmp.command("device_del", json!({"id": id}))?;
+        qmp.wait_for_event("DEVICE_DELETED")?;
+        Ok(())
     }
 
     /// QEMU's monitor.
