@@ -2,7 +2,7 @@
 //!
 //! `channel` sends and receives messages, of its own making, so that both ends of a test do not share a mistake;
 //! [`FrontEnd`] negotiates, shares memory and sets vrings up; [`Queue`] is one running vring with its eventfds;
-//! [`BlkQueue`] and [`ScsiQueue`] put requests into it, many in flight. [`Verifier`] writes and reads back;
+//! [`BlkQueue`] and [`ScsiQueue`] put requests into it, many in flight. [`Verifier`] writes and reads back, [`VerifiedLoad`] goes on doing so;
 //! [`hostile`] holds front ends that break the rules. Blocks its thread where it waits; trusts its back end,
 //! but for [`hostile`].
 
@@ -12,6 +12,7 @@ mod block;
 mod channel;
 mod cuts;
 pub mod hostile;
+mod load;
 mod memory;
 mod queue;
 mod scsi;
@@ -22,6 +23,7 @@ pub use block::{BlkDone, BlkQueue, Range, kind, status};
 pub use channel::{Channel, Message, request};
 pub use cuts::Cuts;
 pub use hostile::Case;
+pub use load::VerifiedLoad;
 pub use memory::{Area, Memory, Region};
 pub use queue::{Queue, QueueOptions};
 pub use scsi::{ScsiDone, ScsiQueue, ScsiRequest};

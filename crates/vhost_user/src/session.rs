@@ -251,6 +251,11 @@ impl Session {
         Ok(())
     }
 
+    /// Does any ring run?
+    pub(crate) fn runs(&self) -> bool {
+        self.vrings.iter().any(Vring::is_running)
+    }
+
     pub(crate) fn stop_vrings(&mut self) {
         for (index, vring) in self.vrings.iter_mut().enumerate() {
             vring.stop(index as u16, &self.device);

@@ -1,0 +1,94 @@
+//! Verified I/O on a thread of its own: whoever suffers from what another front end does.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::block::BlkQueue;
+use crate::cuts::Cuts;
+use crate::queue::QueueOptions;
+use crate::session::{FrontEnd, Options};
+use crate::verify::Verifier;
+use crate::{Error, Result};
+
+/// Between two batches, so that it shares the machine with what it watches.
+const PAUSE: Duration = Duration::from_micros(500);
+const BLOCKS: usize = 256;
+const DEPTH: u16 = 4;
+
+/// A well-behaved front end of a virtio-blk device, at work.
+pub struct VerifiedLoad {
+    stop: Arc<AtomicBool>,
+    verified: Arc<AtomicU64>,
+    thread: Option<JoinHandle<Result<u64>>>,
+}
+
+impl VerifiedLoad {
+    /// Connects, and writes and verifies the first MiB of the disk until told to finish.
+    pub fn start(socket: &Path) -> Result<VerifiedLoad> {
+        let mut front_end = FrontEnd::connect(socket, &Options::default())?;
+        let options = QueueOptions::default();
+        let queue = BlkQueue::start(&mut front_end, 0, &options, DEPTH, 4096, Cuts::Usual)?;
+        let (stop, verified) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (ending, counter) = (stop.clone(), verified.clone());
+        let thread = std::thread::spawn(move || {
+            let worked = work(queue, &ending, &counter);
+            // The session has to outlive the work on its queue.
+            drop(front_end);
+            worked
+        });
+        Ok(VerifiedLoad {
+            stop,
+            verified,
+            thread: Some(thread),
+        })
+    }
+
+    /// Requests verified so far.
+    pub fn verified(&self) -> u64 {
+        self.verified.load(Ordering::Relaxed)
+    }
+
+    /// Waits until more is verified than now.
+    ///
+    /// # Errors
+    /// When the load has ended, or stands still.
+    pub fn goes_on(&self, limit: Duration) -> Result<()> {
+        let (before, until) = (self.verified(), Instant::now() + limit);
+        while self.verified() == before {
+            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+                return Err(Error::Wrong("the verified load has ended".into()));
+            }
+            if Instant::now() > until {
+                return Err(Error::Timeout(limit));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Ends it; gives the requests verified.
+    ///
+    /// # Errors
+    /// What went wrong with any request.
+    pub fn finish(mut self) -> Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(worked)) => worked,
+            Some(Err(_)) | None => Err(Error::Wrong("the verified load panicked".into())),
+        }
+    }
+}
+
+fn work(mut queue: BlkQueue, ending: &AtomicBool, counter: &AtomicU64) -> Result<u64> {
+    let mut verifier = Verifier::new(0, BLOCKS, 99);
+    while !ending.load(Ordering::Relaxed) {
+        verifier.round(&mut queue, DEPTH)?;
+        counter.store(verifier.requests(), Ordering::Relaxed);
+        std::thread::sleep(PAUSE);
+    }
+    verifier.check_all(&mut queue)?;
+    Ok(verifier.requests())
+}
