@@ -3,11 +3,11 @@
 //! The crate `vhost` reads a message to its end, however long that takes and whatever time-out the socket has. A front
 //! end that stops half-way would keep its session for ever.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 /// Request, flags, size of the payload: 32 bits each.
 const HEADER: usize = 12;
@@ -16,19 +16,19 @@ const PAYLOAD_MAX: u32 = 4096;
 /// Between two looks at a message that is on its way. Nearly all are there at the first look.
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// Descriptors in one message that the crate `vhost` takes; more of them it takes for a shortage that passes.
+const DESCRIPTORS_MAX: usize = 32;
+
 /// Waits for the rest of a message that has begun. `Ok` also when there will be no more: the reader sees that too.
 ///
 /// # Errors
-/// `TimedOut`, or what the socket says.
+/// `TimedOut`, `InvalidData` for what the reader could not cope with, or what the socket says.
 pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<()> {
     let begun = Instant::now();
     loop {
-        let there = rustix::io::ioctl_fionread(stream)?;
-        if there >= HEADER as u64 {
-            let payload = payload(stream)?;
-            if payload > PAYLOAD_MAX || there >= HEADER as u64 + u64::from(payload) {
-                return Ok(());
-            }
+        let there = rustix::io::ioctl_fionread(stream)? as usize;
+        if there >= HEADER && is_whole(stream, there)? {
+            return Ok(());
         }
         if has_ended(stream)? {
             return Ok(());
@@ -43,18 +43,52 @@ pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<()> {
     }
 }
 
-/// Size of the payload, by the header that waits.
-fn payload(stream: &UnixStream) -> io::Result<u32> {
+/// Looks at the message of which `there` bytes, the header at least, have come.
+fn is_whole(stream: &UnixStream, there: usize) -> io::Result<bool> {
     let mut header = [0; HEADER];
-    let (_, read) = recv(stream, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+    let (read, descriptors) = look(stream, &mut header)?;
     if read < HEADER {
-        // Descriptors between two pieces of a header: no front end sends it so.
-        let text = "a header in pieces, with descriptors between them";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        return invalid("a header in pieces, with descriptors between them");
     }
-    Ok(u32::from_ne_bytes([
-        header[8], header[9], header[10], header[11],
-    ]))
+    let size = u32::from_ne_bytes([header[8], header[9], header[10], header[11]]);
+    if size > PAYLOAD_MAX {
+        return Ok(true);
+    }
+    let length = HEADER + size as usize;
+    if there < length {
+        return Ok(false);
+    }
+    let mut message = [0; HEADER + PAYLOAD_MAX as usize];
+    let (read, in_all) = look(stream, &mut message[..length])?;
+    // A look ends behind descriptors. Those of the header may end it there; others belong to no message.
+    if in_all != descriptors || (read < length && read != HEADER) {
+        return invalid("a payload with descriptors of its own");
+    }
+    Ok(true)
+}
+
+/// Looks at the next bytes; gives their number and that of the descriptors with them.
+fn look(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, usize)> {
+    let mut space =
+        [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(stream, &mut [IoSliceMut::new(into)], &mut control, flags)?;
+    let mut descriptors = 0;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            // Second descriptors of the same files: closed as they are counted.
+            descriptors += fds.count();
+        }
+    }
+    if got.flags.contains(ReturnFlags::CTRUNC) || descriptors > DESCRIPTORS_MAX {
+        return invalid("more than 32 descriptors, or more than there is room for");
+    }
+    Ok((got.bytes, descriptors))
+}
+
+fn invalid<T>(what: &str) -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
 /// Has the other side said its last word?
@@ -89,6 +123,22 @@ mod tests {
         for length in [1, 11, 12, 19] {
             let error = wait_for(&MESSAGE[..length]).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn more_descriptors_than_the_reader_takes_are_refused() {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        use std::os::fd::AsFd;
+        for (count, taken) in [(1, true), (32, true), (33, false)] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let fds = vec![theirs.as_fd(); count];
+            let mut space = [std::mem::MaybeUninit::uninit(); 256];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let bytes = [std::io::IoSlice::new(&MESSAGE)];
+            sendmsg(&theirs, &bytes, &mut control, SendFlags::empty()).unwrap();
+            assert_eq!(wait(&ours, LIMIT).is_ok(), taken, "{count} descriptors");
         }
     }
 

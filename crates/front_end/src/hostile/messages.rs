@@ -99,6 +99,21 @@ pub const CASES: &[Case] = &[
     case("twenty descriptors where none belongs", |socket| {
         with_descriptors(socket, request::SET_VRING_NUM, &state(0, 128), 20)
     }),
+    case("two hundred descriptors where none belongs", |socket| {
+        with_descriptors(socket, request::SET_VRING_NUM, &state(0, 128), 200)
+    }),
+    case(
+        "descriptors with the payload and not the header",
+        |socket| {
+            let front_end = connect(socket)?;
+            let file = File::open("/dev/null")?;
+            let words = [request::SET_FEATURES, VERSION, 8];
+            let channel = front_end.channel();
+            channel.send_bytes(&words.map(u32::to_ne_bytes).concat(), &[])?;
+            channel.send_bytes(&[0; 8], &[file.as_fd()])?;
+            ends(&front_end)
+        },
+    ),
     case("a memory region added without its descriptor", |socket| {
         with_descriptors(socket, request::ADD_MEM_REG, &[0; 40], 0)
     }),
