@@ -1,7 +1,8 @@
 //! What a request costs a worker: one turn over a ring that the benchmark fills itself, stamps included.
 //!
 //! `cargo bench -p bench --bench turn` prints the time per turn and requests per second. Only the turn is timed: the
-//! driver's part is outside. The driver never sleeps, so the worker never interrupts it.
+//! driver's part is outside. The driver never sleeps, so the worker never interrupts it. With the argument `count` it
+//! only runs turns, for a profiler that counts instructions.
 
 use std::sync::Arc;
 
@@ -23,7 +24,26 @@ const SIZE: u16 = 256;
 const MEMORY: usize = 1 << 22;
 
 fn main() {
-    divan::main();
+    let arguments: Vec<String> = std::env::args().collect();
+    match &arguments[1..] {
+        [word, door, batch, turns, ..] if word == "count" => count(door, batch, turns),
+        _ => divan::main(),
+    }
+}
+
+/// `turn count blk|scsi BATCH TURNS`: nothing but turns, for a profiler that counts instructions
+/// (`valgrind --tool=callgrind --toggle-collect='*turn_now*'`).
+fn count(door: &str, batch: &str, turns: &str) {
+    let door = if door == "scsi" {
+        Door::Scsi
+    } else {
+        Door::Blk
+    };
+    let mut setup = Setup::new(door, null(), batch.parse().expect("a batch size"));
+    for _ in 0..turns.parse().expect("a number of turns") {
+        setup.fill();
+        assert!(setup.worker.turn_now());
+    }
 }
 
 /// The two ways to a disk.

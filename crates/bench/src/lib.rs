@@ -1,3 +1,8 @@
-//! Workloads, drivers, statistics and reports.
+//! Workloads, drivers, statistics and reports: `lunette bench`.
+//!
+//! [`job`] reads what is to be done, [`workload`] makes requests of it, [`driver`] brings them to a device as a guest's
+//! driver would, [`run`] repeats and compares, [`report`] prints. Nothing here is on a daemon's way.
 
 #![forbid(unsafe_code)]
+
+pub mod job;

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use guest_memory::{Mapping, MemoryTable, RegionSpec};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::{Error, Result};
 
@@ -64,8 +65,14 @@ pub struct Region {
 }
 
 impl Region {
-    fn new(guest_address: u64, size: usize) -> Result<Region> {
-        let (mapping, file) = Mapping::memfd("front-end", size)?;
+    fn new(guest_address: u64, size: usize, huge_pages: bool) -> Result<Region> {
+        let mut flags = MemfdFlags::CLOEXEC;
+        if huge_pages {
+            flags |= MemfdFlags::HUGETLB;
+        }
+        let file = File::from(memfd_create("front-end", flags)?);
+        file.set_len(size as u64)?;
+        let mapping = Mapping::shared_file(file.as_fd(), 0, size)?;
         Ok(Region {
             spec: RegionSpec {
                 guest_address,
@@ -115,8 +122,8 @@ pub struct Memory {
 
 impl Memory {
     /// Memory with one region.
-    pub fn new(size: usize) -> Result<Memory> {
-        let first = Region::new(FIRST_ADDRESS, size)?;
+    pub fn new(size: usize, huge_pages: bool) -> Result<Memory> {
+        let first = Region::new(FIRST_ADDRESS, size, huge_pages)?;
         Ok(Memory {
             free: FIRST_ADDRESS,
             next: (FIRST_ADDRESS + size as u64).next_multiple_of(1 << 20),
@@ -148,7 +155,7 @@ impl Memory {
 
     /// Adds a region after the others; the back end is not told.
     pub fn add(&mut self, size: usize) -> Result<&Region> {
-        let region = Region::new(self.next, size)?;
+        let region = Region::new(self.next, size, false)?;
         self.next = (self.next + size as u64).next_multiple_of(1 << 20);
         self.regions.push(region);
         Ok(&self.regions[self.regions.len() - 1])

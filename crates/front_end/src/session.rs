@@ -44,6 +44,8 @@ pub struct Options {
     pub device_features: u64,
     /// Bytes of the first memory region.
     pub memory: usize,
+    /// That region consists of huge pages, which the machine must have set aside.
+    pub huge_pages: bool,
 }
 
 impl Default for Options {
@@ -53,6 +55,7 @@ impl Default for Options {
             event_idx: true,
             device_features: 0x00ff_ffff,
             memory: 32 << 20,
+            huge_pages: false,
         }
     }
 }
@@ -76,7 +79,7 @@ impl FrontEnd {
     pub fn over(channel: Channel, options: &Options) -> Result<FrontEnd> {
         let mut front_end = FrontEnd {
             channel,
-            memory: Memory::new(options.memory)?,
+            memory: Memory::new(options.memory, options.huge_pages)?,
             offered: 0,
             features: 0,
             queue_count: 1,

@@ -1,0 +1,298 @@
+//! fio's job-file language, the part of it that block tests use.
+//!
+//! [`parse`] reads a file into sections (`syntax`), each option into a [`Job`] (`options`, with values in `value`), and
+//! reports all mistakes at once, each with file, line and option. An option that is not honoured is refused by
+//! name, never ignored; what fio does by default and what a job here does is the same unless said otherwise.
+//! Pure: text in, data out. Trusts nothing in the text. Tests: here, and a property test in `tests/`.
+
+mod model;
+mod options;
+mod syntax;
+mod value;
+
+pub use model::{Amount, Checksum, Distribution, Job, LogKind, Logs, Pattern, Rate, Sizes, Verify};
+pub use options::{HONOURED, apply, check};
+pub use value::{amount, bytes, duration};
+
+use std::fmt;
+
+/// A mistake in a job file or in a flag that stands for an option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// The file, or `command line`.
+    pub file: String,
+    /// Line from 1; 0 where there is none.
+    pub line: usize,
+    /// The option, or empty.
+    pub option: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if self.line > 0 {
+            write!(f, ":{}", self.line)?;
+        }
+        f.write_str(": ")?;
+        if !self.option.is_empty() {
+            write!(f, "{}: ", self.option)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// All mistakes of a file, in the order of its lines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mistakes(pub Vec<Mistake>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, mistake) in self.0.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{mistake}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Mistakes {}
+
+/// Jobs, in the order of the file. `base` holds what flags have set: a file's options count more.
+pub fn parse(file: &str, text: &str, base: &Job) -> Result<Vec<Job>, Mistakes> {
+    let (sections, mut mistakes) = syntax::sections(file, text);
+    let mut global = base.clone();
+    let mut jobs = Vec::new();
+    for section in sections {
+        let is_global = section.name == "global";
+        let mut job = if is_global {
+            std::mem::take(&mut global)
+        } else {
+            global.clone()
+        };
+        for line in &section.lines {
+            if let Err(message) = apply(&mut job, &line.option, line.value.as_deref()) {
+                mistakes.push(Mistake {
+                    file: file.to_owned(),
+                    line: line.number,
+                    option: line.option.clone(),
+                    message,
+                });
+            }
+        }
+        if is_global {
+            global = job;
+            continue;
+        }
+        job.name = section.name;
+        if let Err((option, message)) = check(&job) {
+            let at = section.lines.iter().rev().find(|l| l.option == option);
+            mistakes.push(Mistake {
+                file: file.to_owned(),
+                line: at.map_or(section.number, |line| line.number),
+                option: option.to_owned(),
+                message,
+            });
+        }
+        jobs.push(job);
+    }
+    if jobs.is_empty() && mistakes.is_empty() {
+        mistakes.push(Mistake {
+            file: file.to_owned(),
+            line: 0,
+            option: String::new(),
+            message:
+                "there is no job in it: a job is a section such as [read] that is not [global]"
+                    .to_owned(),
+        });
+    }
+    if mistakes.is_empty() {
+        Ok(jobs)
+    } else {
+        mistakes.sort_by_key(|mistake| mistake.line);
+        mistakes.dedup();
+        Err(Mistakes(mistakes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn jobs(text: &str) -> Vec<Job> {
+        parse("j.fio", text, &Job::default()).unwrap_or_else(|mistakes| panic!("{mistakes}"))
+    }
+
+    fn mistakes(text: &str) -> Vec<String> {
+        match parse("j.fio", text, &Job::default()) {
+            Ok(jobs) => panic!("{jobs:?}"),
+            Err(mistakes) => mistakes.0.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    #[test]
+    fn an_ordinary_file_is_read_whole() {
+        let text = "\
+; a study
+[global]
+ioengine=libaio
+direct=1
+bs=4k
+time_based
+runtime=30s
+ramp_time=500ms
+
+[a] # reads
+rw=randread
+iodepth=32
+numjobs=4
+
+[global]
+bs=64k
+
+[b]
+stonewall
+rw=randrw
+rwmixwrite=25
+filename=/a\\:b:/c
+";
+        let jobs = jobs(text);
+        assert_eq!(jobs.len(), 2);
+        let (a, b) = (&jobs[0], &jobs[1]);
+        assert_eq!((a.name.as_str(), a.iodepth, a.numjobs), ("a", 32, 4));
+        assert_eq!(a.runtime, Some(Duration::from_secs(30)));
+        assert_eq!(a.ramp_time, Duration::from_millis(500));
+        assert_eq!(a.sizes[0], Sizes::Fixed(4096));
+        assert_eq!(a.pattern, Pattern::new(true, 100));
+        assert!(a.time_based && a.direct == Some(true) && !a.stonewall);
+        assert_eq!(b.pattern, Pattern::new(true, 75));
+        assert_eq!(b.sizes[1], Sizes::Fixed(65536));
+        assert_eq!(b.filenames, ["/a:b", "/c"]);
+        assert!(b.stonewall);
+    }
+
+    #[test]
+    fn every_mistake_has_file_line_and_option() {
+        let text = "\
+[global]
+bs=4q
+[a]
+rw=sideways
+iodpth=4
+hipri=1
+numjobs=0
+runtime=5 parsecs
+";
+        assert_eq!(
+            mistakes(text),
+            [
+                "j.fio:2: bs: `4q` is not a size: a number, then k, m, g, t or p",
+                "j.fio:4: rw: `sideways` is not one of read, write, randread, randwrite, rw, readwrite, randrw",
+                "j.fio:5: iodpth: there is no such option; did you mean iodepth?",
+                "j.fio:6: hipri: an option of fio that is not honoured here",
+                "j.fio:7: numjobs: `0` is not a number from 1 to 4096",
+                "j.fio:8: runtime: `5 parsecs` is not a time: a number, then us, ms, s, m, h or d",
+            ]
+        );
+    }
+
+    #[test]
+    fn options_that_contradict_each_other_are_told_at_the_later_one() {
+        assert_eq!(
+            mistakes("[a]\nrw=randrw\nrwmixread=10\nrwmixwrite=10\n"),
+            ["j.fio:4: rwmixwrite: 10 and rwmixread=10 do not make 100"]
+        );
+        assert_eq!(
+            mistakes("[a]\ntime_based\n"),
+            ["j.fio:2: time_based: needs a runtime"]
+        );
+        assert_eq!(
+            mistakes("[a]\nbs=1000\n"),
+            ["j.fio:2: bs: 1000 bytes are not a multiple of 512"]
+        );
+    }
+
+    #[test]
+    fn what_is_no_job_file_is_told() {
+        assert_eq!(
+            mistakes("")[0],
+            "j.fio: there is no job in it: a job is a section such as [read] that is not [global]"
+        );
+        assert_eq!(
+            mistakes("bs=4k\n")[0],
+            "j.fio:1: bs: stands before the first section"
+        );
+        assert_eq!(
+            mistakes("[a\n")[0],
+            "j.fio:1: a section's name ends with `]`"
+        );
+        assert_eq!(
+            mistakes("[a]\nfilename=$HOME/x\n")[0],
+            "j.fio:2: filename: variables such as `$HOME/x` are not expanded here"
+        );
+        assert_eq!(
+            mistakes("[a]\nrw=trim\n")[0],
+            "j.fio:2: rw: `trim` is not honoured here; read, write, randread, randwrite, rw, readwrite, randrw are"
+        );
+    }
+
+    #[test]
+    fn reads_and_writes_may_have_sizes_of_their_own() {
+        for (value, read, write) in [
+            ("4k", 4096, 4096),
+            ("8k,32k", 8192, 32768),
+            ("8k,", 8192, 4096),
+            (",8k", 4096, 8192),
+            ("8k,32k,", 8192, 32768),
+        ] {
+            let job = &jobs(&format!("[a]\nbs={value}\n"))[0];
+            assert_eq!(
+                job.sizes,
+                [Sizes::Fixed(read), Sizes::Fixed(write)],
+                "{value}"
+            );
+        }
+        let job = &jobs("[a]\nbsrange=4k-16k,512-1k\n")[0];
+        assert_eq!(job.sizes[0], Sizes::Range(4096, 16384));
+        assert_eq!(job.sizes[1], Sizes::Range(512, 1024));
+        let job = &jobs("[a]\nbssplit=4k/10:64k/50:32k/\n")[0];
+        assert_eq!(
+            job.sizes[1],
+            Sizes::Split(vec![(4096, 10), (65536, 50), (32768, 40)])
+        );
+    }
+
+    #[test]
+    fn split_percentages_must_fit() {
+        assert_eq!(
+            mistakes("[a]\nbssplit=4k/60:8k/60\n"),
+            ["j.fio:2: bssplit: the percentages make 120, not 100"]
+        );
+    }
+
+    #[test]
+    fn distributions_logs_and_verify() {
+        let job = &jobs(
+            "[a]\nrandom_distribution=zipf:1.1\nverify=crc32c\nwrite_lat_log=l\nlog_avg_msec=100\nrate_iops=500,100\n",
+        )[0];
+        assert_eq!(job.distribution, Distribution::Zipf(1.1));
+        assert_eq!(job.verify.map(|v| v.checksum), Some(Checksum::Crc32c));
+        assert_eq!(job.logs.latency.as_deref(), Some("l"));
+        assert_eq!(
+            job.rate,
+            Some(Rate {
+                read: 500,
+                write: 100
+            })
+        );
+        assert_eq!(
+            jobs("[a]\nrandom_distribution=normal:20\n")[0].distribution,
+            Distribution::Normal(20.0)
+        );
+    }
+}

@@ -1,0 +1,493 @@
+//! Options by name: each is honoured, or refused with its reason.
+
+use std::time::Duration;
+
+use super::value::{
+    amount, bytes, cpus, duration, filenames, fixed_sizes, number, size_ranges, size_splits, switch,
+};
+use super::{Checksum, Distribution, Job, Pattern, Rate, Verify};
+
+/// Options that are honoured.
+pub const HONOURED: &[&str] = &[
+    "allrandrepeat",
+    "blocksize",
+    "blocksize_range",
+    "bs",
+    "bsrange",
+    "bssplit",
+    "cpus_allowed",
+    "cpus_allowed_policy",
+    "description",
+    "direct",
+    "do_verify",
+    "end_fsync",
+    "fdatasync",
+    "filename",
+    "fsync",
+    "group_reporting",
+    "io_size",
+    "ioengine",
+    "iodepth",
+    "log_avg_msec",
+    "loops",
+    "name",
+    "norandommap",
+    "numjobs",
+    "offset",
+    "offset_increment",
+    "percentile_list",
+    "ramp_time",
+    "randrepeat",
+    "randseed",
+    "random_distribution",
+    "rate_iops",
+    "readwrite",
+    "runtime",
+    "rw",
+    "rwmixread",
+    "rwmixwrite",
+    "size",
+    "stonewall",
+    "thread",
+    "time_based",
+    "verify",
+    "verify_fatal",
+    "wait_for_previous",
+    "write_bw_log",
+    "write_iops_log",
+    "write_lat_log",
+    "zero_buffers",
+];
+
+/// Options of fio that are known and not honoured, so that a refusal does not call them mistakes.
+const REFUSED: &[&str] = &[
+    "allow_file_create",
+    "allow_mounted_write",
+    "atomic",
+    "ba",
+    "block_error_percentiles",
+    "blockalign",
+    "bs_is_seq_rand",
+    "bs_unaligned",
+    "buffer_compress_chunk",
+    "buffer_compress_percentage",
+    "buffer_pattern",
+    "cgroup",
+    "clat_percentiles",
+    "clocksource",
+    "continue_on_error",
+    "cpuchunks",
+    "cpuload",
+    "cpumask",
+    "create_fsync",
+    "create_on_open",
+    "create_only",
+    "create_serialize",
+    "dedupe_percentage",
+    "directory",
+    "disable_bw_measurement",
+    "disable_clat",
+    "disable_lat",
+    "disable_slat",
+    "disk_util",
+    "error_dump",
+    "exec_postrun",
+    "exec_prerun",
+    "exitall",
+    "exitall_on_error",
+    "fadvise_hint",
+    "fallocate",
+    "file_append",
+    "file_service_type",
+    "filename_format",
+    "fill_device",
+    "fill_fs",
+    "filesize",
+    "fixedbufs",
+    "force_async",
+    "gtod_cpu",
+    "gtod_reduce",
+    "hipri",
+    "hugepage-size",
+    "ignore_error",
+    "include",
+    "inherit",
+    "invalidate",
+    "io_limit",
+    "io_submit_mode",
+    "iodepth_batch",
+    "iodepth_batch_complete",
+    "iodepth_batch_complete_max",
+    "iodepth_batch_complete_min",
+    "iodepth_batch_submit",
+    "iodepth_low",
+    "iomem",
+    "kb_base",
+    "lat_percentiles",
+    "latency_percentile",
+    "latency_target",
+    "latency_window",
+    "lockfile",
+    "lockmem",
+    "log_compression",
+    "log_hist_msec",
+    "log_max_value",
+    "log_offset",
+    "log_unix_epoch",
+    "max_latency",
+    "mem",
+    "new_group",
+    "nice",
+    "nonvectored",
+    "norandommap_map",
+    "nrfiles",
+    "numa_cpu_nodes",
+    "numa_mem_policy",
+    "nowait",
+    "offset_align",
+    "opendir",
+    "openfiles",
+    "overwrite",
+    "per_job_logs",
+    "percentage_random",
+    "prio",
+    "prioclass",
+    "rate",
+    "rate_cycle",
+    "rate_iops_min",
+    "rate_min",
+    "rate_process",
+    "random_generator",
+    "read_iolog",
+    "readonly",
+    "refill_buffers",
+    "registerfiles",
+    "replay_redirect",
+    "rw_sequencer",
+    "scramble_buffers",
+    "serialize_overlap",
+    "slat_percentiles",
+    "softrandommap",
+    "sqthread_poll",
+    "ss",
+    "ss_dur",
+    "startdelay",
+    "steadystate",
+    "sync",
+    "sync_file_range",
+    "thinktime",
+    "thinktime_blocks",
+    "trim_backlog",
+    "trim_percentage",
+    "unified_rw_reporting",
+    "unique_filename",
+    "unlink",
+    "uring_cmd",
+    "use_os_rand",
+    "userspace_reap",
+    "verify_async",
+    "verify_backlog",
+    "verify_dump",
+    "verify_interval",
+    "verify_offset",
+    "verify_only",
+    "verify_pattern",
+    "verify_state_load",
+    "verify_state_save",
+    "verifysort",
+    "wait_for",
+    "write_barrier",
+    "write_hint",
+    "write_hist_log",
+    "write_iolog",
+    "zonecapacity",
+    "zonemode",
+    "zonerange",
+    "zonesize",
+    "zoneskip",
+    "experimental_verify",
+    "cmdprio_percentage",
+    "fsync_on_close",
+];
+
+/// Most requests in flight of one clone: as many as the largest ring of any device here.
+const IODEPTH_MAX: u16 = 1024;
+const NUMJOBS_MAX: u16 = 4096;
+const RANDOM_WORDS: &str = "read, write, randread, randwrite, rw, readwrite, randrw";
+
+/// Applies one option.
+pub fn apply(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), String> {
+    if let Some(text) = value.filter(|text| text.contains('$')) {
+        return Err(format!("variables such as `{text}` are not expanded here"));
+    }
+    if let Some(done) = switches(job, option, value) {
+        return done;
+    }
+    if !HONOURED.contains(&option) {
+        return Err(refusal(option));
+    }
+    let Some(text) = value.filter(|text| !text.is_empty()) else {
+        return Err("needs a value".to_owned());
+    };
+    valued(job, option, text)
+}
+
+/// Why an option is not honoured.
+fn refusal(option: &str) -> String {
+    if REFUSED.contains(&option) {
+        return "an option of fio that is not honoured here".to_owned();
+    }
+    let near = HONOURED
+        .iter()
+        .map(|known| (strsim::damerau_levenshtein(known, option), known))
+        .min()
+        .filter(|(distance, _)| *distance <= 2);
+    match near {
+        Some((_, known)) => format!("there is no such option; did you mean {known}?"),
+        None => "there is no such option".to_owned(),
+    }
+}
+
+/// Options that may stand without a value.
+fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(), String>> {
+    let set = |to: &mut bool| switch(value).map(|on| *to = on);
+    Some(match option {
+        "time_based" => set(&mut job.time_based),
+        "norandommap" => set(&mut job.no_random_map),
+        "stonewall" | "wait_for_previous" => set(&mut job.stonewall),
+        "group_reporting" => set(&mut job.group_reporting),
+        "end_fsync" => set(&mut job.flush_at_end),
+        "zero_buffers" => set(&mut job.zero_buffers),
+        "direct" => switch(value).map(|on| job.direct = Some(on)),
+        // Clones are always threads.
+        "thread" => match switch(value) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("clones are always threads here".to_owned()),
+            Err(error) => Err(error),
+        },
+        "randrepeat" | "allrandrepeat" => match switch(value) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("random numbers are always those of randseed here".to_owned()),
+            Err(error) => Err(error),
+        },
+        "do_verify" => switch(value).map(|on| verify(job).read_back = on),
+        "verify_fatal" => switch(value).map(|on| verify(job).fatal = on),
+        _ => return None,
+    })
+}
+
+/// The job's checking, with fio's defaults.
+fn verify(job: &mut Job) -> &mut Verify {
+    job.verify.get_or_insert(Verify {
+        checksum: Checksum::Crc32c,
+        read_back: true,
+        fatal: false,
+    })
+}
+
+fn valued(job: &mut Job, option: &str, text: &str) -> Result<(), String> {
+    const SECOND: Duration = Duration::from_secs(1);
+    match option {
+        "name" => job.name = text.to_owned(),
+        "description" => job.description = text.to_owned(),
+        "filename" => job.filenames = filenames(text),
+        "rw" | "readwrite" => job.pattern = pattern(job, text)?,
+        "rwmixread" => {
+            job.mix_read = Some(number(text, 0, 100)?);
+            mix(job);
+        }
+        "rwmixwrite" => {
+            job.mix_write = Some(number(text, 0, 100)?);
+            mix(job);
+        }
+        "bs" | "blocksize" => fixed_sizes(text, &mut job.sizes)?,
+        "bsrange" | "blocksize_range" => size_ranges(text, &mut job.sizes)?,
+        "bssplit" => size_splits(text, &mut job.sizes)?,
+        "iodepth" => job.iodepth = number(text, 1, IODEPTH_MAX)?,
+        "numjobs" => job.numjobs = number(text, 1, NUMJOBS_MAX)?,
+        "size" => job.size = Some(amount(text)?),
+        "io_size" => job.io_size = Some(amount(text)?),
+        "offset" => job.offset = amount(text)?,
+        "offset_increment" => job.offset_increment = amount(text)?,
+        "loops" => job.loops = number(text, 1, u32::MAX)?,
+        "runtime" => job.runtime = Some(duration(text, SECOND)?),
+        "ramp_time" => job.ramp_time = duration(text, SECOND)?,
+        "rate_iops" => job.rate = Some(rate(text)?),
+        "random_distribution" => job.distribution = distribution(text)?,
+        "randseed" => job.seed = number(text, 0, u64::MAX)?,
+        "verify" => verify(job).checksum = checksum(text)?,
+        "fsync" | "fdatasync" => {
+            let every = number(text, 0, u32::MAX)?;
+            job.flush_every = (every > 0).then_some(every);
+        }
+        "ioengine" => job.engine = Some(engine(text)?),
+        "cpus_allowed" => job.cpus = cpus(text)?,
+        "cpus_allowed_policy" if text == "split" => {}
+        "cpus_allowed_policy" => {
+            return Err(format!(
+                "`{text}` is not honoured here: each clone takes one CPU (split)"
+            ));
+        }
+        "write_bw_log" => job.logs.bandwidth = Some(text.to_owned()),
+        "write_lat_log" => job.logs.latency = Some(text.to_owned()),
+        "write_iops_log" => job.logs.iops = Some(text.to_owned()),
+        "log_avg_msec" => {
+            let millis = number(text, 0, 86_400_000)?;
+            job.logs.average = (millis > 0).then_some(Duration::from_millis(millis));
+        }
+        "percentile_list" => job.percentiles = percentiles(text)?,
+        other => return Err(refusal(other)),
+    }
+    Ok(())
+}
+
+fn pattern(job: &Job, text: &str) -> Result<Pattern, String> {
+    let mixed = job
+        .mix_read
+        .or(job.mix_write.map(|write| 100 - write))
+        .unwrap_or(50);
+    Ok(match text {
+        "read" => Pattern::new(false, 100),
+        "write" => Pattern::new(false, 0),
+        "randread" => Pattern::new(true, 100),
+        "randwrite" => Pattern::new(true, 0),
+        "rw" | "readwrite" => Pattern::new(false, mixed),
+        "randrw" => Pattern::new(true, mixed),
+        "trim" | "randtrim" | "trimwrite" | "randtrimwrite" => {
+            return Err(format!("`{text}` is not honoured here; {RANDOM_WORDS} are"));
+        }
+        _ => return Err(format!("`{text}` is not one of {RANDOM_WORDS}")),
+    })
+}
+
+/// A mixture counts only where both directions were asked for.
+fn mix(job: &mut Job) {
+    if job.pattern.reads() && job.pattern.writes() {
+        let read = job.mix_read.or(job.mix_write.map(|write| 100 - write));
+        job.pattern.read_percent = read.unwrap_or(50);
+    }
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    let parts: Vec<&str> = text.split(',').collect();
+    let one = |part: &str| match part {
+        "" => Ok(0),
+        part => {
+            let rate = bytes(part).map_err(|_| format!("`{part}` is not a rate"))?;
+            u32::try_from(rate).map_err(|_| format!("`{part}` is more than {}", u32::MAX))
+        }
+    };
+    match parts[..] {
+        [both] => one(both).map(|rate| Rate {
+            read: rate,
+            write: rate,
+        }),
+        [read, write] | [read, write, _] => Ok(Rate {
+            read: one(read)?,
+            write: one(write)?,
+        }),
+        _ => Err(format!("`{text}` has more than three parts")),
+    }
+}
+
+fn distribution(text: &str) -> Result<Distribution, String> {
+    let (word, parameter) = text.split_once(':').unwrap_or((text, ""));
+    let number = |default: f64, low: f64, high: f64| {
+        if parameter.is_empty() {
+            return Ok(default);
+        }
+        match parameter.parse::<f64>() {
+            Ok(value) if value > low && value < high => Ok(value),
+            _ => Err(format!(
+                "`{parameter}` is not a number between {low} and {high}"
+            )),
+        }
+    };
+    match word {
+        "random" if parameter.is_empty() => Ok(Distribution::Uniform),
+        "zipf" => match number(1.1, 0.0, 10.0)? {
+            1.0 => Err("zipf has no theta of 1".to_owned()),
+            theta => Ok(Distribution::Zipf(theta)),
+        },
+        "pareto" => number(0.2, 0.0, 1.0).map(Distribution::Pareto),
+        "normal" => number(20.0, 0.0, 100.001).map(Distribution::Normal),
+        "zoned" | "zoned_abs" => Err(format!(
+            "`{word}` is not honoured here; random, zipf, pareto, normal are"
+        )),
+        _ => Err(format!(
+            "`{text}` is not one of random, zipf:THETA, pareto:POWER, normal:DEVIATION"
+        )),
+    }
+}
+
+fn checksum(text: &str) -> Result<Checksum, String> {
+    let found = Checksum::WORDS.iter().find(|(word, _)| *word == text);
+    found.map(|(_, checksum)| *checksum).ok_or_else(|| {
+        let words: Vec<&str> = Checksum::WORDS.iter().map(|(word, _)| *word).collect();
+        format!("`{text}` is not honoured here; {} are", words.join(", "))
+    })
+}
+
+/// Engines that ask for what is done anyway: requests are started together and waited for together.
+fn engine(text: &str) -> Result<String, String> {
+    const ENGINES: [&str; 3] = ["libaio", "io_uring", "posixaio"];
+    const SYNCHRONOUS: [&str; 5] = ["sync", "psync", "vsync", "pvsync", "pvsync2"];
+    if ENGINES.contains(&text) || SYNCHRONOUS.contains(&text) {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "`{text}` is not honoured here; {} and {} are, and driven by the subject's own driver",
+        ENGINES.join(", "),
+        SYNCHRONOUS.join(", ")
+    ))
+}
+
+fn percentiles(text: &str) -> Result<Vec<f64>, String> {
+    let mut list = Vec::new();
+    for part in text.split(':') {
+        match part.parse::<f64>() {
+            Ok(value) if (0.0..=100.0).contains(&value) => list.push(value),
+            _ => return Err(format!("`{part}` is not a percentage")),
+        }
+    }
+    if list.len() > 20 {
+        return Err("more than 20 percentiles".to_owned());
+    }
+    list.sort_by(f64::total_cmp);
+    Ok(list)
+}
+
+/// What only the whole job shows: the option, and what is wrong.
+pub fn check(job: &Job) -> Result<(), (&'static str, String)> {
+    if let (Some(read), Some(write)) = (job.mix_read, job.mix_write)
+        && u16::from(read) + u16::from(write) != 100
+    {
+        let message = format!("{write} and rwmixread={read} do not make 100");
+        return Err(("rwmixwrite", message));
+    }
+    if job.time_based && job.runtime.is_none_or(|time| time.is_zero()) {
+        return Err(("time_based", "needs a runtime".to_owned()));
+    }
+    for size in job.sizes.iter().flat_map(|sizes| sizes.named()) {
+        if size % 512 != 0 {
+            return Err(("bs", format!("{size} bytes are not a multiple of 512")));
+        }
+    }
+    if job.verify.is_some() && job.zero_buffers {
+        let message = "blocks that are verified cannot be zeroes".to_owned();
+        return Err(("zero_buffers", message));
+    }
+    if job.verify.is_some() && job.distribution != Distribution::Uniform && job.loops > 1 {
+        let message = "with verify only a random map can be repeated".to_owned();
+        return Err(("loops", message));
+    }
+    let synchronous = job
+        .engine
+        .as_deref()
+        .is_some_and(|e| e.ends_with("sync") || e == "pvsync2");
+    if synchronous && job.iodepth > 1 {
+        let message = format!("{} with a synchronous ioengine: it would be 1", job.iodepth);
+        return Err(("iodepth", message));
+    }
+    Ok(())
+}
