@@ -1,7 +1,8 @@
 //! A logical unit: one disk as SCSI shows it, shared by every target and worker that serves it.
 //!
 //! The request path reads two things of it: the capacity and the word, both atomics that change rarely. The
-//! word is zero while nothing special holds; its slow bits send a command to the path that takes the mutex.
+//! word's lower half is zero while nothing special holds; its slow bits send a command to the path that takes
+//! the mutex.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -33,6 +34,10 @@ impl UnitId {
         self.filter_index() == other.filter_index()
     }
 
+    pub(crate) const fn number(self) -> u32 {
+        self.0
+    }
+
     pub(crate) const fn filter_index(self) -> usize {
         (self.0 & 63) as usize
     }
@@ -42,30 +47,43 @@ impl UnitId {
     }
 }
 
-/// The word: what every command has to know of the unit's state.
+/// The word: what every command has to know of the unit's state. The upper half counts its changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Word(pub u32);
+pub(crate) struct Word(pub u64);
 
 impl Word {
     /// Somebody holds a reservation.
-    pub const RESERVED: u32 = 1;
-    /// Stopped, ejected, being sanitized, or not active behind some port.
-    pub const NOT_READY: u32 = 1 << 1;
-    const SLOW: u32 = 0xffff;
+    pub const RESERVED: u64 = 1;
+    /// Ejected, being sanitized, or not active behind some port.
+    pub const NOT_READY: u64 = 1 << 1;
+    const SLOW: u64 = 0xffff;
     /// Nothing may be written. This and what follows is looked at where it matters, without a lock.
-    pub const WRITE_PROTECTED: u32 = 1 << 16;
+    pub const WRITE_PROTECTED: u64 = 1 << 16;
     /// The volatile cache is off: every write is FUA.
-    pub const WRITE_THROUGH: u32 = 1 << 17;
+    pub const WRITE_THROUGH: u64 = 1 << 17;
     /// Sense data is in descriptor format.
-    pub const DESCRIPTOR_SENSE: u32 = 1 << 18;
+    pub const DESCRIPTOR_SENSE: u64 = 1 << 18;
+    const EPOCH_SHIFT: u32 = 32;
 
     #[inline]
     pub const fn is_slow(self) -> bool {
         self.0 & Word::SLOW != 0
     }
 
+    /// A reservation is all that is special: whoever is privileged by it need not be held up.
     #[inline]
-    pub const fn has(self, bits: u32) -> bool {
+    pub const fn is_only_reserved(self) -> bool {
+        self.0 & Word::SLOW == Word::RESERVED
+    }
+
+    /// Differs whenever anything behind the unit's mutex may have changed.
+    #[inline]
+    pub const fn epoch(self) -> u32 {
+        (self.0 >> Word::EPOCH_SHIFT) as u32
+    }
+
+    #[inline]
+    pub const fn has(self, bits: u64) -> bool {
         self.0 & bits == bits
     }
 }
@@ -88,7 +106,7 @@ pub struct LogicalUnit {
     disk: DiskId,
     block_size: u32,
     capacity_bytes: AtomicU64,
-    word: AtomicU32,
+    word: AtomicU64,
     naa: u64,
     removable: bool,
     copies_from_anywhere: AtomicBool,
@@ -110,7 +128,7 @@ impl LogicalUnit {
             disk,
             block_size: info.geometry.block_size(),
             capacity_bytes: AtomicU64::new(info.geometry.capacity_bytes()),
-            word: AtomicU32::new(0),
+            word: AtomicU64::new(0),
             naa: info.naa,
             removable,
             copies_from_anywhere: AtomicBool::new(false),
@@ -197,7 +215,8 @@ impl LogicalUnit {
 
     /// Makes the word say what the state says. Called before the lock on a changed state is given back.
     pub(crate) fn refresh_word(&self, state: &UnitState) {
-        let mut word = 0;
+        let epoch = self.word().epoch().wrapping_add(1);
+        let mut word = u64::from(epoch) << Word::EPOCH_SHIFT;
         if state.info.read_only || state.modes.software_write_protect() {
             word |= Word::WRITE_PROTECTED;
         }

@@ -107,6 +107,8 @@ pub struct Nexus {
     initiator: TransportId,
     port: Arc<TargetPort>,
     filter: AtomicU64,
+    /// Where reservations are known not to be in the way: unit and epoch of its word.
+    privileges: [AtomicU64; 64],
     attentions: Mutex<Attentions>,
 }
 
@@ -130,6 +132,7 @@ impl Nexus {
             initiator,
             port,
             filter: AtomicU64::new(0),
+            privileges: [const { AtomicU64::new(0) }; 64],
             attentions: Mutex::new(attentions),
         }
     }
@@ -153,6 +156,20 @@ impl Nexus {
     #[inline]
     pub(crate) fn may_have_attention(&self, unit: UnitId) -> bool {
         self.filter.load(Ordering::Acquire) & unit.filter_bit() != 0
+    }
+
+    /// Is the unit's reservation, as it was at this epoch, known to be no obstacle for this nexus?
+    #[inline]
+    pub(crate) fn is_privileged(&self, unit: UnitId, epoch: u32) -> bool {
+        let known = self.privileges.get(unit.filter_index());
+        known.is_some_and(|known| known.load(Ordering::Acquire) == privilege(unit, epoch))
+    }
+
+    /// Remembers that the unit's reservation is no obstacle until the unit changes.
+    pub(crate) fn remember_privilege(&self, unit: UnitId, epoch: u32) {
+        if let Some(known) = self.privileges.get(unit.filter_index()) {
+            known.store(privilege(unit, epoch), Ordering::Release);
+        }
     }
 
     /// Queues a unit attention, unless the same one waits already.
@@ -223,6 +240,11 @@ impl Nexus {
             }
         }
     }
+}
+
+/// Never zero, for no unit has the number 0.
+const fn privilege(unit: UnitId, epoch: u32) -> u64 {
+    (unit.number() as u64) << 32 | epoch as u64
 }
 
 const fn is_reset(code: SenseCode) -> bool {

@@ -1,7 +1,8 @@
 //! From CDB to plan: one match of calls, and what comes before it when something special holds.
 //!
 //! `begin` looks at the unit's word and the nexus' filter. Both are zero as a rule: then a plain READ or WRITE is
-//! planned in `request_path`, and another command goes straight to its function. Otherwise `begin_special` asks for unit attentions, reservations and readiness
+//! planned in `request_path`, and another command goes straight to its function. A nexus that is privileged by
+//! a reservation goes that way too, once `begin_special` has found it so. Otherwise `begin_special` asks for unit attentions, reservations and readiness
 //! first. Each function gets a [`Context`] and gives a plan, or the sense of a CHECK CONDITION.
 
 mod capacity;
@@ -110,7 +111,9 @@ pub(crate) fn begin(
     cdb: &Cdb,
 ) -> Plan {
     let word = unit.word();
-    let special = word.is_slow() || command.nexus.may_have_attention(unit.id());
+    let privileged =
+        word.is_only_reserved() && command.nexus.is_privileged(unit.id(), word.epoch());
+    let special = (word.is_slow() && !privileged) || command.nexus.may_have_attention(unit.id());
     if !special && command.cdb.len() >= 10 {
         let (data_in, data_out) = (command.data_in_length, command.data_out_length);
         if let Some(plan) = request_path::begin(unit, word, cdb, data_in, data_out) {
@@ -203,6 +206,11 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
         .conflicts(c.nexus, access, table::allowed_under_reserve(c.cdb))
     {
         return Ok(Some(Response::status(Status::ReservationConflict)));
+    }
+    if state.reservations.privileges(c.nexus) {
+        // the lock is held, so the word is that of this state
+        c.nexus
+            .remember_privilege(c.unit.id(), c.unit.word().epoch());
     }
     let leaves_failure = c.cdb[0] == SANITIZE && state.sanitize == Sanitize::Failed;
     if !leaves_failure {

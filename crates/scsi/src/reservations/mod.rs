@@ -167,25 +167,30 @@ impl Reservations {
     /// | EA-RO, EA-AR           | may    | may        | conflict       | conflict       |
     /// | RESERVE                | may    | conflict   | conflict       | conflict       |
     pub fn conflicts(&self, nexus: &Nexus, access: Access, always_under_reserve: bool) -> bool {
+        if !self.held() || self.privileges(nexus) {
+            return false;
+        }
+        match (&self.reservation, access) {
+            (None, _) => !always_under_reserve,
+            (Some(_), Access::Always) => false,
+            (Some(reservation), Access::Read) => reservation.kind.excludes_reads(),
+            (Some(_), Access::Write) => true,
+        }
+    }
+
+    /// May this nexus do everything under the reservation that is held?
+    pub fn privileges(&self, nexus: &Nexus) -> bool {
         if let Some(holder) = self.reserved_by {
-            return holder != nexus.id() && !always_under_reserve;
+            return holder == nexus.id();
         }
         let Some(reservation) = &self.reservation else {
-            return false;
+            return true;
         };
-        let registered = self.registration(nexus).is_some();
         let is_holder = reservation
             .holder
             .as_ref()
             .is_some_and(|holder| holder.is(nexus));
-        if is_holder || (registered && reservation.kind.for_registrants()) {
-            return false;
-        }
-        match access {
-            Access::Always => false,
-            Access::Read => reservation.kind.excludes_reads(),
-            Access::Write => true,
-        }
+        is_holder || (reservation.kind.for_registrants() && self.registration(nexus).is_some())
     }
 
     /// RESERVE (SPC-2, 7.21): again by its holder is fine.
