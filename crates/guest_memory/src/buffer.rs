@@ -2,15 +2,13 @@
 //!
 //! A buffer is owned by the request's slot, then by the engine while the I/O runs, then by the slot again; it
 //! never leaves its worker. A *window* selects the data part of a descriptor chain, so that one buffer, with
-//! one pin, carries a request's header, data and status. Refilling a used buffer allocates nothing: segments
-//! beyond the inline ones keep their heap space. Offsets are asserted: they are ours, never a peer's.
+//! one pin, carries a request's header, data and status. Refilling a used buffer allocates nothing: it keeps its
+//! heap space. Offsets are asserted: they are ours, never a peer's.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
-
-use smallvec::SmallVec;
 
 use crate::{GuestView, Mapping};
 
@@ -85,7 +83,7 @@ enum Keep {
 /// Memory that one I/O reads or writes, and the pin that keeps it mapped.
 #[derive(Clone, Default)]
 pub struct IoBuffer {
-    segments: SmallVec<[Segment; 4]>,
+    segments: Vec<Segment>,
     /// Segments of the window: `first..end`.
     first: usize,
     end: usize,
@@ -125,6 +123,39 @@ impl IoBuffer {
         self.keep = Keep::Nothing;
     }
 
+    /// Empties the buffer for another request: its heap space and, when `view` is the same, its pin stay.
+    #[inline]
+    pub fn recycle(&mut self, view: &GuestView) {
+        self.segments.clear();
+        (self.first, self.end, self.window, self.total) = (0, 0, 0, 0);
+        if !matches!(&self.keep, Keep::Guest(held) if held.is_same(view)) {
+            self.keep = Keep::Nothing;
+        }
+    }
+
+    /// Empties the buffer and pins `view`: the start of a chain.
+    #[inline]
+    pub(crate) fn start(&mut self, view: &GuestView) {
+        self.segments.clear();
+        self.total = 0;
+        if !matches!(&self.keep, Keep::Guest(held) if held.is_same(view)) {
+            self.keep = Keep::Guest(view.clone());
+        }
+    }
+
+    /// Appends a segment without widening the window: [`IoBuffer::open`] does that, once for many.
+    #[inline(always)]
+    pub(crate) fn extend(&mut self, segment: Segment) {
+        self.segments.push(segment);
+        self.total += segment.length;
+    }
+
+    /// Widens the window to the whole buffer.
+    #[inline(always)]
+    pub(crate) fn open(&mut self) {
+        (self.first, self.end, self.window) = (0, self.segments.len(), self.total);
+    }
+
     #[inline]
     pub(crate) fn hold_guest(&mut self, view: &GuestView) {
         match &self.keep {
@@ -137,9 +168,8 @@ impl IoBuffer {
     /// Appends a segment and widens the window to the whole buffer. The caller has set what keeps it mapped.
     #[inline]
     pub(crate) fn push(&mut self, segment: Segment) {
-        self.segments.push(segment);
-        self.total += segment.length;
-        (self.first, self.end, self.window) = (0, self.segments.len(), self.total);
+        self.extend(segment);
+        self.open();
     }
 
     /// Bytes in the window.
@@ -177,30 +207,53 @@ impl IoBuffer {
             length <= self.total && start <= self.total - length,
             "window outside of buffer"
         );
-        self.first = self.border(start);
-        self.end = if length == 0 {
-            self.first
-        } else {
-            self.border(start + length)
-        };
+        self.first = self.border(0, start);
+        self.end = self.border(self.first, length);
         self.window = length;
     }
 
-    /// Index of the segment that starts at byte `at`, after a split if none did.
-    #[inline]
-    fn border(&mut self, at: usize) -> usize {
-        let mut passed = 0;
-        for index in 0..self.segments.len() {
-            if passed == at {
-                return index;
-            }
+    /// Index of the segment that starts `skip` bytes after the start of segment `index`, after a split if none did.
+    #[inline(always)]
+    fn border(&mut self, mut index: usize, mut skip: usize) -> usize {
+        while skip > 0 {
+            // The caller has checked that there are so many bytes.
             let length = self.segments[index].length;
-            if at - passed < length {
-                return self.split(index, at - passed);
+            if skip < length {
+                return self.split(index, skip);
             }
-            passed += length;
+            skip -= length;
+            index += 1;
         }
-        self.segments.len()
+        index
+    }
+
+    /// The first `N` bytes of the whole buffer: a request's header.
+    ///
+    /// # Panics
+    /// When the buffer is shorter.
+    #[inline(always)]
+    pub fn front<const N: usize>(&self) -> [u8; N] {
+        let mut bytes = [0; N];
+        match self.segments.first() {
+            Some(first) if first.length >= N => {
+                // SAFETY: memory kept by `self.keep`, long enough; `bytes` is ours alone.
+                unsafe { std::ptr::copy_nonoverlapping(first.base, bytes.as_mut_ptr(), N) }
+            }
+            _ => self.read_whole(0, &mut bytes),
+        }
+        bytes
+    }
+
+    /// Writes the last byte of the whole buffer: a request's status.
+    ///
+    /// # Panics
+    /// When the buffer is empty.
+    #[inline(always)]
+    pub fn write_last(&self, byte: u8) {
+        let last = self.segments.last().expect("a buffer with a byte");
+        assert!(last.length > 0, "segments are not empty");
+        // SAFETY: inside of the segment, memory kept by `self.keep`.
+        unsafe { last.base.add(last.length - 1).write(byte) }
     }
 
     #[cold]

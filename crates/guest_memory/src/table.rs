@@ -315,16 +315,16 @@ impl GuestView {
             buffer.push(Segment::new(host, length as usize));
             return Ok(());
         }
-        self.append_elsewhere(address, u64::from(length), buffer)
+        let appended = self.append_elsewhere(address, u64::from(length), buffer);
+        buffer.open();
+        appended
     }
 
-    /// To append several ranges to one buffer, as [`append`](Self::append) does one, with less work for each.
-    ///
-    /// # Panics
-    /// When the buffer already holds memory of another kind or view.
+    /// To fill a buffer anew with several ranges, as [`append`](Self::append) adds one, with less work for each. What
+    /// the buffer held is let go; [`Appender::finish`] ends it.
     #[inline]
     pub fn appender<'a>(&'a self, buffer: &'a mut IoBuffer) -> Appender<'a> {
-        buffer.hold_guest(self);
+        buffer.start(self);
         Appender {
             view: self,
             buffer,
@@ -339,7 +339,7 @@ impl GuestView {
         length: u64,
         buffer: &mut IoBuffer,
     ) -> Result<(), MemoryError> {
-        self.segments(address, length, |segment| buffer.push(segment))
+        self.segments(address, length, |segment| buffer.extend(segment))
     }
 
     /// Calls `each` for every host segment of a guest-physical range, and remembers the last region.
@@ -422,7 +422,7 @@ impl GuestView {
     }
 }
 
-/// Appends ranges of client memory to a buffer that already pins it.
+/// Appends ranges of client memory to a buffer that pins it.
 pub struct Appender<'a> {
     view: &'a GuestView,
     buffer: &'a mut IoBuffer,
@@ -437,13 +437,19 @@ impl Appender<'_> {
     #[inline(always)]
     pub fn append(&mut self, address: u64, length: u32) -> Result<(), MemoryError> {
         if let Some(host) = self.last.find(address, u64::from(length)) {
-            self.buffer.push(Segment::new(host, length as usize));
+            self.buffer.extend(Segment::new(host, length as usize));
             return Ok(());
         }
         let length = u64::from(length);
         self.view.append_elsewhere(address, length, self.buffer)?;
         self.last = self.view.inner.last.get();
         Ok(())
+    }
+
+    /// Opens the buffer's window to all that was appended.
+    #[inline(always)]
+    pub fn finish(self) {
+        self.buffer.open();
     }
 
     /// As [`GuestView::read`].
@@ -495,6 +501,7 @@ mod tests {
         }
         assert!(appender.append(0x3ff0, 17).is_err());
         assert!(appender.read::<u64>(0x3ffc).is_err());
+        appender.finish();
         assert_eq!(one.segments(), &other.segments()[..5]);
         assert_eq!(one.total_len(), 80);
     }

@@ -16,7 +16,7 @@ pub enum TaskStep {
     /// An I/O on the initiator's own buffer, from its start; then [`Task::resume`].
     Data(DiskId, IoRequest),
     /// An I/O on this memory; then [`Task::resume`] with it.
-    Scratch(DiskId, IoRequest, IoBuffer),
+    Scratch(DiskId, IoRequest, Box<IoBuffer>),
     /// Copy so many bytes from the start of the data-out; then [`Task::with_data`].
     NeedData(usize),
     /// The response is there.
@@ -162,7 +162,7 @@ impl Task {
                     _ => {}
                 }
                 self.doing = Doing::Running(running);
-                TaskStep::Scratch(disk, request, buffer)
+                TaskStep::Scratch(disk, request, Box::new(buffer))
             }
         }
     }

@@ -16,7 +16,7 @@ pub enum Step {
     /// An I/O on the window of the chain's buffer.
     Data(DiskHandle, IoRequest),
     /// An I/O on memory of the protocol's own; [`Protocol::resume`] gets it back.
-    Scratch(DiskHandle, IoRequest, IoBuffer),
+    Scratch(DiskHandle, IoRequest, Box<IoBuffer>),
     /// Nothing to do on a disk any more: write the answer.
     Answer,
     /// Write the answer now, and go on without the driver: [`Protocol::go_on`] is next.

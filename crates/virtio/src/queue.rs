@@ -208,7 +208,7 @@ impl<P: Protocol> Queue<P> {
                     self.batch[at].1 = Some(step);
                 }
                 Err(malformed) => {
-                    self.slots.release(index);
+                    self.slots.release(index, &self.view);
                     self.end(&malformed.0);
                 }
             }
@@ -281,16 +281,16 @@ impl<P: Protocol> Queue<P> {
                         ),
                     }
                 }
-                Step::Scratch(disk, request, mut buffer) => {
+                Step::Scratch(disk, request, mut scratch) => {
                     slot.scratch = true;
-                    match io.submit(disk, &request, &mut buffer, tag) {
+                    match io.submit(disk, &request, &mut scratch, tag) {
                         Submission::Pending => return Progress::Pending,
                         Submission::Done(outcome) => self.protocol.resume(
                             io,
                             &mut slot.chain,
                             &mut slot.request,
                             outcome,
-                            Some(buffer),
+                            Some(*scratch),
                         ),
                     }
                 }
@@ -317,10 +317,10 @@ impl<P: Protocol> Queue<P> {
                     .push(slot.chain.id, slot.chain.descriptors, answer.written);
             }
             if self.slots.get(index).goes_on {
-                self.slots.answered(index);
+                self.slots.answered(index, &self.view);
                 self.going_on.push(index);
             } else {
-                self.slots.release(index);
+                self.slots.release(index, &self.view);
             }
         }
         self.done.clear();
@@ -470,6 +470,7 @@ impl<P: Protocol> QueueControl for Queue<P> {
                     return Err(error);
                 }
                 self.view = GuestView::new(memory);
+                self.slots.unpin();
             }
             QueueChange::Call(call) => {
                 self.call = call.map(Signal::new);

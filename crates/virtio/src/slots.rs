@@ -3,6 +3,7 @@
 //! Slots are taken last-in first-out, so that a queue at depth d touches d slots. A chain whose ID is in flight
 //! already is the driver's fault and is detected here.
 
+use guest_memory::GuestView;
 use timeline::{Operation, Stamp};
 use virtqueue::Chain;
 
@@ -99,23 +100,31 @@ impl<R: Default> Slots<R> {
         new
     }
 
-    /// The driver may use the request's ID again, for it has been answered; its memory is let go.
+    /// The driver may use the request's ID again, for it has been answered; its memory is let go, but for the pin on
+    /// the memory in use, `view`.
     #[inline]
-    pub fn answered(&mut self, index: u16) {
+    pub fn answered(&mut self, index: u16, view: &GuestView) {
         let slot = &mut self.slots[usize::from(index)];
         let id = usize::from(slot.chain.id);
         if let Some(word) = self.busy.get_mut(id / 64) {
             *word &= !(1 << (id % 64));
         }
-        slot.chain.clear();
+        slot.chain.recycle(view);
         slot.active = false;
     }
 
     /// Ends a request: its ID and slot are free again.
     #[inline]
-    pub fn release(&mut self, index: u16) {
-        self.answered(index);
+    pub fn release(&mut self, index: u16, view: &GuestView) {
+        self.answered(index, view);
         self.free_slot(index);
+    }
+
+    /// Lets go of the pins that free slots keep: the memory in use is another from now on.
+    pub fn unpin(&mut self) {
+        for index in &self.free {
+            self.slots[usize::from(*index)].chain.clear();
+        }
     }
 
     /// The slot of a request that was answered before is free again.
@@ -152,7 +161,7 @@ mod tests {
         assert!(!slots.note(b));
         slots.untake(b);
         slots.get(a).chain.id = 100;
-        slots.release(a);
+        slots.release(a, &GuestView::new(Default::default()));
         let c = slots.take().unwrap();
         slots.get(c).chain.id = 100;
         assert!(slots.note(c));

@@ -156,8 +156,7 @@ impl Protocol for BlkQueue {
         if chain.writable == 0 {
             return Err(Malformed("request has no room for its status"));
         }
-        let mut header = [0; HEADER_SIZE];
-        chain.buffer.read_whole(0, &mut header);
+        let header = chain.buffer.front::<HEADER_SIZE>();
         let readable = chain.readable - HEADER_SIZE as u32;
         let writable = chain.writable - 1;
         *pending = Pending::default();
@@ -237,9 +236,7 @@ impl Protocol for BlkQueue {
     #[inline]
     fn answer(&mut self, chain: &mut Chain, pending: &mut Pending) -> Answer {
         // The status is the last byte of the whole chain, wherever its descriptors end.
-        chain
-            .buffer
-            .write_whole(chain.buffer.total_len() - 1, &[pending.status]);
+        chain.buffer.write_last(pending.status);
         let good = pending.status == S_OK;
         Answer {
             written: if good { pending.data_in + 1 } else { 1 },

@@ -154,7 +154,7 @@ impl RequestQueue {
             }
             TaskStep::Scratch(disk, request, buffer) => match self.disk(io, disk) {
                 Some(handle) => Step::Scratch(handle, request, buffer),
-                None => self.offline(io, chain, pending, Some(buffer)),
+                None => self.offline(io, chain, pending, Some(*buffer)),
             },
             TaskStep::AnswerAndGoOn => Step::AnswerAndGoOn,
             TaskStep::Over => Step::Over,
@@ -228,9 +228,7 @@ impl Protocol for RequestQueue {
         if (chain.writable as usize) < RESPONSE_SIZE {
             return Err(Malformed("request has no room for its response"));
         }
-        let mut bytes = [0; REQUEST_SIZE];
-        chain.buffer.read_whole(0, &mut bytes);
-        let header = Header::parse(&bytes);
+        let header = Header::parse(&chain.buffer.front::<REQUEST_SIZE>());
         pending.key = header.address.map(|address| key(&address));
         pending.id = header.id;
         (pending.code, pending.data_in, pending.aborted) = (request::S_OK, 0, None);

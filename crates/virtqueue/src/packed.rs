@@ -131,7 +131,6 @@ impl PackedQueue {
     /// Reads the chain at the next available descriptor; gives the place after it.
     #[inline(always)]
     fn read_chain(&self, view: &GuestView, chain: &mut Chain) -> Result<Place, QueueError> {
-        chain.clear();
         let size = self.size;
         let mut place = self.next_available;
         let head = place.index;

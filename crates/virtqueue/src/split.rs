@@ -189,7 +189,6 @@ impl SplitQueue {
 
     #[inline(always)]
     fn read_chain(&self, head: u16, view: &GuestView, chain: &mut Chain) -> Result<(), QueueError> {
-        chain.clear();
         let size = self.size;
         if head >= size {
             return Err(QueueError::Head { head, size });
