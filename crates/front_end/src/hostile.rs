@@ -28,6 +28,8 @@ impl Case {
     /// # Errors
     /// When the session was not closed as it should be.
     pub fn run(&self, socket: &Path) -> Result<()> {
+        // A case that truncates a file truncates its own mapping too.
+        guest_memory::sigbus::install()?;
         (self.run)(socket)
     }
 }

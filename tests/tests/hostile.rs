@@ -1,0 +1,72 @@
+//! Front ends that break the rules, against the real program: each ends its own session, while a guest and another
+//! front end go on with verified I/O.
+#![forbid(unsafe_code)]
+
+use end_to_end::rig::kernel_is_content;
+use end_to_end::{GuestBuilder, Result, Rig, bail, ensure};
+use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, hostile, status};
+use std::time::{Duration, Instant};
+
+/// Far above what a batch of requests takes; far below "it stands still".
+const SOON: Duration = Duration::from_secs(30);
+
+#[test]
+fn hostile_front_ends_end_their_own_sessions_and_the_others_go_on() -> Result<()> {
+    // One worker: whoever blocks it blocks everybody.
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("bad=ram:64M")
+            .disk("good=ram:64M")
+            .disk("guest=file:guest.raw,size=64M")
+            .vhost_blk("bad")
+            .vhost_blk("good")
+            .vhost_blk("guest")
+            .arguments(["--workers", "1"])
+    })?;
+    let mut guest = GuestBuilder::new("bystander")
+        .vhost_user_blk(&rig.socket("guest"), 1)
+        .boot()?;
+    guest.wait_for_disks(&["vda"])?;
+    let soak = guest.start("guest-io soak --file /dev/vda --seed 3 --depth 2 --runtime 10")?;
+    let load = VerifiedLoad::start(&rig.socket("good"))?;
+    let bad = rig.socket("bad");
+    let begun = Instant::now();
+    let mut failures = Vec::new();
+    for case in hostile::cases() {
+        if let Err(error) = case.run(&bad) {
+            failures.push(format!("{}: {error}", case.name));
+        }
+        if let Err(error) = load.goes_on(SOON) {
+            bail!(
+                "after {}: {error}\n{}",
+                case.name,
+                rig.daemon.process().log_tail()
+            );
+        }
+        rig.daemon.process().check_running()?;
+    }
+    let took = begun.elapsed();
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    // The next front end is served as if nothing had been.
+    let mut front_end = FrontEnd::connect(&bad, &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 4096, Cuts::Usual)?;
+    ensure!(queue.write(0, &[7; 4096])? == status::OK);
+    ensure!(load.finish()? > 0);
+    let report = guest.wait_ok(soak, Duration::from_secs(120))?;
+    ensure!(report.contains("\"mismatches\":0"), "{report}");
+    kernel_is_content(&mut guest)?;
+    guest.power_off()?;
+    log_is_limited(&rig.daemon.process().log(), took)?;
+    ensure!(rig.daemon.stop(SOON)?.success());
+    Ok(())
+}
+
+/// Refusals are logged, and so that nobody can fill the disk with them: two kinds of lines, each once per second.
+fn log_is_limited(log: &str, took: Duration) -> Result<()> {
+    let complaints = log.lines().filter(|line| line.contains("WARN")).count() as u64;
+    ensure!(complaints > 0, "nothing was logged:\n{log}");
+    let most = 3 * (took.as_secs() + 2);
+    ensure!(complaints <= most, "{complaints} lines in {took:?}:\n{log}");
+    Ok(())
+}
