@@ -372,3 +372,38 @@ fn worker_sleeps_whatever_its_kicks_are() {
         );
     }
 }
+
+#[test]
+fn large_requests_in_great_number_are_taken_a_few_at_a_time() {
+    const REQUESTS: u64 = 64;
+    let rig = Rig::polling(1, PollLimit::Never);
+    let socket = rig.serve_ram("d", 1);
+    let mut front_end = connect(&socket);
+    let mut queue = front_end
+        .place_queue(
+            0,
+            &QueueOptions {
+                size: 256,
+                ..QueueOptions::default()
+            },
+        )
+        .unwrap();
+    let header = front_end.allocate(4096, 4096).unwrap();
+    header.write(0, &[0; 4096]);
+    // All of them read 2 MiB to the same place.
+    let data = front_end.allocate(2 << 20, 4096).unwrap();
+    for token in 0..REQUESTS {
+        let writable = [data.element(), header.part(64, 1).element()];
+        assert!(queue.add(&[header.part(0, 16).element()], &writable, token));
+    }
+    queue.driver().publish();
+    let before = rig.pool.counters()[0].busy_turns;
+    front_end.begin_queue(&queue, queue.base()).unwrap();
+    for _ in 0..REQUESTS {
+        queue.wait(Duration::from_secs(20)).unwrap();
+        assert_eq!(queue.pop_used().unwrap().written, (2 << 20) + 1);
+    }
+    // Between two turns the worker looks after its other queues.
+    let turns = rig.pool.counters()[0].busy_turns - before;
+    assert!(turns >= 16, "128 MiB in {turns} turns");
+}
