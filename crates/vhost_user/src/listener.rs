@@ -321,6 +321,19 @@ fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
     }
 }
 
+/// Makes room for the next front end when a session's thread ends, by a panic too.
+struct Leaving {
+    slot: Arc<Mutex<Option<SessionHandle>>>,
+    state: Arc<State>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        *lock(&self.slot) = None;
+        self.state.wake();
+    }
+}
+
 fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
@@ -332,6 +345,10 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
         .stack_size(SESSION_STACK)
         .spawn(move || {
             let in_place = slot.clone();
+            let _leaving = Leaving {
+                slot,
+                state: state.clone(),
+            };
             let served = session::serve(stream, device, state.pool.clone(), move |handle| {
                 *lock(&in_place) = Some(handle);
                 ready.send(()).ok();
@@ -339,8 +356,6 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
             if let Err(error) = served {
                 tracing::warn!("cannot set up a session: {error}");
             }
-            *lock(&slot) = None;
-            state.wake();
         })?;
     export.thread = Some(thread);
     // An error here is a session that could not be set up and has said so.

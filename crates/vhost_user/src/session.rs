@@ -124,11 +124,6 @@ pub(crate) fn serve(
         .map(|mut s| s.refusal.take())
         .unwrap_or_default();
     log_end(&name, &end, why);
-    if let Ok(mut session) = session.lock() {
-        session.stop_vrings();
-        // What the front end held, reservations of its nexus among it, ends with it.
-        session.device.reset();
-    }
     Ok(())
 }
 
@@ -267,6 +262,15 @@ impl Session {
         self.stop_vrings();
         self.features = 0;
         self.vrings.iter_mut().for_each(Vring::reset);
+        self.device.reset();
+    }
+}
+
+/// However a session ends, by a defect of ours too: its requests are drained, and no queue outlives it.
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.stop_vrings();
+        // What the front end held, reservations of its nexus among it, ends with it.
         self.device.reset();
     }
 }
