@@ -244,6 +244,8 @@ impl BlkQueue {
             return Err(Error::Wrong("all slots are taken".into()));
         };
         let data = self.data(slot);
+        // What the device does not write stays as it was; a request moves data one way only.
+        data.write(0, into);
         data.write(0, out);
         if !self.submit(slot, kind, sector, out.len(), into.len()) {
             return Err(Error::Wrong("the ring has no room".into()));

@@ -192,6 +192,8 @@ impl ScsiQueue {
             return Err(Error::Wrong("all slots are taken".into()));
         };
         self.data_out(slot).write(0, out);
+        // What the device does not write stays as it was.
+        self.data_in(slot).write(0, into);
         if !self.submit(slot, what, out.len(), into.len()) {
             return Err(Error::Wrong("the ring has no room".into()));
         }

@@ -1,0 +1,137 @@
+//! virtio-scsi over a real session: commands come and go through every kind of ring, however they are cut.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend::Disk;
+use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
+use scsi::MemoryStore;
+use scsi_tasks::Units;
+use support::{Rig, Watched, ram};
+use virtio_scsi::{ScsiDevice, ScsiOptions};
+
+/// The first request queue: 0 is for control, 1 for events (virtio 1.3, 5.6.2).
+const REQUESTS: u16 = 2;
+const GOOD: u8 = 0x00;
+const CHECK_CONDITION: u8 = 0x02;
+/// VIRTIO_SCSI_S_BAD_TARGET.
+const BAD_TARGET: u8 = 3;
+
+/// A controller with a disk of 1 MiB at target 0, LUN 0 and another at target 5, LUN 300.
+fn serve(rig: &Rig, delay: Duration) -> std::path::PathBuf {
+    let units = Units::new(Box::<MemoryStore>::default());
+    let options = ScsiOptions {
+        name: "c".into(),
+        queues: 2,
+    };
+    let controller = ScsiDevice::new(units, options);
+    for (name, target, lun) in [("a", 0, 0), ("b", 5, 300)] {
+        let engine = Watched::new(ram(1 << 20), delay);
+        let disk = Arc::new(Disk::new(name, None, engine).unwrap());
+        controller.add_lun(target, lun, &disk).unwrap();
+    }
+    let socket = rig.socket("c");
+    rig.server.listen(&socket, Arc::new(controller)).unwrap();
+    socket
+}
+
+fn request<'a>(target: u8, lun: u16, cdb: &'a [u8]) -> ScsiRequest<'a> {
+    ScsiRequest {
+        target,
+        lun,
+        tag: 7,
+        cdb,
+    }
+}
+
+/// Takes the unit attentions of a new nexus.
+fn settle(queue: &mut ScsiQueue, target: u8, lun: u16) {
+    for _ in 0..4 {
+        let done = queue
+            .run(&request(target, lun, &[0; 6]), &[], &mut [])
+            .unwrap();
+        if done.status == GOOD {
+            return;
+        }
+    }
+    panic!("unit {target}:{lun} never gets ready");
+}
+
+fn write_10(block: u8, blocks: u8) -> [u8; 10] {
+    [0x2a, 0, 0, 0, 0, block, 0, 0, blocks, 0]
+}
+
+fn read_10(block: u8, blocks: u8) -> [u8; 10] {
+    [0x28, 0, 0, 0, 0, block, 0, 0, blocks, 0]
+}
+
+#[test]
+fn data_comes_back_through_every_kind_of_ring_and_cut() {
+    let rig = Rig::new(2);
+    for delay in [Duration::ZERO, Duration::from_millis(1)] {
+        let socket = serve(&rig, delay);
+        for number in 0..8 {
+            let options = Options {
+                packed: number & 1 != 0,
+                event_idx: number & 2 != 0,
+                ..Options::default()
+            };
+            let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+            let options = QueueOptions {
+                size: 64,
+                indirect: (number & 4 != 0).then_some(64),
+                ..QueueOptions::default()
+            };
+            for cuts in [Cuts::Usual, Cuts::Merged, Cuts::Every(50), Cuts::Every(700)] {
+                let case = format!("kind {number:03b} {cuts:?} delay {delay:?}");
+                let mut queue =
+                    ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, cuts).unwrap();
+                for (target, lun) in [(0, 0), (5, 300)] {
+                    settle(&mut queue, target, lun);
+                    let data: Vec<u8> = (0..1024u32).map(|i| (i % 251) as u8 ^ target).collect();
+                    let write = write_10(number, 2);
+                    let done = queue.run(&request(target, lun, &write), &data, &mut []);
+                    let done = done.expect(&case);
+                    assert_eq!((done.response, done.status), (0, GOOD), "{case}");
+                    let (mut got, read) = (vec![0; 1024], read_10(number, 2));
+                    let done = queue.run(&request(target, lun, &read), &[], &mut got);
+                    let done = done.expect(&case);
+                    assert_eq!((done.response, done.status, done.residual), (0, GOOD, 0));
+                    assert!(got == data, "{case}");
+                    assert_eq!(done.written, 108 + 1024, "{case}");
+                }
+                front_end.stop_queue(REQUESTS).unwrap();
+            }
+        }
+        rig.server.remove("c");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_answered_so() {
+    let rig = Rig::new(1);
+    let socket = serve(&rig, Duration::ZERO);
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions::default();
+    let mut queue =
+        ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, Cuts::Usual).unwrap();
+    let done = queue.run(&request(9, 0, &[0; 6]), &[], &mut []).unwrap();
+    assert_eq!(done.response, BAD_TARGET);
+    settle(&mut queue, 0, 0);
+    let beyond = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, 0];
+    let done = queue
+        .run(&request(0, 0, &beyond), &[], &mut [0; 512])
+        .unwrap();
+    assert_eq!((done.response, done.status), (0, CHECK_CONDITION));
+    // Fixed format, ILLEGAL REQUEST, LOGICAL BLOCK ADDRESS OUT OF RANGE.
+    assert_eq!((done.sense[0] & 0x7f, done.sense[2] & 0xf), (0x70, 5));
+    assert_eq!(done.sense[12..14], [0x21, 0x00]);
+    // INQUIRY of 36 bytes into a buffer of 96: the rest is the residual.
+    let mut inquiry = [0xee; 96];
+    let cdb = [0x12, 0, 0, 0, 36, 0];
+    let done = queue.run(&request(0, 0, &cdb), &[], &mut inquiry).unwrap();
+    assert_eq!((done.status, done.residual), (GOOD, 60));
+    assert_eq!((inquiry[0], inquiry[36]), (0, 0xee));
+}
