@@ -1,13 +1,16 @@
 //! Carries out SCSI plans on disks: what virtio-scsi and iSCSI share between the pure core and the backends.
 //!
-//! [`Units`] knows which disk a logical unit stands on; a [`Task`] takes one command's [`scsi::Plan`] through its I/Os.
+//! [`Units`] knows which disk a logical unit stands on; a [`Task`] takes one command's [`scsi::Plan`] through its I/Os;
+//! [`Runners`] carries aborts to whoever runs tasks.
 //! Which worker, which ring and which transport is the caller's business. Owned by the request's slot; a task
 //! of one I/O allocates nothing.
 
 #![forbid(unsafe_code)]
 
+mod runners;
 mod task;
 mod units;
 
+pub use runners::{Abort, Hold, Registration, Runner, Runners};
 pub use task::{Task, TaskStep};
 pub use units::Units;

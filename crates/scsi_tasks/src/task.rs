@@ -8,7 +8,7 @@
 
 use disk::{IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use scsi::{DirectIo, DiskId, Pending, Plan, Response, Run, Step};
+use scsi::{AbortScope, DirectIo, DiskId, Pending, Plan, Response, Run, Step};
 
 /// What the door has to do next.
 #[derive(Debug)]
@@ -121,6 +121,16 @@ impl Task {
             Doing::Running(running) => self.advance(running, None),
             _ => TaskStep::Over,
         }
+    }
+
+    /// What has to be aborted, on all workers, before the response may leave (PREEMPT AND ABORT).
+    pub fn take_abort(&mut self) -> Option<Box<AbortScope>> {
+        self.response.as_mut()?.abort.take()
+    }
+
+    /// Does the task go on when its command is aborted or its initiator leaves (SANITIZE)?
+    pub fn survives_abort(&self) -> bool {
+        matches!(&self.doing, Doing::Running(running) if running.run.survives_abort)
     }
 
     /// Ends the task where it is; an I/O in flight has to end before its memory may go.

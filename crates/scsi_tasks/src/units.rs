@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::Runners;
 use backend::Disk;
+
 use scsi::{Directory, DiskId, LogicalUnit, Store, UnitConfig};
 
 type Entry = (Arc<Disk>, Arc<LogicalUnit>);
@@ -15,6 +17,7 @@ pub struct Units {
     /// By [`DiskId`].
     entries: RwLock<Vec<Option<Entry>>>,
     next_port: AtomicU16,
+    runners: Arc<Runners>,
 }
 
 impl Units {
@@ -24,6 +27,7 @@ impl Units {
             directory: Directory::new(store),
             entries: RwLock::new(Vec::new()),
             next_port: AtomicU16::new(1),
+            runners: Arc::default(),
         })
     }
 
@@ -55,6 +59,11 @@ impl Units {
     /// A relative target port identifier that no other door of the process has (SPC-5, 7.8.6.7).
     pub fn next_port_id(&self) -> u16 {
         self.next_port.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Everybody who runs tasks on these units.
+    pub fn runners(&self) -> &Arc<Runners> {
+        &self.runners
     }
 
     /// The disk behind a plan's I/O.

@@ -2,7 +2,7 @@
 //!
 //! Tasks run on the workers of the request queues. A function is sent to each of them; it marks the tasks that it
 //! means and waits until they have been answered, so that none of them touches a disk after the function's own
-//! answer. A [`TaskWait`] is held by every message and every such task: the last one to let go answers.
+//! answer. A [`Hold`] is kept by every message and every such task: the last one to let go answers.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use disk::IoOutcome;
 use guest_memory::IoBuffer;
 use reactor::{Io, SourceId, Tag, Worker, WorkerHandle};
+use scsi::{Managed, TaskManagementFunction};
+use scsi_tasks::{Abort, Hold, Runner};
 use timeline::Operation;
 use virtio::{Answer, Malformed, Protocol, Queue, Start, Step};
 use virtqueue::Chain;
@@ -52,55 +54,53 @@ impl Function {
         })
     }
 
-    /// Does it mean this task?
+    /// Does it mean this task, of those that only the door knows?
     fn means(self, key: (u8, u16), id: u64, task: (Option<(u8, u16)>, u64)) -> bool {
         let Some(task_key) = task.0 else { return false };
         match self {
             Function::AbortTask | Function::QueryTask => task_key == key && task.1 == id,
-            Function::AbortTaskSet
-            | Function::ClearTaskSet
-            | Function::UnitReset
-            | Function::QueryTaskSet => task_key == key,
-            Function::NexusReset => task_key.0 == key.0,
-            Function::ClearAca => false,
-        }
-    }
-
-    /// The response of the tasks that it ends.
-    fn ends_with(self) -> Option<u8> {
-        match self {
-            Function::AbortTask | Function::AbortTaskSet | Function::ClearTaskSet => {
-                Some(S_ABORTED)
-            }
-            Function::NexusReset | Function::UnitReset => Some(S_RESET),
-            Function::QueryTask | Function::QueryTaskSet | Function::ClearAca => None,
+            Function::QueryTaskSet => task_key == key,
+            _ => false,
         }
     }
 }
 
-/// A task management function on its way. When the last holder lets go, it is answered.
-pub(crate) struct TaskWait {
-    control: (WorkerHandle, SourceId),
+/// Ends the wait of request `slot` of the queue at `place`, from any thread.
+pub(crate) fn resume<P: Protocol>(
+    place: (WorkerHandle, SourceId),
     slot: u32,
-    function: Function,
-    found: AtomicBool,
+    result: impl FnOnce(&mut P::Request) + Send + 'static,
+) {
+    let (worker, source) = place;
+    worker.send(move |w| {
+        if let Some(queue) = queue_of::<P>(w, source) {
+            queue.resume_waiting(slot, result);
+        }
+        w.wake(source);
+    });
 }
 
-impl Drop for TaskWait {
-    fn drop(&mut self) {
-        let (slot, (worker, source)) = (self.slot, self.control.clone());
-        let found = self.found.load(Ordering::Acquire);
-        let code = match self.function {
-            Function::QueryTask | Function::QueryTaskSet if found => FUNCTION_SUCCEEDED,
-            _ => FUNCTION_COMPLETE,
-        };
+/// How aborts reach a request queue: the message marks the tasks that are meant.
+pub(crate) fn runner(place: (WorkerHandle, SourceId)) -> Runner {
+    let (worker, source) = place;
+    Arc::new(move |abort: &Abort, hold: Hold| {
+        let abort = abort.clone();
         worker.send(move |w| {
-            if let Some(queue) = queue_of::<ControlQueue>(w, source) {
-                queue.resume_waiting(slot, |pending| pending.code = code);
+            let Some(queue) = queue_of::<RequestQueue>(w, source) else {
+                return;
+            };
+            let code = if abort.reset { S_RESET } else { S_ABORTED };
+            let (queue, tasks) = queue.requests();
+            for task in tasks {
+                let meant = queue
+                    .task_tag(task.key)
+                    .is_some_and(|tag| abort.scope.matches(tag));
+                if meant {
+                    task.abort(code, &hold);
+                }
             }
-            w.wake(source);
         });
-    }
+    })
 }
 
 fn queue_of<P: Protocol>(worker: &mut Worker, source: SourceId) -> Option<&mut Queue<P>> {
@@ -127,42 +127,92 @@ impl ControlQueue {
         ControlQueue { shared, worker }
     }
 
-    /// Sends a function to every request queue; its answer comes by itself.
-    fn manage(&self, function: Function, key: (u8, u16), id: u64, tag: Tag) {
-        let control = (self.worker.clone(), tag.source);
-        let wait = Arc::new(TaskWait {
-            control,
-            slot: tag.slot,
-            function,
-            found: AtomicBool::new(false),
+    /// ABORT TASK, QUERY TASK and QUERY TASK SET: bookkeeping of this controller's queues. The answer comes by itself,
+    /// when every message and every task that is being aborted has let go.
+    fn look_for(&self, function: Function, key: (u8, u16), id: u64, tag: Tag) {
+        let place = (self.worker.clone(), tag.source);
+        let found = Arc::new(AtomicBool::new(false));
+        let seen = found.clone();
+        let hold = Hold::new(move || {
+            let code = match function {
+                Function::QueryTask | Function::QueryTaskSet if seen.load(Ordering::Acquire) => {
+                    FUNCTION_SUCCEEDED
+                }
+                _ => FUNCTION_COMPLETE,
+            };
+            resume::<ControlQueue>(place, tag.slot, move |pending| pending.code = code);
         });
         for (worker, source) in self.shared.request_queues() {
-            let wait = wait.clone();
+            let (hold, found) = (hold.clone(), found.clone());
             worker.send(move |w| {
                 let Some(queue) = queue_of::<RequestQueue>(w, source) else {
                     return;
                 };
                 let (_, tasks) = queue.requests();
                 for task in tasks.filter(|task| function.means(key, id, (task.key, task.id))) {
-                    wait.found.store(true, Ordering::Release);
-                    if let Some(code) = function.ends_with() {
-                        task.aborted = Some(code);
-                        task.waits.push(wait.clone());
+                    found.store(true, Ordering::Release);
+                    if function == Function::AbortTask {
+                        task.abort(S_ABORTED, &hold);
                     }
                 }
             });
         }
     }
 
+    /// Functions that the unit takes part in: they reach the tasks of every initiator, through every door.
+    fn manage(
+        &self,
+        function: TaskManagementFunction,
+        address: &Address,
+        tag: Tag,
+    ) -> Result<(), u8> {
+        let (target, nexus) = self.shared.target(address.target).ok_or(S_BAD_TARGET)?;
+        let scope = match target.view().manage(&nexus, address.lun, function) {
+            Managed::Abort(scope) => scope,
+            Managed::IncorrectLun => return Err(INCORRECT_LUN),
+        };
+        let reset = matches!(
+            function,
+            TaskManagementFunction::LogicalUnitReset | TaskManagementFunction::NexusReset
+        );
+        let abort = Abort {
+            scope: Arc::new(scope),
+            reset,
+        };
+        let place = (self.worker.clone(), tag.source);
+        self.shared.units.runners().abort(&abort, move || {
+            resume::<ControlQueue>(place, tag.slot, |pending| pending.code = FUNCTION_COMPLETE);
+        });
+        Ok(())
+    }
+
     fn begin_function(&self, subtype: u32, lun: &[u8; 8], id: u64, tag: Tag) -> Result<(), u8> {
         let function = Function::parse(subtype).ok_or(FUNCTION_REJECTED)?;
         let address = Address::parse(lun).ok_or(INCORRECT_LUN)?;
+        match function {
+            Function::AbortTaskSet => {
+                return self.manage(TaskManagementFunction::AbortTaskSet, &address, tag);
+            }
+            Function::ClearTaskSet => {
+                return self.manage(TaskManagementFunction::ClearTaskSet, &address, tag);
+            }
+            Function::NexusReset => {
+                return self.manage(TaskManagementFunction::NexusReset, &address, tag);
+            }
+            Function::UnitReset => {
+                return self.manage(TaskManagementFunction::LogicalUnitReset, &address, tag);
+            }
+            Function::AbortTask
+            | Function::QueryTask
+            | Function::QueryTaskSet
+            | Function::ClearAca => {}
+        }
         match self.shared.has_unit(&address) {
             None => return Err(S_BAD_TARGET),
-            Some(false) if function != Function::NexusReset => return Err(INCORRECT_LUN),
-            Some(_) => {}
+            Some(false) => return Err(INCORRECT_LUN),
+            Some(true) => {}
         }
-        self.manage(function, key(&address), id, tag);
+        self.look_for(function, key(&address), id, tag);
         Ok(())
     }
 }
@@ -249,10 +299,8 @@ mod tests {
         assert!(Function::AbortTask.means((1, 2), 7, task));
         assert!(!Function::AbortTask.means((1, 2), 8, task));
         assert!(!Function::AbortTask.means((1, 3), 7, task));
-        assert!(Function::UnitReset.means((1, 2), 0, task));
-        assert!(!Function::UnitReset.means((1, 3), 0, task));
-        assert!(Function::NexusReset.means((1, 3), 0, task));
-        assert!(!Function::NexusReset.means((2, 2), 0, task));
+        assert!(Function::QueryTaskSet.means((1, 2), 0, task));
+        assert!(!Function::QueryTaskSet.means((1, 3), 0, task));
         assert!(!Function::ClearAca.means((1, 2), 7, task));
     }
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use backend::Disk;
 use reactor::{SourceId, WorkerHandle};
 use scsi::{AttachError, Nexus, Target, TargetPort, TransportId};
-use scsi_tasks::Units;
+use scsi_tasks::{Registration, Units};
 use virtio::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
-use crate::control::ControlQueue;
+use crate::control::{self, ControlQueue};
 use crate::events::{Event, EventQueue};
 use crate::queue::{RequestQueue, key};
 use crate::request::Address;
@@ -58,6 +58,12 @@ struct Entry {
 
 type Place = (WorkerHandle, SourceId);
 
+/// A queue on its worker; request queues hear of aborts.
+struct Placed {
+    place: Place,
+    _hears: Option<Registration>,
+}
+
 /// A target and the front end's nexus to it.
 pub(crate) type SeenTarget = (Arc<Target>, Arc<Nexus>);
 
@@ -68,7 +74,7 @@ pub(crate) struct Shared {
     /// Changes whenever a target or a nexus comes or goes.
     pub generation: AtomicU64,
     targets: Mutex<Vec<Option<Entry>>>,
-    queues: Mutex<Vec<Option<Place>>>,
+    queues: Mutex<Vec<Option<Placed>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -87,6 +93,13 @@ impl Shared {
         )
     }
 
+    /// A target, with the front end's nexus to it.
+    pub fn target(&self, number: u8) -> Option<SeenTarget> {
+        let targets = lock(&self.targets);
+        let entry = targets.get(usize::from(number))?.as_ref()?;
+        Some((entry.target.clone(), entry.nexus.clone()))
+    }
+
     /// Is there such a unit? `None`: not even the target.
     pub fn has_unit(&self, address: &Address) -> Option<bool> {
         let targets = lock(&self.targets);
@@ -99,7 +112,7 @@ impl Shared {
             .iter()
             .skip(usize::from(FIRST_REQUEST))
             .flatten()
-            .cloned()
+            .map(|queue| queue.place.clone())
             .collect()
     }
 
@@ -194,8 +207,8 @@ impl ScsiDevice {
     pub fn post(&self, event: Event, target: u8, lun: u16) {
         let place = lock(&self.shared.queues)
             .get(usize::from(EVENTS))
-            .cloned()
-            .flatten();
+            .and_then(Option::as_ref)
+            .map(|queue| queue.place.clone());
         let Some((worker, source)) = place else {
             return;
         };
@@ -268,7 +281,7 @@ impl VirtioDevice for ScsiDevice {
         match setup.index {
             CONTROL => maker(setup, move || ControlQueue::new(shared, worker)),
             EVENTS => maker(setup, EventQueue::default),
-            _ => maker(setup, move || RequestQueue::new(shared)),
+            _ => maker(setup, move || RequestQueue::new(shared, worker)),
         }
     }
 
@@ -282,8 +295,14 @@ impl VirtioDevice for ScsiDevice {
         let mut queues = lock(&self.shared.queues);
         let index = usize::from(index);
         if queues.len() <= index {
-            queues.resize(index + 1, None);
+            queues.resize_with(index + 1, || None);
         }
-        queues[index] = Some((worker.clone(), source));
+        let place = (worker.clone(), source);
+        let carries_data = index >= usize::from(FIRST_REQUEST);
+        let _hears = carries_data.then(|| {
+            let runners = self.shared.units.runners();
+            runners.register(control::runner(place.clone()))
+        });
+        queues[index] = Some(Placed { place, _hears });
     }
 }

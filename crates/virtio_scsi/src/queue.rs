@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 
 use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use reactor::{DiskHandle, Io, Tag};
-use scsi::{Command, DiskId, Nexus, Residual, Response, Status, TargetView};
-use scsi_tasks::{Task, TaskStep};
+use reactor::{DiskHandle, Io, Tag, WorkerHandle};
+use scsi::{AbortScope, Command, DiskId, Nexus, Residual, Response, Status, TargetView, TaskTag};
+use scsi_tasks::{Abort, Hold, Task, TaskStep};
 use timeline::Operation;
 use virtio::{Answer, Malformed, Protocol, Start, Step};
 use virtqueue::Chain;
 
-use crate::control::TaskWait;
+use crate::control;
 use crate::device::Shared;
 use crate::request::{self, Address, Header, REQUEST_SIZE, RESPONSE_SIZE, SENSE_SIZE};
 
@@ -28,6 +28,7 @@ struct Seen {
 /// Virtio-scsi's half of a request queue.
 pub(crate) struct RequestQueue {
     shared: Arc<Shared>,
+    worker: WorkerHandle,
     generation: u64,
     targets: Vec<Option<Seen>>,
     /// By [`DiskId`]: this worker's handles.
@@ -48,13 +49,28 @@ pub(crate) struct Pending {
     /// Set by task management: [`request::S_ABORTED`] or [`request::S_RESET`].
     pub aborted: Option<u8>,
     /// Task management functions that wait for this task to end.
-    pub waits: Vec<Arc<TaskWait>>,
+    waits: Vec<Hold>,
+    /// Where it is, so that it can be resumed.
+    tag: Option<Tag>,
+    /// It waits until the tasks that it aborts have ended; an abort that means itself passes it by.
+    aborting: bool,
+}
+
+impl Pending {
+    /// Marks the task as aborted; `hold` is kept until it has been answered.
+    pub fn abort(&mut self, code: u8, hold: &Hold) {
+        if !self.aborting && !self.task.survives_abort() {
+            self.aborted = Some(code);
+            self.waits.push(hold.clone());
+        }
+    }
 }
 
 impl RequestQueue {
-    pub(crate) fn new(shared: Arc<Shared>) -> RequestQueue {
+    pub(crate) fn new(shared: Arc<Shared>, worker: WorkerHandle) -> RequestQueue {
         RequestQueue {
             shared,
+            worker,
             generation: 0,
             targets: Vec::new(),
             disks: Vec::new(),
@@ -80,6 +96,35 @@ impl RequestQueue {
                 nexus,
             })
         }));
+    }
+
+    /// Which task of the core's a request of this queue is.
+    pub(crate) fn task_tag(&self, key: Option<(u8, u16)>) -> Option<TaskTag> {
+        let (target, lun) = key?;
+        let seen = self.targets.get(usize::from(target))?.as_ref()?;
+        let unit = seen.view.map().get(lun)?.id();
+        Some(TaskTag {
+            nexus: seen.nexus.id(),
+            unit,
+        })
+    }
+
+    /// PREEMPT AND ABORT: the answer waits until the tasks of the scope have ended, on all workers.
+    #[cold]
+    fn abort_first(&self, scope: Box<AbortScope>, pending: &mut Pending) -> Step {
+        let Some(tag) = pending.tag else {
+            return Step::Answer;
+        };
+        pending.aborting = true;
+        let place = (self.worker.clone(), tag.source);
+        let abort = Abort {
+            scope: Arc::from(scope),
+            reset: false,
+        };
+        self.shared.units.runners().abort(&abort, move || {
+            control::resume::<RequestQueue>(place, tag.slot, |pending| pending.aborting = false);
+        });
+        Step::Wait
     }
 
     #[inline]
@@ -129,7 +174,10 @@ impl RequestQueue {
                 }
                 None => self.offline(io, chain, pending, None),
             },
-            TaskStep::Answer => Step::Answer,
+            TaskStep::Answer => match pending.task.take_abort() {
+                None => Step::Answer,
+                Some(scope) => self.abort_first(scope, pending),
+            },
             other => self.slow_step(io, chain, pending, other),
         }
     }
@@ -220,7 +268,7 @@ impl Protocol for RequestQueue {
         io: &mut Io,
         chain: &mut Chain,
         pending: &mut Pending,
-        _tag: Tag,
+        tag: Tag,
     ) -> Result<Start, Malformed> {
         if (chain.readable as usize) < REQUEST_SIZE {
             return Err(Malformed("request has no whole header"));
@@ -231,6 +279,7 @@ impl Protocol for RequestQueue {
         let header = Header::parse(&chain.buffer.front::<REQUEST_SIZE>());
         pending.key = header.address.map(|address| key(&address));
         pending.id = header.id;
+        pending.tag = Some(tag);
         (pending.code, pending.data_in, pending.aborted) = (request::S_OK, 0, None);
         pending.data_in_room = chain.writable - RESPONSE_SIZE as u32;
         let data_out_length = u64::from(chain.readable) - REQUEST_SIZE as u64;

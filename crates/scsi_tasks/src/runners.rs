@@ -1,0 +1,135 @@
+//! Who runs tasks: an abort that one door asks for reaches the tasks of every other (SAM-5, 7).
+//!
+//! A runner is a queue or connection on some worker. It is sent the scope as a message, marks the tasks that it
+//! means, and keeps a clone of the [`Hold`] until each of them has ended and can touch no disk any more. When the
+//! last clone is gone, whoever asked goes on. Control plane: a lock per call, none per request.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use scsi::AbortScope;
+
+/// Kept until a task that is being aborted has ended; the last one to go calls back.
+#[derive(Clone)]
+pub struct Hold {
+    _on_last: Arc<OnLast>,
+}
+
+struct OnLast(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Drop for OnLast {
+    fn drop(&mut self) {
+        let done = self
+            .0
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(done) = done {
+            done();
+        }
+    }
+}
+
+impl Hold {
+    /// A hold whose last clone, when it is dropped, calls `done`.
+    pub fn new(done: impl FnOnce() + Send + 'static) -> Hold {
+        Hold {
+            _on_last: Arc::new(OnLast(Mutex::new(Some(Box::new(done))))),
+        }
+    }
+}
+
+/// What is aborted, and how its initiators are told.
+#[derive(Clone)]
+pub struct Abort {
+    /// Which tasks.
+    pub scope: Arc<AbortScope>,
+    /// A reset, not an abort: some transports have a response of its own for it.
+    pub reset: bool,
+}
+
+/// How a runner is reached, from any thread; must not block.
+pub type Runner = Arc<dyn Fn(&Abort, Hold) + Send + Sync>;
+
+/// All runners of a process.
+#[derive(Default)]
+pub struct Runners {
+    next: Mutex<u64>,
+    list: Mutex<BTreeMap<u64, Runner>>,
+}
+
+/// A runner's entry; dropping it takes the runner out.
+pub struct Registration {
+    key: u64,
+    runners: Arc<Runners>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Runners {
+    /// Enters a runner.
+    pub fn register(self: &Arc<Self>, runner: Runner) -> Registration {
+        let key = {
+            let mut next = lock(&self.next);
+            *next += 1;
+            *next
+        };
+        lock(&self.list).insert(key, runner);
+        Registration {
+            key,
+            runners: self.clone(),
+        }
+    }
+
+    /// Aborts the tasks of a scope wherever they run; `done` is called, on any thread, when the last has ended.
+    pub fn abort(&self, abort: &Abort, done: impl FnOnce() + Send + 'static) {
+        let hold = Hold::new(done);
+        let runners: Vec<Runner> = lock(&self.list).values().cloned().collect();
+        for runner in runners {
+            runner(abort, hold.clone());
+        }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        lock(&self.runners.list).remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn last_hold_calls_back_once() {
+        let calls = Arc::new(AtomicU32::new(0));
+        let counted = calls.clone();
+        let hold = Hold::new(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+        let other = hold.clone();
+        drop(hold);
+        assert_eq!(calls.load(Ordering::SeqCst), 0);
+        drop(other);
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn runner_that_left_is_not_reached() {
+        let runners = Arc::new(Runners::default());
+        let reached = Arc::new(AtomicU32::new(0));
+        let counted = reached.clone();
+        let runner: Runner = Arc::new(move |_, _| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+        let registration = runners.register(runner);
+        drop(registration);
+        assert!(lock(&runners.list).is_empty());
+        assert_eq!(reached.load(Ordering::SeqCst), 0);
+    }
+}
