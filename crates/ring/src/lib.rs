@@ -8,6 +8,7 @@
 
 mod fd;
 pub mod file_lock;
+mod message;
 mod ring;
 mod setup;
 mod slab;
@@ -15,6 +16,7 @@ mod slab;
 use guest_memory::IoBuffer;
 
 pub use fd::RingFd;
+pub use message::Message;
 pub use ring::{Ring, Wait, WatchId};
 
 /// Who is told of a completion: the reactor deals completions out by it.
@@ -32,6 +34,8 @@ pub struct Completion {
     pub result: Result<u32, i32>,
     /// The buffer given with the operation, if one was.
     pub buffer: Option<IoBuffer>,
+    /// The message given with a send.
+    pub message: Option<Box<Message>>,
     /// The operation goes on: more completions with this token follow. Only ever true for a watch.
     pub more: bool,
 }

@@ -14,6 +14,7 @@ use io_uring::types::{FsyncFlags, SubmitArgs, TimeoutFlags, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode};
 
 use crate::fd::{Registry, RingFd};
+use crate::message::Message;
 use crate::slab::{Slab, Use};
 use crate::{Completion, Owner, setup};
 
@@ -143,6 +144,41 @@ impl Ring {
                 .rw_flags(flags)
                 .build(),
         };
+        self.push_for(fd, slot, entry);
+    }
+
+    /// Receives from a socket into the window of `buffer`, which is one segment: what is there, or with `whole` as
+    /// much as fits. 0 bytes: the peer sends no more.
+    ///
+    /// # Panics
+    /// When the window has several segments.
+    pub fn receive(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        buffer: IoBuffer,
+        whole: bool,
+    ) {
+        let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
+        let flags = if whole { libc::MSG_WAITALL } else { 0 };
+        let [one] = self.slab.slot(slot).buffer.segments() else {
+            panic!("receive buffer is not one segment")
+        };
+        let entry = opcode::Recv::new(fd.number(), one.base(), transfer_length(one.len()))
+            .flags(flags)
+            .build();
+        self.push_for(fd, slot, entry);
+    }
+
+    /// Sends what is left of a message on a socket; it comes back with the completion, whose result says how many
+    /// bytes to tell [`Message::sent`].
+    pub fn send(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
+        let slot = self.occupy(owner, token, Use::Message, Some(fd), IoBuffer::default());
+        let header = self.slab.slot(slot).message.insert(message).header();
+        let entry = opcode::SendMsg::new(fd.number(), header)
+            .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
+            .build();
         self.push_for(fd, slot, entry);
     }
 
@@ -347,6 +383,7 @@ impl Ring {
                     value => Ok(value as u32),
                 },
                 buffer: None,
+                message: None,
                 more: false,
             };
             let used = slot.used;
@@ -360,6 +397,7 @@ impl Ring {
                     }
                 }
                 Use::Buffered => completion.buffer = Some(std::mem::take(&mut slot.buffer)),
+                Use::Message => completion.message = slot.message.take(),
                 Use::Plain | Use::Silenced | Use::Free => {}
             }
             if !more && !completion.more {
@@ -412,7 +450,7 @@ impl Ring {
     }
 
     fn try_push(&mut self, entry: &Entry) -> bool {
-        // SAFETY: what the entry points to (segments, their memory, the time) and its descriptor are in the
+        // SAFETY: what the entry points to (segments, message, their memory, the time) and its descriptor are in the
         // slot that its `user_data` names; the slot neither moves nor is reused before the last completion
         // of this entry, and on drop it is leaked if that never came.
         unsafe { self.io.submission().push(entry).is_ok() }

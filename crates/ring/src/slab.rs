@@ -8,6 +8,7 @@ use io_uring::types::Timespec;
 
 use crate::Owner;
 use crate::fd::RingFd;
+use crate::message::Message;
 
 /// What a slot is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub(crate) enum Use {
     Plain,
     /// An operation with one completion that gives its buffer back.
     Buffered,
+    /// A send, which gives its message back.
+    Message,
     /// A multishot poll.
     Watch,
     /// A multishot poll that nobody wants to hear of any more.
@@ -32,6 +35,7 @@ pub(crate) struct Slot {
     pub(crate) generation: u32,
     pub(crate) token: u64,
     pub(crate) buffer: IoBuffer,
+    pub(crate) message: Option<Box<Message>>,
     pub(crate) fd: Option<RingFd>,
     pub(crate) time: Timespec,
 }
@@ -57,6 +61,7 @@ impl Slab {
             generation: 0,
             token: 0,
             buffer: IoBuffer::default(),
+            message: None,
             fd: None,
             time: Timespec::new(),
         });

@@ -1,0 +1,117 @@
+//! What a send sends: ranges of buffers, in the order of the stream, and the buffers themselves.
+//!
+//! Owned by a connection, then by the ring while a send runs, then by the connection again. Boxed, so that what the
+//! kernel reads stays where it is. Used again, it allocates nothing.
+
+use guest_memory::IoBuffer;
+
+/// Most ranges that the kernel takes at a time (`UIO_MAXIOV`).
+const RANGES_MAX: usize = 1024;
+
+/// A vectored message.
+pub struct Message {
+    buffers: Vec<IoBuffer>,
+    ranges: Vec<libc::iovec>,
+    /// First range that is not sent yet.
+    first: usize,
+    left: u64,
+    header: libc::msghdr,
+}
+
+impl Default for Message {
+    fn default() -> Message {
+        Message {
+            buffers: Vec::new(),
+            ranges: Vec::new(),
+            first: 0,
+            left: 0,
+            // SAFETY: a structure of integers and pointers, for which all zeroes is a value: "nothing".
+            header: unsafe { std::mem::zeroed() },
+        }
+    }
+}
+
+impl Message {
+    /// Keeps a buffer until the message is [taken apart](Message::take_buffers); gives its number.
+    pub fn keep(&mut self, buffer: IoBuffer) -> usize {
+        self.buffers.push(buffer);
+        self.buffers.len() - 1
+    }
+
+    /// Appends bytes of the window of a kept buffer to what is to be sent.
+    ///
+    /// # Panics
+    /// When there is no such buffer, or the range lies outside of its window.
+    pub fn add(&mut self, buffer: usize, mut offset: usize, length: usize) {
+        let mut left = length;
+        for segment in self.buffers[buffer].segments() {
+            if left == 0 {
+                break;
+            }
+            if offset >= segment.len() {
+                offset -= segment.len();
+                continue;
+            }
+            let here = left.min(segment.len() - offset);
+            self.ranges.push(libc::iovec {
+                iov_base: segment.base().wrapping_add(offset).cast(),
+                iov_len: here,
+            });
+            left -= here;
+            offset = 0;
+        }
+        assert!(left == 0, "range outside of buffer");
+        self.left += length as u64;
+    }
+
+    /// Bytes still to be sent.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// So many more bytes are sent.
+    ///
+    /// # Panics
+    /// When that is more than was left.
+    pub fn sent(&mut self, bytes: u32) {
+        self.left = self
+            .left
+            .checked_sub(bytes.into())
+            .expect("no more is sent than was left");
+        let mut bytes = bytes as usize;
+        while bytes > 0 {
+            let range = &mut self.ranges[self.first];
+            let here = bytes.min(range.iov_len);
+            range.iov_base = range.iov_base.cast::<u8>().wrapping_add(here).cast();
+            range.iov_len -= here;
+            bytes -= here;
+            if range.iov_len == 0 {
+                self.first += 1;
+            }
+        }
+    }
+
+    /// Empties the message and gives its buffers back.
+    pub fn take_buffers(&mut self) -> std::vec::Drain<'_, IoBuffer> {
+        self.ranges.clear();
+        (self.first, self.left) = (0, 0);
+        self.buffers.drain(..)
+    }
+
+    /// What the kernel is given: it points into this message, which must not move or change before the send ends.
+    pub(crate) fn header(&mut self) -> *const libc::msghdr {
+        let ranges = &mut self.ranges[self.first..];
+        self.header.msg_iov = ranges.as_mut_ptr();
+        self.header.msg_iovlen = ranges.len().min(RANGES_MAX) as _;
+        std::ptr::from_ref(&self.header)
+    }
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Message")
+            .field("left", &self.left)
+            .field("ranges", &(self.ranges.len() - self.first))
+            .finish_non_exhaustive()
+    }
+}

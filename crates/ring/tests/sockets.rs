@@ -1,0 +1,79 @@
+//! Sockets: what is sent comes in, in order and whole, also when it goes in pieces.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use guest_memory::IoBuffer;
+use ring::{Completion, Message, Owner, Ring, RingFd, Wait};
+
+fn pair(ring: &mut Ring) -> (RingFd, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (ring.register(OwnedFd::from(ours)), theirs)
+}
+
+fn next(ring: &mut Ring) -> Completion {
+    let mut out = Vec::new();
+    while out.is_empty() {
+        let wait = Wait::Until(Some(Duration::from_secs(20)));
+        ring.turn(wait, &mut out).unwrap();
+    }
+    out.remove(0)
+}
+
+#[test]
+fn message_of_many_ranges_arrives_whole_and_gives_its_buffers_back() {
+    let mut ring = Ring::new(8).unwrap();
+    let (socket, mut peer) = pair(&mut ring);
+    let reader = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        peer.read_to_end(&mut all).unwrap();
+        all
+    });
+    let mut message = Box::<Message>::default();
+    let bytes: Vec<u8> = (0..3 << 20).map(|n: u32| (n / 5) as u8).collect();
+    let buffer = IoBuffer::owned(bytes.len());
+    buffer.write_at(0, &bytes);
+    let kept = message.keep(buffer);
+    // More ranges than the kernel takes at once, and more bytes than the socket does.
+    for at in (0..bytes.len()).step_by(1024) {
+        message.add(kept, at, 1024);
+    }
+    while message.left() > 0 {
+        ring.send(Owner(1), 7, &socket, message);
+        let done = next(&mut ring);
+        assert_eq!((done.owner, done.token), (Owner(1), 7));
+        message = done.message.unwrap();
+        message.sent(done.result.unwrap());
+    }
+    assert_eq!(message.take_buffers().count(), 1);
+    drop(socket);
+    drop(ring);
+    assert!(reader.join().unwrap() == bytes);
+}
+
+#[test]
+fn receive_takes_what_is_there_or_all_of_it() {
+    let mut ring = Ring::new(8).unwrap();
+    let (socket, mut peer) = pair(&mut ring);
+    peer.write_all(b"moon").unwrap();
+    ring.receive(Owner(1), 1, &socket, IoBuffer::owned(100), false);
+    let done = next(&mut ring);
+    assert_eq!(done.result, Ok(4));
+    let mut bytes = [0; 4];
+    done.buffer.unwrap().read_at(0, &mut bytes);
+    assert_eq!(&bytes, b"moon");
+
+    peer.write_all(b"half").unwrap();
+    ring.receive(Owner(1), 2, &socket, IoBuffer::owned(8), true);
+    let mut out = Vec::new();
+    ring.turn(Wait::No, &mut out).unwrap();
+    assert!(out.is_empty(), "not before all of it is there");
+    peer.write_all(b"moon").unwrap();
+    assert_eq!(next(&mut ring).result, Ok(8));
+
+    drop(peer);
+    ring.receive(Owner(1), 3, &socket, IoBuffer::owned(8), false);
+    assert_eq!(next(&mut ring).result, Ok(0), "end of stream");
+}
