@@ -47,6 +47,8 @@ pub(crate) enum Listener {
     Kick(SourceId),
     /// A disk handle's I/O.
     Disk(u32),
+    /// A source's own operations on the ring.
+    Source(SourceId),
 }
 
 struct OpenDisk {
@@ -83,6 +85,21 @@ impl Io {
     /// The worker's clock.
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// The worker's ring, for a source's own operations.
+    pub fn ring(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+
+    /// An owner for a source's own operations: their completions go to [`crate::Source::completed`].
+    pub fn own(&mut self, source: SourceId) -> Owner {
+        self.listen(Listener::Source(source))
+    }
+
+    /// Gives back what [`Io::own`] gave, once none of its operations is in flight.
+    pub fn disown(&mut self, owner: Owner) {
+        self.unlisten(owner);
     }
 
     pub(crate) fn listen(&mut self, listener: Listener) -> Owner {

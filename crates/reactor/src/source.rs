@@ -38,6 +38,11 @@ pub trait Source: Any {
         reaped: Stamp,
     );
 
+    /// An operation of its own has completed: see [`Io::own`].
+    fn completed(&mut self, io: &mut Io, completion: ring::Completion, noticed: Stamp) {
+        let _ = (io, completion, noticed);
+    }
+
     /// Answers everything that is done and notifies the client once. Called at the end of each turn in which
     /// the source was drained or finished.
     fn publish(&mut self, io: &mut Io);

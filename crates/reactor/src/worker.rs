@@ -246,7 +246,7 @@ impl Worker {
         }
         let mut worked = !completions.is_empty();
         for completion in completions.drain(..) {
-            self.heard(completion);
+            self.heard(completion, noticed);
         }
         self.completions = completions;
         if std::mem::take(&mut self.bell_rang) {
@@ -265,7 +265,7 @@ impl Worker {
         worked
     }
 
-    fn heard(&mut self, completion: Completion) {
+    fn heard(&mut self, completion: Completion, noticed: timeline::Stamp) {
         let Some(listener) = self.io.listeners.get(completion.owner.0 as usize) else {
             return;
         };
@@ -279,6 +279,12 @@ impl Worker {
                 }
             }
             Listener::Mailbox => self.bell_rang = true,
+            Listener::Source(id) => {
+                if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+                    place.source.completed(&mut self.io, completion, noticed);
+                    self.touch(id);
+                }
+            }
         }
     }
 
