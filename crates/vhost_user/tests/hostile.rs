@@ -2,19 +2,27 @@
 
 mod support;
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use front_end::{Case, VerifiedLoad, Verifier, hostile};
+use front_end::{
+    Case, Cuts, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad, Verifier, hostile,
+};
 use reactor::PollLimit;
 use support::{Rig, connect, start_blk};
 
 /// Far above what a batch takes, far below "it stands still".
 const SOON: Duration = Duration::from_secs(20);
 
-fn suffer(cases: impl Iterator<Item = &'static Case>) {
+/// Runs the cases against one export, which `next` finds in order after each.
+fn suffer(
+    cases: impl Iterator<Item = &'static Case>,
+    serve: impl FnOnce(&Rig) -> PathBuf,
+    next: impl Fn(&Path) -> Result<(), front_end::Error>,
+) {
     // One worker, so that whoever blocks or spins it harms the other.
     let rig = Rig::polling(1, PollLimit::Never);
-    let (bad, good) = (rig.serve_ram("bad", 2), rig.serve_ram("good", 1));
+    let (bad, good) = (serve(&rig), rig.serve_ram("good", 1));
     let bystander = VerifiedLoad::start(&good).unwrap();
     let mut failures = Vec::new();
     for case in cases {
@@ -22,9 +30,7 @@ fn suffer(cases: impl Iterator<Item = &'static Case>) {
             failures.push(format!("{}: {error}", case.name));
         }
         bystander.goes_on(SOON).expect(case.name);
-        let mut next = connect(&bad);
-        let mut queue = start_blk(&mut next, 0);
-        if let Err(error) = Verifier::new(0, 8, 5).round(&mut queue, 4) {
+        if let Err(error) = next(&bad) {
             failures.push(format!("{}, then the next: {error}", case.name));
         }
     }
@@ -32,12 +38,43 @@ fn suffer(cases: impl Iterator<Item = &'static Case>) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
+fn disk_serves(socket: &Path) -> Result<(), front_end::Error> {
+    let mut front_end = connect(socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    Verifier::new(0, 8, 5).round(&mut queue, 4)
+}
+
+fn controller_serves(socket: &Path) -> Result<(), front_end::Error> {
+    let mut front_end = connect(socket);
+    let options = QueueOptions::default();
+    let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 1, 512, Cuts::Usual)?;
+    let inquiry = ScsiRequest {
+        target: 0,
+        lun: 0,
+        tag: 1,
+        cdb: &[0x12, 0, 0, 0, 36, 0],
+    };
+    let done = queue.run(&inquiry, &[], &mut [0; 36])?;
+    assert_eq!((done.response, done.status), (0, 0));
+    Ok(())
+}
+
 #[test]
-fn hostile_front_end_ends_its_own_session_and_no_other() {
-    suffer(hostile::cases().filter(|case| !case.slow));
+fn hostile_front_end_of_a_disk_ends_its_own_session_and_no_other() {
+    let cases = hostile::cases().filter(|case| !case.slow);
+    suffer(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
+}
+
+#[test]
+fn hostile_front_end_of_a_controller_ends_its_own_session_and_no_other() {
+    // Queue 0 is the control queue here, which has other requests and no less to check.
+    let cases = hostile::cases().filter(|case| !case.slow);
+    let serve = |rig: &Rig| rig.serve_controller(Duration::ZERO);
+    suffer(cases, serve, controller_serves);
 }
 
 #[test]
 fn front_end_that_stops_amid_a_message_is_given_up() {
-    suffer(hostile::cases().filter(|case| case.slow));
+    let cases = hostile::cases().filter(|case| case.slow);
+    suffer(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
 }

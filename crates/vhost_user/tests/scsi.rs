@@ -2,15 +2,10 @@
 
 mod support;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use backend::Disk;
 use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
-use scsi::MemoryStore;
-use scsi_tasks::Units;
-use support::{Rig, Watched, ram};
-use virtio_scsi::{ScsiDevice, ScsiOptions};
+use support::Rig;
 
 /// The first request queue: 0 is for control, 1 for events (virtio 1.3, 5.6.2).
 const REQUESTS: u16 = 2;
@@ -18,24 +13,6 @@ const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
 /// VIRTIO_SCSI_S_BAD_TARGET.
 const BAD_TARGET: u8 = 3;
-
-/// A controller with a disk of 1 MiB at target 0, LUN 0 and another at target 5, LUN 300.
-fn serve(rig: &Rig, delay: Duration) -> std::path::PathBuf {
-    let units = Units::new(Box::<MemoryStore>::default());
-    let options = ScsiOptions {
-        name: "c".into(),
-        queues: 2,
-    };
-    let controller = ScsiDevice::new(units, options);
-    for (name, target, lun) in [("a", 0, 0), ("b", 5, 300)] {
-        let engine = Watched::new(ram(1 << 20), delay);
-        let disk = Arc::new(Disk::new(name, None, engine).unwrap());
-        controller.add_lun(target, lun, &disk).unwrap();
-    }
-    let socket = rig.socket("c");
-    rig.server.listen(&socket, Arc::new(controller)).unwrap();
-    socket
-}
 
 fn request<'a>(target: u8, lun: u16, cdb: &'a [u8]) -> ScsiRequest<'a> {
     ScsiRequest {
@@ -71,7 +48,7 @@ fn read_10(block: u8, blocks: u8) -> [u8; 10] {
 fn data_comes_back_through_every_kind_of_ring_and_cut() {
     let rig = Rig::new(2);
     for delay in [Duration::ZERO, Duration::from_millis(1)] {
-        let socket = serve(&rig, delay);
+        let socket = rig.serve_controller(delay);
         for number in 0..8 {
             let options = Options {
                 packed: number & 1 != 0,
@@ -112,7 +89,7 @@ fn data_comes_back_through_every_kind_of_ring_and_cut() {
 #[test]
 fn what_is_not_there_is_answered_so() {
     let rig = Rig::new(1);
-    let socket = serve(&rig, Duration::ZERO);
+    let socket = rig.serve_controller(Duration::ZERO);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
     let mut queue =

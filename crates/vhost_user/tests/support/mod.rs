@@ -15,8 +15,11 @@ use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
 use guest_memory::IoBuffer;
 use reactor::{PollLimit, Pool, WorkerOptions};
 use ring::{Completion, Owner, Ring};
+use scsi::MemoryStore;
+use scsi_tasks::Units;
 use vhost_user::Server;
 use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_scsi::{ScsiDevice, ScsiOptions};
 
 /// A server with its workers and a place for its sockets.
 pub struct Rig {
@@ -66,6 +69,24 @@ impl Rig {
     /// Serves a RAM disk of 64 MiB.
     pub fn serve_ram(&self, name: &str, queues: u16) -> PathBuf {
         self.serve(name, ram(64 << 20), queues)
+    }
+
+    /// Serves a controller, "c", with a disk of 1 MiB at target 0, LUN 0 and another at target 5, LUN 300.
+    pub fn serve_controller(&self, delay: Duration) -> PathBuf {
+        let units = Units::new(Box::<MemoryStore>::default());
+        let options = ScsiOptions {
+            name: "c".into(),
+            queues: 2,
+        };
+        let controller = ScsiDevice::new(units, options);
+        for (name, target, lun) in [("a", 0, 0), ("b", 5, 300)] {
+            let engine = Watched::new(ram(1 << 20), delay);
+            let disk = Arc::new(Disk::new(name, None, engine).unwrap());
+            controller.add_lun(target, lun, &disk).unwrap();
+        }
+        let socket = self.socket("c");
+        self.server.listen(&socket, Arc::new(controller)).unwrap();
+        socket
     }
 
     pub fn queues_running(&self) -> usize {
