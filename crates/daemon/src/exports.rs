@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use scsi::MemoryStore;
+use scsi::{MemoryStore, Store};
 use scsi_tasks::Units;
 use virtio::VirtioDevice;
 use virtio_blk::{BlkDevice, BlkOptions};
@@ -15,6 +15,7 @@ use virtio_scsi::{ScsiDevice, ScsiOptions};
 use crate::config::{Config, VhostBlkConfig, VhostScsiConfig};
 use crate::disks::Disks;
 use crate::running::Inherited;
+use crate::state::{self, FolderStore};
 
 /// An export that can be connected to. Its text is the line that says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +50,19 @@ impl fmt::Display for ReadyExport {
     }
 }
 
+/// Where logical units keep what must survive a restart.
+fn store(config: &Config) -> Box<dyn Store> {
+    match config.state.clone().or_else(state::default_folder) {
+        Some(folder) => Box::new(FolderStore::new(folder)),
+        None => {
+            tracing::warn!(
+                "no state folder: reservations do not survive a restart (mend: --state DIR)"
+            );
+            Box::new(MemoryStore::default())
+        }
+    }
+}
+
 /// Opens all exports. Every one that cannot be opened adds a reason.
 pub(crate) fn open_all(
     config: &Config,
@@ -58,7 +72,7 @@ pub(crate) fn open_all(
     reasons: &mut Vec<String>,
 ) -> Vec<ReadyExport> {
     // One registry, so that a disk is the same logical unit through every door.
-    let units = Units::new(Box::new(MemoryStore::default()));
+    let units = Units::new(store(config));
     let mut ready = Vec::new();
     let mut inherited = inherited;
     let blk = config.vhost_blk.iter().map(|export| {

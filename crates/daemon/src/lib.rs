@@ -13,6 +13,7 @@ mod limits;
 mod report;
 mod running;
 mod signals;
+pub mod state;
 
 pub use exports::{Door, ReadyExport};
 pub use report::{QueueReport, RULE, reports};

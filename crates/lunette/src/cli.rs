@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use daemon::config::Flags;
 
+use crate::bench::BenchArguments;
+
 /// Serves disks to virtual machines, and shows where every request's time goes.
 #[derive(Debug, Parser)]
 #[command(name = "lunette", version, arg_required_else_help = true, after_help = AFTER)]
@@ -39,6 +41,8 @@ pub enum Command {
     Check(CheckArguments),
     /// Show where requests' time goes, stage by stage
     Latency(LatencyArguments),
+    /// Drive a device as a guest's driver would, and measure it
+    Bench(Box<BenchArguments>),
     /// Serve one file as virtio-blk, as QEMU and libvirt start a back end
     VhostUserBlk(BlkProgram),
     /// Serve files as a virtio-scsi controller, as QEMU and libvirt start a back end
@@ -76,6 +80,9 @@ pub struct Configuration {
     /// The control socket [default: /run/lunette/lunette.sock for root, else $XDG_RUNTIME_DIR/lunette.sock]
     #[arg(long, value_name = "PATH")]
     pub control: Option<String>,
+    /// Where reservations and saved mode pages are kept [default: /var/lib/lunette for root, else in ~/.local/state]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<String>,
 }
 
 impl Configuration {
@@ -90,6 +97,7 @@ impl Configuration {
             cpus: self.cpus.clone(),
             poll_us: self.poll_us.clone(),
             control: self.control.clone(),
+            state: self.state.clone(),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod check;
 mod cli;
 mod failure;
@@ -32,6 +33,7 @@ fn run(cli: Cli) -> Outcome {
     logging::start(cli.log.as_deref())?;
     match cli.command {
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::Bench(arguments) => bench::run(*arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Latency(arguments) => latency::run(&arguments),
         Command::VhostUserBlk(arguments) => program::run_blk(arguments),

@@ -118,6 +118,7 @@ fn queues(common: &ProgramArguments) -> Result<u16, Failure> {
 fn empty() -> Config {
     Config {
         control: None,
+        state: None,
         workers: WorkersConfig {
             placement: Placement::Count(1),
             poll: PollLimit::Micros(POLL_MICROS),

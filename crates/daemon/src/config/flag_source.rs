@@ -29,6 +29,8 @@ pub struct Flags {
     pub poll_us: Option<String>,
     /// `--control PATH`
     pub control: Option<String>,
+    /// `--state DIR`
+    pub state: Option<String>,
 }
 
 /// How a disk is said in a flag.

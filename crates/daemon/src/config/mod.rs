@@ -149,14 +149,26 @@ fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
         draft.poll = objects::read_poll(&value, diagnostics);
     }
     if let Some(text) = &flags.control {
-        let value = flag_source::word_flag(&source("--control", text));
-        let place = value.place.clone();
-        let key = At::new("control".to_owned(), place.clone());
-        let fields = Fields {
-            place,
-            entries: vec![Field { key, value }],
-        };
+        let fields = single(
+            "control",
+            flag_source::word_flag(&source("--control", text)),
+        );
         let mut reader = Reader::new(&fields, "control", diagnostics);
         draft.control = objects::read_socket(&mut reader, "control");
+    }
+    if let Some(text) = &flags.state {
+        let fields = single("state", flag_source::word_flag(&source("--state", text)));
+        let mut reader = Reader::new(&fields, "state", diagnostics);
+        draft.state = objects::read_folder(&mut reader, "state");
+    }
+}
+
+/// A flag's value as the only field of a table, so that the file's reader reads it.
+fn single(key: &str, value: At<value::Raw>) -> Fields {
+    let place = value.place.clone();
+    let key = At::new(key.to_owned(), place.clone());
+    Fields {
+        place,
+        entries: vec![Field { key, value }],
     }
 }

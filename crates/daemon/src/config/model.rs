@@ -28,6 +28,8 @@ pub const POLL_MICROS_MAX: u32 = 1_000_000;
 pub struct Config {
     /// Where the control socket is; `None`: at the usual place, see [`crate::control::default_socket`].
     pub control: Option<PathBuf>,
+    /// Where what must survive a restart is kept; `None`: at the usual place, see [`crate::state::default_folder`].
+    pub state: Option<PathBuf>,
     /// The threads that do the work.
     pub workers: WorkersConfig,
     /// Named block devices.

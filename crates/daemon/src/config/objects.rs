@@ -61,6 +61,8 @@ pub struct LunDraft {
 #[derive(Default)]
 pub struct Draft {
     pub control: Option<At<PathBuf>>,
+    /// Where state is kept.
+    pub state: Option<At<PathBuf>>,
     pub workers: WorkersDraft,
     pub poll: Option<At<PollLimit>>,
     pub disks: Vec<DiskDraft>,
@@ -76,6 +78,7 @@ pub struct Draft {
 pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let mut reader = Reader::new(fields, "configuration", diagnostics);
     let control = read_socket(&mut reader, "control");
+    let state = read_folder(&mut reader, "state");
     let count = reader.raw("workers");
     let cpus = reader.raw("cpus");
     let poll = reader.raw("poll_us");
@@ -88,6 +91,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     });
     Draft {
         control,
+        state,
         workers: WorkersDraft {
             count: count.and_then(|value| read_workers(value, diagnostics)),
             cpus: cpus.and_then(|value| read_cpus(value, diagnostics)),
@@ -162,6 +166,19 @@ pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<
         );
         let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
         reader.diagnostics().push(mistake.allowed(SOCKET_ALLOWED));
+        return None;
+    }
+    Some(At::new(PathBuf::from(path.value), path.place))
+}
+
+/// A folder; it need not exist yet.
+pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
+    const ALLOWED: &str = "the path of a folder, such as /var/lib/lunette";
+    let path = reader.text(key, ALLOWED)?;
+    if path.value.is_empty() || path.value.contains('\0') {
+        let message = format!("`{key}`: not the path of a folder");
+        let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
+        reader.diagnostics().push(mistake.allowed(ALLOWED));
         return None;
     }
     Some(At::new(PathBuf::from(path.value), path.place))

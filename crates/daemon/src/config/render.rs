@@ -17,6 +17,9 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     if let Some(control) = &config.control {
         writeln!(text, "control = {}", quoted_path(control))?;
     }
+    if let Some(state) = &config.state {
+        writeln!(text, "state = {}", quoted_path(state))?;
+    }
     match &config.workers.placement {
         Placement::Count(count) => writeln!(text, "workers = {count}")?,
         Placement::Cpus(cpus) => writeln!(text, "cpus = {cpus:?}")?,

@@ -49,9 +49,11 @@ fn flags_say_the_same_as_a_file() {
         cpus: Some("2,3".to_owned()),
         poll_us: Some("50".to_owned()),
         control: Some("control.sock".to_owned()),
+        state: Some("kept".to_owned()),
     };
     let text = r#"
         control = "control.sock"
+        state = "kept"
         workers = 2
         cpus = [2, 3]
         poll_us = 50
@@ -403,6 +405,9 @@ fn config() -> impl Strategy<Value = Config> {
                 .collect();
             let disk_name = |index: usize| format!("disk-{}", index % count);
             Config {
+                state: control
+                    .as_ref()
+                    .map(|path| PathBuf::from(format!("/var/{path}"))),
                 control: control.map(|path| PathBuf::from(format!("/run/control/{path}"))),
                 workers: WorkersConfig { placement, poll },
                 vhost_blk: blk
@@ -459,7 +464,8 @@ proptest! {
             workers: Some(flag.clone()),
             cpus: Some(flag.clone()),
             poll_us: Some(flag.clone()),
-            control: Some(flag),
+            control: Some(flag.clone()),
+            state: Some(flag),
         };
         if let Err(error) = parse(Some(("f", &text)), &flags, &here()) {
             prop_assert!(!error.to_string().is_empty());

@@ -1,0 +1,126 @@
+//! What must survive a restart: registrations with APTPL, saved mode pages. One small file per key.
+//!
+//! A file is replaced as a whole: written beside, synchronised, renamed, and the folder synchronised. So after a
+//! crash there is the state of before or of after. The folder is made at the first save; two daemons need two.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Where state is kept unless the configuration says otherwise: what systemd gave, else `/var/lib/lunette` for root and
+/// the user's own state folder for others; `None` when there is none.
+pub fn default_folder() -> Option<PathBuf> {
+    let given = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    if let Some(folder) = given("STATE_DIRECTORY") {
+        return Some(folder);
+    }
+    if rustix::process::geteuid().is_root() {
+        return Some(PathBuf::from("/var/lib/lunette"));
+    }
+    let base = given("XDG_STATE_HOME").or_else(|| Some(given("HOME")?.join(".local/state")))?;
+    Some(base.join("lunette"))
+}
+
+/// A folder with a file per key.
+#[derive(Debug)]
+pub struct FolderStore {
+    folder: PathBuf,
+}
+
+impl FolderStore {
+    /// A store in `folder`, which need not exist yet.
+    pub fn new(folder: PathBuf) -> FolderStore {
+        FolderStore { folder }
+    }
+
+    /// A file name for any key: what is no letter, digit or dash is written as its code.
+    fn path(&self, key: &str) -> PathBuf {
+        let mut name = String::new();
+        for byte in key.bytes() {
+            match byte {
+                b'a'..=b'z' | b'0'..=b'9' | b'-' => name.push(char::from(byte)),
+                other => name.push_str(&format!("_{other:02X}")),
+            }
+        }
+        self.folder.join(format!("{name}.state"))
+    }
+
+    fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        let beside = path.with_extension("new");
+        let mut file = File::create(&beside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&beside, path)?;
+        File::open(&self.folder)?.sync_all()
+    }
+}
+
+impl scsi::Store for FolderStore {
+    fn load(&self, key: &str) -> Option<Vec<u8>> {
+        let path = self.path(key);
+        match fs::read(&path) {
+            Ok(bytes) => Some(bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                tracing::error!(path = %path.display(), "cannot read saved state, going on without: {error}");
+                None
+            }
+        }
+    }
+
+    fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
+        let path = self.path(key);
+        self.replace(&path, bytes).inspect_err(|error| {
+            tracing::error!(path = %path.display(), "cannot save state: {error}");
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use scsi::Store;
+
+    use super::*;
+
+    #[test]
+    fn what_was_saved_last_is_loaded_by_another_store() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("state");
+        let store = FolderStore::new(inner.clone());
+        assert_eq!(store.load("pr/3001"), None);
+        store.save("pr/3001", b"one").unwrap();
+        store.save("pr/3001", b"two").unwrap();
+        store.save("PR_3001", b"other").unwrap();
+        let again = FolderStore::new(inner.clone());
+        assert_eq!(again.load("pr/3001").as_deref(), Some(&b"two"[..]));
+        assert_eq!(again.load("PR_3001").as_deref(), Some(&b"other"[..]));
+        assert_eq!(
+            fs::read_dir(inner).unwrap().count(),
+            2,
+            "no file is left beside"
+        );
+    }
+
+    #[test]
+    fn key_cannot_leave_the_folder() {
+        let store = FolderStore::new(PathBuf::from("/state"));
+        assert_eq!(store.path("../x"), Path::new("/state/_2E_2E_2Fx.state"));
+    }
+
+    #[test]
+    fn folder_that_cannot_be_made_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(
+            FolderStore::new(file.join("state"))
+                .save("k", b"v")
+                .is_err()
+        );
+    }
+}
