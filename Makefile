@@ -14,6 +14,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # A failed end-to-end test explains itself; a backtrace of the test runner adds nothing.
 export RUST_LIB_BACKTRACE := 0
 target_directory = $(or $(CARGO_TARGET_DIR),target)
+as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
 .PHONY: help build demo test check unit guests fuzz install uninstall clean
 
@@ -38,8 +39,9 @@ check: ## Formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-unit: ## Unit and property tests
+unit: ## Unit and property tests; those that need root and loop devices with sudo
 	$(CARGO) test --workspace --exclude end_to_end
+	$(as_root) $(CARGO) test -p backend --test machine -- --ignored
 
 guests: ## End-to-end tests, one after the other, for each guest wants the whole machine
 	$(CARGO) build -p lunette
