@@ -33,14 +33,14 @@ demo: ## Serves two disks to a real guest, measures them there and shows where t
 
 test: ## Formatting, clippy, unit and property tests, then tests in real guests
 	@scripts/setup test
-	@$(MAKE) --no-print-directory check unit guests
+	@$(MAKE) --no-print-directory --keep-going check unit guests
 
 check: ## Formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
 unit: ## Unit and property tests; those that need root and loop devices with sudo
-	$(CARGO) test --workspace --exclude end_to_end
+	$(CARGO) test --workspace --exclude end_to_end --no-fail-fast
 	$(as_root) $(CARGO) test -p backend --test machine -- --ignored
 
 guests: ## End-to-end tests, one after the other, for each guest wants the whole machine
