@@ -5,4 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod drive;
+pub mod driver;
 pub mod job;
+pub mod report;
+pub mod run;
+pub mod verify;
+pub mod workload;

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use guest_memory::{MemoryTable, RegionSpec};
+use virtqueue::driver::RingLayout;
 
 use crate::memory::{Area, Memory};
 use crate::queue::{Queue, QueueOptions};
@@ -222,16 +223,31 @@ impl FrontEnd {
 
     /// Tells the back end of a ring and starts it, from `base` on.
     pub fn begin_queue(&self, queue: &Queue, base: u32) -> Result<()> {
-        let index = queue.index();
-        self.describe_queue(queue, base)?;
-        self.set_call(index, Some(queue.call().as_fd()))?;
-        self.set_kick(index, Some(queue.kick_fd().as_fd()))?;
+        let (call, kick) = (queue.call().as_fd(), queue.kick_fd().as_fd());
+        self.begin_ring(queue.index(), queue.layout(), base, call, kick)
+    }
+
+    /// The same for a ring that the caller drives by itself.
+    pub fn begin_ring(
+        &self,
+        index: u16,
+        layout: &RingLayout,
+        base: u32,
+        call: BorrowedFd<'_>,
+        kick: BorrowedFd<'_>,
+    ) -> Result<()> {
+        self.describe_ring(index, layout, base)?;
+        self.set_call(index, Some(call))?;
+        self.set_kick(index, Some(kick))?;
         self.enable(index, true)
     }
 
     /// Size, base and addresses of a ring.
     pub fn describe_queue(&self, queue: &Queue, base: u32) -> Result<()> {
-        let (index, layout) = (queue.index(), queue.layout());
+        self.describe_ring(queue.index(), queue.layout(), base)
+    }
+
+    fn describe_ring(&self, index: u16, layout: &RingLayout, base: u32) -> Result<()> {
         self.acknowledged(
             request::SET_VRING_NUM,
             &state(index, u32::from(layout.size)),

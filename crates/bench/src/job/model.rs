@@ -241,8 +241,6 @@ pub struct Job {
     pub flush_at_end: bool,
     /// Waits for all jobs before it.
     pub stonewall: bool,
-    /// Clones are reported as one.
-    pub group_reporting: bool,
     /// O_DIRECT.
     pub direct: Option<bool>,
     /// fio's engine, as given.
@@ -285,7 +283,6 @@ impl Default for Job {
             flush_every: None,
             flush_at_end: false,
             stonewall: false,
-            group_reporting: false,
             direct: None,
             engine: None,
             cpus: Vec::new(),

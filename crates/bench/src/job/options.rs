@@ -255,7 +255,11 @@ fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(
         "time_based" => set(&mut job.time_based),
         "norandommap" => set(&mut job.no_random_map),
         "stonewall" | "wait_for_previous" => set(&mut job.stonewall),
-        "group_reporting" => set(&mut job.group_reporting),
+        "group_reporting" => match switch(value) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("clones of a job are always reported as one here".to_owned()),
+            Err(error) => Err(error),
+        },
         "end_fsync" => set(&mut job.flush_at_end),
         "zero_buffers" => set(&mut job.zero_buffers),
         "direct" => switch(value).map(|on| job.direct = Some(on)),

@@ -1,0 +1,420 @@
+//! One thread that keeps its slots full: reap, record, submit anew, publish, a batch at a time.
+//!
+//! A [`Crew`] is given its devices and streams, and gives back what it measured. A slot belongs to one stream (one clone of a
+//! job) for good. In the steady state nothing is allocated, nothing locked and the clock is read once per turn.
+//! A request's time runs from the turn in which it was made until the turn in which it was seen.
+
+mod log;
+mod stream;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use timeline::{Clock, Stamp};
+
+pub use log::{LogEntry, Logger};
+pub use stream::{Stream, StreamResult, Tally};
+
+use crate::driver::{Ask, Device, Done, Seed};
+
+/// What all threads of a phase and whoever watches them share.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// End now.
+    pub stop: AtomicBool,
+    /// Requests so far, of all threads.
+    pub ios: AtomicU64,
+    /// Bytes so far.
+    pub bytes: AtomicU64,
+}
+
+/// How long, for one phase.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Nothing counts before.
+    pub ramp: Duration,
+    /// Nothing is started later, counted from the ramp's end.
+    pub runtime: Option<Duration>,
+}
+
+/// How often a thread looks up from its work.
+const TICK: Duration = Duration::from_millis(20);
+/// Looks at an empty ring between two looks at the clock.
+const EMPTY_LOOKS: u32 = 64;
+/// What was started must end within this.
+const DRAIN: Duration = Duration::from_secs(15);
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    stream: u16,
+    device: u16,
+    ask: Ask,
+    offset: u64,
+    length: u32,
+    started: Stamp,
+    busy: bool,
+}
+
+/// What one thread found out.
+#[derive(Debug, Default)]
+pub struct CrewResult {
+    /// Per stream.
+    pub streams: Vec<StreamResult>,
+    /// Kicks in the measured time.
+    pub kicks: u64,
+    /// Interrupts in the measured time.
+    pub interrupts: u64,
+    /// CPU time of the thread, all of it.
+    pub cpu_ns: u64,
+}
+
+/// One thread's work.
+pub struct Crew {
+    devices: Vec<Device>,
+    streams: Vec<Stream>,
+    slots: Vec<Slot>,
+    /// Slots that wait for their stream's rate.
+    parked: Vec<u16>,
+    clock: Clock,
+    polling: bool,
+    in_flight: usize,
+    /// Content on its way to or from a device, for verification.
+    scratch: Vec<u8>,
+}
+
+impl Crew {
+    /// Starts the devices on this thread.
+    pub fn new(
+        seeds: Vec<Seed>,
+        streams: Vec<Stream>,
+        clock: Clock,
+        polling: bool,
+    ) -> Result<Crew> {
+        // Waiting is for one device; with several the thread looks around.
+        let polling = polling || seeds.len() > 1;
+        let mut slots = Vec::new();
+        for (stream, index) in streams.iter().zip(0u16..) {
+            let slot = Slot {
+                stream: index,
+                device: 0,
+                ask: Ask::Read,
+                offset: 0,
+                length: 0,
+                started: Stamp(0),
+                busy: false,
+            };
+            slots.extend(std::iter::repeat_n(slot, usize::from(stream.depth())));
+        }
+        let largest = streams.iter().map(Stream::largest).max().unwrap_or(0);
+        Ok(Crew {
+            devices: seeds.into_iter().map(Seed::start).collect::<Result<_>>()?,
+            parked: Vec::with_capacity(slots.len()),
+            scratch: vec![0; largest as usize],
+            streams,
+            slots,
+            clock,
+            polling,
+            in_flight: 0,
+        })
+    }
+
+    /// Runs to the end of the window, or of the streams, or until told to stop.
+    pub fn run(mut self, window: Window, shared: &Shared) -> Result<CrewResult> {
+        let cpu_before = cpu_time();
+        let begin = self.clock.now();
+        let after = |stamp: Stamp, time: Duration| Stamp(stamp.0 + self.clock.ticks(time));
+        let tick = self.clock.ticks(TICK);
+        let mut ramp_end = (!window.ramp.is_zero()).then(|| after(begin, window.ramp));
+        let end = window.runtime.map(|time| after(begin, window.ramp + time));
+        let mut next_event = Stamp(begin.0 + tick);
+        let mut signals = (0, 0);
+        for stream in &mut self.streams {
+            stream.begin(begin);
+        }
+        let mut done: Vec<Done> = Vec::with_capacity(self.slots.len());
+        let mut told = (0, 0);
+        for slot in 0..self.slots.len() as u16 {
+            self.start(slot, begin)?;
+        }
+        self.publish()?;
+        let mut empty = 0u32;
+        loop {
+            done.clear();
+            for device in &mut self.devices {
+                device.reap(&mut done)?;
+            }
+            if done.is_empty() {
+                empty += 1;
+                if self.polling && empty < EMPTY_LOOKS && self.parked.is_empty() {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                empty = 0;
+                self.idle()?;
+            }
+            let now = self.clock.now();
+            for one in &done {
+                self.finish(*one, now)?;
+                self.start(one.slot, now)?;
+            }
+            if !self.parked.is_empty() {
+                self.unpark(now)?;
+            }
+            self.publish()?;
+            if now < next_event && self.in_flight > 0 {
+                continue;
+            }
+            // Rarely: the clock's hands, and whoever watches.
+            next_event = Stamp(now.0 + tick);
+            self.tell(shared, &mut told);
+            if ramp_end.is_some_and(|at| now >= at) {
+                ramp_end = None;
+                signals = self.signals();
+                self.streams.iter_mut().for_each(|stream| stream.begin(now));
+                told = (0, 0);
+            }
+            if let Some(end) = end {
+                next_event = next_event.min(end);
+            }
+            if let Some(at) = ramp_end {
+                next_event = next_event.min(at);
+            }
+            let over = end.is_some_and(|end| now >= end) || shared.stop.load(Ordering::Relaxed);
+            if over || (self.in_flight == 0 && self.parked.is_empty()) {
+                break;
+            }
+        }
+        let now = self.clock.now();
+        self.tell(shared, &mut told);
+        self.streams.iter_mut().for_each(|stream| stream.end(now));
+        let after = self.signals();
+        self.drain()?;
+        let stopped = shared.stop.load(Ordering::Relaxed);
+        self.tidy_up(stopped, shared)?;
+        Ok(CrewResult {
+            streams: self
+                .streams
+                .into_iter()
+                .map(|stream| stream.result(&self.clock))
+                .collect(),
+            kicks: after.0 - signals.0,
+            interrupts: after.1 - signals.1,
+            cpu_ns: cpu_time().saturating_sub(cpu_before),
+        })
+    }
+
+    fn signals(&mut self) -> (u64, u64) {
+        let each = self.devices.iter_mut().map(Device::signals);
+        each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    fn tell(&self, shared: &Shared, told: &mut (u64, u64)) {
+        let (ios, bytes) = self
+            .streams
+            .iter()
+            .map(Stream::counted)
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        shared.ios.fetch_add(ios - told.0, Ordering::Relaxed);
+        shared.bytes.fetch_add(bytes - told.1, Ordering::Relaxed);
+        *told = (ios, bytes);
+    }
+
+    fn publish(&mut self) -> Result<()> {
+        for device in &mut self.devices {
+            device.publish()?;
+        }
+        Ok(())
+    }
+
+    /// Nothing has come back.
+    fn idle(&mut self) -> Result<()> {
+        if self.in_flight == 0 {
+            if !self.parked.is_empty() && !self.polling {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            return Ok(());
+        }
+        if self.polling {
+            return Ok(());
+        }
+        // With a rate to keep the thread wakes by itself.
+        let limit = if self.parked.is_empty() {
+            Duration::from_secs(3600)
+        } else {
+            Duration::from_micros(100)
+        };
+        match &mut self.devices[..] {
+            [only] => only.wait(limit),
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts a slot's next request on its way, if its stream has one.
+    #[inline]
+    fn start(&mut self, index: u16, now: Stamp) -> Result<()> {
+        let slot = &mut self.slots[usize::from(index)];
+        let stream = &mut self.streams[usize::from(slot.stream)];
+        if !stream.may_start(now) {
+            if stream.is_waiting() {
+                self.parked.push(index);
+            }
+            return Ok(());
+        }
+        let Some((ask, io)) = stream.next_request() else {
+            return Ok(());
+        };
+        (slot.ask, slot.offset, slot.length) = (ask, io.offset, io.length);
+        slot.device = stream.device();
+        slot.started = now;
+        slot.busy = true;
+        let device = &mut self.devices[usize::from(slot.device)];
+        if ask == Ask::Write && stream.verifies() {
+            let data = &mut self.scratch[..io.length as usize];
+            stream.fill(slot.device, io.offset, data);
+            device.write_data(index, data);
+            slot.started = self.clock.now();
+        }
+        device.submit(index, ask, io.offset, io.length);
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn finish(&mut self, done: Done, now: Stamp) -> Result<()> {
+        let slot = &mut self.slots[usize::from(done.slot)];
+        if !slot.busy {
+            bail!("the device answered slot {} twice", done.slot);
+        }
+        slot.busy = false;
+        self.in_flight -= 1;
+        let stream = &mut self.streams[usize::from(slot.stream)];
+        if !done.ok {
+            stream.failed(slot.ask, slot.offset, slot.length);
+            return Ok(());
+        }
+        let ticks = now.since(slot.started);
+        stream.count(slot.ask, slot.offset, slot.length, ticks, now);
+        if stream.verifies() {
+            match slot.ask {
+                Ask::Write => stream.written(slot.device, slot.offset, slot.length),
+                Ask::Read if stream.checks_reads() => {
+                    let data = &mut self.scratch[..slot.length as usize];
+                    self.devices[usize::from(slot.device)].read_data(done.slot, data);
+                    stream.check(slot.device, slot.offset, data);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn unpark(&mut self, now: Stamp) -> Result<()> {
+        for _ in 0..self.parked.len() {
+            let Some(slot) = self.parked.pop() else {
+                break;
+            };
+            let before = self.parked.len();
+            self.start(slot, now)?;
+            if self.parked.len() > before {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all that is in flight, without counting it.
+    fn drain(&mut self) -> Result<()> {
+        let until = Stamp(self.clock.now().0 + self.clock.ticks(DRAIN));
+        let mut done = Vec::with_capacity(self.slots.len());
+        while self.in_flight > 0 {
+            done.clear();
+            for device in &mut self.devices {
+                device.reap(&mut done)?;
+            }
+            let now = self.clock.now();
+            for one in &done {
+                self.finish(*one, now)?;
+            }
+            if done.is_empty() {
+                if now > until {
+                    bail!(
+                        "the device did not answer {} requests within {} s",
+                        self.in_flight,
+                        DRAIN.as_secs()
+                    );
+                }
+                match &mut self.devices[..] {
+                    [only @ Device::File(_)] => only.wait(TICK)?,
+                    _ => std::thread::yield_now(),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What follows the measured part: flushes, and reading back what was written.
+    fn tidy_up(&mut self, stopped: bool, shared: &Shared) -> Result<()> {
+        for index in 0..self.streams.len() {
+            let first = self
+                .slots
+                .iter()
+                .position(|s| usize::from(s.stream) == index);
+            let Some(first) = first else { continue };
+            if self.streams[index].flushes_at_end() {
+                for device in 0..self.devices.len() {
+                    self.one(first as u16, device as u16, Ask::Flush, 0, 0)?;
+                }
+            }
+            if !self.streams[index].reads_back() || stopped {
+                continue;
+            }
+            for device in 0..self.devices.len() as u16 {
+                self.read_back(index, first as u16, device, shared)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_back(&mut self, stream: usize, first: u16, device: u16, shared: &Shared) -> Result<()> {
+        let mut runs = self.streams[stream].runs(device).into_iter();
+        let depth = self.streams[stream].depth();
+        loop {
+            let mut any = false;
+            for (slot, (offset, length)) in
+                (first..first + depth).zip(runs.by_ref().take(depth.into()))
+            {
+                self.put(slot, device, Ask::Read, offset, length);
+                any = true;
+            }
+            if !any || shared.stop.load(Ordering::Relaxed) || self.streams[stream].is_over() {
+                return Ok(());
+            }
+            self.streams[stream].begin_check();
+            self.publish()?;
+            self.drain()?;
+            self.streams[stream].end_check();
+        }
+    }
+
+    fn put(&mut self, index: u16, device: u16, ask: Ask, offset: u64, length: u32) {
+        let slot = &mut self.slots[usize::from(index)];
+        (slot.device, slot.ask, slot.offset, slot.length) = (device, ask, offset, length);
+        slot.busy = true;
+        self.in_flight += 1;
+        self.devices[usize::from(device)].submit(index, ask, offset, length);
+    }
+
+    fn one(&mut self, slot: u16, device: u16, ask: Ask, offset: u64, length: u32) -> Result<()> {
+        self.put(slot, device, ask, offset, length);
+        self.publish()?;
+        self.drain()
+    }
+}
+
+/// CPU time of this thread in nanoseconds.
+fn cpu_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,226 @@
+//! A file or a block device of this machine through io_uring: the line that no device can cross.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use guest_memory::IoBuffer;
+use ring::{Completion, Owner, Ring, RingFd, Wait};
+
+use super::{Ask, Demand, DeviceInfo, Done, DriverOptions, Subject};
+use crate::workload::Random;
+
+const OWNER: Owner = Owner(0);
+/// More than any set-up of threads needs.
+const QUEUES_MAX: u16 = u16::MAX;
+
+/// A file that is open.
+pub struct FileSession {
+    file: File,
+    info: DeviceInfo,
+}
+
+/// Makes a file of so many bytes and fills it, if there is none.
+pub fn prepare(path: &Path, size: u64) -> Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    let mut file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+    let mut noise = Random::new(size);
+    let mut chunk = vec![0; 1 << 20];
+    let mut left = size;
+    while left > 0 {
+        for word in chunk.chunks_exact_mut(8) {
+            word.copy_from_slice(&noise.draw().to_le_bytes());
+        }
+        let part = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        file.write_all(&chunk[..part])
+            .with_context(|| format!("cannot fill {}", path.display()))?;
+        left -= part as u64;
+    }
+    file.sync_all()?;
+    Ok(())
+}
+
+impl FileSession {
+    /// Opens it for writing where that is allowed.
+    pub fn open(subject: &Subject, direct: bool) -> Result<FileSession> {
+        let flags = if direct {
+            rustix::fs::OFlags::DIRECT.bits() as i32
+        } else {
+            0
+        };
+        let open = |write: bool| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(write).custom_flags(flags);
+            options.open(&subject.path)
+        };
+        let (mut file, read_only) = match open(true) {
+            Ok(file) => (file, false),
+            Err(_) => {
+                let file = open(false);
+                let place = subject.path.display();
+                (file.with_context(|| format!("cannot open {place}"))?, true)
+            }
+        };
+        let metadata = file.metadata()?;
+        let block_size = if metadata.file_type().is_block_device() {
+            rustix::fs::ioctl_blksszget(&file).unwrap_or(512)
+        } else {
+            512
+        };
+        let capacity = file.seek(SeekFrom::End(0))?;
+        ensure!(capacity > 0, "{} is empty", subject.path.display());
+        Ok(FileSession {
+            file,
+            info: DeviceInfo {
+                capacity,
+                block_size,
+                queues: QUEUES_MAX,
+                read_only,
+            },
+        })
+    }
+
+    /// What it is.
+    pub fn info(&self) -> DeviceInfo {
+        self.info
+    }
+
+    /// One more ring on it.
+    pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<FileSeed> {
+        Ok(FileSeed {
+            file: self.file.try_clone()?.into(),
+            polling: options.polling,
+            demand,
+        })
+    }
+}
+
+/// An open file on its way to its thread.
+pub struct FileSeed {
+    file: OwnedFd,
+    polling: bool,
+    demand: Demand,
+}
+
+impl FileSeed {
+    /// Makes the ring.
+    pub fn start(self) -> Result<FileQueue> {
+        let mut ring = Ring::new(u32::from(self.demand.slots.max(8)))?;
+        let fd = ring.register(self.file);
+        let stride = (self.demand.largest as usize).next_multiple_of(4096);
+        let mut noise = Random::new(u64::from(self.demand.slots));
+        let buffers = (0..self.demand.slots).map(|_| {
+            let buffer = IoBuffer::owned(stride);
+            let mut page = vec![0; stride];
+            if !self.demand.zeroes {
+                for word in page.chunks_exact_mut(8) {
+                    word.copy_from_slice(&noise.draw().to_le_bytes());
+                }
+            }
+            buffer.write_whole(0, &page);
+            Some(buffer)
+        });
+        Ok(FileQueue {
+            buffers: buffers.collect(),
+            lengths: vec![0; usize::from(self.demand.slots)].into(),
+            ring,
+            fd,
+            polling: self.polling,
+            completions: Vec::with_capacity(usize::from(self.demand.slots)),
+        })
+    }
+}
+
+/// An io_uring and its slots.
+pub struct FileQueue {
+    ring: Ring,
+    fd: RingFd,
+    polling: bool,
+    buffers: Vec<Option<IoBuffer>>,
+    lengths: Box<[u32]>,
+    completions: Vec<Completion>,
+}
+
+impl FileQueue {
+    /// Queues a request.
+    #[inline]
+    pub fn submit(&mut self, slot: u16, ask: Ask, offset: u64, length: u32) {
+        let index = usize::from(slot);
+        let token = u64::from(slot);
+        if ask == Ask::Flush {
+            self.lengths[index] = 0;
+            self.ring.fsync(OWNER, token, &self.fd, true);
+            return;
+        }
+        let Some(mut buffer) = self.buffers[index].take() else {
+            return;
+        };
+        buffer.set_window(0, length as usize);
+        self.lengths[index] = length;
+        match ask {
+            Ask::Read => self.ring.read(OWNER, token, &self.fd, offset, buffer),
+            _ => self
+                .ring
+                .write(OWNER, token, &self.fd, offset, buffer, false),
+        }
+    }
+
+    /// Submits with the next look at the ring, which spares a system call; polling does so at once.
+    #[inline]
+    pub fn publish(&mut self) -> Result<()> {
+        if self.polling {
+            self.ring.turn(Wait::No, &mut self.completions)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what has completed.
+    #[inline]
+    pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        if self.completions.is_empty() {
+            if !self.polling {
+                return Ok(());
+            }
+            self.ring.turn(Wait::No, &mut self.completions)?;
+        }
+        for completion in self.completions.drain(..) {
+            let slot = completion.token as u16;
+            let index = usize::from(slot);
+            if let Some(buffer) = completion.buffer {
+                self.buffers[index] = Some(buffer);
+            }
+            done.push(Done {
+                slot,
+                ok: completion.result == Ok(self.lengths[index]),
+            });
+        }
+        Ok(())
+    }
+
+    /// Submits and waits with one system call.
+    pub fn wait(&mut self, limit: Duration) -> Result<()> {
+        self.ring
+            .turn(Wait::Until(Some(limit)), &mut self.completions)?;
+        Ok(())
+    }
+
+    /// Changes a slot's data.
+    pub fn write_data(&self, slot: u16, data: &[u8]) {
+        if let Some(Some(buffer)) = self.buffers.get(usize::from(slot)) {
+            buffer.write_whole(0, data);
+        }
+    }
+
+    /// Looks at a slot's data.
+    pub fn read_data(&self, slot: u16, into: &mut [u8]) {
+        if let Some(Some(buffer)) = self.buffers.get(usize::from(slot)) {
+            buffer.read_whole(0, into);
+        }
+    }
+}

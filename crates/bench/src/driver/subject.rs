@@ -1,0 +1,152 @@
+//! What is measured, as it is written: `vhost-user-blk:SOCKET`, `vhost-user-scsi:SOCKET:TARGET:LUN`, `file:PATH`.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+/// Kinds of subjects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A virtio-blk device behind a vhost-user socket.
+    VhostBlk,
+    /// A logical unit of a virtio-scsi controller behind a vhost-user socket.
+    VhostScsi {
+        /// Target.
+        target: u8,
+        /// Logical unit.
+        lun: u16,
+    },
+    /// A file or a block device, through io_uring.
+    File,
+}
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// As it is called in reports: what was written, or `name=`.
+    pub name: String,
+    /// Its kind.
+    pub kind: Kind,
+    /// Its socket or file.
+    pub path: PathBuf,
+    /// The device's process; `None`: whoever listens on the socket.
+    pub pid: Option<u32>,
+    /// Control socket of the Lunette that it is.
+    pub control: Option<PathBuf>,
+    /// O_DIRECT, for files, where the job does not say.
+    pub direct: bool,
+}
+
+/// How a subject is written.
+pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN] or file:PATH, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1";
+
+impl Subject {
+    /// Is this how a subject begins?
+    pub fn looks_like_one(text: &str) -> bool {
+        ["vhost-user-blk:", "vhost-user-scsi:", "file:"]
+            .iter()
+            .any(|word| text.starts_with(word))
+    }
+
+    /// Reads a subject.
+    pub fn parse(text: &str) -> Result<Subject> {
+        let mut parts = text.split(',');
+        let place = parts.next().unwrap_or_default();
+        let (kind, path) = match place.split_once(':') {
+            Some(("vhost-user-blk", path)) => (Kind::VhostBlk, path),
+            Some(("vhost-user-scsi", path)) => scsi(text, path)?,
+            Some(("file", path)) => (Kind::File, path),
+            _ => bail!("`{text}` is not a subject: {FORMS}"),
+        };
+        if path.is_empty() {
+            bail!("`{text}` names no path: {FORMS}");
+        }
+        let mut subject = Subject {
+            name: place.to_owned(),
+            kind,
+            path: PathBuf::from(path),
+            pid: None,
+            control: None,
+            direct: true,
+        };
+        for part in parts {
+            match part.split_once('=') {
+                Some(("pid", pid)) => match pid.parse() {
+                    Ok(pid) => subject.pid = Some(pid),
+                    Err(_) => bail!("`{text}`: pid={pid} is not a process number"),
+                },
+                Some(("control", socket)) => subject.control = Some(PathBuf::from(socket)),
+                Some(("name", name)) => subject.name = name.to_owned(),
+                Some(("direct", "0")) if kind == Kind::File => subject.direct = false,
+                Some(("direct", "1")) if kind == Kind::File => subject.direct = true,
+                _ => bail!("`{text}`: `{part}` is not an option of this subject: {FORMS}"),
+            }
+        }
+        Ok(subject)
+    }
+
+    /// A job file's `filename`: a subject, or simply a path.
+    pub fn of_filename(name: &str, direct: bool) -> Result<Subject> {
+        if Subject::looks_like_one(name) {
+            return Subject::parse(name);
+        }
+        Ok(Subject {
+            name: name.to_owned(),
+            kind: Kind::File,
+            path: PathBuf::from(name),
+            pid: None,
+            control: None,
+            direct,
+        })
+    }
+}
+
+fn scsi<'a>(text: &str, place: &'a str) -> Result<(Kind, &'a str)> {
+    let mut parts = place.splitn(3, ':');
+    let path = parts.next().unwrap_or_default();
+    let (target, lun) = match (parts.next(), parts.next()) {
+        (None, None) => (0, 0),
+        (Some(target), Some(lun)) => match (target.parse(), lun.parse()) {
+            (Ok(target), Ok(lun)) if lun < 16_384 => (target, lun),
+            _ => bail!("`{text}`: the target is 0 to 255, the LUN 0 to 16383"),
+        },
+        _ => bail!("`{text}`: a target without a LUN; say SOCKET:TARGET:LUN"),
+    };
+    Ok((Kind::VhostScsi { target, lun }, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_read() {
+        let subject = Subject::parse("vhost-user-scsi:/s:3:40,pid=12,control=/c,name=x").unwrap();
+        assert_eq!(subject.kind, Kind::VhostScsi { target: 3, lun: 40 });
+        assert_eq!((subject.name.as_str(), subject.pid), ("x", Some(12)));
+        assert_eq!(subject.control, Some(PathBuf::from("/c")));
+        let file = Subject::parse("file:/d,direct=0").unwrap();
+        assert!(file.kind == Kind::File && !file.direct);
+        let blk = Subject::parse("vhost-user-blk:/s").unwrap();
+        assert_eq!(
+            (blk.kind, blk.name.as_str()),
+            (Kind::VhostBlk, "vhost-user-blk:/s")
+        );
+    }
+
+    #[test]
+    fn what_is_none_is_explained() {
+        for text in [
+            "/s",
+            "file:",
+            "vhost-user-scsi:/s:1",
+            "vhost-user-scsi:/s:1:99999",
+            "vhost-user-blk:/s,pid=x",
+            "vhost-user-blk:/s,direct=0",
+            "vhost-user-blk:/s,depth=3",
+        ] {
+            let error = Subject::parse(text).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Two result files beside each other.
+
+use super::text::{columns, rate, ratio};
+use crate::run::{Outcome, bootstrap_ratio, spread};
+
+/// A line per subject: both medians, and the ratio of the second to the first.
+pub fn compare(a: (&str, &Outcome), b: (&str, &Outcome)) -> String {
+    let mut text = String::new();
+    if a.1.environment.cpu != b.1.environment.cpu
+        || a.1.environment.kernel != b.1.environment.kernel
+    {
+        text.push_str(&format!(
+            "warning: different machines: {} on {}, {} on {}\n",
+            a.1.environment.kernel,
+            a.1.environment.cpu,
+            b.1.environment.kernel,
+            b.1.environment.cpu
+        ));
+    }
+    let mut lines = vec![vec![
+        "subject".to_owned(),
+        a.0.to_owned(),
+        b.0.to_owned(),
+        "ratio (95 %)".to_owned(),
+        "verdict".to_owned(),
+    ]];
+    for (index, first) in a.1.subjects.iter().enumerate() {
+        let same =
+            b.1.subjects
+                .iter()
+                .find(|subject| subject.name == first.name);
+        // One subject each is meant to be compared whatever they are called.
+        let single = a.1.subjects.len() == 1 && b.1.subjects.len() == 1;
+        let second = same.or(b.1.subjects.get(index).filter(|_| single));
+        let Some(second) = second else {
+            text.push_str(&format!("{} is only in {}\n", first.name, a.0));
+            continue;
+        };
+        let (of_a, of_b) = (first.each(|one| one.iops()), second.each(|one| one.iops()));
+        let interval = bootstrap_ratio(&of_b, &of_a);
+        let verdict = match interval {
+            _ if of_a.len() < 3 || of_b.len() < 3 => "too few repetitions to say",
+            Some(i) if i.low > 1.0 => "more",
+            Some(i) if i.high < 1.0 => "less",
+            Some(_) => "no difference that could be told",
+            None => "nothing to compare",
+        };
+        lines.push(vec![
+            first.name.clone(),
+            rate(spread(&of_a).median),
+            rate(spread(&of_b).median),
+            ratio(interval),
+            verdict.to_owned(),
+        ]);
+    }
+    text.push_str(&columns(&lines));
+    text.push_str("The files were not measured in turns: what the machine did differently is in the ratio too.\n");
+    text
+}

@@ -1,0 +1,226 @@
+//! fio's JSON, for the tools that read it; what fio has no word for stands under `lunette`.
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+use timeline::SparseHistogram;
+
+use crate::drive::Tally;
+use crate::job::Job;
+use crate::run::{JobResult, Outcome, bootstrap_ratio, spread};
+
+/// The whole document.
+pub fn to_json(outcome: &Outcome, jobs: &[Job]) -> Value {
+    let mut entries = Vec::new();
+    for (subject, group) in outcome.subjects.iter().zip(0u64..) {
+        let Some(one) = subject.median_repetition() else {
+            continue;
+        };
+        for result in &one.jobs {
+            let job = jobs.iter().find(|job| job.name == result.name);
+            let mut entry = entry(result, job, group);
+            entry.insert("subject".into(), json!(subject.name));
+            entries.push(Value::Object(entry));
+        }
+    }
+    let first = outcome.subjects.first();
+    let comparisons: Vec<Value> = outcome
+        .subjects
+        .iter()
+        .skip(1)
+        .filter_map(|subject| {
+            let first = first?;
+            let iops = |one: &crate::run::Repetition| one.iops();
+            let ratio = bootstrap_ratio(&subject.each(iops), &first.each(iops))?;
+            Some(json!({"subject": subject.name, "against": first.name, "iops_ratio": ratio}))
+        })
+        .collect();
+    let summaries: Vec<Value> = outcome
+        .subjects
+        .iter()
+        .map(|subject| {
+            json!({
+                "subject": subject.name,
+                "iops": spread(&subject.each(|one| one.iops())),
+                "bandwidth": spread(&subject.each(|one| one.bandwidth())),
+            })
+        })
+        .collect();
+    json!({
+        "fio version": format!("fio-3 (lunette {})", outcome.environment.version),
+        "timestamp": outcome.environment.time,
+        "timestamp_ms": outcome.environment.time * 1000,
+        "time": outcome.environment.time.to_string(),
+        "jobs": entries,
+        "lunette": {
+            "summaries": summaries,
+            "comparisons": comparisons,
+            "outcome": outcome,
+        },
+    })
+}
+
+/// What a document of ours holds.
+pub fn read(text: &str) -> Result<Outcome> {
+    let document: Value = serde_json::from_str(text).context("this is no JSON")?;
+    let outcome = document
+        .get("lunette")
+        .and_then(|ours| ours.get("outcome"))
+        .context("no result of lunette bench: there is no `lunette` in it")?;
+    serde_json::from_value(outcome.clone()).context("its `lunette` makes no sense")
+}
+
+fn entry(result: &JobResult, job: Option<&Job>, group: u64) -> Map<String, Value> {
+    let percentiles = job.map_or_else(|| Job::default().percentiles, |job| job.percentiles.clone());
+    let depth = job.map_or(1, |job| job.iodepth);
+    let seconds = result.elapsed_ns / 1_000_000_000;
+    let mut all = SparseHistogram::default();
+    result
+        .tallies
+        .iter()
+        .for_each(|tally| all.merge(&tally.latency));
+    let mut entry = Map::new();
+    entry.insert("jobname".into(), json!(result.name));
+    entry.insert("groupid".into(), json!(group));
+    entry.insert(
+        "error".into(),
+        json!(if result.errors + result.differences > 0 {
+            5
+        } else {
+            0
+        }),
+    );
+    entry.insert("eta".into(), json!(0));
+    entry.insert("elapsed".into(), json!(seconds));
+    if let Some(job) = job {
+        entry.insert("job options".into(), options(job));
+    }
+    for (name, tally) in ["read", "write"].iter().zip(&result.tallies) {
+        entry.insert(
+            (*name).into(),
+            direction(tally, result.elapsed_ns, &percentiles),
+        );
+    }
+    entry.insert("trim".into(), direction(&Tally::default(), 0, &percentiles));
+    let flushes = &result.tallies[2];
+    entry.insert(
+        "sync".into(),
+        json!({"total_ios": flushes.ios, "lat_ns": latency(&flushes.latency, &percentiles)}),
+    );
+    entry.insert("job_runtime".into(), json!(result.elapsed_ns / 1_000_000));
+    entry.insert("latency_depth".into(), json!(depth));
+    entry.insert(
+        "latency_ns".into(),
+        bins(&all, 1, &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000]),
+    );
+    entry.insert(
+        "latency_us".into(),
+        bins(&all, 1000, &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000]),
+    );
+    entry.insert(
+        "latency_ms".into(),
+        bins(
+            &all,
+            1_000_000,
+            &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000, 2000],
+        ),
+    );
+    entry
+}
+
+fn options(job: &Job) -> Value {
+    let sizes = |at: usize| match &job.sizes[at] {
+        crate::job::Sizes::Fixed(size) => size.to_string(),
+        other => format!("{}-{}", other.min(), other.max()),
+    };
+    json!({
+        "name": job.name,
+        "rw": job.pattern.word(),
+        "bs": if job.sizes[0] == job.sizes[1] { sizes(0) } else { format!("{},{}", sizes(0), sizes(1)) },
+        "iodepth": job.iodepth.to_string(),
+        "numjobs": job.numjobs.to_string(),
+        "rwmixread": job.pattern.read_percent.to_string(),
+    })
+}
+
+fn direction(tally: &Tally, elapsed_ns: u64, percentiles: &[f64]) -> Value {
+    let per_second = |value: u64| value as f64 * 1e9 / elapsed_ns.max(1) as f64;
+    let bandwidth = per_second(tally.bytes);
+    let iops = per_second(tally.ios);
+    let times = latency(&tally.latency, percentiles);
+    json!({
+        "io_bytes": tally.bytes,
+        "io_kbytes": tally.bytes / 1024,
+        "bw_bytes": bandwidth as u64,
+        "bw": bandwidth as u64 / 1024,
+        "iops": iops,
+        "runtime": elapsed_ns / 1_000_000,
+        "total_ios": tally.ios,
+        "short_ios": 0,
+        "drop_ios": 0,
+        "slat_ns": latency(&SparseHistogram::default(), &[]),
+        "clat_ns": times,
+        "lat_ns": latency(&tally.latency, &[]),
+        "bw_min": bandwidth as u64 / 1024,
+        "bw_max": bandwidth as u64 / 1024,
+        "bw_agg": 100.0,
+        "bw_mean": bandwidth / 1024.0,
+        "bw_dev": 0.0,
+        "bw_samples": 1,
+        "iops_min": iops as u64,
+        "iops_max": iops as u64,
+        "iops_mean": iops,
+        "iops_stddev": 0.0,
+        "iops_samples": 1,
+    })
+}
+
+fn latency(histogram: &SparseHistogram, percentiles: &[f64]) -> Value {
+    let mean = histogram.mean_ns();
+    let count = histogram.count.max(1) as f64;
+    let squares: f64 = histogram
+        .buckets
+        .iter()
+        .map(|(value, count)| (*value as f64 - mean).powi(2) * *count as f64)
+        .sum();
+    let mut object = json!({
+        "min": histogram.buckets.first().map_or(0, |(value, _)| *value),
+        "max": histogram.max_ns,
+        "mean": mean,
+        "stddev": (squares / count).sqrt(),
+        "N": histogram.count,
+    });
+    if !percentiles.is_empty() && histogram.count > 0 {
+        let list: Map<String, Value> = percentiles
+            .iter()
+            .map(|p| (format!("{p:.6}"), json!(histogram.quantile_ns(p / 100.0))))
+            .collect();
+        object["percentile"] = Value::Object(list);
+    }
+    object
+}
+
+/// fio's shares by size: each bin from the one before it, in percent.
+fn bins(histogram: &SparseHistogram, unit: u64, edges: &[u64]) -> Value {
+    let total = histogram.count.max(1) as f64;
+    let mut before = if unit == 1 {
+        0
+    } else {
+        histogram.count_at_most(unit.saturating_sub(1))
+    };
+    let mut object = Map::new();
+    for edge in edges {
+        let now = histogram
+            .count_at_most((edge * unit).saturating_sub(1))
+            .max(before);
+        object.insert(
+            edge.to_string(),
+            json!((now - before) as f64 * 100.0 / total),
+        );
+        before = now;
+    }
+    if unit == 1_000_000 {
+        let rest = histogram.count - before;
+        object.insert(">=2000".into(), json!(rest as f64 * 100.0 / total));
+    }
+    Value::Object(object)
+}

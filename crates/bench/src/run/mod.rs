@@ -1,0 +1,334 @@
+//! Repeats jobs on one or several subjects, in turns, and notes what disturbed them.
+//!
+//! A repetition runs all phases of the jobs (a phase ends where a job says `stonewall`) on one subject; with several
+//! subjects they take turns, A B A B, so that the machine's drift hits all alike. A repetition that was
+//! disturbed (`machine`) is run again, a bounded number of times. The calling thread only watches.
+
+mod machine;
+mod phase;
+mod progress;
+mod statistics;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use timeline::{Clock, Latencies, Snapshot};
+
+pub use machine::{Environment, cpu_of, environment};
+pub use phase::{Phase, phases};
+pub use progress::Progress;
+pub use statistics::{Interval, Spread, bootstrap_ratio, spread};
+
+use crate::drive::{LogEntry, Tally};
+use crate::driver::{DriverOptions, Subject};
+use crate::job::Job;
+
+/// What is to be run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Subjects; empty: the files that the jobs name.
+    pub subjects: Vec<Subject>,
+    /// Jobs.
+    pub jobs: Vec<Job>,
+    /// How the driver behaves.
+    pub driver: DriverOptions,
+    /// Repetitions per subject.
+    pub repetitions: u32,
+    /// Before anything counts, where the job says nothing.
+    pub warm_up: Duration,
+    /// CPUs for the driver's threads, in turn, where the job says nothing.
+    pub cpus: Vec<usize>,
+    /// How often one repetition is run again because it was disturbed.
+    pub retries: u32,
+    /// CPUs' worth of foreign work from which on a repetition counts as disturbed.
+    pub disturbance_max: f64,
+}
+
+/// One job's result in one repetition.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct JobResult {
+    /// Its name.
+    pub name: String,
+    /// Which phase it was in.
+    pub phase: usize,
+    /// Reads, writes, flushes.
+    pub tallies: [Tally; 3],
+    /// Measured time in nanoseconds.
+    pub elapsed_ns: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Differences found by verification.
+    pub differences: u64,
+    /// Bytes that are as they were written.
+    pub verified_bytes: u64,
+    /// Errors and differences in words.
+    pub complaints: Vec<String>,
+    /// For log files.
+    #[serde(skip)]
+    pub log: Vec<LogEntry>,
+}
+
+impl JobResult {
+    /// Requests of reads and writes.
+    pub fn ios(&self) -> u64 {
+        self.tallies[0].ios + self.tallies[1].ios
+    }
+
+    /// Bytes of both.
+    pub fn bytes(&self) -> u64 {
+        self.tallies[0].bytes + self.tallies[1].bytes
+    }
+
+    /// Requests per second of one direction.
+    pub fn iops_of(&self, direction: usize) -> f64 {
+        self.tallies[direction].ios as f64 * 1e9 / self.elapsed_ns.max(1) as f64
+    }
+}
+
+/// What one turn of one subject gave.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Repetition {
+    /// Results of all jobs.
+    pub jobs: Vec<JobResult>,
+    /// Kicks per request.
+    pub kicks_per_io: f64,
+    /// Interrupts per request.
+    pub interrupts_per_io: f64,
+    /// CPU seconds of the device's process per million requests, where the process is known.
+    pub device_cpu_per_million: Option<f64>,
+    /// CPU seconds of the driver's threads per million requests.
+    pub driver_cpu_per_million: f64,
+    /// CPUs' worth of work of others meanwhile.
+    pub foreign_cpus: f64,
+    /// CPUs' worth of time that the hypervisor took.
+    pub stolen_cpus: f64,
+    /// It was disturbed, and so were all attempts to run it again.
+    pub disturbed: bool,
+    /// What a Lunette's stages measured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stages: Option<Latencies>,
+}
+
+impl Repetition {
+    /// Requests per second, of all jobs: each phase's jobs together, phases weighted by their time.
+    pub fn iops(&self) -> f64 {
+        self.per_second(JobResult::ios)
+    }
+
+    /// Bytes per second, likewise.
+    pub fn bandwidth(&self) -> f64 {
+        self.per_second(JobResult::bytes)
+    }
+
+    fn per_second(&self, of: impl Fn(&JobResult) -> u64) -> f64 {
+        let mut time = 0;
+        let mut sum = 0;
+        let last = self.jobs.iter().map(|job| job.phase).max().unwrap_or(0);
+        for phase in 0..=last {
+            let jobs = self.jobs.iter().filter(|job| job.phase == phase);
+            time += jobs.clone().map(|job| job.elapsed_ns).max().unwrap_or(0);
+            sum += jobs.map(&of).sum::<u64>();
+        }
+        sum as f64 * 1e9 / time.max(1) as f64
+    }
+
+    /// Requests that failed, and differences.
+    pub fn errors(&self) -> u64 {
+        let each = self.jobs.iter();
+        each.map(|job| job.errors + job.differences).sum()
+    }
+
+    /// Latencies of reads and writes of all jobs.
+    pub fn latency(&self) -> timeline::SparseHistogram {
+        let mut all = timeline::SparseHistogram::default();
+        for tally in self.jobs.iter().flat_map(|job| &job.tallies[..2]) {
+            all.merge(&tally.latency);
+        }
+        all
+    }
+}
+
+/// All repetitions of one subject.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SubjectResult {
+    /// What it is called.
+    pub name: String,
+    /// In their order.
+    pub repetitions: Vec<Repetition>,
+}
+
+impl SubjectResult {
+    /// A quantity of each repetition.
+    pub fn each(&self, of: impl Fn(&Repetition) -> f64) -> Vec<f64> {
+        self.repetitions.iter().map(of).collect()
+    }
+
+    /// The repetition whose rate is the median.
+    pub fn median_repetition(&self) -> Option<&Repetition> {
+        let mut order: Vec<&Repetition> = self.repetitions.iter().collect();
+        order.sort_by(|a, b| a.iops().total_cmp(&b.iops()));
+        order.get(order.len().saturating_sub(1) / 2).copied()
+    }
+}
+
+/// Everything that was found out.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Where and how.
+    pub environment: Environment,
+    /// In the order of the plan.
+    pub subjects: Vec<SubjectResult>,
+    /// It was ended before its end.
+    pub interrupted: bool,
+}
+
+/// Runs a plan. Ends early, with what there is, when `interrupted` becomes true.
+pub fn run(
+    plan: &Plan,
+    clock: &Clock,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<Outcome> {
+    let phases = phases(&plan.jobs);
+    let named: Vec<Option<&Subject>> = if plan.subjects.is_empty() {
+        vec![None]
+    } else {
+        plan.subjects.iter().map(Some).collect()
+    };
+    let mut outcome = Outcome {
+        environment: environment(),
+        subjects: named
+            .iter()
+            .map(|subject| SubjectResult {
+                name: subject.map_or("the jobs' files".to_owned(), |s| s.name.clone()),
+                repetitions: Vec::new(),
+            })
+            .collect(),
+        interrupted: false,
+    };
+    for repetition in 1..=plan.repetitions {
+        for (subject, result) in named.iter().zip(&mut outcome.subjects) {
+            let title = format!("{} {repetition}/{}", result.name, plan.repetitions);
+            let one = attempt(
+                plan,
+                &phases,
+                *subject,
+                clock,
+                interrupted,
+                progress,
+                &title,
+            )?;
+            let ended = interrupted.load(Ordering::Relaxed);
+            // What a signal cut short is worth showing only where there is nothing else.
+            if !ended || result.repetitions.is_empty() {
+                result.repetitions.push(one);
+            }
+            if ended {
+                outcome.interrupted = true;
+                return Ok(outcome);
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+/// One repetition, again where it was disturbed; of disturbed ones the least disturbed counts.
+fn attempt(
+    plan: &Plan,
+    phases: &[Phase],
+    subject: Option<&Subject>,
+    clock: &Clock,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+    title: &str,
+) -> Result<Repetition> {
+    let mut best: Option<Repetition> = None;
+    for _ in 0..=plan.retries {
+        let mut one = turn(plan, phases, subject, clock, interrupted, progress, title)?;
+        let noise = one.foreign_cpus + one.stolen_cpus;
+        one.disturbed = noise > plan.disturbance_max;
+        let ended = interrupted.load(Ordering::Relaxed);
+        if !one.disturbed || ended || one.errors() > 0 {
+            return Ok(one);
+        }
+        progress.say(&format!(
+            "{title}: disturbed: others used {:.2} CPUs, the hypervisor took {:.2}",
+            one.foreign_cpus, one.stolen_cpus
+        ));
+        if best
+            .as_ref()
+            .is_none_or(|best| noise < best.foreign_cpus + best.stolen_cpus)
+        {
+            best = Some(one);
+        }
+    }
+    Ok(best.unwrap_or_default())
+}
+
+fn turn(
+    plan: &Plan,
+    phases: &[Phase],
+    subject: Option<&Subject>,
+    clock: &Clock,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+    title: &str,
+) -> Result<Repetition> {
+    let mut one = Repetition::default();
+    let mut totals = phase::Totals::default();
+    let before = stages_of(subject);
+    for (phase, number) in phases.iter().zip(0..) {
+        if interrupted.load(Ordering::Relaxed) {
+            break;
+        }
+        let jobs = phase.run(
+            plan,
+            subject,
+            number,
+            clock,
+            interrupted,
+            progress,
+            title,
+            &mut totals,
+        )?;
+        one.jobs.extend(jobs);
+    }
+    let ios = totals.ios.max(1) as f64;
+    let measured: u64 = one.jobs.iter().map(JobResult::ios).sum();
+    let seconds = totals.elapsed.as_secs_f64().max(1e-9);
+    one.kicks_per_io = totals.kicks as f64 / measured.max(1) as f64;
+    one.interrupts_per_io = totals.interrupts as f64 / measured.max(1) as f64;
+    one.device_cpu_per_million = totals.device_cpu_ns.map(|cpu| cpu as f64 / 1e3 / ios);
+    one.driver_cpu_per_million = totals.driver_cpu_ns as f64 / 1e3 / ios;
+    one.foreign_cpus = totals.foreign_ns as f64 / 1e9 / seconds;
+    one.stolen_cpus = totals.stolen_ns as f64 / 1e9 / seconds;
+    one.stages = stages_since(subject, before);
+    Ok(one)
+}
+
+/// What a Lunette has measured so far, where the subject is one.
+fn stages_of(subject: Option<&Subject>) -> Option<Snapshot> {
+    let subject = subject?;
+    daemon::control::get(subject.control.as_deref()?, "/v1/latency").ok()
+}
+
+/// What it has measured since, of the subject's export.
+fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<Latencies> {
+    let after = stages_of(subject)?;
+    let subject = subject?;
+    let socket = subject.control.as_deref()?;
+    let status: daemon::control::Status = daemon::control::get(socket, "/v1/status").ok()?;
+    let wanted = subject.path.canonicalize().ok()?;
+    let export = status.exports.iter().find(|export| {
+        let path = export
+            .socket
+            .as_ref()
+            .and_then(|path| path.canonicalize().ok());
+        path.as_ref() == Some(&wanted)
+    })?;
+    let grown = after.since(&before.unwrap_or_default());
+    Some(grown.merged_by(|labels| labels.export == export.name))
+}

@@ -1,0 +1,353 @@
+//! One phase: jobs that run together, on threads, watched from outside.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use timeline::Clock;
+
+use super::machine::Busy;
+use super::{JobResult, Plan, Progress};
+use crate::drive::{Crew, CrewResult, Shared, Stream, Window};
+use crate::driver::{Demand, Kind, Seed, Session, Subject, prepare_file};
+use crate::job::{Amount, Job};
+use crate::workload::Generator;
+
+/// Jobs that run at the same time.
+pub struct Phase {
+    jobs: Vec<Arc<Job>>,
+}
+
+/// Splits jobs where one waits for those before it.
+pub fn phases(jobs: &[Job]) -> Vec<Phase> {
+    let mut phases: Vec<Phase> = Vec::new();
+    for job in jobs {
+        match phases.last_mut() {
+            Some(phase) if !job.stonewall => phase.jobs.push(Arc::new(job.clone())),
+            _ => phases.push(Phase {
+                jobs: vec![Arc::new(job.clone())],
+            }),
+        }
+    }
+    phases
+}
+
+/// What is added up over the phases of a repetition.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Requests, those that do not count included.
+    pub ios: u64,
+    /// Kicks while it counted.
+    pub kicks: u64,
+    /// Interrupts while it counted.
+    pub interrupts: u64,
+    /// CPU time of devices that are known.
+    pub device_cpu_ns: Option<u64>,
+    /// CPU time of the driver's threads.
+    pub driver_cpu_ns: u64,
+    /// CPU time of others.
+    pub foreign_ns: u64,
+    /// Time that the hypervisor took.
+    pub stolen_ns: u64,
+    /// Wall clock.
+    pub elapsed: Duration,
+}
+
+/// One thread to be: its devices, its streams, its time.
+struct ThreadPlan {
+    seeds: Vec<Seed>,
+    streams: Vec<Stream>,
+    window: Window,
+    cpu: Option<usize>,
+}
+
+/// Jobs with the same targets and the same time may share threads.
+struct Group {
+    targets: Vec<Subject>,
+    window: Window,
+    cpus: Vec<usize>,
+    direct: Option<bool>,
+    /// Job's number in the phase, clone's number.
+    clones: Vec<(usize, u32)>,
+}
+
+const GLANCE: Duration = Duration::from_millis(50);
+
+impl Phase {
+    fn groups(&self, plan: &Plan, subject: Option<&Subject>) -> Result<Vec<Group>> {
+        let mut groups: Vec<Group> = Vec::new();
+        for (job, index) in self.jobs.iter().zip(0..) {
+            let targets = targets(job, subject)?;
+            let window = Window {
+                ramp: job.ramp_time.max(plan.warm_up),
+                runtime: job.runtime,
+            };
+            let cpus = if job.cpus.is_empty() {
+                plan.cpus.clone()
+            } else {
+                job.cpus.clone()
+            };
+            let clones = (0..u32::from(job.numjobs)).map(|clone| (index, clone));
+            let same = groups.iter_mut().find(|group| {
+                group.targets == targets
+                    && (group.window.ramp, group.window.runtime) == (window.ramp, window.runtime)
+                    && group.cpus == cpus
+                    && group.direct == job.direct
+            });
+            match same {
+                Some(group) => group.clones.extend(clones),
+                None => groups.push(Group {
+                    targets,
+                    window,
+                    cpus,
+                    direct: job.direct,
+                    clones: clones.collect(),
+                }),
+            }
+        }
+        Ok(groups)
+    }
+
+    /// Opens what the group needs and deals its clones out to threads.
+    fn threads(
+        &self,
+        plan: &Plan,
+        group: &Group,
+        clock: &Clock,
+        pids: &mut Vec<u32>,
+    ) -> Result<Vec<ThreadPlan>> {
+        let jobs = || group.clones.iter().map(|(job, _)| &self.jobs[*job]);
+        let whole = Demand {
+            slots: jobs().map(|job| job.iodepth).max().unwrap_or(1),
+            largest: jobs().map(|job| job.largest()).max().unwrap_or(512),
+            zeroes: jobs().all(|job| job.zero_buffers),
+        };
+        let mut sessions = Vec::new();
+        for target in &group.targets {
+            if let (Kind::File, Some(Amount::Bytes(size))) =
+                (target.kind, jobs().find_map(|job| job.size))
+            {
+                prepare_file(&target.path, size)?;
+            }
+            let count = group.clones.len();
+            let session = Session::open(target, &plan.driver, whole, count, group.direct)?;
+            let info = session.info();
+            ensure!(
+                !info.read_only || jobs().all(|job| !job.pattern.writes()),
+                "{} refuses writes",
+                target.name
+            );
+            pids.extend(session.pid().or(target.pid));
+            sessions.push(session);
+        }
+        let room = sessions.iter().map(|session| session.info().queues).min();
+        let room = usize::from(
+            room.unwrap_or(1)
+                .min(plan.driver.queues.unwrap_or(u16::MAX)),
+        );
+        let count = room.min(group.clones.len()).max(1);
+        let mut threads = Vec::new();
+        for thread in 0..count {
+            let mine = || group.clones.iter().skip(thread).step_by(count);
+            let slots: u32 = mine()
+                .map(|(job, _)| u32::from(self.jobs[*job].iodepth))
+                .sum();
+            let demand = Demand {
+                slots: u16::try_from(slots)
+                    .map_err(|_| anyhow!("{slots} requests in flight on one queue"))?,
+                ..whole
+            };
+            let mut streams = Vec::new();
+            for (job, clone) in mine() {
+                let generators = sessions
+                    .iter()
+                    .zip(&group.targets)
+                    .map(|(session, target)| {
+                        let info = session.info();
+                        Generator::new(&self.jobs[*job], *clone, info.capacity, info.block_size)
+                            .with_context(|| {
+                                format!("job {} on {}", self.jobs[*job].name, target.name)
+                            })
+                    });
+                let generators = generators.collect::<Result<Vec<_>>>()?;
+                streams.push(Stream::new(
+                    self.jobs[*job].clone(),
+                    *job,
+                    *clone,
+                    generators,
+                    clock,
+                ));
+            }
+            let seeds = sessions
+                .iter_mut()
+                .zip(&group.targets)
+                .map(|(session, target)| {
+                    session
+                        .queue(&plan.driver, demand)
+                        .with_context(|| target.name.clone())
+                });
+            threads.push(ThreadPlan {
+                seeds: seeds.collect::<Result<_>>()?,
+                streams,
+                window: group.window,
+                cpu: (!group.cpus.is_empty()).then(|| group.cpus[thread % group.cpus.len()]),
+            });
+        }
+        // Sessions have to outlive their queues.
+        KEPT.with_borrow_mut(|kept| kept.extend(sessions));
+        Ok(threads)
+    }
+
+    /// Runs it to its end, or until interrupted.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "one caller, and each is a thing of its own"
+    )]
+    pub fn run(
+        &self,
+        plan: &Plan,
+        subject: Option<&Subject>,
+        number: usize,
+        clock: &Clock,
+        interrupted: &Arc<AtomicBool>,
+        progress: &Progress,
+        title: &str,
+        totals: &mut Totals,
+    ) -> Result<Vec<JobResult>> {
+        let mut pids = Vec::new();
+        let mut threads = Vec::new();
+        for group in self.groups(plan, subject)? {
+            threads.extend(self.threads(plan, &group, clock, &mut pids)?);
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        let own = std::process::id();
+        let devices: Vec<u32> = pids.into_iter().filter(|pid| *pid != own).collect();
+        let wakers = threads
+            .iter()
+            .flat_map(|thread| &thread.seeds)
+            .filter_map(|seed| seed.waker().transpose())
+            .collect::<Result<Vec<OwnedFd>>>()?;
+        let longest = threads
+            .iter()
+            .map(|t| t.window.runtime.map(|time| time + t.window.ramp))
+            .try_fold(Duration::ZERO, |longest, time| Some(longest.max(time?)));
+        let shared = Shared::default();
+        let busy = Busy::now(&devices);
+        let begin = Instant::now();
+        let results = std::thread::scope(|scope| {
+            let polling = plan.driver.polling;
+            let handles: Vec<_> = threads
+                .into_iter()
+                .map(|thread| {
+                    let (shared, clock) = (&shared, clock.clone());
+                    scope.spawn(move || drive(thread, clock, polling, shared))
+                })
+                .collect();
+            while !handles.iter().all(|handle| handle.is_finished()) {
+                std::thread::sleep(GLANCE);
+                let stop = interrupted.load(Ordering::Relaxed)
+                    // One that failed ends all.
+                    || shared.stop.load(Ordering::Relaxed);
+                shared.stop.store(stop, Ordering::Relaxed);
+                let elapsed = begin.elapsed();
+                if stop || longest.is_some_and(|longest| elapsed >= longest) {
+                    for waker in &wakers {
+                        rustix::io::write(waker, &1u64.to_ne_bytes()).ok();
+                    }
+                }
+                progress.show(title, elapsed, longest, &shared);
+            }
+            handles
+                .into_iter()
+                .map(|handle| {
+                    handle
+                        .join()
+                        .unwrap_or_else(|_| Err(anyhow!("a driver's thread panicked")))
+                })
+                .collect::<Vec<Result<CrewResult>>>()
+        });
+        let spent = Busy::now(&devices).since(&busy, begin.elapsed());
+        KEPT.with_borrow_mut(Vec::clear);
+        let results = results.into_iter().collect::<Result<Vec<_>>>()?;
+        totals.ios += shared.ios.load(Ordering::Relaxed);
+        totals.elapsed += begin.elapsed();
+        totals.foreign_ns += spent.foreign_ns;
+        totals.stolen_ns += spent.stolen_ns;
+        if !devices.is_empty() {
+            *totals.device_cpu_ns.get_or_insert(0) += spent.device_ns;
+        }
+        for crew in &results {
+            totals.kicks += crew.kicks;
+            totals.interrupts += crew.interrupts;
+            totals.driver_cpu_ns += crew.cpu_ns;
+        }
+        Ok(self.merge(number, results))
+    }
+
+    /// Clones of a job become one.
+    fn merge(&self, number: usize, crews: Vec<CrewResult>) -> Vec<JobResult> {
+        let mut jobs: Vec<JobResult> = self
+            .jobs
+            .iter()
+            .map(|job| JobResult {
+                name: job.name.clone(),
+                phase: number,
+                ..JobResult::default()
+            })
+            .collect();
+        for stream in crews.into_iter().flat_map(|crew| crew.streams) {
+            let job = &mut jobs[stream.job];
+            for (sum, one) in job.tallies.iter_mut().zip(&stream.tallies) {
+                sum.ios += one.ios;
+                sum.bytes += one.bytes;
+                sum.latency.merge(&one.latency);
+            }
+            job.elapsed_ns = job.elapsed_ns.max(stream.elapsed_ns);
+            job.errors += stream.errors;
+            job.differences += stream.differences;
+            job.verified_bytes += stream.verified_bytes;
+            job.complaints.extend(stream.complaints);
+            job.log.extend(stream.log);
+        }
+        jobs
+    }
+}
+
+thread_local! {
+    /// Sessions of the phase that runs.
+    static KEPT: std::cell::RefCell<Vec<Session>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+fn targets(job: &Job, subject: Option<&Subject>) -> Result<Vec<Subject>> {
+    if let Some(subject) = subject {
+        return Ok(vec![subject.clone()]);
+    }
+    ensure!(
+        !job.filenames.is_empty(),
+        "job {}: no filename, and the command line names no subject",
+        job.name
+    );
+    let direct = job.direct.unwrap_or(false);
+    let names = job.filenames.iter();
+    names
+        .map(|name| Subject::of_filename(name, direct))
+        .collect()
+}
+
+fn drive(thread: ThreadPlan, clock: Clock, polling: bool, shared: &Shared) -> Result<CrewResult> {
+    if let Some(cpu) = thread.cpu {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        sched_setaffinity(None, &set).with_context(|| format!("no thread may run on CPU {cpu}"))?;
+    }
+    let result = Crew::new(thread.seeds, thread.streams, clock, polling)
+        .and_then(|crew| crew.run(thread.window, shared));
+    if result.is_err() {
+        shared.stop.store(true, Ordering::Relaxed);
+    }
+    result
+}

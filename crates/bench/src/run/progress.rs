@@ -1,0 +1,95 @@
+//! A line on the terminal while long work goes on, and heartbeats where that is asked for.
+
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::drive::Shared;
+use crate::report::{per_second, rate};
+
+/// Says how far things are, on stderr.
+pub struct Progress {
+    bar: ProgressBar,
+    heartbeat: Option<Duration>,
+    last: Mutex<(Duration, u64, u64)>,
+}
+
+impl Progress {
+    /// A line on a terminal, nothing elsewhere; with `heartbeat` a line again and again, everywhere.
+    pub fn new(heartbeat: Option<Duration>) -> Progress {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+            bar.set_style(style);
+        }
+        Progress {
+            bar,
+            heartbeat,
+            last: Mutex::default(),
+        }
+    }
+
+    /// Says nothing at all.
+    pub fn silent() -> Progress {
+        Progress {
+            bar: ProgressBar::hidden(),
+            heartbeat: None,
+            last: Mutex::default(),
+        }
+    }
+
+    /// How far one phase is.
+    pub fn show(&self, title: &str, elapsed: Duration, longest: Option<Duration>, shared: &Shared) {
+        let (ios, bytes) = (
+            shared.ios.load(Ordering::Relaxed),
+            shared.bytes.load(Ordering::Relaxed),
+        );
+        let Ok(mut last) = self.last.lock() else {
+            return;
+        };
+        if elapsed < last.0 {
+            *last = (Duration::ZERO, 0, 0);
+        }
+        let span = elapsed.saturating_sub(last.0).as_secs_f64();
+        let every = self.heartbeat.map_or(0.5, |every| every.as_secs_f64());
+        if span < every {
+            self.bar.tick();
+            return;
+        }
+        let (iops, bandwidth) = (
+            ios.saturating_sub(last.1) as f64 / span,
+            bytes.saturating_sub(last.2) as f64 / span,
+        );
+        *last = (elapsed, ios, bytes);
+        let left = longest.map_or_else(String::new, |longest| {
+            format!(
+                ", {:.0} s left",
+                longest.saturating_sub(elapsed).as_secs_f64()
+            )
+        });
+        let line = format!(
+            "{title}: {:.0} s, {} IOPS, {}{left}",
+            elapsed.as_secs_f64(),
+            rate(iops),
+            per_second(bandwidth)
+        );
+        if self.heartbeat.is_some() {
+            self.say(&line);
+        } else {
+            self.bar.set_message(line);
+            self.bar.tick();
+        }
+    }
+
+    /// A line of its own, on stderr.
+    pub fn say(&self, line: &str) {
+        self.bar.suspend(|| eprintln!("{line}"));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,129 @@
+//! Median, spread, and the confidence interval of a ratio by bootstrap.
+
+use serde::{Deserialize, Serialize};
+
+use crate::workload::Random;
+
+/// Where some values lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// The middle one.
+    pub median: f64,
+    /// The least.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Half the distance from the least to the largest, as a part of the median.
+    pub fn relative(&self) -> f64 {
+        if self.median > 0.0 {
+            (self.max - self.min) / 2.0 / self.median
+        } else {
+            0.0
+        }
+    }
+}
+
+/// An estimate and the interval that holds it in 95 of 100 cases.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// The estimate.
+    pub value: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    match sorted.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => sorted[count / 2],
+        count => f64::midpoint(sorted[count / 2 - 1], sorted[count / 2]),
+    }
+}
+
+/// Median, least and largest.
+pub fn spread(values: &[f64]) -> Spread {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    Spread {
+        median: median(&sorted),
+        min: sorted.first().copied().unwrap_or(0.0),
+        max: sorted.last().copied().unwrap_or(0.0),
+    }
+}
+
+/// Resamplings: enough for two digits of a 95 % interval.
+const RESAMPLINGS: usize = 2000;
+
+/// Ratio of the medians of `a` and `b`, with its interval. Turns that belong together are drawn together where
+/// there are as many of the one as of the other, so that the machine's drift cancels.
+pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Option<Interval> {
+    let base = spread(b).median;
+    if a.is_empty() || b.is_empty() || base <= 0.0 {
+        return None;
+    }
+    let paired = a.len() == b.len();
+    let mut random = Random::new(95);
+    let mut ratios: Vec<f64> = (0..RESAMPLINGS)
+        .filter_map(|_| {
+            let mut of_a = Vec::with_capacity(a.len());
+            let mut of_b = Vec::with_capacity(b.len());
+            if paired {
+                for _ in 0..a.len() {
+                    let at = random.below(a.len() as u64) as usize;
+                    of_a.push(a[at]);
+                    of_b.push(b[at]);
+                }
+            } else {
+                of_a.extend((0..a.len()).map(|_| a[random.below(a.len() as u64) as usize]));
+                of_b.extend((0..b.len()).map(|_| b[random.below(b.len() as u64) as usize]));
+            }
+            let below = spread(&of_b).median;
+            (below > 0.0).then(|| spread(&of_a).median / below)
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let at = |q: f64| {
+        let index = (q * ratios.len() as f64) as usize;
+        ratios
+            .get(index.min(ratios.len().saturating_sub(1)))
+            .copied()
+    };
+    Some(Interval {
+        value: spread(a).median / base,
+        low: at(0.025)?,
+        high: at(0.975)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_and_spread() {
+        let values = spread(&[3.0, 1.0, 2.0, 4.0]);
+        assert_eq!((values.median, values.min, values.max), (2.5, 1.0, 4.0));
+        assert_eq!(values.relative(), 0.6);
+        assert_eq!(spread(&[]), Spread::default());
+    }
+
+    #[test]
+    fn a_ratio_lies_in_its_interval_and_drift_cancels() {
+        // Both drift alike: the ratio is exact.
+        let b = [100.0, 120.0, 90.0, 110.0, 105.0];
+        let a = b.map(|x| 2.0 * x);
+        let ratio = bootstrap_ratio(&a, &b).unwrap();
+        assert!((ratio.value - 2.0).abs() < 1e-9);
+        assert!((ratio.low - 2.0).abs() < 1e-9 && (ratio.high - 2.0).abs() < 1e-9);
+        let noisy = [90.0, 130.0, 100.0];
+        let ratio = bootstrap_ratio(&noisy, &[50.0, 50.0, 50.0, 50.0]).unwrap();
+        assert!(ratio.low < ratio.value && ratio.value < ratio.high);
+        assert_eq!(bootstrap_ratio(&[], &b), None);
+        assert_eq!(bootstrap_ratio(&b, &[0.0]), None);
+    }
+}

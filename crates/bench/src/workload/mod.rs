@@ -1,0 +1,333 @@
+//! Requests in the order in which a job asks for them.
+//!
+//! A [`Generator`] belongs to one clone of a job on one thread; `next` allocates nothing. Random requests hit every
+//! block once per loop (`permutation`), unless there is `norandommap`, another distribution, or sizes that differ:
+//! then they are drawn with repetition. Pure. Tests: here.
+
+mod distribution;
+mod permutation;
+mod random;
+
+pub use distribution::Sampler;
+pub use permutation::Permutation;
+pub use random::Random;
+
+use crate::job::{Distribution, Job, Sizes};
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Io {
+    /// A write, else a read.
+    pub write: bool,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// Why a job does not fit a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit(pub String);
+
+impl std::fmt::Display for Misfit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Misfit {}
+
+/// Where random requests go.
+enum Places {
+    Sequential,
+    Once(Permutation),
+    Drawn(Sampler),
+}
+
+/// Makes one clone's requests.
+pub struct Generator {
+    random: Random,
+    read_percent: u8,
+    sizes: [Sizes; 2],
+    start: u64,
+    length: u64,
+    /// Random requests begin at multiples of it.
+    unit: u64,
+    places: Places,
+    /// Per direction: how far sequential requests have come.
+    position: [u64; 2],
+    seed: u64,
+    /// Bytes to make in one loop, bytes made in it, loops left after it.
+    per_loop: u64,
+    made: u64,
+    loops_left: u32,
+}
+
+impl Generator {
+    /// The requests of clone number `clone` on a disk of `capacity` bytes with blocks of `block_size`.
+    pub fn new(job: &Job, clone: u32, capacity: u64, block_size: u32) -> Result<Generator, Misfit> {
+        let smallest = job.smallest();
+        let largest = u64::from(job.largest());
+        for size in job.sizes.iter().flat_map(Sizes::named) {
+            if size % block_size != 0 {
+                return Err(Misfit(format!(
+                    "bs: {size} bytes are not whole blocks of {block_size} bytes"
+                )));
+            }
+        }
+        let start = job
+            .offset_increment
+            .of(capacity)
+            .checked_mul(u64::from(clone))
+            .and_then(|more| more.checked_add(job.offset.of(capacity)))
+            .filter(|start| *start < capacity)
+            .ok_or_else(|| Misfit(format!("offset: lies beyond the end of {capacity} bytes")))?;
+        let start = start - start % u64::from(block_size);
+        let room = capacity - start;
+        let length = job.size.map_or(room, |size| size.of(capacity));
+        if length > room {
+            return Err(Misfit(format!(
+                "size: {length} bytes from {start} reach beyond the end of {capacity} bytes"
+            )));
+        }
+        if length < largest {
+            return Err(Misfit(format!(
+                "size: {length} bytes are less than one request of {largest}"
+            )));
+        }
+        let fixed = |sizes: &Sizes| matches!(sizes, Sizes::Fixed(size) if *size == smallest);
+        let alike = (!job.pattern.reads() || fixed(&job.sizes[0]))
+            && (!job.pattern.writes() || fixed(&job.sizes[1]));
+        let unit = u64::from(smallest);
+        let units = length / unit;
+        let seed = job.seed ^ (u64::from(clone) << 32);
+        let places = if !job.pattern.random {
+            Places::Sequential
+        } else if job.distribution != Distribution::Uniform || job.no_random_map || !alike {
+            Places::Drawn(Sampler::new(job.distribution, units))
+        } else {
+            Places::Once(Permutation::new(units, seed))
+        };
+        Ok(Generator {
+            random: Random::new(seed),
+            read_percent: job.pattern.read_percent,
+            sizes: job.sizes.clone(),
+            start,
+            length,
+            unit,
+            places,
+            position: [0; 2],
+            seed,
+            per_loop: job.io_size.map_or(length, |size| size.of(capacity)),
+            made: 0,
+            loops_left: if job.time_based {
+                u32::MAX
+            } else {
+                job.loops - 1
+            },
+        })
+    }
+
+    /// The part of the disk that it uses: first byte and bytes.
+    pub fn range(&self) -> (u64, u64) {
+        (self.start, self.length)
+    }
+
+    /// Bytes that it will make in all.
+    pub fn total(&self) -> u64 {
+        self.per_loop.saturating_mul(u64::from(self.loops_left) + 1)
+    }
+
+    #[inline]
+    fn size(&mut self, direction: usize) -> u32 {
+        match &self.sizes[direction] {
+            Sizes::Fixed(size) => *size,
+            Sizes::Range(low, high) => {
+                let steps = u64::from((high - low) / low) + 1;
+                low * (1 + self.random.below(steps) as u32)
+            }
+            Sizes::Split(parts) => {
+                let mut point = self.random.below(100) as u8;
+                for (size, percent) in parts {
+                    if point < *percent {
+                        return *size;
+                    }
+                    point -= percent;
+                }
+                parts.last().map_or(512, |(size, _)| *size)
+            }
+        }
+    }
+
+    fn begin_loop(&mut self) -> bool {
+        if self.loops_left == 0 {
+            return false;
+        }
+        if self.loops_left != u32::MAX {
+            self.loops_left -= 1;
+        }
+        self.made = 0;
+        self.seed = self.seed.wrapping_add(0x9e37_79b9);
+        if let Places::Once(permutation) = &mut self.places {
+            *permutation = Permutation::new(self.length / self.unit, self.seed);
+        }
+        true
+    }
+}
+
+impl Iterator for Generator {
+    type Item = Io;
+
+    #[inline]
+    fn next(&mut self) -> Option<Io> {
+        let write = match self.read_percent {
+            100 => false,
+            0 => true,
+            percent => self.random.below(100) as u8 >= percent,
+        };
+        let length = self.size(usize::from(write));
+        if self.per_loop - self.made < u64::from(length) && !self.begin_loop() {
+            return None;
+        }
+        let bytes = u64::from(length);
+        let at = match &mut self.places {
+            Places::Sequential => {
+                let position = &mut self.position[usize::from(write)];
+                if self.length - *position < bytes {
+                    *position = 0;
+                }
+                let at = *position;
+                *position += bytes;
+                at
+            }
+            Places::Once(permutation) => match permutation.next() {
+                Some(index) => index * self.unit,
+                // A loop that moves more than the disk has begins another round.
+                None => {
+                    self.seed = self.seed.wrapping_add(0x9e37_79b9);
+                    *permutation = Permutation::new(self.length / self.unit, self.seed);
+                    permutation.next()? * self.unit
+                }
+            },
+            Places::Drawn(sampler) => {
+                let at = sampler.draw(&mut self.random) * self.unit;
+                at.min((self.length - bytes) / self.unit * self.unit)
+            }
+        };
+        self.made += bytes;
+        Some(Io {
+            write,
+            offset: self.start + at,
+            length,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::job::{Amount, Pattern, apply};
+
+    fn job(options: &[(&str, &str)]) -> Job {
+        let mut job = Job::default();
+        for (option, value) in options {
+            apply(&mut job, option, Some(value)).unwrap_or_else(|e| panic!("{option}: {e}"));
+        }
+        job
+    }
+
+    fn ios(options: &[(&str, &str)]) -> Vec<Io> {
+        Generator::new(&job(options), 0, 1 << 20, 512)
+            .unwrap()
+            .collect()
+    }
+
+    #[test]
+    fn sequential_requests_follow_each_other_to_the_end() {
+        let ios = ios(&[("rw", "write"), ("bs", "64k")]);
+        assert_eq!(ios.len(), 16);
+        for (io, index) in ios.iter().zip(0u64..) {
+            assert_eq!((io.write, io.offset, io.length), (true, index << 16, 65536));
+        }
+    }
+
+    #[test]
+    fn random_requests_hit_every_block_once_per_loop() {
+        let ios = ios(&[
+            ("rw", "randread"),
+            ("loops", "2"),
+            ("offset", "256k"),
+            ("size", "300k"),
+        ]);
+        assert_eq!(ios.len(), 150);
+        for half in ios.chunks(75) {
+            let places: HashSet<u64> = half.iter().map(|io| io.offset).collect();
+            assert_eq!(places.len(), 75);
+            assert!(places.iter().all(|at| (256 << 10..556 << 10).contains(at)));
+        }
+        assert_ne!(ios[..75], ios[75..]);
+    }
+
+    #[test]
+    fn mixtures_and_sizes_come_as_often_as_asked() {
+        let mut job = job(&[
+            ("rw", "randrw"),
+            ("rwmixread", "75"),
+            ("bssplit", "4k/90:64k/10"),
+        ]);
+        job.time_based = true;
+        let ios: Vec<Io> = Generator::new(&job, 0, 1 << 30, 512)
+            .unwrap()
+            .take(20_000)
+            .collect();
+        let reads = ios.iter().filter(|io| !io.write).count();
+        assert!((14_500..15_500).contains(&reads), "{reads}");
+        let large = ios.iter().filter(|io| io.length == 65536).count();
+        assert!((1_700..2_300).contains(&large), "{large}");
+        assert!(
+            ios.iter()
+                .all(|io| io.offset + u64::from(io.length) <= 1 << 30)
+        );
+    }
+
+    #[test]
+    fn distributions_stay_on_the_disk_and_favour_what_they_should() {
+        for (name, hot_share) in [("zipf:1.2", 0.5), ("pareto:0.1", 0.5), ("normal:10", 0.6)] {
+            let mut job = job(&[("rw", "randread"), ("random_distribution", name)]);
+            job.time_based = true;
+            let ios: Vec<Io> = Generator::new(&job, 0, 400 << 12, 512)
+                .unwrap()
+                .take(10_000)
+                .collect();
+            assert!(
+                ios.iter()
+                    .all(|io| io.offset < 400 << 12 && io.offset % 4096 == 0),
+                "{name}"
+            );
+            let mut counts = vec![0u32; 400];
+            ios.iter()
+                .for_each(|io| counts[(io.offset / 4096) as usize] += 1);
+            counts.sort_unstable();
+            let hottest: u32 = counts.iter().rev().take(100).sum();
+            assert!(
+                f64::from(hottest) > hot_share * 10_000.0,
+                "{name}: {hottest}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told() {
+        let misfit = |job: &Job| Generator::new(job, 1, 1 << 20, 4096).err().unwrap().0;
+        assert!(misfit(&job(&[("bs", "512")])).contains("blocks of 4096"));
+        assert!(misfit(&job(&[("size", "2m")])).contains("beyond the end"));
+        assert!(misfit(&job(&[("offset_increment", "1m")])).contains("offset"));
+        let mut small = job(&[]);
+        small.size = Some(Amount::Bytes(100));
+        assert!(misfit(&small).contains("less than one request"));
+        small.pattern = Pattern::new(true, 100);
+        assert!(misfit(&small).contains("less than one request"));
+    }
+}

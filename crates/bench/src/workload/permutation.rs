@@ -1,0 +1,76 @@
+//! All numbers below a bound, each once, in random order, without a table.
+//!
+//! A counter runs through the next power of two and each value is spread within its bits by steps that are one to
+//! one (odd multiplication, xor with its own upper bits); what is not below the bound is skipped.
+
+use super::random::mix;
+
+/// A walk through all numbers below a bound.
+#[derive(Clone, Debug)]
+pub struct Permutation {
+    bound: u64,
+    mask: u64,
+    shift: u32,
+    keys: [u64; 3],
+    at: u64,
+}
+
+impl Permutation {
+    /// The numbers below `bound` in an order that `seed` chooses.
+    pub fn new(bound: u64, seed: u64) -> Permutation {
+        let bits = (64 - bound.saturating_sub(1).leading_zeros()).max(1);
+        Permutation {
+            bound,
+            mask: u64::MAX >> (64 - bits),
+            shift: bits.div_ceil(2),
+            keys: [mix(seed), mix(seed ^ 0x5555) | 1, mix(seed ^ 0xaaaa) | 1],
+            at: 0,
+        }
+    }
+
+    #[inline]
+    fn spread(&self, value: u64) -> u64 {
+        let [add, first, second] = self.keys;
+        let mut x = value.wrapping_add(add) & self.mask;
+        x = x.wrapping_mul(first) & self.mask;
+        x ^= x >> self.shift;
+        x = x.wrapping_mul(second) & self.mask;
+        x ^ (x >> self.shift)
+    }
+}
+
+impl Iterator for Permutation {
+    type Item = u64;
+
+    #[inline]
+    fn next(&mut self) -> Option<u64> {
+        while self.at <= self.mask {
+            let value = self.spread(self.at);
+            self.at += 1;
+            if value < self.bound {
+                return Some(value);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_comes_once() {
+        for bound in [1, 2, 3, 64, 100, 1000, 4097] {
+            for seed in 0..4 {
+                let mut seen: Vec<u64> = Permutation::new(bound, seed).collect();
+                assert!(
+                    bound < 64 || seen.windows(2).any(|w| w[0] > w[1]),
+                    "{bound}"
+                );
+                seen.sort_unstable();
+                assert!(seen.into_iter().eq(0..bound), "{bound} {seed}");
+            }
+        }
+    }
+}

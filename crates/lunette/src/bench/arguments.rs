@@ -1,0 +1,213 @@
+//! The command line of `lunette bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::failure::Failure;
+
+/// `lunette bench`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER, args_conflicts_with_subcommands = true)]
+pub struct BenchArguments {
+    /// Other things than one trial
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+    /// A trial
+    #[command(flatten)]
+    pub trial: Trial,
+}
+
+const AFTER: &str = "\
+Subjects: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH;
+then ,pid=N (whose CPU time counts as the device's), ,control=SOCKET (a Lunette: its stages are
+printed), ,name=NAME, and for a file ,direct=0|1.
+
+Examples:
+  Random reads at depth 32, five seconds, by a driver that polls on CPU 0
+    lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32 --cpus 0
+
+  Two devices in turns, driven as a guest does it
+    lunette bench vhost-user-blk:/tmp/a.sock --vs vhost-user-blk:/tmp/b.sock \\
+      --interrupts --rw randread --runtime 2s
+
+  A job file of fio's; its filename counts when no subject is named
+    lunette bench vhost-user-scsi:/tmp/c0.sock study.fio --output-format=json
+
+  64 threads, a line every second
+    lunette bench file:/dev/loop0 --threads 64 --bs 256k --mix=70
+
+  What two result files say
+    lunette bench compare before.json after.json";
+
+/// What else there is.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Compare two result files
+    Compare {
+        /// A result of --output-format=json
+        first: PathBuf,
+        /// Another one
+        second: PathBuf,
+    },
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A table for people
+    Normal,
+    /// fio's JSON
+    Json,
+}
+
+/// One trial.
+#[derive(Debug, Args)]
+pub struct Trial {
+    /// What to measure, and fio job files
+    #[arg(value_name = "SUBJECT|JOBFILE")]
+    pub what: Vec<String>,
+    /// A further subject; all take turns
+    #[arg(long, value_name = "SUBJECT")]
+    pub vs: Vec<String>,
+    /// Flags for a job
+    #[command(flatten)]
+    pub quick: Quick,
+    /// The driver
+    #[command(flatten)]
+    pub driver: Driver,
+    /// Turns of each subject [default: 5 with --vs, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: Option<u32>,
+    /// Milliseconds before anything counts
+    #[arg(long, value_name = "MS", default_value_t = 200)]
+    pub warm_up_ms: u64,
+    /// How often a turn that was disturbed is run again
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub retries: u32,
+    /// CPUs' worth of other work from which on a turn counts as disturbed
+    #[arg(long, value_name = "CPUS", default_value_t = 0.1)]
+    pub disturbance: f64,
+    /// How to print
+    #[arg(long, value_enum, default_value_t = Format::Normal)]
+    pub output_format: Format,
+    /// Print fio's JSON: the same as --output-format=json
+    #[arg(long)]
+    pub json: bool,
+    /// Write there instead of to stdout
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// fio's options as flags; files' options count more.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Jobs")]
+pub struct Quick {
+    /// read, write, randread, randwrite, rw, randrw
+    #[arg(long, value_name = "PATTERN")]
+    pub rw: Option<String>,
+    /// Size of requests
+    #[arg(long, value_name = "SIZE")]
+    pub bs: Option<String>,
+    /// Requests in flight, of each clone
+    #[arg(long, value_name = "N")]
+    pub iodepth: Option<String>,
+    /// Clones of the job
+    #[arg(long, value_name = "N")]
+    pub numjobs: Option<String>,
+    /// Part of the disk
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+    /// How long [default: 5s, unless a size is named]
+    #[arg(long, value_name = "TIME")]
+    pub runtime: Option<String>,
+    /// Check what was written: crc32c, crc32, crc16, crc64
+    #[arg(long, value_name = "SUM")]
+    pub verify: Option<String>,
+    /// Any other option of a job file
+    #[arg(long, value_name = "OPTION=VALUE")]
+    pub set: Vec<String>,
+    /// So many clones, and a line every second
+    #[arg(long, value_name = "N", conflicts_with = "numjobs")]
+    pub threads: Option<String>,
+    /// Random reads
+    #[arg(long, conflicts_with_all = ["rw", "write", "mix"])]
+    pub read: bool,
+    /// Random writes
+    #[arg(long, conflicts_with_all = ["rw", "mix"])]
+    pub write: bool,
+    /// Random reads and writes, so many of 100 reads
+    #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "50", conflicts_with = "rw")]
+    pub mix: Option<String>,
+}
+
+impl Quick {
+    /// As options of a job.
+    pub fn options(&self) -> Result<Vec<(String, Option<String>)>, Failure> {
+        let mut options = Vec::new();
+        let mut set = |option: &str, value: Option<&String>| {
+            if let Some(value) = value {
+                options.push((option.to_owned(), Some(value.clone())));
+            }
+        };
+        set("rwmixread", self.mix.as_ref());
+        let words = [
+            (self.read, "randread"),
+            (self.write, "randwrite"),
+            (self.mix.is_some(), "randrw"),
+        ];
+        for (given, word) in words {
+            set("rw", given.then(|| word.to_owned()).as_ref());
+        }
+        for (option, value) in [
+            ("rw", &self.rw),
+            ("bs", &self.bs),
+            ("iodepth", &self.iodepth),
+            ("numjobs", &self.numjobs),
+            ("numjobs", &self.threads),
+            ("size", &self.size),
+            ("runtime", &self.runtime),
+            ("verify", &self.verify),
+        ] {
+            set(option, value.as_ref());
+        }
+        if self.runtime.is_some() {
+            options.push((
+                "time_based".to_owned(),
+                Some((self.verify.is_none() as u8).to_string()),
+            ));
+        }
+        for text in &self.set {
+            let (option, value) = match text.split_once('=') {
+                Some((option, value)) => (option, Some(value.to_owned())),
+                None => (text.as_str(), None),
+            };
+            options.push((option.to_owned(), value));
+        }
+        Ok(options)
+    }
+}
+
+/// How the driver behaves.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Driver")]
+pub struct Driver {
+    /// Wait for interrupts instead of polling
+    #[arg(long)]
+    pub interrupts: bool,
+    /// Most queues that are used, a thread each
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub queues: Option<u16>,
+    /// CPUs for its threads, in turn
+    #[arg(long, value_name = "N,N,...")]
+    pub cpus: Option<String>,
+    /// Chains lie in the ring itself
+    #[arg(long)]
+    pub direct_descriptors: bool,
+    /// Without VIRTIO_F_EVENT_IDX
+    #[arg(long)]
+    pub no_event_idx: bool,
+    /// Guest memory from huge pages
+    #[arg(long)]
+    pub huge_pages: bool,
+}

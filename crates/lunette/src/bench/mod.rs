@@ -1,0 +1,200 @@
+//! `lunette bench`: says what the crate `bench` is to run, and prints what it found out.
+
+mod arguments;
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bench::driver::{DriverOptions, Subject};
+use bench::job::{Job, Mistake, Mistakes, apply, check, parse};
+use bench::report;
+use bench::run::{Plan, Progress, run as run_plan};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use timeline::Clock;
+
+pub use arguments::BenchArguments;
+use arguments::{BenchCommand, Format, Quick, Trial};
+
+use crate::failure::{Failure, Outcome};
+
+/// Runs what the command line says.
+pub fn run(arguments: BenchArguments) -> Outcome {
+    match arguments.command {
+        Some(BenchCommand::Compare { first, second }) => compare(&first, &second),
+        None => trial(&arguments.trial),
+    }
+}
+
+/// Becomes true at Ctrl-C; a second one ends the process at once.
+fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_default(signal, flag.clone())?;
+        signal_hook::flag::register(signal, flag.clone())?;
+    }
+    Ok(flag)
+}
+
+fn compare(first: &Path, second: &Path) -> Outcome {
+    let read = |path: &Path| {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::because(format!("cannot read {name}: {error}")))?;
+        let outcome =
+            report::read(&text).map_err(|error| Failure::because(format!("{name}: {error:#}")))?;
+        Ok::<_, Failure>((name, outcome))
+    };
+    let (a, b) = (read(first)?, read(second)?);
+    let text = report::compare((&a.0, &a.1), (&b.0, &b.1));
+    write!(std::io::stdout(), "{text}")?;
+    Ok(())
+}
+
+fn trial(trial: &Trial) -> Outcome {
+    let (subjects, files): (Vec<&String>, Vec<&String>) = trial
+        .what
+        .iter()
+        .partition(|word| Subject::looks_like_one(word));
+    let subjects = subjects.into_iter().chain(&trial.vs);
+    let subjects = subjects
+        .map(|text| Subject::parse(text))
+        .collect::<Result<Vec<_>, _>>()?;
+    let jobs = jobs(&trial.quick, &files)?;
+    if subjects.is_empty() && jobs.iter().all(|job| job.filenames.is_empty()) {
+        return Err(Failure::because(format!(
+            "nothing to measure: name a subject ({})",
+            bench::driver::FORMS
+        )));
+    }
+    let plan = plan(trial, subjects, jobs)?;
+    for engine in plan.jobs.iter().filter_map(|job| job.engine.as_ref()) {
+        if engine != "io_uring" {
+            eprintln!("lunette: ioengine={engine}: requests go through the subject's own driver");
+        }
+    }
+    let interrupted = interrupted()?;
+    let heartbeat = trial.quick.threads.as_ref().map(|_| Duration::from_secs(1));
+    let progress = Progress::new(heartbeat);
+    let outcome = run_plan(&plan, &Clock::new(), &interrupted, &progress)?;
+    drop(progress);
+    logs(&plan, &outcome)?;
+    print(trial, &plan, &outcome)?;
+    let errors: u64 = outcome
+        .subjects
+        .iter()
+        .flat_map(|subject| &subject.repetitions)
+        .map(bench::run::Repetition::errors)
+        .sum();
+    if errors > 0 {
+        return Err(Failure::because(format!("{errors} errors or differences")));
+    }
+    if interrupted.load(Ordering::Relaxed) {
+        return Err(Failure::Told);
+    }
+    Ok(())
+}
+
+fn logs(plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
+    let Some(one) = outcome.subjects.first().and_then(|s| s.repetitions.last()) else {
+        return Ok(());
+    };
+    for (number, (job, result)) in (1..).zip(plan.jobs.iter().zip(&one.jobs)) {
+        for name in report::write_logs(job, number, result)? {
+            eprintln!("lunette: wrote {name}");
+        }
+    }
+    Ok(())
+}
+
+fn print(trial: &Trial, plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
+    let as_json = trial.json || trial.output_format == Format::Json;
+    let text = if as_json {
+        format!("{:#}\n", report::to_json(outcome, &plan.jobs))
+    } else {
+        report::to_text(outcome)
+    };
+    match &trial.output {
+        Some(path) => std::fs::write(path, text)
+            .map_err(|error| Failure::because(format!("cannot write {}: {error}", path.display()))),
+        None => Ok(write!(std::io::stdout(), "{text}")?),
+    }
+}
+
+fn plan(trial: &Trial, subjects: Vec<Subject>, jobs: Vec<Job>) -> Result<Plan, Failure> {
+    let driver = &trial.driver;
+    let several = subjects.len() > 1;
+    let mut cpus = Job::default();
+    if let Some(text) = &driver.cpus {
+        flag(&mut cpus, "cpus_allowed", Some(text))?;
+    }
+    Ok(Plan {
+        subjects,
+        jobs,
+        driver: DriverOptions {
+            polling: !driver.interrupts,
+            queues: driver.queues,
+            indirect: !driver.direct_descriptors,
+            event_idx: !driver.no_event_idx,
+            huge_pages: driver.huge_pages,
+        },
+        repetitions: trial.repetitions.unwrap_or(if several { 5 } else { 1 }),
+        warm_up: Duration::from_millis(trial.warm_up_ms),
+        cpus: cpus.cpus,
+        retries: trial.retries,
+        disturbance_max: trial.disturbance,
+    })
+}
+
+fn flag(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), Failure> {
+    apply(job, option, value)
+        .map_err(|message| Failure::because(format!("command line: {option}: {message}")))
+}
+
+/// Jobs of the files; where there are none, one of the flags.
+fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
+    let mut base = Job::default();
+    for (option, value) in quick.options()? {
+        flag(&mut base, &option, value.as_deref())?;
+    }
+    if files.is_empty() {
+        base.name = base.pattern.word().to_owned();
+        if base.runtime.is_none()
+            && base.size.is_none()
+            && base.io_size.is_none()
+            && base.verify.is_none()
+        {
+            base.runtime = Some(Duration::from_secs(5));
+            base.time_based = true;
+        }
+        check(&base).map_err(|(option, message)| {
+            Failure::because(format!("command line: {option}: {message}"))
+        })?;
+        return Ok(vec![base]);
+    }
+    let mut jobs = Vec::new();
+    let mut mistakes = Mistakes::default();
+    for file in files {
+        match std::fs::read_to_string(file) {
+            Ok(text) => match parse(file, &text, &base) {
+                Ok(more) => jobs.extend(more),
+                Err(more) => mistakes.0.extend(more.0),
+            },
+            Err(error) => mistakes.0.push(Mistake {
+                file: (*file).clone(),
+                line: 0,
+                option: String::new(),
+                message: format!("cannot read it: {error}"),
+            }),
+        }
+    }
+    if mistakes.0.is_empty() {
+        Ok(jobs)
+    } else {
+        Err(Failure::Reasons(
+            mistakes.0.iter().map(ToString::to_string).collect(),
+        ))
+    }
+}
