@@ -4,6 +4,8 @@
 //! Offsets and lengths of an [`IoRequest`] are bytes; whoever builds one has checked them once, at the
 //! edge, with [`Geometry::check`]. Tests: at the end of each module.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod geometry;
 mod request;

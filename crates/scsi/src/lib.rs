@@ -1,4 +1,3 @@
-#![forbid(unsafe_code)]
 //! SCSI target core: CDB in, plan out.
 //!
 //! Pure: no I/O, no threads, no sockets; nothing here knows a transport. A door builds a [`Command`], asks
@@ -6,6 +5,8 @@
 //! units through `Arc`; the request path (READ, WRITE, SYNCHRONIZE CACHE, TEST UNIT READY) neither locks nor
 //! allocates nor writes shared memory. What a peer sends is checked here, once. Standards: SAM-5, SPC-4/5,
 //! SBC-3/4. Tests: in each module, and `tests/` for whole commands.
+
+#![forbid(unsafe_code)]
 
 mod command;
 mod commands;

@@ -51,6 +51,8 @@ pub struct Queue<P: Protocol> {
     slots: Slots<P::Request>,
     /// Slots of the batch that is being drained, and each one's next step.
     batch: Vec<(u16, Option<Step>)>,
+    /// Slots of the batch whose I/O is pending.
+    pended: Vec<u16>,
     /// Slots to be answered when the turn ends.
     done: Vec<u16>,
     /// Slots that have been answered and go on.
@@ -87,6 +89,7 @@ impl<P: Protocol> Queue<P> {
             protocol,
             slots: Slots::new(size),
             batch: Vec::with_capacity(BATCH),
+            pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
             going_on: Vec::new(),
             turns: Vec::with_capacity(4),
@@ -234,20 +237,27 @@ impl<P: Protocol> Queue<P> {
                     at_once[operation] += 1;
                 }
                 Progress::Pending => {
-                    let slot = self.slots.get(index);
-                    slot.pended = true;
-                    slot.noticed = stamps.at(Stage::Noticed);
-                    slot.submitted = stamps.at(Stage::Submitted);
+                    self.pended.push(index);
                     pending[operation] += 1;
                 }
                 Progress::Over => self.slots.free_slot(index),
             }
         }
         self.batch = batch;
-        stamps.mark(Stage::Reaped, io.now());
-        if pending != [0; Operation::COUNT] {
-            self.timeline.record_arrivals(&pending, stamps);
+        let now = io.now();
+        if !self.pended.is_empty() {
+            // What is pending has now been given to its disk; what ended at once was given when it was parsed.
+            let mut stamps = *stamps;
+            stamps.mark(Stage::Submitted, now);
+            for index in self.pended.drain(..) {
+                let slot = self.slots.get(index);
+                slot.pended = true;
+                slot.noticed = stamps.at(Stage::Noticed);
+                slot.submitted = now;
+            }
+            self.timeline.record_arrivals(&pending, &stamps);
         }
+        stamps.mark(Stage::Reaped, now);
         if at_once != [0; Operation::COUNT] {
             self.turns.push((*stamps, at_once));
         }
