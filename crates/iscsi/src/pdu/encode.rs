@@ -35,6 +35,11 @@ pub fn encode(out: &mut Vec<u8>, mut header: Bhs, ahs: &[u8], data: &[u8], diges
     }
 }
 
+/// Appends what follows a data segment of this length without a digest.
+pub(crate) fn encode_padding(out: &mut Vec<u8>, length: usize) {
+    out.extend_from_slice(&[0; 3][..padding(length)]);
+}
+
 /// Appends a header whose lengths are set, and its digest.
 pub(crate) fn encode_header(out: &mut Vec<u8>, header: &Bhs, ahs: &[u8], digests: Digests) {
     let start = out.len();

@@ -6,10 +6,35 @@ use super::data_out::Fault;
 use super::full_feature::{FullFeature, Io};
 use super::steps::{Completion, NoSuchTask, Step, Then, Transfer, residual};
 use super::tasks::{Command, Pending, TaskId};
-use crate::pdu::encode::{encode_header, encode_trailer};
+use crate::pdu::encode::{encode_header, encode_padding, encode_trailer};
 use crate::pdu::{DataIn, FINAL, NO_TAG, ReadyToTransfer, ScsiResponse, encode};
 
 const CHECK_CONDITION: u8 = 0x02;
+
+/// Read data, as far as it has to be seen.
+#[derive(Clone, Copy)]
+pub(super) enum Content<'a> {
+    /// It is here.
+    Seen(&'a [u8]),
+    /// So many bytes are in the caller's buffer; there is no digest that would have to be made of them.
+    Unseen(usize),
+}
+
+impl<'a> Content<'a> {
+    fn len(self) -> usize {
+        match self {
+            Content::Seen(data) => data.len(),
+            Content::Unseen(length) => length,
+        }
+    }
+
+    fn piece(self, at: usize, length: usize) -> Option<&'a [u8]> {
+        match self {
+            Content::Seen(data) => Some(&data[at..at + length]),
+            Content::Unseen(_) => None,
+        }
+    }
+}
 
 impl FullFeature {
     /// ExpCmdSN and MaxCmdSN for a header that is about to be queued.
@@ -75,7 +100,7 @@ impl FullFeature {
         id: TaskId,
         buffer: u64,
         offset: u32,
-        data: &[u8],
+        content: Content<'_>,
         then: Then,
     ) -> Result<(), NoSuchTask> {
         let max_send = self.max_send();
@@ -88,24 +113,26 @@ impl FullFeature {
             .ok_or(NoSuchTask)?;
         let expected = task.command.read_length();
         let room = expected.saturating_sub(offset) as usize;
-        let data = &data[..data.len().min(room)];
+        let length = content.len().min(room);
         // the status may ride on the last PDU when it is all there is to say (11.7.3)
         let rides = match then {
-            Then::Status { status, transfer } if !task.command.write && !data.is_empty() => {
+            Then::Status { status, transfer } if !task.command.write && length > 0 => {
                 Some((status, transfer))
             }
             _ => None,
         };
-        let mut left = data;
-        while !left.is_empty() {
+        let mut done = 0;
+        while done < length {
             let Some(task) = self.tasks.get_mut(id) else {
                 return Err(NoSuchTask);
             };
-            let take = left.len().min(max_send).min(task.burst_left as usize);
-            let (piece, rest) = left.split_at(take);
-            let last = rest.is_empty();
-            let at = offset + (data.len() - left.len()) as u32;
-            left = rest;
+            let take = (length - done)
+                .min(max_send)
+                .min(task.burst_left as usize);
+            let piece = content.piece(done, take);
+            let at = offset + done as u32;
+            done += take;
+            let last = done == length;
             task.burst_left -= take as u32;
             let ends = task.burst_left == 0 || (last && then != Then::More);
             let data_sn = task.data_sn;
@@ -138,7 +165,10 @@ impl FullFeature {
             io.out
                 .bytes(|out| encode_header(out, &header.to_bhs(), &[], digests));
             io.out.data(buffer, at, take as u32);
-            io.out.bytes(|out| encode_trailer(out, piece, digests));
+            io.out.bytes(|out| match piece {
+                Some(piece) => encode_trailer(out, piece, digests),
+                None => encode_padding(out, take),
+            });
         }
         match then {
             Then::Status { status, transfer } if rides.is_none() => self.respond(

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::answers::Content;
 use super::full_feature::{Destination, FullFeature, Io};
 use super::outgoing::Outgoing;
 use super::steps::{CloseReason, Closed, Completion, NoSuchTask, Placement, Received, Step, Then};
@@ -209,7 +210,25 @@ impl Connection {
         then: Then,
     ) -> Result<(), NoSuchTask> {
         let (full, io) = self.full_mut()?;
-        full.data_in(io, task, buffer, offset, data, then)
+        full.data_in(io, task, buffer, offset, Content::Seen(data), then)
+    }
+
+    /// As [`Connection::data_in`] for data that need not be seen; only when [`Connection::digests`] has no data digest.
+    ///
+    /// # Panics
+    /// When there is a data digest.
+    pub fn data_in_unseen(
+        &mut self,
+        task: TaskId,
+        buffer: u64,
+        offset: u32,
+        length: u32,
+        then: Then,
+    ) -> Result<(), NoSuchTask> {
+        assert!(!self.digests().data, "a data digest needs to see the data");
+        let (full, io) = self.full_mut()?;
+        let content = Content::Unseen(length as usize);
+        full.data_in(io, task, buffer, offset, content, then)
     }
 
     /// Ends a task with a SCSI Response; held back until the initiator has sent the data that it was asked for.
