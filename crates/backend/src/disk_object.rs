@@ -9,7 +9,7 @@ use std::sync::Arc;
 use disk::DiskInfo;
 use ring::{Owner, Ring};
 
-use crate::{Backend, Engine, OpenError};
+use crate::{Backend, Engine, Gate, OpenError};
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
@@ -20,6 +20,7 @@ pub struct Disk {
     name: Arc<str>,
     engine: Arc<dyn Engine>,
     info: Arc<DiskInfo>,
+    gate: Arc<Gate>,
 }
 
 impl Disk {
@@ -53,6 +54,7 @@ impl Disk {
             name: name.into(),
             engine,
             info: Arc::new(info),
+            gate: Arc::default(),
         })
     }
 
@@ -72,6 +74,11 @@ impl Disk {
     /// What the engine says.
     pub fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
         self.engine.open(owner, ring)
+    }
+
+    /// Ranges that are held against all other changes.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// What does its I/O.

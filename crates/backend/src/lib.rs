@@ -18,6 +18,7 @@ mod disk_object;
 mod error;
 mod faulty;
 mod file;
+mod gate;
 mod null;
 mod ram;
 
@@ -32,6 +33,7 @@ pub use disk_object::Disk;
 pub use error::OpenError;
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, File, FileOptions};
+pub use gate::{Gate, Lease, Member, Membership, Settling};
 pub use null::{Null, NullOptions};
 pub use ram::{Ram, RamOptions};
 

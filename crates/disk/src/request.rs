@@ -27,6 +27,8 @@ impl IoFlags {
     pub const FUA: IoFlags = IoFlags(1);
     /// The space of zeroed blocks may be given back.
     pub const UNMAP: IoFlags = IoFlags(2);
+    /// Issued by whoever holds the range against all others.
+    pub const HOLDER: IoFlags = IoFlags(4);
 
     /// Both sets of flags.
     #[must_use]

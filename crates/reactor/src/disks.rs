@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use backend::{Backend, Disk, Finished, Submission};
+use backend::{Backend, Disk, Finished, Settling, Submission};
 use disk::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Owner, Ring};
 use timeline::{Clock, Stamp};
 
-use crate::SourceId;
+use crate::changes::{Changes, Parked};
+use crate::{SourceId, WorkerHandle};
 
 /// A disk as one worker sees it: an index into its open handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +57,34 @@ struct OpenDisk {
     backend: Box<dyn Backend>,
     owner: Owner,
     users: usize,
+    changes: Changes,
+}
+
+impl OpenDisk {
+    /// Submits what changes the disk, or sets it aside while its range is held.
+    #[inline]
+    fn change(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: backend::Tag,
+    ) -> Submission {
+        if self.changes.must_wait(request) {
+            self.changes.parked.push(Parked {
+                request: *request,
+                buffer: std::mem::take(buffer),
+                tag,
+            });
+            return Submission::Pending;
+        }
+        let counted = self.changes.tag(tag);
+        let submitted = self.backend.submit(ring, request, buffer, counted);
+        if matches!(submitted, Submission::Pending) {
+            self.changes.pended();
+        }
+        submitted
+    }
 }
 
 /// The context in which sources run: the worker's ring, disks and clock.
@@ -64,13 +93,15 @@ pub struct Io {
     pub(crate) clock: Clock,
     pub(crate) listeners: Vec<Listener>,
     disks: Vec<Option<OpenDisk>>,
+    worker: WorkerHandle,
 }
 
 impl Io {
-    pub(crate) fn new(ring: Ring, clock: Clock) -> Io {
+    pub(crate) fn new(ring: Ring, clock: Clock, worker: WorkerHandle) -> Io {
         Io {
             ring,
             clock,
+            worker,
             listeners: vec![Listener::Mailbox],
             disks: Vec::new(),
         }
@@ -141,6 +172,7 @@ impl Io {
                     backend,
                     owner,
                     users: 1,
+                    changes: Changes::new(disk.gate(), &self.worker, index as u32),
                 });
                 Ok(DiskHandle(index as u32))
             }
@@ -180,9 +212,11 @@ impl Io {
         tag: Tag,
     ) -> Submission {
         match self.disks.get_mut(handle.0 as usize) {
-            Some(Some(open)) => open
-                .backend
-                .submit(&mut self.ring, request, buffer, tag.pack()),
+            Some(Some(open)) if !request.modifies() => {
+                open.backend
+                    .submit(&mut self.ring, request, buffer, tag.pack())
+            }
+            Some(Some(open)) => open.change(&mut self.ring, request, buffer, tag.pack()),
             _ => Submission::Done(Err(IoError::new(IoErrorKind::Offline))),
         }
     }
@@ -194,7 +228,40 @@ impl Io {
         finished: &mut Vec<Finished>,
     ) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
+            let before = finished.len();
             open.backend.complete(&mut self.ring, completion, finished);
+            for one in &mut finished[before..] {
+                one.tag = open.changes.finished(one.tag);
+            }
+        }
+    }
+
+    /// A range of a disk is being acquired.
+    pub(crate) fn settle(&mut self, disk: u32, settling: Settling) {
+        if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
+            open.changes.settle(settling);
+        }
+    }
+
+    /// A range of a disk was released: what was set aside is submitted anew.
+    pub(crate) fn unpark(&mut self, disk: u32, finished: &mut Vec<Finished>) {
+        let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
+            return;
+        };
+        for mut parked in std::mem::take(&mut open.changes.parked) {
+            let submitted = open.change(
+                &mut self.ring,
+                &parked.request,
+                &mut parked.buffer,
+                parked.tag,
+            );
+            if let Submission::Done(outcome) = submitted {
+                finished.push(Finished {
+                    tag: parked.tag,
+                    buffer: parked.buffer,
+                    outcome,
+                });
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod changes;
 mod disks;
 mod mailbox;
 mod polling;

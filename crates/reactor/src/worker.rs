@@ -68,12 +68,16 @@ impl Worker {
         poll: PollLimit,
     ) -> std::io::Result<Worker> {
         let clock = Clock::new();
-        let mut io = Io::new(Ring::new(RING_ENTRIES)?, clock.clone());
+        let handle = WorkerHandle {
+            mailbox: mailbox.clone(),
+            index,
+        };
+        let mut io = Io::new(Ring::new(RING_ENTRIES)?, clock.clone(), handle.clone());
         let bell = RingFd::from(mailbox.bell().try_clone()?);
         // Listener 0 is the mailbox: see `Io::new`.
         io.ring.watch(Owner(0), 0, &bell);
         Ok(Worker {
-            handle: WorkerHandle { mailbox, index },
+            handle,
             io,
             places: Vec::new(),
             hot: Vec::new(),
@@ -112,6 +116,11 @@ impl Worker {
     /// The context in which its sources run.
     pub fn io(&mut self) -> &mut Io {
         &mut self.io
+    }
+
+    /// A range of a disk was released: its changes that were set aside go on.
+    pub(crate) fn unpark(&mut self, disk: u32) {
+        self.io.unpark(disk, &mut self.finished);
     }
 
     /// What it counted.
