@@ -10,5 +10,6 @@ pub mod driver;
 pub mod job;
 pub mod report;
 pub mod run;
+pub mod table;
 pub mod verify;
 pub mod workload;

@@ -92,8 +92,6 @@ impl Crew {
         clock: Clock,
         polling: bool,
     ) -> Result<Crew> {
-        // Waiting is for one device; with several the thread looks around.
-        let polling = polling || seeds.len() > 1;
         let mut slots = Vec::new();
         for (stream, index) in streams.iter().zip(0u16..) {
             let slot = Slot {

@@ -40,8 +40,10 @@ pub struct Done {
 /// How a driver behaves.
 #[derive(Clone, Debug)]
 pub struct DriverOptions {
-    /// Looks again and again instead of waiting to be told.
+    /// A vhost-user driver looks again and again instead of waiting to be told.
     pub polling: bool,
+    /// So does the driver of files.
+    pub poll_files: bool,
     /// Most queues that are used; `None`: as many as the device has.
     pub queues: Option<u16>,
     /// Requests lie in tables of their own, as Linux does it where the device can.
@@ -56,6 +58,7 @@ impl Default for DriverOptions {
     fn default() -> Self {
         DriverOptions {
             polling: true,
+            poll_files: false,
             queues: None,
             indirect: true,
             event_idx: true,

@@ -1,11 +1,13 @@
 //! Prints what was found out: a table for people, fio's JSON for programs, log files, comparisons.
 
 mod compare;
+mod date;
 mod fio;
 mod logs;
 mod text;
 
 pub use compare::compare;
+pub use date::date;
 pub use fio::{read, to_json};
 pub use logs::write_logs;
 pub use text::{columns, per_second, rate, ratio, to_text};

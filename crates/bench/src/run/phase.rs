@@ -12,7 +12,7 @@ use timeline::Clock;
 use super::machine::Busy;
 use super::{JobResult, Plan, Progress};
 use crate::drive::{Crew, CrewResult, Shared, Stream, Window};
-use crate::driver::{Demand, Kind, Seed, Session, Subject, prepare_file};
+use crate::driver::{Demand, DriverOptions, Kind, Seed, Session, Subject, prepare_file};
 use crate::job::{Amount, Job};
 use crate::workload::Generator;
 
@@ -62,6 +62,7 @@ struct ThreadPlan {
     streams: Vec<Stream>,
     window: Window,
     cpu: Option<usize>,
+    polling: bool,
 }
 
 /// Jobs with the same targets and the same time may share threads.
@@ -82,7 +83,12 @@ impl Phase {
         for (job, index) in self.jobs.iter().zip(0..) {
             let targets = targets(job, subject)?;
             let window = Window {
-                ramp: job.ramp_time.max(plan.warm_up),
+                // A job that ends with its bytes counts from its first one.
+                ramp: if job.time_based {
+                    job.ramp_time.max(plan.warm_up)
+                } else {
+                    job.ramp_time
+                },
                 runtime: job.runtime,
             };
             let cpus = if job.cpus.is_empty() {
@@ -125,6 +131,17 @@ impl Phase {
             largest: jobs().map(|job| job.largest()).max().unwrap_or(512),
             zeroes: jobs().all(|job| job.zero_buffers),
         };
+        let all_files = group.targets.iter().all(|target| target.kind == Kind::File);
+        let driver = DriverOptions {
+            // A thread waits for one device; with several it looks around.
+            polling: group.targets.len() > 1
+                || if all_files {
+                    plan.driver.poll_files
+                } else {
+                    plan.driver.polling
+                },
+            ..plan.driver.clone()
+        };
         let mut sessions = Vec::new();
         for target in &group.targets {
             if let (Kind::File, Some(Amount::Bytes(size))) =
@@ -133,7 +150,7 @@ impl Phase {
                 prepare_file(&target.path, size)?;
             }
             let count = group.clones.len();
-            let session = Session::open(target, &plan.driver, whole, count, group.direct)?;
+            let session = Session::open(target, &driver, whole, count, group.direct)?;
             let info = session.info();
             ensure!(
                 !info.read_only || jobs().all(|job| !job.pattern.writes()),
@@ -186,12 +203,13 @@ impl Phase {
                 .zip(&group.targets)
                 .map(|(session, target)| {
                     session
-                        .queue(&plan.driver, demand)
+                        .queue(&driver, demand)
                         .with_context(|| target.name.clone())
                 });
             threads.push(ThreadPlan {
                 seeds: seeds.collect::<Result<_>>()?,
                 streams,
+                polling: driver.polling,
                 window: group.window,
                 cpu: (!group.cpus.is_empty()).then(|| group.cpus[thread % group.cpus.len()]),
             });
@@ -239,12 +257,11 @@ impl Phase {
         let busy = Busy::now(&devices);
         let begin = Instant::now();
         let results = std::thread::scope(|scope| {
-            let polling = plan.driver.polling;
             let handles: Vec<_> = threads
                 .into_iter()
                 .map(|thread| {
                     let (shared, clock) = (&shared, clock.clone());
-                    scope.spawn(move || drive(thread, clock, polling, shared))
+                    scope.spawn(move || drive(thread, clock, shared))
                 })
                 .collect();
             while !handles.iter().all(|handle| handle.is_finished()) {
@@ -338,13 +355,13 @@ fn targets(job: &Job, subject: Option<&Subject>) -> Result<Vec<Subject>> {
         .collect()
 }
 
-fn drive(thread: ThreadPlan, clock: Clock, polling: bool, shared: &Shared) -> Result<CrewResult> {
+fn drive(thread: ThreadPlan, clock: Clock, shared: &Shared) -> Result<CrewResult> {
     if let Some(cpu) = thread.cpu {
         let mut set = CpuSet::new();
         set.set(cpu);
         sched_setaffinity(None, &set).with_context(|| format!("no thread may run on CPU {cpu}"))?;
     }
-    let result = Crew::new(thread.seeds, thread.streams, clock, polling)
+    let result = Crew::new(thread.seeds, thread.streams, clock, thread.polling)
         .and_then(|crew| crew.run(thread.window, shared));
     if result.is_err() {
         shared.stop.store(true, Ordering::Relaxed);

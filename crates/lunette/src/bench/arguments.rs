@@ -50,6 +50,8 @@ pub enum BenchCommand {
         /// Another one
         second: PathBuf,
     },
+    /// Measure both doors beside qemu-storage-daemon, in under five minutes
+    Table(TableArguments),
 }
 
 /// How results are printed.
@@ -195,6 +197,9 @@ pub struct Driver {
     /// Wait for interrupts instead of polling
     #[arg(long)]
     pub interrupts: bool,
+    /// Poll for completions of files too
+    #[arg(long)]
+    pub poll_files: bool,
     /// Most queues that are used, a thread each
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub queues: Option<u16>,
@@ -210,4 +215,30 @@ pub struct Driver {
     /// Guest memory from huge pages
     #[arg(long)]
     pub huge_pages: bool,
+}
+
+/// `lunette bench table`
+#[derive(Debug, Args)]
+pub struct TableArguments {
+    /// Where the files under test go: a disk's file system, not tmpfs
+    #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
+    pub place: PathBuf,
+    /// Append the table to FOLDER/YYYY-MM-DD.md
+    #[arg(long, value_name = "FOLDER")]
+    pub notes: Option<PathBuf>,
+    /// CPU of the driver
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub driver_cpu: usize,
+    /// CPU of the devices
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub device_cpu: usize,
+    /// Turns of each subject and case
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub repetitions: u32,
+    /// Milliseconds that one turn measures
+    #[arg(long, value_name = "MS", default_value_t = 500)]
+    pub turn_ms: u64,
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
 }

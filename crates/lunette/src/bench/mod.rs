@@ -1,6 +1,7 @@
 //! `lunette bench`: says what the crate `bench` is to run, and prints what it found out.
 
 mod arguments;
+mod table;
 
 use std::io::Write;
 use std::path::Path;
@@ -24,6 +25,7 @@ use crate::failure::{Failure, Outcome};
 pub fn run(arguments: BenchArguments) -> Outcome {
     match arguments.command {
         Some(BenchCommand::Compare { first, second }) => compare(&first, &second),
+        Some(BenchCommand::Table(arguments)) => table::run(arguments),
         None => trial(&arguments.trial),
     }
 }
@@ -135,6 +137,7 @@ fn plan(trial: &Trial, subjects: Vec<Subject>, jobs: Vec<Job>) -> Result<Plan, F
         jobs,
         driver: DriverOptions {
             polling: !driver.interrupts,
+            poll_files: driver.poll_files,
             queues: driver.queues,
             indirect: !driver.direct_descriptors,
             event_idx: !driver.no_event_idx,

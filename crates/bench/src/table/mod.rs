@@ -1,0 +1,391 @@
+//! `make bench`: our doors beside qemu-storage-daemon, in turns, one table.
+//!
+//! Starts both daemons itself (`peers`), fills their disks, runs each case on all subjects in turns, and prints rates, ratios
+//! with their intervals, CPU per request and idle CPU. Driver on one CPU, devices on another. Every claim of speed
+//! comes from here.
+
+mod peers;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use timeline::Clock;
+
+pub use peers::{Daemon, Place};
+
+use crate::driver::{Demand, DriverOptions, Session, Subject};
+use crate::job::{Job, apply};
+use crate::report::{columns, rate, ratio};
+use crate::run::{
+    Outcome, Plan, Progress, SubjectResult, bootstrap_ratio, cpu_of, environment, run, spread,
+};
+
+/// How the table is made.
+#[derive(Clone, Debug)]
+pub struct TableOptions {
+    /// The program that serves: this one.
+    pub program: PathBuf,
+    /// Where disks, sockets and the file under test go; a file system that can do O_DIRECT.
+    pub place: PathBuf,
+    /// CPU of the driver.
+    pub driver_cpu: usize,
+    /// CPU of the devices.
+    pub device_cpu: usize,
+    /// Turns of each subject and case.
+    pub repetitions: u32,
+    /// Measured time of one turn.
+    pub turn: Duration,
+    /// Only cases whose name contains this.
+    pub only: Option<String>,
+}
+
+/// What the disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Medium {
+    Null,
+    Ram,
+    File,
+}
+
+/// One column of the table.
+struct Case {
+    name: &'static str,
+    medium: Medium,
+    options: &'static [(&'static str, &'static str)],
+    polling: bool,
+}
+
+const READ: (&str, &str) = ("rw", "randread");
+const WRITE: (&str, &str) = ("rw", "randwrite");
+const DEPTH_32: (&str, &str) = ("iodepth", "32");
+const DEPTH_8: (&str, &str) = ("iodepth", "8");
+const LARGE: (&str, &str) = ("bs", "64k");
+
+const fn case(
+    name: &'static str,
+    medium: Medium,
+    options: &'static [(&'static str, &'static str)],
+    polling: bool,
+) -> Case {
+    Case {
+        name,
+        medium,
+        options,
+        polling,
+    }
+}
+
+const CASES: &[Case] = &[
+    case("null QD32", Medium::Null, &[READ, DEPTH_32], true),
+    case("null QD1", Medium::Null, &[READ], true),
+    case("null QD32 irq", Medium::Null, &[READ, DEPTH_32], false),
+    case("null QD1 irq", Medium::Null, &[READ], false),
+    case("RAM QD32", Medium::Ram, &[READ, DEPTH_32], true),
+    case("RAM QD1", Medium::Ram, &[READ], true),
+    case("RAM 64k QD8", Medium::Ram, &[READ, DEPTH_8, LARGE], true),
+    case("RAM write QD32", Medium::Ram, &[WRITE, DEPTH_32], true),
+    case("RAM write QD1", Medium::Ram, &[WRITE], true),
+    case(
+        "RAM write 64k QD8",
+        Medium::Ram,
+        &[WRITE, DEPTH_8, LARGE],
+        true,
+    ),
+    case("file QD32", Medium::File, &[READ, DEPTH_32], true),
+    case("file QD1", Medium::File, &[READ], true),
+    case("file 64k QD8", Medium::File, &[READ, DEPTH_8, LARGE], true),
+];
+
+/// What one case gave.
+struct Line {
+    name: &'static str,
+    outcome: Outcome,
+}
+
+/// Makes the table; gives it as text for a terminal and for a file of notes.
+pub fn table(
+    options: &TableOptions,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<String> {
+    let clock = Clock::new();
+    let place = Place::new(&options.place)?;
+    progress.say("starting the daemons and filling their disks");
+    let ours = peers::lunette(&options.program, &place, options.device_cpu)?;
+    let peer = match peers::qemu(&place, options.device_cpu) {
+        Ok(peer) => Some(peer),
+        Err(error) => {
+            progress.say(&format!("without qemu-storage-daemon: {error:#}"));
+            None
+        }
+    };
+    fill(&place, peer.is_some(), &clock, interrupted)?;
+    let mut lines = Vec::new();
+    for case in CASES {
+        let wanted = options
+            .only
+            .as_ref()
+            .is_none_or(|only| case.name.contains(only.as_str()));
+        if !wanted || interrupted.load(Ordering::Relaxed) {
+            continue;
+        }
+        let plan = plan(case, &place, peer.is_some(), options)?;
+        let outcome = run(&plan, &clock, interrupted, progress)
+            .with_context(|| format!("case {}", case.name))?;
+        lines.push(Line {
+            name: case.name,
+            outcome,
+        });
+    }
+    let mut idle = Vec::new();
+    for (name, daemon, socket) in [
+        (
+            "lunette",
+            Some(&ours),
+            place.socket("lunette", "null", "blk"),
+        ),
+        (
+            "qemu-storage-daemon",
+            peer.as_ref(),
+            place.socket("qemu", "null", "blk"),
+        ),
+    ] {
+        if let Some(daemon) = daemon {
+            idle.push((name, idle_cpu(daemon, &socket)?));
+        }
+    }
+    Ok(render(&lines, &idle, options))
+}
+
+fn subjects(medium: Medium, place: &Place, with_peer: bool) -> Result<Vec<Subject>> {
+    let word = match medium {
+        Medium::Null => "null",
+        Medium::Ram => "ram",
+        Medium::File => "file",
+    };
+    let mut list = vec![
+        format!(
+            "vhost-user-blk:{},name=lunette blk",
+            place.socket("lunette", word, "blk").display()
+        ),
+        format!(
+            "vhost-user-scsi:{},name=lunette scsi",
+            place.socket("lunette", word, "scsi").display()
+        ),
+    ];
+    if with_peer {
+        let socket = place.socket("qemu", word, "blk");
+        list.push(format!(
+            "vhost-user-blk:{},name=qemu-storage-daemon",
+            socket.display()
+        ));
+    }
+    if medium == Medium::File {
+        let file = place.file("lunette");
+        list.push(format!("file:{},name=no device (io_uring)", file.display()));
+    }
+    list.iter().map(|text| Subject::parse(text)).collect()
+}
+
+fn plan(case: &Case, place: &Place, with_peer: bool, options: &TableOptions) -> Result<Plan> {
+    let mut job = Job {
+        name: case.name.to_owned(),
+        no_random_map: true,
+        time_based: true,
+        runtime: Some(options.turn),
+        ..Job::default()
+    };
+    for (option, value) in case.options {
+        apply(&mut job, option, Some(value)).map_err(anyhow::Error::msg)?;
+    }
+    Ok(Plan {
+        subjects: subjects(case.medium, place, with_peer)?,
+        jobs: vec![job],
+        driver: DriverOptions {
+            polling: case.polling,
+            ..DriverOptions::default()
+        },
+        repetitions: options.repetitions,
+        warm_up: Duration::from_millis(100),
+        cpus: vec![options.driver_cpu],
+        retries: 1,
+        disturbance_max: 0.1,
+    })
+}
+
+/// Memory that was never written would be read for less than it costs.
+fn fill(
+    place: &Place,
+    with_peer: bool,
+    clock: &Clock,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<()> {
+    let mut job = Job {
+        name: "fill".to_owned(),
+        ..Job::default()
+    };
+    for (option, value) in [("rw", "write"), ("bs", "256k"), ("iodepth", "8")] {
+        apply(&mut job, option, Some(value)).map_err(anyhow::Error::msg)?;
+    }
+    let mut targets = subjects(Medium::Ram, place, with_peer)?;
+    // The second door leads to the same disk.
+    targets.remove(1);
+    let plan = Plan {
+        subjects: targets,
+        jobs: vec![job],
+        driver: DriverOptions::default(),
+        repetitions: 1,
+        warm_up: Duration::ZERO,
+        cpus: Vec::new(),
+        retries: 0,
+        disturbance_max: f64::INFINITY,
+    };
+    run(&plan, clock, interrupted, &Progress::silent()).context("filling the RAM disks")?;
+    Ok(())
+}
+
+/// Part of a CPU that a daemon uses while a driver is attached and asks nothing.
+fn idle_cpu(daemon: &Daemon, socket: &Path) -> Result<f64> {
+    let subject = Subject::parse(&format!("vhost-user-blk:{}", socket.display()))?;
+    let options = DriverOptions {
+        polling: false,
+        ..DriverOptions::default()
+    };
+    let demand = Demand {
+        slots: 32,
+        largest: 4096,
+        zeroes: true,
+    };
+    let mut session = Session::open(&subject, &options, demand, 1, None)?;
+    let _queue = session.queue(&options, demand)?;
+    std::thread::sleep(Duration::from_millis(300));
+    let (before, begin) = (cpu_of(daemon.pid()), Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    let used = cpu_of(daemon.pid()).saturating_sub(before);
+    Ok(used as f64 / begin.elapsed().as_nanos() as f64)
+}
+
+fn iops(subject: &SubjectResult) -> Vec<f64> {
+    subject.each(|one| one.iops())
+}
+
+fn find<'a>(line: &'a Line, name: &str) -> Option<&'a SubjectResult> {
+    let subjects = &line.outcome.subjects;
+    subjects
+        .iter()
+        .find(|s| s.name == name && !s.repetitions.is_empty())
+}
+
+const BLK: &str = "lunette blk";
+const SCSI: &str = "lunette scsi";
+const PEER: &str = "qemu-storage-daemon";
+const BARE: &str = "no device (io_uring)";
+
+fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> String {
+    let environment = environment();
+    let mut text = format!(
+        "{}, {} CPUs {}; driver on CPU {}, device on CPU {}; {} turns of {} ms each; lunette {}{}\n\n",
+        environment.kernel,
+        environment.cpus,
+        environment.cpu,
+        options.driver_cpu,
+        options.device_cpu,
+        options.repetitions,
+        options.turn.as_millis(),
+        environment.version,
+        environment
+            .commit
+            .map_or_else(String::new, |commit| format!(", commit {commit}")),
+    );
+    text.push_str("I/Os per second: median, half the spread\n\n");
+    text.push_str(&rates(lines));
+    text.push_str("\nRatios of medians, with their 95 % intervals\n\n");
+    text.push_str(&ratios(lines));
+    text.push_str("\nTime of one request, and CPU seconds of the device per million of them\n\n");
+    text.push_str(&costs(lines));
+    text.push_str("\nIdle CPU, one driver attached:");
+    for (name, share) in idle {
+        text.push_str(&format!(" {name} {:.2} %", share * 100.0));
+    }
+    text.push('\n');
+    let all = lines.iter().flat_map(|line| &line.outcome.subjects);
+    let turns: Vec<bool> = all
+        .flat_map(|s| &s.repetitions)
+        .map(|one| one.disturbed)
+        .collect();
+    let disturbed = turns.iter().filter(|disturbed| **disturbed).count();
+    if disturbed > 0 {
+        text.push_str(&format!(
+            "\n{disturbed} of {} turns were disturbed by other work on the machine.\n",
+            turns.len()
+        ));
+    }
+    text
+}
+
+fn head(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn rates(lines: &[Line]) -> String {
+    let mut rows = vec![head(&["case", BLK, SCSI, PEER, BARE])];
+    for line in lines {
+        let mut row = vec![line.name.to_owned()];
+        for name in [BLK, SCSI, PEER, BARE] {
+            row.push(find(line, name).map_or_else(String::new, |subject| {
+                let values = spread(&iops(subject));
+                format!(
+                    "{} +-{:.0} %",
+                    rate(values.median),
+                    values.relative() * 100.0
+                )
+            }));
+        }
+        rows.push(row);
+    }
+    columns(&rows)
+}
+
+fn ratios(lines: &[Line]) -> String {
+    let mut rows = vec![head(&[
+        "case",
+        "blk / peer",
+        "scsi / peer",
+        "scsi / blk",
+        "blk / no device",
+    ])];
+    for line in lines {
+        let between = |a: &str, b: &str| match (find(line, a), find(line, b)) {
+            (Some(a), Some(b)) => ratio(bootstrap_ratio(&iops(a), &iops(b))),
+            _ => String::new(),
+        };
+        rows.push(vec![
+            line.name.to_owned(),
+            between(BLK, PEER),
+            between(SCSI, PEER),
+            between(SCSI, BLK),
+            between(BLK, BARE),
+        ]);
+    }
+    columns(&rows)
+}
+
+fn costs(lines: &[Line]) -> String {
+    let mut rows = vec![head(&["case", BLK, SCSI, PEER, BARE])];
+    for line in lines {
+        let mut row = vec![line.name.to_owned()];
+        for name in [BLK, SCSI, PEER, BARE] {
+            let middle = find(line, name).and_then(SubjectResult::median_repetition);
+            row.push(middle.map_or_else(String::new, |one| {
+                let p50 = timeline::table::time(one.latency().quantile_ns(0.5) as f64);
+                let cpu = one.device_cpu_per_million;
+                cpu.map_or(p50.clone(), |cpu| format!("{p50}, {cpu:.2} s"))
+            }));
+        }
+        rows.push(row);
+    }
+    columns(&rows)
+}

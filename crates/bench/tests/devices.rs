@@ -1,0 +1,336 @@
+//! The driver against devices of this process: counts, all ways of driving, and what verification finds.
+
+mod support;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use backend::{
+    Backend, Delay, Engine, Finished, Null, NullOptions, Ram, RamOptions, Submission, Tag,
+};
+use bench::driver::DriverOptions;
+use disk::{DiskInfo, IoRequest};
+use guest_memory::IoBuffer;
+use ring::{Completion, Owner, Ring};
+use support::{Rig, job, outcome, plan};
+
+fn ram(size: u64) -> Arc<dyn Engine> {
+    let options = RamOptions {
+        size,
+        huge_pages: false,
+        ..RamOptions::default()
+    };
+    Arc::new(Ram::create(options).unwrap())
+}
+
+fn null(size: u64) -> Arc<dyn Engine> {
+    let options = NullOptions {
+        size,
+        ..NullOptions::default()
+    };
+    Arc::new(Null::create(options).unwrap())
+}
+
+/// Polling and waiting, indirect and direct, with event indices and without.
+fn ways() -> Vec<DriverOptions> {
+    let mut ways = Vec::new();
+    for polling in [true, false] {
+        for (indirect, event_idx) in [(true, true), (false, false)] {
+            ways.push(DriverOptions {
+                polling,
+                indirect,
+                event_idx,
+                ..DriverOptions::default()
+            });
+        }
+    }
+    ways
+}
+
+#[test]
+fn every_way_of_driving_makes_just_the_ios_that_were_asked_for() {
+    for driver in ways() {
+        let rig = Rig::new();
+        let subjects = vec![rig.blk(null(64 << 20), 2), rig.scsi(null(64 << 20), 2)];
+        let jobs = vec![job(&[
+            ("rw", "randrw"),
+            ("size", "8m"),
+            ("iodepth", "16"),
+            ("numjobs", "3"),
+            ("bssplit", "4k/50:16k/50"),
+        ])];
+        let outcome = outcome(&plan(subjects, jobs, driver.clone()));
+        for subject in &outcome.subjects {
+            let result = &subject.repetitions[0].jobs[0];
+            assert_eq!(result.errors, 0, "{driver:?} {:?}", result.complaints);
+            let counted: u64 = result.tallies.iter().map(|t| t.latency.count).sum();
+            assert_eq!(counted, result.ios(), "{driver:?}");
+            // Each clone moves 8 MiB, less at most one request that does not fit any more.
+            let missing = 3 * (8 << 20) - result.bytes();
+            assert!(missing < 3 * 16384, "{driver:?} {missing}");
+            assert!(result.tallies[0].ios > 0 && result.tallies[1].ios > 0);
+            assert!(subject.repetitions[0].device_cpu_per_million.is_none());
+        }
+    }
+}
+
+#[test]
+fn flushes_come_after_as_many_writes_as_asked() {
+    let rig = Rig::new();
+    let subjects = vec![rig.blk(ram(4 << 20), 1), rig.scsi(ram(4 << 20), 1)];
+    let jobs = vec![job(&[
+        ("rw", "write"),
+        ("size", "1m"),
+        ("fsync", "16"),
+        ("end_fsync", "1"),
+    ])];
+    for subject in outcome(&plan(subjects, jobs, DriverOptions::default())).subjects {
+        let result = &subject.repetitions[0].jobs[0];
+        assert_eq!((result.tallies[1].ios, result.errors), (256, 0));
+        assert_eq!(result.tallies[2].ios, 16);
+    }
+}
+
+#[test]
+fn a_file_is_made_filled_and_verified() {
+    let rig = Rig::new();
+    let path = rig.path("file");
+    let text = path.display().to_string();
+    let options = [
+        ("filename", text.as_str()),
+        ("size", "4m"),
+        ("rw", "randwrite"),
+        ("iodepth", "4"),
+        ("verify", "crc64"),
+        ("loops", "2"),
+    ];
+    let outcome = outcome(&plan(
+        Vec::new(),
+        vec![job(&options)],
+        DriverOptions::default(),
+    ));
+    let result = &outcome.subjects[0].repetitions[0].jobs[0];
+    assert_eq!((result.bytes(), result.verified_bytes), (8 << 20, 4 << 20));
+    assert_eq!(
+        (result.errors, result.differences),
+        (0, 0),
+        "{:?}",
+        result.complaints
+    );
+    assert_eq!(std::fs::metadata(path).unwrap().len(), 4 << 20);
+}
+
+#[test]
+fn a_stonewall_makes_phases_and_a_rate_holds() {
+    let rig = Rig::new();
+    let subjects = vec![rig.blk(null(64 << 20), 1)];
+    let mut second = job(&[("rw", "read"), ("io_size", "256k"), ("rate_iops", "1000")]);
+    second.stonewall = true;
+    let jobs = vec![job(&[("rw", "read"), ("size", "1m")]), second];
+    let outcome = outcome(&plan(subjects, jobs, DriverOptions::default()));
+    let [first, second] = &outcome.subjects[0].repetitions[0].jobs[..] else {
+        panic!("two jobs");
+    };
+    assert_eq!((first.phase, second.phase), (0, 1));
+    assert_eq!((first.ios(), second.ios()), (256, 64));
+    // 64 requests, a millisecond apart: never faster.
+    assert!(second.elapsed_ns >= 62_000_000, "{}", second.elapsed_ns);
+}
+
+#[test]
+fn an_injected_service_time_is_what_is_measured_or_more() {
+    let rig = Rig::new();
+    let delay = Duration::from_millis(2);
+    let engine = Arc::new(Delay::new(null(1 << 20), delay));
+    let jobs = vec![job(&[
+        ("rw", "randread"),
+        ("io_size", "128k"),
+        ("iodepth", "2"),
+    ])];
+    let plan = plan(vec![rig.blk(engine, 1)], jobs, DriverOptions::default());
+    let outcome = outcome(&plan);
+    let latency = outcome.subjects[0].repetitions[0].latency();
+    assert_eq!(latency.count, 32);
+    // Nothing can be faster; how much slower is the machine's affair. Buckets round by 1.6 %.
+    assert!(
+        latency.quantile_ns(0.0) >= 1_960_000,
+        "{}",
+        latency.quantile_ns(0.0)
+    );
+}
+
+/// Does one thing wrong, at one place.
+#[derive(Clone, Copy, Debug)]
+enum Wrong {
+    FlipsABit,
+    LosesAWrite,
+    MisplacesAWrite,
+}
+
+struct Liar {
+    inner: Arc<dyn Engine>,
+    wrong: Wrong,
+    left: Arc<AtomicU64>,
+}
+
+const PLACE: u64 = 3 << 18;
+
+impl Engine for Liar {
+    fn info(&self) -> DiskInfo {
+        self.inner.info()
+    }
+
+    fn kind(&self) -> &'static str {
+        "liar"
+    }
+
+    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+        Ok(Box::new(LiarBackend {
+            inner: self.inner.open(owner, ring)?,
+            wrong: self.wrong,
+            left: self.left.clone(),
+        }))
+    }
+}
+
+struct LiarBackend {
+    inner: Box<dyn Backend>,
+    wrong: Wrong,
+    left: Arc<AtomicU64>,
+}
+
+impl Backend for LiarBackend {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        let covers =
+            io.kind == disk::IoKind::Write && io.offset <= PLACE && PLACE < io.offset + io.length;
+        let now = self.left.load(Ordering::Relaxed);
+        if !covers || now == 0 {
+            return self.inner.submit(ring, io, buffer, tag);
+        }
+        self.left.store(now - 1, Ordering::Relaxed);
+        match self.wrong {
+            Wrong::FlipsABit => {
+                let mut byte = [0];
+                buffer.read_at(1000, &mut byte);
+                byte[0] ^= 0x10;
+                buffer.write_at(1000, &byte);
+                self.inner.submit(ring, io, buffer, tag)
+            }
+            Wrong::LosesAWrite => Submission::Done(Ok(())),
+            Wrong::MisplacesAWrite => {
+                let elsewhere = IoRequest {
+                    offset: io.offset + (1 << 20),
+                    ..*io
+                };
+                self.inner.submit(ring, &elsewhere, buffer, tag)
+            }
+        }
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        self.inner.complete(ring, completion, finished);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}
+
+fn complaints(wrong: Wrong, loops: &str) -> Vec<String> {
+    let rig = Rig::new();
+    let engine = Arc::new(Liar {
+        inner: ram(4 << 20),
+        wrong,
+        left: Arc::new(AtomicU64::new(1)),
+    });
+    let options = [
+        ("rw", "randwrite"),
+        ("size", "1m"),
+        ("iodepth", "8"),
+        ("verify", "crc32c"),
+        ("loops", loops),
+    ];
+    let plan = plan(
+        vec![rig.blk(engine, 1)],
+        vec![job(&options)],
+        DriverOptions::default(),
+    );
+    let outcome = outcome(&plan);
+    let result = &outcome.subjects[0].repetitions[0].jobs[0];
+    assert_eq!(
+        result.differences as usize,
+        result.complaints.len(),
+        "{wrong:?}"
+    );
+    assert_eq!(
+        result.verified_bytes,
+        (1 << 20) - 4096 * result.differences,
+        "{wrong:?}"
+    );
+    result.complaints.clone()
+}
+
+#[test]
+fn verification_finds_one_flipped_bit() {
+    let found = complaints(Wrong::FlipsABit, "1");
+    assert!(
+        matches!(&found[..], [one] if one.contains("the data was changed")),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn verification_finds_a_lost_write() {
+    let found = complaints(Wrong::LosesAWrite, "1");
+    assert!(
+        matches!(&found[..], [one] if one.contains("zeroes: a write was lost")),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn verification_finds_a_misplaced_write() {
+    let found = complaints(Wrong::MisplacesAWrite, "1");
+    assert!(
+        matches!(&found[..], [one] if one.contains("a write was lost")),
+        "{found:?}"
+    );
+}
+
+/// Reads that only check: a block that lies where another belongs is told apart from one that is lost.
+#[test]
+fn reads_alone_are_verified_against_what_an_earlier_run_wrote() {
+    let rig = Rig::new();
+    let subject = rig.blk(ram(1 << 20), 1);
+    let write = job(&[("rw", "write"), ("verify", "crc32c"), ("do_verify", "0")]);
+    let mut read = job(&[("rw", "randread"), ("verify", "crc32c")]);
+    read.stonewall = true;
+    let whole = outcome(&plan(
+        vec![subject.clone()],
+        vec![write, read.clone()],
+        DriverOptions::default(),
+    ));
+    let results = &whole.subjects[0].repetitions[0].jobs;
+    assert_eq!(
+        (results[0].verified_bytes, results[1].verified_bytes),
+        (0, 1 << 20)
+    );
+    // Another seed is another run.
+    read.seed += 1;
+    let other = outcome(&plan(vec![subject], vec![read], DriverOptions::default()));
+    let result = &other.subjects[0].repetitions[0].jobs[0];
+    assert_eq!((result.verified_bytes, result.differences), (0, 256));
+    assert!(
+        result.complaints[0].contains("seed"),
+        "{:?}",
+        result.complaints
+    );
+}

@@ -1,0 +1,57 @@
+//! Job files: no text panics, and what is printed about one names the file.
+
+use bench::driver::Subject;
+use bench::job::{HONOURED, Job, amount, bytes, duration, parse};
+use proptest::prelude::*;
+
+/// Lines that look like options, with values that look like values.
+fn lines() -> impl Strategy<Value = String> {
+    let option = prop::sample::select(HONOURED);
+    let value = prop_oneof![
+        "[0-9]{1,22}[kmgtpKi%]{0,3}",
+        "[0-9kmg/:,.-]{0,24}",
+        "(zipf|pareto|normal|random):[0-9.]{0,6}",
+        "[a-z0-9_-]{0,12}",
+        any::<String>(),
+    ];
+    let line = (option, value).prop_map(|(option, value)| format!("{option}={value}\n"));
+    prop::collection::vec(line, 0..12)
+        .prop_map(|lines| format!("[global]\n[a]\n{}", lines.concat()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn no_text_panics(text in any::<String>(), lines in lines()) {
+        for text in [text, lines] {
+            match parse("some.fio", &text, &Job::default()) {
+                Ok(jobs) => {
+                    for job in jobs {
+                        for capacity in [0, 511, 1 << 20, u64::MAX] {
+                            let generator = bench::workload::Generator::new(&job, 3, capacity, 512);
+                            if let Ok(generator) = generator {
+                                for io in generator.take(20) {
+                                    prop_assert!(io.offset <= capacity - u64::from(io.length));
+                                }
+                            }
+                        }
+                    }
+                }
+                Err(mistakes) => {
+                    for mistake in mistakes.0 {
+                        prop_assert!(mistake.to_string().starts_with("some.fio"));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_value_panics(text in any::<String>(), number in "[0-9]{1,30}[kKmgtpib%.smhdu]{0,4}") {
+        for text in [&text, &number] {
+            let _any = (bytes(text), amount(text), duration(text, std::time::Duration::from_secs(1)));
+            let _any = Subject::parse(text);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Devices in this process for the driver to drive.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use backend::{Disk, Engine};
+use bench::driver::{DriverOptions, Subject};
+use bench::job::{Job, apply};
+use bench::run::{Outcome, Plan, Progress, run};
+use reactor::{PollLimit, Pool, WorkerOptions};
+use scsi::MemoryStore;
+use scsi_tasks::Units;
+use timeline::Clock;
+use vhost_user::Server;
+use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_scsi::{ScsiDevice, ScsiOptions};
+
+/// A server with its workers and a place for its sockets.
+pub struct Rig {
+    // Dropped in this order: sessions end before their workers.
+    server: Server,
+    _pool: Arc<Pool>,
+    directory: tempfile::TempDir,
+}
+
+impl Rig {
+    pub fn new() -> Rig {
+        let options = WorkerOptions {
+            count: 1,
+            cpus: Vec::new(),
+            poll: PollLimit::Micros(20),
+        };
+        let pool = Arc::new(Pool::start(&options).unwrap());
+        Rig {
+            server: Server::start(pool.clone()).unwrap(),
+            _pool: pool,
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Serves an engine as virtio-blk.
+    pub fn blk(&self, engine: Arc<dyn Engine>, queues: u16) -> Subject {
+        let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
+        let options = BlkOptions {
+            name: "d0".into(),
+            queues,
+        };
+        let socket = self.path("blk");
+        let device = Arc::new(BlkDevice::new(disk, options));
+        self.server.listen(&socket, device).unwrap();
+        Subject::parse(&format!("vhost-user-blk:{}", socket.display())).unwrap()
+    }
+
+    /// Serves an engine as LUN 5 of target 3.
+    pub fn scsi(&self, engine: Arc<dyn Engine>, queues: u16) -> Subject {
+        let disk = Arc::new(Disk::new("d1", None, engine).unwrap());
+        let units = Units::new(Box::<MemoryStore>::default());
+        let options = ScsiOptions {
+            name: "c0".into(),
+            queues,
+        };
+        let device = ScsiDevice::new(units, options);
+        device.add_lun(3, 5, &disk).unwrap();
+        let socket = self.path("scsi");
+        self.server.listen(&socket, Arc::new(device)).unwrap();
+        Subject::parse(&format!("vhost-user-scsi:{}:3:5", socket.display())).unwrap()
+    }
+}
+
+/// A job of options.
+pub fn job(options: &[(&str, &str)]) -> Job {
+    let mut job = Job::default();
+    for (option, value) in options {
+        apply(&mut job, option, Some(value)).unwrap_or_else(|e| panic!("{option}: {e}"));
+    }
+    job
+}
+
+/// A plan of one turn each.
+pub fn plan(subjects: Vec<Subject>, jobs: Vec<Job>, driver: DriverOptions) -> Plan {
+    Plan {
+        subjects,
+        jobs,
+        driver,
+        repetitions: 1,
+        warm_up: Duration::ZERO,
+        cpus: Vec::new(),
+        retries: 0,
+        disturbance_max: f64::INFINITY,
+    }
+}
+
+pub fn outcome(plan: &Plan) -> Outcome {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    run(plan, &Clock::new(), &interrupted, &Progress::silent()).unwrap_or_else(|e| panic!("{e:#}"))
+}
