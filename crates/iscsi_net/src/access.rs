@@ -1,0 +1,156 @@
+//! Who may come in: portals, networks, access control lists, demo mode.
+
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+/// Where initiators come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portal {
+    /// Address and TCP port; port 0 lets the kernel choose.
+    pub address: SocketAddr,
+    /// Target portal group tag.
+    pub group: u16,
+}
+
+/// The registered TCP port of iSCSI targets.
+const PORT: u16 = 3260;
+
+impl FromStr for Portal {
+    type Err = String;
+
+    /// `ADDRESS`, `ADDRESS:PORT` or `[ADDRESS]:PORT`, then `,GROUP`.
+    fn from_str(text: &str) -> Result<Portal, String> {
+        let (address, group) = match text.rsplit_once(',') {
+            None => (text, 1),
+            Some((address, group)) => {
+                let group = group
+                    .parse()
+                    .map_err(|_| format!("portal group {group:?} is not a number below 65536"))?;
+                (address, group)
+            }
+        };
+        let plain = address.trim_start_matches('[').trim_end_matches(']');
+        let address = address
+            .parse::<SocketAddr>()
+            .or_else(|_| plain.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, PORT)))
+            .map_err(|_| format!("{address:?} is no address such as 127.0.0.1:3260 or [::1]"))?;
+        Ok(Portal { address, group })
+    }
+}
+
+/// Addresses with a common prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    /// `ADDRESS` or `ADDRESS/PREFIX`.
+    fn from_str(text: &str) -> Result<Network, String> {
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let wrong = || format!("{text:?} is no address or network such as 192.0.2.0/24");
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            None => bits,
+            Some(prefix) => prefix.parse().map_err(|_| wrong())?,
+        };
+        if prefix > bits {
+            return Err(wrong());
+        }
+        Ok(Network { address, prefix })
+    }
+}
+
+impl Network {
+    /// Is this address one of them? IPv4 addresses that came in through an IPv6 socket count as such.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(ours), IpAddr::V4(theirs)) => {
+                let shift = 32 - u32::from(self.prefix);
+                let high = |ip: std::net::Ipv4Addr| u64::from(ip.to_bits()) >> shift;
+                high(ours) == high(theirs)
+            }
+            (IpAddr::V6(ours), IpAddr::V6(theirs)) => {
+                let shift = 128 - u32::from(self.prefix);
+                let high = |ip: std::net::Ipv6Addr| ip.to_bits().checked_shr(shift).unwrap_or(0);
+                high(ours) == high(theirs)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// An initiator that may log in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AclEntry {
+    /// Its name; `None`: any.
+    pub initiator: Option<String>,
+    /// Where it comes from; `None`: anywhere.
+    pub network: Option<Network>,
+    /// It may not write.
+    pub read_only: bool,
+}
+
+impl AclEntry {
+    pub(crate) fn matches(&self, initiator: &str, address: IpAddr) -> bool {
+        // names of type iqn and eui are compared without regard to case (RFC 7143, 4.2.7.1 and RFC 3722)
+        let name = self
+            .initiator
+            .as_ref()
+            .is_none_or(|name| name.eq_ignore_ascii_case(initiator));
+        name && self.network.is_none_or(|network| network.contains(address))
+    }
+}
+
+/// What initiators may do that no access control list names, where no CHAP user is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DemoMode {
+    /// Nothing.
+    #[default]
+    None,
+    /// Anyone may read.
+    ReadOnly,
+    /// Anyone may read and write.
+    ReadWrite,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portals_have_a_port_and_a_group() {
+        let portal = |text: &str| {
+            let portal: Portal = text.parse().unwrap();
+            (portal.address.to_string(), portal.group)
+        };
+        assert_eq!(portal("192.0.2.1"), ("192.0.2.1:3260".into(), 1));
+        assert_eq!(portal("192.0.2.1:0,7"), ("192.0.2.1:0".into(), 7));
+        assert_eq!(portal("[::1]"), ("[::1]:3260".into(), 1));
+        assert_eq!(portal("[::1]:9,2"), ("[::1]:9".into(), 2));
+        assert!("moon".parse::<Portal>().is_err());
+        assert!("192.0.2.1,x".parse::<Portal>().is_err());
+    }
+
+    #[test]
+    fn networks_contain_what_has_their_prefix() {
+        let network = |text: &str| text.parse::<Network>().unwrap();
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert!(network("192.0.2.0/24").contains(ip("192.0.2.200")));
+        assert!(network("192.0.2.0/24").contains(ip("::ffff:192.0.2.1")));
+        assert!(!network("192.0.2.0/24").contains(ip("192.0.3.1")));
+        assert!(network("0.0.0.0/0").contains(ip("203.0.113.9")));
+        assert!(!network("0.0.0.0/0").contains(ip("2001:db8::1")));
+        assert!(network("::/0").contains(ip("2001:db8::1")));
+        assert!(network("2001:db8::/32").contains(ip("2001:db8:1::1")));
+        assert!(!network("2001:db8::1").contains(ip("2001:db8::2")));
+        assert!("192.0.2.0/33".parse::<Network>().is_err());
+    }
+}

@@ -1,0 +1,701 @@
+//! Commands through the SCSI core, their plans through their I/Os, and their answers.
+
+use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use iscsi::target::{Completion, TaskId, Then, Transfer};
+use reactor::{DiskHandle, Io, Tag};
+use scsi::{
+    Command, DiskId, Lun, Plan, Residual, Response, Sense, SenseCode, SenseKey, Status,
+    TaskAttribute, TaskTag,
+};
+use scsi_tasks::{Hold, TaskStep};
+use timeline::{Operation, Stage, Stamp, Stamps};
+
+use crate::connection::Connection;
+use crate::management::After;
+use crate::slots::{Order, SlotId};
+
+/// Steps of one command in one turn: a long one gives way to the worker's other work.
+const STEPS_MAX: usize = 32;
+
+/// How far a command has come.
+enum Progress {
+    /// Its response is there.
+    Done,
+    /// Somebody will come back to it.
+    Pending,
+    /// It was answered or aborted before and has ended.
+    Over,
+}
+
+/// The attribute field of a SCSI Command (11.3.1).
+fn attribute(field: u8) -> TaskAttribute {
+    match field {
+        2 => TaskAttribute::Ordered,
+        3 => TaskAttribute::HeadOfQueue,
+        4 => TaskAttribute::Aca,
+        _ => TaskAttribute::Simple,
+    }
+}
+
+/// Does it change what is on the medium, or who may use it? For initiators that may only read.
+fn changes(cdb: &[u8]) -> bool {
+    use scsi::opcode::*;
+    match cdb.first().copied().unwrap_or(0) {
+        WRITE_6
+        | WRITE_10
+        | WRITE_12
+        | WRITE_16
+        | WRITE_AND_VERIFY_10
+        | WRITE_AND_VERIFY_12
+        | WRITE_AND_VERIFY_16
+        | WRITE_SAME_10
+        | WRITE_SAME_16
+        | UNMAP
+        | SANITIZE
+        | COMPARE_AND_WRITE
+        | ORWRITE_16
+        | WRITE_ATOMIC_16
+        | EXTENDED_COPY
+        | MODE_SELECT_6
+        | MODE_SELECT_10
+        | START_STOP_UNIT
+        | PREVENT_ALLOW
+        | RESERVE_6
+        | RESERVE_10
+        | PERSISTENT_RESERVE_OUT
+        | MAINTENANCE_OUT => true,
+        // FORMAT UNIT
+        0x04 => true,
+        _ => false,
+    }
+}
+
+/// How a command is counted.
+fn operation(opcode: u8, direct: Option<&IoRequest>) -> Operation {
+    match direct.map(|request| request.kind) {
+        Some(IoKind::Read) => Operation::Read,
+        Some(IoKind::Write) => Operation::Write,
+        Some(IoKind::Flush) => Operation::Flush,
+        Some(IoKind::Discard | IoKind::WriteZeroes) => Operation::Discard,
+        // UNMAP and WRITE SAME in several steps.
+        None if matches!(opcode, 0x42 | 0x41 | 0x93) => Operation::Discard,
+        None => Operation::Other,
+    }
+}
+
+/// What the CDB moves, from what the initiator expects and the difference.
+fn transfer(read: u32, write: u32, residual: Residual) -> Transfer {
+    let moved = |expected: u32| {
+        let expected = u64::from(expected);
+        match residual {
+            Residual::None => expected,
+            Residual::Underflow(less) => expected.saturating_sub(less),
+            Residual::Overflow(more) => expected.saturating_add(more),
+        }
+    };
+    if write > 0 {
+        Transfer {
+            data_in: u64::from(read),
+            data_out: moved(write),
+        }
+    } else {
+        Transfer {
+            data_in: moved(read),
+            data_out: 0,
+        }
+    }
+}
+
+impl Connection {
+    /// The slot of an iSCSI task, taken at first sight.
+    pub(crate) fn slot_of(&mut self, task: TaskId) -> u32 {
+        match self.slots.find(task) {
+            Some(slot) => slot.index,
+            None => self.slots.take(task).index,
+        }
+    }
+
+    /// The slot's buffer with at least so many bytes, and what was in it before.
+    pub(crate) fn buffer_for(&mut self, slot: u32, length: usize) -> &IoBuffer {
+        let expected = self
+            .slots
+            .get(slot)
+            .iscsi
+            .and_then(|task| self.iscsi.command(task))
+            .map_or(0, |command| command.write_length() as usize);
+        let slot = self.slots.get(slot);
+        let large_enough = slot
+            .buffer
+            .as_ref()
+            .is_some_and(|buffer| buffer.total_len() >= length);
+        if !large_enough {
+            // Unsolicited data is bounded by FirstBurstLength: one buffer takes it all, and small writes whole.
+            let first_burst = 64 << 10;
+            let larger = self
+                .buffers
+                .take_anyway(length.max(expected.min(first_burst)));
+            if let Some(smaller) = slot.buffer.take() {
+                smaller.copy_to(&larger);
+                if slot.receiving {
+                    self.buffers.lose(&smaller);
+                } else {
+                    self.buffers.give(smaller);
+                }
+            }
+            slot.buffer = Some(larger);
+        }
+        slot.buffer.get_or_insert_default()
+    }
+
+    /// A command, in the order of CmdSN.
+    pub(crate) fn begin(&mut self, task: TaskId) {
+        let index = self.slot_of(task);
+        let Some(command) = self.iscsi.command(task) else {
+            return;
+        };
+        let slot = self.slots.get(index);
+        slot.lun = command.lun;
+        slot.read_length = command.read_length();
+        slot.write_length = command.write_length();
+        let attribute = attribute(command.attribute);
+        let known = self.sets.iter().position(|(lun, _)| *lun == slot.lun);
+        let set = known.unwrap_or_else(|| {
+            // Units that do not exist need no order, and no memory.
+            let exists = self
+                .session
+                .as_ref()
+                .is_some_and(|session| session.view.unit(Lun(slot.lun)).is_some());
+            if exists || self.sets.is_empty() {
+                self.sets.push((slot.lun, Default::default()));
+                self.sets.len() - 1
+            } else {
+                0
+            }
+        });
+        slot.order = Some(Order { set, attribute });
+        if self.sets[set].1.admit(attribute, index).is_some() {
+            self.start(index);
+        }
+    }
+
+    /// Hop 3: what the core makes of it.
+    fn start(&mut self, index: u32) {
+        let id = self.slots.id(index);
+        let slot = self.slots.get(index);
+        let (Some(task), Some(session)) = (slot.iscsi, self.session.as_mut()) else {
+            return;
+        };
+        let Some(command) = self.iscsi.command(task) else {
+            return;
+        };
+        let lun = Lun(slot.lun);
+        session.view.refresh();
+        slot.begun = true;
+        slot.tag = session.view.unit(lun).map(|unit| TaskTag {
+            nexus: session.nexus.id(),
+            unit: unit.id(),
+        });
+        let plan = if session.read_only && changes(&command.cdb) {
+            let sense = Sense::new(SenseKey::DataProtect, SenseCode::WRITE_PROTECTED);
+            Plan::Done(Response::check(sense))
+        } else {
+            session.view.begin(&Command {
+                nexus: &session.nexus,
+                lun,
+                cdb: &command.cdb,
+                attribute: attribute(command.attribute),
+                data_out_length: slot.write_length.into(),
+                data_in_length: slot.read_length.into(),
+            })
+        };
+        let step = slot.task.start(plan);
+        let direct = match &step {
+            TaskStep::Data(_, request) => Some(request),
+            _ => None,
+        };
+        let opcode = command.cdb.first().copied().unwrap_or(0);
+        slot.operation = Some(operation(opcode, direct));
+        slot.bytes = direct.map_or(0, |request| match request.moves_data() {
+            true => request.length as u32,
+            false => 0,
+        });
+        slot.step = Some(step);
+        self.batch.push(id);
+    }
+
+    /// Hops 4 and 5: gives each command's I/O to its disk. What came with the same receive shares its stamps.
+    pub(crate) fn submit_batch(&mut self, io: &mut Io, mut stamps: Option<&mut Stamps>) {
+        if self.batch.is_empty() {
+            return;
+        }
+        let mut at_once = [0; Operation::COUNT];
+        let mut pending = [0; Operation::COUNT];
+        let now = io.now();
+        let noticed = stamps.as_ref().map_or(now, |s| s.at(Stage::Noticed));
+        let mut batch = std::mem::take(&mut self.batch);
+        for id in batch.drain(..) {
+            let Some(slot) = self.slots.current(id) else {
+                continue;
+            };
+            let Some(step) = slot.step.take() else {
+                continue;
+            };
+            let operation = slot.operation.unwrap_or(Operation::Other) as usize;
+            let first = !slot.pended;
+            if first {
+                (slot.noticed, slot.submitted) = (noticed, now);
+            }
+            match self.advance(io, id.index, step) {
+                Progress::Done => {
+                    self.done.push(id);
+                    at_once[operation] += u32::from(first);
+                }
+                Progress::Pending => {
+                    self.slots.get(id.index).pended = true;
+                    pending[operation] += u32::from(first);
+                }
+                Progress::Over => self.release(id.index),
+            }
+        }
+        if self.batch.is_empty() {
+            self.batch = batch;
+        }
+        let Some(timeline) = &mut self.timeline else {
+            return;
+        };
+        let mut own = Stamps::noticed(now);
+        let stamps = stamps.as_deref_mut().unwrap_or(&mut own);
+        stamps.mark(Stage::Submitted, now);
+        stamps.mark(Stage::Reaped, io.now());
+        if pending != [0; Operation::COUNT] {
+            timeline.record_arrivals(&pending, stamps);
+        }
+        if at_once != [0; Operation::COUNT] {
+            self.turns.push((*stamps, at_once));
+        }
+    }
+
+    /// Takes a command's steps as far as they go without waiting.
+    fn advance(&mut self, io: &mut Io, index: u32, mut step: TaskStep) -> Progress {
+        let tag = Tag {
+            source: self.place.source,
+            slot: index,
+        };
+        for _ in 0..STEPS_MAX {
+            step = match step {
+                TaskStep::Answer if self.slots.get(index).iscsi.is_some() => return Progress::Done,
+                TaskStep::Answer | TaskStep::Over => return Progress::Over,
+                TaskStep::AnswerAndGoOn => {
+                    let slot = self.slots.get(index);
+                    if slot.iscsi.is_some() {
+                        slot.goes_on = true;
+                        return Progress::Done;
+                    }
+                    slot.task.go_on()
+                }
+                TaskStep::NeedData(length) => {
+                    if !self.has_data(index, length, TaskStep::NeedData(length)) {
+                        return Progress::Pending;
+                    }
+                    let slot = self.slots.get(index);
+                    let mut data = vec![0; length];
+                    if let Some(buffer) = &slot.buffer {
+                        data.truncate(buffer.total_len());
+                        buffer.read_whole(0, &mut data);
+                    }
+                    slot.task.with_data(&data)
+                }
+                TaskStep::Data(disk, request) => {
+                    let length = request.length as usize;
+                    let ready = match request.kind {
+                        IoKind::Read => {
+                            self.slots.get(index).reads = request.length as u32;
+                            self.has_memory(index, length, TaskStep::Data(disk, request))
+                        }
+                        IoKind::Write => {
+                            self.has_data(index, length, TaskStep::Data(disk, request))
+                        }
+                        IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => true,
+                    };
+                    if !ready {
+                        return Progress::Pending;
+                    }
+                    let handle = self.disk(io, disk);
+                    let slot = self.slots.get(index);
+                    let mut buffer = match (&slot.buffer, request.moves_data()) {
+                        (Some(buffer), true) => buffer.slice(0, length),
+                        _ => IoBuffer::default(),
+                    };
+                    match submit(io, handle, &request, &mut buffer, tag) {
+                        Some(outcome) => slot.task.resume(outcome, None),
+                        None => {
+                            (slot.busy, slot.scratch) = (true, false);
+                            return Progress::Pending;
+                        }
+                    }
+                }
+                TaskStep::Scratch(disk, request, mut buffer) => {
+                    let handle = self.disk(io, disk);
+                    let slot = self.slots.get(index);
+                    match submit(io, handle, &request, &mut buffer, tag) {
+                        Some(outcome) => slot.task.resume(outcome, Some(*buffer)),
+                        None => {
+                            (slot.busy, slot.scratch) = (true, true);
+                            return Progress::Pending;
+                        }
+                    }
+                }
+            };
+        }
+        self.slots.get(index).step = Some(step);
+        self.rest(index);
+        Progress::Pending
+    }
+
+    /// Goes on in another turn.
+    fn rest(&mut self, index: u32) {
+        self.resting.push(self.slots.id(index));
+        if self.resting.len() == 1 {
+            self.place.tell(|connection, io| {
+                let resting = std::mem::take(&mut connection.resting);
+                connection.batch.extend(resting);
+                connection.submit_batch(io, None);
+            });
+        }
+    }
+
+    /// Is there memory for so many bytes? Else the step is kept until there is.
+    fn has_memory(&mut self, index: u32, length: usize, step: TaskStep) -> bool {
+        let slot = self.slots.get(index);
+        let held = slot.buffer.as_ref().map_or(0, IoBuffer::total_len);
+        if held >= length {
+            return true;
+        }
+        if held > 0 {
+            // Part of its data is there already: it is what others wait for.
+            self.buffer_for(index, length);
+            return true;
+        }
+        match self.buffers.take(length) {
+            Some(buffer) => {
+                slot.buffer = Some(buffer);
+                true
+            }
+            None => {
+                slot.step = Some(step);
+                self.starved.push_back(self.slots.id(index));
+                false
+            }
+        }
+    }
+
+    /// Are the first so many bytes of a write here? Else they are asked for, and the step is kept until they are.
+    fn has_data(&mut self, index: u32, length: usize, step: TaskStep) -> bool {
+        let kept = match &step {
+            TaskStep::Data(disk, request) => TaskStep::Data(*disk, *request),
+            _ => TaskStep::NeedData(length),
+        };
+        if !self.has_memory(index, length, kept) {
+            return false;
+        }
+        let Some(task) = self.slots.get(index).iscsi else {
+            return true;
+        };
+        match self.iscsi.solicit(task, length as u32) {
+            Ok(true) => true,
+            Ok(false) => {
+                self.slots.get(index).step = Some(step);
+                false
+            }
+            // It is being failed, and will be said to be abandoned.
+            Err(_) => false,
+        }
+    }
+
+    /// An I/O has finished.
+    pub(crate) fn io_done(
+        &mut self,
+        io: &mut Io,
+        index: u32,
+        buffer: IoBuffer,
+        outcome: IoOutcome,
+    ) {
+        let slot = self.slots.get(index);
+        slot.busy = false;
+        if slot.aborted {
+            return self.release(index);
+        }
+        let scratch = slot.scratch.then_some(buffer);
+        let next = slot.task.resume(outcome, scratch);
+        match self.advance(io, index, next) {
+            Progress::Done => self.done.push(self.slots.id(index)),
+            Progress::Pending => {}
+            Progress::Over => self.release(index),
+        }
+    }
+
+    /// Takes a command back. `wait` is let go of once it can touch no disk any more.
+    pub(crate) fn abort_slot(&mut self, _io: &mut Io, index: u32, wait: Option<&Hold>) {
+        if let Some(task) = self.slots.part(index) {
+            // Where the protocol gave it up itself there is nothing left to abort.
+            self.iscsi.abort(task).ok();
+        }
+        let slot = self.slots.get(index);
+        if slot.aborted || slot.task.survives_abort() {
+            if slot.busy && slot.aborted {
+                slot.waits.extend(wait.cloned());
+            }
+            return;
+        }
+        slot.aborted = true;
+        slot.response = None;
+        if slot.busy {
+            slot.waits.extend(wait.cloned());
+        } else {
+            self.release(index);
+        }
+    }
+
+    /// Nothing of a command is left to do.
+    fn release(&mut self, index: u32) {
+        let slot = self.slots.get(index);
+        if let Some(buffer) = slot.buffer.take() {
+            if slot.receiving {
+                self.buffers.lose(&buffer);
+            } else {
+                self.buffers.give(buffer);
+            }
+        }
+        let (order, begun) = (slot.order.take(), slot.begun);
+        self.slots.free(index);
+        let Some(Order { set, attribute }) = order else {
+            return;
+        };
+        let tasks = &mut self.sets[set].1;
+        if begun {
+            tasks.ended(attribute);
+        } else {
+            tasks.abort_waiting(|waiting| *waiting == index);
+        }
+        while let Some((_, next)) = self.sets[set].1.next_ready() {
+            self.start(next);
+        }
+    }
+
+    /// Hop 6: answers everything that is done, and what that makes possible.
+    pub(crate) fn answer_all(&mut self, io: &mut Io) {
+        loop {
+            let mut done = std::mem::take(&mut self.done);
+            for id in done.drain(..) {
+                self.answer(io, id);
+            }
+            if self.done.is_empty() {
+                self.done = done;
+            }
+            self.feed_starved();
+            if self.batch.is_empty() && self.done.is_empty() {
+                return;
+            }
+            self.submit_batch(io, None);
+        }
+    }
+
+    /// Commands that waited for memory go on as far as it reaches, in order.
+    fn feed_starved(&mut self) {
+        for _ in 0..self.starved.len() {
+            let Some(id) = self.starved.pop_front() else {
+                return;
+            };
+            let Some(slot) = self.slots.current(id) else {
+                continue;
+            };
+            let length = match &slot.step {
+                Some(TaskStep::Data(_, request)) => request.length as usize,
+                Some(TaskStep::NeedData(length)) => *length,
+                _ => continue,
+            };
+            match self.buffers.take(length) {
+                Some(buffer) if slot.buffer.is_none() => {
+                    slot.buffer = Some(buffer);
+                    self.batch.push(id);
+                }
+                Some(buffer) => {
+                    self.buffers.give(buffer);
+                    self.batch.push(id);
+                }
+                None => {
+                    self.starved.push_front(id);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, io: &mut Io, id: SlotId) {
+        let Some(slot) = self.slots.current(id) else {
+            return;
+        };
+        let mut response = slot.task.take_response();
+        if let Some(scope) = response.abort.take() {
+            slot.response = Some(response);
+            return self.abort_everywhere(io, *scope, false, After::Answer(id));
+        }
+        self.deliver(id.index, response);
+    }
+
+    /// The tasks that had to be aborted before this answer are.
+    pub(crate) fn answer_waiting(&mut self, id: SlotId) {
+        let response = self.slots.current(id).and_then(|slot| slot.response.take());
+        if let Some(response) = response {
+            self.deliver(id.index, response);
+        }
+    }
+
+    fn deliver(&mut self, index: u32, response: Response) {
+        self.count(index, &response);
+        let slot = self.slots.get(index);
+        let (goes_on, reads) = (std::mem::take(&mut slot.goes_on), slot.reads as usize);
+        let transfer = transfer(slot.read_length, slot.write_length, response.residual);
+        let good = matches!(response.status, Status::Good | Status::ConditionMet);
+        let data = if good && reads > 0 {
+            slot.buffer.take().map(|buffer| (buffer, reads))
+        } else if !response.data.is_empty() {
+            let buffer = self.buffers.take_anyway(response.data.len());
+            buffer.write_whole(0, &response.data);
+            Some((buffer, response.data.len()))
+        } else {
+            None
+        };
+        if let Some(task) = self.slots.part(index) {
+            let sense = response.sense.as_ref().map(|sense| sense.encode());
+            let completion = Completion {
+                response: 0,
+                status: response.status as u8,
+                sense: sense.as_deref().unwrap_or_default(),
+                transfer,
+            };
+            // A task that the protocol ended by itself needs no answer.
+            self.send(task, data, &completion).ok();
+        }
+        if goes_on {
+            let step = self.slots.get(index).task.go_on();
+            self.slots.get(index).step = Some(step);
+            self.rest(index);
+        } else {
+            self.release(index);
+        }
+    }
+
+    fn send(
+        &mut self,
+        task: TaskId,
+        data: Option<(IoBuffer, usize)>,
+        completion: &Completion<'_>,
+    ) -> Result<(), iscsi::target::NoSuchTask> {
+        let Some((buffer, length)) = data else {
+            return self.iscsi.respond(task, completion);
+        };
+        let then = if completion.sense.is_empty() {
+            Then::Status {
+                status: completion.status,
+                transfer: completion.transfer,
+            }
+        } else {
+            Then::Response
+        };
+        let name = self.output.name();
+        let queued = if self.iscsi.digests().data {
+            let mut bytes = vec![0; length];
+            buffer.read_whole(0, &mut bytes);
+            self.iscsi.data_in(task, name, 0, &bytes, then)
+        } else {
+            self.iscsi
+                .data_in_unseen(task, name, 0, length as u32, then)
+        };
+        self.output.keep(buffer);
+        queued?;
+        match then {
+            Then::Response => self.iscsi.respond(task, completion),
+            _ => Ok(()),
+        }
+    }
+
+    fn disk(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
+        match self.disks.get(id.0 as usize) {
+            Some(Some(handle)) => Some(*handle),
+            _ => self.open(io, id),
+        }
+    }
+
+    #[cold]
+    fn open(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
+        let disk = self.shared().units.disk(id)?;
+        match io.open(&disk) {
+            Ok(handle) => {
+                let index = id.0 as usize;
+                if self.disks.len() <= index {
+                    self.disks.resize(index + 1, None);
+                }
+                self.disks[index] = Some(handle);
+                Some(handle)
+            }
+            Err(error) => {
+                tracing::error!(
+                    disk = disk.name(),
+                    "cannot open disk for another worker: {error}"
+                );
+                None
+            }
+        }
+    }
+
+    fn count(&mut self, index: u32, response: &Response) {
+        let Some(timeline) = &mut self.timeline else {
+            return;
+        };
+        let slot = self.slots.get(index);
+        let operation = slot.operation.unwrap_or(Operation::Other);
+        let counted = timeline.counters.of_mut(operation);
+        counted.requests += 1;
+        counted.bytes += u64::from(slot.bytes);
+        counted.errors += u64::from(!matches!(
+            response.status,
+            Status::Good | Status::ConditionMet
+        ));
+        if slot.pended {
+            timeline.note_reaped(operation, slot.noticed, slot.submitted);
+        }
+    }
+
+    /// Hop 7 is over: what this turn measured.
+    pub(crate) fn record(&mut self, answered: Stamp, notified: Stamp) {
+        let Some(timeline) = &mut self.timeline else {
+            return;
+        };
+        for (mut stamps, counts) in self.turns.drain(..) {
+            stamps.mark(Stage::Answered, answered);
+            stamps.mark(Stage::Notified, notified);
+            timeline.record_turn(&counts, &stamps);
+        }
+        timeline.record_answered(self.reaped, answered);
+        timeline.record_notified(notified);
+    }
+}
+
+/// Gives an I/O to its disk; `None` when it is pending.
+fn submit(
+    io: &mut Io,
+    handle: Option<DiskHandle>,
+    request: &IoRequest,
+    buffer: &mut IoBuffer,
+    tag: Tag,
+) -> Option<IoOutcome> {
+    let Some(handle) = handle else {
+        return Some(Err(IoError::new(IoErrorKind::Offline)));
+    };
+    match io.submit(handle, request, buffer, tag) {
+        backend::Submission::Done(outcome) => Some(outcome),
+        backend::Submission::Pending => None,
+    }
+}

@@ -1,0 +1,416 @@
+//! One TCP connection, owned by one worker: where its parts meet, and its beginning and end.
+//!
+//! Stages: a receive completes (**noticed**), its bytes are taken apart (**popped**) into commands with their plans
+//! (**parsed**), these are **submitted** and **reaped**; `publish` queues the answers (**answered**) and gives them to the
+//! kernel as one message (**notified**). Nothing here blocks. A peer that breaks the rules, is too slow or never reads
+//! loses its own connection and nothing else.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+
+use disk::IoOutcome;
+use guest_memory::IoBuffer;
+use iscsi::login::{LoggedIn, Visitor};
+use iscsi::session::{ConnectionKey, SessionKind};
+use reactor::{DiskHandle, Io, Source};
+use ring::{Completion, Owner, RingFd};
+use scsi::{AbortScope, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction, TaskSet};
+use scsi_tasks::{Hold, Registration};
+use timeline::{Clock, Labels, Operation, QueueSnapshot, QueueTimeline, Stamp, Stamps};
+
+use crate::buffers::Buffers;
+use crate::management::{After, hold, runner};
+use crate::output::Output;
+use crate::receive::Input;
+use crate::shared::{Place, Shared};
+use crate::slots::{SlotId, Slots};
+use crate::target::IscsiTarget;
+
+/// What an operation on the ring was for.
+pub(crate) mod token {
+    pub const RECEIVE: u64 = 0;
+    pub const RECEIVE_DATA: u64 = 1;
+    pub const SEND: u64 = 2;
+}
+
+/// Most requests in flight that the time line has room for at first.
+const TIMELINE_DEPTH: usize = 128;
+
+/// What a connection has once it is logged in to a target.
+pub(crate) struct Attached {
+    pub target: Arc<IscsiTarget>,
+    pub nexus: Arc<Nexus>,
+    pub view: TargetView,
+    pub read_only: bool,
+}
+
+pub(crate) struct Connection {
+    pub(crate) place: Place,
+    shared: Arc<Shared>,
+    pub(crate) iscsi: iscsi::target::Connection,
+    pub(crate) socket: RingFd,
+    pub(crate) owner: Owner,
+    /// Operations of its own on the ring.
+    pub(crate) operations: usize,
+    pub(crate) input: Input,
+    pub(crate) output: Output,
+    pub(crate) buffers: Buffers,
+    pub(crate) slots: Slots,
+    pub(crate) session: Option<Attached>,
+    key: Option<ConnectionKey>,
+    /// By unit: the order of its tasks.
+    pub(crate) sets: Vec<([u8; 8], TaskSet<u32>)>,
+    /// By `DiskId`: this worker's handles.
+    pub(crate) disks: Vec<Option<DiskHandle>>,
+    /// Slots with a step that can be taken now.
+    pub(crate) batch: Vec<SlotId>,
+    /// Slots whose responses are there.
+    pub(crate) done: Vec<SlotId>,
+    /// Slots that wait for memory.
+    pub(crate) starved: VecDeque<SlotId>,
+    /// Slots that have taken many steps in this turn and give way to others.
+    pub(crate) resting: Vec<SlotId>,
+    /// Flush what is queued, then end.
+    pub(crate) closing: bool,
+    ended: bool,
+    /// Let go of when nothing is in flight any more.
+    pub(crate) held_until_drained: Vec<Hold>,
+    /// Aborts that this connection asked for, and has applied to itself already.
+    pub(crate) own_aborts: Vec<Arc<AbortScope>>,
+    /// While it can run tasks.
+    registration: Option<Registration>,
+    /// Let go of by the end of the server.
+    pub(crate) drained: Option<mpsc::Sender<()>>,
+    seconds: u64,
+    /// Seconds in which nothing moved.
+    pub(crate) quiet: u64,
+    pub(crate) timeline: Option<QueueTimeline>,
+    /// Requests of this turn that completed at once, by operation, with the stamps that they share.
+    pub(crate) turns: Vec<(Stamps, [u32; Operation::COUNT])>,
+    pub(crate) reaped: Stamp,
+}
+
+impl Connection {
+    /// A connection that was just accepted.
+    pub fn new(
+        io: &mut Io,
+        place: Place,
+        shared: Arc<Shared>,
+        socket: OwnedFd,
+        addresses: (SocketAddr, SocketAddr),
+    ) -> Connection {
+        let (initiator, portal) = addresses;
+        let visitor = Visitor {
+            address: initiator.to_string(),
+            portal: portal.to_string(),
+            ..Visitor::default()
+        };
+        let protocol = shared.limits.protocol.clone();
+        let owner = io.own(place.source);
+        Connection {
+            iscsi: iscsi::target::Connection::new(shared.clone(), visitor, protocol),
+            socket: io.ring().register(socket),
+            owner,
+            operations: 0,
+            input: Input::new(),
+            output: Output::default(),
+            buffers: Buffers::new(shared.limits.data_bytes),
+            slots: Slots::default(),
+            session: None,
+            key: None,
+            sets: Vec::new(),
+            disks: Vec::new(),
+            batch: Vec::new(),
+            done: Vec::new(),
+            starved: VecDeque::new(),
+            resting: Vec::new(),
+            closing: false,
+            ended: false,
+            held_until_drained: Vec::new(),
+            own_aborts: Vec::new(),
+            registration: None,
+            drained: None,
+            seconds: 0,
+            quiet: 0,
+            timeline: None,
+            turns: Vec::new(),
+            reaped: Stamp::default(),
+            place,
+            shared,
+        }
+    }
+
+    pub fn number(&self) -> u64 {
+        self.place.number
+    }
+
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.ended || self.closing
+    }
+
+    pub fn nexus_id(&self) -> Option<NexusId> {
+        self.session.as_ref().map(|session| session.nexus.id())
+    }
+
+    /// The login is done.
+    pub fn logged_in(&mut self, io: &mut Io, login: &LoggedIn) {
+        let key = login.connection;
+        if !self.shared.logged_in(self.number(), key) {
+            return self.end(io, "displaced while it logged in");
+        }
+        self.key = Some(key);
+        self.slots.set_tasks(self.iscsi.task_slots());
+        self.input.enlarge();
+        if !login.displaced.is_empty() {
+            // What the connections before it have in flight must not come after what this one does.
+            let wait = hold(&self.place, After::Input);
+            self.input.hold();
+            for old in &login.displaced {
+                self.shared.drop_connection(*old, Some(wait.clone()));
+            }
+        }
+        let identity = &login.session.identity;
+        tracing::info!(
+            target = identity.target_name.as_deref().unwrap_or("(discovery)"),
+            initiator = identity.initiator_name,
+            address = self.iscsi.visitor().address,
+            connection = key.cid,
+            "logged in"
+        );
+        if identity.kind == SessionKind::Discovery {
+            return;
+        }
+        let Some(found) = self.shared.nexus(key.tsih) else {
+            return self.end(io, "its session is gone");
+        };
+        let labels = Labels {
+            export: found.target.options.name.clone(),
+            disk: crate::shared::lock(&found.target.label).clone(),
+            // All connections of a target on a worker are told as one queue.
+            queue: self.place.worker.index(),
+            worker: self.place.worker.index(),
+        };
+        let runners = self.shared.units.runners();
+        self.registration = Some(runners.register(runner(self.place.clone())));
+        self.timeline = Some(QueueTimeline::new(labels, TIMELINE_DEPTH));
+        self.session = Some(Attached {
+            view: found.target.scsi.view(),
+            target: found.target,
+            nexus: found.nexus,
+            read_only: found.read_only,
+        });
+    }
+
+    /// Is a unit attention waiting?
+    pub fn waiting_attention(&self, lun: Lun) -> bool {
+        self.session.as_ref().is_some_and(|session| {
+            let waiting = session.view.query_asynchronous_event(&session.nexus, lun);
+            waiting.is_some()
+        })
+    }
+
+    /// The core's part of a task management function.
+    pub fn managed(&mut self, lun: Lun, function: TaskManagementFunction) -> Option<Managed> {
+        let session = self.session.as_mut()?;
+        session.view.refresh();
+        Some(session.view.manage(&session.nexus, lun, function))
+    }
+
+    /// TARGET COLD RESET ends every session of the target (RFC 7143, 11.5.1), this one when its answer has left.
+    pub fn drop_target_sessions(&mut self) {
+        let Some(session) = &self.session else { return };
+        let name = &session.target.options.name;
+        let own = self.key.map(|key| key.tsih);
+        for other in self.shared.sessions.sessions() {
+            if other.identity.target_name.as_ref() == Some(name) && Some(other.tsih) != own {
+                for key in other.connections() {
+                    self.shared.drop_connection(key, None);
+                }
+            }
+        }
+        self.closing = true;
+    }
+
+    /// Ends the connection: nothing more goes in or out; what is in flight drains.
+    pub fn end(&mut self, io: &mut Io, why: &str) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        tracing::debug!(
+            address = self.iscsi.visitor().address,
+            "connection ends: {why}"
+        );
+        // Receives and sends that are in flight complete. A socket that is not connected any more has none.
+        rustix::net::shutdown(self.socket.as_fd(), rustix::net::Shutdown::Both).ok();
+        let used: Vec<u32> = self.slots.used().collect();
+        for index in used {
+            self.abort_slot(io, index, None);
+        }
+        let closed = self.iscsi.close();
+        for key in closed.drop {
+            self.shared.drop_connection(key, None);
+        }
+        if let Some(key) = self.key {
+            for cid in closed.wake {
+                self.shared.wake(key.tsih, cid);
+            }
+        }
+        self.shared.forget(self.number(), self.key);
+        let (source, number) = (self.place.source, self.number());
+        self.place.worker.send(move |worker| {
+            if crate::shared::with(worker, source, number, |_, _| {}) {
+                worker.stop(source, |_, _| {});
+            }
+        });
+    }
+
+    /// A second has passed.
+    pub fn tick(&mut self, io: &mut Io) {
+        self.seconds += 1;
+        self.quiet += 1;
+        let limits = &self.shared.limits;
+        if self.key.is_none() {
+            if self.seconds >= limits.login_time.as_secs() {
+                self.end(io, "did not log in in time");
+            }
+            return;
+        }
+        let owes = self.iscsi.pings_outstanding() > 0 || self.output.is_sending();
+        if owes && self.quiet >= limits.silent_time.as_secs() {
+            self.end(io, "silent for too long");
+        } else if !owes && self.quiet >= limits.idle_time.as_secs() {
+            self.iscsi.ping();
+            self.buffers.trim();
+        }
+    }
+
+    /// Gives way to newer ones if it has not come as far as that.
+    pub fn end_unless_logged_in(&mut self, io: &mut Io) {
+        if self.key.is_none() {
+            self.end(io, "gives way: too many have not logged in");
+        }
+    }
+
+    /// Sends what is queued, and ends when that was all.
+    fn flush(&mut self, io: &mut Io) {
+        if let Some(message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers) {
+            self.operations += 1;
+            io.ring()
+                .send(self.owner, token::SEND, &self.socket, message);
+        }
+        if self.closing && !self.output.is_sending() {
+            self.end(io, "over");
+        }
+    }
+
+    fn sent(&mut self, io: &mut Io, completion: Completion) {
+        let Some(message) = completion.message else {
+            return;
+        };
+        match completion.result {
+            Ok(bytes) if !self.ended && (bytes > 0 || message.left() == 0) => {
+                self.quiet = 0;
+                if let Some(rest) = self.output.sent(message, bytes, &mut self.buffers) {
+                    self.operations += 1;
+                    io.ring().send(self.owner, token::SEND, &self.socket, rest);
+                }
+            }
+            Err(errno) if !self.ended && (errno == 4 || errno == 11) => {
+                // interrupted, or no memory just now
+                self.operations += 1;
+                io.ring()
+                    .send(self.owner, token::SEND, &self.socket, message);
+            }
+            _ => {
+                self.output.recycle(message, &mut self.buffers);
+                self.end(io, "its peer takes no more");
+            }
+        }
+    }
+}
+
+impl Source for Connection {
+    fn ready(&self) -> bool {
+        false
+    }
+
+    fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
+
+    fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
+        self.operations -= 1;
+        match completion.token {
+            token::SEND => self.sent(io, completion),
+            token::RECEIVE => self.received(io, completion, noticed),
+            _ => self.received_data(io, completion, noticed),
+        }
+    }
+
+    fn finish(
+        &mut self,
+        io: &mut Io,
+        slot: u32,
+        buffer: IoBuffer,
+        outcome: IoOutcome,
+        reaped: Stamp,
+    ) {
+        self.reaped = reaped;
+        self.io_done(io, slot, buffer, outcome);
+    }
+
+    fn publish(&mut self, io: &mut Io) {
+        if !self.ended {
+            self.answer_all(io);
+        }
+        let answered = io.now();
+        if !self.ended {
+            self.flush(io);
+            self.receive_more(io);
+        }
+        self.record(answered, io.now());
+    }
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn in_flight(&self) -> usize {
+        self.operations + self.slots.busy() + self.resting.len()
+    }
+
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
+
+    fn stop(&mut self) {
+        self.ended = true;
+        rustix::net::shutdown(self.socket.as_fd(), rustix::net::Shutdown::Both).ok();
+    }
+
+    fn closed(&mut self, io: &mut Io) {
+        for handle in self.disks.drain(..).flatten() {
+            io.close(handle);
+        }
+        io.disown(self.owner);
+        self.held_until_drained.clear();
+        self.registration = None;
+        self.drained = None;
+    }
+
+    fn snapshot(&self, clock: &Clock) -> Option<QueueSnapshot> {
+        self.timeline
+            .as_ref()
+            .map(|timeline| timeline.snapshot(clock))
+    }
+}

@@ -1,0 +1,29 @@
+//! The iSCSI door: portals, connections and sessions on workers, around the sans-IO crate `iscsi` and the SCSI core.
+//!
+//! [`Server`] accepts on one control thread and puts each connection on a worker, where a `connection` owns it from
+//! then on: `receive` takes the stream apart, `commands` takes commands through the core and their I/Os, `output` sends.
+//! Connections of one session may be on different workers: what they share is in `shared`, and `management` takes
+//! task management across them.
+
+#![forbid(unsafe_code)]
+
+mod access;
+mod buffers;
+mod commands;
+mod connection;
+mod limits;
+mod management;
+mod output;
+mod policy;
+mod receive;
+mod server;
+mod shared;
+mod slots;
+mod target;
+
+pub use access::{AclEntry, DemoMode, Network, Portal};
+pub use iscsi::chap::Secret;
+pub use iscsi::login::ChapUser;
+pub use limits::DoorLimits;
+pub use server::{Server, ServerError, TargetStatus};
+pub use target::TargetOptions;

@@ -1,0 +1,42 @@
+//! What peers may make this door hold. The protocol's own bounds are in `iscsi::Limits`.
+
+use std::time::Duration;
+
+/// Bounds of a server.
+#[derive(Clone, Debug)]
+pub struct DoorLimits {
+    /// TCP connections at a time.
+    pub connections: usize,
+    /// Of these, connections that have not logged in; one more ends the oldest of them.
+    pub half_open: usize,
+    /// Sessions at a time.
+    pub sessions: usize,
+    /// Time to log in.
+    pub login_time: Duration,
+    /// A connection from which nothing came for so long is pinged.
+    pub idle_time: Duration,
+    /// A connection that is pinged, or owed output, and on which nothing moves for so long is dropped.
+    pub silent_time: Duration,
+    /// Bytes of command data that one connection may hold before its next command waits for memory.
+    pub data_bytes: usize,
+    /// Bytes of output that one connection may have queued before nothing more is received from it.
+    pub output_bytes: u64,
+    /// Bounds inside a connection.
+    pub protocol: iscsi::Limits,
+}
+
+impl Default for DoorLimits {
+    fn default() -> Self {
+        DoorLimits {
+            connections: 1024,
+            half_open: 128,
+            sessions: 512,
+            login_time: Duration::from_secs(15),
+            idle_time: Duration::from_secs(15),
+            silent_time: Duration::from_secs(30),
+            data_bytes: 32 << 20,
+            output_bytes: 8 << 20,
+            protocol: iscsi::Limits::default(),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Task management (RFC 7143, 11.5) across a target's connections, and everything else that waits for tasks of others.
+//!
+//! Tasks run on the workers of their connections. A function marks those that it means, on every one of them, and
+//! waits until none of them can touch a disk any more. A [`Hold`] is kept by every message and every such task:
+//! when the last one lets go, whoever waits is told.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use iscsi::pdu::{TaskFunction, TaskFunctionResponse};
+use iscsi::target::TaskManagement;
+use reactor::Io;
+use scsi::{AbortScope, Lun, Managed, TaskManagementFunction};
+use scsi_tasks::{Abort, Hold, Runner};
+
+use crate::connection::Connection;
+use crate::shared::Place;
+use crate::slots::SlotId;
+
+/// What goes on when a wait is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum After {
+    /// The stream is looked at again.
+    Input,
+    /// A task management function is answered.
+    Function { tag: u32 },
+    /// As before; then every connection of the target is dropped.
+    ColdReset { tag: u32 },
+    /// A command is answered.
+    Answer(SlotId),
+}
+
+/// A hold after whose last clone the connection at `place` goes on.
+pub(crate) fn hold(place: &Place, after: After) -> Hold {
+    let place = place.clone();
+    Hold::new(move || place.tell(move |connection, io| connection.wait_is_over(io, after)))
+}
+
+/// How aborts reach a connection.
+pub(crate) fn runner(place: Place) -> Runner {
+    Arc::new(move |abort: &Abort, hold: Hold| {
+        let scope = abort.scope.clone();
+        place.tell(move |connection, io| connection.abort_tasks_of(io, &scope, &hold));
+    })
+}
+
+impl Connection {
+    /// Begins a task management function.
+    pub(crate) fn manage(&mut self, io: &mut Io, request: &TaskManagement) {
+        use TaskFunctionResponse as Answer;
+        let lun = Lun(request.lun);
+        let function = match request.function {
+            TaskFunction::AbortTask => return self.abort_one(io, request),
+            // it was found, or this would not be asked
+            TaskFunction::QueryTask => return self.function_done(request.tag, Answer::Succeeded),
+            TaskFunction::QueryTaskSet => return self.query_task_set(request),
+            TaskFunction::QueryAsynchronousEvent => {
+                let answer = match self.waiting_attention(lun) {
+                    true => Answer::Succeeded,
+                    false => Answer::Complete,
+                };
+                return self.function_done(request.tag, answer);
+            }
+            TaskFunction::ClearAca => return self.function_done(request.tag, Answer::NotSupported),
+            TaskFunction::TaskReassign => {
+                return self.function_done(request.tag, Answer::ReassignmentNotSupported);
+            }
+            TaskFunction::AbortTaskSet => TaskManagementFunction::AbortTaskSet,
+            TaskFunction::ClearTaskSet => TaskManagementFunction::ClearTaskSet,
+            TaskFunction::LogicalUnitReset => TaskManagementFunction::LogicalUnitReset,
+            TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset => {
+                TaskManagementFunction::TargetReset
+            }
+            TaskFunction::ItNexusReset => TaskManagementFunction::NexusReset,
+        };
+        let Some(managed) = self.managed(lun, function) else {
+            return self.function_done(request.tag, Answer::Rejected);
+        };
+        match managed {
+            Managed::IncorrectLun => self.function_done(request.tag, Answer::LunDoesNotExist),
+            Managed::Abort(scope) => {
+                let tag = request.tag;
+                let (after, reset) = match request.function {
+                    TaskFunction::TargetColdReset => (After::ColdReset { tag }, true),
+                    TaskFunction::AbortTaskSet | TaskFunction::ClearTaskSet => {
+                        (After::Function { tag }, false)
+                    }
+                    _ => (After::Function { tag }, true),
+                };
+                self.abort_everywhere(io, scope, reset, after);
+            }
+        }
+    }
+
+    fn abort_one(&mut self, io: &mut Io, request: &TaskManagement) {
+        let hold = hold(self.place(), After::Function { tag: request.tag });
+        let Some(task) = request.referenced else {
+            return;
+        };
+        match self.slots.find(task) {
+            Some(slot) => self.abort_slot(io, slot.index, Some(&hold)),
+            // it has no slot: nothing of it was begun
+            None => self.iscsi.abort(task).unwrap_or_default(),
+        }
+    }
+
+    fn query_task_set(&mut self, request: &TaskManagement) {
+        let (Some(nexus), tag, lun) = (self.nexus_id(), request.tag, request.lun) else {
+            return self.function_done(request.tag, TaskFunctionResponse::Rejected);
+        };
+        let found = Arc::new(AtomicBool::new(false));
+        let (place, seen) = (self.place().clone(), found.clone());
+        let hold = Hold::new(move || {
+            let answer = match seen.load(Ordering::Acquire) {
+                true => TaskFunctionResponse::Succeeded,
+                false => TaskFunctionResponse::Complete,
+            };
+            place.tell(move |connection, _| connection.function_done(tag, answer));
+        });
+        for place in self.shared().connections() {
+            let (hold, found) = (hold.clone(), found.clone());
+            place.tell(move |connection, _| {
+                let used: Vec<u32> = connection.slots.used().collect();
+                for index in used {
+                    let slot = connection.slots.get(index);
+                    let ours = slot.tag.is_some_and(|tag| tag.nexus == nexus);
+                    if ours && slot.lun == lun && slot.iscsi.is_some() {
+                        found.store(true, Ordering::Release);
+                    }
+                }
+                drop(hold);
+            });
+        }
+    }
+
+    /// Aborts the tasks of a scope through every door, this connection's at once: commands that follow the function
+    /// are not meant.
+    pub(crate) fn abort_everywhere(
+        &mut self,
+        io: &mut Io,
+        scope: AbortScope,
+        reset: bool,
+        after: After,
+    ) {
+        let hold = hold(self.place(), after);
+        let scope = Arc::new(scope);
+        self.abort_tasks_of(io, &scope, &hold);
+        // The runner of this connection is told as well.
+        self.own_aborts.push(scope.clone());
+        let runners = self.shared().units.runners().clone();
+        runners.abort(&Abort { scope, reset }, move || drop(hold));
+    }
+
+    fn abort_tasks_of(&mut self, io: &mut Io, scope: &Arc<AbortScope>, hold: &Hold) {
+        let own = self
+            .own_aborts
+            .iter()
+            .position(|own| Arc::ptr_eq(own, scope));
+        if let Some(own) = own {
+            self.own_aborts.swap_remove(own);
+            return;
+        }
+        let used: Vec<u32> = self.slots.used().collect();
+        for index in used {
+            let slot = self.slots.get(index);
+            // PREEMPT AND ABORT does not abort itself
+            if slot.response.is_none() && slot.tag.is_some_and(|tag| scope.matches(tag)) {
+                self.abort_slot(io, index, Some(hold));
+            }
+        }
+    }
+
+    /// Goes on after a wait.
+    pub(crate) fn wait_is_over(&mut self, io: &mut Io, after: After) {
+        match after {
+            After::Input => self.release_input(io),
+            After::Function { tag } => self.function_done(tag, TaskFunctionResponse::Complete),
+            After::ColdReset { tag } => {
+                self.function_done(tag, TaskFunctionResponse::Complete);
+                self.drop_target_sessions();
+            }
+            After::Answer(slot) => self.answer_waiting(slot),
+        }
+    }
+
+    fn function_done(&mut self, tag: u32, answer: TaskFunctionResponse) {
+        // Its connection may be in its last turn.
+        self.iscsi.task_management_response(tag, answer).ok();
+    }
+}

@@ -1,0 +1,104 @@
+//! What a connection sends: one message at a time, made of everything that was queued when the one before had left.
+
+use guest_memory::IoBuffer;
+use iscsi::target::{Outgoing, Piece};
+use ring::Message;
+
+use crate::buffers::Buffers;
+
+#[derive(Default)]
+pub(crate) struct Output {
+    /// Data queued with the protocol by its place here, and not yet in a message.
+    data: Vec<IoBuffer>,
+    /// Not in the kernel: empty, or to go on.
+    message: Option<Box<Message>>,
+    /// In the kernel: so many bytes.
+    sending: u64,
+}
+
+impl Output {
+    /// The next data's name.
+    pub fn name(&self) -> u64 {
+        self.data.len() as u64
+    }
+
+    /// Keeps data until it is sent, under the name that [`Output::name`] gave.
+    pub fn keep(&mut self, buffer: IoBuffer) {
+        self.data.push(buffer);
+    }
+
+    pub fn is_sending(&self) -> bool {
+        self.sending > 0
+    }
+
+    /// Bytes that the kernel has not taken yet.
+    pub fn unsent(&self) -> u64 {
+        self.sending
+    }
+
+    /// The message that is to be sent now, if there is anything to send and none is on its way.
+    pub fn next(&mut self, outgoing: &mut Outgoing, buffers: &mut Buffers) -> Option<Box<Message>> {
+        if self.is_sending() || outgoing.is_empty() {
+            return None;
+        }
+        let mut message = self.message.take().unwrap_or_default();
+        let bytes = |piece: Piece<'_>| match piece {
+            Piece::Bytes(bytes) => bytes.len(),
+            Piece::Data { .. } => 0,
+        };
+        let headers = buffers.take_anyway(outgoing.pieces().map(bytes).sum());
+        for buffer in self.data.drain(..) {
+            message.keep(buffer);
+        }
+        let mut at = 0;
+        for piece in outgoing.pieces() {
+            if let Piece::Bytes(bytes) = piece {
+                headers.write_whole(at, bytes);
+                at += bytes.len();
+            }
+        }
+        let headers = message.keep(headers);
+        let mut at = 0;
+        for piece in outgoing.pieces() {
+            match piece {
+                Piece::Bytes(bytes) => {
+                    message.add(headers, at, bytes.len());
+                    at += bytes.len();
+                }
+                Piece::Data {
+                    buffer,
+                    offset,
+                    length,
+                } => message.add(buffer as usize, offset as usize, length as usize),
+            }
+        }
+        outgoing.clear();
+        self.sending = message.left();
+        Some(message)
+    }
+
+    /// The kernel has sent so many bytes; gives what is left, to be sent next.
+    pub fn sent(
+        &mut self,
+        mut message: Box<Message>,
+        bytes: u32,
+        buffers: &mut Buffers,
+    ) -> Option<Box<Message>> {
+        message.sent(bytes);
+        self.sending = message.left();
+        if self.sending > 0 {
+            return Some(message);
+        }
+        self.recycle(message, buffers);
+        None
+    }
+
+    /// The message is not going to be sent.
+    pub fn recycle(&mut self, mut message: Box<Message>, buffers: &mut Buffers) {
+        self.sending = 0;
+        message
+            .take_buffers()
+            .for_each(|buffer| buffers.give(buffer));
+        self.message = Some(message);
+    }
+}

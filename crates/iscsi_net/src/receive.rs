@@ -1,0 +1,271 @@
+//! The stream on its way in: bytes to steps of the protocol, write data to its place.
+//!
+//! One receive is in flight at a time: into the connection's own buffer, or, for the rest of a data segment without
+//! digest, straight into its command's. Nothing is received while too much output is queued.
+
+use guest_memory::IoBuffer;
+use iscsi::target::{Placement, Received, Step};
+use reactor::Io;
+use ring::Completion;
+use timeline::{Stage, Stamp, Stamps};
+
+use crate::connection::{Connection, token};
+use crate::slots::SlotId;
+
+/// Before login: a header and the text of a Login Request.
+const LOGIN_BYTES: usize = 8 << 10;
+const RECEIVE_BYTES: usize = 64 << 10;
+/// The protocol looks at the stream through a window of this size: write data is not copied there.
+const WINDOW_BYTES: usize = 2048;
+/// The rest of a data segment that is worth a receive of its own.
+const DIRECT_BYTES_MIN: u32 = 4096;
+
+pub(crate) struct Input {
+    /// `None`: the kernel has it.
+    buffer: Option<IoBuffer>,
+    size: usize,
+    /// Bytes in it that are not looked at yet.
+    from: usize,
+    to: usize,
+    window: Vec<u8>,
+    /// A receive into the buffer is in flight.
+    receiving: bool,
+    /// Whose data the kernel receives, and where.
+    direct: Option<(SlotId, u32)>,
+    /// Nothing is looked at until somebody is gone.
+    held: usize,
+}
+
+impl Input {
+    pub fn new() -> Input {
+        Input {
+            buffer: None,
+            size: LOGIN_BYTES,
+            from: 0,
+            to: 0,
+            window: Vec::new(),
+            receiving: false,
+            direct: None,
+            held: 0,
+        }
+    }
+
+    /// Full feature phase: more comes at a time.
+    pub fn enlarge(&mut self) {
+        self.size = RECEIVE_BYTES;
+    }
+
+    pub fn hold(&mut self) {
+        self.held += 1;
+    }
+}
+
+impl Connection {
+    /// Queues the next receive, if there is none and there may be one.
+    pub(crate) fn receive_more(&mut self, io: &mut Io) {
+        let idle = self.input.from == self.input.to && self.input.direct.is_none();
+        if self.is_over() || self.input.held > 0 || !idle || self.input.receiving {
+            return;
+        }
+        let queued = self.output.unsent() + self.iscsi.outgoing().len();
+        if queued > self.shared().limits.output_bytes {
+            return;
+        }
+        let size = self.input.size;
+        let buffer = self
+            .input
+            .buffer
+            .take()
+            .filter(|buffer| buffer.total_len() == size)
+            .unwrap_or_else(|| IoBuffer::owned(size));
+        self.input.receiving = true;
+        self.operations += 1;
+        io.ring()
+            .receive(self.owner, token::RECEIVE, &self.socket, buffer, false);
+    }
+
+    pub(crate) fn received(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
+        self.input.receiving = false;
+        self.input.buffer = completion.buffer;
+        if self.is_over() {
+            return;
+        }
+        match completion.result {
+            Ok(0) => self.end(io, "its peer has left"),
+            Ok(bytes) => {
+                self.quiet = 0;
+                (self.input.from, self.input.to) = (0, bytes as usize);
+                self.take_in(io, noticed);
+            }
+            Err(4 | 11) => {}
+            Err(_) => self.end(io, "its peer is gone"),
+        }
+    }
+
+    /// The kernel has put write data where it belongs.
+    pub(crate) fn received_data(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
+        let Some((slot, offset)) = self.input.direct.take() else {
+            return;
+        };
+        let slot = self.slots.current(slot);
+        let bytes = match completion.result {
+            Ok(bytes) => bytes as usize,
+            Err(_) => 0,
+        };
+        if let Some(slot) = slot {
+            slot.receiving = false;
+            // The command may have got a larger buffer meanwhile.
+            if let (Some(buffer), Some(came)) = (&slot.buffer, &completion.buffer)
+                && bytes > 0
+            {
+                let into = buffer.slice(offset as usize, bytes);
+                if into.segments().first().map(|s| s.base())
+                    != came.segments().first().map(|s| s.base())
+                {
+                    came.slice(0, bytes).copy_to(&into);
+                }
+            }
+        }
+        if self.is_over() {
+            return;
+        }
+        match completion.result {
+            Ok(0) => self.end(io, "its peer has left"),
+            Ok(bytes) => {
+                self.quiet = 0;
+                self.iscsi.placed_unseen(bytes as usize);
+                self.take_in(io, noticed);
+            }
+            Err(4 | 11) => self.take_in(io, noticed),
+            Err(_) => self.end(io, "its peer is gone"),
+        }
+    }
+
+    /// Another connection of the session has made way.
+    pub(crate) fn look_again(&mut self, io: &mut Io) {
+        if !self.is_over() {
+            let now = io.now();
+            self.take_in(io, now);
+        }
+    }
+
+    pub(crate) fn release_input(&mut self, io: &mut Io) {
+        self.input.held = self.input.held.saturating_sub(1);
+        self.look_again(io);
+    }
+
+    /// Hops 2 to 5 for what has come.
+    fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
+        let mut stamps = Stamps::noticed(noticed);
+        stamps.mark(Stage::Popped, io.now());
+        self.consume(io);
+        stamps.mark(Stage::Parsed, io.now());
+        self.submit_batch(io, Some(&mut stamps));
+    }
+
+    fn consume(&mut self, io: &mut Io) {
+        let mut window = std::mem::take(&mut self.input.window);
+        while self.consume_window(io, &mut window) {}
+        self.input.window = window;
+    }
+
+    /// Takes one window's bytes; false when there is nothing more to do for now.
+    fn consume_window(&mut self, io: &mut Io, window: &mut Vec<u8>) -> bool {
+        let length = WINDOW_BYTES.min(self.input.to - self.input.from);
+        window.resize(length, 0);
+        if let (Some(buffer), true) = (&self.input.buffer, length > 0) {
+            buffer.read_whole(self.input.from, window);
+        }
+        let mut at = 0;
+        loop {
+            if self.is_over() || self.input.held > 0 {
+                return false;
+            }
+            let Received { used, step } = self.iscsi.receive(&window[at..]);
+            at += used;
+            self.input.from += used;
+            match step {
+                Step::More => return self.input.from < self.input.to,
+                Step::Data(placement) => return self.place_data(io, placement),
+                Step::Command(task) => self.begin(task),
+                Step::DataComplete(task) => {
+                    if let Some(slot) = self.slots.find(task) {
+                        self.batch.push(slot);
+                    }
+                }
+                Step::Abandoned(task) => {
+                    if let Some(slot) = self.slots.find(task) {
+                        self.abort_slot(io, slot.index, None);
+                    }
+                }
+                Step::TaskManagement(request) => {
+                    // What came before it is meant by it.
+                    self.submit_batch(io, None);
+                    self.manage(io, &request);
+                }
+                Step::LoggedIn(login) => self.logged_in(io, &login),
+                Step::Wake(cid) => {
+                    if let Some(key) = self.iscsi.key() {
+                        self.shared().wake(key.tsih, cid);
+                    }
+                }
+                Step::Drop(key) => self.shared().drop_connection(key, None),
+                Step::Close(reason) => {
+                    self.submit_batch(io, None);
+                    tracing::debug!(?reason, "connection closes");
+                    self.closing = true;
+                }
+            }
+        }
+    }
+
+    /// Puts write data where it belongs: what is here by copying, the rest by a receive of its own. False when the rest has
+    /// to come first.
+    fn place_data(&mut self, io: &mut Io, placement: Placement) -> bool {
+        let Placement {
+            task,
+            offset,
+            length,
+        } = placement;
+        let here = (length as usize).min(self.input.to - self.input.from);
+        let digest = self.iscsi.digests().data;
+        if here == 0 {
+            if self.input.direct.is_none()
+                && !self.input.receiving
+                && !digest
+                && length >= DIRECT_BYTES_MIN
+            {
+                self.receive_directly(io, placement);
+            }
+            return false;
+        }
+        let slot = self.slot_of(task);
+        let from = self.input.from;
+        let came = self.input.buffer.as_ref();
+        let came = came.map(|buffer| buffer.slice(from, here));
+        let into = self.buffer_for(slot, offset as usize + here);
+        if let Some(came) = came {
+            came.copy_to(&into.slice(offset as usize, here));
+            if digest {
+                let mut bytes = vec![0; here];
+                came.read_at(0, &mut bytes);
+                self.iscsi.placed(&bytes);
+            } else {
+                self.iscsi.placed_unseen(here);
+            }
+        }
+        self.input.from += here;
+        true
+    }
+
+    fn receive_directly(&mut self, io: &mut Io, placement: Placement) {
+        let slot = self.slot_of(placement.task);
+        let (offset, length) = (placement.offset as usize, placement.length as usize);
+        let into = self.buffer_for(slot, offset + length).slice(offset, length);
+        self.slots.get(slot).receiving = true;
+        self.input.direct = Some((self.slots.id(slot), placement.offset));
+        self.operations += 1;
+        io.ring()
+            .receive(self.owner, token::RECEIVE_DATA, &self.socket, into, true);
+    }
+}

@@ -1,0 +1,384 @@
+//! The portals: one control thread accepts for all of them, and puts each connection on the next worker.
+//!
+//! The thread also keeps time: once a second, while there are connections, each is told.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use backend::Disk;
+use reactor::{Pool, RateLimit};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use scsi::AttachError;
+use scsi_tasks::Units;
+
+use crate::access::Portal;
+use crate::connection::Connection;
+use crate::limits::DoorLimits;
+use crate::shared::{Place, Shared, lock};
+use crate::target::{IscsiTarget, TargetOptions};
+
+static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+
+/// How long the end of a server waits for what is in flight.
+const END_TIME: Duration = Duration::from_secs(5);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Why a target cannot be served.
+#[derive(Debug)]
+pub enum ServerError {
+    /// A portal cannot be listened on.
+    Bind(SocketAddr, io::Error),
+    /// The name is no iSCSI name.
+    Name(String),
+    /// There is a target of this name.
+    Exists(String),
+    /// There is no target of this name.
+    Missing(String),
+    /// A logical unit cannot be attached.
+    Lun(AttachError),
+}
+
+impl std::fmt::Display for ServerError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ServerError::Bind(address, error) => {
+                write!(f, "cannot listen on {address}: {error}")?;
+                match error.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        f.write_str(" (another target program may run; choose another port)")
+                    }
+                    io::ErrorKind::AddrNotAvailable => {
+                        f.write_str(" (no interface here has this address: see ip address)")
+                    }
+                    _ => Ok(()),
+                }
+            }
+            ServerError::Name(name) => write!(
+                f,
+                "{name:?} is no iSCSI name such as iqn.2026-11.org.example:t0"
+            ),
+            ServerError::Exists(name) => write!(f, "there is a target {name} already"),
+            ServerError::Missing(name) => write!(f, "there is no target {name}"),
+            ServerError::Lun(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ServerError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ServerError::Bind(_, error) => Some(error),
+            ServerError::Lun(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// What a server says of one of its targets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetStatus {
+    /// Its name.
+    pub name: String,
+    /// Where it is found, as bound.
+    pub portals: Vec<SocketAddr>,
+    /// Sessions logged in.
+    pub sessions: usize,
+    /// Their connections.
+    pub connections: usize,
+}
+
+struct Listening {
+    asked: SocketAddr,
+    bound: SocketAddr,
+    listener: Arc<TcpListener>,
+}
+
+struct State {
+    shared: Arc<Shared>,
+    listeners: Mutex<Vec<Listening>>,
+    /// Tells the accepting thread that the listeners have changed, or that it shall end.
+    changed: OwnedFd,
+    ending: AtomicBool,
+}
+
+impl State {
+    fn wake(&self) {
+        // A full counter wakes it too.
+        rustix::io::write(&self.changed, &1u64.to_ne_bytes()).ok();
+    }
+}
+
+/// All iSCSI targets of a process. Dropping it ends every session.
+pub struct Server {
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts the accepting thread, with nothing to accept yet.
+    ///
+    /// # Errors
+    /// When the kernel gives no thread or descriptor.
+    pub fn start(pool: Arc<Pool>, units: Arc<Units>, limits: DoorLimits) -> io::Result<Server> {
+        let state = Arc::new(State {
+            shared: Arc::new(Shared::new(pool, units, limits)),
+            listeners: Mutex::default(),
+            changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            ending: false.into(),
+        });
+        let accepting = state.clone();
+        let thread = std::thread::Builder::new()
+            .name("iscsi".into())
+            .spawn(move || accept_all(&accepting))?;
+        Ok(Server {
+            state,
+            thread: Some(thread),
+        })
+    }
+
+    /// Serves a target with these disks as LUNs from 0; gives its portals as they are bound.
+    ///
+    /// # Errors
+    /// When its name is wrong or taken, or a portal cannot be listened on.
+    pub fn add_target(
+        &self,
+        options: TargetOptions,
+        disks: &[Arc<Disk>],
+    ) -> Result<Vec<SocketAddr>, ServerError> {
+        let shared = &self.state.shared;
+        let name = options.name.clone();
+        if !iscsi::login::is_iscsi_name(&name) {
+            return Err(ServerError::Name(name));
+        }
+        if shared.target(&name).is_some() {
+            return Err(ServerError::Exists(name));
+        }
+        let bound = options
+            .portals
+            .iter()
+            .map(|portal| {
+                let address = self.listen(portal.address)?;
+                Ok(Portal { address, ..*portal })
+            })
+            .collect::<Result<Vec<Portal>, ServerError>>()?;
+        let target = IscsiTarget::new(options, &bound, &shared.units);
+        for (lun, disk) in disks.iter().enumerate() {
+            let lun = u16::try_from(lun).unwrap_or(u16::MAX);
+            target
+                .add_lun(&shared.units, lun, disk)
+                .map_err(ServerError::Lun)?;
+        }
+        lock(&shared.targets).insert(name, Arc::new(target));
+        self.state.wake();
+        Ok(bound.iter().map(|portal| portal.address).collect())
+    }
+
+    /// Puts one more disk into a target; its initiators are told by unit attentions.
+    ///
+    /// # Errors
+    /// When there is no such target, or the LUN is taken.
+    pub fn add_lun(&self, target: &str, lun: u16, disk: &Arc<Disk>) -> Result<(), ServerError> {
+        let shared = &self.state.shared;
+        let found = shared.target(target);
+        let found = found.ok_or_else(|| ServerError::Missing(target.to_owned()))?;
+        found
+            .add_lun(&shared.units, lun, disk)
+            .map_err(ServerError::Lun)
+    }
+
+    fn listen(&self, asked: SocketAddr) -> Result<SocketAddr, ServerError> {
+        let mut listeners = lock(&self.state.listeners);
+        if let Some(known) = listeners.iter().find(|known| known.asked == asked) {
+            return Ok(known.bound);
+        }
+        let failed = |error| ServerError::Bind(asked, error);
+        let listener = TcpListener::bind(asked).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        listeners.push(Listening {
+            asked,
+            bound,
+            listener: Arc::new(listener),
+        });
+        Ok(bound)
+    }
+
+    /// Every target and who is logged in.
+    pub fn status(&self) -> Vec<TargetStatus> {
+        let shared = &self.state.shared;
+        let sessions = shared.sessions.sessions();
+        let targets = lock(&shared.targets);
+        let status = |target: &Arc<IscsiTarget>| {
+            let name = &target.options.name;
+            let ours = sessions
+                .iter()
+                .filter(|session| session.identity.target_name.as_ref() == Some(name));
+            let groups = lock(&target.groups);
+            TargetStatus {
+                name: name.clone(),
+                portals: groups
+                    .iter()
+                    .flat_map(|group| group.portals.clone())
+                    .collect(),
+                sessions: ours.clone().count(),
+                connections: ours.map(|session| session.connections().len()).sum(),
+            }
+        };
+        targets.values().map(status).collect()
+    }
+
+    /// TCP connections, logged in or not.
+    pub fn connections(&self) -> usize {
+        self.state.shared.connection_count()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.state.ending.store(true, Ordering::SeqCst);
+        self.state.wake();
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+        lock(&self.state.listeners).clear();
+        // Each worker is asked twice: the connections have been told to end when the second answer comes, and are
+        // gone when none is left.
+        let (drained, all_drained) = mpsc::channel::<()>();
+        for place in self.state.shared.connections() {
+            let drained = drained.clone();
+            place.worker.send(move |worker| {
+                let (source, number) = (place.source, place.number);
+                let told = crate::shared::with(worker, source, number, |connection, io| {
+                    connection.drained = Some(drained);
+                    connection.end(io, "the server ends");
+                });
+                if told {
+                    worker.wake(source);
+                }
+            });
+        }
+        drop(drained);
+        if all_drained.recv_timeout(END_TIME) == Err(mpsc::RecvTimeoutError::Timeout) {
+            tracing::warn!("connections are still in flight; ending without them");
+        }
+    }
+}
+
+fn accept_all(state: &Arc<State>) {
+    let mut half_open = VecDeque::new();
+    let mut last_tick = Instant::now();
+    while !state.ending.load(Ordering::SeqCst) {
+        let listeners: Vec<Arc<TcpListener>> = lock(&state.listeners)
+            .iter()
+            .map(|listening| listening.listener.clone())
+            .collect();
+        let mut waits = vec![PollFd::from_borrowed_fd(
+            state.changed.as_fd(),
+            PollFlags::IN,
+        )];
+        waits.extend(
+            listeners
+                .iter()
+                .map(|l| PollFd::from_borrowed_fd(l.as_fd(), PollFlags::IN)),
+        );
+        let busy = state.shared.connection_count() > 0;
+        let left = SECOND.saturating_sub(last_tick.elapsed());
+        let timeout = Timespec::try_from(left).ok().filter(|_| busy);
+        match poll(&mut waits, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => {
+                tracing::error!("cannot wait for initiators: {errno}");
+                std::thread::sleep(SECOND);
+            }
+        }
+        rustix::io::read(&state.changed, &mut [0u8; 8]).ok();
+        for listener in &listeners {
+            accept_one(listener, state, &mut half_open);
+        }
+        if !busy {
+            last_tick = Instant::now();
+        } else if last_tick.elapsed() >= SECOND {
+            last_tick = Instant::now();
+            for place in state.shared.connections() {
+                place.tell(Connection::tick);
+            }
+        }
+    }
+}
+
+fn refuse(why: &dyn std::fmt::Display) {
+    if let Some(unlogged) = REFUSAL_LOG.pass() {
+        tracing::warn!(unlogged, "initiator refused: {why}");
+    }
+}
+
+fn accept_one(listener: &TcpListener, state: &State, half_open: &mut VecDeque<Place>) {
+    let (stream, peer) = match listener.accept() {
+        Ok(accepted) => accepted,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+        Err(error) => {
+            // Out of descriptors, say: the initiator stays in the backlog.
+            refuse(&error);
+            std::thread::sleep(Duration::from_millis(10));
+            return;
+        }
+    };
+    let shared = &state.shared;
+    if shared.connection_count() >= shared.limits.connections {
+        return refuse(&"too many connections");
+    }
+    match place(stream, peer, shared) {
+        Ok(place) => half_open.push_back(place),
+        Err(error) => return refuse(&error),
+    }
+    if half_open.len() > shared.limits.half_open
+        && let Some(oldest) = half_open.pop_front()
+    {
+        // Most have logged in long ago.
+        oldest.tell(Connection::end_unless_logged_in);
+    }
+}
+
+/// Puts a connection on a worker.
+fn place(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>) -> io::Result<Place> {
+    let portal = stream.local_addr()?;
+    // Every message is whole: waiting for more would only cost time.
+    stream.set_nodelay(true)?;
+    let worker = shared.pool.place();
+    let number = shared.next_number();
+    let (handle, shared) = (worker.clone(), shared.clone());
+    let added = worker.call(move |w| {
+        w.add(|io, source| {
+            let place = Place {
+                worker: handle,
+                source,
+                number,
+            };
+            shared.placed(place.clone());
+            let socket = OwnedFd::from(stream);
+            let connection = Connection::new(io, place, shared, socket, (peer, portal));
+            Ok::<_, std::convert::Infallible>(Box::new(connection))
+        })
+        .map(|source| {
+            // Its first receive is queued when it is published.
+            w.wake(source);
+            source
+        })
+    });
+    let source = match added {
+        Ok(Ok(source)) => source,
+        Ok(Err(never)) => match never {},
+        Err(gone) => return Err(io::Error::other(gone)),
+    };
+    Ok(Place {
+        worker,
+        source,
+        number,
+    })
+}

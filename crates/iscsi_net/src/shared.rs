@@ -1,0 +1,188 @@
+//! What connections on different workers share: targets, sessions with their nexuses, and where each connection is.
+//!
+//! Control plane only: taken at login, at the end of a connection, and for task management.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use iscsi::session::{ConnectionKey, SessionTable};
+use reactor::{Io, Pool, SourceId, Worker, WorkerHandle};
+use scsi::Nexus;
+use scsi_tasks::{Hold, Units};
+
+use crate::connection::Connection;
+use crate::limits::DoorLimits;
+use crate::target::IscsiTarget;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a connection is. `number` tells it from any other that ever had its place.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub worker: WorkerHandle,
+    pub source: SourceId,
+    pub number: u64,
+}
+
+impl Place {
+    /// Has something done with the connection, on its worker, unless it is gone by then.
+    pub fn tell(&self, message: impl FnOnce(&mut Connection, &mut Io) + Send + 'static) {
+        let (source, number) = (self.source, self.number);
+        self.worker.send(move |worker| {
+            if with(worker, source, number, message) {
+                worker.wake(source);
+            }
+        });
+    }
+}
+
+/// Runs `message` on a connection if it is still there.
+pub(crate) fn with(
+    worker: &mut Worker,
+    source: SourceId,
+    number: u64,
+    message: impl FnOnce(&mut Connection, &mut Io),
+) -> bool {
+    let Some((source, io)) = worker.source(source) else {
+        return false;
+    };
+    let connection = (source as &mut dyn std::any::Any).downcast_mut::<Connection>();
+    let Some(connection) = connection.filter(|connection| connection.number() == number) else {
+        return false;
+    };
+    message(connection, io);
+    true
+}
+
+/// The I_T nexus of a session.
+#[derive(Clone)]
+pub(crate) struct SessionNexus {
+    pub target: Arc<IscsiTarget>,
+    pub nexus: Arc<Nexus>,
+    pub read_only: bool,
+}
+
+#[derive(Default)]
+struct Places {
+    all: HashMap<u64, Place>,
+    by_key: HashMap<ConnectionKey, u64>,
+    /// To be dropped before it was known where they are.
+    doomed: VecDeque<ConnectionKey>,
+}
+
+/// How many dooms are remembered: more than can be between a login and its first step.
+const DOOMED_MAX: usize = 1024;
+
+pub(crate) struct Shared {
+    pub units: Arc<Units>,
+    pub pool: Arc<Pool>,
+    pub limits: DoorLimits,
+    pub targets: Mutex<BTreeMap<String, Arc<IscsiTarget>>>,
+    pub sessions: SessionTable,
+    /// By TSIH.
+    pub nexuses: Mutex<HashMap<u16, SessionNexus>>,
+    places: Mutex<Places>,
+    numbers: AtomicU64,
+}
+
+impl Shared {
+    pub fn new(pool: Arc<Pool>, units: Arc<Units>, limits: DoorLimits) -> Shared {
+        let window = limits.protocol.commands_per_session;
+        Shared {
+            units,
+            pool,
+            targets: Mutex::default(),
+            sessions: SessionTable::new(limits.sessions, window),
+            nexuses: Mutex::default(),
+            places: Mutex::default(),
+            numbers: AtomicU64::new(1),
+            limits,
+        }
+    }
+
+    pub fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn target(&self, name: &str) -> Option<Arc<IscsiTarget>> {
+        let targets = lock(&self.targets);
+        let found = targets.get(name).cloned();
+        found.or_else(|| {
+            let mut all = targets.values();
+            all.find(|target| target.options.name.eq_ignore_ascii_case(name))
+                .cloned()
+        })
+    }
+
+    pub fn nexus(&self, tsih: u16) -> Option<SessionNexus> {
+        lock(&self.nexuses).get(&tsih).cloned()
+    }
+
+    /// A connection has its place.
+    pub fn placed(&self, place: Place) {
+        lock(&self.places).all.insert(place.number, place);
+    }
+
+    /// A connection has logged in; false when it has been displaced already.
+    pub fn logged_in(&self, number: u64, key: ConnectionKey) -> bool {
+        let mut places = lock(&self.places);
+        if let Some(at) = places.doomed.iter().position(|doomed| *doomed == key) {
+            places.doomed.remove(at);
+            return false;
+        }
+        places.by_key.insert(key, number);
+        true
+    }
+
+    /// A connection is gone.
+    pub fn forget(&self, number: u64, key: Option<ConnectionKey>) {
+        let mut places = lock(&self.places);
+        places.all.remove(&number);
+        if let Some(key) = key {
+            places.by_key.remove(&key);
+        }
+    }
+
+    pub fn connections(&self) -> Vec<Place> {
+        lock(&self.places).all.values().cloned().collect()
+    }
+
+    pub fn connection_count(&self) -> usize {
+        lock(&self.places).all.len()
+    }
+
+    fn place(&self, key: ConnectionKey) -> Option<Place> {
+        let places = lock(&self.places);
+        let number = places.by_key.get(&key)?;
+        places.all.get(number).cloned()
+    }
+
+    /// Has a connection dropped, wherever it is; `held` is let go of once nothing of it is in flight.
+    pub fn drop_connection(&self, key: ConnectionKey, held: Option<Hold>) {
+        match self.place(key) {
+            Some(place) => place.tell(move |connection, io| {
+                connection.held_until_drained.extend(held);
+                connection.end(io, "displaced");
+            }),
+            None => {
+                let mut places = lock(&self.places);
+                if places.doomed.len() == DOOMED_MAX {
+                    places.doomed.pop_front();
+                }
+                places.doomed.push_back(key);
+            }
+        }
+    }
+
+    /// Has another connection of a session look at its stream again.
+    pub fn wake(&self, tsih: u16, cid: u16) {
+        let session = self.sessions.session(tsih);
+        let key = session.and_then(|session| session.connection(cid));
+        if let Some(place) = key.and_then(|key| self.place(key)) {
+            place.tell(Connection::look_again);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! A connection's commands: a slot each, from the first sight of a command until nothing of it is in flight.
+//!
+//! A slot outlives its iSCSI task where a task was aborted while its I/O ran, or goes on in the background.
+
+use guest_memory::IoBuffer;
+use iscsi::target::TaskId;
+use scsi::{Response, TaskAttribute, TaskTag};
+use scsi_tasks::{Hold, Task, TaskStep};
+use timeline::{Operation, Stamp};
+
+/// Names a slot; a stale name finds another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotId {
+    pub index: u32,
+    pub generation: u32,
+}
+
+/// How a command is ordered among others: in the set of its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Order {
+    pub set: usize,
+    pub attribute: TaskAttribute,
+}
+
+#[derive(Default)]
+pub(crate) struct Slot {
+    pub generation: u32,
+    pub used: bool,
+    /// The iSCSI task, as long as it is to be answered.
+    pub iscsi: Option<TaskId>,
+    pub task: Task,
+    /// What the task does next, once its data, its memory or its turn is there.
+    pub step: Option<TaskStep>,
+    /// Command data; as large as what of it may move by now.
+    pub buffer: Option<IoBuffer>,
+    /// The kernel receives into the buffer.
+    pub receiving: bool,
+    /// An I/O is in flight.
+    pub busy: bool,
+    /// The I/O works on scratch memory.
+    pub scratch: bool,
+    /// Aborted: it does nothing more.
+    pub aborted: bool,
+    pub begun: bool,
+    /// The answer was sent, or there is none, and the task goes on.
+    pub goes_on: bool,
+    pub lun: [u8; 8],
+    pub tag: Option<TaskTag>,
+    pub order: Option<Order>,
+    pub read_length: u32,
+    pub write_length: u32,
+    /// Bytes that a read moves into the buffer.
+    pub reads: u32,
+    /// An answer that waits for other tasks to be aborted.
+    pub response: Option<Response>,
+    pub operation: Option<Operation>,
+    pub bytes: u32,
+    pub pended: bool,
+    pub noticed: Stamp,
+    pub submitted: Stamp,
+    /// Task management functions that wait for this task to end.
+    pub waits: Vec<Hold>,
+}
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Default)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// By the iSCSI task's index.
+    by_task: Vec<u32>,
+}
+
+impl Slots {
+    /// Room for as many iSCSI tasks.
+    pub fn set_tasks(&mut self, tasks: usize) {
+        self.by_task.resize(tasks, NONE);
+    }
+
+    pub fn find(&self, task: TaskId) -> Option<SlotId> {
+        let index = *self.by_task.get(task.index())?;
+        let slot = self.slots.get(index as usize)?;
+        (slot.iscsi == Some(task)).then_some(SlotId {
+            index,
+            generation: slot.generation,
+        })
+    }
+
+    /// A slot for an iSCSI task that has none.
+    pub fn take(&mut self, task: TaskId) -> SlotId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.used = true;
+        slot.iscsi = Some(task);
+        if let Some(place) = self.by_task.get_mut(task.index()) {
+            *place = index;
+        }
+        SlotId {
+            index,
+            generation: slot.generation,
+        }
+    }
+
+    pub fn get(&mut self, index: u32) -> &mut Slot {
+        &mut self.slots[index as usize]
+    }
+
+    pub fn current(&mut self, id: SlotId) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        (slot.used && slot.generation == id.generation).then_some(slot)
+    }
+
+    pub fn id(&self, index: u32) -> SlotId {
+        SlotId {
+            index,
+            generation: self.slots[index as usize].generation,
+        }
+    }
+
+    /// The iSCSI task is over; the slot may go on.
+    pub fn part(&mut self, index: u32) -> Option<TaskId> {
+        let task = self.slots[index as usize].iscsi.take()?;
+        if let Some(place) = self.by_task.get_mut(task.index())
+            && *place == index
+        {
+            *place = NONE;
+        }
+        Some(task)
+    }
+
+    /// Empties a slot; its buffer and its waits must have been taken.
+    pub fn free(&mut self, index: u32) {
+        self.part(index);
+        let slot = &mut self.slots[index as usize];
+        let waits = std::mem::take(&mut slot.waits);
+        *slot = Slot {
+            generation: slot.generation.wrapping_add(1),
+            task: std::mem::take(&mut slot.task),
+            ..Slot::default()
+        };
+        slot.task.abandon();
+        self.free.push(index);
+        drop(waits);
+    }
+
+    /// Slots in use.
+    pub fn used(&self) -> impl Iterator<Item = u32> {
+        let all = self.slots.iter().enumerate();
+        all.filter(|(_, slot)| slot.used)
+            .map(|(index, _)| index as u32)
+    }
+
+    pub fn busy(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.busy).count()
+    }
+}

@@ -1,0 +1,132 @@
+//! A target: its name, its portal groups, its logical units, and who may log in.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use backend::Disk;
+use iscsi::login::ChapUser;
+use scsi::{AttachError, Target, TargetPort};
+use scsi_tasks::Units;
+
+use crate::access::{AclEntry, DemoMode, Portal};
+use crate::shared::lock;
+
+/// How a target is exported.
+#[derive(Clone, Debug, Default)]
+pub struct TargetOptions {
+    /// Its iSCSI name.
+    pub name: String,
+    /// What people call it.
+    pub alias: Option<String>,
+    /// Where it is found.
+    pub portals: Vec<Portal>,
+    /// What unknown initiators may do.
+    pub demo_mode: DemoMode,
+    /// Initiators that may log in.
+    pub acl: Vec<AclEntry>,
+    /// CHAP users by name; when there are any, every initiator has to be one.
+    pub chap_users: HashMap<String, ChapUser>,
+}
+
+/// What an initiator may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Permission {
+    pub read_only: bool,
+}
+
+/// Portals that one session may use together.
+pub(crate) struct Group {
+    pub tag: u16,
+    pub port: Arc<TargetPort>,
+    /// As they are bound.
+    pub portals: Vec<SocketAddr>,
+}
+
+pub(crate) struct IscsiTarget {
+    pub options: TargetOptions,
+    pub scsi: Arc<Target>,
+    pub groups: Mutex<Vec<Arc<Group>>>,
+    /// The disk's name, when it has one.
+    pub label: Mutex<String>,
+}
+
+impl IscsiTarget {
+    /// `bound`: the options' portals, as they were bound.
+    pub fn new(options: TargetOptions, bound: &[Portal], units: &Units) -> IscsiTarget {
+        let mut groups: Vec<Group> = Vec::new();
+        for portal in bound {
+            if let Some(group) = groups.iter_mut().find(|group| group.tag == portal.group) {
+                group.portals.push(portal.address);
+                continue;
+            }
+            let port = TargetPort {
+                relative_id: units.next_port_id(),
+                group: 1,
+                name: Some(format!("{},t,0x{:04x}", options.name, portal.group)),
+                device_name: Some(options.name.clone()),
+            };
+            groups.push(Group {
+                tag: portal.group,
+                port: Arc::new(port),
+                portals: vec![portal.address],
+            });
+        }
+        let ports = groups.iter().map(|group| group.port.clone()).collect();
+        IscsiTarget {
+            scsi: Target::new(ports),
+            groups: Mutex::new(groups.into_iter().map(Arc::new).collect()),
+            options,
+            label: Mutex::new(String::new()),
+        }
+    }
+
+    pub fn add_lun(&self, units: &Units, lun: u16, disk: &Arc<Disk>) -> Result<(), AttachError> {
+        self.scsi.attach_unit(lun, units.unit(disk))?;
+        let mut label = lock(&self.label);
+        *label = if lun == 0 && label.is_empty() {
+            disk.name().to_owned()
+        } else {
+            String::new()
+        };
+        Ok(())
+    }
+
+    /// The group that an address of ours belongs to.
+    pub fn group_at(&self, portal: SocketAddr) -> Option<Arc<Group>> {
+        let is_here = |bound: &SocketAddr| {
+            bound.port() == portal.port()
+                && (bound.ip().is_unspecified()
+                    || bound.ip().to_canonical() == portal.ip().to_canonical())
+        };
+        let groups = lock(&self.groups);
+        let found = groups
+            .iter()
+            .find(|group| group.portals.iter().any(is_here));
+        found.cloned()
+    }
+
+    /// May this initiator log in, its authentication set aside?
+    pub fn permission(&self, initiator: &str, address: IpAddr) -> Option<Permission> {
+        let TargetOptions {
+            acl,
+            demo_mode,
+            chap_users,
+            ..
+        } = &self.options;
+        if let Some(entry) = acl.iter().find(|entry| entry.matches(initiator, address)) {
+            return Some(Permission {
+                read_only: entry.read_only,
+            });
+        }
+        match demo_mode {
+            DemoMode::ReadWrite => Some(Permission { read_only: false }),
+            DemoMode::ReadOnly => Some(Permission { read_only: true }),
+            // who knows a user's secret needs no list, where there is none
+            DemoMode::None if acl.is_empty() && !chap_users.is_empty() => {
+                Some(Permission { read_only: false })
+            }
+            DemoMode::None => None,
+        }
+    }
+}
