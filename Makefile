@@ -5,6 +5,8 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 60
+DRIVER_CPU ?= 0
+DEVICE_CPU ?= 1
 bindir = $(PREFIX)/bin
 libexecdir = $(PREFIX)/libexec
 # QEMU and libvirt look in /usr/share, that is PREFIX=/usr, and in /etc/qemu/vhost-user
@@ -16,7 +18,7 @@ export RUST_LIB_BACKTRACE := 0
 target_directory = $(or $(CARGO_TARGET_DIR),target)
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build demo test check unit guests fuzz install uninstall clean
+.PHONY: help build demo bench test check unit guests fuzz install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +32,13 @@ demo: ## Serves two disks to a real guest, measures them there and shows where t
 	@echo "demo: building in release"
 	@$(CARGO) build --quiet --release -p lunette -p lab
 	@$(target_directory)/release/lab demo
+
+bench: ## Measures both doors beside qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
+	@scripts/setup build
+	@echo "bench: building in release"
+	@$(CARGO) build --quiet --release -p lunette
+	@LUNETTE_COMMIT=$$(git describe --always --dirty 2>/dev/null) $(target_directory)/release/lunette bench table \
+		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 test: ## Formatting, clippy, unit and property tests, then tests in real guests
 	@scripts/setup test

@@ -118,7 +118,9 @@ pub fn table(
     let peer = match peers::qemu(&place, options.device_cpu) {
         Ok(peer) => Some(peer),
         Err(error) => {
-            progress.say(&format!("without qemu-storage-daemon: {error:#}"));
+            progress.say(&format!(
+                "without qemu-storage-daemon (Debian: apt-get install qemu-system-common): {error:#}"
+            ));
             None
         }
     };
