@@ -8,6 +8,7 @@
 pub mod drive;
 pub mod driver;
 pub mod job;
+pub mod matrix;
 pub mod report;
 pub mod run;
 pub mod table;

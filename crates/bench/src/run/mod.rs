@@ -254,7 +254,7 @@ fn attempt(
         if !one.disturbed || ended || one.errors() > 0 {
             return Ok(one);
         }
-        progress.say(&format!(
+        progress.note(&format!(
             "{title}: disturbed: others used {:.2} CPUs, the hypervisor took {:.2}",
             one.foreign_cpus, one.stolen_cpus
         ));

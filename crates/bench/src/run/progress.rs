@@ -1,7 +1,7 @@
 //! A line on the terminal while long work goes on, and heartbeats where that is asked for.
 
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -14,6 +14,7 @@ pub struct Progress {
     bar: ProgressBar,
     heartbeat: Option<Duration>,
     last: Mutex<(Duration, u64, u64)>,
+    notes: AtomicU32,
 }
 
 impl Progress {
@@ -27,6 +28,7 @@ impl Progress {
             bar,
             heartbeat,
             last: Mutex::default(),
+            notes: AtomicU32::new(0),
         }
     }
 
@@ -36,6 +38,7 @@ impl Progress {
             bar: ProgressBar::hidden(),
             heartbeat: None,
             last: Mutex::default(),
+            notes: AtomicU32::new(0),
         }
     }
 
@@ -79,6 +82,17 @@ impl Progress {
         } else {
             self.bar.set_message(line);
             self.bar.tick();
+        }
+    }
+
+    /// A line about a disturbance; on a busy machine only the first few are worth telling.
+    pub fn note(&self, line: &str) {
+        const TOLD_MAX: u32 = 4;
+        let told = self.notes.fetch_add(1, Ordering::Relaxed);
+        if told < TOLD_MAX {
+            self.say(line);
+        } else if told == TOLD_MAX {
+            self.say("further disturbances are only counted");
         }
     }
 

@@ -52,6 +52,8 @@ pub enum BenchCommand {
     },
     /// Measure both doors beside qemu-storage-daemon, in under five minutes
     Table(TableArguments),
+    /// The fifteen-case study: which door, how many workers and queues
+    Matrix(MatrixArguments),
 }
 
 /// How results are printed.
@@ -241,4 +243,35 @@ pub struct TableArguments {
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
+}
+
+/// `lunette bench matrix`
+#[derive(Debug, Args)]
+pub struct MatrixArguments {
+    /// Folder for the result file, the page and the pictures; a study in it goes on where it stopped
+    #[arg(long, value_name = "FOLDER", default_value = "target/bench/matrix")]
+    pub place: PathBuf,
+    /// Disks at once
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub disks: u16,
+    /// Numbers of workers, 0: one that all share [default: 0,1,2,4,8, cut to the machine's CPUs]
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
+    pub workers: Vec<usize>,
+    /// Numbers of queues of each disk
+    #[arg(
+        long,
+        value_name = "N,N,...",
+        value_delimiter = ',',
+        default_value = "1,2"
+    )]
+    pub queues: Vec<u16>,
+    /// Turns of each run
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub repetitions: u32,
+    /// Milliseconds that one run measures
+    #[arg(long, value_name = "MS", default_value_t = 500)]
+    pub turn_ms: u64,
+    /// The driver polls instead of waiting for interrupts
+    #[arg(long)]
+    pub polling: bool,
 }

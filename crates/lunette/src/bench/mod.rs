@@ -1,6 +1,7 @@
 //! `lunette bench`: says what the crate `bench` is to run, and prints what it found out.
 
 mod arguments;
+mod matrix;
 mod table;
 
 use std::io::Write;
@@ -26,6 +27,7 @@ pub fn run(arguments: BenchArguments) -> Outcome {
     match arguments.command {
         Some(BenchCommand::Compare { first, second }) => compare(&first, &second),
         Some(BenchCommand::Table(arguments)) => table::run(arguments),
+        Some(BenchCommand::Matrix(arguments)) => matrix::run(&arguments),
         None => trial(&arguments.trial),
     }
 }

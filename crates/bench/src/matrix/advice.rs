@@ -1,0 +1,198 @@
+//! Advice in words, derived from the study's records: which door, how many workers and queues, and how sure that is.
+
+use std::collections::BTreeMap;
+
+use super::study::{Configuration, Record, Study};
+use crate::run::{bootstrap_ratio, spread};
+
+/// A difference below this is none in practice.
+const MATTERS: f64 = 0.03;
+
+/// For one configuration and turn: the geometric mean over all cases, so that each counts alike.
+fn scores(study: &Study, of: impl Fn(&Record) -> f64) -> BTreeMap<Configuration, Vec<f64>> {
+    let mut logs: BTreeMap<(Configuration, u32), Vec<f64>> = BTreeMap::new();
+    for record in &study.records {
+        let value = of(record);
+        if value > 0.0 {
+            let key = (record.configuration.clone(), record.turn);
+            logs.entry(key).or_default().push(value.ln());
+        }
+    }
+    // A turn that is not complete would be compared with other cases.
+    let whole = logs.values().map(Vec::len).max().unwrap_or(0);
+    let mut scores: BTreeMap<Configuration, Vec<f64>> = BTreeMap::new();
+    for ((configuration, _), values) in logs {
+        if values.len() == whole {
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            scores.entry(configuration).or_default().push(mean.exp());
+        }
+    }
+    scores
+}
+
+/// `a` against `b` in words: how much, and how sure.
+fn verdict(what: &str, a: (&str, &[f64]), b: (&str, &[f64])) -> Option<String> {
+    let ratio = bootstrap_ratio(a.1, b.1)?;
+    let percent = |value: f64| format!("{:.0} %", (value - 1.0).abs() * 100.0);
+    let range = format!(
+        "95 % interval of the ratio: {:.2} to {:.2}",
+        ratio.low, ratio.high
+    );
+    let sure = match a.1.len().min(b.1.len()) {
+        0..=2 => "too few turns to be sure",
+        _ if ratio.low > 1.0 || ratio.high < 1.0 => "sure",
+        _ => "not sure: the interval holds 1",
+    };
+    Some(if (ratio.value - 1.0).abs() < MATTERS {
+        format!(
+            "{what}: no difference that matters between {} and {} ({range}).",
+            a.0, b.0
+        )
+    } else if ratio.value > 1.0 {
+        format!(
+            "{what}: {}, {} above {} ({range}; {sure}).",
+            a.0,
+            percent(ratio.value),
+            b.0
+        )
+    } else {
+        format!(
+            "{what}: {}, {} above {} ({range}; {sure}).",
+            b.0,
+            percent(1.0 / ratio.value),
+            a.0
+        )
+    })
+}
+
+fn best(
+    scores: &BTreeMap<Configuration, Vec<f64>>,
+    wanted: impl Fn(&Configuration) -> bool,
+) -> Option<(&Configuration, &Vec<f64>)> {
+    let some = scores
+        .iter()
+        .filter(|(configuration, _)| wanted(configuration));
+    some.max_by(|a, b| spread(a.1).median.total_cmp(&spread(b.1).median))
+}
+
+/// Sentences, the most important first.
+pub fn advice(study: &Study) -> Vec<String> {
+    let rates = scores(study, Record::iops);
+    let mut sentences = Vec::new();
+    let Some((winner, _)) = best(&rates, |_| true) else {
+        return vec!["There is no complete turn yet: nothing can be said.".to_owned()];
+    };
+    sentences.push(format!(
+        "Over all fifteen cases, each counted alike, most I/Os per second: {}.",
+        winner.name()
+    ));
+    let door = |name: &str| best(&rates, |c| c.door == name);
+    if let (Some(blk), Some(scsi)) = (door("blk"), door("scsi")) {
+        let pair = (("virtio-blk", &blk.1[..]), ("virtio-scsi", &scsi.1[..]));
+        sentences.extend(verdict("Door, each at its best", pair.0, pair.1));
+    }
+    let mut workers: Vec<usize> = rates.keys().map(|c| c.workers).collect();
+    workers.sort_unstable();
+    workers.dedup();
+    for pair in workers.windows(2) {
+        let of = |count: usize| best(&rates, |c| c.workers == count);
+        if let (Some(a), Some(b)) = (of(pair[1]), of(pair[0])) {
+            let words = |count: usize| match count {
+                0 => "one shared worker".to_owned(),
+                1 => "one worker with a CPU of its own".to_owned(),
+                n => format!("{n} workers with a CPU each"),
+            };
+            let (more, fewer) = (words(pair[1]), words(pair[0]));
+            sentences.extend(verdict("Workers", (&more, a.1), (&fewer, b.1)));
+        }
+    }
+    let of = |single: bool| best(&rates, |c| (c.queues == 1) == single);
+    if let (Some(one), Some(several)) = (of(true), of(false)) {
+        let pair = (
+            ("several queues per disk", &several.1[..]),
+            ("one queue per disk", &one.1[..]),
+        );
+        sentences.extend(verdict("Queues", pair.0, pair.1));
+    }
+    let costs = scores(study, |record| record.device_cpu_us);
+    let cheapest = costs
+        .iter()
+        .min_by(|a, b| spread(a.1).median.total_cmp(&spread(b.1).median));
+    if let Some((configuration, values)) = cheapest {
+        sentences.push(format!(
+            "Least CPU per I/O: {}, {:.2} us.",
+            configuration.name(),
+            spread(values).median
+        ));
+    }
+    sentences.push(polling(study));
+    let disturbed = study
+        .records
+        .iter()
+        .filter(|record| record.disturbed)
+        .count();
+    if disturbed > 0 {
+        sentences.push(format!(
+            "{disturbed} of {} runs were disturbed by other work on the machine: take differences with care.",
+            study.records.len()
+        ));
+    }
+    sentences
+}
+
+/// Whether polling pays shows in what waiting costs: the part of the latency that is not the device's.
+fn polling(study: &Study) -> String {
+    let how = if study.polling {
+        "polled"
+    } else {
+        "waited for interrupts"
+    };
+    let single = study.records.iter().filter(|record| record.depth == 1);
+    let (mut seen, mut inside, mut count) = (0.0, 0.0, 0.0);
+    for record in single {
+        let device: f64 = record.steps_ns.iter().map(|(_, ns)| ns).sum();
+        if device > 0.0 {
+            seen += record.latency_ns[0];
+            inside += device;
+            count += 1.0;
+        }
+    }
+    if count == 0.0 || seen <= 0.0 {
+        return format!(
+            "The driver {how}; without the device's stages nothing can be said about polling."
+        );
+    }
+    let share = 100.0 * (1.0 - (inside / seen).min(1.0));
+    let text = format!(
+        "The driver {how}: at depth 1, {share:.0} % of a request's time passed outside of the device, in kicks, interrupts and waking up"
+    );
+    if study.polling {
+        format!("{text}; make the same study without polling to see what it saves.")
+    } else if share > 50.0 {
+        format!("{text}: polling pays where a CPU can be spared and depths are low.")
+    } else {
+        format!("{text}: polling would gain little.")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_says_how_sure_it_is() {
+        let a = [200.0, 210.0, 205.0];
+        let b = [100.0, 104.0, 101.0];
+        let text = verdict("Door", ("x", &a), ("y", &b)).unwrap();
+        assert!(
+            text.starts_with("Door: x, ") && text.ends_with("; sure)."),
+            "{text}"
+        );
+        let text = verdict("Door", ("y", &b), ("x", &a)).unwrap();
+        assert!(text.starts_with("Door: x, "), "{text}");
+        let text = verdict("Door", ("x", &b), ("y", &b)).unwrap();
+        assert!(text.contains("no difference"), "{text}");
+        let text = verdict("Door", ("x", &a[..2]), ("y", &b[..2])).unwrap();
+        assert!(text.contains("too few"), "{text}");
+    }
+}

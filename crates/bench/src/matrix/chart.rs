@@ -1,0 +1,262 @@
+//! Pictures as SVG: grouped bars with error bars, and stacked bars. Colours that those who see fewer of them tell apart.
+
+/// Okabe and Ito's colours, without yellow, which is faint on white; for more series a hatch is added.
+const COLOURS: [&str; 7] = [
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000",
+];
+const WIDTH: f64 = 1180.0;
+const PLOT_HEIGHT: f64 = 300.0;
+const LEFT: f64 = 70.0;
+const TOP: f64 = 40.0;
+const LEGEND_ROW: f64 = 22.0;
+const LABEL_ROOM: f64 = 46.0;
+
+/// A value and how far its repetitions reach.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Point {
+    pub value: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+/// Bars of one colour: one for each group.
+pub struct Series {
+    pub name: String,
+    pub points: Vec<Option<Point>>,
+}
+
+/// A picture.
+pub struct Chart {
+    pub title: String,
+    pub unit: String,
+    pub groups: Vec<String>,
+    pub series: Vec<Series>,
+    /// Series stand on each other, not beside.
+    pub stacked: bool,
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+/// A step of 1, 2 or 5 times a power of ten, of which about five reach `top`.
+fn step_for(top: f64) -> f64 {
+    let rough = (top / 5.0).max(1e-12);
+    let power = 10f64.powf(rough.log10().floor());
+    let factor = [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .find(|f| f * power >= rough);
+    factor.unwrap_or(10.0) * power
+}
+
+/// A number with as many digits as it needs.
+pub fn number(value: f64) -> String {
+    let digits = match value.abs() {
+        v if v >= 100.0 || v == 0.0 => 0,
+        v if v >= 10.0 => 1,
+        v if v >= 1.0 => 2,
+        _ => 3,
+    };
+    let text = format!("{value:.digits$}");
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+impl Chart {
+    fn top(&self) -> f64 {
+        let highest = if self.stacked {
+            (0..self.groups.len())
+                .map(|group| {
+                    let parts = self
+                        .series
+                        .iter()
+                        .filter_map(|s| s.points.get(group).copied().flatten());
+                    parts.map(|point| point.value).sum::<f64>()
+                })
+                .fold(0.0, f64::max)
+        } else {
+            let all = self
+                .series
+                .iter()
+                .flat_map(|series| series.points.iter().flatten());
+            all.map(|point| point.high.max(point.value))
+                .fold(0.0, f64::max)
+        };
+        if highest > 0.0 { highest } else { 1.0 }
+    }
+
+    /// Fill of a series: after the last colour the colours come again, hatched.
+    fn fill(index: usize) -> String {
+        if index < COLOURS.len() {
+            COLOURS[index].to_owned()
+        } else {
+            format!("url(#hatch{})", index % COLOURS.len())
+        }
+    }
+
+    /// The picture, which needs nothing else.
+    pub fn svg(&self) -> String {
+        let step = step_for(self.top());
+        let top = (self.top() / step).ceil() * step;
+        let columns = 3;
+        let rows = self.series.len().div_ceil(columns) as f64;
+        let height = TOP + PLOT_HEIGHT + LABEL_ROOM + rows * LEGEND_ROW + 8.0;
+        let y = |value: f64| TOP + PLOT_HEIGHT * (1.0 - value / top);
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
+             font-family=\"DejaVu Sans, Verdana, sans-serif\" font-size=\"12\" role=\"img\" aria-label=\"{}\">\n<defs>\n",
+            escape(&self.title)
+        );
+        for (colour, index) in COLOURS.iter().zip(0..) {
+            svg.push_str(&format!(
+                "<pattern id=\"hatch{index}\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
+                 <rect width=\"6\" height=\"6\" fill=\"#fff\"/><rect width=\"3\" height=\"6\" fill=\"{colour}\"/></pattern>\n"
+            ));
+        }
+        svg.push_str(&format!(
+            "</defs>\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n\
+             <text x=\"{LEFT}\" y=\"22\" font-size=\"16\" font-weight=\"bold\">{}</text>\n\
+             <text x=\"{}\" y=\"22\" text-anchor=\"end\" fill=\"#444\">{}</text>\n",
+            escape(&self.title),
+            WIDTH - 10.0,
+            escape(&self.unit)
+        ));
+        let lines = (top / step).round() as usize;
+        for line in 0..=lines {
+            let value = line as f64 * step;
+            svg.push_str(&format!(
+                "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{:.1}\" y2=\"{:.1}\" stroke=\"{}\"/>\n\
+                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+                WIDTH - 10.0,
+                y(value),
+                y(value),
+                if line == 0 { "#444" } else { "#ddd" },
+                LEFT - 8.0,
+                y(value) + 4.0,
+                number(value)
+            ));
+        }
+        self.bars(&mut svg, &y);
+        self.legend(&mut svg, columns);
+        svg.push_str("</svg>\n");
+        svg
+    }
+
+    fn bars(&self, svg: &mut String, y: &impl Fn(f64) -> f64) {
+        let room = (WIDTH - LEFT - 10.0) / self.groups.len().max(1) as f64;
+        let side_by_side = if self.stacked { 1 } else { self.series.len() };
+        let bar = (room * 0.84 / side_by_side.max(1) as f64).min(48.0);
+        let base = y(0.0);
+        for (group, index) in self.groups.iter().zip(0..) {
+            let middle = LEFT + room * (index as f64 + 0.5);
+            let first = middle - bar * side_by_side as f64 / 2.0;
+            let mut below = 0.0;
+            for (series, at) in self.series.iter().zip(0..) {
+                let Some(point) = series.points.get(index).copied().flatten() else {
+                    continue;
+                };
+                let (x, from) = if self.stacked {
+                    (first, below)
+                } else {
+                    (first + bar * at as f64, 0.0)
+                };
+                let (upper, lower) = (
+                    y(from + point.value),
+                    if self.stacked { y(from) } else { base },
+                );
+                svg.push_str(&format!(
+                    "<rect x=\"{x:.1}\" y=\"{upper:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\" stroke=\"#fff\" stroke-width=\"0.5\">\
+                     <title>{}, {}: {} {}</title></rect>\n",
+                    bar,
+                    (lower - upper).max(0.0),
+                    Chart::fill(at),
+                    escape(&series.name),
+                    escape(group),
+                    number(point.value),
+                    escape(&self.unit)
+                ));
+                if !self.stacked && point.high > point.low {
+                    let x = x + bar / 2.0;
+                    svg.push_str(&format!(
+                        "<path d=\"M{x:.1} {:.1}V{:.1}M{:.1} {:.1}h{:.1}M{:.1} {:.1}h{:.1}\" stroke=\"#222\" fill=\"none\"/>\n",
+                        y(point.low),
+                        y(point.high),
+                        x - bar * 0.25,
+                        y(point.low),
+                        bar * 0.5,
+                        x - bar * 0.25,
+                        y(point.high),
+                        bar * 0.5
+                    ));
+                }
+                below += point.value;
+            }
+            for (line, row) in group.split('\n').zip(0..) {
+                svg.push_str(&format!(
+                    "<text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"11\">{}</text>\n",
+                    TOP + PLOT_HEIGHT + 16.0 + f64::from(row) * 13.0,
+                    escape(line)
+                ));
+            }
+        }
+    }
+
+    fn legend(&self, svg: &mut String, columns: usize) {
+        let width = (WIDTH - LEFT) / columns as f64;
+        for (series, index) in self.series.iter().zip(0usize..) {
+            let x = LEFT + width * (index % columns) as f64;
+            let y = TOP + PLOT_HEIGHT + LABEL_ROOM + LEGEND_ROW * (index / columns) as f64;
+            svg.push_str(&format!(
+                "<rect x=\"{x}\" y=\"{y}\" width=\"14\" height=\"14\" fill=\"{}\" stroke=\"#444\"/>\
+                 <text x=\"{}\" y=\"{}\">{}</text>\n",
+                Chart::fill(index),
+                x + 20.0,
+                y + 12.0,
+                escape(&series.name)
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_round_and_numbers_short() {
+        assert_eq!(step_for(100.0), 20.0);
+        assert_eq!(step_for(7.0), 2.0);
+        assert!((step_for(0.3) - 0.1).abs() < 1e-12);
+        for (value, text) in [
+            (1234.0, "1234"),
+            (12.5, "12.5"),
+            (2.0, "2"),
+            (0.25, "0.25"),
+            (0.0, "0"),
+        ] {
+            assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn a_picture_without_values_is_still_one() {
+        let chart = Chart {
+            title: "a <b>".to_owned(),
+            unit: "x".to_owned(),
+            groups: vec!["g".to_owned()],
+            series: vec![Series {
+                name: "s".to_owned(),
+                points: vec![None],
+            }],
+            stacked: false,
+        };
+        let svg = chart.svg();
+        assert!(svg.contains("a &lt;b&gt;") && !svg.contains("NaN") && svg.ends_with("</svg>\n"));
+    }
+}

@@ -1,0 +1,268 @@
+//! The study as a page that needs nothing from outside, and its pictures as files.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::advice::advice;
+use super::chart::{Chart, Point, Series, number};
+use super::study::{Configuration, Record, Study};
+use super::{DEPTHS, MIXTURES};
+use crate::run::spread;
+
+/// Configurations in their order.
+fn configurations(study: &Study) -> Vec<Configuration> {
+    let mut list: Vec<Configuration> = study
+        .records
+        .iter()
+        .map(|r| r.configuration.clone())
+        .collect();
+    list.sort();
+    list.dedup();
+    list
+}
+
+fn point(
+    study: &Study,
+    configuration: &Configuration,
+    case: (&str, u16),
+    of: &impl Fn(&Record) -> f64,
+) -> Option<Point> {
+    let same = study.records.iter().filter(|record| {
+        record.configuration == *configuration && record.mixture == case.0 && record.depth == case.1
+    });
+    let values: Vec<f64> = same.map(of).collect();
+    if values.is_empty() {
+        return None;
+    }
+    let values = spread(&values);
+    Some(Point {
+        value: values.median,
+        low: values.min,
+        high: values.max,
+    })
+}
+
+/// All cases, as groups: name and key.
+fn cases() -> Vec<(String, (&'static str, u16))> {
+    let each = MIXTURES.iter().flat_map(|(name, _, _)| {
+        DEPTHS.map(|depth| (format!("{name}\nQD{depth}"), (*name, depth)))
+    });
+    each.collect()
+}
+
+fn by_case(study: &Study, title: &str, unit: &str, of: impl Fn(&Record) -> f64) -> Chart {
+    let cases = cases();
+    let series = configurations(study)
+        .into_iter()
+        .map(|configuration| Series {
+            name: configuration.name(),
+            points: cases
+                .iter()
+                .map(|(_, case)| point(study, &configuration, *case, &of))
+                .collect(),
+        });
+    Chart {
+        title: title.to_owned(),
+        unit: unit.to_owned(),
+        series: series.collect(),
+        groups: cases.into_iter().map(|(name, _)| name).collect(),
+        stacked: false,
+    }
+}
+
+/// Percentiles of random reads, by depth.
+fn percentiles(study: &Study) -> Chart {
+    let names = ["p50", "p99", "p99.9"];
+    let groups = DEPTHS
+        .iter()
+        .flat_map(|depth| names.map(|name| format!("{name}\nQD{depth}")));
+    let series = configurations(study)
+        .into_iter()
+        .map(|configuration| Series {
+            name: configuration.name(),
+            points: DEPTHS
+                .iter()
+                .flat_map(|depth| {
+                    let of = |index: usize| {
+                        let value = move |record: &Record| record.latency_ns[index] / 1e3;
+                        point(study, &configuration, ("randread", *depth), &value)
+                    };
+                    [of(1), of(2), of(3)]
+                })
+                .collect(),
+        });
+    Chart {
+        title: "Latency percentiles of random reads by depth".to_owned(),
+        unit: "microseconds".to_owned(),
+        groups: groups.collect(),
+        series: series.collect(),
+        stacked: false,
+    }
+}
+
+/// The device's steps of random reads at the middle depth, on each other.
+fn steps(study: &Study) -> Chart {
+    let configurations = configurations(study);
+    let first = study
+        .records
+        .iter()
+        .find(|record| !record.steps_ns.is_empty());
+    let names: Vec<String> = first.map_or(Vec::new(), |record| {
+        record
+            .steps_ns
+            .iter()
+            .map(|(name, _)| name.clone())
+            .collect()
+    });
+    let series = names.into_iter().map(|name| Series {
+        points: configurations
+            .iter()
+            .map(|configuration| {
+                let of = |record: &Record| {
+                    let step = record.steps_ns.iter().find(|(step, _)| *step == name);
+                    step.map_or(0.0, |(_, ns)| ns / 1e3)
+                };
+                point(study, configuration, ("randread", DEPTHS[1]), &of)
+            })
+            .collect(),
+        name,
+    });
+    Chart {
+        title: format!(
+            "Where a random read's time in the device goes, QD{}",
+            DEPTHS[1]
+        ),
+        unit: "microseconds, mean".to_owned(),
+        groups: configurations
+            .iter()
+            .map(|configuration| configuration.name().replacen(", ", "\n", 1))
+            .collect(),
+        series: series.collect(),
+        stacked: true,
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+/// The numbers below a picture.
+fn table(chart: &Chart) -> String {
+    let mut html = "<details><summary>Table</summary><table><tr><th></th>".to_owned();
+    for group in &chart.groups {
+        html.push_str(&format!("<th>{}</th>", escape(&group.replace('\n', " "))));
+    }
+    html.push_str("</tr>\n");
+    for series in &chart.series {
+        html.push_str(&format!("<tr><th>{}</th>", escape(&series.name)));
+        for point in &series.points {
+            match point {
+                Some(point) if point.high > point.low && !chart.stacked => html.push_str(&format!(
+                    "<td>{}<br><small>{} to {}</small></td>",
+                    number(point.value),
+                    number(point.low),
+                    number(point.high)
+                )),
+                Some(point) => html.push_str(&format!("<td>{}</td>", number(point.value))),
+                None => html.push_str("<td>-</td>"),
+            }
+        }
+        html.push_str("</tr>\n");
+    }
+    html.push_str("</table></details>\n");
+    html
+}
+
+const STYLE: &str = "body{font-family:DejaVu Sans,Verdana,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#111;background:#fff}\
+svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:12px;margin:.5em 0 1em}\
+th,td{border:1px solid #bbb;padding:.2em .5em;text-align:right}th{background:#f2f2f2}\
+details{overflow-x:auto;margin-bottom:2em}summary{cursor:pointer}small{color:#555}li{margin:.3em 0}";
+
+/// Writes the page, and each picture beside it as SVG; gives all paths.
+pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
+    let charts = [
+        (
+            "read-bandwidth",
+            by_case(study, "Combined read bandwidth", "MB/s", |r| {
+                r.read_bandwidth / 1e6
+            }),
+        ),
+        (
+            "write-bandwidth",
+            by_case(study, "Combined write bandwidth", "MB/s", |r| {
+                r.write_bandwidth / 1e6
+            }),
+        ),
+        (
+            "iops",
+            by_case(
+                study,
+                "Combined I/Os per second",
+                "thousands per second",
+                |r| r.iops() / 1e3,
+            ),
+        ),
+        ("latency", percentiles(study)),
+        (
+            "cpu",
+            by_case(study, "CPU of the device per I/O", "microseconds", |r| {
+                r.device_cpu_us
+            }),
+        ),
+        ("stages", steps(study)),
+    ];
+    let environment = &study.environment;
+    let turns = study
+        .records
+        .iter()
+        .map(|record| record.turn)
+        .max()
+        .unwrap_or(0);
+    let mut html = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Lunette: which door, how many workers and queues</title>\
+         <style>{STYLE}</style></head><body>\n<h1>Which door, how many workers and queues</h1>\n\
+         <p>{} RAM disks at once, 4 KiB requests, {} turns of {} ms, driver {}. Bars are medians, lines reach from the least to the \
+         largest turn.<br>{}, {} CPUs {}, lunette {}{}.</p>\n<h2>Advice</h2>\n<ul>\n",
+        study.disks,
+        turns,
+        study.turn_ms,
+        if study.polling {
+            "polling"
+        } else {
+            "waiting for interrupts"
+        },
+        escape(&environment.kernel),
+        environment.cpus,
+        escape(&environment.cpu),
+        escape(&environment.version),
+        environment
+            .commit
+            .as_ref()
+            .map_or_else(String::new, |commit| format!(", commit {}", escape(commit))),
+    );
+    for sentence in advice(study) {
+        html.push_str(&format!("<li>{}</li>\n", escape(&sentence)));
+    }
+    html.push_str("</ul>\n");
+    let folder = page.parent().unwrap_or(Path::new("."));
+    let mut written = vec![page.to_owned()];
+    for (name, chart) in &charts {
+        let svg = chart.svg();
+        // Identifiers in one page have to differ.
+        let inline = svg.replace("hatch", &format!("{name}-hatch"));
+        html.push_str(&format!(
+            "<h2>{}</h2>\n{inline}{}",
+            escape(&chart.title),
+            table(chart)
+        ));
+        let path = folder.join(format!("{name}.svg"));
+        std::fs::write(&path, &svg).with_context(|| format!("cannot write {}", path.display()))?;
+        written.push(path);
+    }
+    html.push_str("</body></html>\n");
+    std::fs::write(page, html).with_context(|| format!("cannot write {}", page.display()))?;
+    Ok(written)
+}

@@ -1,0 +1,525 @@
+//! Runs the study and keeps its records.
+
+use std::collections::HashSet;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use timeline::{Clock, Operation, Span};
+
+use super::{DEPTHS, MIXTURES};
+use crate::driver::DriverOptions;
+use crate::job::{Job, apply};
+use crate::run::{Environment, Plan, Progress, Repetition, environment, run as run_plan};
+use crate::table::Daemon;
+
+/// How the study is made.
+#[derive(Clone, Debug)]
+pub struct StudyOptions {
+    /// The program that serves: this one.
+    pub program: PathBuf,
+    /// The result file.
+    pub results: PathBuf,
+    /// Disks at once.
+    pub disks: u16,
+    /// Numbers of workers; 0: one that all share, wherever the kernel puts it; others have a CPU each.
+    pub workers: Vec<usize>,
+    /// Queues of each disk.
+    pub queues: Vec<u16>,
+    /// Turns of each run.
+    pub repetitions: u32,
+    /// Measured time of one run.
+    pub turn: Duration,
+    /// The driver polls.
+    pub polling: bool,
+}
+
+/// What is compared.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Configuration {
+    /// `blk` or `scsi`.
+    pub door: String,
+    /// Workers; 0: one that is shared and not pinned.
+    pub workers: usize,
+    /// Queues of each disk.
+    pub queues: u16,
+}
+
+impl Configuration {
+    /// In a few words.
+    pub fn name(&self) -> String {
+        let workers = match self.workers {
+            0 => "shared worker".to_owned(),
+            1 => "1 worker".to_owned(),
+            n => format!("{n} workers"),
+        };
+        let queues = if self.queues == 1 {
+            "1 queue".to_owned()
+        } else {
+            format!("{} queues", self.queues)
+        };
+        format!("{}, {workers}, {queues}", self.door)
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// What was compared.
+    pub configuration: Configuration,
+    /// Mixture, by its name.
+    pub mixture: String,
+    /// Requests in flight of each disk and queue.
+    pub depth: u16,
+    /// Which turn, from 1.
+    pub turn: u32,
+    /// Reads per second, all disks together.
+    pub read_iops: f64,
+    /// Writes per second.
+    pub write_iops: f64,
+    /// Bytes read per second.
+    pub read_bandwidth: f64,
+    /// Bytes written per second.
+    pub write_bandwidth: f64,
+    /// Mean, p50, p99 and p99.9 in nanoseconds.
+    pub latency_ns: [f64; 4],
+    /// Microseconds of the device's CPU per request.
+    pub device_cpu_us: f64,
+    /// Mean nanoseconds of each of the device's steps.
+    pub steps_ns: Vec<(String, f64)>,
+    /// Others used the machine meanwhile.
+    pub disturbed: bool,
+}
+
+/// The first line of a result file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Header {
+    environment: Environment,
+    disks: u16,
+    turn_ms: u64,
+    polling: bool,
+}
+
+/// All that is known.
+#[derive(Clone, Debug)]
+pub struct Study {
+    /// Where it was made.
+    pub environment: Environment,
+    /// Disks at once.
+    pub disks: u16,
+    /// Measured time of one run.
+    pub turn_ms: u64,
+    /// The driver polled.
+    pub polling: bool,
+    /// In the order in which they were made.
+    pub records: Vec<Record>,
+}
+
+type Key = (Configuration, String, u16, u32);
+
+impl Record {
+    fn key(&self) -> Key {
+        (
+            self.configuration.clone(),
+            self.mixture.clone(),
+            self.depth,
+            self.turn,
+        )
+    }
+
+    /// All requests per second.
+    pub fn iops(&self) -> f64 {
+        self.read_iops + self.write_iops
+    }
+}
+
+/// Reads a result file; a last line that was cut short is left out.
+fn read(path: &Path) -> Result<Option<Study>> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let mut lines = text.lines();
+    let Some(first) = lines.next() else {
+        return Ok(None);
+    };
+    let header: Header = serde_json::from_str(first)
+        .with_context(|| format!("{} is no result file of this study", path.display()))?;
+    Ok(Some(Study {
+        environment: header.environment,
+        disks: header.disks,
+        turn_ms: header.turn_ms,
+        polling: header.polling,
+        records: lines
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect(),
+    }))
+}
+
+/// Configurations, cut to what makes sense: no more queues of a disk than workers that could serve them.
+fn configurations(options: &StudyOptions) -> Vec<Configuration> {
+    let mut list = Vec::new();
+    for workers in &options.workers {
+        for queues in &options.queues {
+            if usize::from(*queues) > (*workers).max(1) {
+                continue;
+            }
+            for door in ["blk", "scsi"] {
+                list.push(Configuration {
+                    door: door.to_owned(),
+                    workers: *workers,
+                    queues: *queues,
+                });
+            }
+        }
+    }
+    list
+}
+
+/// Makes what is missing of the study, and gives all of it.
+pub fn run(
+    options: &StudyOptions,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<Study> {
+    let clock = Clock::new();
+    let mut study = open(options)?;
+    let done: HashSet<Key> = study.records.iter().map(Record::key).collect();
+    let mut file = OpenOptions::new().append(true).open(&options.results)?;
+    let configurations = configurations(options);
+    let cases = MIXTURES.len() * DEPTHS.len();
+    let whole = configurations.len() * cases * options.repetitions as usize;
+    if !done.is_empty() {
+        progress.say(&format!("going on after {} of {whole} runs", done.len()));
+    }
+    // Turns are the outermost loop, so that the machine's drift hits all configurations alike.
+    for turn in 1..=options.repetitions {
+        for configuration in &configurations {
+            let missing: Vec<(&str, &str, u8, u16)> = MIXTURES
+                .iter()
+                .flat_map(|(name, rw, reads)| DEPTHS.map(|depth| (*name, *rw, *reads, depth)))
+                .filter(|(name, _, _, depth)| {
+                    !done.contains(&(configuration.clone(), (*name).to_owned(), *depth, turn))
+                })
+                .collect();
+            if missing.is_empty() {
+                continue;
+            }
+            let rig = Rig::start(options, configuration)?;
+            for (mixture, rw, reads, depth) in missing {
+                if interrupted.load(Ordering::Relaxed) {
+                    return Ok(study);
+                }
+                let plan = rig.plan(options, configuration, mixture, rw, reads, depth)?;
+                let before = rig.snapshot();
+                let outcome = run_plan(&plan, &clock, interrupted, progress)?;
+                let one = outcome.subjects.first().and_then(|s| s.repetitions.first());
+                let Some(one) = one.filter(|_| !outcome.interrupted) else {
+                    return Ok(study);
+                };
+                let mut record = record(one, configuration, mixture, depth, turn);
+                record.steps_ns = rig.steps_since(before).unwrap_or_default();
+                let mut line = serde_json::to_string(&record)?;
+                line.push('\n');
+                file.write_all(line.as_bytes())?;
+                study.records.push(record);
+            }
+            progress.say(&format!(
+                "{} of {whole} runs: {}",
+                study.records.len(),
+                configuration.name()
+            ));
+        }
+    }
+    Ok(study)
+}
+
+fn open(options: &StudyOptions) -> Result<Study> {
+    if let Some(study) = read(&options.results)? {
+        ensure!(
+            study.disks == options.disks
+                && u128::from(study.turn_ms) == options.turn.as_millis()
+                && study.polling == options.polling,
+            "{} holds another study ({} disks, {} ms, polling {}); name another file",
+            options.results.display(),
+            study.disks,
+            study.turn_ms,
+            study.polling
+        );
+        return Ok(study);
+    }
+    let header = Header {
+        environment: environment(),
+        disks: options.disks,
+        turn_ms: options.turn.as_millis() as u64,
+        polling: options.polling,
+    };
+    let line = serde_json::to_string(&header)?;
+    std::fs::write(&options.results, format!("{line}\n"))
+        .with_context(|| format!("cannot write {}", options.results.display()))?;
+    Ok(Study {
+        environment: header.environment,
+        disks: header.disks,
+        turn_ms: header.turn_ms,
+        polling: header.polling,
+        records: Vec::new(),
+    })
+}
+
+/// Bytes of each disk.
+const DISK: u64 = 64 << 20;
+
+/// A daemon with the disks of one configuration, filled.
+struct Rig {
+    // Dropped in this order: the daemon's sockets lie in the folder.
+    _daemon: Daemon,
+    folder: tempfile::TempDir,
+    subjects: Vec<String>,
+}
+
+impl Rig {
+    fn start(options: &StudyOptions, configuration: &Configuration) -> Result<Rig> {
+        let folder = tempfile::Builder::new().prefix("lm").tempdir_in("/tmp")?;
+        let at = |name: &str| folder.path().join(name);
+        let control = at("control");
+        let mut command = Command::new(&options.program);
+        command
+            .args(["--log", "warn", "serve", "--control"])
+            .arg(&control);
+        if configuration.workers == 0 {
+            command.args(["--workers", "1"]);
+        } else {
+            let cpus: Vec<String> = (0..configuration.workers).map(|n| n.to_string()).collect();
+            command.arg("--cpus").arg(cpus.join(","));
+        }
+        let mut sockets = vec![control];
+        let mut subjects = Vec::new();
+        let queues = configuration.queues;
+        for disk in 0..options.disks {
+            let socket = at(&format!("s{disk}"));
+            let place = socket.display();
+            command.arg("--disk").arg(format!("d{disk}=ram:{DISK}"));
+            if configuration.door == "blk" {
+                command
+                    .arg("--vhost-blk")
+                    .arg(format!("d{disk}:{place},queues={queues}"));
+            } else {
+                command
+                    .arg("--vhost-scsi")
+                    .arg(format!("c{disk}:{place},queues={queues}"));
+                command.arg("--lun").arg(format!("c{disk}/0:0=d{disk}"));
+            }
+            subjects.push(format!("vhost-user-{}:{place}", configuration.door));
+            sockets.push(socket);
+        }
+        let daemon = Daemon::start(command, &at("log"), &sockets)?;
+        let rig = Rig {
+            _daemon: daemon,
+            folder,
+            subjects,
+        };
+        rig.fill()?;
+        Ok(rig)
+    }
+
+    fn jobs(&self, options: &[(&str, &str)]) -> Result<Vec<Job>> {
+        let jobs = self.subjects.iter().map(|subject| {
+            let mut job = Job {
+                name: subject.clone(),
+                filenames: vec![subject.clone()],
+                ..Job::default()
+            };
+            for (option, value) in options {
+                apply(&mut job, option, Some(value)).map_err(anyhow::Error::msg)?;
+            }
+            Ok(job)
+        });
+        jobs.collect()
+    }
+
+    fn fill(&self) -> Result<()> {
+        let jobs = self.jobs(&[("rw", "write"), ("bs", "256k"), ("iodepth", "4")])?;
+        let plan = plan_of(jobs, false);
+        let never = Arc::new(AtomicBool::new(false));
+        run_plan(&plan, &Clock::new(), &never, &Progress::silent()).context("filling the disks")?;
+        Ok(())
+    }
+
+    fn plan(
+        &self,
+        options: &StudyOptions,
+        configuration: &Configuration,
+        mixture: &str,
+        rw: &str,
+        reads: u8,
+        depth: u16,
+    ) -> Result<Plan> {
+        let mut jobs = self.jobs(&[
+            ("rwmixread", &reads.to_string()),
+            ("rw", rw),
+            ("iodepth", &depth.to_string()),
+            ("numjobs", &configuration.queues.to_string()),
+            ("norandommap", "1"),
+            ("runtime", &format!("{}ms", options.turn.as_millis())),
+            ("time_based", "1"),
+        ])?;
+        for job in &mut jobs {
+            job.description = mixture.to_owned();
+        }
+        Ok(Plan {
+            warm_up: Duration::from_millis(100),
+            retries: 1,
+            disturbance_max: 0.1,
+            ..plan_of(jobs, options.polling)
+        })
+    }
+
+    fn snapshot(&self) -> Option<timeline::Snapshot> {
+        daemon::control::get(&self.folder.path().join("control"), "/v1/latency").ok()
+    }
+
+    /// Mean time of each step since then, reads and writes together.
+    fn steps_since(&self, before: Option<timeline::Snapshot>) -> Option<Vec<(String, f64)>> {
+        let merged = self.snapshot()?.since(&before?).merged();
+        let steps = Span::STEPS.map(|span| {
+            let (mut count, mut sum) = (0u64, 0.0);
+            for operation in [Operation::Read, Operation::Write] {
+                let spans = merged.operations.get(&operation);
+                if let Some(histogram) = spans.and_then(|spans| spans.spans.get(&span)) {
+                    count += histogram.count;
+                    sum += histogram.sum_ns;
+                }
+            }
+            (span.name().to_owned(), sum / count.max(1) as f64)
+        });
+        Some(steps.to_vec())
+    }
+}
+
+fn record(
+    one: &Repetition,
+    configuration: &Configuration,
+    mixture: &str,
+    depth: u16,
+    turn: u32,
+) -> Record {
+    let per_second = |direction: usize, bytes: bool| {
+        let each = one.jobs.iter().map(|job| {
+            let tally = &job.tallies[direction];
+            let amount = if bytes { tally.bytes } else { tally.ios };
+            amount as f64 * 1e9 / job.elapsed_ns.max(1) as f64
+        });
+        each.sum::<f64>()
+    };
+    let latency = one.latency();
+    let quantile = |q: f64| latency.quantile_ns(q) as f64;
+    Record {
+        configuration: configuration.clone(),
+        mixture: mixture.to_owned(),
+        depth,
+        turn,
+        read_iops: per_second(0, false),
+        write_iops: per_second(1, false),
+        read_bandwidth: per_second(0, true),
+        write_bandwidth: per_second(1, true),
+        latency_ns: [
+            latency.mean_ns(),
+            quantile(0.5),
+            quantile(0.99),
+            quantile(0.999),
+        ],
+        device_cpu_us: one.device_cpu_per_million.unwrap_or(0.0),
+        steps_ns: Vec::new(),
+        disturbed: one.disturbed,
+    }
+}
+
+fn plan_of(jobs: Vec<Job>, polling: bool) -> Plan {
+    Plan {
+        subjects: Vec::new(),
+        jobs,
+        driver: DriverOptions {
+            polling,
+            ..DriverOptions::default()
+        },
+        repetitions: 1,
+        warm_up: Duration::ZERO,
+        cpus: Vec::new(),
+        retries: 0,
+        disturbance_max: f64::INFINITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(turn: u32) -> Record {
+        Record {
+            configuration: Configuration {
+                door: "blk".to_owned(),
+                workers: 0,
+                queues: 1,
+            },
+            mixture: "randread".to_owned(),
+            depth: 1,
+            turn,
+            read_iops: 1.0,
+            write_iops: 2.0,
+            read_bandwidth: 3.0,
+            write_bandwidth: 4.0,
+            latency_ns: [1.0; 4],
+            device_cpu_us: 0.5,
+            steps_ns: vec![("popped".to_owned(), 1.0)],
+            disturbed: false,
+        }
+    }
+
+    #[test]
+    fn a_study_that_was_cut_short_is_read_up_to_its_last_whole_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = StudyOptions {
+            program: PathBuf::new(),
+            results: folder.path().join("r.jsonl"),
+            disks: 8,
+            workers: vec![0, 1, 2],
+            queues: vec![1, 2],
+            repetitions: 1,
+            turn: Duration::from_millis(500),
+            polling: false,
+        };
+        assert!(open(&options).unwrap().records.is_empty());
+        let line = serde_json::to_string(&record(1)).unwrap();
+        let mut file = OpenOptions::new()
+            .append(true)
+            .open(&options.results)
+            .unwrap();
+        write!(file, "{line}\n{}", &line[..20]).unwrap();
+        let study = open(&options).unwrap();
+        assert_eq!(study.records.len(), 1);
+        assert_eq!(study.records[0].key(), record(1).key());
+        let other = StudyOptions {
+            disks: 4,
+            ..options.clone()
+        };
+        assert!(
+            open(&other)
+                .unwrap_err()
+                .to_string()
+                .contains("another study")
+        );
+        let names: Vec<String> = configurations(&options)
+            .iter()
+            .map(Configuration::name)
+            .collect();
+        assert_eq!(names.len(), 8, "{names:?}");
+        assert_eq!(names[0], "blk, shared worker, 1 queue");
+    }
+}

@@ -1,0 +1,44 @@
+//! `lunette bench matrix`: the study, then its page.
+
+use std::io::Write;
+use std::time::Duration;
+
+use bench::matrix::{StudyOptions, report, run as run_study};
+use bench::run::Progress;
+
+use super::arguments::MatrixArguments;
+use super::interrupted;
+use crate::failure::{Failure, Outcome};
+
+/// Numbers of workers that the study looks at where the machine has the CPUs.
+const WORKERS: [usize; 5] = [0, 1, 2, 4, 8];
+
+/// Makes what is missing of the study, and the page of all there is.
+pub fn run(arguments: &MatrixArguments) -> Outcome {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut workers = arguments.workers.clone();
+    if workers.is_empty() {
+        workers.extend(WORKERS);
+    }
+    workers.retain(|count| *count <= cpus);
+    let place = &arguments.place;
+    std::fs::create_dir_all(place)
+        .map_err(|error| Failure::because(format!("cannot make {}: {error}", place.display())))?;
+    let options = StudyOptions {
+        program: std::env::current_exe()?,
+        results: place.join("results.jsonl"),
+        disks: arguments.disks,
+        workers,
+        queues: arguments.queues.clone(),
+        repetitions: arguments.repetitions.max(1),
+        turn: Duration::from_millis(arguments.turn_ms.max(10)),
+        polling: arguments.polling,
+    };
+    let progress = Progress::new(None);
+    let study = run_study(&options, &interrupted()?, &progress)?;
+    drop(progress);
+    for path in report(&study, &place.join("index.html"))? {
+        writeln!(std::io::stdout(), "{}", path.display())?;
+    }
+    Ok(())
+}
