@@ -12,6 +12,12 @@ pub struct Portal {
     pub group: u16,
 }
 
+impl std::fmt::Display for Portal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{},{}", self.address, self.group)
+    }
+}
+
 /// The registered TCP port of iSCSI targets.
 const PORT: u16 = 3260;
 
@@ -68,6 +74,12 @@ impl FromStr for Network {
     }
 }
 
+impl std::fmt::Display for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
 impl Network {
     /// Is this address one of them? IPv4 addresses that came in through an IPv6 socket count as such.
     pub fn contains(&self, address: IpAddr) -> bool {
@@ -119,6 +131,16 @@ pub enum DemoMode {
     ReadOnly,
     /// Anyone may read and write.
     ReadWrite,
+}
+
+impl std::fmt::Display for DemoMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            DemoMode::None => "none",
+            DemoMode::ReadOnly => "ro",
+            DemoMode::ReadWrite => "rw",
+        })
+    }
 }
 
 #[cfg(test)]

@@ -85,7 +85,7 @@ fn operation(opcode: u8, direct: Option<&IoRequest>) -> Operation {
 }
 
 /// What the CDB moves, from what the initiator expects and the difference.
-fn transfer(read: u32, write: u32, residual: Residual) -> Transfer {
+fn transfer(read: u32, write: Option<u32>, residual: Residual) -> Transfer {
     let moved = |expected: u32| {
         let expected = u64::from(expected);
         match residual {
@@ -94,16 +94,15 @@ fn transfer(read: u32, write: u32, residual: Residual) -> Transfer {
             Residual::Overflow(more) => expected.saturating_add(more),
         }
     };
-    if write > 0 {
-        Transfer {
+    match write {
+        Some(write) => Transfer {
             data_in: u64::from(read),
             data_out: moved(write),
-        }
-    } else {
-        Transfer {
+        },
+        None => Transfer {
             data_in: moved(read),
             data_out: 0,
-        }
+        },
     }
 }
 
@@ -157,7 +156,7 @@ impl Connection {
         let slot = self.slots.get(index);
         slot.lun = command.lun;
         slot.read_length = command.read_length();
-        slot.write_length = command.write_length();
+        slot.write_length = command.write.then(|| command.write_length());
         let attribute = attribute(command.attribute);
         let known = self.sets.iter().position(|(lun, _)| *lun == slot.lun);
         let set = known.unwrap_or_else(|| {
@@ -205,7 +204,7 @@ impl Connection {
                 lun,
                 cdb: &command.cdb,
                 attribute: attribute(command.attribute),
-                data_out_length: slot.write_length.into(),
+                data_out_length: slot.write_length.unwrap_or(0).into(),
                 data_in_length: slot.read_length.into(),
             })
         };
@@ -294,6 +293,15 @@ impl Connection {
                     }
                     slot.task.go_on()
                 }
+                TaskStep::Acquire(disk, offset, length) => {
+                    match self.acquire(index, disk, offset, length) {
+                        true => return Progress::Pending,
+                        false => {
+                            let offline = Err(IoError::new(IoErrorKind::Offline));
+                            self.slots.get(index).task.resume(offline, None)
+                        }
+                    }
+                }
                 TaskStep::NeedData(length) => {
                     if !self.has_data(index, length, TaskStep::NeedData(length)) {
                         return Progress::Pending;
@@ -351,6 +359,26 @@ impl Connection {
         self.slots.get(index).step = Some(step);
         self.rest(index);
         Progress::Pending
+    }
+
+    /// The task goes on when nothing else can change its range. False: there is no such disk.
+    fn acquire(&mut self, index: u32, disk: DiskId, offset: u64, length: u64) -> bool {
+        let Some(disk) = self.shared().units.disk(disk) else {
+            return false;
+        };
+        let (place, id) = (self.place.clone(), self.slots.id(index));
+        disk.gate().acquire(offset, length, move |lease| {
+            place.tell(move |connection, _| {
+                // Where the command is gone the range is given back.
+                if let Some(slot) = connection.slots.current(id)
+                    && !slot.aborted
+                {
+                    slot.step = Some(slot.task.granted(lease));
+                    connection.batch.push(id);
+                }
+            });
+        });
+        true
     }
 
     /// Goes on in another turn.

@@ -23,7 +23,7 @@ mod target;
 
 pub use access::{AclEntry, DemoMode, Network, Portal};
 pub use iscsi::chap::Secret;
-pub use iscsi::login::ChapUser;
+pub use iscsi::login::{ChapUser, is_iscsi_name};
 pub use limits::DoorLimits;
 pub use server::{Server, ServerError, TargetStatus};
 pub use target::TargetOptions;

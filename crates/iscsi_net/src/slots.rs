@@ -48,7 +48,8 @@ pub(crate) struct Slot {
     pub tag: Option<TaskTag>,
     pub order: Option<Order>,
     pub read_length: u32,
-    pub write_length: u32,
+    /// `None`: no data-out is expected.
+    pub write_length: Option<u32>,
     /// Bytes that a read moves into the buffer.
     pub reads: u32,
     /// An answer that waits for other tasks to be aborted.
