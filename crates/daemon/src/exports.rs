@@ -1,18 +1,20 @@
 //! Exports from their configuration: each a device behind a socket.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use iscsi_net::TargetOptions;
 use scsi::{MemoryStore, Store};
 use scsi_tasks::Units;
 use virtio::VirtioDevice;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
-use crate::config::{Config, VhostBlkConfig, VhostScsiConfig};
+use crate::config::{Config, VhostBlkConfig, VhostScsiConfig, IscsiConfig, read_chap_users};
 use crate::disks::Disks;
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
@@ -37,6 +39,8 @@ pub enum Door {
     Listening,
     /// A connection that was inherited: its client is the only one.
     Connection,
+    /// iSCSI portals.
+    Portals(Vec<SocketAddr>),
 }
 
 impl fmt::Display for ReadyExport {
@@ -44,10 +48,16 @@ impl fmt::Display for ReadyExport {
         write!(f, "ready {} {}", self.kind, self.name)?;
         match &self.door {
             Door::Path(socket) => write!(f, " {}", socket.display()),
+            Door::Portals(portals) => portals.iter().try_for_each(|portal| write!(f, " {portal}")),
             Door::Listening => f.write_str(" inherited socket"),
             Door::Connection => f.write_str(" inherited connection"),
         }
     }
+}
+
+/// One registry, so that a disk is the same logical unit through every door.
+pub(crate) fn units(config: &Config) -> Arc<Units> {
+    Units::new(store(config))
 }
 
 /// Where logical units keep what must survive a restart.
@@ -67,12 +77,11 @@ fn store(config: &Config) -> Box<dyn Store> {
 pub(crate) fn open_all(
     config: &Config,
     disks: &Disks,
+    units: &Arc<Units>,
     server: &vhost_user::Server,
     inherited: Option<Inherited>,
     reasons: &mut Vec<String>,
 ) -> Vec<ReadyExport> {
-    // One registry, so that a disk is the same logical unit through every door.
-    let units = Units::new(store(config));
     let mut ready = Vec::new();
     let mut inherited = inherited;
     let blk = config.vhost_blk.iter().map(|export| {
@@ -80,7 +89,7 @@ pub(crate) fn open_all(
         ("vhost-blk", &export.name, &export.socket, device)
     });
     let scsi = config.vhost_scsi.iter().map(|export| {
-        let device = scsi_device(export, disks, &units);
+        let device = scsi_device(export, disks, units);
         ("vhost-scsi", &export.name, &export.socket, device)
     });
     for (kind, name, socket, device) in blk.chain(scsi) {
@@ -96,6 +105,53 @@ pub(crate) fn open_all(
         }
     }
     ready
+}
+
+/// Opens the iSCSI targets. Every one that cannot be opened adds a reason.
+pub(crate) fn open_iscsi(
+    config: &Config,
+    disks: &Disks,
+    server: &iscsi_net::Server,
+    ready: &mut Vec<ReadyExport>,
+    reasons: &mut Vec<String>,
+) {
+    for target in &config.iscsi {
+        match iscsi_target(target, disks, server) {
+            Ok(portals) => ready.push(ReadyExport {
+                kind: "iscsi",
+                name: target.name.clone(),
+                door: Door::Portals(portals),
+            }),
+            Err(reason) => reasons.push(format!("iscsi {}: {reason}", target.name)),
+        }
+    }
+}
+
+fn iscsi_target(
+    config: &IscsiConfig,
+    disks: &Disks,
+    server: &iscsi_net::Server,
+) -> Result<Vec<SocketAddr>, String> {
+    let found = config
+        .disks
+        .iter()
+        .map(|name| disks.get(name).cloned().ok_or_else(|| missing(name)));
+    let found = found.collect::<Result<Vec<_>, String>>()?;
+    let chap_users = match &config.chap_users {
+        Some(path) => read_chap_users(path)?,
+        None => Default::default(),
+    };
+    let options = TargetOptions {
+        name: config.name.clone(),
+        alias: config.alias.clone(),
+        portals: config.portals.clone(),
+        demo_mode: config.demo_mode,
+        acl: config.acl.clone(),
+        chap_users,
+    };
+    server
+        .add_target(options, &found)
+        .map_err(|error| error.to_string())
 }
 
 fn listen(

@@ -81,6 +81,7 @@ struct Objects {
     disks: Disks,
     /// Gone once the daemon ends.
     server: Mutex<Option<vhost_user::Server>>,
+    iscsi: Mutex<Option<iscsi_net::Server>>,
     pool: Arc<Pool>,
     started: Instant,
 }
@@ -97,13 +98,20 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     let pool = Arc::new(pool);
     let server = vhost_user::Server::start(Arc::clone(&pool))
         .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
-    let ready = exports::open_all(&config, &disks, &server, options.inherited, &mut reasons);
+    let units = exports::units(&config);
+    let inherited = options.inherited;
+    let mut ready = exports::open_all(&config, &disks, &units, &server, inherited, &mut reasons);
+    let limits = iscsi_net::DoorLimits::default();
+    let iscsi = iscsi_net::Server::start(Arc::clone(&pool), units, limits)
+        .map_err(|error| format!("cannot serve iSCSI: {error}"))?;
+    exports::open_iscsi(&config, &disks, &iscsi, &mut ready, &mut reasons);
     all_well(&reasons)?;
 
     let objects = Arc::new(Objects {
         config,
         disks,
         server: Mutex::new(Some(server)),
+        iscsi: Mutex::new(Some(iscsi)),
         pool,
         started: Instant::now(),
     });
@@ -216,6 +224,13 @@ impl Drop for Running {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         drop(server);
+        let iscsi = self
+            .objects
+            .iscsi
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(iscsi);
     }
 }
 
@@ -279,7 +294,19 @@ impl Objects {
             let luns = export.luns.iter().map(|l| lun(l.target, l.lun, &l.disk));
             status("vhost-scsi", &export.name, export.queues, luns.collect())
         });
-        blk.chain(scsi).collect()
+        let server = self.iscsi.lock().unwrap_or_else(PoisonError::into_inner);
+        let targets = server.as_ref().map(iscsi_net::Server::status);
+        let targets = targets.unwrap_or_default();
+        let iscsi = self.config.iscsi.iter().map(|target| {
+            let luns = (0..).zip(&target.disks);
+            let luns = luns.map(|(number, disk)| lun(0, number, disk)).collect();
+            let found = targets.iter().find(|found| found.name == target.name);
+            ExportStatus {
+                connected: found.is_some_and(|found| found.sessions > 0),
+                ..status("iscsi", &target.name, 0, luns)
+            }
+        });
+        blk.chain(scsi).chain(iscsi).collect()
     }
 }
 

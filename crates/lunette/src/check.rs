@@ -40,6 +40,7 @@ fn summary(config: &Config) -> String {
         (config.disks.len(), "disk"),
         (config.vhost_blk.len(), "vhost-blk export"),
         (config.vhost_scsi.len(), "vhost-scsi controller"),
+        (config.iscsi.len(), "iSCSI target"),
         (luns, "LUN"),
         (config.workers.placement.count(), "worker"),
     ];

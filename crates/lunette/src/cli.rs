@@ -68,6 +68,18 @@ pub struct Configuration {
     /// A disk on a controller: target 0 to 255, LUN 0 to 16383
     #[arg(long, value_name = "CONTROLLER/TARGET:LUN=DISK")]
     pub lun: Vec<String>,
+    /// An iSCSI target with these disks as LUNs from 0; then ,alias=TEXT
+    #[arg(long, value_name = "IQN=DISK,...")]
+    pub iscsi: Vec<String>,
+    /// Where the targets of --iscsi are found [default port: 3260, default portal group: 1]
+    #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
+    pub portal: Vec<String>,
+    /// What any initiator may do with the targets of --iscsi: none, ro or rw [default: none]
+    #[arg(long, value_name = "MODE")]
+    pub demo_mode: Option<String>,
+    /// CHAP users of the targets of --iscsi: a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600
+    #[arg(long, value_name = "FILE")]
+    pub chap_user: Option<String>,
     /// How many threads do the I/O [default: half of the CPUs, at most 4]
     #[arg(long, value_name = "N")]
     pub workers: Option<String>,
@@ -92,6 +104,10 @@ impl Configuration {
             disk: self.disk.clone(),
             vhost_blk: self.vhost_blk.clone(),
             vhost_scsi: self.vhost_scsi.clone(),
+            iscsi: self.iscsi.clone(),
+            portal: self.portal.clone(),
+            demo_mode: self.demo_mode.clone(),
+            chap_user: self.chap_user.clone(),
             lun: self.lun.clone(),
             workers: self.workers.clone(),
             cpus: self.cpus.clone(),
@@ -118,6 +134,10 @@ Examples:
     lunette serve --disk d0=ram:512M --disk d1=file:vm.raw,size=10G,cache=none \\
       --vhost-blk d0:d0.sock --vhost-blk d1:d1.sock \\
       --vhost-scsi c0:c0.sock --lun c0/0:0=d1
+
+  A RAM disk for any iSCSI initiator
+    lunette serve --disk d0=ram:1G --iscsi iqn.2026-11.org.example:t0=d0 --portal 127.0.0.1:3260 \\
+      --demo-mode rw
 
   What a file says, on CPUs 2 and 3
     lunette serve --config /etc/lunette/lunette.toml --cpus 2,3

@@ -101,6 +101,7 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
     let config = Config {
         disks,
         vhost_scsi: vec![export],
+        iscsi: Vec::new(),
         ..empty()
     };
     serve_one(config, name, common)
@@ -126,6 +127,7 @@ fn empty() -> Config {
         disks: Vec::new(),
         vhost_blk: Vec::new(),
         vhost_scsi: Vec::new(),
+        iscsi: Vec::new(),
     }
 }
 

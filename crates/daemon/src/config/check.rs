@@ -67,6 +67,7 @@ pub fn complete(
         disks: Vec::new(),
         vhost_blk: Vec::new(),
         vhost_scsi: Vec::new(),
+        iscsi: Vec::new(),
     };
     for disk in draft.disks {
         config.disks.push(disk.complete?);
@@ -87,6 +88,9 @@ pub fn complete(
             queues: controller.queues,
             luns: luns?,
         });
+    }
+    for target in draft.iscsi {
+        config.iscsi.push(target.complete?);
     }
     Some(config)
 }
@@ -169,7 +173,8 @@ fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
     let mut exports = Once::new();
     let blk = draft.vhost_blk.iter().map(|export| &export.name);
     let scsi = draft.vhost_scsi.iter().map(|export| &export.name);
-    for name in blk.chain(scsi).flatten() {
+    let iscsi = draft.iscsi.iter().map(|target| &target.name);
+    for name in blk.chain(scsi).chain(iscsi).flatten() {
         let what = format!("the export name `{}`", name.value);
         let help = "give each export a name of its own; a vhost-blk export has its disk's unless `name` is said";
         exports.see(&name.value, &name.place, what, help, diagnostics);
@@ -200,8 +205,10 @@ fn check_disk_references(draft: &Draft, diagnostics: &mut Diagnostics) {
     let blk = draft.vhost_blk.iter().map(|export| &export.disk);
     let luns = draft.vhost_scsi.iter().flat_map(|c| &c.luns);
     let astray = draft.astray.iter().chain(luns).map(|lun| &lun.disk);
-    for disk in blk.chain(astray) {
-        check_reference(disk.as_ref(), &names, &known, diagnostics);
+    let iscsi = draft.iscsi.iter().flat_map(|target| &target.disks);
+    let disks = blk.chain(astray).filter_map(Option::as_ref);
+    for disk in disks.chain(iscsi) {
+        check_reference(Some(disk), &names, &known, diagnostics);
     }
 }
 

@@ -21,6 +21,14 @@ pub struct Flags {
     pub vhost_scsi: Vec<String>,
     /// `--lun CONTROLLER/TARGET:LUN=DISK`
     pub lun: Vec<String>,
+    /// `--iscsi IQN=DISK,...`
+    pub iscsi: Vec<String>,
+    /// `--portal ADDRESS[:PORT][,GROUP]`
+    pub portal: Vec<String>,
+    /// `--demo-mode none|ro|rw`
+    pub demo_mode: Option<String>,
+    /// `--chap-user FILE`
+    pub chap_user: Option<String>,
     /// `--workers N`
     pub workers: Option<String>,
     /// `--cpus N,N,...`
@@ -45,22 +53,22 @@ pub const VHOST_SCSI_FORM: &str = "NAME:SOCKET, then ,queues=N as needed: c0:/ru
 pub const LUN_FORM: &str = "CONTROLLER/TARGET:LUN=DISK, such as c0/0:1=d0";
 
 /// A part of a flag's value: its text without doubled commas, and where it stands.
-struct Part<'a> {
+pub(super) struct Part<'a> {
     source: &'a Arc<Source>,
-    text: String,
+    pub(super) text: String,
     span: Range<usize>,
 }
 
 impl Part<'_> {
-    fn place(&self) -> Place {
+    pub(super) fn place(&self) -> Place {
         Place::new(self.source, self.span.clone())
     }
 
-    fn word(&self) -> At<Raw> {
+    pub(super) fn word(&self) -> At<Raw> {
         At::new(Raw::Word(self.text.clone()), self.place())
     }
 
-    fn field(&self, key: &str) -> Field {
+    pub(super) fn field(&self, key: &str) -> Field {
         Field {
             key: At::new(key.to_owned(), self.place()),
             value: self.word(),
@@ -69,7 +77,7 @@ impl Part<'_> {
 
     /// The parts before and after the first `separator`. Doubled commas only ever stand in paths, which
     /// come last, so that spans before them are exact.
-    fn split(&self, separator: char) -> Option<(Part<'_>, Part<'_>)> {
+    pub(super) fn split(&self, separator: char) -> Option<(Part<'_>, Part<'_>)> {
         let at = self.text.find(separator)?;
         let (before, after) = (self.text.get(..at)?, self.text.get(at + 1..)?);
         let middle = (self.span.start + at).min(self.span.end);
@@ -88,7 +96,7 @@ impl Part<'_> {
 }
 
 /// The parts between single commas.
-fn parts(source: &Arc<Source>) -> Vec<Part<'_>> {
+pub(super) fn parts(source: &Arc<Source>) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let mut start = 0;
     let mut text = String::new();
@@ -126,9 +134,9 @@ fn canonical(key: &str) -> String {
 }
 
 /// The options after the first part. A key alone says `on`.
-fn options(parts: &[Part<'_>]) -> Vec<Field> {
+pub(super) fn options<'a>(parts: impl IntoIterator<Item = &'a Part<'a>>) -> Vec<Field> {
     parts
-        .iter()
+        .into_iter()
         .filter(|part| !part.text.is_empty())
         .map(|part| match part.split('=') {
             Some((key, value)) => Field {

@@ -7,6 +7,7 @@
 mod check;
 mod diagnostics;
 mod flag_source;
+mod iscsi;
 mod model;
 mod objects;
 mod place;
@@ -23,6 +24,9 @@ use std::sync::Arc;
 pub use check::Surroundings;
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
+pub use iscsi::{
+    AclEntry, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users,
+};
 pub use model::{
     BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX,
     POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
@@ -132,6 +136,9 @@ fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
             draft.luns.push((controller, lun));
         }
     }
+    draft
+        .iscsi
+        .extend(iscsi::read_flags(flags, &mut source, diagnostics));
     if flags.workers.is_some() || flags.cpus.is_some() {
         // Count and CPUs say one thing together: a flag for either replaces both.
         draft.workers = WorkersDraft::default();

@@ -4,6 +4,8 @@
 
 use std::path::PathBuf;
 
+use super::iscsi::IscsiConfig;
+
 /// Most workers a daemon may have.
 pub const WORKERS_MAX: usize = 128;
 /// Most request queues of a vhost-blk export.
@@ -38,6 +40,8 @@ pub struct Config {
     pub vhost_blk: Vec<VhostBlkConfig>,
     /// Exports of many disks each as a virtio-scsi controller.
     pub vhost_scsi: Vec<VhostScsiConfig>,
+    /// iSCSI targets.
+    pub iscsi: Vec<IscsiConfig>,
 }
 
 impl Config {

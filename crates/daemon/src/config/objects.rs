@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use super::diagnostics::{Mistake, MistakeKind};
+use super::iscsi::{IscsiDraft, read_iscsi};
 use super::model::{
     BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX, NAME_MAX, POLL_MICROS_MAX,
     PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX, WORKERS_MAX,
@@ -68,6 +69,7 @@ pub struct Draft {
     pub disks: Vec<DiskDraft>,
     pub vhost_blk: Vec<VhostBlkDraft>,
     pub vhost_scsi: Vec<VhostScsiDraft>,
+    pub iscsi: Vec<IscsiDraft>,
     /// Logical units from flags, with their controller's name.
     pub luns: Vec<(At<String>, LunDraft)>,
     /// Those of them whose controller there is not; their disks are looked up all the same.
@@ -85,6 +87,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let disks = reader.objects("disk", "tables, each headed [[disk]]");
     let vhost_blk = reader.objects("vhost_blk", "tables, each headed [[vhost_blk]]");
     let vhost_scsi = reader.objects("vhost_scsi", "tables, each headed [[vhost_scsi]]");
+    let iscsi = reader.objects("iscsi", "tables, each headed [[iscsi]]");
     reader.finish(|key| match key {
         "disks" => Some("each disk has a table of its own, headed [[disk]]".to_owned()),
         _ => None,
@@ -106,6 +109,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
             .iter()
             .map(|fields| read_vhost_scsi(fields, diagnostics))
             .collect(),
+        iscsi: iscsi.iter().map(|f| read_iscsi(f, diagnostics)).collect(),
         luns: Vec::new(),
         astray: Vec::new(),
     }

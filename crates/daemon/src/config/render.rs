@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use super::iscsi::{IscsiConfig, Portal};
 use super::model::{BackendConfig, Config, Placement, PollLimit};
 use super::size::render_size;
 
@@ -74,7 +75,44 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
         }
         writeln!(text, "]")?;
     }
+    for target in &config.iscsi {
+        write_iscsi(text, target)?;
+    }
     Ok(())
+}
+
+fn write_iscsi(text: &mut String, target: &IscsiConfig) -> std::fmt::Result {
+    let list = |words: &mut dyn Iterator<Item = String>| {
+        let words: Vec<String> = words.map(|word| quoted(&word)).collect();
+        words.join(", ")
+    };
+    writeln!(text, "\n[[iscsi]]\nname = {}", quoted(&target.name))?;
+    if let Some(alias) = &target.alias {
+        writeln!(text, "alias = {}", quoted(alias))?;
+    }
+    let disks = list(&mut target.disks.iter().cloned());
+    writeln!(text, "disks = [{disks}]")?;
+    let portals = list(&mut target.portals.iter().map(Portal::to_string));
+    writeln!(text, "portals = [{portals}]")?;
+    writeln!(text, "demo_mode = \"{}\"", target.demo_mode)?;
+    if let Some(path) = &target.chap_users {
+        writeln!(text, "chap_users = {}", quoted_path(path))?;
+    }
+    if target.acl.is_empty() {
+        return Ok(());
+    }
+    writeln!(text, "acl = [")?;
+    for entry in &target.acl {
+        write!(text, "  {{ ")?;
+        if let Some(initiator) = &entry.initiator {
+            write!(text, "initiator = {}, ", quoted(initiator))?;
+        }
+        if let Some(network) = &entry.network {
+            write!(text, "network = {}, ", quoted(&network.to_string()))?;
+        }
+        writeln!(text, "read_only = {} }},", entry.read_only)?;
+    }
+    writeln!(text, "]")
 }
 
 fn quoted_path(path: &Path) -> String {

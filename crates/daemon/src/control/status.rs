@@ -49,9 +49,9 @@ pub struct DiskStatus {
 pub struct ExportStatus {
     /// Its name.
     pub name: String,
-    /// `vhost-blk` or `vhost-scsi`.
+    /// `vhost-blk`, `vhost-scsi` or `iscsi`.
     pub kind: String,
-    /// Path of its socket; absent when the socket was handed over as a descriptor.
+    /// Path of its socket; absent when the socket was handed over as a descriptor, and for iSCSI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
     /// Most request queues that a client may use.

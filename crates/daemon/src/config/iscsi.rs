@@ -1,0 +1,396 @@
+//! iSCSI targets: what a file and flags say of them.
+//!
+//! A flag names a target and its disks, `IQN=d0,d1`; portals, demo mode and CHAP users have flags of their own, which are
+//! for all targets that flags name.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+pub use iscsi_net::{AclEntry, ChapUser, DemoMode, Network, Portal};
+
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::flag_source::{Flags, options, parts};
+use super::place::{At, Place, Source};
+use super::value::{Field, Fields, Raw, Reader, text_of, wrong};
+
+/// How an iSCSI target is said in a flag.
+pub const ISCSI_FORM: &str =
+    "IQN=DISK,DISK,... (LUNs from 0 in this order): iqn.2026-11.org.example:t0=d0,d1";
+
+const NAME_ALLOWED: &str = "an iSCSI name, such as iqn.2026-11.org.example:t0";
+const DISKS_ALLOWED: &str = "a list of names of disks: LUNs from 0 in this order";
+const PORTALS_ALLOWED: &str = "a list of addresses, such as \"192.0.2.1\", \"127.0.0.1:3260\" or \"[::1]:3260,2\" (portal group 2)";
+const ACL_EXAMPLE: &str =
+    "tables such as { initiator = \"iqn...\", network = \"192.0.2.0/24\", read_only = true }";
+const MODES: [(&str, DemoMode); 3] = [
+    ("none", DemoMode::None),
+    ("ro", DemoMode::ReadOnly),
+    ("rw", DemoMode::ReadWrite),
+];
+
+/// An iSCSI target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IscsiConfig {
+    /// Its iSCSI name.
+    pub name: String,
+    /// What people call it.
+    pub alias: Option<String>,
+    /// Its disks: LUNs from 0.
+    pub disks: Vec<String>,
+    /// Where it is found.
+    pub portals: Vec<Portal>,
+    /// What initiators may do that nothing else admits.
+    pub demo_mode: DemoMode,
+    /// The file with the CHAP users.
+    pub chap_users: Option<PathBuf>,
+    /// Initiators that may log in.
+    pub acl: Vec<AclEntry>,
+}
+
+/// What was said about a target.
+pub struct IscsiDraft {
+    pub name: Option<At<String>>,
+    pub disks: Vec<At<String>>,
+    /// Nothing was wrong with the rest.
+    pub complete: Option<IscsiConfig>,
+}
+
+/// A target.
+pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft {
+    let mut reader = Reader::new(fields, "iscsi", diagnostics);
+    reader.require("name", NAME_ALLOWED);
+    reader.require("disks", DISKS_ALLOWED);
+    reader.require("portals", PORTALS_ALLOWED);
+    let name = read_name(&mut reader);
+    let alias = reader.text("alias", "a text").map(|at| at.value);
+    let disks = read_list(&mut reader, "disks", DISKS_ALLOWED);
+    let texts = read_list(&mut reader, "portals", PORTALS_ALLOWED);
+    let portals: Vec<Option<Portal>> = texts
+        .iter()
+        .map(|text| parsed(&mut reader, "portals", text))
+        .collect();
+    let portals: Option<Vec<Portal>> = portals.into_iter().collect();
+    let demo_mode = reader.choice("demo_mode", &MODES);
+    let chap_users = reader.text("chap_users", "the path of a file");
+    let acl = reader.objects("acl", ACL_EXAMPLE);
+    reader.finish(|key| match key {
+        "disk" => Some(format!(
+            "iscsi: a target's disks are its `disks`: {DISKS_ALLOWED}"
+        )),
+        "portal" => Some(format!("iscsi: `portals` is {PORTALS_ALLOWED}")),
+        _ => None,
+    });
+    let acl: Option<Vec<AclEntry>> = acl
+        .iter()
+        .map(|fields| read_acl(fields, diagnostics))
+        .collect();
+    let complete = name.as_ref().zip(portals).zip(acl);
+    let complete = complete.map(|((name, portals), acl)| IscsiConfig {
+        name: name.value.clone(),
+        alias,
+        disks: disks.iter().map(|disk| disk.value.clone()).collect(),
+        portals,
+        demo_mode: demo_mode.map_or(DemoMode::None, |at| at.value),
+        chap_users: chap_users.map(|at| PathBuf::from(at.value)),
+        acl,
+    });
+    IscsiDraft {
+        name,
+        disks,
+        complete,
+    }
+}
+
+fn read_name(reader: &mut Reader<'_, '_>) -> Option<At<String>> {
+    let name = reader.text("name", NAME_ALLOWED)?;
+    if !iscsi_net::is_iscsi_name(&name.value) {
+        let message = format!("`name`: {:?} is no iSCSI name", name.value);
+        let mistake = Mistake::new(MistakeKind::Value, &name.place, message);
+        reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
+    }
+    Some(name)
+}
+
+fn read_list(reader: &mut Reader<'_, '_>, key: &'static str, allowed: &str) -> Vec<At<String>> {
+    let Some(value) = reader.raw(key) else {
+        return Vec::new();
+    };
+    let Raw::List(items) = &value.value else {
+        reader.refuse(key, value, allowed);
+        return Vec::new();
+    };
+    let text = |item| text_of(key, item, allowed, reader.diagnostics());
+    items.iter().filter_map(text).collect()
+}
+
+fn parsed<T: FromStr<Err = String>>(
+    reader: &mut Reader<'_, '_>,
+    key: &str,
+    text: &At<String>,
+) -> Option<T> {
+    match text.value.parse() {
+        Ok(value) => Some(value),
+        Err(what) => {
+            let mistake = Mistake::new(MistakeKind::Value, &text.place, format!("`{key}`: {what}"));
+            reader.diagnostics().push(mistake);
+            None
+        }
+    }
+}
+
+fn read_acl(fields: &Fields, diagnostics: &mut Diagnostics) -> Option<AclEntry> {
+    let mut reader = Reader::new(fields, "acl", diagnostics);
+    let initiator = reader.text("initiator", NAME_ALLOWED);
+    let text = reader.text("network", "an address or a network, such as 192.0.2.0/24");
+    let network = match &text {
+        Some(text) => Some(parsed::<Network>(&mut reader, "network", text)?),
+        None => None,
+    };
+    let read_only = reader.boolean("read_only").is_some_and(|at| at.value);
+    reader.finish(|_| None);
+    Some(AclEntry {
+        initiator: initiator.map(|at| at.value),
+        network,
+        read_only,
+    })
+}
+
+/// The targets that flags name.
+pub fn read_flags(
+    flags: &Flags,
+    source: &mut impl FnMut(&str, &String) -> Arc<Source>,
+    diagnostics: &mut Diagnostics,
+) -> Vec<IscsiDraft> {
+    let field = |key: &str, value: At<Raw>| Field {
+        key: At::new(key.to_owned(), value.place.clone()),
+        value,
+    };
+    let word = |source: &Arc<Source>| At::new(Raw::Word(source.text.clone()), Place::whole(source));
+    let mut common = Vec::new();
+    let portals: Vec<At<Raw>> = flags
+        .portal
+        .iter()
+        .map(|text| word(&source("--portal", text)))
+        .collect();
+    if let Some(first) = portals.first().map(|portal| portal.place.clone()) {
+        common.push(field("portals", At::new(Raw::List(portals), first)));
+    }
+    if let Some(text) = &flags.demo_mode {
+        common.push(field("demo_mode", word(&source("--demo-mode", text))));
+    }
+    if let Some(text) = &flags.chap_user {
+        common.push(field("chap_users", word(&source("--chap-user", text))));
+    }
+    if let (true, Some(first)) = (flags.iscsi.is_empty(), common.first()) {
+        let message = "there is no --iscsi that this could be for".to_owned();
+        let mistake = Mistake::new(MistakeKind::Relation, &first.value.place, message);
+        diagnostics.push(mistake.allowed(ISCSI_FORM));
+    }
+    let targets = flags.iscsi.iter().filter_map(|text| {
+        let source = source("--iscsi", text);
+        let mut fields = target_flag(&source, diagnostics)?;
+        fields.entries.extend(common.iter().cloned());
+        Some(read_iscsi(&fields, diagnostics))
+    });
+    targets.collect()
+}
+
+/// A target's fields from `IQN=DISK,DISK[,KEY=VALUE...]`.
+fn target_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fields> {
+    let parts = parts(source);
+    let (first, rest) = parts.split_first()?;
+    let Some((name, disk)) = first.split('=') else {
+        let value = At::new(Raw::Word(source.text.clone()), Place::whole(source));
+        diagnostics.push(wrong("iscsi", &value).allowed(ISCSI_FORM));
+        return None;
+    };
+    let (said, disks): (Vec<_>, Vec<_>) = rest.iter().partition(|part| part.text.contains('='));
+    let mut words = vec![disk.word()];
+    words.extend(disks.iter().map(|part| part.word()));
+    let mut entries = vec![
+        name.field("name"),
+        Field {
+            key: At::new("disks".to_owned(), disk.place()),
+            value: At::new(Raw::List(words), Place::whole(source)),
+        },
+    ];
+    entries.extend(options(said));
+    Some(Fields {
+        place: Place::whole(source),
+        entries,
+    })
+}
+
+/// The CHAP users of a file: a line each, `NAME SECRET`, then, for initiators that ask the target to prove itself,
+/// `TARGET_NAME TARGET_SECRET`. Lines that begin with `#` are passed over. Others must not be able to read it.
+///
+/// # Errors
+/// What is wrong with it, without a word of its content.
+pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String> {
+    use std::io::Read;
+    use std::os::unix::fs::MetadataExt;
+
+    let shown = path.display();
+    let failed = |error| format!("cannot read CHAP users from {shown}: {error}");
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode();
+    if mode & 0o077 != 0 {
+        return Err(format!(
+            "{shown} holds secrets, and its mode {:o} lets others read or change it; mend: chmod 600 {shown}",
+            mode & 0o777
+        ));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(failed)?;
+    let mut users = HashMap::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let wrong = |what: &str| format!("{shown}:{}: {what}", number + 1);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (name, secret, mutual) = match words[..] {
+            [name, secret] => (name, secret, None),
+            [name, secret, own, proof] => (name, secret, Some((own, proof))),
+            _ => return Err(wrong("not NAME SECRET [TARGET_NAME TARGET_SECRET]")),
+        };
+        let secrets = mutual.iter().map(|(_, proof)| *proof).chain([secret]);
+        for secret in secrets {
+            if iscsi_net::Secret::new(secret).is_short() {
+                return Err(wrong(
+                    "a secret has at least 12 characters (RFC 7143, 9.2.1)",
+                ));
+            }
+        }
+        if mutual.is_some_and(|(_, proof)| proof == secret) {
+            return Err(wrong(
+                "target and initiator need different secrets (RFC 7143, 9.2.1)",
+            ));
+        }
+        let user = ChapUser {
+            secret: iscsi_net::Secret::new(secret),
+            mutual: mutual.map(|(own, proof)| (own.to_owned(), iscsi_net::Secret::new(proof))),
+        };
+        if users.insert(name.to_owned(), user).is_some() {
+            return Err(wrong("this user has a line already"));
+        }
+    }
+    if users.is_empty() {
+        return Err(format!("{shown} names no CHAP user"));
+    }
+    Ok(users)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::config::{Config, Surroundings, parse};
+
+    fn from_flags(iscsi: &[&str], portal: &[&str]) -> Result<Config, Diagnostics> {
+        let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let flags = Flags {
+            disk: owned(&["d0=ram:1M", "d1=ram:1M"]),
+            iscsi: owned(iscsi),
+            portal: owned(portal),
+            demo_mode: Some("rw".to_owned()),
+            ..Flags::default()
+        };
+        parse(None, &flags, &Surroundings::of_this_process())
+    }
+
+    #[test]
+    fn a_flag_names_a_target_and_its_disks_in_order() {
+        let config = from_flags(
+            &["iqn.2026-11.org.example:t0=d1,d0,alias=scratch"],
+            &["127.0.0.1:0", "[::1]:0,2"],
+        );
+        let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let target = &config.iscsi[0];
+        assert_eq!(target.name, "iqn.2026-11.org.example:t0");
+        assert_eq!(target.disks, ["d1", "d0"]);
+        assert_eq!(target.alias.as_deref(), Some("scratch"));
+        assert_eq!(target.portals[1].group, 2);
+        assert_eq!(target.demo_mode, DemoMode::ReadWrite);
+    }
+
+    #[test]
+    fn a_file_says_the_same_and_reads_back() {
+        let text = "
+            [[disk]]
+            name = \"d0\"
+            backend = \"ram\"
+            size = \"1M\"
+            [[iscsi]]
+            name = \"iqn.2026-11.org.example:t0\"
+            disks = [\"d0\"]
+            portals = [\"127.0.0.1\"]
+            chap_users = \"/etc/lunette/chap\"
+            acl = [{ initiator = \"iqn.2026-11.org.example:i\", network = \"192.0.2.0/24\", read_only = true }]
+        ";
+        let surroundings = Surroundings::of_this_process();
+        let read = |text: &str| parse(Some(("a.toml", text)), &Flags::default(), &surroundings);
+        let config = read(text).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        assert_eq!(config.iscsi[0].demo_mode, DemoMode::None);
+        assert!(config.iscsi[0].acl[0].read_only);
+        let again = read(&crate::config::render(&config));
+        assert_eq!(
+            again.unwrap_or_else(|mistakes| panic!("{mistakes}")),
+            config
+        );
+    }
+
+    #[test]
+    fn mistakes_are_told_with_what_is_allowed() {
+        for (iscsi, portal, told) in [
+            ("moon=d0", "127.0.0.1", "no iSCSI name"),
+            (
+                "iqn.2026-11.org.example:t0=d2",
+                "127.0.0.1",
+                "there is no disk `d2`",
+            ),
+            ("iqn.2026-11.org.example:t0=d0", "moon", "is no address"),
+            ("iqn.2026-11.org.example:t0", "127.0.0.1", "IQN=DISK"),
+        ] {
+            let mistakes = from_flags(&[iscsi], &[portal]).unwrap_err().to_string();
+            assert!(mistakes.contains(told), "{mistakes}");
+        }
+        let missing = from_flags(&["iqn.2026-11.org.example:t0=d0"], &[]).unwrap_err();
+        assert!(
+            missing.to_string().contains("`portals` is missing"),
+            "{missing}"
+        );
+    }
+
+    #[test]
+    fn chap_users_come_from_a_file_that_only_its_owner_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("chap");
+        let write = |text: &str, mode| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            read_chap_users(&path)
+        };
+        let users = write(
+            "# us\nann secretsecret\nbob secretsecret t0 othersecret12\n",
+            0o600,
+        );
+        let users = users.unwrap();
+        assert!(users["ann"].mutual.is_none() && users["bob"].mutual.is_some());
+        for (text, mode, told) in [
+            ("ann secretsecret", 0o640, "chmod 600"),
+            ("ann short", 0o600, "at least 12"),
+            ("ann", 0o600, ":1: not NAME SECRET"),
+            ("ann secretsecret t0 secretsecret", 0o600, "different"),
+            ("", 0o600, "no CHAP user"),
+        ] {
+            let error = write(text, mode).unwrap_err();
+            assert!(error.contains(told), "{error}");
+            assert!(!error.contains("secretsecret"), "{error}");
+        }
+    }
+}
