@@ -146,7 +146,7 @@ impl Crew {
             if done.is_empty() {
                 empty += 1;
                 if self.polling && empty < EMPTY_LOOKS && self.parked.is_empty() {
-                    std::hint::spin_loop();
+                    // No pause: on virtual machines one takes longer than a device does.
                     continue;
                 }
                 empty = 0;

@@ -33,6 +33,27 @@ pub struct Chart {
     pub series: Vec<Series>,
     /// Series stand on each other, not beside.
     pub stacked: bool,
+    /// Each line is ten times the one below.
+    pub logarithmic: bool,
+}
+
+/// How values become heights.
+struct Scale {
+    low: f64,
+    top: f64,
+    logarithmic: bool,
+}
+
+impl Scale {
+    fn y(&self, value: f64) -> f64 {
+        let part = if self.logarithmic {
+            let value = value.max(self.low);
+            (value / self.low).ln() / (self.top / self.low).ln()
+        } else {
+            value / self.top
+        };
+        TOP + PLOT_HEIGHT * (1.0 - part)
+    }
 }
 
 fn escape(text: &str) -> String {
@@ -91,6 +112,49 @@ impl Chart {
         if highest > 0.0 { highest } else { 1.0 }
     }
 
+    /// The scale, and where its lines are.
+    fn scale(&self) -> (Scale, Vec<f64>) {
+        if !self.logarithmic {
+            let step = step_for(self.top());
+            let count = (self.top() / step).ceil();
+            let lines = (0..=count as usize)
+                .map(|line| line as f64 * step)
+                .collect();
+            let scale = Scale {
+                low: 0.0,
+                top: count * step,
+                logarithmic: false,
+            };
+            return (scale, lines);
+        }
+        let points = self
+            .series
+            .iter()
+            .flat_map(|series| series.points.iter().flatten());
+        let least = points
+            .map(|point| {
+                if point.low > 0.0 {
+                    point.low
+                } else {
+                    point.value
+                }
+            })
+            .filter(|value| *value > 0.0)
+            .fold(self.top(), f64::min);
+        // A whole decade below the least, so that its bar is seen.
+        let first = (least.log10().floor() - 1.0) as i32;
+        let last = (self.top().log10().ceil() as i32).max(first + 1);
+        let scale = Scale {
+            low: 10f64.powi(first),
+            top: 10f64.powi(last),
+            logarithmic: true,
+        };
+        (
+            scale,
+            (first..=last).map(|power| 10f64.powi(power)).collect(),
+        )
+    }
+
     /// Fill of a series: after the last colour the colours come again, hatched.
     fn fill(index: usize) -> String {
         if index < COLOURS.len() {
@@ -102,12 +166,11 @@ impl Chart {
 
     /// The picture, which needs nothing else.
     pub fn svg(&self) -> String {
-        let step = step_for(self.top());
-        let top = (self.top() / step).ceil() * step;
+        let (scale, lines) = self.scale();
         let columns = 3;
         let rows = self.series.len().div_ceil(columns) as f64;
         let height = TOP + PLOT_HEIGHT + LABEL_ROOM + rows * LEGEND_ROW + 8.0;
-        let y = |value: f64| TOP + PLOT_HEIGHT * (1.0 - value / top);
+        let y = |value: f64| scale.y(value);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
              font-family=\"DejaVu Sans, Verdana, sans-serif\" font-size=\"12\" role=\"img\" aria-label=\"{}\">\n<defs>\n",
@@ -127,9 +190,7 @@ impl Chart {
             WIDTH - 10.0,
             escape(&self.unit)
         ));
-        let lines = (top / step).round() as usize;
-        for line in 0..=lines {
-            let value = line as f64 * step;
+        for (value, line) in lines.into_iter().zip(0..) {
             svg.push_str(&format!(
                 "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{:.1}\" y2=\"{:.1}\" stroke=\"{}\"/>\n\
                  <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
@@ -255,6 +316,7 @@ mod tests {
                 points: vec![None],
             }],
             stacked: false,
+            logarithmic: false,
         };
         let svg = chart.svg();
         assert!(svg.contains("a &lt;b&gt;") && !svg.contains("NaN") && svg.ends_with("</svg>\n"));

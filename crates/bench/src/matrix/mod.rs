@@ -7,6 +7,7 @@
 mod advice;
 mod chart;
 mod page;
+mod picture;
 mod study;
 
 pub use page::report;

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 
 use super::advice::advice;
 use super::chart::{Chart, Point, Series, number};
+use super::picture::Painter;
 use super::study::{Configuration, Record, Study};
 use super::{DEPTHS, MIXTURES};
 use crate::run::spread;
@@ -68,6 +69,7 @@ fn by_case(study: &Study, title: &str, unit: &str, of: impl Fn(&Record) -> f64) 
         series: series.collect(),
         groups: cases.into_iter().map(|(name, _)| name).collect(),
         stacked: false,
+        logarithmic: false,
     }
 }
 
@@ -94,10 +96,11 @@ fn percentiles(study: &Study) -> Chart {
         });
     Chart {
         title: "Latency percentiles of random reads by depth".to_owned(),
-        unit: "microseconds".to_owned(),
+        unit: "microseconds, logarithmic".to_owned(),
         groups: groups.collect(),
         series: series.collect(),
         stacked: false,
+        logarithmic: true,
     }
 }
 
@@ -140,6 +143,7 @@ fn steps(study: &Study) -> Chart {
             .collect(),
         series: series.collect(),
         stacked: true,
+        logarithmic: false,
     }
 }
 
@@ -151,7 +155,7 @@ fn escape(text: &str) -> String {
 
 /// The numbers below a picture.
 fn table(chart: &Chart) -> String {
-    let mut html = "<details><summary>Table</summary><table><tr><th></th>".to_owned();
+    let mut html = "<details open><summary>Table</summary><table><tr><th></th>".to_owned();
     for group in &chart.groups {
         html.push_str(&format!("<th>{}</th>", escape(&group.replace('\n', " "))));
     }
@@ -181,7 +185,7 @@ svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:12px;mar
 th,td{border:1px solid #bbb;padding:.2em .5em;text-align:right}th{background:#f2f2f2}\
 details{overflow-x:auto;margin-bottom:2em}summary{cursor:pointer}small{color:#555}li{margin:.3em 0}";
 
-/// Writes the page, and each picture beside it as SVG; gives all paths.
+/// Writes the page, and each picture beside it as SVG and PNG; gives all paths.
 pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
     let charts = [
         (
@@ -247,6 +251,7 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
         html.push_str(&format!("<li>{}</li>\n", escape(&sentence)));
     }
     html.push_str("</ul>\n");
+    let painter = Painter::new();
     let folder = page.parent().unwrap_or(Path::new("."));
     let mut written = vec![page.to_owned()];
     for (name, chart) in &charts {
@@ -258,9 +263,16 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
             escape(&chart.title),
             table(chart)
         ));
-        let path = folder.join(format!("{name}.svg"));
-        std::fs::write(&path, &svg).with_context(|| format!("cannot write {}", path.display()))?;
-        written.push(path);
+        let files = [
+            ("svg", svg.clone().into_bytes()),
+            ("png", painter.png(&svg)?),
+        ];
+        for (extension, bytes) in files {
+            let path = folder.join(format!("{name}.{extension}"));
+            std::fs::write(&path, bytes)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            written.push(path);
+        }
     }
     html.push_str("</body></html>\n");
     std::fs::write(page, html).with_context(|| format!("cannot write {}", page.display()))?;
