@@ -14,7 +14,7 @@ use virtio::VirtioDevice;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
-use crate::config::{Config, VhostBlkConfig, VhostScsiConfig, IscsiConfig, read_chap_users};
+use crate::config::{Config, IscsiConfig, VhostBlkConfig, VhostScsiConfig, read_chap_users};
 use crate::disks::Disks;
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};

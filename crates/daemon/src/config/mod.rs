@@ -24,9 +24,7 @@ use std::sync::Arc;
 pub use check::Surroundings;
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
-pub use iscsi::{
-    AclEntry, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users,
-};
+pub use iscsi::{AclEntry, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users};
 pub use model::{
     BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX,
     POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,

@@ -50,6 +50,7 @@ fn flags_say_the_same_as_a_file() {
         poll_us: Some("50".to_owned()),
         control: Some("control.sock".to_owned()),
         state: Some("kept".to_owned()),
+        ..Flags::default()
     };
     let text = r#"
         control = "control.sock"
@@ -437,6 +438,7 @@ fn config() -> impl Strategy<Value = Config> {
                             .collect(),
                     })
                     .collect(),
+                iscsi: Vec::new(),
                 disks,
             }
         })
@@ -461,6 +463,10 @@ proptest! {
             vhost_blk: vec![flag.clone()],
             vhost_scsi: vec![flag.clone()],
             lun: vec![flag.clone()],
+            iscsi: vec![flag.clone()],
+            portal: vec![flag.clone()],
+            demo_mode: Some(flag.clone()),
+            chap_user: Some(flag.clone()),
             workers: Some(flag.clone()),
             cpus: Some(flag.clone()),
             poll_us: Some(flag.clone()),
