@@ -101,6 +101,8 @@ struct Listening {
 
 struct State {
     shared: Arc<Shared>,
+    /// Not shared with connections: whoever drops it last joins the workers.
+    pool: Arc<Pool>,
     listeners: Mutex<Vec<Listening>>,
     /// Tells the accepting thread that the listeners have changed, or that it shall end.
     changed: OwnedFd,
@@ -127,7 +129,8 @@ impl Server {
     /// When the kernel gives no thread or descriptor.
     pub fn start(pool: Arc<Pool>, units: Arc<Units>, limits: DoorLimits) -> io::Result<Server> {
         let state = Arc::new(State {
-            shared: Arc::new(Shared::new(pool, units, limits)),
+            shared: Arc::new(Shared::new(units, limits)),
+            pool,
             listeners: Mutex::default(),
             changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             ending: false.into(),
@@ -333,7 +336,7 @@ fn accept_one(listener: &TcpListener, state: &State, half_open: &mut VecDeque<Pl
     if shared.connection_count() >= shared.limits.connections {
         return refuse(&"too many connections");
     }
-    match place(stream, peer, shared) {
+    match place(stream, peer, state) {
         Ok(place) => half_open.push_back(place),
         Err(error) => return refuse(&error),
     }
@@ -346,13 +349,13 @@ fn accept_one(listener: &TcpListener, state: &State, half_open: &mut VecDeque<Pl
 }
 
 /// Puts a connection on a worker.
-fn place(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>) -> io::Result<Place> {
+fn place(stream: TcpStream, peer: SocketAddr, state: &State) -> io::Result<Place> {
     let portal = stream.local_addr()?;
     // Every message is whole: waiting for more would only cost time.
     stream.set_nodelay(true)?;
-    let worker = shared.pool.place();
-    let number = shared.next_number();
-    let (handle, shared) = (worker.clone(), shared.clone());
+    let worker = state.pool.place();
+    let number = state.shared.next_number();
+    let (handle, shared) = (worker.clone(), state.shared.clone());
     let added = worker.call(move |w| {
         w.add(|io, source| {
             let place = Place {

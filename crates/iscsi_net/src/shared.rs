@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use iscsi::session::{ConnectionKey, SessionTable};
-use reactor::{Io, Pool, SourceId, Worker, WorkerHandle};
+use reactor::{Io, SourceId, Worker, WorkerHandle};
 use scsi::Nexus;
 use scsi_tasks::{Hold, Units};
 
@@ -78,7 +78,6 @@ const DOOMED_MAX: usize = 1024;
 
 pub(crate) struct Shared {
     pub units: Arc<Units>,
-    pub pool: Arc<Pool>,
     pub limits: DoorLimits,
     pub targets: Mutex<BTreeMap<String, Arc<IscsiTarget>>>,
     pub sessions: SessionTable,
@@ -89,11 +88,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(pool: Arc<Pool>, units: Arc<Units>, limits: DoorLimits) -> Shared {
+    pub fn new(units: Arc<Units>, limits: DoorLimits) -> Shared {
         let window = limits.protocol.commands_per_session;
         Shared {
             units,
-            pool,
             targets: Mutex::default(),
             sessions: SessionTable::new(limits.sessions, window),
             nexuses: Mutex::default(),

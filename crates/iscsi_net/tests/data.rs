@@ -1,0 +1,91 @@
+//! What was written reads back: over one connection and several, with and without digests, small and large segments.
+
+mod common;
+
+use common::{Client, Door, image, settings, target, verify, verify_image};
+use iscsi::negotiation::{DigestOffer, Offer};
+use iscsi_net::DoorLimits;
+
+fn small() -> Offer {
+    let mut offer = Offer {
+        max_recv_data_segment_length: 4096,
+        ..Offer::default()
+    };
+    offer.session.max_burst_length = 16 << 10;
+    offer.session.first_burst_length = 8 << 10;
+    offer
+}
+
+#[test]
+fn blocks_read_back_over_one_connection() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 1);
+    client.settle();
+    verify(&mut client, 1, 40, 7);
+    assert_eq!(door.server.status()[0].connections, 1);
+}
+
+#[test]
+fn blocks_read_back_with_solicited_data_only_and_short_bursts() {
+    let door = Door::ram();
+    let mut offer = small();
+    (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
+    let mut client = Client::login(door.portal, settings(1, offer), 1);
+    client.settle();
+    verify(&mut client, 1, 20, 8);
+}
+
+#[test]
+fn blocks_read_back_with_digests() {
+    let door = Door::ram();
+    let offer = Offer {
+        header_digest: DigestOffer::Crc32c,
+        data_digest: DigestOffer::Crc32c,
+        ..small()
+    };
+    let mut client = Client::login(door.portal, settings(1, offer), 1);
+    client.settle();
+    verify(&mut client, 1, 20, 9);
+}
+
+#[test]
+fn blocks_read_back_over_four_connections_on_two_workers() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 4);
+    client.settle();
+    verify(&mut client, 4, 40, 10);
+    let status = &door.server.status()[0];
+    assert_eq!((status.sessions, status.connections), (1, 4));
+    drop(client);
+    door.wait_for_connections(0);
+}
+
+#[test]
+fn commands_wait_for_memory_and_all_are_answered() {
+    let limits = DoorLimits {
+        data_bytes: 64 << 10,
+        output_bytes: 32 << 10,
+        ..DoorLimits::default()
+    };
+    let door = Door::open(common::ram(16), target(), limits);
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    verify(&mut client, 2, 20, 11);
+}
+
+#[test]
+fn sessions_do_not_disturb_each_other() {
+    let door = Door::ram();
+    let mut first = Client::login(door.portal, settings(1, Offer::default()), 1);
+    first.settle();
+    let mut image = image();
+    for number in 2..12 {
+        let mut other = Client::login(door.portal, settings(number, Offer::default()), 2);
+        other.settle();
+        verify_image(&mut first, 1, 2, u64::from(number), &mut image);
+        // It is gone without a word.
+        drop(other);
+    }
+    verify_image(&mut first, 1, 5, 99, &mut image);
+    door.wait_for_connections(1);
+}
