@@ -61,10 +61,11 @@ pub(crate) struct SessionHandle {
 }
 
 impl SessionHandle {
-    /// Ends the session: its thread reads the end of the stream.
+    /// Ends the session: its thread reads the end of the stream. The front end must not see an end before everything in
+    /// flight has been answered, or it takes for lost what is answered yet: so only our side is shut.
     pub fn end(&self) {
         // It fails only when the stream has ended already.
-        self.stream.shutdown(std::net::Shutdown::Both).ok();
+        self.stream.shutdown(std::net::Shutdown::Read).ok();
     }
 
     /// Has the front end hung up? Its session then drains and ends by itself.
@@ -98,7 +99,7 @@ pub(crate) fn serve(
     let name = device.name().to_owned();
     let breaker = stream.try_clone()?;
     let on_broken: OnBroken = Arc::new(move |_index, _why| {
-        breaker.shutdown(std::net::Shutdown::Both).ok();
+        breaker.shutdown(std::net::Shutdown::Read).ok();
     });
     let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));
     let mut handler = BackendReqHandler::from_stream(stream, session.clone());

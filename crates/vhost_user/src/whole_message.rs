@@ -46,7 +46,7 @@ pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<()> {
 /// Looks at the message of which `there` bytes, the header at least, have come.
 fn is_whole(stream: &UnixStream, there: usize) -> io::Result<bool> {
     let mut header = [0; HEADER];
-    let (read, descriptors) = look(stream, &mut header)?;
+    let (read, _) = look(stream, &mut header)?;
     if read < HEADER {
         return invalid("a header in pieces, with descriptors between them");
     }
@@ -59,10 +59,10 @@ fn is_whole(stream: &UnixStream, there: usize) -> io::Result<bool> {
         return Ok(false);
     }
     let mut message = [0; HEADER + PAYLOAD_MAX as usize];
-    let (read, in_all) = look(stream, &mut message[..length])?;
-    // A look ends behind descriptors. Those of the header may end it there; others belong to no message.
-    if in_all != descriptors || (read < length && read != HEADER) {
-        return invalid("a payload with descriptors of its own");
+    // A look ends behind descriptors, and may tell of those that come with the next message: their number says nothing.
+    let (read, _) = look(stream, &mut message[..length])?;
+    if read < length && read != HEADER {
+        return invalid("a message in pieces, with descriptors between them");
     }
     Ok(true)
 }
@@ -140,6 +140,21 @@ mod tests {
             sendmsg(&theirs, &bytes, &mut control, SendFlags::empty()).unwrap();
             assert_eq!(wait(&ours, LIMIT).is_ok(), taken, "{count} descriptors");
         }
+    }
+
+    #[test]
+    fn descriptors_of_the_message_behind_are_not_this_ones() {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        use std::os::fd::AsFd;
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(&MESSAGE).unwrap();
+        let fds = [theirs.as_fd()];
+        let mut space = [std::mem::MaybeUninit::uninit(); 64];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let bytes = [std::io::IoSlice::new(&MESSAGE)];
+        sendmsg(&theirs, &bytes, &mut control, SendFlags::empty()).unwrap();
+        wait(&ours, LIMIT).unwrap();
     }
 
     #[test]
