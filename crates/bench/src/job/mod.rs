@@ -215,6 +215,12 @@ runtime=5 parsecs
             mistakes("[a]\nbs=1000\n"),
             ["j.fio:2: bs: 1000 bytes are not a multiple of 512"]
         );
+        assert_eq!(
+            mistakes("[a]\nrw=write\nverify=crc32c\nnumjobs=2\n"),
+            [
+                "j.fio:4: numjobs: clones that write the same blocks cannot be verified; give them an offset_increment"
+            ]
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::value::{
     amount, bytes, cpus, duration, filenames, fixed_sizes, number, size_ranges, size_splits, switch,
 };
-use super::{Checksum, Distribution, Job, Pattern, Rate, Verify};
+use super::{Amount, Checksum, Distribution, Job, Pattern, Rate, Verify};
 
 /// Options that are honoured.
 pub const HONOURED: &[&str] = &[
@@ -484,6 +484,12 @@ pub fn check(job: &Job) -> Result<(), (&'static str, String)> {
     if job.verify.is_some() && job.distribution != Distribution::Uniform && job.loops > 1 {
         let message = "with verify only a random map can be repeated".to_owned();
         return Err(("loops", message));
+    }
+    let apart = job.offset_increment != Amount::Bytes(0);
+    if job.verify.is_some() && job.pattern.writes() && job.numjobs > 1 && !apart {
+        let message =
+            "clones that write the same blocks cannot be verified; give them an offset_increment";
+        return Err(("numjobs", message.to_owned()));
     }
     let synchronous = job
         .engine

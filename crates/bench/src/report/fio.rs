@@ -50,7 +50,9 @@ pub fn to_json(outcome: &Outcome, jobs: &[Job]) -> Value {
         "timestamp": outcome.environment.time,
         "timestamp_ms": outcome.environment.time * 1000,
         "time": outcome.environment.time.to_string(),
+        "global options": {},
         "jobs": entries,
+        "disk_util": [],
         "lunette": {
             "summaries": summaries,
             "comparisons": comparisons,
@@ -108,6 +110,29 @@ fn entry(result: &JobResult, job: Option<&Job>, group: u64) -> Map<String, Value
     );
     entry.insert("job_runtime".into(), json!(result.elapsed_ns / 1_000_000));
     entry.insert("latency_depth".into(), json!(depth));
+    // What is not measured here stands as nothing, for readers that insist on it.
+    for name in ["usr_cpu", "sys_cpu", "latency_percentile"] {
+        entry.insert(name.into(), json!(0.0));
+    }
+    for name in ["ctx", "majf", "minf", "latency_target", "latency_window"] {
+        entry.insert(name.into(), json!(0));
+    }
+    let levels = ["1", "2", "4", "8", "16", "32", ">=64"];
+    // A driver here keeps its depth: all time is spent at the level that it belongs to.
+    let level = usize::from(depth.max(1)).ilog2().min(6) as usize;
+    let shares = levels.iter().zip(0..).map(|(name, index)| {
+        (
+            (*name).to_owned(),
+            json!(if index == level { 100.0 } else { 0.0 }),
+        )
+    });
+    entry.insert("iodepth_level".into(), Value::Object(shares.collect()));
+    for name in ["iodepth_submit", "iodepth_complete"] {
+        entry.insert(
+            name.into(),
+            json!({"0": 0.0, "4": 0.0, "8": 0.0, "16": 0.0, "32": 0.0, "64": 0.0, ">=64": 0.0}),
+        );
+    }
     entry.insert(
         "latency_ns".into(),
         bins(&all, 1, &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000]),
@@ -223,4 +248,63 @@ fn bins(histogram: &SparseHistogram, unit: u64, edges: &[u64]) -> Value {
         object.insert(">=2000".into(), json!(rest as f64 * 100.0 / total));
     }
     Value::Object(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::{Repetition, SubjectResult};
+
+    fn outcome() -> Outcome {
+        let tally = Tally {
+            ios: 3,
+            bytes: 3 << 12,
+            latency: SparseHistogram::from_nanos([1_000, 3_000, 5_000_000_000]),
+        };
+        let job = JobResult {
+            name: "j".to_owned(),
+            tallies: [tally, Tally::default(), Tally::default()],
+            elapsed_ns: 2_000_000_000,
+            ..JobResult::default()
+        };
+        let repetition = Repetition {
+            jobs: vec![job],
+            ..Repetition::default()
+        };
+        Outcome {
+            subjects: vec![SubjectResult {
+                name: "s".to_owned(),
+                repetitions: vec![repetition],
+            }],
+            ..Outcome::default()
+        }
+    }
+
+    #[test]
+    fn numbers_stand_where_fio_s_readers_look_for_them() {
+        let document = to_json(&outcome(), &[]);
+        let job = &document["jobs"][0];
+        assert_eq!(job["jobname"], "j");
+        assert_eq!(job["read"]["total_ios"], 3);
+        assert_eq!(job["read"]["iops"], 1.5);
+        assert_eq!(job["read"]["bw_bytes"], 6144);
+        assert_eq!(job["read"]["runtime"], 2000);
+        assert_eq!(job["read"]["clat_ns"]["percentile"]["50.000000"], 3000);
+        assert_eq!(job["read"]["clat_ns"]["max"], 5_000_000_000u64);
+        assert_eq!(job["write"]["total_ios"], 0);
+        let share = |table: &str, bin: &str| job[table][bin].as_f64().unwrap().round();
+        assert_eq!(
+            (share("latency_us", "2"), share("latency_us", "4")),
+            (33.0, 33.0)
+        );
+        assert_eq!(share("latency_ms", ">=2000"), 33.0);
+    }
+
+    #[test]
+    fn what_is_written_can_be_read_again() {
+        let text = to_json(&outcome(), &[]).to_string();
+        let again = read(&text).unwrap();
+        assert_eq!(again.subjects[0].repetitions[0].jobs[0].ios(), 3);
+        assert!(read("{}").unwrap_err().to_string().contains("lunette"));
+    }
 }

@@ -311,16 +311,24 @@ fn turn(
 
 /// What a Lunette has measured so far, where the subject is one.
 fn stages_of(subject: Option<&Subject>) -> Option<Snapshot> {
-    let subject = subject?;
-    daemon::control::get(subject.control.as_deref()?, "/v1/latency").ok()
+    daemon::control::get(&control_of(subject?)?, "/v1/latency").ok()
+}
+
+/// Its control socket; nobody said which one: the usual one, whose daemon may be another.
+fn control_of(subject: &Subject) -> Option<std::path::PathBuf> {
+    if subject.kind == crate::driver::Kind::File {
+        return None;
+    }
+    let usual = || daemon::control::default_socket().filter(|socket| socket.exists());
+    subject.control.clone().or_else(usual)
 }
 
 /// What it has measured since, of the subject's export.
 fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<Latencies> {
     let after = stages_of(subject)?;
     let subject = subject?;
-    let socket = subject.control.as_deref()?;
-    let status: daemon::control::Status = daemon::control::get(socket, "/v1/status").ok()?;
+    let socket = control_of(subject)?;
+    let status: daemon::control::Status = daemon::control::get(&socket, "/v1/status").ok()?;
     let wanted = subject.path.canonicalize().ok()?;
     let export = status.exports.iter().find(|export| {
         let path = export
