@@ -3,10 +3,12 @@
 //! ```text
 //!   start -> Data | Scratch -> (I/O) -> resume -> ... -> Answer          the response is then in `response`
 //!         -> NeedData -> (data-out copied) -> with_data -> ...
+//!         -> Acquire -> (range granted) -> granted -> ...
 //!                                     ... -> AnswerAndGoOn -> (answered) -> go_on -> ... -> Over
 //! ```
 
-use disk::{IoKind, IoOutcome, IoRequest};
+use backend::Lease;
+use disk::{IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use scsi::{AbortScope, DirectIo, DiskId, Pending, Plan, Response, Run, Step};
 
@@ -19,6 +21,8 @@ pub enum TaskStep {
     Scratch(DiskId, IoRequest, Box<IoBuffer>),
     /// Copy so many bytes from the start of the data-out; then [`Task::with_data`].
     NeedData(usize),
+    /// Acquire a range of a disk's gate: offset and length in bytes; then [`Task::granted`].
+    Acquire(DiskId, u64, u64),
     /// The response is there.
     Answer,
     /// The response is there, and the task goes on without its initiator: [`Task::go_on`].
@@ -32,6 +36,8 @@ pub enum TaskStep {
 pub struct Task {
     doing: Doing,
     response: Option<Response>,
+    /// The range that is held while the task runs.
+    lease: Option<Lease>,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +45,8 @@ enum Doing {
     #[default]
     Nothing,
     Direct(DirectIo),
+    /// Its range has not been granted yet.
+    Acquiring(Box<Plan>),
     Waiting(Pending),
     Running(Box<Running>),
 }
@@ -57,7 +65,7 @@ impl Task {
     pub fn start(&mut self, plan: Plan) -> TaskStep {
         self.response = None;
         match plan {
-            Plan::Io(io) => {
+            Plan::Io(io) if !io.exclusive => {
                 self.doing = Doing::Direct(io);
                 TaskStep::Data(io.disk, io.request)
             }
@@ -66,6 +74,15 @@ impl Task {
     }
 
     fn start_slowly(&mut self, plan: Plan) -> TaskStep {
+        let range = match &plan {
+            Plan::Io(io) if io.exclusive => Some((io.disk, io.request.offset, io.request.length)),
+            Plan::Run(run) => run.exclusive.map(|e| (e.disk, e.offset, e.length)),
+            _ => None,
+        };
+        if let (Some((disk, offset, length)), None) = (range, &self.lease) {
+            self.doing = Doing::Acquiring(Box::new(plan));
+            return TaskStep::Acquire(disk, offset, length);
+        }
         match plan {
             Plan::Io(io) => {
                 self.doing = Doing::Direct(io);
@@ -89,6 +106,32 @@ impl Task {
         }
     }
 
+    /// Goes on with the range that [`TaskStep::Acquire`] asked for; it is held until the task ends.
+    pub fn granted(&mut self, lease: Lease) -> TaskStep {
+        match std::mem::take(&mut self.doing) {
+            Doing::Acquiring(plan) => {
+                self.lease = Some(lease);
+                let step = self.start_slowly(*plan);
+                self.as_holder(step)
+            }
+            _ => self.answer(Response::aborted()),
+        }
+    }
+
+    /// The holder's own I/Os pass the gate.
+    fn as_holder(&self, step: TaskStep) -> TaskStep {
+        if self.lease.is_none() {
+            return step;
+        }
+        match step {
+            TaskStep::Data(disk, io) => TaskStep::Data(disk, io.flagged(IoFlags::HOLDER)),
+            TaskStep::Scratch(disk, io, buffer) => {
+                TaskStep::Scratch(disk, io.flagged(IoFlags::HOLDER), buffer)
+            }
+            other => other,
+        }
+    }
+
     /// Goes on with the data-out that [`TaskStep::NeedData`] asked for.
     pub fn with_data(&mut self, data: &[u8]) -> TaskStep {
         match std::mem::take(&mut self.doing) {
@@ -109,16 +152,22 @@ impl Task {
                 {
                     buffer.read_at(0, into);
                 }
-                self.advance(running, Some(outcome))
+                let step = self.advance(running, Some(outcome));
+                self.as_holder(step)
             }
-            Doing::Nothing | Doing::Waiting(_) => self.answer(Response::aborted()),
+            Doing::Nothing | Doing::Waiting(_) | Doing::Acquiring(_) => {
+                self.answer(Response::aborted())
+            }
         }
     }
 
     /// Goes on after [`TaskStep::AnswerAndGoOn`].
     pub fn go_on(&mut self) -> TaskStep {
         match std::mem::take(&mut self.doing) {
-            Doing::Running(running) => self.advance(running, None),
+            Doing::Running(running) => {
+                let step = self.advance(running, None);
+                self.as_holder(step)
+            }
             _ => TaskStep::Over,
         }
     }
@@ -137,6 +186,7 @@ impl Task {
     pub fn abandon(&mut self) {
         self.doing = Doing::Nothing;
         self.response = None;
+        self.lease = None;
     }
 
     /// The response, once a step has said that it is there.
@@ -147,6 +197,9 @@ impl Task {
 
     #[inline]
     fn answer(&mut self, response: Response) -> TaskStep {
+        if self.lease.is_some() {
+            self.lease = None;
+        }
         self.response = Some(response);
         TaskStep::Answer
     }
@@ -157,7 +210,7 @@ impl Task {
             Step::End => TaskStep::Over,
             Step::Answer(response) => {
                 self.doing = Doing::Running(running);
-                self.answer(response);
+                self.response = Some(response);
                 TaskStep::AnswerAndGoOn
             }
             Step::Io {

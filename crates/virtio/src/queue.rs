@@ -15,7 +15,7 @@ use guest_memory::{GuestView, IoBuffer};
 use reactor::{Io, RateLimit, Source, SourceId, Tag};
 use ring::RingFd;
 use timeline::{Clock, Operation, QueueSnapshot, QueueTimeline, Stage, Stamp, Stamps};
-use virtqueue::{DeviceQueue, QueueError};
+use virtqueue::{Chain, DeviceQueue, QueueError};
 
 use crate::device::{BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
 use crate::protocol::{Protocol, Start, Step};
@@ -139,6 +139,29 @@ impl<P: Protocol> Queue<P> {
         if std::mem::take(&mut slot.waiting) {
             result(&mut slot.request);
             self.done.push(index);
+        }
+    }
+
+    /// Goes on with a request whose step was [`Step::Wait`], with the step that `next` gives; the caller wakes the
+    /// source afterwards.
+    pub fn proceed(
+        &mut self,
+        io: &mut Io,
+        slot: u32,
+        next: impl FnOnce(&mut P, &mut Io, &mut Chain, &mut P::Request) -> Step,
+    ) {
+        let Ok(index) = u16::try_from(slot) else {
+            return;
+        };
+        let slot = self.slots.get(index);
+        if !std::mem::take(&mut slot.waiting) {
+            return;
+        }
+        let step = next(&mut self.protocol, io, &mut slot.chain, &mut slot.request);
+        match self.advance(io, index, step) {
+            Progress::Done => self.done.push(index),
+            Progress::Pending => {}
+            Progress::Over => self.slots.free_slot(index),
         }
     }
 

@@ -108,6 +108,19 @@ fn queue_of<P: Protocol>(worker: &mut Worker, source: SourceId) -> Option<&mut Q
     (source as &mut dyn Any).downcast_mut()
 }
 
+/// Calls `with` for a queue that is still there.
+pub(crate) fn with_queue<P: Protocol>(
+    worker: &mut Worker,
+    source: SourceId,
+    with: impl FnOnce(&mut Queue<P>, &mut Io),
+) {
+    if let Some((source, io)) = worker.source(source)
+        && let Some(queue) = (source as &mut dyn Any).downcast_mut()
+    {
+        with(queue, io);
+    }
+}
+
 /// The control queue's half of a virtqueue.
 pub(crate) struct ControlQueue {
     shared: Arc<Shared>,

@@ -204,10 +204,45 @@ impl RequestQueue {
                 Some(handle) => Step::Scratch(handle, request, buffer),
                 None => self.offline(io, chain, pending, Some(*buffer)),
             },
+            TaskStep::Acquire(disk, offset, length) => {
+                self.acquire(disk, offset, length, chain, pending, io)
+            }
             TaskStep::AnswerAndGoOn => Step::AnswerAndGoOn,
             TaskStep::Over => Step::Over,
             step @ (TaskStep::Data(..) | TaskStep::Answer) => self.step(io, chain, pending, step),
         }
+    }
+
+    /// The task goes on when nothing else can change its range.
+    fn acquire(
+        &mut self,
+        disk: DiskId,
+        offset: u64,
+        length: u64,
+        chain: &mut Chain,
+        pending: &mut Pending,
+        io: &mut Io,
+    ) -> Step {
+        let (Some(disk), Some(tag)) = (self.shared.units.disk(disk), pending.tag) else {
+            return self.offline(io, chain, pending, None);
+        };
+        let worker = self.worker.clone();
+        disk.gate().acquire(offset, length, move |lease| {
+            worker.send(move |w| {
+                control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
+                    queue.proceed(io, tag.slot, |queue, io, chain, pending| {
+                        if pending.aborted.is_some() {
+                            pending.task.abandon();
+                            return Step::Answer;
+                        }
+                        let step = pending.task.granted(lease);
+                        queue.step(io, chain, pending, step)
+                    });
+                });
+                w.wake(tag.source);
+            });
+        });
+        Step::Wait
     }
 
     fn offline(
