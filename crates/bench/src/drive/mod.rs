@@ -146,7 +146,8 @@ impl Crew {
             if done.is_empty() {
                 empty += 1;
                 if self.polling && empty < EMPTY_LOOKS && self.parked.is_empty() {
-                    // No pause: on virtual machines one takes longer than a device does.
+                    // Without a pause the line that the device is about to write is torn from it again and again.
+                    std::hint::spin_loop();
                     continue;
                 }
                 empty = 0;

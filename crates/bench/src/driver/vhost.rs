@@ -1,8 +1,8 @@
 //! virtio-blk and virtio-scsi over vhost-user, written for rates that no guest's driver reaches.
 //!
 //! A slot has its descriptor, its header and its tables for good; a request changes the address on the disk in the header,
-//! and a table only where length or direction changes. The header and the status that the device writes share a
-//! cache line (virtio-blk), so that one line travels per request. Split rings. Owned by one thread.
+//! and a table only where length or direction changes. What the driver writes, what the device writes and what
+//! stays as it is lie apart, so that few cache lines travel per request. Split rings. Owned by one thread.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,21 +23,21 @@ use zerocopy::little_endian::{U16, U64};
 use super::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind, Subject};
 use crate::workload::Random;
 
-/// Bytes of a slot's own memory, and what lies where in it.
-const SLOT: usize = 512;
-/// virtio-blk: header (16 bytes) and status; virtio-scsi: request (51 bytes).
-const HEADER: usize = 0;
+/// Bytes of slots' own memory, for each of them. Like lies beside like: all headers, then all answers, then all tables.
+const SLOT: usize = 256;
+/// virtio-blk: headers of 16 bytes, statuses of one.
 const BLK_HEADER: u32 = 16;
 const BLK_SECTOR: usize = 8;
-const BLK_STATUS: usize = 32;
+/// virtio-scsi: requests of 51 bytes, a cache line each; responses of 108 bytes, two lines each.
 const SCSI_REQUEST: u32 = 51;
+const SCSI_REQUEST_ROOM: usize = 64;
 const SCSI_CDB: usize = 19;
-const SCSI_RESPONSE: usize = 64;
 const SCSI_RESPONSE_BYTES: u32 = 108;
+const SCSI_RESPONSE_ROOM: usize = 128;
 /// Bytes 10 and 11 of the response: SCSI status, then how virtio-scsi fared.
-const SCSI_STATUS: usize = SCSI_RESPONSE + 10;
-/// The table that the slot's descriptor refers to.
-const TABLE: usize = 192;
+const SCSI_STATUS: usize = 10;
+/// Three descriptors, in a cache line that stays as it is.
+const TABLE: usize = 64;
 /// Descriptors of a request: header, data, status.
 const PARTS: usize = 3;
 
@@ -344,20 +344,45 @@ impl VhostQueue {
                 }
             }
             self.data.write(usize::from(slot) * self.stride, &page);
-            let base = usize::from(slot) * SLOT;
+            let (header, answer) = (self.header_at(slot), self.answer_at(slot));
             if self.is_scsi {
-                self.slots.write(base + HEADER, self.lun);
-                self.slots.write(base + HEADER + 8, U64::new(slot.into()));
-                self.slots.write(base + SCSI_STATUS, [0xffu8; 2]);
+                self.slots.write(header, self.lun);
+                self.slots.write(header + 8, U64::new(slot.into()));
+                self.slots.write(answer + SCSI_STATUS, [0xffu8; 2]);
+            } else {
+                self.slots.write(answer, 0xffu8);
             }
-            let address = self.slots_address + (base + TABLE) as u64;
             if self.indirect {
-                self.describe_indirect(slot, address, 0);
+                self.describe_indirect(slot, 0);
             }
         }
     }
 
-    fn describe_indirect(&self, slot: u16, address: u64, parts: usize) {
+    /// Where a slot's header lies among the slots' memory.
+    #[inline]
+    fn header_at(&self, slot: u16) -> usize {
+        let room = if self.is_scsi {
+            SCSI_REQUEST_ROOM
+        } else {
+            BLK_HEADER as usize
+        };
+        usize::from(slot) * room
+    }
+
+    /// Where what the device answers lies.
+    #[inline]
+    fn answer_at(&self, slot: u16) -> usize {
+        let room = if self.is_scsi { SCSI_RESPONSE_ROOM } else { 1 };
+        self.in_flight.len() * SCSI_REQUEST_ROOM + usize::from(slot) * room
+    }
+
+    /// Where its table lies.
+    fn table_at(&self, slot: u16) -> usize {
+        self.in_flight.len() * (SCSI_REQUEST_ROOM + SCSI_RESPONSE_ROOM) + usize::from(slot) * TABLE
+    }
+
+    fn describe_indirect(&self, slot: u16, parts: usize) {
+        let address = self.slots_address + self.table_at(slot) as u64;
         let descriptor = Descriptor {
             address: address.into(),
             length: ((parts * DESCRIPTOR_SIZE) as u32).into(),
@@ -370,17 +395,16 @@ impl VhostQueue {
 
     /// Address and length of each part of a request, and whether the device writes it.
     fn parts(&self, slot: u16, ask: Ask, length: u32) -> ([(u64, u32, bool); PARTS], usize) {
-        let base = self.slots_address + (usize::from(slot) * SLOT) as u64;
+        let first = self.slots_address + self.header_at(slot) as u64;
+        let answer = self.slots_address + self.answer_at(slot) as u64;
         let data = self.data.address + (usize::from(slot) * self.stride) as u64;
         let (header, answer) = if self.is_scsi {
-            let answer = base + SCSI_RESPONSE as u64;
             (
-                (base, SCSI_REQUEST, false),
+                (first, SCSI_REQUEST, false),
                 (answer, SCSI_RESPONSE_BYTES, true),
             )
         } else {
-            let status = base + BLK_STATUS as u64;
-            ((base, BLK_HEADER, false), (status, 1, true))
+            ((first, BLK_HEADER, false), (answer, 1, true))
         };
         match (ask, self.is_scsi) {
             // What the device writes comes last; a SCSI response comes before the data (virtio 1.3, 5.6.6.1).
@@ -399,7 +423,7 @@ impl VhostQueue {
         } else {
             slot * PARTS as u16
         };
-        let table = usize::from(slot) * SLOT + TABLE;
+        let table = self.table_at(slot);
         for (at, (address, length, write)) in parts.into_iter().take(count).enumerate() {
             let last = at + 1 == count;
             let next = if last { 0 } else { NEXT };
@@ -417,8 +441,7 @@ impl VhostQueue {
             }
         }
         if self.indirect {
-            let address = self.slots_address + table as u64;
-            self.describe_indirect(slot, address, count);
+            self.describe_indirect(slot, count);
         }
         if !self.is_scsi {
             let kind: u32 = match ask {
@@ -426,7 +449,7 @@ impl VhostQueue {
                 Ask::Write => 1,
                 Ask::Flush => 4,
             };
-            let base = usize::from(slot) * SLOT + HEADER;
+            let base = self.header_at(slot);
             self.slots.write(base, kind.to_le_bytes());
             self.slots.write(base + 4, 0u32.to_le_bytes());
         }
@@ -436,7 +459,7 @@ impl VhostQueue {
     /// READ(10) and its like where they reach, else the ones with 16 bytes.
     #[inline]
     fn write_command(&mut self, base: usize, ask: Ask, offset: u64, length: u32) {
-        let at = base + HEADER + SCSI_CDB;
+        let at = base + SCSI_CDB;
         let block = offset >> self.block_shift;
         let blocks = length >> self.block_shift;
         let mut cdb = [0u8; 16];
@@ -466,7 +489,7 @@ impl VhostQueue {
     /// Puts a request into a slot.
     #[inline]
     pub fn submit(&mut self, slot: u16, ask: Ask, offset: u64, length: u32) {
-        let base = usize::from(slot) * SLOT;
+        let base = self.header_at(slot);
         if self.shapes[usize::from(slot)] != Some((ask, length)) {
             self.reshape(slot, ask, length);
         }
@@ -474,9 +497,7 @@ impl VhostQueue {
             self.write_command(base, ask, offset, length);
         } else {
             let sector = if ask == Ask::Flush { 0 } else { offset >> 9 };
-            self.slots
-                .write(base + HEADER + BLK_SECTOR, U64::new(sector));
-            self.slots.write(base + BLK_STATUS, 0xffu8);
+            self.slots.write(base + BLK_SECTOR, U64::new(sector));
         }
         self.in_flight[usize::from(slot)] = true;
         let head = if self.indirect {
@@ -521,11 +542,6 @@ impl VhostQueue {
             return Ok(());
         }
         let first = done.len();
-        let status = if self.is_scsi {
-            SCSI_STATUS
-        } else {
-            BLK_STATUS
-        };
         while self.next_used != end {
             let place = usize::from(self.next_used & (self.ring_size - 1));
             let element: UsedElement = self.used.read(RING + USED_ELEMENT_SIZE * place);
@@ -543,7 +559,7 @@ impl VhostQueue {
                 Some(in_flight) if *in_flight => *in_flight = false,
                 _ => bail!("the device gave back head {head}, which is not in flight"),
             }
-            self.slots.prefetch(slot as usize * SLOT + status);
+            self.slots.prefetch(self.answer_at(slot as u16));
             done.push(Done {
                 slot: slot as u16,
                 ok: true,
@@ -551,11 +567,11 @@ impl VhostQueue {
         }
         // By now the lines that the device wrote are on their way.
         for done in &mut done[first..] {
-            let base = usize::from(done.slot) * SLOT;
+            let answer = self.answer_at(done.slot);
             done.ok = if self.is_scsi {
-                self.slots.read::<[u8; 2]>(base + SCSI_STATUS) == [0, 0]
+                self.slots.read::<[u8; 2]>(answer + SCSI_STATUS) == [0, 0]
             } else {
-                self.slots.read::<u8>(base + BLK_STATUS) == 0
+                self.slots.read::<u8>(answer) == 0
             };
         }
         Ok(())
