@@ -1,0 +1,333 @@
+//! Initiators that break the rules, each while another session goes on with verified I/O: the daemon, the other session
+//! and the data are untouched, and the answer is what RFC 7143 asks for.
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Client, Door, Random, TARGET, cdb10, image, settings, verify_image};
+use iscsi::negotiation::Offer;
+
+const NOP_IN: u8 = 0x20;
+const RESPONSE: u8 = 0x21;
+const DATA_IN: u8 = 0x25;
+const R2T: u8 = 0x31;
+const REJECT: u8 = 0x3f;
+
+/// A session that goes on meanwhile.
+struct Load {
+    rounds: Arc<AtomicU64>,
+    end: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(door: &Door) -> Load {
+        let (rounds, end) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (counted, ends) = (rounds.clone(), end.clone());
+        let mut client = Client::login(door.portal, settings(200, Offer::default()), 2);
+        client.settle();
+        let thread = std::thread::spawn(move || {
+            let mut image = image();
+            while !ends.load(Ordering::SeqCst) {
+                let round = counted.load(Ordering::SeqCst);
+                verify_image(&mut client, 2, 1, 1000 + round, &mut image);
+                counted.store(round + 1, Ordering::SeqCst);
+            }
+        });
+        Load {
+            rounds,
+            end,
+            thread: Some(thread),
+        }
+    }
+
+    fn goes_on(&self, after: &str) {
+        let now = self.rounds.load(Ordering::SeqCst);
+        let begun = Instant::now();
+        while self.rounds.load(Ordering::SeqCst) < now + 2 {
+            assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "stands still after {after}"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(
+                std::thread::panicking() || ended.is_ok(),
+                "the other session failed"
+            );
+        }
+    }
+}
+
+/// A header as bytes: opcode, flags, data segment length, ITT, and words from byte 20 on.
+fn header(opcode: u8, flags: u8, length: u32, itt: u32, words: &[u32]) -> Vec<u8> {
+    let mut bytes = vec![0; 48];
+    (bytes[0], bytes[1]) = (opcode, flags);
+    bytes[5..8].copy_from_slice(&length.to_be_bytes()[1..]);
+    bytes[16..20].copy_from_slice(&itt.to_be_bytes());
+    for (at, word) in words.iter().enumerate() {
+        bytes[20 + 4 * at..24 + 4 * at].copy_from_slice(&word.to_be_bytes());
+    }
+    bytes
+}
+
+fn login_request(flags: u8, text: &str) -> Vec<u8> {
+    let mut bytes = header(0x43, flags, text.len() as u32, 1, &[0, 1, 0]);
+    bytes[8..14].copy_from_slice(&[0x80, 0, 0, 0, 9, 9]);
+    bytes.extend_from_slice(text.as_bytes());
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+fn raw(door: &Door) -> TcpStream {
+    let stream = door.connect();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    stream
+}
+
+/// Logged in with the defaults of the standard; CmdSN 1 is next.
+fn logged_in(door: &Door) -> TcpStream {
+    let mut stream = raw(door);
+    let text = format!(
+        "InitiatorName=iqn.2026-11.org.example:bad\0TargetName={TARGET}\0SessionType=Normal\0"
+    );
+    stream.write_all(&login_request(0x87, &text)).unwrap();
+    let answer = receive(&mut stream).unwrap();
+    assert_eq!((answer[0], answer[36]), (0x23, 0), "login");
+    stream
+}
+
+/// The next PDU's header; its data is passed over. `None`: closed.
+fn receive(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; 48];
+    match stream.read_exact(&mut bytes) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("no answer"),
+        Err(_) => return None,
+    }
+    let length = u32::from_be_bytes([0, bytes[5], bytes[6], bytes[7]]);
+    let mut data = vec![0; (length as usize).next_multiple_of(4)];
+    stream.read_exact(&mut data).ok()?;
+    Some(bytes)
+}
+
+/// Reads until a PDU of this kind, or the end.
+fn expect(stream: &mut TcpStream, opcode: u8) -> Vec<u8> {
+    loop {
+        let pdu = receive(stream).unwrap_or_else(|| panic!("closed instead of {opcode:#x}"));
+        if pdu[0] == opcode {
+            return pdu;
+        }
+    }
+}
+
+fn expect_close(stream: &mut TcpStream) {
+    while receive(stream).is_some() {}
+}
+
+/// A SCSI command: flags 0xa0 is a write without unsolicited data, 0xc0 a read.
+fn command(flags: u8, itt: u32, cmd_sn: u32, expected: u32, cdb: &[u8]) -> Vec<u8> {
+    let mut bytes = header(0x01, flags, 0, itt, &[expected, cmd_sn, 0]);
+    bytes[32..32 + cdb.len()].copy_from_slice(cdb);
+    bytes
+}
+
+/// Far from what the other session verifies.
+const ELSEWHERE: u32 = 32_760;
+
+fn write10(itt: u32, cmd_sn: u32) -> Vec<u8> {
+    command(0xa0, itt, cmd_sn, 4096, &cdb10(0x2a, ELSEWHERE, 8))
+}
+
+fn data_out(itt: u32, ttt: u32, data_sn: u32, offset: u32, length: u32, last: bool) -> Vec<u8> {
+    let flags = if last { 0x80 } else { 0 };
+    let mut bytes = header(0x05, flags, length, itt, &[ttt, 0, 0, 0, data_sn, offset]);
+    bytes.resize(48 + length as usize, 0xee);
+    bytes
+}
+
+/// Past the unit attention; CmdSN 2 is next.
+fn settled(door: &Door) -> TcpStream {
+    let mut stream = logged_in(door);
+    stream.write_all(&command(0x80, 1, 1, 0, &[0; 6])).unwrap();
+    expect(&mut stream, RESPONSE);
+    stream
+}
+
+fn with_ahs(length: u8, ahs: &[u8]) -> Vec<u8> {
+    let mut bytes = write10(5, 2);
+    bytes[4] = length;
+    bytes.extend_from_slice(ahs);
+    bytes
+}
+
+fn nop(itt: u32, cmd_sn: u32) -> Vec<u8> {
+    header(0x40, 0x80, 0, itt, &[0xffff_ffff, cmd_sn, 0])
+}
+
+fn cases() -> Vec<(&'static str, fn(&Door))> {
+    vec![
+        ("half a header", |door| {
+            raw(door).write_all(&[0x43, 0x87, 0, 0, 0]).unwrap();
+        }),
+        ("another PDU before login", |door| {
+            let mut stream = raw(door);
+            stream.write_all(&write10(1, 1)).unwrap();
+            expect_close(&mut stream);
+        }),
+        ("login with the longest data segment", |door| {
+            let mut stream = raw(door);
+            let mut bytes = login_request(0x87, "");
+            bytes[5..8].copy_from_slice(&[0xff; 3]);
+            stream.write_all(&bytes).unwrap();
+            expect_close(&mut stream);
+        }),
+        ("login that never ends its text", |door| {
+            let mut stream = raw(door);
+            let part = login_request(0x44, &"x".repeat(8000));
+            for _ in 0..1000 {
+                if stream.write_all(&part).is_err() {
+                    return;
+                }
+            }
+            expect_close(&mut stream);
+        }),
+        ("AHS of length zero, and the largest", |door| {
+            let mut stream = settled(door);
+            // AHSLength 0 is too short for any type; 255 words of one
+            stream.write_all(&with_ahs(1, &[0, 0, 1, 0])).unwrap();
+            expect(&mut stream, REJECT);
+            let mut stream = settled(door);
+            stream.write_all(&with_ahs(255, &[0xff; 1020])).unwrap();
+            expect(&mut stream, REJECT);
+        }),
+        ("Data-Out longer than its R2T", |door| {
+            let mut stream = settled(door);
+            stream.write_all(&write10(5, 2)).unwrap();
+            let r2t = expect(&mut stream, R2T);
+            let ttt = u32::from_be_bytes([r2t[20], r2t[21], r2t[22], r2t[23]]);
+            stream
+                .write_all(&data_out(5, ttt, 0, 0, 8192, true))
+                .unwrap();
+            assert_eq!(expect(&mut stream, RESPONSE)[3], 2, "CHECK CONDITION");
+        }),
+        ("Data-Out out of order", |door| {
+            let mut stream = settled(door);
+            stream.write_all(&write10(5, 2)).unwrap();
+            let r2t = expect(&mut stream, R2T);
+            let ttt = u32::from_be_bytes([r2t[20], r2t[21], r2t[22], r2t[23]]);
+            stream
+                .write_all(&data_out(5, ttt, 0, 2048, 2048, false))
+                .unwrap();
+            stream
+                .write_all(&data_out(5, ttt, 1, 0, 2048, true))
+                .unwrap();
+            assert_eq!(expect(&mut stream, RESPONSE)[3], 2, "CHECK CONDITION");
+        }),
+        ("Data-Out for a tag that nobody knows", |door| {
+            let mut stream = settled(door);
+            stream
+                .write_all(&data_out(77, 99, 0, 0, 512, true))
+                .unwrap();
+            expect(&mut stream, REJECT);
+        }),
+        ("tag that is in use", |door| {
+            let mut stream = settled(door);
+            stream.write_all(&write10(5, 2)).unwrap();
+            stream.write_all(&write10(5, 3)).unwrap();
+            expect(&mut stream, REJECT);
+        }),
+        ("CmdSN far outside of the window", |door| {
+            let mut stream = settled(door);
+            stream.write_all(&write10(5, 0x7000_0000)).unwrap();
+            stream.write_all(&nop(6, 2)).unwrap();
+            let answer = expect(&mut stream, NOP_IN);
+            assert_eq!(answer[16..20], 6u32.to_be_bytes(), "the command is ignored");
+        }),
+        ("task that is left with half of its data", |door| {
+            let mut stream = settled(door);
+            stream.write_all(&write10(5, 2)).unwrap();
+            let r2t = expect(&mut stream, R2T);
+            let ttt = u32::from_be_bytes([r2t[20], r2t[21], r2t[22], r2t[23]]);
+            let data = data_out(5, ttt, 0, 0, 4096, true);
+            stream.write_all(&data[..3000]).unwrap();
+        }),
+        ("peer that never reads", |door| {
+            let mut stream = settled(door);
+            stream.set_nonblocking(true).unwrap();
+            'sending: for number in 0..100_000u32 {
+                let read = command(0xc0, 10 + number, 2 + number, 1 << 17, &cdb10(0x28, 0, 256));
+                let mut sent = 0;
+                let begun = Instant::now();
+                while sent < read.len() {
+                    match stream.write(&read[sent..]) {
+                        Ok(length) => sent += length,
+                        // It is not read from any more.
+                        Err(_) if begun.elapsed() > Duration::from_millis(200) => break 'sending,
+                        Err(_) => std::thread::yield_now(),
+                    }
+                }
+                // More than the window are ignored, so that all of this ends some time.
+                if number == 20_000 {
+                    break;
+                }
+            }
+            stream.set_nonblocking(false).unwrap();
+            expect(&mut stream, DATA_IN);
+        }),
+        ("noise", |door| {
+            let mut random = Random(11);
+            for round in 0..40 {
+                let mut stream = if round % 2 == 0 {
+                    raw(door)
+                } else {
+                    settled(door)
+                };
+                let noise: Vec<u8> = (0..random.below(5000))
+                    .map(|_| random.below(256) as u8)
+                    .collect();
+                stream.write_all(&noise).ok();
+            }
+        }),
+        ("many that say nothing", |door| {
+            let idle: Vec<TcpStream> = (0..300).map(|_| door.connect()).collect();
+            let mut stream = settled(door);
+            stream.write_all(&nop(6, 2)).unwrap();
+            expect(&mut stream, NOP_IN);
+            drop(idle);
+        }),
+    ]
+}
+
+#[test]
+fn hostile_initiators_end_their_own_sessions_and_the_others_go_on() {
+    let door = Door::ram();
+    let load = Load::start(&door);
+    load.goes_on("nothing");
+    for (name, case) in cases() {
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(&door)));
+        assert!(ended.is_ok(), "{name}");
+        load.goes_on(name);
+    }
+    drop(load);
+    door.wait_for_connections(0);
+    assert_eq!(door.server.status()[0].sessions, 0);
+}
