@@ -124,6 +124,7 @@ impl Phase {
         group: &Group,
         clock: &Clock,
         pids: &mut Vec<u32>,
+        kept: &mut Vec<Session>,
     ) -> Result<Vec<ThreadPlan>> {
         let jobs = || group.clones.iter().map(|(job, _)| &self.jobs[*job]);
         let whole = Demand {
@@ -214,8 +215,7 @@ impl Phase {
                 cpu: (!group.cpus.is_empty()).then(|| group.cpus[thread % group.cpus.len()]),
             });
         }
-        // Sessions have to outlive their queues.
-        KEPT.with_borrow_mut(|kept| kept.extend(sessions));
+        kept.extend(sessions);
         Ok(threads)
     }
 
@@ -237,8 +237,10 @@ impl Phase {
     ) -> Result<Vec<JobResult>> {
         let mut pids = Vec::new();
         let mut threads = Vec::new();
+        // Sessions have to outlive their queues.
+        let mut sessions = Vec::new();
         for group in self.groups(plan, subject)? {
-            threads.extend(self.threads(plan, &group, clock, &mut pids)?);
+            threads.extend(self.threads(plan, &group, clock, &mut pids, &mut sessions)?);
         }
         pids.sort_unstable();
         pids.dedup();
@@ -288,7 +290,7 @@ impl Phase {
                 .collect::<Vec<Result<CrewResult>>>()
         });
         let spent = Busy::now(&devices).since(&busy, begin.elapsed());
-        KEPT.with_borrow_mut(Vec::clear);
+        drop(sessions);
         let results = results.into_iter().collect::<Result<Vec<_>>>()?;
         totals.ios += shared.ios.load(Ordering::Relaxed);
         totals.elapsed += begin.elapsed();
@@ -332,11 +334,6 @@ impl Phase {
         }
         jobs
     }
-}
-
-thread_local! {
-    /// Sessions of the phase that runs.
-    static KEPT: std::cell::RefCell<Vec<Session>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
 fn targets(job: &Job, subject: Option<&Subject>) -> Result<Vec<Subject>> {

@@ -275,3 +275,65 @@ pub struct MatrixArguments {
     #[arg(long)]
     pub polling: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(flatten)]
+        arguments: BenchArguments,
+    }
+
+    fn options(words: &[&str]) -> Vec<String> {
+        let words = ["bench"].iter().chain(words);
+        let arguments = Program::parse_from(words).arguments;
+        let options = arguments.trial.quick.options();
+        let options = options.unwrap_or_else(|failure| panic!("{failure:?}"));
+        let word = |(option, value): (String, Option<String>)| match value {
+            Some(value) => format!("{option}={value}"),
+            None => option,
+        };
+        options.into_iter().map(word).collect()
+    }
+
+    #[test]
+    fn flags_become_options_of_a_job() {
+        assert_eq!(
+            options(&["file:/f", "--threads", "64", "--bs", "256k", "--mix=70"]),
+            ["rwmixread=70", "rw=randrw", "bs=256k", "numjobs=64"]
+        );
+        assert_eq!(options(&["file:/f", "--read"]), ["rw=randread"]);
+        assert_eq!(
+            options(&[
+                "file:/f",
+                "--rw",
+                "write",
+                "--runtime",
+                "2s",
+                "--set",
+                "norandommap"
+            ]),
+            ["rw=write", "runtime=2s", "time_based=1", "norandommap"]
+        );
+    }
+
+    #[test]
+    fn other_things_than_a_trial_are_subcommands() {
+        let parse = |words: &[&str]| Program::try_parse_from(words).map(|p| p.arguments.command);
+        let compare = parse(&["bench", "compare", "a.json", "b.json"]);
+        assert!(matches!(compare, Ok(Some(BenchCommand::Compare { .. }))));
+        assert!(matches!(
+            parse(&["bench", "table"]),
+            Ok(Some(BenchCommand::Table(_)))
+        ));
+        assert!(matches!(
+            parse(&["bench", "matrix"]),
+            Ok(Some(BenchCommand::Matrix(_)))
+        ));
+        assert!(parse(&["bench", "file:/f", "--read", "--write"]).is_err());
+    }
+}
