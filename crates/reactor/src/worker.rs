@@ -372,6 +372,10 @@ impl Worker {
             if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
                 place.touched = false;
                 place.source.publish(&mut self.io);
+                // It may have had no room for what came while it was full, and nobody kicks for that again.
+                if !place.hot && place.source.ready() {
+                    self.heat(id);
+                }
             }
         }
         self.touched.clear();
