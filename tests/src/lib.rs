@@ -4,8 +4,10 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod initiator;
 pub mod rig;
 
+pub use initiator::IscsiSession;
 pub use rig::Rig;
 
 pub use anyhow::{Context, Result, bail, ensure};
