@@ -224,7 +224,7 @@ impl Connection {
     }
 
     /// Hops 4 and 5: gives each command's I/O to its disk. What came with the same receive shares its stamps.
-    pub(crate) fn submit_batch(&mut self, io: &mut Io, mut stamps: Option<&mut Stamps>) {
+    pub(crate) fn submit_batch(&mut self, io: &mut Io, stamps: Option<&mut Stamps>) {
         if self.batch.is_empty() {
             return;
         }
@@ -264,7 +264,7 @@ impl Connection {
             return;
         };
         let mut own = Stamps::noticed(now);
-        let stamps = stamps.as_deref_mut().unwrap_or(&mut own);
+        let stamps = stamps.unwrap_or(&mut own);
         stamps.mark(Stage::Submitted, now);
         stamps.mark(Stage::Reaped, io.now());
         if pending != [0; Operation::COUNT] {

@@ -368,11 +368,8 @@ fn place(stream: TcpStream, peer: SocketAddr, state: &State) -> io::Result<Place
             let connection = Connection::new(io, place, shared, socket, (peer, portal));
             Ok::<_, std::convert::Infallible>(Box::new(connection))
         })
-        .map(|source| {
-            // Its first receive is queued when it is published.
-            w.wake(source);
-            source
-        })
+        // Its first receive is queued when it is published.
+        .inspect(|source| w.wake(*source))
     });
     let source = match added {
         Ok(Ok(source)) => source,

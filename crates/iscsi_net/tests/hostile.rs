@@ -183,7 +183,10 @@ fn nop(itt: u32, cmd_sn: u32) -> Vec<u8> {
     header(0x40, 0x80, 0, itt, &[0xffff_ffff, cmd_sn, 0])
 }
 
-fn cases() -> Vec<(&'static str, fn(&Door))> {
+/// What it is called, and what it does.
+type Case = (&'static str, fn(&Door));
+
+fn cases() -> Vec<Case> {
     vec![
         ("half a header", |door| {
             raw(door).write_all(&[0x43, 0x87, 0, 0, 0]).unwrap();
