@@ -100,7 +100,7 @@ fn is_passed(test: &str, urls: &[&str]) -> Result<Option<String>> {
 
 #[test]
 fn libiscsi_suite_passes() -> Result<()> {
-    let (mut rig, portal) = rig("d0=ram:4G", &["--demo-mode", "rw"])?;
+    let (mut rig, portal) = rig("d0=ram:2G", &["--demo-mode", "rw"])?;
     let url = format!("iscsi://{portal}/{TARGET}/0");
     let list = run_ok(&["iscsi-test-cu", "-l"])?;
     let tests = list
