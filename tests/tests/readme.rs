@@ -51,7 +51,7 @@ fn the_qemu_example_boots_a_guest_that_sees_both_disks() -> Result<()> {
     let mut serve = Command::new("sh");
     serve
         .arg("-c")
-        .arg(format!("exec {}", place(only("sh", "lunette serve")?)));
+        .arg(format!("exec {}", place(only("sh", "--vhost-blk")?)));
     serve.current_dir(scratch.files());
     let mut daemon = Process::start("lunette serve", &serve, &scratch.file("serve.log"))?;
     let ready = wait_until(Duration::from_secs(20), || {
@@ -132,5 +132,30 @@ fn the_configuration_example_is_valid_and_serves() -> Result<()> {
         "{}",
         daemon.log_tail()
     );
+    Ok(())
+}
+
+#[test]
+fn the_iscsi_example_serves() -> Result<()> {
+    let scratch = Scratch::new()?;
+    std::fs::create_dir_all(scratch.file("target/release"))?;
+    symlink(
+        lunette_program(Profile::Dev)?,
+        scratch.file("target/release/lunette"),
+    )?;
+    // Another port, for 3260 may be in use here.
+    let example = only("sh", "--iscsi")?.replace("127.0.0.1:3260", "127.0.0.1:0");
+    let mut serve = Command::new("sh");
+    serve.arg("-c").arg(format!("exec {example}"));
+    serve.current_dir(scratch.files());
+    let log = scratch.file("serve.log");
+    let mut daemon = Process::start("lunette serve", &serve, &log)?;
+    let ready = wait_until(Duration::from_secs(20), || {
+        let said = std::fs::read_to_string(&log).ok()?;
+        said.contains("ready iscsi iqn.2026-11.org.example:t0 127.0.0.1:")
+            .then_some(())
+    });
+    daemon.check_running()?;
+    ensure!(ready.is_some(), "{}", daemon.log_tail());
     Ok(())
 }
