@@ -73,11 +73,3 @@ pub fn attribute(guest: &mut Guest, disk: &str, name: &str) -> Result<String> {
 pub fn number(guest: &mut Guest, disk: &str, name: &str) -> Result<u64> {
     Ok(attribute(guest, disk, name)?.parse()?)
 }
-
-/// The disk in the guest behind a SCSI address `host:channel:target:lun`.
-pub fn scsi_disk(guest: &mut Guest, address: &str) -> Result<String> {
-    Ok(guest
-        .ok(&format!("ls /sys/class/scsi_device/{address}/device/block"))?
-        .trim()
-        .to_owned())
-}

@@ -53,7 +53,7 @@ fn hostile_front_ends_end_their_own_sessions_and_the_others_go_on() -> Result<()
     let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 4096, Cuts::Usual)?;
     ensure!(queue.write(0, &[7; 4096])? == status::OK);
     ensure!(load.finish()? > 0);
-    let report = guest.wait_ok(soak, Duration::from_secs(120))?;
+    let report = guest.wait_ok(soak, Duration::from_secs(240))?;
     ensure!(report.contains("\"mismatches\":0"), "{report}");
     kernel_is_content(&mut guest)?;
     guest.power_off()?;

@@ -55,7 +55,7 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
     }
     kernel_is_content(&mut guest)?;
 
-    other.wait_ok(round, Duration::from_secs(120))?;
+    other.wait_ok(round, Duration::from_secs(240))?;
     round = other.start("guest-io soak --file /dev/vda --seed 2 --depth 2 --runtime 15")?;
 
     for disk in ["vda", "sda"] {
@@ -81,11 +81,11 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
     }
     kernel_is_content(&mut guest)?;
 
-    let report = other.wait_ok(round, Duration::from_secs(120))?;
+    let report = other.wait_ok(round, Duration::from_secs(240))?;
     ensure!(report.contains("\"mismatches\":0"), "{report}");
     kernel_is_content(&mut other)?;
     other.power_off()?;
-    let status = rig.daemon.stop(Duration::from_secs(10))?;
+    let status = rig.daemon.stop(Duration::from_secs(60))?;
     ensure!(
         status.success(),
         "{status}\n{}",
@@ -129,7 +129,7 @@ fn memory_is_plugged_in_and_out_while_io_is_in_flight() -> Result<()> {
     std::thread::sleep(Duration::from_secs(3));
     guest.unplug_memory("dimm")?;
     for soak in soaks {
-        guest.wait_ok(soak, Duration::from_secs(60))?;
+        guest.wait_ok(soak, Duration::from_secs(180))?;
     }
     kernel_is_content(&mut guest)
 }
@@ -171,6 +171,6 @@ fn an_unprivileged_daemon_serves_a_guest_within_the_usual_limits() -> Result<()>
     guest.io_ok("soak --file /dev/vda --runtime 2")?;
     guest.io_ok("soak --file /dev/sda --runtime 2")?;
     guest.power_off()?;
-    ensure!(rig.daemon.stop(Duration::from_secs(10))?.success());
+    ensure!(rig.daemon.stop(Duration::from_secs(60))?.success());
     Ok(())
 }

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Far above what an end takes; far below "it waits for something".
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
 fn lunette(words: &[&str]) -> Result<Command> {
     let mut command = Command::new(lunette_program(Profile::Dev)?);
@@ -29,7 +29,7 @@ fn back_end(kind: &str, scratch: &Scratch, socket: &Path) -> Result<(Process, Cl
     let mut command = lunette(&[kind, "--socket-path"])?;
     command.arg(socket).arg("--blk-file").arg(&file);
     let mut process = Process::start(kind, &command, &scratch.file("back-end.log"))?;
-    let client = wait_until(SOON * 4, || Client::connect(socket).ok());
+    let client = wait_until(SOON * 3, || Client::connect(socket).ok());
     process.check_running()?;
     let mut client = client.with_context(|| process.log_tail())?;
     ensure!(client.features()? & VERSION_1 != 0);
@@ -261,7 +261,7 @@ fn a_file_says_what_flags_say_and_mistakes_are_named_all_at_once() -> Result<()>
         &lunette(&["serve", "--config", path])?,
         &scratch.file("log"),
     )?;
-    let served = wait_until(SOON * 4, || {
+    let served = wait_until(SOON * 3, || {
         Client::connect(&socket)
             .and_then(|mut client| client.features())
             .ok()

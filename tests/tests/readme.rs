@@ -54,7 +54,7 @@ fn the_qemu_example_boots_a_guest_that_sees_both_disks() -> Result<()> {
         .arg(format!("exec {}", place(only("sh", "--vhost-blk")?)));
     serve.current_dir(scratch.files());
     let mut daemon = Process::start("lunette serve", &serve, &scratch.file("serve.log"))?;
-    let ready = wait_until(Duration::from_secs(20), || {
+    let ready = wait_until(Duration::from_secs(60), || {
         ["d0.sock", "c0.sock"]
             .iter()
             .all(|name| scratch.socket(name).exists())
@@ -82,7 +82,7 @@ fn the_qemu_example_boots_a_guest_that_sees_both_disks() -> Result<()> {
         .spawn()?;
     let mut typed = qemu.stdin.take().context("no stdin")?;
     let printed = || String::from_utf8_lossy(&std::fs::read(&log).unwrap_or_default()).into_owned();
-    let seen = wait_until(Duration::from_secs(90), || {
+    let seen = wait_until(Duration::from_secs(240), || {
         // The console drops what is typed before the shell reads it, so it is typed again.
         typed
             .write_all(b"cat /sys/block/vda/size /sys/block/sda/size\n")
@@ -122,7 +122,7 @@ fn the_configuration_example_is_valid_and_serves() -> Result<()> {
     let mut serve = Command::new(lunette_program(Profile::Dev)?);
     serve.args(["serve", "--config"]).arg(&file);
     let daemon = Process::start("lunette serve", &serve, &scratch.file("serve.log"))?;
-    let features = wait_until(Duration::from_secs(20), || {
+    let features = wait_until(Duration::from_secs(60), || {
         Client::connect(&scratch.socket("d0.sock"))
             .and_then(|mut client| client.features())
             .ok()
@@ -150,7 +150,7 @@ fn the_iscsi_example_serves() -> Result<()> {
     serve.current_dir(scratch.files());
     let log = scratch.file("serve.log");
     let mut daemon = Process::start("lunette serve", &serve, &log)?;
-    let ready = wait_until(Duration::from_secs(20), || {
+    let ready = wait_until(Duration::from_secs(60), || {
         let said = std::fs::read_to_string(&log).ok()?;
         said.contains("ready iscsi iqn.2026-11.org.example:t0 127.0.0.1:")
             .then_some(())

@@ -1,7 +1,7 @@
 //! Disks arrive in a guest where and as the configuration says, however many there are.
 #![forbid(unsafe_code)]
 
-use end_to_end::rig::{attribute, kernel_is_content, number, scsi_disk};
+use end_to_end::rig::{attribute, kernel_is_content, number};
 use end_to_end::{GuestBuilder, Result, Rig, ensure};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -187,17 +187,14 @@ fn scsi_disks_sit_where_the_controller_puts_them_and_cost_nothing_when_idle() ->
     // Different content on each, checked after all were written: no address reaches another's disk.
     for pass in ["fill", "check"] {
         guest.ok_within(
-            Duration::from_secs(180),
+            Duration::from_secs(360),
             &format!(
                 "seed=0; for d in /sys/block/sd*; do seed=$((seed+1)); \
                  guest-io {pass} --file /dev/${{d##*/}} --seed $seed --writes 8 --depth 2 >/tmp/out || {{ echo $d; cat /tmp/out; exit 1; }}; done"
             ),
         )?;
     }
-    let (first, second) = (
-        scsi_disk(&mut guest, "0:0:3:0")?,
-        scsi_disk(&mut guest, "3:0:255:32767")?,
-    );
+    let (first, second) = (guest.scsi_disk(0, 3, 0)?, guest.scsi_disk(3, 255, 16383)?);
     guest.ok(&format!(
         "guest-io soak --file /dev/{first} --runtime 3 & guest-io soak --file /dev/{second} --runtime 3 && wait $!"
     ))?;

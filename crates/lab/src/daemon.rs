@@ -11,7 +11,7 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 /// Its start is a matter of milliseconds; the machine may be busy.
-const READY_LIMIT: Duration = Duration::from_secs(30);
+const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// What to start.
 #[derive(Clone, Debug)]

@@ -129,14 +129,11 @@ fn show() -> Result<()> {
 
 /// The kernel names virtio-blk disks in order, but SCSI disks as they are found.
 fn devices(guest: &mut Guest) -> Result<Devices> {
-    guest.wait_for_disks(&["vda", "vdb", "sda", "sdb"])?;
-    let mut scsi = |host: usize| -> Result<String> {
-        let name = guest.ok(&format!(
-            "ls /sys/class/scsi_device/{host}:0:0:0/device/block"
-        ))?;
-        Ok(name.trim().to_owned())
-    };
-    Ok([["vda".into(), scsi(0)?], ["vdb".into(), scsi(1)?]])
+    guest.wait_for_disks(&["vda", "vdb"])?;
+    Ok([
+        ["vda".into(), guest.scsi_disk(0, 0, 0)?],
+        ["vdb".into(), guest.scsi_disk(1, 0, 0)?],
+    ])
 }
 
 /// Measures both disks through both doors and prints a row for each load.

@@ -18,7 +18,7 @@ impl Qmp {
     pub fn connect(path: &Path) -> Result<Qmp> {
         let writer = UnixStream::connect(path)
             .with_context(|| format!("cannot connect to {}", path.display()))?;
-        writer.set_read_timeout(Some(Duration::from_secs(30)))?;
+        writer.set_read_timeout(Some(Duration::from_secs(120)))?;
         let mut qmp = Qmp {
             reader: BufReader::new(writer.try_clone()?),
             writer,
