@@ -98,6 +98,7 @@ mod tests {
                 },
                 ..Latencies::default()
             },
+            ..QueueSnapshot::default()
         };
         Snapshot {
             queues: vec![

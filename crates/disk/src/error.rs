@@ -28,6 +28,39 @@ pub enum IoErrorKind {
     Cancelled,
 }
 
+impl IoErrorKind {
+    /// How many there are.
+    pub const COUNT: usize = 9;
+
+    /// All, in order.
+    pub const ALL: [IoErrorKind; IoErrorKind::COUNT] = [
+        IoErrorKind::OutOfRange,
+        IoErrorKind::ReadOnly,
+        IoErrorKind::Unsupported,
+        IoErrorKind::NoSpace,
+        IoErrorKind::ReadMedium,
+        IoErrorKind::WriteMedium,
+        IoErrorKind::ClientMemory,
+        IoErrorKind::Offline,
+        IoErrorKind::Cancelled,
+    ];
+
+    /// One word, for programs that read it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            IoErrorKind::OutOfRange => "out_of_range",
+            IoErrorKind::ReadOnly => "read_only",
+            IoErrorKind::Unsupported => "unsupported",
+            IoErrorKind::NoSpace => "no_space",
+            IoErrorKind::ReadMedium => "read_medium",
+            IoErrorKind::WriteMedium => "write_medium",
+            IoErrorKind::ClientMemory => "client_memory",
+            IoErrorKind::Offline => "offline",
+            IoErrorKind::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// A failed I/O: its class and, where the kernel gave one, the errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoError {

@@ -16,6 +16,31 @@ pub enum IoKind {
     WriteZeroes,
 }
 
+impl IoKind {
+    /// How many there are.
+    pub const COUNT: usize = 5;
+
+    /// All, in order.
+    pub const ALL: [IoKind; IoKind::COUNT] = [
+        IoKind::Read,
+        IoKind::Write,
+        IoKind::Flush,
+        IoKind::Discard,
+        IoKind::WriteZeroes,
+    ];
+
+    /// One word, for programs that read it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            IoKind::Read => "read",
+            IoKind::Write => "write",
+            IoKind::Flush => "flush",
+            IoKind::Discard => "discard",
+            IoKind::WriteZeroes => "write_zeroes",
+        }
+    }
+}
+
 /// Flags of an I/O. A hand-made bit set, for it has to be `const` and one byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoFlags(u8);

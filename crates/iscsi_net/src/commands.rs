@@ -684,13 +684,10 @@ impl Connection {
         };
         let slot = self.slots.get(index);
         let operation = slot.operation.unwrap_or(Operation::Other);
-        let counted = timeline.counters.of_mut(operation);
-        counted.requests += 1;
-        counted.bytes += u64::from(slot.bytes);
-        counted.errors += u64::from(!matches!(
-            response.status,
-            Status::Good | Status::ConditionMet
-        ));
+        let good = matches!(response.status, Status::Good | Status::ConditionMet);
+        timeline
+            .counters()
+            .count(operation, u64::from(slot.bytes), good);
         if slot.pended {
             timeline.note_reaped(operation, slot.noticed, slot.submitted);
         }
@@ -708,6 +705,8 @@ impl Connection {
         }
         timeline.record_answered(self.reaped, answered);
         timeline.record_notified(notified);
+        let in_flight = self.slots.busy() as u64;
+        timeline.counters().in_flight.set(in_flight);
     }
 }
 

@@ -18,7 +18,7 @@ use reactor::{DiskHandle, Io, Source};
 use ring::{Completion, Owner, RingFd};
 use scsi::{AbortScope, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction, TaskSet};
 use scsi_tasks::{Hold, Registration};
-use timeline::{Clock, Labels, Operation, QueueSnapshot, QueueTimeline, Stamp, Stamps};
+use timeline::{Labels, Operation, QueueRecord, QueueTimeline, Stamp, Stamps};
 
 use crate::buffers::Buffers;
 use crate::management::{After, hold, runner};
@@ -202,7 +202,9 @@ impl Connection {
         };
         let runners = self.shared.units.runners();
         self.registration = Some(runners.register(runner(self.place.clone())));
-        self.timeline = Some(QueueTimeline::new(labels, TIMELINE_DEPTH));
+        let timeline = QueueTimeline::new(labels, TIMELINE_DEPTH);
+        io.register(timeline.record().clone());
+        self.timeline = Some(timeline);
         self.session = Some(Attached {
             view: found.target.scsi.view(),
             target: found.target,
@@ -408,9 +410,9 @@ impl Source for Connection {
         self.drained = None;
     }
 
-    fn snapshot(&self, clock: &Clock) -> Option<QueueSnapshot> {
+    fn record(&self) -> Option<Arc<QueueRecord>> {
         self.timeline
             .as_ref()
-            .map(|timeline| timeline.snapshot(clock))
+            .map(|timeline| timeline.record().clone())
     }
 }

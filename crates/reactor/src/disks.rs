@@ -6,9 +6,10 @@ use backend::{Backend, Disk, Finished, Settling, Submission};
 use disk::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Owner, Ring};
-use timeline::{Clock, Stamp};
+use timeline::{Clock, QueueRecord, Stamp};
 
 use crate::changes::{Changes, Parked};
+use crate::ledger::{DiskRecord, Ledger};
 use crate::{SourceId, WorkerHandle};
 
 /// A disk as one worker sees it: an index into its open handles.
@@ -58,6 +59,7 @@ struct OpenDisk {
     owner: Owner,
     users: usize,
     changes: Changes,
+    record: Arc<DiskRecord>,
 }
 
 impl OpenDisk {
@@ -94,13 +96,15 @@ pub struct Io {
     pub(crate) listeners: Vec<Listener>,
     disks: Vec<Option<OpenDisk>>,
     worker: WorkerHandle,
+    ledger: Arc<Ledger>,
 }
 
 impl Io {
-    pub(crate) fn new(ring: Ring, clock: Clock, worker: WorkerHandle) -> Io {
+    pub(crate) fn new(ring: Ring, worker: WorkerHandle, ledger: Arc<Ledger>) -> Io {
         Io {
             ring,
-            clock,
+            clock: ledger.clock().clone(),
+            ledger,
             worker,
             listeners: vec![Listener::Mailbox],
             disks: Vec::new(),
@@ -116,6 +120,11 @@ impl Io {
     /// The worker's clock.
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Makes a source's measurements known, when they begin later than the source.
+    pub fn register(&self, record: Arc<QueueRecord>) {
+        self.ledger.register(record);
     }
 
     /// The worker's ring, for a source's own operations.
@@ -173,6 +182,7 @@ impl Io {
                     owner,
                     users: 1,
                     changes: Changes::new(disk.gate(), &self.worker, index as u32),
+                    record: self.ledger.disk(disk),
                 });
                 Ok(DiskHandle(index as u32))
             }
@@ -211,14 +221,21 @@ impl Io {
         buffer: &mut IoBuffer,
         tag: Tag,
     ) -> Submission {
-        match self.disks.get_mut(handle.0 as usize) {
-            Some(Some(open)) if !request.modifies() => {
-                open.backend
-                    .submit(&mut self.ring, request, buffer, tag.pack())
-            }
-            Some(Some(open)) => open.change(&mut self.ring, request, buffer, tag.pack()),
-            _ => Submission::Done(Err(IoError::new(IoErrorKind::Offline))),
+        let Some(Some(open)) = self.disks.get_mut(handle.0 as usize) else {
+            return Submission::Done(Err(IoError::new(IoErrorKind::Offline)));
+        };
+        open.record.asked(request);
+        let submitted = if request.modifies() {
+            open.change(&mut self.ring, request, buffer, tag.pack())
+        } else {
+            open.backend
+                .submit(&mut self.ring, request, buffer, tag.pack())
+        };
+        match &submitted {
+            Submission::Pending => open.record.pended(),
+            Submission::Done(outcome) => open.record.ended(outcome),
         }
+        submitted
     }
 
     pub(crate) fn complete(
@@ -232,6 +249,7 @@ impl Io {
             open.backend.complete(&mut self.ring, completion, finished);
             for one in &mut finished[before..] {
                 one.tag = open.changes.finished(one.tag);
+                open.record.finished(&one.outcome);
             }
         }
     }
@@ -256,6 +274,7 @@ impl Io {
                 parked.tag,
             );
             if let Submission::Done(outcome) = submitted {
+                open.record.finished(&outcome);
                 finished.push(Finished {
                     tag: parked.tag,
                     buffer: parked.buffer,

@@ -9,6 +9,7 @@
 
 mod changes;
 mod disks;
+mod ledger;
 mod mailbox;
 mod polling;
 mod pool;
@@ -17,6 +18,7 @@ mod source;
 mod worker;
 
 pub use disks::{DiskHandle, Io, Tag};
+pub use ledger::{DiskCounters, KindCounters};
 pub use mailbox::{WorkerGone, WorkerHandle};
 pub use polling::PollLimit;
 pub use pool::{Pool, PoolError, WorkerOptions};

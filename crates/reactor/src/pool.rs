@@ -1,13 +1,16 @@
 //! The workers of a process: started together, pinned where asked, stopped together.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
-use timeline::QueueSnapshot;
+use timeline::{Clock, QueueSnapshot};
 
+use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
-use crate::{PollLimit, Worker, WorkerCounters};
+use crate::{DiskCounters, PollLimit, Worker, WorkerCounters};
 
 /// How workers are started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +79,8 @@ impl std::error::Error for PoolError {
 /// The running workers. Dropping it ends them: sources that are still there are dropped with their worker.
 pub struct Pool {
     workers: Vec<(WorkerHandle, Option<JoinHandle<()>>)>,
+    /// Each worker's, in order.
+    ledgers: Vec<Arc<Ledger>>,
     next: AtomicU32,
 }
 
@@ -87,11 +92,16 @@ impl Pool {
     pub fn start(options: &WorkerOptions) -> Result<Pool, PoolError> {
         let mut pool = Pool {
             workers: Vec::new(),
+            ledgers: Vec::new(),
             next: AtomicU32::new(0),
         };
+        let clock = Clock::new();
         for index in 0..options.count {
             let cpu = options.cpus.get(index as usize).copied();
-            pool.workers.push(start_worker(index, cpu, options.poll)?);
+            let ledger = Ledger::new(clock.clone());
+            pool.ledgers.push(ledger.clone());
+            pool.workers
+                .push(start_worker(index, cpu, options.poll, ledger)?);
         }
         Ok(pool)
     }
@@ -112,19 +122,30 @@ impl Pool {
         self.workers[next % self.workers.len()].0.clone()
     }
 
-    /// Latencies and counters of every source of every worker.
+    /// Latencies and counters of every source of every worker. Like all that looks on, it only reads: no worker is
+    /// woken or waited for, and a stuck one can be seen.
     pub fn snapshots(&self) -> Vec<QueueSnapshot> {
-        self.workers()
-            .filter_map(|worker| worker.call(|w| w.snapshots()).ok())
-            .flatten()
+        self.ledgers
+            .iter()
+            .flat_map(|ledger| ledger.snapshots())
             .collect()
     }
 
     /// Each worker's counters.
     pub fn counters(&self) -> Vec<WorkerCounters> {
-        self.workers()
-            .filter_map(|worker| worker.call(|w| w.counters()).ok())
+        self.ledgers
+            .iter()
+            .map(|ledger| ledger.counters())
             .collect()
+    }
+
+    /// What was asked of each disk by all workers, by the disk's name. One that was never used is absent.
+    pub fn disks(&self) -> BTreeMap<String, DiskCounters> {
+        let mut sums = BTreeMap::new();
+        for ledger in &self.ledgers {
+            ledger.add_disks(&mut sums);
+        }
+        sums
     }
 }
 
@@ -161,6 +182,7 @@ fn start_worker(
     index: u32,
     cpu: Option<u32>,
     poll: PollLimit,
+    ledger: Arc<Ledger>,
 ) -> Result<(WorkerHandle, Option<JoinHandle<()>>), PoolError> {
     let start_error = |source| PoolError::Start {
         worker: index,
@@ -189,7 +211,7 @@ fn start_worker(
                 }
             }
             // The ring belongs to the thread that makes it.
-            match Worker::new(mailbox, index, poll) {
+            match Worker::new(mailbox, index, poll, ledger) {
                 Ok(worker) => {
                     drop(ready.send(Ok(())));
                     let _end = EndProcessOnPanic(index);

@@ -7,11 +7,12 @@
 //! ```
 
 use std::any::Any;
+use std::sync::Arc;
 
 use disk::IoOutcome;
 use guest_memory::IoBuffer;
 use ring::RingFd;
-use timeline::{Clock, QueueSnapshot, Stamp};
+use timeline::{QueueRecord, Stamp};
 
 use crate::Io;
 
@@ -72,6 +73,7 @@ pub trait Source: Any {
     /// The source has stopped and nothing is in flight: last chance to let go of disks.
     fn closed(&mut self, io: &mut Io);
 
-    /// Its latencies and counters so far.
-    fn snapshot(&self, clock: &Clock) -> Option<QueueSnapshot>;
+    /// Where it writes its latencies and counters. One that has it later than at its start gives it to
+    /// [`Io::register`].
+    fn record(&self) -> Option<Arc<QueueRecord>>;
 }

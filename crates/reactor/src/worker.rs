@@ -4,14 +4,14 @@
 //! give finished I/Os to their sources, drain every hot source, publish every touched one. A source is *hot*
 //! while it is polled; a worker without work arms its hot sources and sleeps in io_uring.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use backend::Finished;
 use ring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
-use timeline::{Clock, Labels, Latencies, QueueSnapshot};
+use timeline::Clock;
 
 use crate::disks::{Io, Listener, Tag};
+use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
 use crate::polling::{Idle, PollLimit, Polling};
 use crate::source::{Source, SourceId};
@@ -48,11 +48,9 @@ pub struct Worker {
     touched: Vec<SourceId>,
     stopping: Vec<SourceId>,
     polling: Polling,
-    counters: WorkerCounters,
+    ledger: Arc<Ledger>,
     completions: Vec<Completion>,
     finished: Vec<Finished>,
-    /// What sources that are gone have measured.
-    retired: BTreeMap<Labels, Latencies>,
     sigbus_hits: u32,
     bell_rang: bool,
     ending: bool,
@@ -66,13 +64,14 @@ impl Worker {
         mailbox: Arc<Mailbox>,
         index: u32,
         poll: PollLimit,
+        ledger: Arc<Ledger>,
     ) -> std::io::Result<Worker> {
-        let clock = Clock::new();
         let handle = WorkerHandle {
             mailbox: mailbox.clone(),
             index,
         };
-        let mut io = Io::new(Ring::new(RING_ENTRIES)?, clock.clone(), handle.clone());
+        let clock = ledger.clock().clone();
+        let mut io = Io::new(Ring::new(RING_ENTRIES)?, handle.clone(), ledger.clone());
         let bell = RingFd::from(mailbox.bell().try_clone()?);
         // Listener 0 is the mailbox: see `Io::new`.
         io.ring.watch(Owner(0), 0, &bell);
@@ -84,10 +83,9 @@ impl Worker {
             touched: Vec::new(),
             stopping: Vec::new(),
             polling: Polling::new(poll, &clock),
-            counters: WorkerCounters::default(),
+            ledger,
             completions: Vec::with_capacity(RING_ENTRIES as usize),
             finished: Vec::with_capacity(RING_ENTRIES as usize),
-            retired: BTreeMap::new(),
             sigbus_hits: guest_memory::sigbus::hits(),
             bell_rang: false,
             ending: false,
@@ -100,7 +98,8 @@ impl Worker {
     /// # Errors
     /// When the kernel gives no io_uring.
     pub fn standalone() -> std::io::Result<Worker> {
-        Worker::new(Mailbox::new()?, 0, PollLimit::Always)
+        let ledger = Ledger::new(Clock::new());
+        Worker::new(Mailbox::new()?, 0, PollLimit::Always, ledger)
     }
 
     /// One turn without waiting; true when there was work in it.
@@ -125,7 +124,7 @@ impl Worker {
 
     /// What it counted.
     pub fn counters(&self) -> WorkerCounters {
-        self.counters
+        self.ledger.counters()
     }
 
     /// How many sources it owns.
@@ -149,6 +148,9 @@ impl Worker {
         });
         let id = SourceId(u32::try_from(index).expect("fewer sources than descriptors"));
         let source = make(&mut self.io, id)?;
+        if let Some(record) = source.record() {
+            self.ledger.register(record);
+        }
         self.places[index] = Some(Place {
             source,
             hot: false,
@@ -205,27 +207,9 @@ impl Worker {
         self.touch(id);
     }
 
-    /// Latencies and counters of every source.
-    pub fn snapshots(&self) -> Vec<QueueSnapshot> {
-        let mut all = self.retired.clone();
-        for snapshot in self
-            .places
-            .iter()
-            .flatten()
-            .filter_map(|place| place.source.snapshot(&self.io.clock))
-        {
-            all.entry(snapshot.labels)
-                .or_default()
-                .merge(&snapshot.latencies);
-        }
-        all.into_iter()
-            .map(|(labels, latencies)| QueueSnapshot { labels, latencies })
-            .collect()
-    }
-
     /// Forgets what sources of an export that is gone have measured.
-    pub fn forget(&mut self, export: &str) {
-        self.retired.retain(|labels, _| labels.export != export);
+    pub fn forget(&self, export: &str) {
+        self.ledger.forget(export);
     }
 
     pub(crate) fn end(&mut self) {
@@ -267,9 +251,9 @@ impl Worker {
         self.publish_touched();
         self.take_out_stopped();
         if worked {
-            self.counters.busy_turns += 1;
+            self.ledger.turns.busy_turns.add(1);
         } else {
-            self.counters.empty_turns += 1;
+            self.ledger.turns.empty_turns.add(1);
         }
         worked
     }
@@ -313,7 +297,7 @@ impl Worker {
         // The bell need not be read: its watch hears every ring, and one that comes now is heard next turn.
         for message in self.handle.mailbox.take() {
             message(self);
-            self.counters.messages += 1;
+            self.ledger.turns.messages.add(1);
         }
     }
 
@@ -399,12 +383,8 @@ impl Worker {
                 continue;
             };
             place.source.closed(&mut self.io);
-            // What it measured stays: its client may come back, and its user may ask afterwards.
-            if let Some(last) = place.source.snapshot(&self.io.clock) {
-                self.retired
-                    .entry(last.labels)
-                    .or_default()
-                    .merge(&last.latencies);
+            if let Some(record) = place.source.record() {
+                self.ledger.retire(&record);
             }
             if let Some((watch, owner)) = place.watch {
                 self.io.ring.unwatch(watch);
@@ -462,7 +442,7 @@ impl Worker {
                 place.hot = false;
             }
         }
-        self.counters.sleeps += 1;
+        self.ledger.turns.sleeps.add(1);
         self.polling.sleeping(now);
         Wait::Until(None)
     }

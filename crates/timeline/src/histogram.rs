@@ -1,8 +1,11 @@
 //! A log-linear histogram of clock ticks with a fixed number of buckets.
 //!
-//! Owned by one thread; recording is a few instructions and cannot fail, allocate or overflow. Values below 64
-//! have a bucket each; above, every octave has 32 buckets, and a bucket is reported as its middle, so the
-//! relative error is at most 1/64 (1.6 %). Values from 2^42 ticks (24 minutes at 3 GHz) on share the last bucket.
+//! Written by one thread, and readable from any ([`Word`]); recording is a few instructions and cannot fail, allocate
+//! or overflow. Values below 64 have a bucket each; above, every octave has 32 buckets, and a bucket is reported as
+//! its middle, so the relative error is at most 1/64 (1.6 %). Values from 2^42 ticks (24 minutes at 3 GHz) on share the
+//! last bucket.
+
+use crate::Word;
 
 /// log2 of the buckets per octave.
 const SUB_BITS: u32 = 5;
@@ -15,14 +18,14 @@ const VALUE_MAX: u64 = (1 << VALUE_BITS) - 1;
 /// The linear part has the width of two octaves' worth of buckets.
 const BUCKETS: usize = (VALUE_BITS - SUB_BITS + 1) as usize * SUB_BUCKETS;
 
-/// Counts of values by bucket, with their exact sum and maximum.
+/// Counts of values by bucket, with their exact sum and maximum. One thread writes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
     /// The sum's lower and upper half: the upper one is touched once in months.
-    sum_low: u64,
-    sum_high: u64,
-    max: u64,
-    buckets: [u64; BUCKETS],
+    sum_low: Word,
+    sum_high: Word,
+    max: Word,
+    buckets: [Word; BUCKETS],
 }
 
 /// The bucket of a value, below [`BUCKETS`] for every value.
@@ -51,52 +54,57 @@ impl Histogram {
     /// An empty histogram.
     pub const fn new() -> Self {
         Histogram {
-            sum_low: 0,
-            sum_high: 0,
-            max: 0,
-            buckets: [0; BUCKETS],
+            sum_low: Word::new(0),
+            sum_high: Word::new(0),
+            max: Word::new(0),
+            buckets: [const { Word::new(0) }; BUCKETS],
         }
     }
 
     /// Counts `weight` requests that each took `ticks`.
     #[inline]
-    pub fn record(&mut self, ticks: u64, weight: u64) {
+    pub fn record(&self, ticks: u64, weight: u64) {
         // `bucket_of` is in range; the pattern spares a panic path that could never be taken.
-        if let Some(bucket) = self.buckets.get_mut(bucket_of(ticks)) {
-            *bucket = bucket.saturating_add(weight);
+        if let Some(bucket) = self.buckets.get(bucket_of(ticks)) {
+            bucket.set(bucket.get().saturating_add(weight));
         }
         // Branches that are as good as never taken cost less than the arithmetic without them.
         match ticks
             .checked_mul(weight)
-            .and_then(|product| self.sum_low.checked_add(product))
+            .and_then(|product| self.sum_low.get().checked_add(product))
         {
-            Some(sum_low) => self.sum_low = sum_low,
+            Some(sum_low) => self.sum_low.set(sum_low),
             None => self.add_to_sum(u128::from(ticks) * u128::from(weight)),
         }
-        if ticks > self.max && weight > 0 {
-            self.max = ticks;
+        if ticks > self.max.get() && weight > 0 {
+            self.max.set(ticks);
         }
     }
 
     #[cold]
-    fn add_to_sum(&mut self, ticks: u128) {
+    fn add_to_sum(&self, ticks: u128) {
         let sum = self.sum().saturating_add(ticks);
-        self.sum_low = sum as u64;
-        self.sum_high = (sum >> 64) as u64;
+        self.sum_low.set(sum as u64);
+        self.sum_high.set((sum >> 64) as u64);
     }
 
     /// Adds all that `other` counted.
-    pub fn merge(&mut self, other: &Histogram) {
-        for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
-            *mine = mine.saturating_add(*theirs);
+    pub fn merge(&self, other: &Histogram) {
+        for (mine, theirs) in self.buckets.iter().zip(&other.buckets) {
+            mine.set(mine.get().saturating_add(theirs.get()));
         }
         self.add_to_sum(other.sum());
-        self.max = self.max.max(other.max);
+        self.max.set(self.max.get().max(other.max.get()));
     }
 
     /// Forgets everything.
-    pub fn clear(&mut self) {
-        *self = Histogram::new();
+    pub fn clear(&self) {
+        for word in self.buckets.iter() {
+            word.set(0);
+        }
+        for word in [&self.sum_low, &self.sum_high, &self.max] {
+            word.set(0);
+        }
     }
 
     /// How many values were counted.
@@ -106,13 +114,13 @@ impl Histogram {
     }
 
     /// The largest value, exactly.
-    pub const fn max(&self) -> u64 {
-        self.max
+    pub fn max(&self) -> u64 {
+        self.max.get()
     }
 
     /// The sum of the values, exactly.
-    pub const fn sum(&self) -> u128 {
-        (self.sum_high as u128) << 64 | self.sum_low as u128
+    pub fn sum(&self) -> u128 {
+        u128::from(self.sum_high.get()) << 64 | u128::from(self.sum_low.get())
     }
 
     /// The mean of the values; 0 when there are none.
@@ -133,28 +141,31 @@ impl Histogram {
                 return value;
             }
         }
-        self.max
+        self.max()
     }
 
     /// The used buckets in order: middle (never above the maximum), count.
     pub fn used_buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        // Read once, so that the values ascend also while the owner goes on.
+        let max = self.max();
         // Most octaves are empty, and a whole one is seen to be so in a few instructions.
         let octaves = self.buckets.chunks_exact(SUB_BUCKETS).enumerate();
-        let used =
-            octaves.filter(|(_, counts)| counts.iter().fold(0, |any, count| any | count) != 0);
+        let used = octaves
+            .filter(|(_, counts)| counts.iter().fold(0, |any, count| any | count.get()) != 0);
         used.flat_map(move |(octave, counts)| {
-            let counts = counts.iter().enumerate().filter(|(_, count)| **count > 0);
-            counts.map(move |(step, count)| (self.value_of(octave * SUB_BUCKETS + step), *count))
+            let counts = counts.iter().map(Word::get).enumerate();
+            let counts = counts.filter(|(_, count)| *count > 0);
+            counts.map(move |(step, count)| (value_of(octave * SUB_BUCKETS + step, max), count))
         })
     }
+}
 
-    /// What a bucket's values are reported as.
-    fn value_of(&self, bucket: usize) -> u64 {
-        if bucket == BUCKETS - 1 {
-            self.max
-        } else {
-            middle_of(bucket).min(self.max)
-        }
+/// What a bucket's values are reported as.
+fn value_of(bucket: usize, max: u64) -> u64 {
+    if bucket == BUCKETS - 1 {
+        max
+    } else {
+        middle_of(bucket).min(max)
     }
 }
 
@@ -174,7 +185,7 @@ impl std::fmt::Debug for Histogram {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Histogram")
             .field("count", &self.count())
-            .field("max", &self.max)
+            .field("max", &self.max())
             .finish_non_exhaustive()
     }
 }
@@ -193,7 +204,7 @@ mod tests {
     }
 
     fn filled(values: &[u64]) -> Histogram {
-        let mut histogram = Histogram::new();
+        let histogram = Histogram::new();
         values.iter().for_each(|value| histogram.record(*value, 1));
         histogram
     }
@@ -218,7 +229,7 @@ mod tests {
 
         #[test]
         fn a_weight_equals_repeated_records(values in values(), weight in 0u64..20) {
-            let (mut weighted, mut repeated) = (Histogram::new(), Histogram::new());
+            let (weighted, repeated) = (Histogram::new(), Histogram::new());
             for value in values {
                 weighted.record(value, weight);
                 (0..weight).for_each(|_| repeated.record(value, 1));
@@ -229,12 +240,12 @@ mod tests {
         #[test]
         fn merge_is_associative_and_equals_recording_all(a in values(), b in values(), c in values()) {
             let (ha, hb, hc) = (filled(&a), filled(&b), filled(&c));
-            let mut left = ha.clone();
+            let left = ha.clone();
             left.merge(&hb);
             left.merge(&hc);
-            let mut right_part = hb;
+            let right_part = hb;
             right_part.merge(&hc);
-            let mut right = ha;
+            let right = ha;
             right.merge(&right_part);
             prop_assert_eq!(&left, &right);
             prop_assert_eq!(left, filled(&[a, b, c].concat()));
@@ -269,7 +280,7 @@ mod tests {
 
     #[test]
     fn counts_and_sums_saturate() {
-        let mut histogram = Histogram::new();
+        let histogram = Histogram::new();
         for _ in 0..3 {
             histogram.record(u64::MAX, u64::MAX);
         }
@@ -287,7 +298,7 @@ mod tests {
 
     #[test]
     fn an_empty_histogram_says_zero() {
-        let mut histogram = Histogram::new();
+        let histogram = Histogram::new();
         histogram.record(5, 0);
         assert_eq!(
             (histogram.count(), histogram.max(), histogram.quantile(0.99)),

@@ -1,9 +1,9 @@
 //! Stage stamps and latency histograms: where a request's time went.
 //!
-//! Each queue has one [`QueueTimeline`], written only by the worker that owns the queue: no atomics, no locks,
+//! Each queue has one [`QueueTimeline`], written only by the worker that owns the queue: no locked instruction, no lock,
 //! and no allocation per request. A stamp is read once per batch and hop; histograms take weighted records, in
-//! clock ticks. Between turns the owner takes a [`QueueSnapshot`] in nanoseconds, which can be merged, subtracted
-//! and sent as JSON; [`Report`] and [`table`] turn it into what people and programs read. No I/O.
+//! clock ticks. Whoever looks on reads its [`QueueRecord`] and gets a [`QueueSnapshot`] in nanoseconds, which can be
+//! merged, subtracted and sent as JSON; [`Report`] and [`table`] turn it into what people and programs read. No I/O.
 //! Tests: at the end of each module.
 
 #![forbid(unsafe_code)]
@@ -11,18 +11,22 @@
 mod clock;
 mod histogram;
 mod queue;
+mod record;
 mod report;
 mod slow;
 mod snapshot;
 mod sparse;
 mod stage;
 pub mod table;
+mod word;
 
 pub use clock::{Clock, SimulatedTime, Stamp};
 pub use histogram::Histogram;
 pub use queue::{Counters, OperationCounters, QueueTimeline, Stamps};
+pub use record::{CounterWords, QueueRecord};
 pub use report::{Layer, OperationReport, Report, Row};
 pub use slow::{SlowLog, SlowRequest, SlowRequestSnapshot};
 pub use snapshot::{Labels, Latencies, OperationLatencies, QueueSnapshot, Snapshot};
 pub use sparse::SparseHistogram;
 pub use stage::{Operation, Share, Span, Stage};
+pub use word::Word;

@@ -1,12 +1,16 @@
 //! One queue's timeline: what its owner writes on a request's way.
 //!
-//! Owned by the worker that owns the queue. Nothing here locks, and nothing allocates per request: the histograms of
-//! an operation (68 KiB) are allocated once, at its first use or by [`QueueTimeline::prepare`]. Arrivals are recorded
+//! Owned by the worker that owns the queue; what it writes is its [`QueueRecord`], which others may read meanwhile.
+//! Nothing here locks, and nothing allocates per request: the histograms of an operation (68 KiB) are allocated once,
+//! at its first use or by [`QueueTimeline::prepare`]. Arrivals are recorded
 //! when their batch is submitted, departures when theirs is notified; both with one update per batch and step. Records
 //! take stamps, not the time: call them when the client no longer waits, after the submission and the notification.
 
-use crate::snapshot::{Labels, Latencies, OperationLatencies, QueueSnapshot};
-use crate::{Clock, Histogram, Operation, Span, SparseHistogram, Stage, Stamp};
+use std::sync::Arc;
+
+use crate::record::{CounterWords, QueueRecord};
+use crate::snapshot::{Labels, QueueSnapshot};
+use crate::{Clock, Histogram, Operation, Span, Stage, Stamp};
 use serde::{Deserialize, Serialize};
 
 /// The stamps of one whole request, or of one turn whose requests share them. A stage without a stamp of its
@@ -144,12 +148,6 @@ impl Counters {
     }
 }
 
-/// The histograms of one operation.
-type SpanHistograms = [Histogram; Span::COUNT];
-
-/// The histograms of each operation that has been used.
-type UsedHistograms = [Option<Box<SpanHistograms>>; Operation::COUNT];
-
 /// Requests of one operation and one batch that were reaped together.
 #[derive(Clone, Copy, Debug)]
 struct Run {
@@ -164,15 +162,11 @@ struct Run {
 /// operations of one batch mix.
 const RUNS_COMPARED: usize = 4;
 
-/// The histograms and counters of one queue.
-#[derive(Clone, Debug)]
+/// The histograms and counters of one queue, as their owner has them.
+#[derive(Debug)]
 pub struct QueueTimeline {
-    /// Which queue this is.
-    pub labels: Labels,
-    /// What the owner counts; requests here include those without stamps.
-    pub counters: Counters,
+    record: Arc<QueueRecord>,
     recording: bool,
-    operations: UsedHistograms,
     /// Reaped in this turn and not yet notified; the ones from `unanswered` on are not yet answered.
     runs: Vec<Run>,
     unanswered: usize,
@@ -182,13 +176,27 @@ impl QueueTimeline {
     /// A timeline for a queue with up to `depth` requests in flight.
     pub fn new(labels: Labels, depth: usize) -> Self {
         QueueTimeline {
-            labels,
-            counters: Counters::default(),
+            record: Arc::new(QueueRecord::new(labels)),
             recording: true,
-            operations: [const { None }; Operation::COUNT],
             runs: Vec::with_capacity(depth),
             unanswered: 0,
         }
+    }
+
+    /// What others may read.
+    pub fn record(&self) -> &Arc<QueueRecord> {
+        &self.record
+    }
+
+    /// Which queue this is.
+    pub fn labels(&self) -> &Labels {
+        self.record.labels()
+    }
+
+    /// What the owner counts; requests here include those without stamps.
+    #[inline]
+    pub fn counters(&self) -> &CounterWords {
+        self.record.words()
     }
 
     /// Switches the histograms on or off (they start on); counters count on. With [`Clock::stopped`] it is the
@@ -201,14 +209,14 @@ impl QueueTimeline {
 
     /// Allocates an operation's histograms now, so that its first request need not.
     pub fn prepare(&mut self, operation: Operation) {
-        self.spans_of(operation);
+        self.record.spans(operation);
     }
 
     /// Counts one span of a batch: `weight` requests that each took `ticks`.
     #[inline]
     pub fn record_batch(&mut self, operation: Operation, span: Span, ticks: u64, weight: u32) {
         if self.recording {
-            self.spans_of(operation)[span as usize].record(ticks, u64::from(weight));
+            self.record.spans(operation)[span as usize].record(ticks, u64::from(weight));
         }
     }
 
@@ -232,7 +240,7 @@ impl QueueTimeline {
             return;
         }
         for (operation, weight) in with_counts(counts) {
-            let histograms = self.spans_of(operation);
+            let histograms = self.record.spans(operation);
             for span in [Span::Popped, Span::Parsed, Span::Submitted] {
                 histograms[span as usize].record(stamps.span(span), u64::from(weight));
             }
@@ -267,7 +275,7 @@ impl QueueTimeline {
     pub fn record_answered(&mut self, reaped: Stamp, answered: Stamp) {
         for run in self.runs.iter_mut().skip(self.unanswered) {
             run.answered = answered;
-            let histograms = spans_in(&mut self.operations, run.operation);
+            let histograms = self.record.spans(run.operation);
             let weight = u64::from(run.weight);
             histograms[Span::Reaped as usize].record(reaped.since(run.submitted), weight);
             histograms[Span::Answered as usize].record(answered.since(reaped), weight);
@@ -278,7 +286,7 @@ impl QueueTimeline {
     /// Counts notification and the whole way of all answered requests, and forgets them.
     pub fn record_notified(&mut self, notified: Stamp) {
         for run in self.runs.iter().take(self.unanswered) {
-            let histograms = spans_in(&mut self.operations, run.operation);
+            let histograms = self.record.spans(run.operation);
             let weight = u64::from(run.weight);
             histograms[Span::Notified as usize].record(notified.since(run.answered), weight);
             histograms[Span::Total as usize].record(notified.since(run.noticed), weight);
@@ -293,75 +301,27 @@ impl QueueTimeline {
 
     /// A histogram in ticks; `None` when the operation has not been used.
     pub fn histogram(&self, operation: Operation, span: Span) -> Option<&Histogram> {
-        self.operations[operation as usize]
-            .as_ref()
-            .map(|spans| &spans[span as usize])
+        self.record.histogram(operation, span)
     }
 
-    /// Everything so far, in nanoseconds. Called by the owner between turns; takes some tens of microseconds.
+    /// Everything so far, in nanoseconds.
     pub fn snapshot(&self, clock: &Clock) -> QueueSnapshot {
-        let mut latencies = Latencies {
-            counters: self.counters,
-            ..Default::default()
-        };
-        for operation in Operation::ALL {
-            let Some(histograms) = &self.operations[operation as usize] else {
-                continue;
-            };
-            let spans = Span::ALL.into_iter().zip(histograms.iter());
-            let spans =
-                spans.map(|(span, ticks)| (span, SparseHistogram::from_ticks(ticks, clock)));
-            let spans = spans
-                .filter(|(_, histogram)| !histogram.is_empty())
-                .collect();
-            latencies
-                .operations
-                .insert(operation, OperationLatencies { spans });
-        }
-        QueueSnapshot {
-            labels: self.labels.clone(),
-            latencies,
-        }
+        self.record.snapshot(clock)
     }
 
     /// Forgets all histograms and counters; what is in flight is counted when it ends.
     pub fn reset(&mut self) {
-        self.counters = Counters::default();
-        for histogram in self
-            .operations
-            .iter_mut()
-            .flatten()
-            .flat_map(|spans| spans.iter_mut())
-        {
-            histogram.clear();
-        }
+        self.record.reset();
     }
 
     fn record_whole(&mut self, operation: Operation, stamps: &Stamps, weight: u32) {
         if !self.recording {
             return;
         }
-        for (histogram, span) in self.spans_of(operation).iter_mut().zip(Span::ALL) {
+        for (histogram, span) in self.record.spans(operation).iter().zip(Span::ALL) {
             histogram.record(stamps.span(span), u64::from(weight));
         }
     }
-
-    #[inline]
-    fn spans_of(&mut self, operation: Operation) -> &mut SpanHistograms {
-        spans_in(&mut self.operations, operation)
-    }
-}
-
-/// An operation's histograms; apart from the timeline, so that its runs can be borrowed beside them.
-#[inline]
-fn spans_in(operations: &mut UsedHistograms, operation: Operation) -> &mut SpanHistograms {
-    operations[operation as usize].get_or_insert_with(empty_histograms)
-}
-
-/// Once per queue and operation.
-#[cold]
-fn empty_histograms() -> Box<SpanHistograms> {
-    Box::new([const { Histogram::new() }; Span::COUNT])
 }
 
 /// The operations of a batch that are in it.
@@ -491,9 +451,9 @@ mod tests {
         queue.note_reaped(Operation::Read, Stamp(1), Stamp(2));
         queue.record_answered(Stamp(3), Stamp(4));
         queue.record_notified(Stamp(5));
-        queue.counters.of_mut(Operation::Read).requests += 1;
+        queue.counters().count(Operation::Read, 0, true);
         assert_same(&queue, &timeline());
-        assert_eq!(queue.counters.requests(), 1);
+        assert_eq!(queue.counters().get().requests(), 1);
     }
 
     #[test]

@@ -119,6 +119,9 @@ impl Latencies {
 pub struct QueueSnapshot {
     /// Which queue.
     pub labels: Labels,
+    /// Requests taken and not yet answered, now.
+    #[serde(default)]
+    pub in_flight: u64,
     /// What it measured since it started.
     pub latencies: Latencies,
 }
@@ -173,6 +176,7 @@ impl Snapshot {
             );
             QueueSnapshot {
                 labels: now.labels.clone(),
+                in_flight: now.in_flight,
                 latencies,
             }
         });
@@ -202,8 +206,9 @@ mod tests {
         for n in 0..requests {
             let stamps = [0, 3, 5, 9, 1000 + u64::from(n) * 77, 30_000, 31_000];
             queue.record_turn(&[2, 1, 0, 0, 1], &Stamps::from_array(stamps.map(Stamp)));
-            queue.counters.of_mut(Operation::Read).requests += 2;
-            queue.counters.kicks += 1;
+            queue.counters().count(Operation::Read, 0, true);
+            queue.counters().count(Operation::Read, 0, true);
+            queue.counters().kicks.add(1);
         }
         queue.snapshot(&clock)
     }

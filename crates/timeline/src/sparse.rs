@@ -164,7 +164,7 @@ mod tests {
         #[test]
         fn ticks_become_nanoseconds_and_keep_their_quantiles(values in prop::collection::vec(1u64..1 << 40, 1..60)) {
             let (clock, _) = Clock::simulated();
-            let mut histogram = Histogram::new();
+            let histogram = Histogram::new();
             values.iter().for_each(|value| histogram.record(*value, 1));
             let sparse = SparseHistogram::from_ticks(&histogram, &clock);
             for q in [0.0, 0.5, 0.99, 1.0] {

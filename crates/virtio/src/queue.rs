@@ -6,7 +6,7 @@
 //! rules of the ring ends this queue, with one log line, and nothing else.
 
 use std::any::Any;
-use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Duration;
 
 use backend::Submission;
@@ -14,7 +14,7 @@ use disk::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
 use reactor::{Io, RateLimit, Source, SourceId, Tag};
 use ring::RingFd;
-use timeline::{Clock, Operation, QueueSnapshot, QueueTimeline, Stage, Stamp, Stamps};
+use timeline::{Operation, QueueRecord, QueueTimeline, Stage, Stamp, Stamps};
 use virtqueue::{Chain, DeviceQueue, QueueError};
 
 use crate::device::{BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
@@ -60,8 +60,6 @@ pub struct Queue<P: Protocol> {
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
     turns: Vec<(Stamps, [u32; Operation::COUNT])>,
     timeline: QueueTimeline,
-    /// Looks that found nothing.
-    polls: Cell<u64>,
     kick: Option<RingFd>,
     call: Option<Signal>,
     error: Option<Signal>,
@@ -94,7 +92,6 @@ impl<P: Protocol> Queue<P> {
             going_on: Vec::new(),
             turns: Vec::with_capacity(4),
             timeline: QueueTimeline::new(setup.labels, depth),
-            polls: Cell::new(0),
             kick: setup.kick.map(RingFd::from),
             call: setup.call.map(Signal::new),
             error: setup.error.map(Signal::new),
@@ -169,9 +166,9 @@ impl<P: Protocol> Queue<P> {
         if std::mem::replace(&mut self.broken, true) {
             return;
         }
-        self.timeline.counters.malformed += 1;
+        self.timeline.counters().malformed.add(1);
         if let Some(unlogged) = BROKEN_LOG.pass() {
-            let labels = &self.timeline.labels;
+            let labels = self.timeline.labels();
             tracing::warn!(
                 export = labels.export,
                 queue = self.index,
@@ -342,10 +339,10 @@ impl<P: Protocol> Queue<P> {
             let index = self.done[at];
             let slot = self.slots.get(index);
             let answer = self.protocol.answer(&mut slot.chain, &mut slot.request);
-            let counted = self.timeline.counters.of_mut(slot.operation);
-            counted.requests += 1;
-            counted.bytes += u64::from(slot.bytes);
-            counted.errors += u64::from(!answer.good);
+            let bytes = u64::from(slot.bytes);
+            self.timeline
+                .counters()
+                .count(slot.operation, bytes, answer.good);
             if slot.pended {
                 self.timeline
                     .note_reaped(slot.operation, slot.noticed, slot.submitted);
@@ -377,6 +374,11 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
+    fn note_in_flight(&self) {
+        let in_flight = self.slots.in_flight() as u64;
+        self.timeline.counters().in_flight.set(in_flight);
+    }
+
     fn accepts(&self) -> bool {
         self.enabled && !self.stopping && !self.broken && self.protocol.wants_chains()
     }
@@ -387,7 +389,7 @@ impl<P: Protocol> Source for Queue<P> {
     fn ready(&self) -> bool {
         let ready = self.accepts() && self.slots.has_free() && self.ring.available() > 0;
         if !ready {
-            self.polls.set(self.polls.get() + 1);
+            self.timeline.counters().polls.add(1);
         }
         ready
     }
@@ -399,6 +401,7 @@ impl<P: Protocol> Source for Queue<P> {
         self.begin_batch(io);
         stamps.mark(Stage::Parsed, io.now());
         self.submit_batch(io, &mut stamps);
+        self.note_in_flight();
     }
 
     fn finish(
@@ -436,7 +439,7 @@ impl<P: Protocol> Source for Queue<P> {
         let interrupt = !self.broken && self.ring.publish();
         if interrupt && let Some(call) = &self.call {
             call.send();
-            self.timeline.counters.notifications += 1;
+            self.timeline.counters().notifications.add(1);
         }
         let notified = io.now();
         for (mut stamps, counts) in self.turns.drain(..) {
@@ -446,6 +449,7 @@ impl<P: Protocol> Source for Queue<P> {
         }
         self.timeline.record_answered(self.reaped, answered);
         self.timeline.record_notified(notified);
+        self.note_in_flight();
         if !self.going_on.is_empty() {
             self.go_on(io);
         }
@@ -455,13 +459,13 @@ impl<P: Protocol> Source for Queue<P> {
         if !self.accepts() {
             return false;
         }
-        self.timeline.counters.sleeps += 1;
+        self.timeline.counters().sleeps.add(1);
         self.ring.enable_notifications() && self.slots.has_free()
     }
 
     fn disarm(&mut self) {
         if !self.broken {
-            self.timeline.counters.kicks += 1;
+            self.timeline.counters().kicks.add(1);
             self.ring.disable_notifications();
         }
     }
@@ -488,10 +492,8 @@ impl<P: Protocol> Source for Queue<P> {
         self.stopping = true;
     }
 
-    fn snapshot(&self, clock: &Clock) -> Option<QueueSnapshot> {
-        let mut snapshot = self.timeline.snapshot(clock);
-        snapshot.latencies.counters.polls = self.polls.get();
-        Some(snapshot)
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        Some(self.timeline.record().clone())
     }
 
     fn closed(&mut self, io: &mut Io) {

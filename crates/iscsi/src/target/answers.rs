@@ -126,9 +126,7 @@ impl FullFeature {
             let Some(task) = self.tasks.get_mut(id) else {
                 return Err(NoSuchTask);
             };
-            let take = (length - done)
-                .min(max_send)
-                .min(task.burst_left as usize);
+            let take = (length - done).min(max_send).min(task.burst_left as usize);
             let piece = content.piece(done, take);
             let at = offset + done as u32;
             done += take;

@@ -1,0 +1,285 @@
+//! What a worker counts, where others read it: its turns, its queues, its disks.
+//!
+//! The worker writes words of its own ([`timeline::Word`]); whoever looks on reads them and neither wakes nor stops it.
+//! The lock is taken when a queue or a disk comes or goes, and by readers to learn which there are, never per request.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use backend::Disk;
+use disk::{IoErrorKind, IoKind, IoOutcome, IoRequest};
+use timeline::{Clock, Labels, Latencies, QueueRecord, QueueSnapshot, Word};
+
+use crate::WorkerCounters;
+
+/// The worker's own counters.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct TurnWords {
+    pub busy_turns: Word,
+    pub empty_turns: Word,
+    pub sleeps: Word,
+    pub messages: Word,
+}
+
+#[derive(Debug, Default)]
+struct KindWords {
+    requests: Word,
+    bytes: Word,
+}
+
+/// What one worker asked of one disk.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct DiskRecord {
+    kinds: [KindWords; IoKind::COUNT],
+    pended: Word,
+    finished: Word,
+    errors: [Word; IoErrorKind::COUNT],
+    /// Gone: the disk was removed, and with it what was counted of it.
+    disk: Weak<Disk>,
+}
+
+impl DiskRecord {
+    fn new(disk: &Arc<Disk>) -> DiskRecord {
+        DiskRecord {
+            kinds: Default::default(),
+            pended: Word::default(),
+            finished: Word::default(),
+            errors: Default::default(),
+            disk: Arc::downgrade(disk),
+        }
+    }
+
+    #[inline]
+    pub fn asked(&self, request: &IoRequest) {
+        let words = &self.kinds[request.kind as usize];
+        words.requests.add(1);
+        words.bytes.add(request.length);
+    }
+
+    #[inline]
+    pub fn pended(&self) {
+        self.pended.add(1);
+    }
+
+    #[inline]
+    pub fn ended(&self, outcome: &IoOutcome) {
+        if let Err(error) = outcome {
+            self.errors[error.kind as usize].add(1);
+        }
+    }
+
+    /// What was pending has ended.
+    #[inline]
+    pub fn finished(&self, outcome: &IoOutcome) {
+        self.finished.add(1);
+        self.ended(outcome);
+    }
+
+    fn add_to(&self, counters: &mut DiskCounters) {
+        for (sum, words) in counters.kinds.iter_mut().zip(&self.kinds) {
+            sum.requests += words.requests.get();
+            sum.bytes += words.bytes.get();
+        }
+        // In this order, so that what ends meanwhile makes it smaller and never negative.
+        let finished = self.finished.get();
+        counters.in_flight += self.pended.get().saturating_sub(finished);
+        for (sum, word) in counters.errors.iter_mut().zip(&self.errors) {
+            *sum += word.get();
+        }
+    }
+}
+
+/// I/Os of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KindCounters {
+    /// I/Os asked for.
+    pub requests: u64,
+    /// Bytes that they are about.
+    pub bytes: u64,
+}
+
+/// What was asked of a disk, through all doors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskCounters {
+    /// By kind, in the order of [`IoKind::ALL`].
+    pub kinds: [KindCounters; IoKind::COUNT],
+    /// I/Os that the engine has and has not given back.
+    pub in_flight: u64,
+    /// I/Os that failed, by class, in the order of [`IoErrorKind::ALL`].
+    pub errors: [u64; IoErrorKind::COUNT],
+}
+
+impl DiskCounters {
+    /// The counters of one kind.
+    pub fn of(&self, kind: IoKind) -> KindCounters {
+        self.kinds[kind as usize]
+    }
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    live: Vec<Arc<QueueRecord>>,
+    /// What queues that are gone have measured.
+    retired: Arc<BTreeMap<Labels, Latencies>>,
+    disks: Vec<Arc<DiskRecord>>,
+}
+
+/// One worker's ledger.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    pub turns: TurnWords,
+    clock: Clock,
+    known: Mutex<Known>,
+}
+
+impl Ledger {
+    pub fn new(clock: Clock) -> Arc<Ledger> {
+        Arc::new(Ledger {
+            turns: TurnWords::default(),
+            clock,
+            known: Mutex::default(),
+        })
+    }
+
+    /// The clock of whatever is written here.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Nothing is left half done in it.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue has come.
+    pub fn register(&self, record: Arc<QueueRecord>) {
+        self.known().live.push(record);
+    }
+
+    /// A queue has gone. What it measured stays: its client may come back, and its user may ask afterwards.
+    pub fn retire(&self, record: &Arc<QueueRecord>) {
+        let last = record.snapshot(&self.clock);
+        let mut known = self.known();
+        known.live.retain(|live| !Arc::ptr_eq(live, record));
+        Arc::make_mut(&mut known.retired)
+            .entry(last.labels)
+            .or_default()
+            .merge(&last.latencies);
+    }
+
+    /// Forgets what queues of an export that is gone have measured.
+    pub fn forget(&self, export: &str) {
+        Arc::make_mut(&mut self.known().retired).retain(|labels, _| labels.export != export);
+    }
+
+    /// Where this worker counts what it asks of a disk.
+    pub fn disk(&self, disk: &Arc<Disk>) -> Arc<DiskRecord> {
+        let mut known = self.known();
+        known.disks.retain(|one| one.disk.strong_count() > 0);
+        let same = |one: &&Arc<DiskRecord>| Weak::as_ptr(&one.disk) == Arc::as_ptr(disk);
+        if let Some(record) = known.disks.iter().find(same) {
+            return record.clone();
+        }
+        let record = Arc::new(DiskRecord::new(disk));
+        known.disks.push(record.clone());
+        record
+    }
+
+    /// Latencies and counters of every queue, those that are gone included.
+    pub fn snapshots(&self) -> Vec<QueueSnapshot> {
+        let (live, retired) = {
+            let known = self.known();
+            (known.live.clone(), known.retired.clone())
+        };
+        let gone = retired.iter().map(|(labels, latencies)| QueueSnapshot {
+            labels: labels.clone(),
+            in_flight: 0,
+            latencies: latencies.clone(),
+        });
+        let mut all: BTreeMap<Labels, QueueSnapshot> =
+            gone.map(|queue| (queue.labels.clone(), queue)).collect();
+        for now in live.iter().map(|record| record.snapshot(&self.clock)) {
+            match all.get_mut(&now.labels) {
+                Some(sum) => {
+                    sum.in_flight += now.in_flight;
+                    sum.latencies.merge(&now.latencies);
+                }
+                None => drop(all.insert(now.labels.clone(), now)),
+            }
+        }
+        all.into_values().collect()
+    }
+
+    /// Adds what was asked of each disk to `sums`, by name.
+    pub fn add_disks(&self, sums: &mut BTreeMap<String, DiskCounters>) {
+        let records = self.known().disks.clone();
+        for record in records {
+            if let Some(disk) = record.disk.upgrade() {
+                record.add_to(sums.entry(disk.name().to_owned()).or_default());
+            }
+        }
+    }
+
+    /// The worker's own counters.
+    pub fn counters(&self) -> WorkerCounters {
+        WorkerCounters {
+            busy_turns: self.turns.busy_turns.get(),
+            empty_turns: self.turns.empty_turns.get(),
+            sleeps: self.turns.sleeps.get(),
+            messages: self.turns.messages.get(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use timeline::{Operation, QueueTimeline};
+
+    use super::*;
+
+    fn labels(queue: u32) -> Labels {
+        Labels {
+            export: "d0".to_owned(),
+            queue,
+            ..Labels::default()
+        }
+    }
+
+    #[test]
+    fn a_queue_that_has_gone_is_counted_once_and_on_top_of_it_its_successor() {
+        let ledger = Ledger::new(Clock::simulated().0);
+        for round in 1..=3 {
+            let timeline = QueueTimeline::new(labels(0), 1);
+            ledger.register(timeline.record().clone());
+            timeline.counters().count(Operation::Read, 512, round != 2);
+            let counted = |ledger: &Ledger| ledger.snapshots()[0].latencies.counters;
+            assert_eq!(counted(&ledger).requests(), round);
+            ledger.retire(timeline.record());
+            assert_eq!(counted(&ledger).requests(), round);
+        }
+        assert_eq!(ledger.snapshots()[0].latencies.counters.errors(), 1);
+        ledger.forget("d0");
+        assert_eq!(ledger.snapshots(), []);
+    }
+
+    #[test]
+    fn queues_of_one_name_are_told_together() {
+        let ledger = Ledger::new(Clock::simulated().0);
+        for in_flight in [3, 4] {
+            let timeline = QueueTimeline::new(labels(1), 1);
+            timeline.counters().in_flight.set(in_flight);
+            timeline.counters().kicks.add(1);
+            ledger.register(timeline.record().clone());
+        }
+        let [one] = ledger.snapshots().try_into().unwrap();
+        assert_eq!((one.in_flight, one.latencies.counters.kicks), (7, 2));
+    }
+
+    #[test]
+    fn words_of_different_owners_lie_apart() {
+        assert_eq!(align_of::<TurnWords>(), 128);
+        assert_eq!(align_of::<DiskRecord>(), 128);
+    }
+}
