@@ -18,10 +18,10 @@ export RUST_LIB_BACKTRACE := 0
 target_directory = $(or $(CARGO_TARGET_DIR),target)
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build demo bench test check unit guests fuzz install uninstall clean
+.PHONY: help build demo bench bench-iscsi test check unit guests fuzz install uninstall clean
 
 help: ## Lists the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Builds the optimised program
 	@scripts/setup build
@@ -38,6 +38,13 @@ bench: ## Measures both doors beside qemu-storage-daemon and notes the table in 
 	@echo "bench: building in release"
 	@$(CARGO) build --quiet --release -p lunette
 	@LUNETTE_COMMIT=$$(git describe --always --dirty 2>/dev/null) $(target_directory)/release/lunette bench table \
+		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
+
+bench-iscsi: ## Measures the iSCSI door beside tgt and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
+	@scripts/setup bench-iscsi
+	@echo "bench-iscsi: building in release"
+	@$(CARGO) build --quiet --release -p lunette
+	@LUNETTE_COMMIT=$$(git describe --always --dirty 2>/dev/null) $(as_root) $(target_directory)/release/lunette bench iscsi-table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 test: ## Formatting, clippy, unit and property tests, then tests in real guests

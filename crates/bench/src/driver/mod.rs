@@ -6,6 +6,7 @@
 //! goes; an answer to nothing ends the run. Tests: `tests/`.
 
 mod file;
+mod iscsi;
 mod subject;
 mod vhost;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 pub use file::prepare as prepare_file;
+pub use iscsi::Place as IscsiPlace;
 pub use subject::{FORMS, Kind, Subject};
 
 /// What a device is asked.
@@ -97,6 +99,8 @@ pub enum Session {
     Vhost(Box<vhost::VhostSession>),
     /// A file or a block device of this machine.
     File(file::FileSession),
+    /// A unit of an iSCSI target.
+    Iscsi(iscsi::IscsiSession),
 }
 
 impl Session {
@@ -120,6 +124,12 @@ impl Session {
                 let direct = direct.unwrap_or(subject.direct);
                 Ok(Session::File(file::FileSession::open(subject, direct)?))
             }
+            Kind::Iscsi => {
+                if direct == Some(false) {
+                    bail!("direct=0: a driver of {} has no page cache", subject.name);
+                }
+                iscsi::IscsiSession::open(subject).map(Session::Iscsi)
+            }
         }
     }
 
@@ -128,6 +138,7 @@ impl Session {
         match self {
             Session::Vhost(session) => session.info(),
             Session::File(session) => session.info(),
+            Session::Iscsi(session) => session.info(),
         }
     }
 
@@ -135,7 +146,7 @@ impl Session {
     pub fn pid(&self) -> Option<u32> {
         match self {
             Session::Vhost(session) => session.pid(),
-            Session::File(_) => None,
+            Session::File(_) | Session::Iscsi(_) => None,
         }
     }
 
@@ -144,6 +155,7 @@ impl Session {
         match self {
             Session::Vhost(session) => session.queue(options, demand).map(Seed::Vhost),
             Session::File(session) => session.queue(options, demand).map(Seed::File),
+            Session::Iscsi(session) => session.queue(demand).map(Seed::Iscsi),
         }
     }
 }
@@ -154,6 +166,8 @@ pub enum Seed {
     Vhost(Box<vhost::VhostQueue>),
     /// An open file.
     File(file::FileSeed),
+    /// A connection.
+    Iscsi(Box<iscsi::IscsiQueue>),
 }
 
 impl Seed {
@@ -162,6 +176,7 @@ impl Seed {
         Ok(match self {
             Seed::Vhost(queue) => Device::Vhost(queue),
             Seed::File(seed) => Device::File(Box::new(seed.start()?)),
+            Seed::Iscsi(queue) => Device::Iscsi(queue),
         })
     }
 
@@ -169,7 +184,7 @@ impl Seed {
     pub fn waker(&self) -> Result<Option<OwnedFd>> {
         match self {
             Seed::Vhost(queue) => queue.waker().map(Some),
-            Seed::File(_) => Ok(None),
+            Seed::File(_) | Seed::Iscsi(_) => Ok(None),
         }
     }
 }
@@ -180,6 +195,8 @@ pub enum Device {
     Vhost(Box<vhost::VhostQueue>),
     /// An io_uring.
     File(Box<file::FileQueue>),
+    /// A connection.
+    Iscsi(Box<iscsi::IscsiQueue>),
 }
 
 macro_rules! each {
@@ -187,6 +204,7 @@ macro_rules! each {
         match $device {
             Device::Vhost($queue) => $call,
             Device::File($queue) => $call,
+            Device::Iscsi($queue) => $call,
         }
     };
 }
@@ -216,7 +234,7 @@ impl Device {
     }
 
     /// Changes a slot's data.
-    pub fn write_data(&self, slot: u16, data: &[u8]) {
+    pub fn write_data(&mut self, slot: u16, data: &[u8]) {
         each!(self, queue => queue.write_data(slot, data));
     }
 
@@ -229,7 +247,7 @@ impl Device {
     pub fn signals(&mut self) -> (u64, u64) {
         match self {
             Device::Vhost(queue) => queue.signals(),
-            Device::File(_) => (0, 0),
+            Device::File(_) | Device::Iscsi(_) => (0, 0),
         }
     }
 }

@@ -1,8 +1,11 @@
-//! What is measured, as it is written: `vhost-user-blk:SOCKET`, `vhost-user-scsi:SOCKET:TARGET:LUN`, `file:PATH`.
+//! What is measured, as it is written: `vhost-user-blk:SOCKET`, `vhost-user-scsi:SOCKET:TARGET:LUN`, `file:PATH`,
+//! `iscsi://HOST/TARGET/LUN`.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+
+use super::IscsiPlace;
 
 /// Kinds of subjects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +21,8 @@ pub enum Kind {
     },
     /// A file or a block device, through io_uring.
     File,
+    /// A logical unit of an iSCSI target.
+    Iscsi,
 }
 
 /// What is measured.
@@ -27,7 +32,7 @@ pub struct Subject {
     pub name: String,
     /// Its kind.
     pub kind: Kind,
-    /// Its socket or file.
+    /// Its socket or file; for iSCSI what follows `iscsi://`.
     pub path: PathBuf,
     /// The device's process; `None`: whoever listens on the socket.
     pub pid: Option<u32>,
@@ -35,15 +40,17 @@ pub struct Subject {
     pub control: Option<PathBuf>,
     /// O_DIRECT, for files, where the job does not say.
     pub direct: bool,
+    /// With CRC32C digests, for iSCSI.
+    pub digests: bool,
 }
 
 /// How a subject is written.
-pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN] or file:PATH, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1";
+pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH or iscsi://HOST[:PORT]/TARGET/LUN, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1 ,digests=0|1";
 
 impl Subject {
     /// Is this how a subject begins?
     pub fn looks_like_one(text: &str) -> bool {
-        ["vhost-user-blk:", "vhost-user-scsi:", "file:"]
+        ["vhost-user-blk:", "vhost-user-scsi:", "file:", "iscsi:"]
             .iter()
             .any(|word| text.starts_with(word))
     }
@@ -56,6 +63,11 @@ impl Subject {
             Some(("vhost-user-blk", path)) => (Kind::VhostBlk, path),
             Some(("vhost-user-scsi", path)) => scsi(text, path)?,
             Some(("file", path)) => (Kind::File, path),
+            Some(("iscsi", place)) => {
+                let place = place.strip_prefix("//").unwrap_or_default();
+                IscsiPlace::parse(place)?;
+                (Kind::Iscsi, place)
+            }
             _ => bail!("`{text}` is not a subject: {FORMS}"),
         };
         if path.is_empty() {
@@ -68,6 +80,7 @@ impl Subject {
             pid: None,
             control: None,
             direct: true,
+            digests: false,
         };
         for part in parts {
             match part.split_once('=') {
@@ -79,6 +92,8 @@ impl Subject {
                 Some(("name", name)) => subject.name = name.to_owned(),
                 Some(("direct", "0")) if kind == Kind::File => subject.direct = false,
                 Some(("direct", "1")) if kind == Kind::File => subject.direct = true,
+                Some(("digests", "0")) if kind == Kind::Iscsi => subject.digests = false,
+                Some(("digests", "1")) if kind == Kind::Iscsi => subject.digests = true,
                 _ => bail!("`{text}`: `{part}` is not an option of this subject: {FORMS}"),
             }
         }
@@ -97,6 +112,7 @@ impl Subject {
             pid: None,
             control: None,
             direct,
+            digests: false,
         })
     }
 }
@@ -127,6 +143,8 @@ mod tests {
         assert_eq!(subject.control, Some(PathBuf::from("/c")));
         let file = Subject::parse("file:/d,direct=0").unwrap();
         assert!(file.kind == Kind::File && !file.direct);
+        let iscsi = Subject::parse("iscsi://h:3261/iqn.a:b/0,digests=1,pid=4").unwrap();
+        assert!(iscsi.kind == Kind::Iscsi && iscsi.digests);
         let blk = Subject::parse("vhost-user-blk:/s").unwrap();
         assert_eq!(
             (blk.kind, blk.name.as_str()),
@@ -144,6 +162,9 @@ mod tests {
             "vhost-user-blk:/s,pid=x",
             "vhost-user-blk:/s,direct=0",
             "vhost-user-blk:/s,depth=3",
+            "vhost-user-blk:/s,digests=1",
+            "iscsi://h/iqn.a:b",
+            "iscsi:h/iqn.a:b/0",
         ] {
             let error = Subject::parse(text).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");

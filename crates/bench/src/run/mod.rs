@@ -329,6 +329,11 @@ fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<L
     let subject = subject?;
     let socket = control_of(subject)?;
     let status: daemon::control::Status = daemon::control::get(&socket, "/v1/status").ok()?;
+    if subject.kind == crate::driver::Kind::Iscsi {
+        let place = crate::driver::IscsiPlace::parse(&subject.path.to_string_lossy()).ok()?;
+        let grown = after.since(&before.unwrap_or_default());
+        return Some(grown.merged_by(|labels| labels.export == place.target));
+    }
     let wanted = subject.path.canonicalize().ok()?;
     let export = status.exports.iter().find(|export| {
         let path = export

@@ -4,6 +4,7 @@
 //! with their intervals, CPU per request and idle CPU. Driver on one CPU, devices on another. Every claim of speed
 //! comes from here.
 
+mod iscsi;
 mod peers;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use timeline::Clock;
 
+pub use iscsi::iscsi_table;
 pub use peers::{Daemon, Place};
 
 use crate::driver::{Demand, DriverOptions, Session, Subject};
@@ -286,9 +288,10 @@ const SCSI: &str = "lunette scsi";
 const PEER: &str = "qemu-storage-daemon";
 const BARE: &str = "no device (io_uring)";
 
-fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> String {
+/// Where and how.
+fn introduction(options: &TableOptions) -> String {
     let environment = environment();
-    let mut text = format!(
+    format!(
         "{}, {} CPUs {}; driver on CPU {}, device on CPU {}; {} turns of {} ms each; lunette {}{}\n\n",
         environment.kernel,
         environment.cpus,
@@ -301,7 +304,27 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
         environment
             .commit
             .map_or_else(String::new, |commit| format!(", commit {commit}")),
-    );
+    )
+}
+
+/// What of it was disturbed.
+fn disturbances<'a>(subjects: impl Iterator<Item = &'a SubjectResult>) -> String {
+    let turns: Vec<bool> = subjects
+        .flat_map(|s| &s.repetitions)
+        .map(|one| one.disturbed)
+        .collect();
+    let disturbed = turns.iter().filter(|disturbed| **disturbed).count();
+    if disturbed == 0 {
+        return String::new();
+    }
+    format!(
+        "\n{disturbed} of {} turns were disturbed by other work on the machine.\n",
+        turns.len()
+    )
+}
+
+fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> String {
+    let mut text = introduction(options);
     text.push_str("I/Os per second: median, half the spread\n\n");
     text.push_str(&rates(lines));
     text.push_str("\nRatios of medians, with their 95 % intervals\n\n");
@@ -313,18 +336,9 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
         text.push_str(&format!(" {name} {:.2} %", share * 100.0));
     }
     text.push('\n');
-    let all = lines.iter().flat_map(|line| &line.outcome.subjects);
-    let turns: Vec<bool> = all
-        .flat_map(|s| &s.repetitions)
-        .map(|one| one.disturbed)
-        .collect();
-    let disturbed = turns.iter().filter(|disturbed| **disturbed).count();
-    if disturbed > 0 {
-        text.push_str(&format!(
-            "\n{disturbed} of {} turns were disturbed by other work on the machine.\n",
-            turns.len()
-        ));
-    }
+    text.push_str(&disturbances(
+        lines.iter().flat_map(|line| &line.outcome.subjects),
+    ));
     text
 }
 

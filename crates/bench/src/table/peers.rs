@@ -85,6 +85,11 @@ impl Daemon {
         Ok(daemon)
     }
 
+    /// Is it gone?
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -99,7 +104,8 @@ impl Drop for Daemon {
     }
 }
 
-fn pinned(program: &Path, cpu: usize) -> Command {
+/// A program on a CPU.
+pub fn pinned(program: &Path, cpu: usize) -> Command {
     let mut command = Command::new("taskset");
     command.arg("-c").arg(cpu.to_string()).arg(program);
     command

@@ -19,9 +19,10 @@ pub struct BenchArguments {
 }
 
 const AFTER: &str = "\
-Subjects: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH;
-then ,pid=N (whose CPU time counts as the device's), ,control=SOCKET (a Lunette: its stages are
-printed), ,name=NAME, and for a file ,direct=0|1.
+Subjects: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH,
+iscsi://HOST[:PORT]/TARGET/LUN; then ,pid=N (whose CPU time counts as the device's),
+,control=SOCKET (a Lunette: its stages are printed), ,name=NAME, for a file ,direct=0|1, for
+iSCSI ,digests=0|1.
 
 Examples:
   Random reads at depth 32, five seconds, by a driver that polls on CPU 0
@@ -52,6 +53,8 @@ pub enum BenchCommand {
     },
     /// Measure both doors beside qemu-storage-daemon, in under five minutes
     Table(TableArguments),
+    /// Measure the iSCSI door beside tgt, in under five minutes
+    IscsiTable(TableArguments),
     /// The fifteen-case study: which door, how many workers and queues
     Matrix(MatrixArguments),
 }

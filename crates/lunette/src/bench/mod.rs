@@ -26,7 +26,8 @@ use crate::failure::{Failure, Outcome};
 pub fn run(arguments: BenchArguments) -> Outcome {
     match arguments.command {
         Some(BenchCommand::Compare { first, second }) => compare(&first, &second),
-        Some(BenchCommand::Table(arguments)) => table::run(arguments),
+        Some(BenchCommand::Table(arguments)) => table::run(arguments, &table::VHOST),
+        Some(BenchCommand::IscsiTable(arguments)) => table::run(arguments, &table::ISCSI),
         Some(BenchCommand::Matrix(arguments)) => matrix::run(&arguments),
         None => trial(&arguments.trial),
     }

@@ -1,19 +1,40 @@
-//! `lunette bench table`: what `make bench` runs.
+//! `lunette bench table` and `iscsi-table`: what `make bench` and `make bench-iscsi` run.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use anyhow::Result;
 use bench::run::Progress;
-use bench::table::{TableOptions, table};
+use bench::table::{TableOptions, iscsi_table, table};
 
 use super::arguments::TableArguments;
 use super::interrupted;
 use crate::failure::{Failure, Outcome};
 
-/// Makes the table, prints it, and notes it where asked.
-pub fn run(arguments: TableArguments) -> Outcome {
+/// A table, and the goal of `make` that makes it.
+pub struct Table {
+    goal: &'static str,
+    make: fn(&TableOptions, &Arc<AtomicBool>, &Progress) -> Result<String>,
+}
+
+/// The doors for guests.
+pub const VHOST: Table = Table {
+    goal: "bench",
+    make: table,
+};
+
+/// The door for initiators.
+pub const ISCSI: Table = Table {
+    goal: "bench-iscsi",
+    make: iscsi_table,
+};
+
+/// Makes a table, prints it, and notes it where asked.
+pub fn run(arguments: TableArguments, table: &Table) -> Outcome {
     let options = TableOptions {
         program: std::env::current_exe()?,
         place: arguments.place,
@@ -24,16 +45,16 @@ pub fn run(arguments: TableArguments) -> Outcome {
         only: arguments.only,
     };
     let progress = Progress::new(None);
-    let text = table(&options, &interrupted()?, &progress)?;
+    let text = (table.make)(&options, &interrupted()?, &progress)?;
     drop(progress);
     write!(std::io::stdout(), "{text}")?;
     if let Some(folder) = arguments.notes {
-        note(&folder, &text)?;
+        note(&folder, table.goal, &text)?;
     }
     Ok(())
 }
 
-fn note(folder: &Path, text: &str) -> Outcome {
+fn note(folder: &Path, goal: &str, text: &str) -> Outcome {
     let now = std::time::SystemTime::now();
     let seconds = now
         .duration_since(std::time::UNIX_EPOCH)
@@ -52,7 +73,7 @@ fn note(folder: &Path, text: &str) -> Outcome {
     let clock = (seconds % 86_400 / 3600, seconds % 3600 / 60);
     write!(
         file,
-        "## make bench, {:02}:{:02} UTC\n\n```\n{text}```\n\n",
+        "## make {goal}, {:02}:{:02} UTC\n\n```\n{text}```\n\n",
         clock.0, clock.1
     )
     .map_err(failed)?;

@@ -1,0 +1,253 @@
+//! An iSCSI initiator as a driver: each queue is a session of one connection, as common initiators have it.
+//!
+//! Here are its place, its login and what is asked once; `queue` drives. Negotiates what open-iscsi and libiscsi ask
+//! for, so that every target is met as it is in use. No authentication.
+
+mod queue;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use iscsi::login::{InitiatorLogin, LoginProgress, LoginRequestSettings, LoginResult};
+use iscsi::negotiation::{DigestOffer, Offer, SessionParameters, TaskReporting};
+use iscsi::pdu::{Decoder, Digests, LoginResponse, Progress, encode};
+
+use super::{Demand, DeviceInfo, Subject};
+pub use queue::IscsiQueue;
+
+/// How an iSCSI unit is written.
+const FORM: &str = "iscsi://HOST[:PORT]/TARGET/LUN";
+const PORT: u16 = 3260;
+/// A session per queue: more than any set-up of threads needs.
+const QUEUES_MAX: u16 = 256;
+/// For the steps of a login.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What a Login Response may carry (RFC 7143, 13.12).
+const LOGIN_SEGMENT_MAX: u32 = 8192;
+/// Largest data segment and unsolicited burst: what initiators offer by default.
+const SEGMENT_BYTES: u32 = 256 << 10;
+const BURST_BYTES: u32 = (16 << 20) - 512;
+
+/// Where a unit is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Portal as written.
+    host: String,
+    port: u16,
+    /// Target's name.
+    pub target: String,
+    lun: u16,
+}
+
+impl Place {
+    /// Reads what follows `iscsi://`.
+    pub fn parse(text: &str) -> Result<Place> {
+        let wrong = || anyhow!("`iscsi://{text}` is not of the form {FORM}");
+        let mut parts = text.splitn(3, '/');
+        let (Some(portal), Some(target), Some(lun)) = (parts.next(), parts.next(), parts.next())
+        else {
+            return Err(wrong());
+        };
+        let (host, port) = match portal.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => {
+                (host, port.parse().map_err(|_| wrong())?)
+            }
+            _ => (portal, PORT),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let lun = lun.parse().ok().filter(|lun| *lun < 16_384);
+        ensure!(!host.is_empty() && !target.is_empty(), wrong());
+        Ok(Place {
+            host: host.to_owned(),
+            port,
+            target: target.to_owned(),
+            lun: lun.ok_or_else(wrong)?,
+        })
+    }
+
+    /// Logical unit as on the wire: flat addressing from 256 on (SAM-5, 4.7.7).
+    fn lun(&self) -> [u8; 8] {
+        let [high, low] = self.lun.to_be_bytes();
+        let method = if self.lun < 256 { 0 } else { 0x40 };
+        [method | high, low, 0, 0, 0, 0, 0, 0]
+    }
+
+    fn address(&self) -> Result<SocketAddr> {
+        let mut found = (self.host.as_str(), self.port).to_socket_addrs()?;
+        found.next().context("host has no address")
+    }
+}
+
+/// A unit that was found.
+pub struct IscsiSession {
+    place: Place,
+    digests: bool,
+    info: DeviceInfo,
+    /// Sessions so far: each has an ISID of its own.
+    sessions: u16,
+}
+
+impl IscsiSession {
+    /// Logs in once and asks what the unit is.
+    pub fn open(subject: &Subject) -> Result<IscsiSession> {
+        let place = Place::parse(&subject.path.to_string_lossy())?;
+        let mut session = IscsiSession {
+            place,
+            digests: subject.digests,
+            info: DeviceInfo {
+                capacity: 0,
+                block_size: 512,
+                queues: QUEUES_MAX,
+                read_only: false,
+            },
+            sessions: 0,
+        };
+        let demand = Demand {
+            slots: 1,
+            largest: 512,
+            zeroes: true,
+        };
+        let mut probe = session.connect(demand)?;
+        let capacity = probe.ask(&queue::read_capacity(), 32)?;
+        let (Some(last), Some(block)) = (capacity.first_chunk::<8>(), capacity.get(8..12)) else {
+            bail!("READ CAPACITY gave {} bytes", capacity.len());
+        };
+        let block = block.try_into().map_or(0, u32::from_be_bytes);
+        ensure!(block.is_power_of_two(), "blocks of {block} bytes");
+        session.info.block_size = block;
+        session.info.capacity = u64::from_be_bytes(*last)
+            .saturating_add(1)
+            .saturating_mul(block.into());
+        // WP of the device-specific parameter (SBC-3, 6.4.1).
+        let mode = probe
+            .ask(&[0x1a, 8, 0x3f, 0, 192, 0], 192)
+            .unwrap_or_default();
+        session.info.read_only = mode.get(2).is_some_and(|byte| byte & 0x80 != 0);
+        Ok(session)
+    }
+
+    /// What it is.
+    pub fn info(&self) -> DeviceInfo {
+        self.info
+    }
+
+    /// One more session.
+    pub fn queue(&mut self, demand: Demand) -> Result<Box<IscsiQueue>> {
+        self.connect(demand).map(Box::new)
+    }
+
+    fn connect(&mut self, demand: Demand) -> Result<IscsiQueue> {
+        self.sessions += 1;
+        let address = self.place.address()?;
+        let stream = TcpStream::connect_timeout(&address, PATIENCE)
+            .with_context(|| format!("cannot connect to {address}"))?;
+        stream.set_nodelay(true)?;
+        let login = login(&stream, self.settings())
+            .with_context(|| format!("cannot log in to {} at {address}", self.place.target))?;
+        stream.set_nonblocking(true)?;
+        let lun = self.place.lun();
+        let mut queue = IscsiQueue::new(stream, &login, lun, self.info.block_size, demand)?;
+        // TEST UNIT READY takes the unit attentions that wait for a new session.
+        queue.ask(&[0; 6], 0)?;
+        Ok(queue)
+    }
+
+    fn settings(&self) -> LoginRequestSettings {
+        let digest = match self.digests {
+            true => DigestOffer::Crc32c,
+            false => DigestOffer::None,
+        };
+        let [a, b] = self.sessions.to_be_bytes();
+        let [.., c, d] = std::process::id().to_be_bytes();
+        LoginRequestSettings {
+            initiator_name: "iqn.2026-11.org.example:lunette-bench".to_owned(),
+            target_name: Some(self.place.target.clone()),
+            // The random format (10.4.1), so that runs at the same time do not displace each other.
+            isid: [0x80, 0, c, d, a, b],
+            tsih: 0,
+            cid: 0,
+            cmd_sn: 1,
+            offer: Offer {
+                header_digest: digest,
+                data_digest: digest,
+                max_recv_data_segment_length: SEGMENT_BYTES,
+                session: SessionParameters {
+                    initial_r2t: false,
+                    immediate_data: true,
+                    max_burst_length: BURST_BYTES,
+                    first_burst_length: SEGMENT_BYTES,
+                    task_reporting: TaskReporting::Rfc3720,
+                    ..SessionParameters::default()
+                },
+            },
+            credentials: None,
+        }
+    }
+}
+
+fn login(stream: &TcpStream, settings: LoginRequestSettings) -> Result<Box<LoginResult>> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut login = InitiatorLogin::new(settings);
+    let (mut request, mut text) = login.start();
+    let mut decoder = Decoder::new(0, LOGIN_SEGMENT_MAX);
+    loop {
+        let mut out = Vec::new();
+        encode(&mut out, request.to_bhs(), &[], &text, Digests::default());
+        (&mut &*stream).write_all(&out)?;
+        let (header, segment) = answer(stream, &mut decoder)?;
+        match login.handle(&header, &segment)? {
+            LoginProgress::Send(next, more) => (request, text) = (next, more),
+            LoginProgress::Done(result) => return Ok(result),
+        }
+    }
+}
+
+/// One Login Response; nothing that follows it is read.
+fn answer(mut stream: &TcpStream, decoder: &mut Decoder) -> Result<(LoginResponse, Vec<u8>)> {
+    let mut segment = Vec::new();
+    let mut piece = Vec::new();
+    loop {
+        let (_, progress) = decoder.push(&piece)?;
+        piece.clear();
+        match progress {
+            Progress::NeedMore(bytes) => {
+                piece.resize(bytes, 0);
+                stream.read_exact(&mut piece)?;
+            }
+            Progress::Header => {}
+            Progress::Data(bytes) => {
+                let before = segment.len();
+                segment.resize(before + bytes as usize, 0);
+                stream.read_exact(&mut segment[before..])?;
+                decoder.take_data(&segment[before..]);
+            }
+            Progress::End { .. } => return Ok((LoginResponse::from_bhs(&decoder.bhs()), segment)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_as_other_initiators_write_them() {
+        let place = Place::parse("127.0.0.1:3261/iqn.2026-11.org.example:t0/3").unwrap();
+        assert_eq!((place.host.as_str(), place.port), ("127.0.0.1", 3261));
+        assert_eq!(
+            (place.target.as_str(), place.lun),
+            ("iqn.2026-11.org.example:t0", 3)
+        );
+        assert_eq!(Place::parse("[::1]/iqn.a:b/0").unwrap().host, "::1");
+        assert_eq!(Place::parse("[::1]:77/iqn.a:b/0").unwrap().port, 77);
+        assert_eq!(
+            Place::parse("h/iqn.a:b/300").unwrap().lun(),
+            [0x41, 0x2c, 0, 0, 0, 0, 0, 0]
+        );
+        for wrong in ["", "h", "h/t", "h/t/x", "h/t/99999", "h:x/t/0", "/t/0"] {
+            assert!(Place::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

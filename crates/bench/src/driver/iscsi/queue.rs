@@ -1,0 +1,562 @@
+//! One connection in full feature phase, with a slot per request.
+//!
+//! Belongs to one thread. Requests of a turn leave with one `writev`; answers come by one `readv`, large data straight into
+//! its slot. Nothing is allocated per request. Whatever a target must not do ends the run.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use iscsi::login::LoginResult;
+use iscsi::pdu::{
+    Bhs, DataIn, DataOut, Decoder, Digests, FINAL, IMMEDIATE, NO_TAG, NopIn, NopOut, Opcode,
+    Progress, ReadyToTransfer, ScsiCommand, ScsiResponse, encode,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{PATIENCE, SEGMENT_BYTES};
+use crate::driver::{Ask, Demand, Done};
+use crate::workload::Random;
+
+/// Bytes received at a time, beside what goes straight into a slot.
+const STAGE_BYTES: usize = 256 << 10;
+/// The rest of a data segment that is worth its own place in a receive.
+const DIRECT_BYTES_MIN: usize = 4096;
+/// Pieces sent with one system call.
+const PIECES_MAX: usize = 128;
+
+/// How long a thread waits before it looks whether it is to stop.
+const LOOK_UP: Duration = Duration::from_millis(50);
+
+/// READ CAPACITY (16).
+pub fn read_capacity() -> [u8; 16] {
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[1], cdb[13]) = (0x9e, 0x10, 32);
+    cdb
+}
+
+struct Slot {
+    data: Box<[u8]>,
+    cdb: [u8; 16],
+    ask: Ask,
+    busy: bool,
+    length: u32,
+    /// Data that came.
+    came: u32,
+    /// Used so many times: the upper half of its tag.
+    uses: u16,
+}
+
+/// What is to be sent, in order.
+enum Piece {
+    /// Up to this byte of `headers`.
+    Headers(usize),
+    /// Bytes of a slot's data.
+    Data { slot: u16, from: u32, to: u32 },
+}
+
+/// A session of one connection.
+pub struct IscsiQueue {
+    stream: TcpStream,
+    lun: [u8; 8],
+    block_size: u32,
+    digests: Digests,
+    max_send: u32,
+    /// Unsolicited bytes: with the command itself, and in all.
+    immediate: u32,
+    unsolicited: u32,
+    cmd_sn: u32,
+    max_cmd_sn: u32,
+    exp_stat_sn: u32,
+    slots: Vec<Slot>,
+    /// Slots that wait for the target's command window.
+    waiting: VecDeque<u16>,
+    headers: Vec<u8>,
+    headers_sent: usize,
+    pieces: VecDeque<Piece>,
+    decoder: Decoder,
+    stage: Box<[u8]>,
+    from: usize,
+    to: usize,
+    segment: Vec<u8>,
+    done: Vec<Done>,
+}
+
+/// `a` is after `b` (RFC 1982).
+fn after(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) > 0
+}
+
+impl IscsiQueue {
+    pub(super) fn new(
+        stream: TcpStream,
+        login: &LoginResult,
+        lun: [u8; 8],
+        block_size: u32,
+        demand: Demand,
+    ) -> Result<IscsiQueue> {
+        let mut noise = Random::new(u64::from(demand.slots));
+        let slots = (0..demand.slots).map(|_| {
+            let mut data = vec![0; demand.largest as usize].into_boxed_slice();
+            if !demand.zeroes {
+                data.fill_with(|| noise.draw() as u8);
+            }
+            Slot {
+                data,
+                cdb: [0; 16],
+                ask: Ask::Read,
+                busy: false,
+                length: 0,
+                came: 0,
+                uses: 0,
+            }
+        });
+        let mut decoder = Decoder::new(0, SEGMENT_BYTES);
+        decoder.set_digests(login.connection.digests);
+        let max_send = login.connection.peer_max_recv;
+        let first = login.session.first_burst_length;
+        Ok(IscsiQueue {
+            stream,
+            lun,
+            block_size,
+            digests: login.connection.digests,
+            max_send,
+            immediate: match login.session.immediate_data {
+                true => first.min(max_send),
+                false => 0,
+            },
+            unsolicited: if login.session.initial_r2t { 0 } else { first },
+            cmd_sn: login.exp_cmd_sn,
+            max_cmd_sn: login.max_cmd_sn,
+            exp_stat_sn: login.exp_stat_sn,
+            slots: slots.collect(),
+            waiting: VecDeque::with_capacity(demand.slots.into()),
+            headers: Vec::new(),
+            headers_sent: 0,
+            pieces: VecDeque::new(),
+            decoder,
+            stage: vec![0; STAGE_BYTES].into(),
+            from: 0,
+            to: 0,
+            segment: Vec::new(),
+            done: Vec::with_capacity(demand.slots.into()),
+        })
+    }
+
+    /// One command that reads, waited for; for what is asked before a run.
+    pub(super) fn ask(&mut self, cdb: &[u8], length: u32) -> Result<Vec<u8>> {
+        let slot = self.slots.first_mut().context("a queue has a slot")?;
+        slot.cdb = [0; 16];
+        slot.cdb[..cdb.len()].copy_from_slice(cdb);
+        (slot.ask, slot.length) = (Ask::Read, length);
+        let until = Instant::now() + PATIENCE;
+        // Each of the first commands of a session may be answered with a unit attention.
+        for attempt in 0.. {
+            self.enter(0);
+            self.publish()?;
+            let mut done = Vec::new();
+            while done.is_empty() {
+                ensure!(Instant::now() < until, "the target does not answer");
+                self.wait(Duration::from_millis(100))?;
+                self.reap(&mut done)?;
+            }
+            let slot = &self.slots[0];
+            // What was asked for is the most that may come.
+            if done[0].ok || slot.came > 0 {
+                return Ok(slot.data[..slot.came as usize].to_vec());
+            }
+            ensure!(attempt < 4, "command {:#04x} failed", cdb[0]);
+        }
+        Ok(Vec::new())
+    }
+
+    /// Queues a request.
+    #[inline]
+    pub fn submit(&mut self, index: u16, ask: Ask, offset: u64, length: u32) {
+        let (block, blocks) = (
+            offset / u64::from(self.block_size),
+            length / self.block_size,
+        );
+        let slot = &mut self.slots[usize::from(index)];
+        slot.ask = ask;
+        slot.length = if ask == Ask::Flush { 0 } else { length };
+        slot.cdb = [0; 16];
+        match (u32::try_from(block), u16::try_from(blocks)) {
+            (Ok(block), Ok(blocks)) => {
+                slot.cdb[0] = match ask {
+                    Ask::Read => 0x28,
+                    Ask::Write => 0x2a,
+                    Ask::Flush => 0x35,
+                };
+                slot.cdb[2..6].copy_from_slice(&block.to_be_bytes());
+                slot.cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
+            }
+            _ => {
+                slot.cdb[0] = match ask {
+                    Ask::Read => 0x88,
+                    Ask::Write => 0x8a,
+                    Ask::Flush => 0x91,
+                };
+                slot.cdb[2..10].copy_from_slice(&block.to_be_bytes());
+                slot.cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+            }
+        }
+        self.enter(index);
+    }
+
+    fn enter(&mut self, index: u16) {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.busy = true;
+        slot.came = 0;
+        slot.uses = slot.uses.wrapping_add(1) & 0x7fff;
+        if !self.waiting.is_empty() || after(self.cmd_sn, self.max_cmd_sn) {
+            self.waiting.push_back(index);
+        } else {
+            self.command(index);
+        }
+    }
+
+    fn command(&mut self, index: u16) {
+        let slot = &self.slots[usize::from(index)];
+        let length = slot.length;
+        let mut header = ScsiCommand {
+            lun: self.lun,
+            itt: (u32::from(slot.uses) << 16 | u32::from(index)).into(),
+            expected_length: length.into(),
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            cdb: slot.cdb,
+            ..ScsiCommand::blank()
+        };
+        self.cmd_sn = self.cmd_sn.wrapping_add(1);
+        if length == 0 || slot.ask == Ask::Read {
+            header.flags |= if length > 0 { ScsiCommand::READ } else { 0 };
+            return self.queue(header.to_bhs(), None);
+        }
+        header.flags |= ScsiCommand::WRITE;
+        let immediate = self.immediate.min(length);
+        let more = self.unsolicited.min(length);
+        if more > immediate {
+            header.flags &= !FINAL;
+        }
+        let itt = header.itt.get();
+        self.queue(header.to_bhs(), Some((index, 0, immediate)));
+        if more > immediate {
+            self.data_out(index, itt, NO_TAG, immediate, more);
+        }
+    }
+
+    /// A sequence of Data-Out PDUs.
+    fn data_out(&mut self, index: u16, itt: u32, ttt: u32, from: u32, to: u32) {
+        let (mut at, mut number) = (from, 0u32);
+        while at < to {
+            let next = to.min(at.saturating_add(self.max_send));
+            let header = DataOut {
+                flags: if next == to { FINAL } else { 0 },
+                lun: if ttt == NO_TAG { [0; 8] } else { self.lun },
+                itt: itt.into(),
+                ttt: ttt.into(),
+                exp_stat_sn: self.exp_stat_sn.into(),
+                data_sn: number.into(),
+                buffer_offset: at.into(),
+                ..DataOut::blank()
+            };
+            self.queue(header.to_bhs(), Some((index, at, next)));
+            (at, number) = (next, number.wrapping_add(1));
+        }
+    }
+
+    fn queue(&mut self, mut header: Bhs, data: Option<(u16, u32, u32)>) {
+        let data = data.filter(|(_, from, to)| from < to);
+        match data {
+            // All lengths are whole blocks: no padding.
+            Some((slot, from, to)) if !self.digests.data => {
+                header.lengths.set_data((to - from) as usize);
+                self.headers.extend_from_slice(header.bytes());
+                if self.digests.header {
+                    let crc = iscsi::pdu::crc32c(header.bytes());
+                    self.headers.extend_from_slice(&crc.to_le_bytes());
+                }
+                self.pieces.push_back(Piece::Headers(self.headers.len()));
+                self.pieces.push_back(Piece::Data { slot, from, to });
+                return;
+            }
+            Some((slot, from, to)) => {
+                let data = &self.slots[usize::from(slot)].data[from as usize..to as usize];
+                encode(&mut self.headers, header, &[], data, self.digests);
+            }
+            None => encode(&mut self.headers, header, &[], &[], self.digests),
+        }
+        match self.pieces.back_mut() {
+            Some(Piece::Headers(end)) => *end = self.headers.len(),
+            _ => self.pieces.push_back(Piece::Headers(self.headers.len())),
+        }
+    }
+
+    /// Sends what is queued, as far as the socket takes it.
+    #[inline]
+    pub fn publish(&mut self) -> Result<()> {
+        while !self.pieces.is_empty() {
+            let mut slices = [IoSlice::new(&[]); PIECES_MAX];
+            let mut start = self.headers_sent;
+            for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
+                *slice = IoSlice::new(match *piece {
+                    Piece::Headers(end) => {
+                        let bytes = &self.headers[start..end];
+                        start = end;
+                        bytes
+                    }
+                    Piece::Data { slot, from, to } => {
+                        &self.slots[usize::from(slot)].data[from as usize..to as usize]
+                    }
+                });
+            }
+            let used = self.pieces.len().min(PIECES_MAX);
+            match (&self.stream).write_vectored(&slices[..used]) {
+                Ok(bytes) => self.sent(bytes),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).context("the target takes no more"),
+            }
+        }
+        Ok(())
+    }
+
+    fn sent(&mut self, mut bytes: usize) {
+        while let Some(piece) = self.pieces.front_mut() {
+            let left = match piece {
+                Piece::Headers(end) => {
+                    let here = bytes.min(*end - self.headers_sent);
+                    self.headers_sent += here;
+                    bytes -= here;
+                    *end - self.headers_sent
+                }
+                Piece::Data { from, to, .. } => {
+                    let here = bytes.min((*to - *from) as usize);
+                    *from += here as u32;
+                    bytes -= here;
+                    (*to - *from) as usize
+                }
+            };
+            if left > 0 {
+                return;
+            }
+            self.pieces.pop_front();
+        }
+        self.headers.clear();
+        self.headers_sent = 0;
+    }
+
+    /// Takes what has come back.
+    #[inline]
+    pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        if !self.pieces.is_empty() {
+            self.publish()?;
+        }
+        if self.receive()? {
+            self.parse()?;
+        }
+        if !self.pieces.is_empty() {
+            self.publish()?;
+        }
+        done.append(&mut self.done);
+        Ok(())
+    }
+
+    /// Where the data of the current PDU goes: slot and offset.
+    fn destination(&self) -> Option<(usize, usize)> {
+        let bhs = self.decoder.bhs();
+        (bhs.kind() == Some(Opcode::DataIn)).then(|| {
+            let header = DataIn::from_bhs(&bhs);
+            let slot = header.itt.get() as u16;
+            let end = header.buffer_offset.get() + header.lengths.data();
+            (usize::from(slot), (end - self.decoder.data_left()) as usize)
+        })
+    }
+
+    /// Receives what is there; false: nothing.
+    fn receive(&mut self) -> Result<bool> {
+        let left = self.decoder.data_left() as usize;
+        let direct = (left >= DIRECT_BYTES_MIN).then(|| self.destination());
+        let got = match direct.flatten() {
+            // The header's check has made sure that all of it fits.
+            Some((slot, at)) => {
+                let data = &mut self.slots[slot].data[at..at + left];
+                let mut slices = [IoSliceMut::new(data), IoSliceMut::new(&mut self.stage)];
+                (&self.stream).read_vectored(&mut slices)
+            }
+            None => (&self.stream).read(&mut self.stage),
+        };
+        let bytes = match got {
+            Ok(0) => bail!("the target has closed the connection"),
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(false),
+            Err(error) => return Err(error).context("the connection is lost"),
+        };
+        (self.from, self.to) = (0, bytes);
+        if let Some(Some((slot, at))) = direct {
+            let here = bytes.min(left);
+            self.decoder
+                .take_data(&self.slots[slot].data[at..at + here]);
+            self.to -= here;
+        }
+        Ok(true)
+    }
+
+    fn parse(&mut self) -> Result<()> {
+        loop {
+            let (used, progress) = self.decoder.push(&self.stage[self.from..self.to])?;
+            self.from += used;
+            match progress {
+                Progress::NeedMore(_) => return Ok(()),
+                Progress::Header => self.header()?,
+                Progress::Data(_) if self.from == self.to => return Ok(()),
+                Progress::Data(left) => {
+                    let here = (left as usize).min(self.to - self.from);
+                    let piece = &self.stage[self.from..self.from + here];
+                    match self.destination() {
+                        Some((slot, at)) => {
+                            self.slots[slot].data[at..at + here].copy_from_slice(piece);
+                        }
+                        None => self.segment.extend_from_slice(piece),
+                    }
+                    self.decoder.take_data(piece);
+                    self.from += here;
+                }
+                Progress::End { digest_ok } => {
+                    ensure!(digest_ok, "a data digest does not match");
+                    self.end()?;
+                }
+            }
+        }
+    }
+
+    /// A header has come: may its data go where it says?
+    fn header(&mut self) -> Result<()> {
+        self.segment.clear();
+        let bhs = self.decoder.bhs();
+        if bhs.kind() != Some(Opcode::DataIn) {
+            return Ok(());
+        }
+        let header = DataIn::from_bhs(&bhs);
+        let slot = self.find(header.itt.get())?;
+        let slot = &mut self.slots[usize::from(slot)];
+        let end = header
+            .buffer_offset
+            .get()
+            .checked_add(header.lengths.data());
+        ensure!(
+            slot.ask == Ask::Read
+                && end.is_some_and(|end| end <= slot.length && end as usize <= slot.data.len()),
+            "read data outside of what was asked for"
+        );
+        slot.came += header.lengths.data();
+        Ok(())
+    }
+
+    fn find(&self, itt: u32) -> Result<u16> {
+        let index = itt as u16;
+        match self.slots.get(usize::from(index)) {
+            Some(slot) if slot.busy && u32::from(slot.uses) == itt >> 16 => Ok(index),
+            _ => bail!("an answer to no request, tag {itt:#x}"),
+        }
+    }
+
+    /// A PDU is over.
+    fn end(&mut self) -> Result<()> {
+        let bhs = self.decoder.bhs();
+        // StatSN, ExpCmdSN and MaxCmdSN are in the same place in every PDU of a target.
+        let numbers = NopIn::from_bhs(&bhs);
+        if after(numbers.max_cmd_sn.get(), self.max_cmd_sn) {
+            self.max_cmd_sn = numbers.max_cmd_sn.get();
+        }
+        match bhs.kind() {
+            Some(Opcode::DataIn) => {
+                let header = DataIn::from_bhs(&bhs);
+                if header.flags & DataIn::STATUS != 0 {
+                    self.exp_stat_sn = header.stat_sn.get().wrapping_add(1);
+                    self.finish(header.itt.get(), header.status == 0)?;
+                }
+            }
+            Some(Opcode::ScsiResponse) => {
+                let header = ScsiResponse::from_bhs(&bhs);
+                self.exp_stat_sn = header.stat_sn.get().wrapping_add(1);
+                self.finish(header.itt.get(), header.response == 0 && header.status == 0)?;
+            }
+            Some(Opcode::ReadyToTransfer) => {
+                let header = ReadyToTransfer::from_bhs(&bhs);
+                let itt = header.itt.get();
+                let index = self.find(itt)?;
+                let slot = &self.slots[usize::from(index)];
+                let from = header.buffer_offset.get();
+                let to = from.checked_add(header.desired_length.get());
+                let to = to.filter(|to| slot.ask == Ask::Write && *to <= slot.length);
+                let to = to.context("an R2T beyond the data of its request")?;
+                self.data_out(index, itt, header.ttt.get(), from, to);
+            }
+            Some(Opcode::NopIn) if numbers.ttt.get() != NO_TAG => {
+                let mut answer = NopOut {
+                    ttt: numbers.ttt,
+                    lun: numbers.lun,
+                    cmd_sn: self.cmd_sn.into(),
+                    exp_stat_sn: self.exp_stat_sn.into(),
+                    ..NopOut::idle()
+                };
+                answer.opcode |= IMMEDIATE;
+                self.queue(answer.to_bhs(), None);
+            }
+            Some(Opcode::NopIn) => {}
+            kind => bail!("the target sent {kind:?}, which nobody asked for"),
+        }
+        while !self.waiting.is_empty() && !after(self.cmd_sn, self.max_cmd_sn) {
+            if let Some(index) = self.waiting.pop_front() {
+                self.command(index);
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, itt: u32, good: bool) -> Result<()> {
+        let index = self.find(itt)?;
+        let slot = &mut self.slots[usize::from(index)];
+        slot.busy = false;
+        let whole = slot.ask != Ask::Read || slot.came == slot.length;
+        self.done.push(Done {
+            slot: index,
+            ok: good && whole,
+        });
+        Ok(())
+    }
+
+    /// Waits for the socket.
+    pub fn wait(&mut self, limit: Duration) -> Result<()> {
+        let mut wanted = PollFlags::IN;
+        if !self.pieces.is_empty() {
+            wanted |= PollFlags::OUT;
+        }
+        let mut waits = [PollFd::new(&self.stream, wanted)];
+        // Nobody else wakes this thread when it is to stop.
+        let limit = limit.min(LOOK_UP);
+        match poll(&mut waits, Timespec::try_from(limit).ok().as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error).context("cannot wait for the target"),
+        }
+    }
+
+    /// Changes a slot's data.
+    pub fn write_data(&mut self, slot: u16, data: &[u8]) {
+        if let Some(slot) = self.slots.get_mut(usize::from(slot)) {
+            slot.data[..data.len()].copy_from_slice(data);
+        }
+    }
+
+    /// Looks at a slot's data.
+    pub fn read_data(&self, slot: u16, into: &mut [u8]) {
+        if let Some(slot) = self.slots.get(usize::from(slot)) {
+            into.copy_from_slice(&slot.data[..into.len()]);
+        }
+    }
+}

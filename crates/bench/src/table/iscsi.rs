@@ -1,0 +1,383 @@
+//! `make bench-iscsi`: our iSCSI door beside tgt, in turns, one table.
+//!
+//! Each serves a RAM disk (tgt: a file on tmpfs, the nearest it has) on one CPU; one initiator, `driver::iscsi`, on
+//! another drives both. Beside rates and latencies the table says what a request costs the target and the driver in
+//! CPU time: the driver must not be what is measured.
+
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use timeline::Clock;
+
+use super::peers::{Daemon, pinned};
+use super::{TableOptions, disturbances, head, introduction};
+use crate::driver::{Demand, DriverOptions, Session, Subject};
+use crate::job::{Job, apply};
+use crate::report::{columns, rate, ratio};
+use crate::run::{Outcome, Plan, Progress, SubjectResult, bootstrap_ratio, cpu_of, run, spread};
+
+const TARGET: &str = "iqn.2026-11.org.example:bench";
+/// Bytes of each disk.
+const SIZE: u64 = 512 << 20;
+/// A target that has not opened its port by then will not.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const OURS: &str = "lunette";
+const PEER: &str = "tgt";
+
+struct Case {
+    name: &'static str,
+    options: &'static [(&'static str, &'static str)],
+    /// The driver looks again and again.
+    polling: bool,
+    digests: bool,
+}
+
+const fn case(name: &'static str, options: &'static [(&'static str, &'static str)]) -> Case {
+    Case {
+        name,
+        options,
+        polling: false,
+        digests: false,
+    }
+}
+
+const READ: (&str, &str) = ("rw", "randread");
+const WRITE: (&str, &str) = ("rw", "randwrite");
+const DEPTH_32: (&str, &str) = ("iodepth", "32");
+const DEPTH_8: (&str, &str) = ("iodepth", "8");
+const LARGE: (&str, &str) = ("bs", "256k");
+
+const CASES: &[Case] = &[
+    case("4k read QD32", &[READ, DEPTH_32]),
+    case("4k read QD1", &[READ]),
+    Case {
+        polling: true,
+        ..case("4k read QD1, polled", &[READ])
+    },
+    case("256k read QD8", &[READ, LARGE, DEPTH_8]),
+    case("4k write QD32", &[WRITE, DEPTH_32]),
+    case("4k write QD1", &[WRITE]),
+    case("256k write QD8", &[WRITE, LARGE, DEPTH_8]),
+    case("4k read 4 x QD32", &[READ, DEPTH_32, ("numjobs", "4")]),
+    Case {
+        digests: true,
+        ..case("4k read QD32, CRC32C", &[READ, DEPTH_32])
+    },
+    Case {
+        digests: true,
+        ..case("256k read QD8, CRC32C", &[READ, LARGE, DEPTH_8])
+    },
+];
+
+/// A target that serves.
+struct Served {
+    name: &'static str,
+    daemon: Daemon,
+    subject: String,
+    /// Its disk, where that is a file.
+    _memory: Option<tempfile::NamedTempFile>,
+}
+
+impl Served {
+    fn subject(&self, digests: bool) -> Result<Subject> {
+        let digests = u8::from(digests);
+        Subject::parse(&format!(
+            "{},name={},pid={},digests={digests}",
+            self.subject,
+            self.name,
+            self.daemon.pid()
+        ))
+    }
+}
+
+/// What one case gave.
+struct Line {
+    case: &'static Case,
+    outcome: Outcome,
+}
+
+/// Makes the table; gives it as text for a terminal and for a file of notes.
+pub fn iscsi_table(
+    options: &TableOptions,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<String> {
+    let clock = Clock::new();
+    let folder = tempfile::tempdir()?;
+    progress.say("starting the targets and filling their disks");
+    let mut targets = vec![lunette(options, folder.path())?];
+    match tgt(options, folder.path()) {
+        Ok(peer) => targets.push(peer),
+        Err(error) => progress.say(&format!(
+            "without tgt (Debian: apt-get install tgt; it needs root): {error:#}"
+        )),
+    }
+    let all = |digests| {
+        targets
+            .iter()
+            .map(|one| one.subject(digests))
+            .collect::<Result<Vec<_>>>()
+    };
+    fill(all(false)?, &clock, interrupted)?;
+    let mut lines = Vec::new();
+    for case in CASES {
+        let wanted = options.only.as_ref();
+        if !wanted.is_none_or(|only| case.name.contains(only.as_str()))
+            || interrupted.load(Ordering::Relaxed)
+        {
+            continue;
+        }
+        let plan = plan(case, all(case.digests)?, options)?;
+        let outcome = run(&plan, &clock, interrupted, progress)
+            .with_context(|| format!("case {}", case.name))?;
+        lines.push(Line { case, outcome });
+    }
+    let mut idle = Vec::new();
+    for target in &targets {
+        idle.push((target.name, idle_cpu(target)?));
+    }
+    Ok(render(&lines, &idle, options))
+}
+
+/// A port that nobody listens on just now.
+fn free_port() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+/// Waits until it accepts.
+fn await_port(daemon: &mut Daemon, address: SocketAddr, log: &Path) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while TcpStream::connect(address).is_err() {
+        if Instant::now() > until || daemon.has_ended()? {
+            let text = std::fs::read_to_string(log).unwrap_or_default();
+            bail!("nobody accepts at {address}: {}", text.trim());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn lunette(options: &TableOptions, folder: &Path) -> Result<Served> {
+    let address = free_port()?;
+    let cpu = options.device_cpu.to_string();
+    let mut command = pinned(&options.program, options.device_cpu);
+    command.args(["--log", "warn", "serve", "--cpus", &cpu, "--control"]);
+    command.arg(folder.join("control"));
+    command.args(["--disk", &format!("d0=ram:{SIZE}")]);
+    command.args(["--iscsi", &format!("{TARGET}=d0")]);
+    command.args(["--portal", &address.to_string(), "--demo-mode", "rw"]);
+    let log = folder.join("lunette.log");
+    let mut daemon = Daemon::start(command, &log, &[])?;
+    await_port(&mut daemon, address, &log)?;
+    Ok(Served {
+        name: OURS,
+        daemon,
+        subject: format!("iscsi://{address}/{TARGET}/0"),
+        _memory: None,
+    })
+}
+
+/// Debian's tgtd with a file on tmpfs as LUN 1, for its LUN 0 is a controller.
+fn tgt(options: &TableOptions, folder: &Path) -> Result<Served> {
+    let memory = tempfile::Builder::new()
+        .prefix("lunette-bench")
+        .tempfile_in("/dev/shm")?;
+    memory.as_file().set_len(SIZE)?;
+    let address = free_port()?;
+    // Its control port names a socket of its own, beside that of a tgtd that may run here.
+    let control = address.port().to_string();
+    let mut command = pinned(Path::new("tgtd"), options.device_cpu);
+    command.args(["-f", "-C", &control, "--iscsi"]);
+    command.arg(format!("portal={address}"));
+    let log = folder.join("tgtd.log");
+    let mut daemon = Daemon::start(command, &log, &[])?;
+    await_port(&mut daemon, address, &log)?;
+    let path = memory.path().to_string_lossy().into_owned();
+    for words in [
+        vec![
+            "--op", "new", "--mode", "target", "--tid", "1", "-T", TARGET,
+        ],
+        vec![
+            "--op",
+            "new",
+            "--mode",
+            "logicalunit",
+            "--tid",
+            "1",
+            "--lun",
+            "1",
+            "-b",
+            &path,
+        ],
+        vec![
+            "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL",
+        ],
+    ] {
+        let said = File::create(folder.join("tgtadm.log"))?;
+        let status = Command::new("tgtadm")
+            .args(["-C", &control, "--lld", "iscsi"])
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(said.try_clone()?)
+            .stderr(said)
+            .status()
+            .context("cannot run tgtadm")?;
+        ensure!(status.success(), "tgtadm failed");
+    }
+    Ok(Served {
+        name: PEER,
+        daemon,
+        subject: format!("iscsi://{address}/{TARGET}/1"),
+        _memory: Some(memory),
+    })
+}
+
+fn job(name: &str, options: &[(&str, &str)]) -> Result<Job> {
+    let mut job = Job {
+        name: name.to_owned(),
+        ..Job::default()
+    };
+    for (option, value) in options {
+        apply(&mut job, option, Some(value)).map_err(anyhow::Error::msg)?;
+    }
+    Ok(job)
+}
+
+fn plan(case: &Case, subjects: Vec<Subject>, options: &TableOptions) -> Result<Plan> {
+    let job = Job {
+        no_random_map: true,
+        time_based: true,
+        runtime: Some(options.turn),
+        ..job(case.name, case.options)?
+    };
+    Ok(Plan {
+        subjects,
+        jobs: vec![job],
+        driver: DriverOptions {
+            polling: case.polling,
+            ..DriverOptions::default()
+        },
+        repetitions: options.repetitions,
+        warm_up: Duration::from_millis(100),
+        cpus: vec![options.driver_cpu],
+        retries: 1,
+        disturbance_max: 0.1,
+    })
+}
+
+/// Memory that was never written would be read for less than it costs.
+fn fill(subjects: Vec<Subject>, clock: &Clock, interrupted: &Arc<AtomicBool>) -> Result<()> {
+    let plan = Plan {
+        subjects,
+        jobs: vec![job("fill", &[("rw", "write"), LARGE, DEPTH_8])?],
+        driver: DriverOptions {
+            polling: false,
+            ..DriverOptions::default()
+        },
+        repetitions: 1,
+        warm_up: Duration::ZERO,
+        cpus: Vec::new(),
+        retries: 0,
+        disturbance_max: f64::INFINITY,
+    };
+    run(&plan, clock, interrupted, &Progress::silent()).context("filling the disks")?;
+    Ok(())
+}
+
+/// Part of a CPU that a target uses while a session is logged in and asks nothing.
+fn idle_cpu(target: &Served) -> Result<f64> {
+    let options = DriverOptions::default();
+    let demand = Demand {
+        slots: 1,
+        largest: 4096,
+        zeroes: true,
+    };
+    let mut session = Session::open(&target.subject(false)?, &options, demand, 1, None)?;
+    let _queue = session.queue(&options, demand)?;
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = target.daemon.pid();
+    let (before, begin) = (cpu_of(pid), Instant::now());
+    std::thread::sleep(Duration::from_secs(2));
+    let used = cpu_of(pid).saturating_sub(before);
+    Ok(used as f64 / begin.elapsed().as_nanos() as f64)
+}
+
+fn find<'a>(line: &'a Line, name: &str) -> Option<&'a SubjectResult> {
+    let mut subjects = line.outcome.subjects.iter();
+    subjects.find(|s| s.name == name && !s.repetitions.is_empty())
+}
+
+fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> String {
+    let mut text = introduction(options);
+    text.push_str(
+        "I/Os per second: median, half the spread; ratio of medians with its 95 % interval\n\n",
+    );
+    let mut rows = vec![head(&["case", OURS, PEER, "lunette / tgt", "bandwidth"])];
+    for line in lines {
+        let (ours, peer) = (find(line, OURS), find(line, PEER));
+        let iops = |subject: &SubjectResult| subject.each(crate::run::Repetition::iops);
+        let said = |subject: Option<&SubjectResult>| {
+            subject.map_or_else(String::new, |subject| {
+                let values = spread(&iops(subject));
+                let half = values.relative() * 100.0;
+                format!("{} +-{half:.0} %", rate(values.median))
+            })
+        };
+        let between = match (ours, peer) {
+            (Some(a), Some(b)) => ratio(bootstrap_ratio(&iops(a), &iops(b))),
+            _ => String::new(),
+        };
+        let bytes = ours.map(|subject| spread(&subject.each(crate::run::Repetition::bandwidth)));
+        let bytes = bytes.map_or_else(String::new, |b| format!("{:.2} GB/s", b.median / 1e9));
+        rows.push(vec![
+            line.case.name.to_owned(),
+            said(ours),
+            said(peer),
+            between,
+            bytes,
+        ]);
+    }
+    text.push_str(&columns(&rows));
+    text.push_str(
+        "\nTime of one request; CPU seconds per million requests: of the target, and of the driver\n\n",
+    );
+    let mut rows = vec![head(&["case", OURS, PEER, "CPU of target, lunette / tgt"])];
+    for line in lines {
+        let middle = |name| find(line, name).and_then(SubjectResult::median_repetition);
+        let said = |name| {
+            middle(name).map_or_else(String::new, |one| {
+                let p50 = timeline::table::time(one.latency().quantile_ns(0.5) as f64);
+                let target = one.device_cpu_per_million.unwrap_or(0.0);
+                format!("{p50}; {target:.2} s, {:.2} s", one.driver_cpu_per_million)
+            })
+        };
+        let cpu = |name| middle(name).and_then(|one| one.device_cpu_per_million);
+        let between = match (cpu(OURS), cpu(PEER)) {
+            (Some(a), Some(b)) if b > 0.0 => format!("x{:.2}", a / b),
+            _ => String::new(),
+        };
+        rows.push(vec![
+            line.case.name.to_owned(),
+            said(OURS),
+            said(PEER),
+            between,
+        ]);
+    }
+    text.push_str(&columns(&rows));
+    text.push_str("\nIdle CPU, one session logged in:");
+    for (name, share) in idle {
+        text.push_str(&format!(" {name} {:.2} %", share * 100.0));
+    }
+    text.push('\n');
+    text.push_str(&disturbances(
+        lines.iter().flat_map(|line| &line.outcome.subjects),
+    ));
+    text
+}

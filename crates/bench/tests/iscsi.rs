@@ -1,0 +1,134 @@
+//! The iSCSI driver against a door of this process: content, counts, digests, several sessions, a target that leaves.
+
+mod support;
+
+use std::sync::Arc;
+
+use backend::{Disk, Engine, Ram, RamOptions};
+use bench::driver::{DriverOptions, Subject};
+use iscsi_net::{DemoMode, DoorLimits, Server, TargetOptions};
+use reactor::{PollLimit, Pool, WorkerOptions};
+use scsi::MemoryStore;
+use scsi_tasks::Units;
+use support::{job, outcome, plan};
+
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+
+fn ram() -> Arc<dyn Engine> {
+    let options = RamOptions {
+        size: 16 << 20,
+        huge_pages: false,
+        ..RamOptions::default()
+    };
+    Arc::new(Ram::create(options).unwrap())
+}
+
+/// A target with two units, the second of which may only be read.
+fn serve() -> (Server, String) {
+    let workers = WorkerOptions {
+        count: 2,
+        cpus: Vec::new(),
+        poll: PollLimit::Micros(20),
+    };
+    let pool = Arc::new(Pool::start(&workers).unwrap());
+    let units = Units::new(Box::new(MemoryStore::default()));
+    let server = Server::start(pool, units, DoorLimits::default()).unwrap();
+    let options = TargetOptions {
+        name: TARGET.to_owned(),
+        portals: vec!["127.0.0.1:0".parse().unwrap()],
+        demo_mode: DemoMode::ReadWrite,
+        ..TargetOptions::default()
+    };
+    let read_only = RamOptions {
+        size: 1 << 20,
+        read_only: true,
+        huge_pages: false,
+        ..RamOptions::default()
+    };
+    let disks = [
+        Arc::new(Disk::new("d0", None, ram()).unwrap()),
+        Arc::new(Disk::new("d1", None, Arc::new(Ram::create(read_only).unwrap())).unwrap()),
+    ];
+    let portals = server.add_target(options, &disks).unwrap();
+    (server, format!("iscsi://{}/{TARGET}", portals[0]))
+}
+
+#[test]
+fn what_is_written_is_read_again_with_digests_and_without() {
+    let (_server, place) = serve();
+    for (digests, polling) in [(0, true), (1, false)] {
+        let subject = Subject::parse(&format!("{place}/0,digests={digests}")).unwrap();
+        // Small ones fit into their command, large ones need unsolicited data and R2Ts.
+        for size in ["4k", "1m"] {
+            let jobs = vec![job(&[
+                ("rw", "randwrite"),
+                ("bs", size),
+                ("size", "8m"),
+                ("iodepth", "8"),
+                ("verify", "crc32c"),
+            ])];
+            let driver = DriverOptions {
+                polling,
+                ..DriverOptions::default()
+            };
+            let outcome = outcome(&plan(vec![subject.clone()], jobs, driver));
+            let one = &outcome.subjects[0].repetitions[0];
+            assert_eq!((one.errors(), one.jobs[0].tallies[1].bytes), (0, 8 << 20));
+            assert_eq!(one.jobs[0].verified_bytes, 8 << 20);
+        }
+    }
+}
+
+#[test]
+fn every_clone_has_a_session_and_makes_its_ios() {
+    let (server, place) = serve();
+    let jobs = vec![job(&[
+        ("rw", "randread"),
+        ("size", "4m"),
+        ("iodepth", "16"),
+        ("numjobs", "3"),
+    ])];
+    let subject = Subject::parse(&format!("{place}/0")).unwrap();
+    let outcome = outcome(&plan(vec![subject], jobs, DriverOptions::default()));
+    let one = &outcome.subjects[0].repetitions[0];
+    let ios: Vec<u64> = one.jobs.iter().map(bench::run::JobResult::ios).collect();
+    assert_eq!((one.errors(), ios.iter().sum::<u64>()), (0, 3 * 1024));
+    drop(server);
+}
+
+#[test]
+fn unit_that_may_only_be_read_is_known_before_the_run() {
+    let (_server, place) = serve();
+    let subject = Subject::parse(&format!("{place}/1")).unwrap();
+    let options = DriverOptions::default();
+    let session = bench::driver::Session::open(
+        &subject,
+        &options,
+        bench::driver::Demand::default(),
+        1,
+        None,
+    )
+    .unwrap();
+    let info = session.info();
+    assert_eq!((info.capacity, info.block_size), (1 << 20, 512));
+    assert!(info.read_only);
+}
+
+#[test]
+fn wrong_target_is_said() {
+    let (_server, place) = serve();
+    let text = format!("{}x/0", place);
+    let subject = Subject::parse(&text).unwrap();
+    let opened = bench::driver::Session::open(
+        &subject,
+        &DriverOptions::default(),
+        bench::driver::Demand::default(),
+        1,
+        None,
+    );
+    let error = format!("{:#}", opened.err().unwrap());
+    assert!(
+        error.contains("cannot log in") && error.contains("0x0203"),
+        "{error}"
+    );
+}
