@@ -1,7 +1,8 @@
 //! A named disk: an engine and the identity that every export of it shows.
 //!
 //! Serial number and NAA identifier come from the machine, the name and the serial if one is given, so they survive
-//! restarts and do not depend on the engine. Made by the control plane; shared by all workers.
+//! restarts and do not depend on the engine; an identifier may be given instead. Made by the control plane; shared by
+//! all workers.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -9,22 +10,38 @@ use std::sync::{Arc, OnceLock};
 use disk::DiskInfo;
 use ring::{Owner, Ring};
 
-use crate::{Backend, Engine, Gate, OpenError};
+use crate::error::{check_naa, check_physical_block_size};
+use crate::{Backend, Engine, Gate, OpenError, RateLimits, Throttle};
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
+
+/// What a disk shows to its clients besides what its engine says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DiskOptions<'a> {
+    /// Serial number; `None`: made from the name.
+    pub serial: Option<&'a str>,
+    /// NAA identifier of 64 bits; `None`: made from the machine, the name and the serial.
+    pub wwn: Option<u64>,
+    /// Physical block size in bytes; `None`: what the engine says.
+    pub physical_block_size: Option<u32>,
+    /// Its medium can be ejected and loaded by SCSI initiators.
+    pub removable: bool,
+}
 
 /// A named disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
     name: Arc<str>,
+    removable: bool,
     engine: Arc<dyn Engine>,
     info: Arc<DiskInfo>,
     gate: Arc<Gate>,
+    throttle: Arc<Throttle>,
 }
 
 impl Disk {
-    /// Gives an engine a name and an identity.
+    /// Gives an engine a name and an identity, and leaves all else as the engine says.
     ///
     /// # Errors
     /// When the serial does not fit into 20 printable ASCII characters.
@@ -33,7 +50,37 @@ impl Disk {
         serial: Option<&str>,
         engine: Arc<dyn Engine>,
     ) -> Result<Disk, OpenError> {
-        let naa = naa_of(&[machine(), name, serial.unwrap_or_default()]);
+        let options = DiskOptions {
+            serial,
+            ..DiskOptions::default()
+        };
+        Disk::with_options(name, options, engine)
+    }
+
+    /// Gives an engine a name, an identity and what else clients see.
+    ///
+    /// # Errors
+    /// When an option does not fit, or does not fit the engine.
+    pub fn with_options(
+        name: &str,
+        options: DiskOptions<'_>,
+        engine: Arc<dyn Engine>,
+    ) -> Result<Disk, OpenError> {
+        let DiskOptions {
+            serial,
+            wwn,
+            physical_block_size,
+            removable,
+        } = options;
+        let told = engine.info();
+        let naa = match wwn {
+            Some(wwn) => check_naa(wwn)?,
+            None => naa_of(&[machine(), name, serial.unwrap_or_default()]),
+        };
+        let physical_block_size = match physical_block_size {
+            Some(found) => check_physical_block_size(found, told.geometry.block_size())?,
+            None => told.physical_block_size,
+        };
         let serial = match serial {
             Some(given) if is_serial(given) => given.to_owned(),
             Some(given) => {
@@ -48,13 +95,16 @@ impl Disk {
         let info = DiskInfo {
             serial,
             naa,
-            ..engine.info()
+            physical_block_size,
+            ..told
         };
         Ok(Disk {
             name: name.into(),
+            removable,
             engine,
             info: Arc::new(info),
             gate: Arc::default(),
+            throttle: Arc::default(),
         })
     }
 
@@ -68,6 +118,11 @@ impl Disk {
         &self.info
     }
 
+    /// Can its medium be ejected and loaded?
+    pub fn is_removable(&self) -> bool {
+        self.removable
+    }
+
     /// Opens a worker's own handle: [`Engine::open`].
     ///
     /// # Errors
@@ -79,6 +134,16 @@ impl Disk {
     /// Ranges that are held against all other changes.
     pub fn gate(&self) -> &Arc<Gate> {
         &self.gate
+    }
+
+    /// Sets its limits anew, at any time: they hold for all doors together.
+    pub fn set_limits(&self, limits: RateLimits) {
+        self.throttle.set(limits);
+    }
+
+    /// Its limits, as workers keep to them.
+    pub fn throttle(&self) -> &Arc<Throttle> {
+        &self.throttle
     }
 
     /// What does its I/O.
@@ -143,5 +208,46 @@ mod tests {
         let long = disk("a-name-of-more-than-twenty-bytes", None).unwrap();
         assert_eq!(long.info().serial.len(), 20);
         assert!(long.info().serial.starts_with("lunette-"));
+    }
+
+    #[test]
+    fn options_are_shown_or_refused() {
+        let with = |options| {
+            let engine = Null::create(NullOptions {
+                size: 1 << 20,
+                block_size: 4096,
+                ..NullOptions::default()
+            });
+            Disk::with_options("d", options, Arc::new(engine.unwrap()))
+        };
+        let plain = with(DiskOptions::default()).unwrap();
+        assert!(!plain.is_removable());
+        assert_eq!(plain.info().physical_block_size, 4096);
+        let all = DiskOptions {
+            serial: Some("S-1"),
+            wwn: Some(0x5000_0000_0000_0001),
+            physical_block_size: Some(16384),
+            removable: true,
+        };
+        let disk = with(all).unwrap();
+        assert!(disk.is_removable());
+        assert_eq!(disk.info().serial, "S-1");
+        assert_eq!(disk.info().naa, 0x5000_0000_0000_0001);
+        assert_eq!(disk.info().physical_block_size, 16384);
+        for found in [512, 4097, 131_072, 0] {
+            let options = DiskOptions {
+                physical_block_size: Some(found),
+                ..all
+            };
+            let error = with(options).unwrap_err().to_string();
+            assert!(error.contains(&format!("block size {found} ")), "{error}");
+        }
+        for wwn in [0, 1, 0x6000_0000_0000_0001, u64::MAX] {
+            let options = DiskOptions {
+                wwn: Some(wwn),
+                ..all
+            };
+            assert!(matches!(with(options), Err(OpenError::Wwn { found }) if found == wwn));
+        }
     }
 }

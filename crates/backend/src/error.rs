@@ -38,6 +38,22 @@ pub enum OpenError {
         /// What was asked for.
         found: String,
     },
+    /// Not a physical block size, or one below the logical block size.
+    #[error(
+        "physical block size {found} is not allowed: it must be a power of two from the block size, {block_size} bytes, to 65536"
+    )]
+    PhysicalBlockSize {
+        /// What was asked for.
+        found: u32,
+        /// The disk's logical block size.
+        block_size: u32,
+    },
+    /// Not an NAA identifier of 64 bits.
+    #[error("wwn {found:016x} is not allowed: its first digit must be 2, 3 or 5")]
+    Wwn {
+        /// What was asked for.
+        found: u64,
+    },
     /// Something about a file.
     #[error("{}: {what}", path.display())]
     File {
@@ -62,4 +78,20 @@ pub(crate) fn check_size(found: u64, block_size: u32) -> Result<u64, OpenError> 
         return Err(OpenError::Size { found, block_size });
     }
     Ok(found)
+}
+
+/// Can physical blocks of this size be made of the logical ones?
+pub(crate) fn check_physical_block_size(found: u32, block_size: u32) -> Result<u32, OpenError> {
+    if found.is_power_of_two() && (block_size..=65536).contains(&found) {
+        return Ok(found);
+    }
+    Err(OpenError::PhysicalBlockSize { found, block_size })
+}
+
+/// Is it an NAA identifier of eight bytes: IEEE extended, locally assigned or IEEE registered (SPC-5, 7.7.6.6)?
+pub(crate) fn check_naa(found: u64) -> Result<u64, OpenError> {
+    match found >> 60 {
+        2 | 3 | 5 => Ok(found),
+        _ => Err(OpenError::Wwn { found }),
+    }
 }

@@ -21,6 +21,7 @@ mod file;
 mod gate;
 mod null;
 mod ram;
+mod throttle;
 
 use std::io;
 
@@ -29,13 +30,14 @@ use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
 pub use delay::Delay;
-pub use disk_object::Disk;
+pub use disk_object::{Disk, DiskOptions};
 pub use error::OpenError;
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, File, FileOptions};
 pub use gate::{Gate, Lease, Member, Membership, Settling};
 pub use null::{Null, NullOptions};
 pub use ram::{Ram, RamOptions};
+pub use throttle::{Moment, RateLimits, Throttle};
 
 /// What the submitter calls its I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

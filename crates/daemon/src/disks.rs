@@ -3,9 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use backend::{Disk, Engine, File, FileOptions, Null, NullOptions, OpenError, Ram, RamOptions};
+use backend::{
+    Disk, DiskOptions, Engine, File, FileOptions, Null, NullOptions, OpenError, Ram, RamOptions,
+    RateLimits,
+};
 
-use crate::config::{BackendConfig, CacheMode, DiskConfig};
+use crate::config::{BackendConfig, CacheMode, DiskConfig, LimitsConfig};
 
 /// The block size of a disk that has no other reason for one.
 const BLOCK_SIZE_DEFAULT: u32 = 512;
@@ -53,7 +56,28 @@ fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
             ..FileOptions::new(path)
         })?),
     };
-    Disk::new(&config.name, config.serial.as_deref(), engine)
+    let options = DiskOptions {
+        serial: config.serial.as_deref(),
+        wwn: config.shown.wwn,
+        physical_block_size: config.shown.physical_block_size,
+        removable: config.shown.removable,
+    };
+    let disk = Disk::with_options(&config.name, options, engine)?;
+    disk.set_limits(limits(&config.limits));
+    Ok(disk)
+}
+
+/// Limits as a disk takes them ([`Disk::set_limits`]), with what is not said filled in.
+pub(crate) fn limits(config: &LimitsConfig) -> RateLimits {
+    let burst = |burst: Option<u64>, rate: Option<u64>| {
+        burst.unwrap_or(RateLimits::usual_burst(rate.unwrap_or(0)))
+    };
+    RateLimits {
+        iops: config.iops.unwrap_or(0),
+        iops_burst: burst(config.iops_burst, config.iops),
+        bandwidth: config.bandwidth.unwrap_or(0),
+        bandwidth_burst: burst(config.bandwidth_burst, config.bandwidth),
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +108,9 @@ mod tests {
         ] {
             for (block_size, read_only) in [(512, "off"), (4096, "off"), (4096, "on")] {
                 let flag = format!("d={engine},block_size={block_size},ro={read_only},serial=S-1");
+                let flag = flag
+                    + ",wwn=3a5b000000000001,physical_block_size=8192,removable=on"
+                    + ",iops=1000,bandwidth=1M,bandwidth_burst=2M";
                 let (disks, reasons) = opened(std::slice::from_ref(&flag));
                 assert_eq!(reasons, [""; 0], "{flag}");
                 let info = disks["d"].info();
@@ -91,6 +118,16 @@ mod tests {
                 assert_eq!(info.geometry.block_size(), block_size, "{flag}");
                 assert_eq!(info.read_only, read_only == "on", "{flag}");
                 assert_eq!(info.serial, "S-1", "{flag}");
+                assert_eq!(info.naa, 0x3a5b_0000_0000_0001, "{flag}");
+                assert_eq!(info.physical_block_size, 8192, "{flag}");
+                assert!(disks["d"].is_removable(), "{flag}");
+                let limits = RateLimits {
+                    iops: 1000,
+                    iops_burst: 50,
+                    bandwidth: 1 << 20,
+                    bandwidth_burst: 2 << 20,
+                };
+                assert_eq!(disks["d"].throttle().limits(), limits, "{flag}");
             }
         }
     }

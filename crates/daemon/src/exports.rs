@@ -85,7 +85,7 @@ pub(crate) fn open_all(
     let mut ready = Vec::new();
     let mut inherited = inherited;
     let blk = config.vhost_blk.iter().map(|export| {
-        let device = blk_device(export, disks);
+        let device = blk_device(export, disks, units);
         ("vhost-blk", &export.name, &export.socket, device)
     });
     let scsi = config.vhost_scsi.iter().map(|export| {
@@ -185,7 +185,11 @@ fn serve_inherited(
     }
 }
 
-fn blk_device(config: &VhostBlkConfig, disks: &Disks) -> Result<Arc<dyn VirtioDevice>, String> {
+fn blk_device(
+    config: &VhostBlkConfig,
+    disks: &Disks,
+    units: &Arc<Units>,
+) -> Result<Arc<dyn VirtioDevice>, String> {
     let options = BlkOptions {
         name: config.name.clone(),
         queues: config.queues,
@@ -193,7 +197,13 @@ fn blk_device(config: &VhostBlkConfig, disks: &Disks) -> Result<Arc<dyn VirtioDe
     let disk = disks
         .get(&config.disk)
         .ok_or_else(|| missing(&config.disk))?;
-    Ok(Arc::new(BlkDevice::new(Arc::clone(disk), options)))
+    let device = BlkDevice::new(Arc::clone(disk), options);
+    if disk.is_removable() {
+        // virtio-blk has no word for a medium that is gone: SCSI initiators cannot eject it meanwhile.
+        let hold = units.unit(disk).hold_medium();
+        return Ok(Arc::new(device.holding(hold)));
+    }
+    Ok(Arc::new(device))
 }
 
 fn scsi_device(

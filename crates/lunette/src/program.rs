@@ -7,8 +7,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use daemon::config::{
-    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, Placement,
-    PollLimit, SCSI_QUEUES_MAX, VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
+    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LimitsConfig,
+    LunConfig, Placement, PollLimit, SCSI_QUEUES_MAX, ShownConfig, VhostBlkConfig, VhostScsiConfig,
+    WorkersConfig, nearest,
 };
 use daemon::{Inherited, StartOptions};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -159,6 +160,8 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
         block_size: None,
         read_only: common.read_only,
         serial: None,
+        shown: ShownConfig::default(),
+        limits: LimitsConfig::default(),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backend::{Backend, Disk, Finished, Settling, Submission};
+use backend::{Backend, Disk, Finished, Settling, Submission, Throttle};
 use disk::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Owner, Ring};
@@ -10,6 +10,7 @@ use timeline::{Clock, QueueRecord, Stamp};
 
 use crate::changes::{Changes, Parked};
 use crate::ledger::{DiskRecord, Ledger};
+use crate::pacing::Pacing;
 use crate::{SourceId, WorkerHandle};
 
 /// A disk as one worker sees it: an index into its open handles.
@@ -51,7 +52,12 @@ pub(crate) enum Listener {
     Disk(u32),
     /// A source's own operations on the ring.
     Source(SourceId),
+    /// I/Os that wait for a disk's limits; the token is the disk's handle.
+    Pace,
 }
+
+/// The owner of all timers for limits: see [`Io::new`].
+const PACE: Owner = Owner(1);
 
 struct OpenDisk {
     disk: Arc<Disk>,
@@ -60,9 +66,56 @@ struct OpenDisk {
     users: usize,
     changes: Changes,
     record: Arc<DiskRecord>,
+    throttle: Arc<Throttle>,
+    pacing: Pacing,
 }
 
 impl OpenDisk {
+    #[inline]
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: backend::Tag,
+    ) -> Submission {
+        if request.modifies() {
+            self.change(ring, request, buffer, tag)
+        } else {
+            self.backend.submit(ring, request, buffer, tag)
+        }
+    }
+
+    /// Submits what the limits allow now, or sets it aside.
+    #[cold]
+    fn submit_paced(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: backend::Tag,
+        handle: u32,
+    ) -> Submission {
+        let source = Tag::unpack(tag).source.0;
+        if self.pacing.may_start(&self.throttle, source, request) {
+            return self.submit(ring, request, buffer, tag);
+        }
+        let parked = Parked {
+            request: *request,
+            buffer: std::mem::take(buffer),
+            tag,
+        };
+        self.pacing.wait(source, parked);
+        self.arm(ring, handle);
+        Submission::Pending
+    }
+
+    fn arm(&mut self, ring: &mut Ring, handle: u32) {
+        if let Some(after) = self.pacing.timer(&self.throttle) {
+            ring.timer(PACE, handle.into(), after);
+        }
+    }
+
     /// Submits what changes the disk, or sets it aside while its range is held.
     #[inline]
     fn change(
@@ -106,7 +159,7 @@ impl Io {
             clock: ledger.clock().clone(),
             ledger,
             worker,
-            listeners: vec![Listener::Mailbox],
+            listeners: vec![Listener::Mailbox, Listener::Pace],
             disks: Vec::new(),
         }
     }
@@ -183,6 +236,8 @@ impl Io {
                     users: 1,
                     changes: Changes::new(disk.gate(), &self.worker, index as u32),
                     record: self.ledger.disk(disk),
+                    throttle: disk.throttle().clone(),
+                    pacing: Pacing::default(),
                 });
                 Ok(DiskHandle(index as u32))
             }
@@ -225,11 +280,10 @@ impl Io {
             return Submission::Done(Err(IoError::new(IoErrorKind::Offline)));
         };
         open.record.asked(request);
-        let submitted = if request.modifies() {
-            open.change(&mut self.ring, request, buffer, tag.pack())
+        let submitted = if open.throttle.word() == 0 {
+            open.submit(&mut self.ring, request, buffer, tag.pack())
         } else {
-            open.backend
-                .submit(&mut self.ring, request, buffer, tag.pack())
+            open.submit_paced(&mut self.ring, request, buffer, tag.pack(), handle.0)
         };
         match &submitted {
             Submission::Pending => open.record.pended(),
@@ -252,6 +306,31 @@ impl Io {
                 open.record.finished(&one.outcome);
             }
         }
+    }
+
+    /// A timer for a disk's limits has fired: what may start now does.
+    pub(crate) fn pace(&mut self, disk: u32, finished: &mut Vec<Finished>) {
+        let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
+            return;
+        };
+        open.pacing.fired();
+        while let Some(mut parked) = open.pacing.next(&open.throttle) {
+            let submitted = open.submit(
+                &mut self.ring,
+                &parked.request,
+                &mut parked.buffer,
+                parked.tag,
+            );
+            if let Submission::Done(outcome) = submitted {
+                open.record.finished(&outcome);
+                finished.push(Finished {
+                    tag: parked.tag,
+                    buffer: parked.buffer,
+                    outcome,
+                });
+            }
+        }
+        open.arm(&mut self.ring, disk);
     }
 
     /// A range of a disk is being acquired.

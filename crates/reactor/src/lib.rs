@@ -11,6 +11,7 @@ mod changes;
 mod disks;
 mod ledger;
 mod mailbox;
+mod pacing;
 mod polling;
 mod pool;
 mod rate_limit;

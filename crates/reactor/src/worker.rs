@@ -272,6 +272,10 @@ impl Worker {
                 }
             }
             Listener::Mailbox => self.bell_rang = true,
+            Listener::Pace => {
+                let disk = completion.token as u32;
+                self.io.pace(disk, &mut self.finished);
+            }
             Listener::Source(id) => {
                 if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
                     place.source.completed(&mut self.io, completion, noticed);

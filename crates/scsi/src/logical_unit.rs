@@ -176,6 +176,24 @@ impl LogicalUnit {
         self.refresh_word(&state);
     }
 
+    /// Keeps the medium in its place, and loads it if it was ejected: for a door whose clients know nothing of
+    /// media. Initiators are told that its removal is prevented until the hold is dropped.
+    pub fn hold_medium(self: &Arc<Self>) -> MediumHold {
+        let mut state = self.state();
+        state.medium_holds += 1;
+        self.set_loaded(&mut state, true, None);
+        MediumHold(Arc::clone(self))
+    }
+
+    /// Ejects or loads the medium; all nexuses but one learn that another may be there now.
+    pub(crate) fn set_loaded(&self, state: &mut UnitState, load: bool, but: Option<&Nexus>) {
+        if load && !state.loaded {
+            state.attention_all(self.id, SenseCode::MEDIUM_MAY_HAVE_CHANGED, but);
+        }
+        state.loaded = load;
+        self.refresh_word(state);
+    }
+
     /// Block size and capacity as they are now.
     #[inline]
     pub fn geometry(&self) -> Geometry {
@@ -283,5 +301,16 @@ impl LogicalUnit {
             state.ports.push(Arc::clone(port));
             state.ports.sort_by_key(|port| port.relative_id);
         }
+    }
+}
+
+/// While there is one, the medium of its unit cannot be ejected: [`LogicalUnit::hold_medium`].
+#[derive(Debug)]
+pub struct MediumHold(Arc<LogicalUnit>);
+
+impl Drop for MediumHold {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.medium_holds = state.medium_holds.saturating_sub(1);
     }
 }

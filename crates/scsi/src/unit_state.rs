@@ -48,6 +48,8 @@ pub(crate) struct UnitState {
     pub loaded: bool,
     /// Who has prevented its removal.
     pub prevented_by: Vec<NexusId>,
+    /// How many hold the medium who are no initiators.
+    pub medium_holds: usize,
     pub sanitize: Sanitize,
     /// AUSE: a failed sanitize operation may be left without another.
     pub sanitize_may_exit: bool,
@@ -79,6 +81,7 @@ impl UnitState {
             ports: Vec::new(),
             loaded: true,
             prevented_by: Vec::new(),
+            medium_holds: 0,
             sanitize: Sanitize::Idle,
             sanitize_may_exit: false,
             groups: BTreeMap::new(),

@@ -104,6 +104,36 @@ fn mode_select_refuses_what_cannot_be_changed_and_then_changes_nothing() {
 }
 
 #[test]
+fn a_door_that_knows_no_media_holds_it_and_loads_one_that_was_ejected() {
+    let mut bed = Bed::with(info(512, 64, 0), true);
+    let other = bed.other_nexus(2);
+    let unit = bed.unit(0);
+    let (eject, ready) = ([0x1b, 0, 0, 0, 0x02, 0], [0; 6]);
+    assert_eq!(bed.run(0, &eject, &[], 0).status, Status::Good);
+    assert_eq!(bed.run(0, &ready, &[], 0).code(), (0x02, 0x3a, 0x00));
+    let hold = unit.hold_medium();
+    for nexus in [bed.nexus.clone(), other] {
+        let changed = bed.run_as(&nexus, 0, &ready, &[], 0);
+        assert_eq!(
+            changed.code(),
+            (0x06, 0x28, 0x00),
+            "medium may have changed"
+        );
+    }
+    assert_eq!(bed.run(0, &ready, &[], 0).status, Status::Good);
+    assert_eq!(
+        bed.run(0, &eject, &[], 0).code(),
+        (0x05, 0x53, 0x02),
+        "medium removal prevented"
+    );
+    let second = unit.hold_medium();
+    drop(hold);
+    assert_eq!(bed.run(0, &eject, &[], 0).code(), (0x05, 0x53, 0x02));
+    drop(second);
+    assert_eq!(bed.run(0, &eject, &[], 0).status, Status::Good);
+}
+
+#[test]
 fn a_removable_medium_is_ejected_unless_somebody_prevents_it() {
     let mut bed = Bed::with(info(512, 2048, 0), true);
     let other = bed.other_nexus(2);

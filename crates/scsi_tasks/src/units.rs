@@ -49,7 +49,7 @@ impl Units {
         let config = UnitConfig {
             disk: DiskId(index as u32),
             info: (**disk.info()).clone(),
-            removable: false,
+            removable: disk.is_removable(),
         };
         let unit = LogicalUnit::new(&self.directory, config);
         entries[index] = Some((disk.clone(), unit.clone()));

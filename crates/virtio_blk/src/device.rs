@@ -1,5 +1,6 @@
 //! One disk's export, as a front end configures it.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,6 +29,7 @@ pub struct BlkDevice {
     writeback: AtomicBool,
     /// What queues obey: no write-back, or a driver that cannot flush.
     writethrough: Arc<AtomicBool>,
+    _held: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl BlkDevice {
@@ -39,6 +41,16 @@ impl BlkDevice {
             disk,
             writeback: AtomicBool::new(true),
             writethrough: Arc::new(AtomicBool::new(false)),
+            _held: None,
+        }
+    }
+
+    /// Keeps `held` as long as the device exists: what keeps a removable medium in its place, say.
+    #[must_use]
+    pub fn holding(self, held: impl Any + Send + Sync) -> BlkDevice {
+        BlkDevice {
+            _held: Some(Box::new(held)),
+            ..self
         }
     }
 

@@ -170,6 +170,12 @@ fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
         let help = "give each disk a name of its own";
         disks.see(&name.value, &name.place, what, help, diagnostics);
     }
+    let mut wwns = Once::new();
+    for wwn in draft.disks.iter().filter_map(|disk| disk.wwn.as_ref()) {
+        let what = format!("the identifier {:016x}", wwn.value);
+        let help = "give each disk an identifier of its own: initiators take disks of one identifier for one disk";
+        wwns.see(wwn.value, &wwn.place, what, help, diagnostics);
+    }
     let mut exports = Once::new();
     let blk = draft.vhost_blk.iter().map(|export| &export.name);
     let scsi = draft.vhost_scsi.iter().map(|export| &export.name);

@@ -12,6 +12,7 @@ mod model;
 mod objects;
 mod place;
 mod render;
+mod shown;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -26,9 +27,10 @@ pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use iscsi::{AclEntry, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users};
 pub use model::{
-    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX,
-    POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
-    TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
+    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LimitsConfig,
+    LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX,
+    SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX,
+    WorkersConfig,
 };
 pub use place::{At, Place, Source};
 pub use render::render;

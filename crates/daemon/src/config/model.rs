@@ -103,6 +103,34 @@ pub struct DiskConfig {
     pub read_only: bool,
     /// What clients see as serial number; `None`: made from the name.
     pub serial: Option<String>,
+    /// What else its clients see.
+    pub shown: ShownConfig,
+    /// What all its clients together may do.
+    pub limits: LimitsConfig,
+}
+
+/// Limits of a disk; `None`: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitsConfig {
+    /// Requests in a second.
+    pub iops: Option<u64>,
+    /// Requests that may come at once after a pause; `None`: a twentieth of `iops`.
+    pub iops_burst: Option<u64>,
+    /// Bytes read and written in a second.
+    pub bandwidth: Option<u64>,
+    /// Bytes that may come at once after a pause; `None`: a twentieth of `bandwidth`.
+    pub bandwidth_burst: Option<u64>,
+}
+
+/// What clients see of a disk beyond its size, its blocks and its serial number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShownConfig {
+    /// NAA identifier; `None`: made from the machine, the name and the serial.
+    pub wwn: Option<u64>,
+    /// Physical block size in bytes; `None`: what the back end says.
+    pub physical_block_size: Option<u32>,
+    /// SCSI initiators may eject and load the medium.
+    pub removable: bool,
 }
 
 /// The engine that does a disk's I/O, with its options.

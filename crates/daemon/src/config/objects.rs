@@ -11,6 +11,7 @@ use super::model::{
     PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX, WORKERS_MAX,
 };
 use super::place::At;
+use super::shown::{read_limits, read_shown};
 use super::value::{Fields, Raw, Reader, number_of, wrong};
 use super::{Diagnostics, diagnostics::one_of};
 
@@ -32,6 +33,7 @@ pub struct WorkersDraft {
 pub struct DiskDraft {
     pub name: Option<At<String>>,
     pub path: Option<At<PathBuf>>,
+    pub wwn: Option<At<u64>>,
     pub complete: Option<DiskConfig>,
 }
 
@@ -235,6 +237,8 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let block_size = read_block_size(&mut reader);
     let read_only = reader.boolean("read_only").is_some_and(|at| at.value);
     let serial = read_serial(&mut reader);
+    let (wwn, shown) = read_shown(&mut reader, block_size);
+    let limits = read_limits(&mut reader);
     let size = reader.size("size");
     let size_fits = size
         .as_ref()
@@ -276,12 +280,15 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
             block_size,
             read_only,
             serial,
+            shown,
+            limits,
         }),
         _ => None,
     };
     DiskDraft {
         name,
         path,
+        wwn,
         complete,
     }
 }

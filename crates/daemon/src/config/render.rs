@@ -52,6 +52,26 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
         if let Some(serial) = &disk.serial {
             writeln!(text, "serial = {}", quoted(serial))?;
         }
+        if let Some(wwn) = disk.shown.wwn {
+            writeln!(text, "wwn = \"{wwn:016x}\"")?;
+        }
+        if let Some(size) = disk.shown.physical_block_size {
+            writeln!(text, "physical_block_size = {size}")?;
+        }
+        writeln!(text, "removable = {}", disk.shown.removable)?;
+        let limits = &disk.limits;
+        if let Some(iops) = limits.iops {
+            writeln!(text, "iops = {iops}")?;
+        }
+        if let Some(burst) = limits.iops_burst {
+            writeln!(text, "iops_burst = {burst}")?;
+        }
+        if let Some(bandwidth) = limits.bandwidth {
+            writeln!(text, "bandwidth = \"{}\"", render_size(bandwidth))?;
+        }
+        if let Some(burst) = limits.bandwidth_burst {
+            writeln!(text, "bandwidth_burst = \"{}\"", render_size(burst))?;
+        }
     }
     for export in &config.vhost_blk {
         writeln!(text, "\n[[vhost_blk]]\nname = {}", quoted(&export.name))?;

@@ -40,7 +40,8 @@ fn flags_say_the_same_as_a_file() {
         disk: words(&[
             "d0=ram:512M",
             "d1=null:1G",
-            "d2=file:vm,,1.raw,size=10G,cache=none,readonly=on,block_size=4096,serial=A 1",
+            "d2=file:vm,,1.raw,size=10G,cache=none,readonly=on,block_size=4096,serial=A 1,wwn=naa.3a5b000000000001,\
+             physical-block-size=16K,removable,iops=1000,bandwidth=10M,bandwidth-burst=1G",
         ]),
         vhost_blk: words(&["d0:d0.sock,num-queues=4"]),
         vhost_scsi: words(&["c0:c0.sock"]),
@@ -75,6 +76,12 @@ fn flags_say_the_same_as_a_file() {
         read_only = true
         block_size = 4096
         serial = "A 1"
+        wwn = "3A5B000000000001"
+        physical_block_size = 16384
+        removable = true
+        iops = 1000
+        bandwidth = "10M"
+        bandwidth_burst = "1G"
         [[vhost_blk]]
         disk = "d0"
         socket = "d0.sock"
@@ -191,6 +198,46 @@ socket = ""
             "30:39 lun: no key `read_only`",
             "32:1 vhost_scsi: `name` is missing",
             "33:10 `socket`: found \"\"",
+        ]
+    );
+}
+
+#[test]
+fn what_clients_see_of_a_disk_is_checked() {
+    let text = r#"
+[[disk]]
+name = "d0"
+backend = "ram"
+size = "1G"
+wwn = "3000000000000001"
+physical_block_size = "4k"
+[[disk]]
+name = "d1"
+backend = "ram"
+size = "1G"
+wwn = "0x3000000000000001"
+block_size = 4096
+physical_block_size = 512
+removable = 1
+[[disk]]
+name = "d2"
+backend = "ram"
+size = "1G"
+wwn = "6000000000000001"
+physical_block_size = 3000
+iops = 0
+bandwidth_burst = 4096
+"#;
+    assert_eq!(
+        mistakes(text),
+        [
+            "12:7 the identifier 3000000000000001 is already used at lunette.toml:6:7",
+            "14:23 `physical_block_size`: found 512",
+            "15:13 `removable`: found 1",
+            "20:7 `wwn`: found \"6000000000000001\"",
+            "21:23 `physical_block_size`: found 3000",
+            "22:8 `iops`: found 0",
+            "23:19 `bandwidth_burst` needs `bandwidth`",
         ]
     );
 }
@@ -331,7 +378,38 @@ fn the_documented_example_is_valid_and_says_every_key() {
     }
 }
 
-fn disk() -> impl Strategy<Value = (BackendConfig, Option<u32>, bool, Option<String>)> {
+fn shown() -> impl Strategy<Value = ShownConfig> {
+    let wwn = proptest::option::of((3u64 << 60..4 << 60).prop_map(|wwn| wwn & !0xfff));
+    let physical = prop_oneof![Just(None), Just(Some(4096)), Just(Some(65536))];
+    (wwn, physical, any::<bool>()).prop_map(|(wwn, physical_block_size, removable)| ShownConfig {
+        wwn,
+        physical_block_size,
+        removable,
+    })
+}
+
+fn limits() -> impl Strategy<Value = LimitsConfig> {
+    use proptest::option::of;
+    let (rate, burst) = (1u64..1_000_000_000, 1u64..1_000_000_000);
+    (of((rate.clone(), of(burst.clone()))), of((rate, of(burst)))).prop_map(|(iops, bandwidth)| {
+        LimitsConfig {
+            iops: iops.map(|(rate, _)| rate),
+            iops_burst: iops.and_then(|(_, burst)| burst),
+            bandwidth: bandwidth.map(|(rate, _)| rate),
+            bandwidth_burst: bandwidth.and_then(|(_, burst)| burst),
+        }
+    })
+}
+
+type AnyDisk = (
+    BackendConfig,
+    Option<u32>,
+    bool,
+    Option<String>,
+    (ShownConfig, LimitsConfig),
+);
+
+fn disk() -> impl Strategy<Value = AnyDisk> {
     let block_size = prop_oneof![Just(None), Just(Some(512u32)), Just(Some(4096))];
     let cache = prop_oneof![
         Just(CacheMode::None),
@@ -347,9 +425,10 @@ fn disk() -> impl Strategy<Value = (BackendConfig, Option<u32>, bool, Option<Str
         "[^\0]{1,12}",
         any::<bool>(),
         serial,
+        (shown(), limits()),
     )
         .prop_map(
-            |(block_size, kind, blocks, cache, path, read_only, serial)| {
+            |(block_size, kind, blocks, cache, path, read_only, serial, shown)| {
                 let size = blocks * u64::from(block_size.unwrap_or(512));
                 let path = PathBuf::from(format!("/nonexistent/{path}"));
                 let backend = match kind {
@@ -361,7 +440,7 @@ fn disk() -> impl Strategy<Value = (BackendConfig, Option<u32>, bool, Option<Str
                         cache,
                     },
                 };
-                (backend, block_size, read_only, serial)
+                (backend, block_size, read_only, serial, shown)
             },
         )
 }
@@ -391,18 +470,24 @@ fn config() -> impl Strategy<Value = Config> {
             let disks: Vec<DiskConfig> = disks
                 .into_iter()
                 .enumerate()
-                .map(|(i, (mut backend, block_size, read_only, serial))| {
-                    if let BackendConfig::File { path, .. } = &mut backend {
-                        path.set_file_name(format!("{i}\"'\\\n.raw"));
-                    }
-                    DiskConfig {
-                        name: format!("disk-{i}"),
-                        backend,
-                        block_size,
-                        read_only,
-                        serial,
-                    }
-                })
+                .map(
+                    |(i, (mut backend, block_size, read_only, serial, (mut shown, limits)))| {
+                        // no two may be the same
+                        shown.wwn = shown.wwn.map(|wwn| wwn + i as u64);
+                        if let BackendConfig::File { path, .. } = &mut backend {
+                            path.set_file_name(format!("{i}\"'\\\n.raw"));
+                        }
+                        DiskConfig {
+                            name: format!("disk-{i}"),
+                            backend,
+                            block_size,
+                            read_only,
+                            serial,
+                            shown,
+                            limits,
+                        }
+                    },
+                )
                 .collect();
             let disk_name = |index: usize| format!("disk-{}", index % count);
             Config {

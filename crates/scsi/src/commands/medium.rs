@@ -33,15 +33,10 @@ pub(super) fn start_stop_unit(c: &Context<'_>) -> Planned {
 
 fn change_medium(c: &Context<'_>, load: bool) -> Result<(), Sense> {
     let mut state = c.unit.state();
-    if !state.prevented_by.is_empty() {
+    if !state.prevented_by.is_empty() || state.medium_holds > 0 {
         return Err(Sense::illegal_request(SenseCode::MEDIUM_REMOVAL_PREVENTED));
     }
-    if load && !state.loaded {
-        let code = SenseCode::MEDIUM_MAY_HAVE_CHANGED;
-        state.attention_all(c.unit.id(), code, Some(c.nexus));
-    }
-    state.loaded = load;
-    c.unit.refresh_word(&state);
+    c.unit.set_loaded(&mut state, load, Some(c.nexus));
     Ok(())
 }
 

@@ -1,0 +1,263 @@
+//! A disk's limits: so many requests, and so many bytes, in a second.
+//!
+//! Two token buckets that all workers share, each one atomic word: the time at which it will be full again. A request
+//! reserves its tokens and is told when it may start; who waits, and in which order, is the workers' business.
+//! Without limits a request pays one load of a word that is zero. Limits change at any time, from any thread.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// So many units of time are a second: sixteenths of a nanosecond keep high rates exact and last for 36 years.
+const SECOND: u128 = 16_000_000_000;
+
+/// Limits of a disk; 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RateLimits {
+    /// Requests in a second.
+    pub iops: u64,
+    /// Requests that may come at once after a pause.
+    pub iops_burst: u64,
+    /// Bytes read and written in a second.
+    pub bandwidth: u64,
+    /// Bytes that may come at once after a pause.
+    pub bandwidth_burst: u64,
+}
+
+impl RateLimits {
+    /// A rate's burst when none is said: what comes in a twentieth of a second.
+    pub const fn usual_burst(rate: u64) -> u64 {
+        rate.div_ceil(20)
+    }
+
+    /// Is there any?
+    pub const fn is_none(&self) -> bool {
+        self.iops == 0 && self.bandwidth == 0
+    }
+}
+
+/// A moment on the throttle's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// The moment so much later.
+    pub fn plus(self, after: Duration) -> Moment {
+        let units = u64::try_from(after.as_nanos() * 16).unwrap_or(u64::MAX);
+        Moment(self.0.saturating_add(units))
+    }
+
+    /// How long after `earlier` it is.
+    pub fn since(self, earlier: Moment) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0).div_ceil(16))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Bucket {
+    /// Tokens in a second; 0: no limit.
+    rate: AtomicU64,
+    /// Tokens that it holds.
+    depth: AtomicU64,
+    /// When it will be full again.
+    full_at: AtomicU64,
+}
+
+impl Bucket {
+    fn set(&self, rate: u64, depth: u64) {
+        self.rate.store(rate, Ordering::Relaxed);
+        self.depth.store(depth, Ordering::Relaxed);
+        self.full_at.store(0, Ordering::Relaxed);
+    }
+
+    /// Takes tokens; the time from which on they are there. What the bucket cannot hold waits for a full one.
+    fn reserve(&self, now: u64, tokens: u64) -> u64 {
+        let rate = self.rate.load(Ordering::Relaxed);
+        if rate == 0 || tokens == 0 {
+            return now;
+        }
+        let time = |tokens: u64| {
+            u64::try_from(u128::from(tokens) * SECOND / u128::from(rate)).unwrap_or(u64::MAX >> 1)
+        };
+        let cost = time(tokens);
+        let spare = time(self.depth.load(Ordering::Relaxed)).saturating_sub(cost);
+        let mut full_at = self.full_at.load(Ordering::Relaxed);
+        loop {
+            let begin = full_at.max(now);
+            let after = begin.saturating_add(cost);
+            match self.full_at.compare_exchange_weak(
+                full_at,
+                after,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return begin.saturating_sub(spare).max(now),
+                Err(other) => full_at = other,
+            }
+        }
+    }
+}
+
+/// The limits of one disk, as its workers keep to them.
+#[derive(Debug)]
+pub struct Throttle {
+    /// 0: no limits. Else it tells one setting from the next.
+    word: AtomicU32,
+    requests: Bucket,
+    bytes: Bucket,
+    began: Instant,
+    setting: Mutex<(u32, RateLimits)>,
+}
+
+impl Default for Throttle {
+    fn default() -> Self {
+        Throttle {
+            word: AtomicU32::new(0),
+            requests: Bucket::default(),
+            bytes: Bucket::default(),
+            began: Instant::now(),
+            setting: Mutex::default(),
+        }
+    }
+}
+
+impl Throttle {
+    /// Sets the limits anew; what waits is let go by the new ones within moments.
+    pub fn set(&self, limits: RateLimits) {
+        let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = setting.0.wrapping_add(1).max(1);
+        *setting = (generation, limits);
+        self.requests.set(limits.iops, limits.iops_burst);
+        self.bytes.set(limits.bandwidth, limits.bandwidth_burst);
+        let word = if limits.is_none() { 0 } else { generation };
+        self.word.store(word, Ordering::Release);
+    }
+
+    /// The limits as they are.
+    pub fn limits(&self) -> RateLimits {
+        self.setting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .1
+    }
+
+    /// 0 while there are no limits; another number for every setting.
+    #[inline]
+    pub fn word(&self) -> u32 {
+        self.word.load(Ordering::Acquire)
+    }
+
+    /// The present moment.
+    pub fn now(&self) -> Moment {
+        Moment(u64::try_from(self.began.elapsed().as_nanos() * 16).unwrap_or(u64::MAX))
+    }
+
+    /// Reserves a request that moves so many bytes: from when on it may start.
+    pub fn reserve(&self, now: Moment, bytes: u64) -> Moment {
+        let request = self.requests.reserve(now.0, 1);
+        Moment(request.max(self.bytes.reserve(now.0, bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MILLISECOND: u64 = SECOND as u64 / 1000;
+
+    fn throttle(limits: RateLimits) -> Throttle {
+        let throttle = Throttle::default();
+        throttle.set(limits);
+        throttle
+    }
+
+    #[test]
+    fn a_burst_comes_at_once_and_the_rest_at_the_rate() {
+        let throttle = throttle(RateLimits {
+            iops: 1000,
+            iops_burst: 3,
+            ..RateLimits::default()
+        });
+        let now = Moment(50 * MILLISECOND);
+        let starts: Vec<u64> = (0..6)
+            .map(|_| throttle.reserve(now, 4096).0 / MILLISECOND)
+            .collect();
+        assert_eq!(starts, [50, 50, 50, 51, 52, 53]);
+    }
+
+    #[test]
+    fn a_request_larger_than_the_bucket_waits_for_a_full_one_and_the_next_for_its_debt() {
+        let throttle = throttle(RateLimits {
+            bandwidth: 1_000_000,
+            bandwidth_burst: 1000,
+            ..RateLimits::default()
+        });
+        let now = Moment(MILLISECOND);
+        assert_eq!(throttle.reserve(now, 10_000), now);
+        assert_eq!(
+            throttle.reserve(now, 1000).since(now),
+            Duration::from_millis(10)
+        );
+        assert_eq!(throttle.reserve(now, 0), now, "a flush moves nothing");
+    }
+
+    #[test]
+    fn no_limits_are_a_zero_and_each_setting_has_a_number_of_its_own() {
+        let throttle = Throttle::default();
+        assert_eq!(throttle.word(), 0);
+        let limits = RateLimits {
+            iops: 1,
+            ..RateLimits::default()
+        };
+        throttle.set(limits);
+        let first = throttle.word();
+        throttle.reserve(Moment(0), 1);
+        assert_eq!(throttle.reserve(Moment(0), 1).0, SECOND as u64);
+        throttle.set(limits);
+        assert!(throttle.word() != 0 && throttle.word() != first);
+        assert_eq!(
+            throttle.reserve(Moment(0), 1).0,
+            0,
+            "a new setting is a full bucket"
+        );
+        assert_eq!(throttle.limits(), limits);
+        throttle.set(RateLimits::default());
+        assert_eq!(throttle.word(), 0);
+    }
+
+    proptest! {
+        /// However requests come: in no span of time do more start than burst and rate allow, give or take the last
+        /// one; and a bucket that has what is asked for lets nobody wait.
+        #[test]
+        fn no_span_of_time_has_more_than_burst_and_rate(
+            iops in 1u64..100_000, iops_burst in 1u64..1000,
+            bandwidth in 1u64..1 << 34, bandwidth_burst in 1u64..1 << 26,
+            requests in prop::collection::vec((0u64..20 * MILLISECOND, 0u64..1 << 20), 1..80),
+        ) {
+            let throttle = throttle(RateLimits { iops, iops_burst, bandwidth, bandwidth_burst });
+            let (mut now, mut begun) = (0, Vec::new());
+            for (pause, bytes) in requests {
+                now += pause;
+                let start = throttle.reserve(Moment(now), bytes).0;
+                prop_assert!(start >= now);
+                begun.push((start, bytes));
+            }
+            begun.sort_unstable();
+            for from in 0..begun.len() {
+                let (mut count, mut sum) = (0u128, 0u128);
+                for &(start, bytes) in &begun[from..] {
+                    let span = u128::from(start - begun[from].0);
+                    let allowed = |rate: u64, burst: u64| u128::from(burst) + u128::from(rate) * span / SECOND;
+                    prop_assert!(count <= allowed(iops, iops_burst) + 1, "{} requests in {}", count, span);
+                    // one that is larger than the bucket goes when it is full
+                    prop_assert!(sum <= allowed(bandwidth, bandwidth_burst) + (1 << 20), "{} bytes in {}", sum, span);
+                    count += 1;
+                    sum += u128::from(bytes);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! One worker's share of a disk's limits: which I/Os wait, and when each goes on.
+//!
+//! Each source has a line of its own, and only the head of a line has reserved its start with the disk's
+//! [`Throttle`]: so the sources of all workers take turns, however deep their queues are. Owned by the worker's handle on
+//! the disk; nothing here is touched while the disk has no limits.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use backend::{Moment, Throttle};
+use disk::IoRequest;
+
+use crate::changes::Parked;
+
+/// A line looks again at least so often, for limits may have changed.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+struct Line {
+    source: u32,
+    /// When its head may start, by the setting with this number.
+    start: Moment,
+    setting: u32,
+    waiting: VecDeque<Parked>,
+}
+
+/// Lines before one disk.
+#[derive(Default)]
+pub(crate) struct Pacing {
+    lines: Vec<Line>,
+    /// A timer will fire then.
+    armed: Option<Moment>,
+}
+
+fn bytes(request: &IoRequest) -> u64 {
+    if request.moves_data() {
+        request.length
+    } else {
+        0
+    }
+}
+
+impl Pacing {
+    /// May this I/O of a source start now? If not it has to be given to [`Pacing::wait`].
+    pub fn may_start(&mut self, throttle: &Throttle, source: u32, request: &IoRequest) -> bool {
+        if self.lines.iter().any(|line| line.source == source) {
+            return false;
+        }
+        let (setting, now) = (throttle.word(), throttle.now());
+        let start = throttle.reserve(now, bytes(request));
+        if start <= now {
+            return true;
+        }
+        self.lines.push(Line {
+            source,
+            start,
+            setting,
+            waiting: VecDeque::new(),
+        });
+        false
+    }
+
+    /// Puts an I/O at the end of its source's line.
+    pub fn wait(&mut self, source: u32, parked: Parked) {
+        if let Some(line) = self.lines.iter_mut().find(|line| line.source == source) {
+            line.waiting.push_back(parked);
+        }
+    }
+
+    /// The next I/O whose time has come, if there is one.
+    pub fn next(&mut self, throttle: &Throttle) -> Option<Parked> {
+        let (setting, now) = (throttle.word(), throttle.now());
+        for line in &mut self.lines {
+            if line.setting != setting {
+                line.setting = setting;
+                line.start = match line.waiting.front() {
+                    Some(head) if setting != 0 => throttle.reserve(now, bytes(&head.request)),
+                    _ => now,
+                };
+            }
+        }
+        let first = self.lines.iter().enumerate().min_by_key(|(_, l)| l.start);
+        let (at, start) = first.map(|(at, line)| (at, line.start))?;
+        if start > now {
+            return None;
+        }
+        let line = self.lines.get_mut(at)?;
+        let parked = line.waiting.pop_front();
+        match line.waiting.front() {
+            Some(head) if setting != 0 => line.start = throttle.reserve(now, bytes(&head.request)),
+            Some(_) => {}
+            None => {
+                self.lines.swap_remove(at);
+            }
+        }
+        parked
+    }
+
+    /// How long from now a timer has to be set, if one is needed that is not there yet.
+    pub fn timer(&mut self, throttle: &Throttle) -> Option<Duration> {
+        let now = throttle.now();
+        self.armed.take_if(|armed| *armed <= now);
+        let start = self.lines.iter().map(|line| line.start).min()?;
+        if self.armed.is_some_and(|armed| armed <= start) {
+            return None;
+        }
+        let after = start.since(now).min(LOOK_AGAIN);
+        self.armed = Some(now.plus(after));
+        Some(after)
+    }
+
+    /// A timer has fired.
+    pub fn fired(&mut self) {
+        self.armed = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend::{RateLimits, Tag};
+    use guest_memory::IoBuffer;
+
+    use super::*;
+
+    fn parked(number: u64) -> Parked {
+        Parked {
+            request: IoRequest::read(0, 4096),
+            buffer: IoBuffer::default(),
+            tag: Tag(number),
+        }
+    }
+
+    #[test]
+    fn sources_take_turns_however_long_their_lines_are() {
+        let throttle = Throttle::default();
+        // One an hour: nothing starts by itself while the test runs.
+        throttle.set(RateLimits {
+            bandwidth: 1,
+            bandwidth_burst: 1,
+            ..RateLimits::default()
+        });
+        let mut pacing = Pacing::default();
+        let read = IoRequest::read(0, 4096);
+        assert!(pacing.may_start(&throttle, 1, &read));
+        for number in 0..100 {
+            assert!(!pacing.may_start(&throttle, 1, &read));
+            pacing.wait(1, parked(number));
+        }
+        for number in 100..103 {
+            assert!(!pacing.may_start(&throttle, 2, &read));
+            pacing.wait(2, parked(number));
+        }
+        assert!(pacing.next(&throttle).is_none());
+        assert!(
+            pacing
+                .timer(&throttle)
+                .is_some_and(|after| after <= LOOK_AGAIN)
+        );
+        assert!(pacing.timer(&throttle).is_none(), "one is enough");
+        // A high rate: heads reserve one after the other.
+        throttle.set(RateLimits {
+            iops: 1_000_000,
+            iops_burst: 1,
+            ..RateLimits::default()
+        });
+        let mut order = Vec::new();
+        while order.len() < 103 {
+            order.extend(pacing.next(&throttle).map(|parked| parked.tag.0));
+        }
+        let of_second: Vec<usize> = (0..103).filter(|&at| order[at] >= 100).collect();
+        assert!(of_second[2] <= 6, "every other one: {of_second:?}");
+        assert!(pacing.lines.is_empty());
+    }
+
+    #[test]
+    fn all_go_when_the_limits_are_taken_away() {
+        let throttle = Throttle::default();
+        throttle.set(RateLimits {
+            bandwidth: 1,
+            bandwidth_burst: 1,
+            ..RateLimits::default()
+        });
+        let mut pacing = Pacing::default();
+        let read = IoRequest::read(0, 4096);
+        assert!(pacing.may_start(&throttle, 1, &read));
+        for number in 0..3 {
+            assert!(!pacing.may_start(&throttle, 1, &read));
+            pacing.wait(1, parked(number));
+        }
+        throttle.set(RateLimits::default());
+        let order: Vec<u64> =
+            std::iter::from_fn(|| pacing.next(&throttle).map(|parked| parked.tag.0)).collect();
+        assert_eq!(order, [0, 1, 2]);
+    }
+}
