@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod files;
 pub mod initiator;
 pub mod rig;
 

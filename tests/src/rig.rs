@@ -1,10 +1,12 @@
 //! One test's daemon and its places.
 
-use anyhow::{Result, ensure};
-use lab::{Daemon, DaemonBuilder, Guest, Scratch};
+use anyhow::{Result, bail, ensure};
+use lab::{Daemon, DaemonBuilder, Guest, Scratch, wait_until};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -42,11 +44,36 @@ impl Rig {
         self.scratch.socket(&format!("{export}.sock"))
     }
 
+    /// Where an iSCSI target is found: the last line that says so.
+    pub fn iscsi_portal(&mut self, target: &str) -> Result<String> {
+        let announced = format!("ready iscsi {target} ");
+        let process = self.daemon.process();
+        let portal = wait_until(Duration::from_secs(60), || {
+            let log = process.log();
+            let line = log
+                .lines()
+                .rev()
+                .find_map(|line| line.strip_prefix(&announced));
+            match (line, process.check_running()) {
+                (Some(portal), _) => Some(Ok(portal.trim().to_owned())),
+                (None, Err(error)) => Some(Err(error)),
+                (None, Ok(())) => None,
+            }
+        });
+        portal.unwrap_or_else(|| bail!("no iSCSI portal:\n{}", self.daemon.process().log_tail()))
+    }
+
     /// Bytes that a disk's file takes on the host.
     pub fn allocated(&self, file: &str) -> Result<u64> {
         // st_blocks counts units of 512 bytes whatever the file system's block size: stat(3type).
         Ok(std::fs::metadata(self.scratch.file(file))?.blocks() * 512)
     }
+}
+
+/// A portal that nobody uses, for a daemon that must come back where it was.
+pub fn free_portal() -> Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    Ok(listener.local_addr()?)
 }
 
 /// Fails when the guest's kernel complained of a disk, or of anything as bad as a hung task.

@@ -2,6 +2,7 @@
 //! be done fails with the right error and harms nothing else.
 #![forbid(unsafe_code)]
 
+use end_to_end::files::{file_system_check, file_system_round_trip};
 use end_to_end::rig::{kernel_is_content, number};
 use end_to_end::{Context, Guest, GuestBuilder, Result, Rig, Scratch, bail, ensure};
 use serde_json::Value;
@@ -14,29 +15,6 @@ const EINVAL: i64 = 22;
 const ENOSPC: i64 = 28;
 /// What Linux makes of MEDIUM ERROR, where virtio-blk has only "an error".
 const ENODATA: i64 = 61;
-
-/// Makes a file system on `disk`, fills files in it, remounts and checks them.
-fn file_system_round_trip(guest: &mut Guest, disk: &str) -> Result<()> {
-    guest.ok(&format!(
-        "/tools/mke2fs -q -t ext4 /dev/{disk} && mount -t ext4 /dev/{disk} /mnt && truncate -s 16M /mnt/direct /mnt/cached && mkdir /mnt/tree && \
-         for i in $(seq 200); do echo line $i > /mnt/tree/file$i; done"
-    ))?;
-    guest.io_ok("fill --file /mnt/direct --seed 11 --writes 2000 --bs 4096")?;
-    guest.io_ok("fill --file /mnt/cached --seed 12 --writes 2000 --bs 4096 --buffered")?;
-    guest.ok(&format!(
-        "umount /mnt && /tools/e2fsck -fn /dev/{disk} && mount -t ext4 /dev/{disk} /mnt"
-    ))?;
-    file_system_check(guest)
-}
-
-/// Checks what `file_system_round_trip` wrote.
-fn file_system_check(guest: &mut Guest) -> Result<()> {
-    guest.io_ok("check --file /mnt/direct --seed 11 --writes 2000 --bs 4096")?;
-    guest.io_ok("check --file /mnt/cached --seed 12 --writes 2000 --bs 4096 --buffered")?;
-    let lines = guest.ok("cat /mnt/tree/* | wc -l; cat /mnt/tree/file137")?;
-    ensure!(lines == "200\nline 137\n", "the small files hold {lines:?}");
-    Ok(())
-}
 
 #[test]
 fn virtio_blk_data_survives_remounts_and_daemon_restarts() -> Result<()> {

@@ -1,10 +1,9 @@
 //! iSCSI as others speak it: libiscsi's conformance suite and tools, qemu-img; and one disk behind two doors.
 #![forbid(unsafe_code)]
 
-use end_to_end::{Context, IscsiSession, Result, Rig, bail, ensure};
+use end_to_end::{Context, IscsiSession, Result, Rig, ensure};
 use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 
@@ -32,22 +31,6 @@ fn run_ok(words: &[&str]) -> Result<String> {
     Ok(text)
 }
 
-/// Where the target is found: the line that says so.
-fn portal(rig: &mut Rig, target: &str) -> Result<String> {
-    let begun = Instant::now();
-    let announced = format!("ready iscsi {target} ");
-    while begun.elapsed() < Duration::from_secs(30) {
-        let log = rig.daemon.process().log();
-        let line = log.lines().find_map(|line| line.strip_prefix(&announced));
-        if let Some(portal) = line {
-            return Ok(portal.trim().to_owned());
-        }
-        rig.daemon.process().check_running()?;
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    bail!("no iSCSI portal:\n{}", rig.daemon.process().log_tail())
-}
-
 fn rig(disk: &str, more: &[&str]) -> Result<(Rig, String)> {
     let mut rig = Rig::new(|daemon| {
         let name = disk.split('=').next().unwrap_or(disk);
@@ -58,7 +41,7 @@ fn rig(disk: &str, more: &[&str]) -> Result<(Rig, String)> {
             .arguments(common)
             .arguments(more.iter().copied())
     })?;
-    let portal = portal(&mut rig, TARGET)?;
+    let portal = rig.iscsi_portal(TARGET)?;
     Ok((rig, portal))
 }
 
@@ -233,7 +216,7 @@ fn reservation_through_one_door_stops_writes_through_the_other() -> Result<()> {
                 ])
                 .arguments(["--demo-mode", "rw", "--workers", "2"])
         })?;
-        let portal = portal(&mut rig, TARGET)?;
+        let portal = rig.iscsi_portal(TARGET)?;
         (rig, portal)
     };
     let mut front_end = FrontEnd::connect(&rig.socket("c0"), &Options::default())?;

@@ -172,6 +172,11 @@ impl Daemon {
         self.process.wait(limit)
     }
 
+    /// SIGKILL, and waits until it is gone.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
     /// Starts it again after it ended, with the same arguments.
     pub fn start_again(&mut self) -> Result<()> {
         if self.process.ended()?.is_none() {

@@ -5,7 +5,7 @@
 
 use crate::accelerator::Accelerator;
 use crate::agent::{Agent, Output, Running};
-use crate::initramfs;
+use crate::initramfs::{self, Equipment};
 use crate::places::{kernel, tool};
 use crate::process::{Process, tail, wait_until};
 use crate::qmp::Qmp;
@@ -34,6 +34,8 @@ pub struct GuestBuilder {
     accelerator: Option<Accelerator>,
     boot_limit: Duration,
     devices: u32,
+    equipment: Equipment,
+    boots_from_disk: bool,
 }
 
 impl GuestBuilder {
@@ -48,6 +50,8 @@ impl GuestBuilder {
             accelerator: None,
             boot_limit: BOOT_LIMIT,
             devices: 0,
+            equipment: Equipment::Usual,
+            boots_from_disk: false,
         }
     }
 
@@ -96,6 +100,21 @@ impl GuestBuilder {
             format!("vhost-user-scsi-pci,chardev={id},num_queues={queues}"),
             "",
         )
+    }
+
+    /// Linux's iSCSI initiator, and a network in which the host is 10.0.2.2: see [`Guest::start_initiator`].
+    #[must_use]
+    pub fn initiator(mut self) -> Self {
+        self.equipment = Equipment::Initiator;
+        self.arguments(["-netdev", "user,id=net"])
+            .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
+    }
+
+    /// The boot loader on its first disk finds the kernel, as on a PC; see [`crate::bootable_image`].
+    #[must_use]
+    pub fn boots_from_disk(mut self) -> Self {
+        self.boots_from_disk = true;
+        self
     }
 
     /// More arguments for QEMU.
@@ -163,8 +182,6 @@ impl GuestBuilder {
     }
 
     fn command(&self, accelerator: Accelerator, directory: &Path) -> Result<Command> {
-        let kernel = kernel()?;
-        let initramfs = initramfs::archive(&kernel)?;
         let memory = self.memory_mib;
         let room = match self.pluggable_mib {
             0 => String::new(),
@@ -177,8 +194,6 @@ impl GuestBuilder {
                 "-no-user-config",
                 "-display",
                 "none",
-                "-bios",
-                "qboot.rom",
                 "-cpu",
                 "max",
             ])
@@ -216,19 +231,17 @@ impl GuestBuilder {
                     "unix:{},server=on,wait=off",
                     directory.join("qmp.sock").display()
                 ),
-            ])
-            .arg("-kernel")
-            .arg(&kernel.image)
-            .arg("-initrd")
-            .arg(initramfs)
-            .args([
-                "-append",
-                &format!(
-                    "console=ttyS0 panic=-1 loglevel=5 mitigations=off {}",
-                    initramfs::AGENT
-                ),
-            ])
-            .args(&self.arguments);
+            ]);
+        if !self.boots_from_disk {
+            let kernel = kernel()?;
+            command
+                .args(["-bios", "qboot.rom", "-kernel"])
+                .arg(&kernel.image)
+                .arg("-initrd")
+                .arg(initramfs::archive(&kernel, self.equipment)?)
+                .args(["-append", &initramfs::command_line()]);
+        }
+        command.args(&self.arguments);
         Ok(command)
     }
 }

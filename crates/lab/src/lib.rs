@@ -8,10 +8,12 @@
 
 mod accelerator;
 mod agent;
+mod bootable;
 mod build;
 mod cpio;
 mod daemon;
 mod guest;
+mod initiator;
 mod initramfs;
 mod interrupt;
 mod places;
@@ -23,9 +25,11 @@ pub mod demo;
 
 pub use accelerator::Accelerator;
 pub use agent::{Output, Running};
+pub use bootable::bootable_image;
 pub use build::{Profile, guest_program, lunette_program};
 pub use daemon::{Daemon, DaemonBuilder};
 pub use guest::{Guest, GuestBuilder};
+pub use initiator::RemoteTarget;
 pub use interrupt::{interrupted, watch};
 pub use places::{guest_directory, tool, workspace};
 pub use process::{Process, wait_until};

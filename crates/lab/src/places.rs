@@ -50,8 +50,23 @@ pub fn kernel() -> Result<Kernel> {
     })
 }
 
+/// A program of open-iscsi, as `scripts/setup` leaves it.
+pub fn initiator_tool(name: &str) -> Result<PathBuf> {
+    let root = guest_directory().join("initiator");
+    let found = ["usr/sbin", "sbin"]
+        .map(|place| root.join(place).join(name))
+        .into_iter()
+        .find(|path| path.is_file());
+    found.with_context(|| format!("no {name} in {}\nmend: scripts/setup test", root.display()))
+}
+
+/// Where its libraries lie.
+pub fn initiator_libraries() -> PathBuf {
+    guest_directory().join("initiator/usr/lib/x86_64-linux-gnu")
+}
+
 /// Which Debian package has which of the tools that are used here.
-const PACKAGES: [(&str, &str); 10] = [
+const PACKAGES: [(&str, &str); 13] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("mke2fs", "e2fsprogs"),
@@ -59,6 +74,9 @@ const PACKAGES: [(&str, &str); 10] = [
     ("sg_raw", "sg3-utils"),
     ("sg_inq", "sg3-utils"),
     ("sg_luns", "sg3-utils"),
+    ("mformat", "mtools"),
+    ("mcopy", "mtools"),
+    ("syslinux", "syslinux"),
     ("blkdiscard", "util-linux"),
     ("setpriv", "util-linux"),
     ("unshare", "util-linux"),

@@ -1,0 +1,119 @@
+//! A disk image that a PC boots from: an MBR, a FAT partition with SYSLINUX, the kernel and the initramfs, and a partition
+//! with the root file system, in which the guest's agent runs then. Made without privileges.
+
+use crate::initramfs::{self, Equipment};
+use crate::places::{kernel, tool};
+use anyhow::{Context, Result, ensure};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const MIB: u64 = 1 << 20;
+/// Where the partitions begin; the first one has room for kernel and initramfs.
+const BOOT_AT: u64 = MIB;
+const ROOT_AT: u64 = 96 * MIB;
+/// The name of the root partition in the guest, whose first virtio-blk disk this is.
+const ROOT: &str = "/dev/vda2";
+/// The MBR's code, which starts the active partition; the partition table comes after it.
+const BOOT_CODE: &str = "/usr/lib/syslinux/mbr/mbr.bin";
+const TABLE_AT: u64 = 446;
+
+/// Makes one of so many MiB at `path`; gives the offset of its root file system.
+pub fn bootable_image(path: &Path, mib: u64) -> Result<()> {
+    let size = mib * MIB;
+    let file = File::create(path)?;
+    file.set_len(size)?;
+    let code = std::fs::read(BOOT_CODE).with_context(|| {
+        format!(
+            "cannot read {BOOT_CODE}\nmend: apt-get install --no-install-recommends syslinux-common"
+        )
+    })?;
+    ensure!(code.len() as u64 <= TABLE_AT, "{BOOT_CODE} is too long");
+    file.write_all_at(&code, 0)?;
+    // active, FAT32 with LBA; Linux
+    let entries = [
+        entry(0x80, 0x0c, BOOT_AT, ROOT_AT - BOOT_AT),
+        entry(0, 0x83, ROOT_AT, size - ROOT_AT),
+    ];
+    file.write_all_at(&entries.concat(), TABLE_AT)?;
+    file.write_all_at(&[0x55, 0xaa], 510)?;
+    boot_partition(path)?;
+    root_partition(path, size - ROOT_AT)
+}
+
+/// One entry of the partition table, by block addresses; the cylinder fields say "beyond".
+fn entry(status: u8, kind: u8, start: u64, length: u64) -> [u8; 16] {
+    let mut bytes = [0xff; 16];
+    bytes[0] = status;
+    bytes[4] = kind;
+    bytes[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
+    bytes[12..].copy_from_slice(&((length / 512) as u32).to_le_bytes());
+    bytes
+}
+
+fn boot_partition(image: &Path) -> Result<()> {
+    let at = format!("{}@@{BOOT_AT}", image.display());
+    let sectors = ((ROOT_AT - BOOT_AT) / 512).to_string();
+    let hidden = (BOOT_AT / 512).to_string();
+    run(Command::new(tool("mformat")?)
+        .args(["-i", &at, "-F", "-h", "255", "-s", "63"])
+        .args(["-T", &sectors, "-H", &hidden, "::"]))?;
+    let kernel = kernel()?;
+    let initramfs = initramfs::archive(&kernel, Equipment::Usual)?;
+    let mut configuration = tempfile::NamedTempFile::new()?;
+    write!(
+        configuration,
+        "DEFAULT linux\nLABEL linux\nLINUX /vmlinuz\nINITRD /initrd\nAPPEND {} {}={ROOT}\n",
+        initramfs::command_line(),
+        initramfs::ROOT
+    )?;
+    for (from, to) in [
+        (kernel.image.as_path(), "::/vmlinuz"),
+        (&initramfs, "::/initrd"),
+        (configuration.path(), "::/syslinux.cfg"),
+    ] {
+        run(Command::new(tool("mcopy")?)
+            .args(["-i", &at])
+            .arg(from)
+            .arg(to))?;
+    }
+    run(Command::new(tool("syslinux")?)
+        .args(["--install", "--offset", &BOOT_AT.to_string()])
+        .arg(image))
+}
+
+/// The same tree as the initramfs, without the modules that are loaded then.
+fn root_partition(image: &Path, size: u64) -> Result<()> {
+    let tree = tempfile::tempdir()?;
+    let initramfs = initramfs::archive(&kernel()?, Equipment::Usual)?;
+    run(Command::new(tool("busybox")?)
+        .args(["cpio", "-i", "-d"])
+        .current_dir(tree.path())
+        .stdin(File::open(initramfs)?))?;
+    std::fs::remove_dir_all(tree.path().join("modules"))?;
+    std::fs::create_dir(tree.path().join("modules"))?;
+    File::create(tree.path().join("modules/order"))?;
+    run(Command::new(tool("mke2fs")?)
+        .args(["-q", "-F", "-t", "ext4", "-d"])
+        .arg(tree.path())
+        .args(["-E", &format!("offset={ROOT_AT}")])
+        .arg(image)
+        .arg(format!("{}k", size / 1024)))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command
+        .stderr(Stdio::piped())
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}

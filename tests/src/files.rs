@@ -1,0 +1,26 @@
+//! A file system in a guest: made, filled, remounted, checked.
+
+use crate::{Guest, Result, ensure};
+
+/// Makes a file system on `disk`, fills files in it, remounts and checks them.
+pub fn file_system_round_trip(guest: &mut Guest, disk: &str) -> Result<()> {
+    guest.ok(&format!(
+        "/tools/mke2fs -q -t ext4 /dev/{disk} && mount -t ext4 /dev/{disk} /mnt && truncate -s 16M /mnt/direct /mnt/cached && mkdir /mnt/tree && \
+         for i in $(seq 200); do echo line $i > /mnt/tree/file$i; done"
+    ))?;
+    guest.io_ok("fill --file /mnt/direct --seed 11 --writes 2000 --bs 4096")?;
+    guest.io_ok("fill --file /mnt/cached --seed 12 --writes 2000 --bs 4096 --buffered")?;
+    guest.ok(&format!(
+        "umount /mnt && /tools/e2fsck -fn /dev/{disk} && mount -t ext4 /dev/{disk} /mnt"
+    ))?;
+    file_system_check(guest)
+}
+
+/// Checks what `file_system_round_trip` wrote.
+pub fn file_system_check(guest: &mut Guest) -> Result<()> {
+    guest.io_ok("check --file /mnt/direct --seed 11 --writes 2000 --bs 4096")?;
+    guest.io_ok("check --file /mnt/cached --seed 12 --writes 2000 --bs 4096 --buffered")?;
+    let lines = guest.ok("cat /mnt/tree/* | wc -l; cat /mnt/tree/file137")?;
+    ensure!(lines == "200\nline 137\n", "the small files hold {lines:?}");
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! Initiators of others on the whole way: Linux's own in a guest, and QEMU, which boots a guest from a target.
+#![forbid(unsafe_code)]
+
+use end_to_end::files::{file_system_check, file_system_round_trip};
+use end_to_end::rig::{free_portal, kernel_is_content};
+use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::Duration;
+
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+/// Far above what an end takes.
+const SOON: Duration = Duration::from_secs(60);
+
+#[test]
+fn linux_initiator_keeps_its_data_through_restarts_and_kills_of_the_daemon() -> Result<()> {
+    let portal = free_portal()?;
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        let users = scratch.file("users");
+        std::fs::write(&users, "ann secretsecret bob secretsecret2\n")?;
+        std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o600))?;
+        Ok(daemon
+            .disk("d=file:d.raw,size=256M,cache=none")
+            .disk("e=file:e.raw,size=64M,cache=writeback,block_size=4096")
+            .arguments(["--iscsi", &format!("{TARGET}=d,e")])
+            .arguments(["--portal", &portal.to_string(), "--chap-user"])
+            .arguments([&*users.to_string_lossy(), "--workers", "2"]))
+    })?;
+    rig.iscsi_portal(TARGET)?;
+    let mut guest = GuestBuilder::new("initiator").cpus(2).initiator().boot()?;
+    guest.start_initiator()?;
+    let found = guest.discover(portal)?;
+    ensure!(found.contains(TARGET), "discovery shows: {found}");
+    let remote = guest.iscsi_login(
+        portal,
+        TARGET,
+        &[
+            ("node.session.auth.authmethod", "CHAP"),
+            ("node.session.auth.username", "ann"),
+            ("node.session.auth.password", "secretsecret"),
+            ("node.session.auth.username_in", "bob"),
+            ("node.session.auth.password_in", "secretsecret2"),
+            ("node.conn[0].iscsi.HeaderDigest", "CRC32C"),
+            ("node.conn[0].iscsi.DataDigest", "CRC32C"),
+        ],
+    )?;
+    let session = guest.iscsi_sessions()?;
+    for line in ["HeaderDigest: CRC32C", "DataDigest: CRC32C", "LOGGED IN"] {
+        ensure!(session.contains(line), "no {line:?} in {session}");
+    }
+    let (d, e) = (guest.scsi_disk(0, 0, 0)?, guest.scsi_disk(0, 0, 1)?);
+    file_system_round_trip(&mut guest, &d)?;
+    guest.io_ok(&format!(
+        "fill --file /dev/{e} --seed 61 --writes 1000 --size 16M"
+    ))?;
+
+    // In the midst of verified I/O, twice in either way; the file system stays mounted.
+    let soak = guest.start(
+        "truncate -s 32M /mnt/soak && guest-io soak --file /mnt/soak --seed 62 --depth 4 --runtime 16",
+    )?;
+    for round in 0..4 {
+        std::thread::sleep(Duration::from_secs(1));
+        if round % 2 == 0 {
+            rig.daemon.kill()?;
+        } else {
+            let status = rig.daemon.stop(SOON)?;
+            ensure!(
+                status.success(),
+                "{status}\n{}",
+                rig.daemon.process().log_tail()
+            );
+        }
+        rig.daemon.start_again()?;
+        // The guest has logged in again and goes on.
+        guest
+            .ok(&format!(
+                "cat /mnt/tree/file{} && dd if=/dev/{e} of=/dev/null bs=4k count=1 iflag=direct",
+                round + 1
+            ))
+            .with_context(|| rig.daemon.process().log_tail())?;
+    }
+    guest
+        .wait_ok(soak, Duration::from_secs(300))
+        .with_context(|| rig.daemon.process().log_tail())?;
+    guest.io_ok(&format!(
+        "check --file /dev/{e} --seed 61 --writes 1000 --size 16M"
+    ))?;
+    guest.ok(&format!(
+        "umount /mnt && /tools/e2fsck -fn /dev/{d} && mount -t ext4 /dev/{d} /mnt"
+    ))?;
+    file_system_check(&mut guest)?;
+    guest.ok(&format!("umount /mnt && /tools/e2fsck -fn /dev/{d}"))?;
+    kernel_is_content(&mut guest)?;
+    guest.iscsi_logout(&remote)?;
+    let left = guest.disks()?;
+    ensure!(left.is_empty(), "after the logout there are {left:?}");
+    ensure!(rig.daemon.stop(SOON)?.success());
+    Ok(())
+}
+
+#[test]
+fn qemu_boots_a_guest_from_a_target() -> Result<()> {
+    let portal = free_portal()?;
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        lab::bootable_image(&scratch.file("boot.raw"), 160)?;
+        Ok(daemon
+            .disk("d=file:d.raw,size=160M,cache=none")
+            .arguments(["--iscsi", &format!("{TARGET}=d")])
+            .arguments(["--portal", &portal.to_string(), "--demo-mode", "rw"]))
+    })?;
+    rig.iscsi_portal(TARGET)?;
+    let url = format!("iscsi://{portal}/{TARGET}/0");
+    let output = Command::new(lab::tool("qemu-img")?)
+        .args(["convert", "-n", "-f", "raw", "-O", "raw"])
+        .arg(rig.scratch.file("boot.raw"))
+        .arg(&url)
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+
+    let mut guest = GuestBuilder::new("from-iscsi")
+        .boots_from_disk()
+        .arguments([
+            "-drive",
+            &format!("file={url},format=raw,if=none,id=disk,cache=none"),
+        ])
+        .arguments(["-device", "virtio-blk-pci,drive=disk,bootindex=1"])
+        .boot()?;
+    let root = guest.ok("grep ' / ' /proc/mounts")?;
+    ensure!(
+        root.contains("/dev/vda2 / ext4 rw"),
+        "the root file system is {root}"
+    );
+    guest.ok("truncate -s 16M /kept")?;
+    guest.io_ok("fill --file /kept --seed 71 --writes 500")?;
+    guest.reboot()?;
+    guest.io_ok("check --file /kept --seed 71 --writes 500")?;
+    // The daemon's end and return while the guest writes to its root: QEMU logs in again.
+    let soak =
+        guest.start("truncate -s 16M /more && guest-io soak --file /more --seed 72 --runtime 8")?;
+    std::thread::sleep(Duration::from_secs(1));
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    guest.wait_ok(soak, Duration::from_secs(240))?;
+    guest.io_ok("check --file /kept --seed 71 --writes 500")?;
+    kernel_is_content(&mut guest)?;
+    guest.power_off()
+}
