@@ -10,10 +10,12 @@ pub mod control;
 mod disks;
 mod exports;
 mod limits;
+pub mod metrics;
 mod report;
 mod running;
 mod signals;
 pub mod state;
+pub mod statistics;
 
 pub use exports::{Door, ReadyExport};
 pub use report::{QueueReport, RULE, reports};

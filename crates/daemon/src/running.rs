@@ -16,6 +16,8 @@ use crate::control::{self, BindError, DiskStatus, ExportStatus, LunStatus, Statu
 use crate::disks::{self, Disks};
 use crate::exports::{self, Door, ReadyExport};
 use crate::limits;
+use crate::metrics;
+use crate::statistics::{DiskStatistics, Statistics, WorkerStatistics};
 
 /// What of a start is not configuration.
 #[derive(Debug, Default)]
@@ -71,6 +73,7 @@ fn all_well(reasons: &[String]) -> Result<(), StartError> {
 pub struct Running {
     // In the order in which they end: nobody looks on any more, then no client, then no worker.
     control: Option<control::Server>,
+    metrics: Option<metrics::Listener>,
     objects: Arc<Objects>,
     ready: Vec<ReadyExport>,
 }
@@ -124,8 +127,18 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         }
         None => None,
     };
+    let metrics = match objects.config.metrics_listen {
+        Some(address) => {
+            let view: Arc<dyn View> = objects.clone();
+            let listener = metrics::Listener::start(address, view)
+                .map_err(|error| format!("cannot serve metrics on {address}: {error}"))?;
+            Some(listener)
+        }
+        None => None,
+    };
     Ok(Running {
         control,
+        metrics,
         objects,
         ready,
     })
@@ -203,6 +216,11 @@ impl Running {
         self.control.as_ref().map(control::Server::path)
     }
 
+    /// Where metrics are served over TCP, if they are.
+    pub fn metrics(&self) -> Option<std::net::SocketAddr> {
+        self.metrics.as_ref().map(metrics::Listener::address)
+    }
+
     /// What every queue measured so far.
     pub fn snapshot(&self) -> Snapshot {
         self.objects.snapshot()
@@ -217,6 +235,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.control = None;
+        self.metrics = None;
         let server = self
             .objects
             .server
@@ -238,6 +257,24 @@ impl View for Objects {
     fn snapshot(&self) -> Snapshot {
         Snapshot {
             queues: self.pool.snapshots(),
+        }
+    }
+
+    fn statistics(&self) -> Statistics {
+        let workers = (0..).zip(self.pool.counters());
+        let used = self.pool.disks();
+        let mut names: Vec<&String> = self.disks.keys().collect();
+        names.sort_unstable();
+        let disks = names
+            .into_iter()
+            .map(|name| DiskStatistics::new(name, used.get(name)));
+        Statistics {
+            workers: workers
+                .map(|(worker, counters)| WorkerStatistics::new(worker, counters))
+                .collect(),
+            disks: disks.collect(),
+            latency: self.snapshot(),
+            at_ns: self.started.elapsed().as_nanos() as u64,
         }
     }
 

@@ -96,6 +96,9 @@ pub struct Configuration {
     /// Where reservations and saved mode pages are kept [default: /var/lib/lunette for root, else in ~/.local/state]
     #[arg(long, value_name = "DIR")]
     pub state: Option<String>,
+    /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, to whoever can reach it
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics_listen: Option<String>,
 }
 
 impl Configuration {
@@ -115,6 +118,7 @@ impl Configuration {
             poll_us: self.poll_us.clone(),
             control: self.control.clone(),
             state: self.state.clone(),
+            metrics_listen: self.metrics_listen.clone(),
         }
     }
 }

@@ -121,6 +121,7 @@ fn empty() -> Config {
     Config {
         control: None,
         state: None,
+        metrics_listen: None,
         workers: WorkersConfig {
             placement: Placement::Count(1),
             poll: PollLimit::Micros(POLL_MICROS),

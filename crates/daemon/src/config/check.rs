@@ -58,6 +58,7 @@ pub fn complete(
     let mut config = Config {
         control: draft.control.map(|at| at.value),
         state: draft.state.map(|at| at.value),
+        metrics_listen: draft.metrics_listen.map(|at| at.value),
         workers: WorkersConfig {
             placement,
             poll: draft

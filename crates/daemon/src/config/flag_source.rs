@@ -39,6 +39,8 @@ pub struct Flags {
     pub control: Option<String>,
     /// `--state DIR`
     pub state: Option<String>,
+    /// `--metrics-listen ADDRESS:PORT`
+    pub metrics_listen: Option<String>,
 }
 
 /// How a disk is said in a flag.

@@ -168,6 +168,12 @@ fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
         let mut reader = Reader::new(&fields, "state", diagnostics);
         draft.state = objects::read_folder(&mut reader, "state");
     }
+    if let Some(text) = &flags.metrics_listen {
+        let word = flag_source::word_flag(&source("--metrics-listen", text));
+        let fields = single("metrics_listen", word);
+        let mut reader = Reader::new(&fields, "metrics_listen", diagnostics);
+        draft.metrics_listen = objects::read_address(&mut reader, "metrics_listen");
+    }
 }
 
 /// A flag's value as the only field of a table, so that the file's reader reads it.

@@ -2,6 +2,7 @@
 //!
 //! The names here are the names in the file, in the flags and on the control socket.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::iscsi::IscsiConfig;
@@ -32,6 +33,8 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// Where what must survive a restart is kept; `None`: at the usual place, see [`crate::state::default_folder`].
     pub state: Option<PathBuf>,
+    /// Where metrics are served over TCP; `None`: on the control socket only.
+    pub metrics_listen: Option<SocketAddr>,
     /// The threads that do the work.
     pub workers: WorkersConfig,
     /// Named block devices.

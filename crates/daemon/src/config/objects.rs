@@ -2,6 +2,7 @@
 //!
 //! A draft keeps what could be read, so that one bad value does not make every reference to it a mistake.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::diagnostics::{Mistake, MistakeKind};
@@ -18,6 +19,8 @@ use super::{Diagnostics, diagnostics::one_of};
 const NAME_ALLOWED: &str =
     "1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit";
 const SOCKET_ALLOWED: &str = "a path of at most 107 bytes, such as \"/run/lunette/d0.sock\"";
+const ADDRESS_ALLOWED: &str =
+    "an IP address and a port, such as \"127.0.0.1:9752\" or \"[::1]:9752\"";
 const LUN_EXAMPLE: &str = "tables such as { target = 0, lun = 0, disk = \"d0\" }";
 const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \"always\"";
 const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3])";
@@ -66,6 +69,8 @@ pub struct Draft {
     pub control: Option<At<PathBuf>>,
     /// Where state is kept.
     pub state: Option<At<PathBuf>>,
+    /// Where metrics are served over TCP.
+    pub metrics_listen: Option<At<SocketAddr>>,
     pub workers: WorkersDraft,
     pub poll: Option<At<PollLimit>>,
     pub disks: Vec<DiskDraft>,
@@ -83,6 +88,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let mut reader = Reader::new(fields, "configuration", diagnostics);
     let control = read_socket(&mut reader, "control");
     let state = read_folder(&mut reader, "state");
+    let metrics_listen = read_address(&mut reader, "metrics_listen");
     let count = reader.raw("workers");
     let cpus = reader.raw("cpus");
     let poll = reader.raw("poll_us");
@@ -97,6 +103,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     Draft {
         control,
         state,
+        metrics_listen,
         workers: WorkersDraft {
             count: count.and_then(|value| read_workers(value, diagnostics)),
             cpus: cpus.and_then(|value| read_cpus(value, diagnostics)),
@@ -114,6 +121,20 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
         iscsi: iscsi.iter().map(|f| read_iscsi(f, diagnostics)).collect(),
         luns: Vec::new(),
         astray: Vec::new(),
+    }
+}
+
+/// An address to listen on, with its port.
+pub fn read_address(reader: &mut Reader, key: &'static str) -> Option<At<SocketAddr>> {
+    let text = reader.text(key, ADDRESS_ALLOWED)?;
+    match text.value.parse() {
+        Ok(address) => Some(At::new(address, text.place)),
+        Err(_) => {
+            let message = format!("`{key}`: {:?} is no address with a port", text.value);
+            let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
+            reader.diagnostics().push(mistake.allowed(ADDRESS_ALLOWED));
+            None
+        }
     }
 }
 

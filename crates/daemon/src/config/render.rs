@@ -21,6 +21,9 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     if let Some(state) = &config.state {
         writeln!(text, "state = {}", quoted_path(state))?;
     }
+    if let Some(address) = &config.metrics_listen {
+        writeln!(text, "metrics_listen = \"{address}\"")?;
+    }
     match &config.workers.placement {
         Placement::Count(count) => writeln!(text, "workers = {count}")?,
         Placement::Cpus(cpus) => writeln!(text, "cpus = {cpus:?}")?,

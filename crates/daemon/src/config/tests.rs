@@ -51,11 +51,13 @@ fn flags_say_the_same_as_a_file() {
         poll_us: Some("50".to_owned()),
         control: Some("control.sock".to_owned()),
         state: Some("kept".to_owned()),
+        metrics_listen: Some("[::1]:9752".to_owned()),
         ..Flags::default()
     };
     let text = r#"
         control = "control.sock"
         state = "kept"
+        metrics_listen = "[::1]:9752"
         workers = 2
         cpus = [2, 3]
         poll_us = 50
@@ -494,6 +496,9 @@ fn config() -> impl Strategy<Value = Config> {
                 state: control
                     .as_ref()
                     .map(|path| PathBuf::from(format!("/var/{path}"))),
+                metrics_listen: control
+                    .as_ref()
+                    .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
                 control: control.map(|path| PathBuf::from(format!("/run/control/{path}"))),
                 workers: WorkersConfig { placement, poll },
                 vhost_blk: blk
@@ -556,6 +561,7 @@ proptest! {
             cpus: Some(flag.clone()),
             poll_us: Some(flag.clone()),
             control: Some(flag.clone()),
+            metrics_listen: Some(flag.clone()),
             state: Some(flag),
         };
         if let Err(error) = parse(Some(("f", &text)), &flags, &here()) {

@@ -5,6 +5,7 @@
 
 mod client;
 mod latency;
+mod metrics;
 mod problem;
 mod server;
 mod socket;
@@ -28,6 +29,14 @@ pub trait View: Send + Sync + 'static {
 
     /// What is served, and to whom.
     fn status(&self) -> Status;
+
+    /// What workers, disks and queues have counted.
+    fn statistics(&self) -> crate::statistics::Statistics;
+
+    /// The same as Prometheus reads it.
+    fn metrics(&self) -> String {
+        crate::metrics::render(&self.status(), &self.statistics())
+    }
 }
 
 /// Where the control socket is when nothing is said: `/run/lunette/lunette.sock` for root,

@@ -11,7 +11,7 @@ use axum::routing::get;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 
-use super::{Bound, Problem, View, latency, status, version};
+use super::{Bound, Problem, View, latency, metrics, status, version};
 
 /// A control socket that is being served; dropping it stops that and removes the socket.
 #[derive(Debug)]
@@ -84,6 +84,7 @@ fn router(view: Arc<dyn View>) -> Router {
         .route("/v1/latency", get(latency::get))
         .route("/v1/status", get(status::get))
         .route("/v1/version", get(version::get))
+        .merge(metrics::routes())
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
         .with_state(view)
@@ -115,6 +116,7 @@ mod tests {
 
     use super::super::{ClientError, Status, Version, bind, get, latency_path};
     use super::*;
+    use crate::statistics::Statistics;
 
     struct Fixed;
 
@@ -139,6 +141,14 @@ mod tests {
                 ..Status::default()
             }
         }
+
+        fn statistics(&self) -> Statistics {
+            Statistics {
+                at_ns: 7,
+                latency: self.snapshot(),
+                ..Statistics::default()
+            }
+        }
     }
 
     fn served() -> (tempfile::TempDir, Server, PathBuf) {
@@ -156,6 +166,8 @@ mod tests {
             Version::this()
         );
         assert_eq!(get::<Status>(&path, "/v1/status").unwrap().pid, 42);
+        let statistics: Statistics = get(&path, "/v1/statistics").unwrap();
+        assert_eq!((statistics.at_ns, statistics.latency.queues.len()), (7, 3));
         let all: Snapshot = get(&path, "/v1/latency").unwrap();
         assert_eq!(all.queues.len(), 3);
         let one: Snapshot = get(&path, &latency_path(Some("c0/1"))).unwrap();

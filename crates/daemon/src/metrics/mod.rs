@@ -1,0 +1,325 @@
+//! `GET /metrics`: all that is counted, as Prometheus reads it. Units and names follow its conventions.
+//!
+//! Nothing here is on a request's way: a page is made from words that workers write and this reads. Latencies come per
+//! export, operation and stage, and counters per queue, which keeps a daemon with thousands of queues at a size that a
+//! time-series database likes.
+
+mod listener;
+mod process;
+mod text;
+
+use std::collections::BTreeMap;
+
+use timeline::{Operation, OperationCounters, Snapshot, Span, SparseHistogram};
+
+use crate::control::Status;
+use crate::statistics::Statistics;
+use process::Process;
+use text::{Family, Kind, Page};
+
+pub use listener::Listener;
+pub use text::CONTENT_TYPE;
+
+/// Upper bounds of the histograms' buckets in nanoseconds: from a step within this process to a disk that hangs.
+pub const BOUNDS_NS: [u64; 25] = [
+    100,
+    250,
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    10_000_000_000,
+];
+
+/// The page.
+pub fn render(status: &Status, statistics: &Statistics) -> String {
+    let mut page = Page::default();
+    write_daemon(&mut page, status, statistics);
+    write_process(&mut page, &Process::this());
+    write_workers(&mut page, statistics);
+    write_disks(&mut page, status, statistics);
+    write_exports(&mut page, status);
+    write_queues(&mut page, &statistics.latency);
+    write_latencies(&mut page, &statistics.latency);
+    page.into_text()
+}
+
+fn write_daemon(page: &mut Page, status: &Status, statistics: &Statistics) {
+    let help = "Which version runs; always 1.";
+    let mut info = page.family("lunette_build_info", Kind::Gauge, help);
+    info.sample(&[("version", &status.version)], 1);
+    let started = process::unix_seconds() - statistics.at_ns as f64 / 1e9;
+    let help = "When the daemon started, in seconds since 1970.";
+    page.family("process_start_time_seconds", Kind::Gauge, help)
+        .sample(&[], format_args!("{started:.1}"));
+}
+
+fn write_process(page: &mut Page, process: &Process) {
+    if let Some(seconds) = process.cpu_seconds {
+        let help = "CPU time of all threads of the daemon.";
+        page.family("process_cpu_seconds_total", Kind::Counter, help)
+            .sample(&[], seconds);
+    }
+    let gauges = [
+        (
+            "process_resident_memory_bytes",
+            "Memory of the daemon that is really there; RAM disks and guests' memory in use included.",
+            process.resident_bytes,
+        ),
+        (
+            "process_open_fds",
+            "Open descriptors of the daemon.",
+            process.open_fds.map(|fds| fds as u64),
+        ),
+        (
+            "process_max_fds",
+            "The most descriptors that the daemon may open.",
+            process.max_fds,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        if let Some(value) = value {
+            page.family(name, Kind::Gauge, help).sample(&[], value);
+        }
+    }
+}
+
+fn write_workers(page: &mut Page, statistics: &Statistics) {
+    let workers = &statistics.workers;
+    let help = "Turns of a worker: busy ones found work, empty ones polled in vain.";
+    let mut turns = page.family("lunette_worker_turns_total", Kind::Counter, help);
+    for one in workers {
+        let worker = one.worker.to_string();
+        turns.sample(&[("worker", &worker), ("turn", "busy")], one.busy_turns);
+        turns.sample(&[("worker", &worker), ("turn", "empty")], one.empty_turns);
+    }
+    let help = "Times that a worker slept until a client or a disk woke it.";
+    let mut sleeps = page.family("lunette_worker_sleeps_total", Kind::Counter, help);
+    for one in workers {
+        sleeps.sample(&[("worker", &one.worker.to_string())], one.sleeps);
+    }
+    let help = "Messages from the control plane that a worker ran between turns.";
+    let mut messages = page.family("lunette_worker_messages_total", Kind::Counter, help);
+    for one in workers {
+        messages.sample(&[("worker", &one.worker.to_string())], one.messages);
+    }
+}
+
+fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
+    let help = "What a disk is; always 1.";
+    let mut info = page.family("lunette_disk_info", Kind::Gauge, help);
+    for disk in &status.disks {
+        let read_only = if disk.read_only { "true" } else { "false" };
+        let labels = [
+            ("disk", disk.name.as_str()),
+            ("backend", &disk.backend),
+            ("serial", &disk.serial),
+            ("read_only", read_only),
+        ];
+        info.sample(&labels, 1);
+    }
+    let help = "Capacity of a disk.";
+    let mut size = page.family("lunette_disk_size_bytes", Kind::Gauge, help);
+    for disk in &status.disks {
+        size.sample(&[("disk", &disk.name)], disk.size);
+    }
+    let help = "I/Os asked of a disk's engine, through all doors.";
+    let mut requests = page.family("lunette_disk_io_total", Kind::Counter, help);
+    for disk in &statistics.disks {
+        for (operation, io) in &disk.operations {
+            let labels = [("disk", disk.name.as_str()), ("operation", operation)];
+            requests.sample(&labels, io.requests);
+        }
+    }
+    let help = "Bytes that the I/Os asked of a disk's engine were about.";
+    let mut bytes = page.family("lunette_disk_io_bytes_total", Kind::Counter, help);
+    for disk in &statistics.disks {
+        for (operation, io) in &disk.operations {
+            let labels = [("disk", disk.name.as_str()), ("operation", operation)];
+            bytes.sample(&labels, io.bytes);
+        }
+    }
+    let help = "I/Os that a disk's engine failed, by class.";
+    let mut errors = page.family("lunette_disk_io_errors_total", Kind::Counter, help);
+    for disk in &statistics.disks {
+        for class in disk::IoErrorKind::ALL {
+            let count = disk.errors.get(class.word()).copied().unwrap_or(0);
+            let labels = [("disk", disk.name.as_str()), ("class", class.word())];
+            errors.sample(&labels, count);
+        }
+    }
+    let help = "I/Os that a disk's engine has and has not given back.";
+    let mut in_flight = page.family("lunette_disk_io_in_flight", Kind::Gauge, help);
+    for disk in &statistics.disks {
+        in_flight.sample(&[("disk", &disk.name)], disk.in_flight);
+    }
+}
+
+fn write_exports(page: &mut Page, status: &Status) {
+    let help = "Whether a client is connected to an export.";
+    let mut connected = page.family("lunette_export_connected", Kind::Gauge, help);
+    for export in &status.exports {
+        let labels = [("export", export.name.as_str()), ("kind", &export.kind)];
+        connected.sample(&labels, u8::from(export.connected));
+    }
+    let help = "Logical units of an export.";
+    let mut luns = page.family("lunette_export_luns", Kind::Gauge, help);
+    for export in &status.exports {
+        luns.sample(&[("export", &export.name)], export.luns.len());
+    }
+}
+
+fn write_queues(page: &mut Page, snapshot: &Snapshot) {
+    type Number = fn(&OperationCounters) -> u64;
+    let by_operation: [(&'static str, &str, Number); 3] = [
+        (
+            "lunette_queue_requests_total",
+            "Requests answered, well or not.",
+            |o| o.requests,
+        ),
+        (
+            "lunette_queue_bytes_total",
+            "Bytes of data that requests moved.",
+            |o| o.bytes,
+        ),
+        (
+            "lunette_queue_errors_total",
+            "Requests answered with an error.",
+            |o| o.errors,
+        ),
+    ];
+    for (name, help, number) in by_operation {
+        let mut family = page.family(name, Kind::Counter, help);
+        each_queue(snapshot, |queue, labels| {
+            for operation in Operation::ALL {
+                let counters = queue.latencies.counters.of(operation);
+                // Operations that a queue has never seen would be most of the page.
+                if counters.requests > 0 {
+                    let mut labels = labels.to_vec();
+                    labels.push(("operation", operation.name()));
+                    family.sample(&labels, number(counters));
+                }
+            }
+        });
+    }
+    type Count = fn(&timeline::Counters) -> u64;
+    let counters: [(&'static str, &str, Count); 5] = [
+        (
+            "lunette_queue_malformed_total",
+            "Times that a client broke the rules, which ends its queue or session.",
+            |c| c.malformed,
+        ),
+        (
+            "lunette_queue_kicks_total",
+            "Kicks received from the client.",
+            |c| c.kicks,
+        ),
+        (
+            "lunette_queue_interrupts_total",
+            "Interrupts sent to the client.",
+            |c| c.notifications,
+        ),
+        (
+            "lunette_queue_polls_total",
+            "Looks at a queue that found nothing.",
+            |c| c.polls,
+        ),
+        (
+            "lunette_queue_sleeps_total",
+            "Times that a queue asked for a kick because its worker went to sleep.",
+            |c| c.sleeps,
+        ),
+    ];
+    for (name, help, count) in counters {
+        let mut family = page.family(name, Kind::Counter, help);
+        each_queue(snapshot, |queue, labels| {
+            family.sample(labels, count(&queue.latencies.counters));
+        });
+    }
+    let help = "Requests that a queue has taken and not answered.";
+    let mut in_flight = page.family("lunette_queue_in_flight", Kind::Gauge, help);
+    each_queue(snapshot, |queue, labels| {
+        in_flight.sample(labels, queue.in_flight);
+    });
+}
+
+fn each_queue(
+    snapshot: &Snapshot,
+    mut write: impl FnMut(&timeline::QueueSnapshot, &[(&str, &str)]),
+) {
+    for queue in &snapshot.queues {
+        let (number, worker) = (
+            queue.labels.queue.to_string(),
+            queue.labels.worker.to_string(),
+        );
+        let labels = [
+            ("export", queue.labels.export.as_str()),
+            ("disk", &queue.labels.disk),
+            ("queue", &number),
+            ("worker", &worker),
+        ];
+        write(queue, &labels);
+    }
+}
+
+/// The histograms of an export's queues together.
+type ByOperation = BTreeMap<(String, Operation), BTreeMap<Span, SparseHistogram>>;
+
+fn write_latencies(page: &mut Page, snapshot: &Snapshot) {
+    let mut exports = ByOperation::new();
+    for queue in &snapshot.queues {
+        for (operation, latencies) in &queue.latencies.operations {
+            let key = (queue.labels.export.clone(), *operation);
+            let sums = exports.entry(key).or_default();
+            for (span, histogram) in &latencies.spans {
+                sums.entry(*span).or_default().merge(histogram);
+            }
+        }
+    }
+    let help = "Time of a request from its being noticed to its client's being notified.";
+    let mut whole = page.family("lunette_request_duration_seconds", Kind::Histogram, help);
+    write_spans(&mut whole, &exports, &[Span::Total]);
+    let help = "Time of each stage of a request's way, from the stage before; `reaped` is the disk's service time.";
+    let mut stages = page.family(
+        "lunette_request_stage_duration_seconds",
+        Kind::Histogram,
+        help,
+    );
+    write_spans(&mut stages, &exports, &Span::STEPS);
+}
+
+fn write_spans(family: &mut Family<'_>, exports: &ByOperation, spans: &[Span]) {
+    for ((export, operation), histograms) in exports {
+        for span in spans {
+            let Some(histogram) = histograms.get(span) else {
+                continue;
+            };
+            let mut labels = vec![("export", export.as_str()), ("operation", operation.name())];
+            if *span != Span::Total {
+                labels.push(("stage", span.name()));
+            }
+            family.histogram(&labels, &BOUNDS_NS, histogram);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+//! A page as a strict reader of the format reads it, and the dashboard held against it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use timeline::{Clock, Labels, QueueTimeline, Stamp, Stamps};
+
+use super::*;
+use crate::control::{DiskStatus, ExportStatus, LunStatus, View};
+use crate::statistics::{DiskStatistics, IoStatistics, WorkerStatistics};
+
+const DASHBOARD: &str = include_str!("../../../../contrib/grafana/lunette.json");
+const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
+
+fn queue(export: &str, number: u32, requests: u64) -> timeline::QueueSnapshot {
+    let labels = Labels {
+        export: export.to_owned(),
+        disk: "d\"0".to_owned(),
+        queue: number,
+        worker: number % 2,
+    };
+    let mut timeline = QueueTimeline::new(labels, 8);
+    for n in 0..requests {
+        let stamps = [0, 3, 5, 9, 1000 + n * 77, 30_000, 31_000].map(Stamp);
+        timeline.record_request(Operation::Read, &Stamps::from_array(stamps));
+        timeline
+            .counters()
+            .count(Operation::Read, 4096, !n.is_multiple_of(2));
+    }
+    timeline.counters().in_flight.set(3);
+    timeline.counters().kicks.add(9);
+    timeline.snapshot(&Clock::simulated().0)
+}
+
+fn status() -> Status {
+    Status {
+        version: "1.2.3".to_owned(),
+        disks: vec![DiskStatus {
+            name: "d\"0".to_owned(),
+            backend: "ram".to_owned(),
+            size: 1 << 20,
+            block_size: 512,
+            read_only: true,
+            serial: "back\\slash\nline".to_owned(),
+        }],
+        exports: vec![ExportStatus {
+            name: "e".to_owned(),
+            kind: "vhost-blk".to_owned(),
+            socket: None,
+            queues: 2,
+            connected: true,
+            luns: vec![LunStatus {
+                target: 0,
+                lun: 0,
+                disk: "d\"0".to_owned(),
+            }],
+        }],
+        ..Status::default()
+    }
+}
+
+fn statistics() -> Statistics {
+    let io = IoStatistics {
+        requests: 12,
+        bytes: 4096,
+    };
+    Statistics {
+        at_ns: 5,
+        workers: vec![WorkerStatistics {
+            worker: 0,
+            busy_turns: 1,
+            empty_turns: 2,
+            sleeps: 3,
+            messages: 4,
+        }],
+        disks: vec![DiskStatistics {
+            operations: [("read".to_owned(), io)].into(),
+            errors: [("no_space".to_owned(), 2)].into(),
+            in_flight: 6,
+            ..DiskStatistics::new("d\"0", None)
+        }],
+        latency: Snapshot {
+            queues: vec![queue("e", 0, 4), queue("e", 1, 2), queue("f", 0, 0)],
+        },
+    }
+}
+
+struct Fixed;
+
+impl View for Fixed {
+    fn snapshot(&self) -> Snapshot {
+        statistics().latency
+    }
+    fn status(&self) -> Status {
+        status()
+    }
+    fn statistics(&self) -> Statistics {
+        statistics()
+    }
+}
+
+type Sample = (String, BTreeMap<String, String>, f64);
+
+/// Reads a page and refuses what the format or its conventions do not allow.
+fn read(page: &str) -> (BTreeMap<String, String>, Vec<Sample>) {
+    let (mut types, mut samples) = (BTreeMap::new(), Vec::new());
+    let mut helped = None;
+    assert!(page.ends_with('\n'));
+    for line in page.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, text) = help.split_once(' ').unwrap();
+            assert!(!text.is_empty() && helped.is_none(), "{line}");
+            helped = Some(name.to_owned());
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            assert_eq!(helped.take().as_deref(), Some(name), "{line}");
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
+            assert!(types.insert(name.to_owned(), kind.to_owned()).is_none());
+        } else {
+            let sample = read_sample(line);
+            let family = |name: &str| types.get(name).map(String::as_str);
+            let base = ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|end| sample.0.strip_suffix(end));
+            let histogram = base.is_some_and(|base| family(base) == Some("histogram"));
+            assert!(histogram || family(&sample.0).is_some(), "{line}");
+            samples.push(sample);
+        }
+    }
+    let different: BTreeSet<String> = samples
+        .iter()
+        .map(|s| format!("{:?}", (&s.0, &s.1)))
+        .collect();
+    assert_eq!(different.len(), samples.len(), "a sample comes twice");
+    (types, samples)
+}
+
+fn read_sample(line: &str) -> Sample {
+    let name_end = line.find(['{', ' ']).unwrap();
+    let name = &line[..name_end];
+    let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+    assert!(!name.is_empty() && name.chars().all(is_name), "{line}");
+    let mut labels = BTreeMap::new();
+    let mut rest = &line[name_end..];
+    if let Some(inner) = rest.strip_prefix('{') {
+        rest = inner;
+        loop {
+            let (label, value) = rest.split_once("=\"").unwrap();
+            let mut text = String::new();
+            let mut chars = value.char_indices();
+            let end = loop {
+                match chars.next().unwrap() {
+                    (at, '"') => break at,
+                    (_, '\\') => text.push(match chars.next().unwrap().1 {
+                        'n' => '\n',
+                        same @ ('\\' | '"') => same,
+                        other => panic!("\\{other} in {line}"),
+                    }),
+                    (_, c) => text.push(c),
+                }
+            };
+            assert!(labels.insert(label.to_owned(), text).is_none(), "{line}");
+            rest = &value[end + 1..];
+            match rest.strip_prefix(',') {
+                Some(more) => rest = more,
+                None => break,
+            }
+        }
+        rest = rest.strip_prefix('}').unwrap();
+    }
+    let value = rest.strip_prefix(' ').unwrap();
+    (name.to_owned(), labels, value.parse().unwrap())
+}
+
+fn value_of(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
+    let found: Vec<&Sample> = samples
+        .iter()
+        .filter(|(n, l, _)| {
+            n == name
+                && labels
+                    .iter()
+                    .all(|(key, value)| l.get(*key).is_some_and(|v| v == value))
+        })
+        .collect();
+    assert_eq!(found.len(), 1, "{name} {labels:?}: {found:?}");
+    found[0].2
+}
+
+#[test]
+fn a_strict_reader_finds_every_counter() {
+    let (_, samples) = read(&render(&status(), &statistics()));
+    let value = |name, labels: &[(&str, &str)]| value_of(&samples, name, labels);
+    let serial = [("serial", "back\\slash\nline"), ("read_only", "true")];
+    assert_eq!(value("lunette_disk_info", &serial), 1.0);
+    assert_eq!(
+        value("lunette_disk_size_bytes", &[("disk", "d\"0")]),
+        1048576.0
+    );
+    let first = [("export", "e"), ("queue", "0"), ("operation", "read")];
+    assert_eq!(value("lunette_queue_requests_total", &first), 4.0);
+    assert_eq!(value("lunette_queue_bytes_total", &first), 16384.0);
+    assert_eq!(value("lunette_queue_errors_total", &first), 2.0);
+    let third = [("export", "f"), ("queue", "0")];
+    assert_eq!(value("lunette_queue_kicks_total", &third), 9.0);
+    assert_eq!(value("lunette_queue_in_flight", &third), 3.0);
+    let full = [("class", "no_space")];
+    assert_eq!(value("lunette_disk_io_errors_total", &full), 2.0);
+    let busy = [("worker", "0"), ("turn", "busy")];
+    assert_eq!(value("lunette_worker_turns_total", &busy), 1.0);
+    assert_eq!(value("lunette_export_connected", &[("export", "e")]), 1.0);
+}
+
+#[test]
+fn histograms_are_cumulative_and_end_with_their_count() {
+    let (types, samples) = read(&render(&status(), &statistics()));
+    let mut seen = 0;
+    for name in types
+        .iter()
+        .filter(|(_, k)| *k == "histogram")
+        .map(|(n, _)| n)
+    {
+        let mut series: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+        for (_, labels, value) in samples.iter().filter(|s| s.0 == format!("{name}_bucket")) {
+            let mut others = labels.clone();
+            let bound: f64 = others.remove("le").unwrap().parse().unwrap();
+            series
+                .entry(format!("{others:?}"))
+                .or_default()
+                .push((bound, *value));
+        }
+        for buckets in series.values() {
+            assert_eq!(buckets.len(), BOUNDS_NS.len() + 1);
+            assert!(buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
+            assert_eq!(buckets.last().unwrap(), &(f64::INFINITY, 6.0));
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 7, "the whole way, and six stages");
+    let total = [("export", "e"), ("operation", "read")];
+    let sum = value_of(&samples, "lunette_request_duration_seconds_sum", &total);
+    assert!((sum - 6.0 * 31e-6).abs() < 1e-12, "{sum}");
+    let bound = |le| [("export", "e"), ("operation", "read"), ("le", le)];
+    let bucket = "lunette_request_duration_seconds_bucket";
+    assert_eq!(value_of(&samples, bucket, &bound("0.000025")), 0.0);
+    assert_eq!(value_of(&samples, bucket, &bound("0.00005")), 6.0);
+}
+
+/// Words of a text that look like metrics of this daemon.
+fn names_in(text: &str) -> BTreeSet<String> {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+        .filter(|word| word.starts_with("lunette_") || word.starts_with("process_"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_dashboard_names_only_metrics_that_there_are_and_the_document_names_all() {
+    let (types, samples) = read(&render(&status(), &statistics()));
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    let mut expressions = Vec::new();
+    collect(&dashboard, "expr", &mut expressions);
+    collect(&dashboard, "query", &mut expressions);
+    let named = names_in(&expressions.join(" "));
+    assert!(named.len() >= 10, "{named:?}");
+    for name in &named {
+        let known = samples.iter().any(|sample| sample.0 == *name);
+        assert!(
+            known,
+            "contrib/grafana/lunette.json: there is no metric {name}"
+        );
+    }
+    let documented = names_in(DOCUMENT);
+    for name in types.keys() {
+        assert!(
+            documented.contains(name),
+            "docs/operations.md: {name} is missing"
+        );
+    }
+}
+
+fn collect(value: &serde_json::Value, key: &str, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_str() {
+                    Some(text) if name == key => found.push(text.to_owned()),
+                    _ => collect(value, key, found),
+                }
+            }
+        }
+        serde_json::Value::Array(items) => {
+            items.iter().for_each(|item| collect(item, key, found));
+        }
+        _ => {}
+    }
+}
+
+fn ask(listener: &Listener, request: &str) -> String {
+    let mut stream = TcpStream::connect(listener.address()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn over_tcp_there_is_the_page_and_nothing_else() {
+    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed)).unwrap();
+    let page = ask(&listener, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let (head, body) = page.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+    read(body);
+    for (request, status) in [
+        ("GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
+        (
+            "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+            "405",
+        ),
+        ("nonsense\r\n\r\n", "400"),
+    ] {
+        let answer = ask(&listener, request);
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{answer}"
+        );
+    }
+    let address = listener.address();
+    drop(listener);
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn clients_that_say_nothing_do_not_keep_others_out_for_ever() {
+    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed)).unwrap();
+    let silent: Vec<TcpStream> = (0..8)
+        .map(|_| TcpStream::connect(listener.address()).unwrap())
+        .collect();
+    let page = ask(&listener, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(page.starts_with("HTTP/1.1 200"));
+    drop(silent);
+}

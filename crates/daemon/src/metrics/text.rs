@@ -1,0 +1,150 @@
+//! Prometheus' text format, version 0.0.4: families with help and type, samples with labels, cumulative histograms.
+//!
+//! <https://prometheus.io/docs/instrumenting/exposition_formats/>
+
+use std::fmt::{Display, Write};
+
+use timeline::SparseHistogram;
+
+/// The content type of what [`Page`] gives.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A page of metrics as it grows.
+#[derive(Debug, Default)]
+pub struct Page {
+    text: String,
+}
+
+/// What kind of number a family's are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts by upper bound.
+    Histogram,
+}
+
+/// A family whose samples are being written.
+pub struct Family<'p> {
+    page: &'p mut Page,
+    name: &'static str,
+}
+
+/// Labels: names and values, in the order in which they are printed.
+pub type Pairs<'l> = &'l [(&'l str, &'l str)];
+
+impl Page {
+    /// Begins a family.
+    pub fn family(&mut self, name: &'static str, kind: Kind, help: &str) -> Family<'_> {
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
+        let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+        self.line(format_args!("# HELP {name} {help}"));
+        self.line(format_args!("# TYPE {name} {kind}"));
+        Family { page: self, name }
+    }
+
+    /// The text.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        writeln!(self.text, "{line}").expect("a String takes all that is written to it");
+    }
+}
+
+impl Family<'_> {
+    /// One number.
+    pub fn sample(&mut self, labels: Pairs, value: impl Display) {
+        let name = self.name;
+        let labels = braced(labels, None);
+        self.page.line(format_args!("{name}{labels} {value}"));
+    }
+
+    /// One histogram, in seconds, with these upper bounds in nanoseconds, ascending.
+    pub fn histogram(&mut self, labels: Pairs, bounds_ns: &[u64], histogram: &SparseHistogram) {
+        let name = self.name;
+        let mut buckets = histogram.buckets.iter().peekable();
+        let mut cumulative = 0u64;
+        for bound in bounds_ns {
+            while let Some((_, count)) = buckets.next_if(|(value, _)| value <= bound) {
+                cumulative = cumulative.saturating_add(*count);
+            }
+            let bound = seconds(*bound as f64);
+            let labels = braced(labels, Some(&bound));
+            self.page
+                .line(format_args!("{name}_bucket{labels} {cumulative}"));
+        }
+        let infinite = braced(labels, Some("+Inf"));
+        let count = histogram.count;
+        self.page
+            .line(format_args!("{name}_bucket{infinite} {count}"));
+        let labels = braced(labels, None);
+        let sum = seconds(histogram.sum_ns);
+        self.page.line(format_args!("{name}_sum{labels} {sum}"));
+        self.page.line(format_args!("{name}_count{labels} {count}"));
+    }
+}
+
+/// Nanoseconds as seconds: the shortest decimal number that reads back the same.
+fn seconds(nanos: f64) -> String {
+    // Division, not multiplication by 1e-9, gives 1000 ns exactly as 0.000001.
+    (nanos / 1e9).to_string()
+}
+
+fn braced(labels: Pairs, bound: Option<&str>) -> String {
+    let bound = bound.map(|bound| ("le", bound));
+    let all: Vec<String> = labels
+        .iter()
+        .copied()
+        .chain(bound)
+        .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
+        .collect();
+    match all.as_slice() {
+        [] => String::new(),
+        all => format!("{{{}}}", all.join(",")),
+    }
+}
+
+fn escaped(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_and_histograms_are_written_as_the_format_says() {
+        let mut page = Page::default();
+        let mut counter = page.family("a_total", Kind::Counter, "What\nit \\ is.");
+        counter.sample(&[], 3);
+        counter.sample(&[("x", "a\"b\\c\nd"), ("y", "")], 1.5);
+        let times = SparseHistogram::from_nanos([500, 1_000, 1_001, 2_000_000_000]);
+        page.family("t_seconds", Kind::Histogram, "Time.")
+            .histogram(&[("q", "0")], &[100, 1_000, 2_500], &times);
+        let expected = r#"# HELP a_total What\nit \\ is.
+# TYPE a_total counter
+a_total 3
+a_total{x="a\"b\\c\nd",y=""} 1.5
+# HELP t_seconds Time.
+# TYPE t_seconds histogram
+t_seconds_bucket{q="0",le="0.0000001"} 0
+t_seconds_bucket{q="0",le="0.000001"} 2
+t_seconds_bucket{q="0",le="0.0000025"} 3
+t_seconds_bucket{q="0",le="+Inf"} 4
+t_seconds_sum{q="0"} 2.000002501
+t_seconds_count{q="0"} 4
+"#;
+        assert_eq!(page.into_text(), expected);
+    }
+}

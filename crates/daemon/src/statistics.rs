@@ -1,0 +1,112 @@
+//! What workers, disks and queues have counted, as data: the answer of `GET /v1/statistics`.
+//!
+//! Every number has grown since the start, so that the difference of two answers is what happened between them.
+
+use std::collections::BTreeMap;
+
+use disk::{IoErrorKind, IoKind};
+use reactor::{DiskCounters, WorkerCounters};
+use serde::{Deserialize, Serialize};
+use timeline::Snapshot;
+
+/// All that was counted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// When it was read: nanoseconds since the daemon started.
+    pub at_ns: u64,
+    /// By worker, in order.
+    pub workers: Vec<WorkerStatistics>,
+    /// By disk, in order of their names. One that was never used has zeroes.
+    pub disks: Vec<DiskStatistics>,
+    /// By queue, with latencies.
+    #[serde(flatten)]
+    pub latency: Snapshot,
+}
+
+/// What a worker counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerStatistics {
+    /// Its number.
+    pub worker: u32,
+    /// Turns in which there was work.
+    pub busy_turns: u64,
+    /// Turns in which polling found nothing.
+    pub empty_turns: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Messages it ran.
+    pub messages: u64,
+}
+
+impl WorkerStatistics {
+    /// Those of a worker.
+    pub fn new(worker: u32, counters: WorkerCounters) -> WorkerStatistics {
+        WorkerStatistics {
+            worker,
+            busy_turns: counters.busy_turns,
+            empty_turns: counters.empty_turns,
+            sleeps: counters.sleeps,
+            messages: counters.messages,
+        }
+    }
+}
+
+/// I/Os of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IoStatistics {
+    /// How many.
+    pub requests: u64,
+    /// Bytes that they were about.
+    pub bytes: u64,
+}
+
+/// What was asked of a disk, through all doors.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStatistics {
+    /// Its name.
+    pub name: String,
+    /// By kind: `read`, `write`, `flush`, `discard`, `write_zeroes`.
+    pub operations: BTreeMap<String, IoStatistics>,
+    /// I/Os that the engine has and has not given back.
+    pub in_flight: u64,
+    /// I/Os that failed, by class; a class that never happened is absent.
+    pub errors: BTreeMap<String, u64>,
+}
+
+impl DiskStatistics {
+    /// Those of a disk; `None`: it was never used.
+    pub fn new(name: &str, counters: Option<&DiskCounters>) -> DiskStatistics {
+        let counters = counters.copied().unwrap_or_default();
+        let operations = IoKind::ALL.into_iter().map(|kind| {
+            let counted = counters.of(kind);
+            let statistics = IoStatistics {
+                requests: counted.requests,
+                bytes: counted.bytes,
+            };
+            (kind.word().to_owned(), statistics)
+        });
+        let errors = IoErrorKind::ALL.into_iter().zip(counters.errors);
+        let errors = errors.filter(|(_, count)| *count > 0);
+        DiskStatistics {
+            name: name.to_owned(),
+            operations: operations.collect(),
+            in_flight: counters.in_flight,
+            errors: errors
+                .map(|(kind, count)| (kind.word().to_owned(), count))
+                .collect(),
+        }
+    }
+
+    /// One kind's I/Os.
+    pub fn of(&self, kind: IoKind) -> IoStatistics {
+        self.operations
+            .get(kind.word())
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Errors of all classes.
+    pub fn errors(&self) -> u64 {
+        self.errors.values().sum()
+    }
+}
