@@ -110,6 +110,19 @@ impl OpenDisk {
         Submission::Pending
     }
 
+    /// Submits what was set aside.
+    fn resume(&mut self, ring: &mut Ring, mut parked: Parked, finished: &mut Vec<Finished>) {
+        let submitted = self.submit(ring, &parked.request, &mut parked.buffer, parked.tag);
+        if let Submission::Done(outcome) = submitted {
+            self.record.finished(&outcome);
+            finished.push(Finished {
+                tag: parked.tag,
+                buffer: parked.buffer,
+                outcome,
+            });
+        }
+    }
+
     fn arm(&mut self, ring: &mut Ring, handle: u32) {
         if let Some(after) = self.pacing.timer(&self.throttle) {
             ring.timer(PACE, handle.into(), after);
@@ -314,23 +327,19 @@ impl Io {
             return;
         };
         open.pacing.fired();
-        while let Some(mut parked) = open.pacing.next(&open.throttle) {
-            let submitted = open.submit(
-                &mut self.ring,
-                &parked.request,
-                &mut parked.buffer,
-                parked.tag,
-            );
-            if let Submission::Done(outcome) = submitted {
-                open.record.finished(&outcome);
-                finished.push(Finished {
-                    tag: parked.tag,
-                    buffer: parked.buffer,
-                    outcome,
-                });
-            }
+        while let Some(parked) = open.pacing.next(&open.throttle) {
+            open.resume(&mut self.ring, parked, finished);
         }
         open.arm(&mut self.ring, disk);
+    }
+
+    /// A source is about to end: what it has waiting for limits goes at once.
+    pub(crate) fn leave(&mut self, source: SourceId, finished: &mut Vec<Finished>) {
+        for open in self.disks.iter_mut().flatten() {
+            for parked in open.pacing.leave(source.0) {
+                open.resume(&mut self.ring, parked, finished);
+            }
+        }
     }
 
     /// A range of a disk is being acquired.
@@ -345,21 +354,8 @@ impl Io {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
             return;
         };
-        for mut parked in std::mem::take(&mut open.changes.parked) {
-            let submitted = open.change(
-                &mut self.ring,
-                &parked.request,
-                &mut parked.buffer,
-                parked.tag,
-            );
-            if let Submission::Done(outcome) = submitted {
-                open.record.finished(&outcome);
-                finished.push(Finished {
-                    tag: parked.tag,
-                    buffer: parked.buffer,
-                    outcome,
-                });
-            }
+        for parked in std::mem::take(&mut open.changes.parked) {
+            open.resume(&mut self.ring, parked, finished);
         }
     }
 }

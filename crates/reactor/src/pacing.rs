@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use backend::{Moment, Throttle};
-use disk::IoRequest;
+use disk::{IoKind, IoRequest};
 
 use crate::changes::Parked;
 
@@ -42,6 +42,10 @@ fn bytes(request: &IoRequest) -> u64 {
 impl Pacing {
     /// May this I/O of a source start now? If not it has to be given to [`Pacing::wait`].
     pub fn may_start(&mut self, throttle: &Throttle, source: u32, request: &IoRequest) -> bool {
+        if request.kind == IoKind::Flush {
+            // It makes durable what was answered; nothing that waits was.
+            return true;
+        }
         if self.lines.iter().any(|line| line.source == source) {
             return false;
         }
@@ -93,6 +97,12 @@ impl Pacing {
             }
         }
         parked
+    }
+
+    /// All that a source has waiting, limits or not: it is about to end. What its head has reserved stays taken.
+    pub fn leave(&mut self, source: u32) -> VecDeque<Parked> {
+        let at = self.lines.iter().position(|line| line.source == source);
+        at.map_or_else(VecDeque::new, |at| self.lines.swap_remove(at).waiting)
     }
 
     /// How long from now a timer has to be set, if one is needed that is not there yet.
@@ -168,6 +178,28 @@ mod tests {
         }
         let of_second: Vec<usize> = (0..103).filter(|&at| order[at] >= 100).collect();
         assert!(of_second[2] <= 6, "every other one: {of_second:?}");
+        assert!(pacing.lines.is_empty());
+    }
+
+    #[test]
+    fn flush_never_waits_and_who_ends_takes_all_along() {
+        let throttle = Throttle::default();
+        throttle.set(RateLimits {
+            bandwidth: 1,
+            bandwidth_burst: 1,
+            ..RateLimits::default()
+        });
+        let mut pacing = Pacing::default();
+        let read = IoRequest::read(0, 4096);
+        assert!(pacing.may_start(&throttle, 1, &read));
+        for number in 0..3 {
+            assert!(!pacing.may_start(&throttle, 1, &read));
+            pacing.wait(1, parked(number));
+        }
+        assert!(pacing.may_start(&throttle, 1, &IoRequest::flush()));
+        assert!(pacing.leave(2).is_empty());
+        let order: Vec<u64> = pacing.leave(1).iter().map(|parked| parked.tag.0).collect();
+        assert_eq!(order, [0, 1, 2]);
         assert!(pacing.lines.is_empty());
     }
 

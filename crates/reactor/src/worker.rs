@@ -202,6 +202,7 @@ impl Worker {
             return;
         }
         place.source.stop();
+        self.io.leave(id, &mut self.finished);
         place.stopped = Some(Box::new(stopped));
         self.stopping.push(id);
         self.touch(id);
