@@ -35,6 +35,10 @@ impl Engine for Delay {
         "delay"
     }
 
+    fn next_data(&self, offset: u64) -> u64 {
+        self.inner.next_data(offset)
+    }
+
     fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
         Ok(Box::new(DelayBackend {
             inner: self.inner.open(owner, ring)?,

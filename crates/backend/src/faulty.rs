@@ -122,6 +122,10 @@ impl Engine for Faulty {
         "faulty"
     }
 
+    fn next_data(&self, offset: u64) -> u64 {
+        self.inner.next_data(offset)
+    }
+
     fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
         Ok(Box::new(FaultyBackend {
             inner: self.inner.open(owner, ring)?,

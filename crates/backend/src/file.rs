@@ -186,6 +186,15 @@ impl Engine for File {
         "file"
     }
 
+    fn next_data(&self, offset: u64) -> u64 {
+        // The control handle has no position that anybody else uses. A block device says that all is data.
+        match rustix::fs::seek(&self.shared.control, rustix::fs::SeekFrom::Data(offset)) {
+            Ok(data) => data.max(offset),
+            Err(rustix::io::Errno::NXIO) => self.shared.info.geometry.capacity_bytes(),
+            Err(_) => offset,
+        }
+    }
+
     fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
         let shared = self.shared.clone();
         let flags = open_flags(shared.cache, shared.info.read_only);

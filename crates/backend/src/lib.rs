@@ -91,6 +91,12 @@ pub trait Engine: Send + Sync {
     /// Its name in configuration and metrics: `ram`, `file`, ...
     fn kind(&self) -> &'static str;
 
+    /// The first byte from `offset` on that may be other than zero, for an engine that knows its holes; the capacity when
+    /// there is none. A hint that saves reading: it may be less than the truth, as it is here. Quick, for workers ask.
+    fn next_data(&self, offset: u64) -> u64 {
+        offset
+    }
+
     /// Opens a worker's own handle. Completions of `owner` on that worker's ring belong to it.
     ///
     /// # Errors

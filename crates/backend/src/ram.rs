@@ -98,6 +98,11 @@ impl Engine for Ram {
         "ram"
     }
 
+    fn next_data(&self, offset: u64) -> u64 {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        (self.memory.next_used(offset) as u64).min(self.info.geometry.capacity_bytes())
+    }
+
     fn open(&self, _owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
         Ok(Box::new(RamBackend {
             limits: Limits::of(&self.info),

@@ -11,6 +11,7 @@ mod mapping;
 mod ring_memory;
 pub mod sigbus;
 mod table;
+mod used_pages;
 
 pub use buffer::{IoBuffer, Segment, copy};
 pub use mapping::Mapping;

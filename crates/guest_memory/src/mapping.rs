@@ -137,6 +137,19 @@ impl Mapping {
         self.advise(offset, length, Advice::LinuxDontNeed)
     }
 
+    /// The first byte from `offset` on that may be other than zero, of memory that was never shared; the length of the
+    /// mapping if there is none. A hint: more may be zero than it says.
+    pub fn next_used(&self, offset: usize) -> usize {
+        if offset >= self.length {
+            return self.length;
+        }
+        let base = self.base as usize;
+        let page = (base + offset) & !4095;
+        let end = (base + self.length).next_multiple_of(4096);
+        let used = crate::used_pages::first_used(page as u64, end as u64) as usize;
+        used.saturating_sub(base).clamp(offset, self.length)
+    }
+
     fn advise(&self, offset: usize, length: usize, advice: Advice) -> io::Result<()> {
         let start = self.checked(offset, length);
         // SAFETY: the range is inside this mapping; dropping pages changes contents only, and contents may
@@ -235,6 +248,26 @@ mod tests {
         let mut got = [9; 2];
         m.read(4095, &mut got);
         assert_eq!(got, [7, 0]);
+    }
+
+    #[test]
+    fn nothing_before_the_next_used_byte_is_other_than_zero() {
+        const MIB: usize = 1 << 20;
+        let m = Mapping::anonymous(64 * MIB).unwrap();
+        let knows = m.next_used(0) == 64 * MIB;
+        for at in [5 * MIB, 33 * MIB + 100] {
+            m.write(at, &[1]);
+        }
+        assert!(m.next_used(0) <= 5 * MIB && m.next_used(5 * MIB) == 5 * MIB);
+        assert_eq!(m.next_used(64 * MIB), 64 * MIB);
+        if knows {
+            // pages, but at most huge ones, are used as wholes
+            assert!(m.next_used(0) >= 4 * MIB);
+            assert!((32 * MIB..=33 * MIB + 100).contains(&m.next_used(8 * MIB)));
+            assert_eq!(m.next_used(36 * MIB), 64 * MIB);
+            m.give_back(0, 64 * MIB).unwrap();
+            assert_eq!(m.next_used(0), 64 * MIB);
+        }
     }
 
     #[test]

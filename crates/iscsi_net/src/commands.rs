@@ -15,8 +15,10 @@ use crate::connection::Connection;
 use crate::management::After;
 use crate::slots::{Order, SlotId};
 
-/// Steps of one command in one turn: a long one gives way to the worker's other work.
+/// Steps of one command in one turn, and bytes on scratch memory that count as one more: a long one gives way to the
+/// worker's other work.
 const STEPS_MAX: usize = 32;
+const STEP_BYTES: usize = 128 << 10;
 
 /// How far a command has come.
 enum Progress {
@@ -281,7 +283,9 @@ impl Connection {
             source: self.place.source,
             slot: index,
         };
-        for _ in 0..STEPS_MAX {
+        let mut steps = 0;
+        while steps < STEPS_MAX {
+            steps += 1;
             step = match step {
                 TaskStep::Answer if self.slots.get(index).iscsi.is_some() => return Progress::Done,
                 TaskStep::Answer | TaskStep::Over => return Progress::Over,
@@ -344,6 +348,7 @@ impl Connection {
                     }
                 }
                 TaskStep::Scratch(disk, request, mut buffer) => {
+                    steps += buffer.len() / STEP_BYTES;
                     let handle = self.disk(io, disk);
                     let slot = self.slots.get(index);
                     match submit(io, handle, &request, &mut buffer, tag) {

@@ -33,7 +33,8 @@ impl Default for DoorLimits {
             sessions: 512,
             login_time: Duration::from_secs(15),
             idle_time: Duration::from_secs(15),
-            silent_time: Duration::from_secs(30),
+            // An initiator that does nothing else for a minute, as those without a thread of their own may, stays.
+            silent_time: Duration::from_secs(60),
             data_bytes: 32 << 20,
             output_bytes: 8 << 20,
             protocol: iscsi::Limits::default(),

@@ -88,6 +88,12 @@ impl Word {
     }
 }
 
+/// Knows where a disk has nothing but zeroes.
+pub trait Holes: Send + Sync + std::fmt::Debug {
+    /// The first byte from `offset` on that may be other than zero. A hint that saves reading; quick.
+    fn next_data(&self, offset: u64) -> u64;
+}
+
 /// What a logical unit is made from.
 #[derive(Clone, Debug)]
 pub struct UnitConfig {
@@ -97,6 +103,8 @@ pub struct UnitConfig {
     pub info: DiskInfo,
     /// The medium can be ejected and loaded (START STOP UNIT).
     pub removable: bool,
+    /// Who knows the disk's holes, if anybody does.
+    pub holes: Option<Arc<dyn Holes>>,
 }
 
 /// A logical unit.
@@ -109,6 +117,7 @@ pub struct LogicalUnit {
     word: AtomicU64,
     naa: u64,
     removable: bool,
+    holes: Option<Arc<dyn Holes>>,
     copies_from_anywhere: AtomicBool,
     directory: Arc<Directory>,
     state: Mutex<UnitState>,
@@ -122,6 +131,7 @@ impl LogicalUnit {
             disk,
             info,
             removable,
+            holes,
         } = config;
         let unit = Arc::new(LogicalUnit {
             id: UnitId(NEXT.fetch_add(1, Ordering::Relaxed)),
@@ -131,6 +141,7 @@ impl LogicalUnit {
             word: AtomicU64::new(0),
             naa: info.naa,
             removable,
+            holes,
             copies_from_anywhere: AtomicBool::new(false),
             directory: Arc::clone(directory),
             state: Mutex::new(UnitState::new(directory.store(), info)),
@@ -221,6 +232,10 @@ impl LogicalUnit {
 
     pub(crate) fn removable(&self) -> bool {
         self.removable
+    }
+
+    pub(crate) fn holes(&self) -> Option<&Arc<dyn Holes>> {
+        self.holes.as_ref()
     }
 
     pub(crate) fn directory(&self) -> &Arc<Directory> {

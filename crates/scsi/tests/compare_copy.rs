@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
-use disk::IoKind;
+use disk::{IoKind, IoRequest};
 use scsi::*;
 
 const BLOCK: usize = 512;
@@ -278,6 +278,7 @@ fn a_unit_of_another_target_is_copied_only_where_it_allows_that() {
             disk: DiskId(1),
             info: info(512, 64, 1),
             removable: false,
+            holes: None,
         },
     );
     bed.disks.bytes.push(vec![7; 64 * 512]);
@@ -288,4 +289,85 @@ fn a_unit_of_another_target_is_copied_only_where_it_allows_that() {
     unit.allow_copies_from_anywhere(true);
     assert_eq!(copy(&mut bed, &list).status, Status::Good);
     assert_eq!(bed.disks.bytes[0][..512], [7; 512]);
+}
+
+/// Data in one place, nothing elsewhere.
+#[derive(Debug)]
+struct OneBlock(u64);
+
+impl Holes for OneBlock {
+    fn next_data(&self, offset: u64) -> u64 {
+        match self.0 {
+            at if offset <= at => at,
+            _ => u64::MAX,
+        }
+    }
+}
+
+#[test]
+fn get_lba_status_takes_known_holes_without_reading_them() {
+    let mut bed = Bed::new(512, 64);
+    let blocks: u64 = 6 << 30;
+    // more blocks than a descriptor can say, and none of them there
+    let config = UnitConfig {
+        disk: DiskId(0),
+        info: info(512, blocks, 7),
+        removable: false,
+        holes: Some(std::sync::Arc::new(OneBlock(u64::MAX))),
+    };
+    let unit = LogicalUnit::new(&bed.directory, config);
+    bed.target.attach_unit(7, unit).unwrap();
+    bed.run(7, &[0; 6], &[], 0);
+    bed.disks.log.clear();
+    let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    let answer = bed.run(7, &cdb, &[], 256);
+    assert_eq!(answer.data[..4], [0, 0, 0, 36], "two descriptors");
+    let descriptors: Vec<(u64, u32, u8)> = answer.data[8..]
+        .chunks_exact(16)
+        .map(|d| {
+            let lba = u64::from_be_bytes(d[..8].try_into().unwrap());
+            (lba, u32::from_be_bytes(d[8..12].try_into().unwrap()), d[12])
+        })
+        .collect();
+    assert_eq!(
+        descriptors,
+        [(0, 0xffff_ff80, 1), (0xffff_ff80, 0x8000_0080, 1)]
+    );
+    assert!(bed.disks.log.is_empty(), "{:?}", bed.disks.log);
+}
+
+#[test]
+fn get_lba_status_reads_only_where_data_may_be() {
+    let mut bed = Bed::new(512, 64);
+    let config = UnitConfig {
+        disk: DiskId(1),
+        info: info(512, 8192, 7),
+        removable: false,
+        holes: Some(std::sync::Arc::new(OneBlock(1 << 20))),
+    };
+    let unit = LogicalUnit::new(&bed.directory, config);
+    bed.disks.bytes.push(vec![0; 8192 * 512]);
+    bed.disks.bytes[1][1 << 20] = 1;
+    bed.target.attach_unit(7, unit).unwrap();
+    bed.run(7, &[0; 6], &[], 0);
+    bed.disks.log.clear();
+    let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    let answer = bed.run(7, &cdb, &[], 256);
+    let descriptors: Vec<(u8, [u8; 4])> = answer.data[8..]
+        .chunks_exact(16)
+        .map(|d| (d[12], d[8..12].try_into().unwrap()))
+        .collect();
+    // 2,048 deallocated, one physical block of 8 mapped, the rest deallocated
+    assert_eq!(
+        descriptors,
+        [
+            (1, [0, 0, 8, 0]),
+            (0, [0, 0, 0, 8]),
+            (1, [0, 0, 0x17, 0xf8])
+        ]
+    );
+    assert_eq!(
+        bed.disks.log,
+        [(DiskId(1), IoRequest::read(1 << 20, 1 << 20))]
+    );
 }

@@ -7,9 +7,18 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::Runners;
 use backend::Disk;
 
-use scsi::{Directory, DiskId, LogicalUnit, Store, UnitConfig};
+use scsi::{Directory, DiskId, Holes, LogicalUnit, Store, UnitConfig};
 
 type Entry = (Arc<Disk>, Arc<LogicalUnit>);
+
+#[derive(Debug)]
+struct DiskHoles(Arc<Disk>);
+
+impl Holes for DiskHoles {
+    fn next_data(&self, offset: u64) -> u64 {
+        self.0.engine().next_data(offset)
+    }
+}
 
 /// All disks that are logical units.
 pub struct Units {
@@ -50,6 +59,7 @@ impl Units {
             disk: DiskId(index as u32),
             info: (**disk.info()).clone(),
             removable: disk.is_removable(),
+            holes: Some(Arc::new(DiskHoles(disk.clone()))),
         };
         let unit = LogicalUnit::new(&self.directory, config);
         entries[index] = Some((disk.clone(), unit.clone()));

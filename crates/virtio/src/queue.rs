@@ -28,6 +28,11 @@ const BATCH: usize = 128;
 /// Bytes after which a batch ends, for the same reason: what a RAM disk copies in a millisecond or two.
 const BATCH_BYTES: u64 = 8 << 20;
 
+/// I/Os on scratch memory that one request may have in a turn when they end at once, and bytes that count as one more:
+/// a long request gives way to the worker's other work.
+const STEPS_MAX: u64 = 32;
+const STEP_BYTES: u64 = 128 << 10;
+
 /// One line per second in all: a hostile driver must not fill the log.
 static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -57,6 +62,8 @@ pub struct Queue<P: Protocol> {
     done: Vec<u16>,
     /// Slots that have been answered and go on.
     going_on: Vec<u16>,
+    /// Slots that have taken many steps in this turn, with the next one.
+    resting: Vec<(u16, Step)>,
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
     turns: Vec<(Stamps, [u32; Operation::COUNT])>,
     timeline: QueueTimeline,
@@ -90,6 +97,7 @@ impl<P: Protocol> Queue<P> {
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
             going_on: Vec::new(),
+            resting: Vec::new(),
             turns: Vec::with_capacity(4),
             timeline: QueueTimeline::new(setup.labels, depth),
             kick: setup.kick.map(RingFd::from),
@@ -291,8 +299,13 @@ impl<P: Protocol> Queue<P> {
             slot: u32::from(index),
         };
         let slot = self.slots.get(index);
+        let mut steps = 0;
         loop {
             step = match step {
+                Step::Scratch(..) if steps >= STEPS_MAX => {
+                    self.resting.push((index, step));
+                    return Progress::Pending;
+                }
                 Step::Answer if slot.active => return Progress::Done,
                 Step::Answer | Step::Over => return Progress::Over,
                 Step::AnswerAndGoOn => {
@@ -318,6 +331,7 @@ impl<P: Protocol> Queue<P> {
                 }
                 Step::Scratch(disk, request, mut scratch) => {
                     slot.scratch = true;
+                    steps += 1 + scratch.len() as u64 / STEP_BYTES;
                     match io.submit(disk, &request, &mut scratch, tag) {
                         Submission::Pending => return Progress::Pending,
                         Submission::Done(outcome) => self.protocol.resume(
@@ -361,6 +375,18 @@ impl<P: Protocol> Queue<P> {
         self.done.clear();
     }
 
+    /// Requests that gave way in an earlier turn.
+    #[cold]
+    fn go_on_resting(&mut self, io: &mut Io) {
+        for (index, step) in std::mem::take(&mut self.resting) {
+            match self.advance(io, index, step) {
+                Progress::Done => self.done.push(index),
+                Progress::Pending => {}
+                Progress::Over => self.slots.free_slot(index),
+            }
+        }
+    }
+
     /// Requests that were answered and go on without their driver.
     #[cold]
     fn go_on(&mut self, io: &mut Io) {
@@ -387,7 +413,8 @@ impl<P: Protocol> Queue<P> {
 impl<P: Protocol> Source for Queue<P> {
     #[inline]
     fn ready(&self) -> bool {
-        let ready = self.accepts() && self.slots.has_free() && self.ring.available() > 0;
+        let ready = self.accepts() && self.slots.has_free() && self.ring.available() > 0
+            || !self.resting.is_empty();
         if !ready {
             self.timeline.counters().polls.add(1);
         }
@@ -395,6 +422,12 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn drain(&mut self, io: &mut Io, noticed: Stamp) {
+        if !self.resting.is_empty() {
+            self.go_on_resting(io);
+            if !self.accepts() {
+                return;
+            }
+        }
         let mut stamps = Stamps::noticed(noticed);
         self.pop_batch();
         stamps.mark(Stage::Popped, io.now());
@@ -456,6 +489,9 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn arm(&mut self) -> bool {
+        if !self.resting.is_empty() {
+            return true;
+        }
         if !self.accepts() {
             return false;
         }

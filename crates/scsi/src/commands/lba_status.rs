@@ -1,14 +1,16 @@
 //! GET LBA STATUS (SBC-4, 5.6).
 //!
-//! Nothing below tells which blocks are mapped, so a range that reads as zeroes is reported as deallocated:
-//! with LBPRZ an initiator cannot tell the two apart. The scan goes on until the list is full, the unit
-//! ends or the limit is reached.
+//! A range that reads as zeroes is reported as deallocated: with LBPRZ an initiator cannot tell the two apart. Holes
+//! that the disk knows are taken as they are, the rest is read. The scan goes on until the list is full, the unit ends or
+//! enough was read.
+
+use std::sync::Arc;
 
 use disk::{IoOutcome, IoRequest};
 
 use super::{Context, Planned};
 use crate::command::{be32, be64};
-use crate::logical_unit::DiskId;
+use crate::logical_unit::{DiskId, Holes};
 use crate::plan::{Program, Run, SCRATCH_MAX, Step};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
@@ -16,8 +18,8 @@ use crate::sense::{Sense, SenseCode};
 /// Service action of SERVICE ACTION IN(16).
 pub(super) const GET_LBA_STATUS: u8 = 0x12;
 
-/// Most bytes that are read for each extent that the initiator has room for.
-const SCAN_MAX: u64 = 256 << 20;
+/// Most bytes that are read for a list of any length.
+const SCAN_MAX: u64 = 4 << 30;
 
 /// The same where there is room for a single one: the question is about a block, not about the map.
 const SCAN_MAX_SINGLE: u64 = 4 << 20;
@@ -43,31 +45,32 @@ pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
         allocation_length: allocation_length as usize,
     };
     if !provisioned {
-        list.extents.push(Extent {
-            lba,
-            blocks: geometry.capacity().0 - lba,
-            deallocated: false,
-        });
+        list.push(lba, geometry.capacity().0 - lba, false);
         return Ok(crate::plan::Plan::Done(list.response()));
     }
     let shift = geometry.block_shift();
     let unit = u64::from(physical.max(geometry.block_size()));
     let offset = lba << shift;
-    let scan = match list.most {
-        1 => SCAN_MAX_SINGLE,
-        most => SCAN_MAX * most as u64,
-    };
-    let end = geometry.capacity_bytes().min(offset.saturating_add(scan));
+    let end = geometry.capacity_bytes();
     let scan = Scan {
         disk: c.unit.disk(),
+        holes: c.unit.holes().cloned(),
         shift,
         unit,
         offset,
         end,
+        left: match list.most {
+            1 => SCAN_MAX_SINGLE,
+            _ => SCAN_MAX,
+        },
         list,
     };
-    Ok(Run::plan(scan, SCRATCH_MAX.min((end - offset) as usize)))
+    let scratch = usize::try_from(end - offset).unwrap_or(SCRATCH_MAX);
+    Ok(Run::plan(scan, SCRATCH_MAX.min(scratch)))
 }
+
+/// Most blocks of one descriptor: what its field holds, and whole physical blocks of any size.
+const EXTENT_MAX: u64 = 0xffff_ff80;
 
 struct Extent {
     lba: u64,
@@ -83,16 +86,28 @@ struct List {
 
 impl List {
     /// Adds blocks that follow the last ones; false when they begin an extent too many.
-    fn push(&mut self, lba: u64, blocks: u64, deallocated: bool) -> bool {
-        let full = self.extents.len() == self.most;
-        match self.extents.last_mut() {
-            Some(last) if last.deallocated == deallocated => last.blocks += blocks,
-            _ if full => return false,
-            _ => self.extents.push(Extent {
-                lba,
-                blocks,
-                deallocated,
-            }),
+    fn push(&mut self, mut lba: u64, mut blocks: u64, deallocated: bool) -> bool {
+        while blocks > 0 {
+            let room = match self.extents.last() {
+                Some(last) if last.deallocated == deallocated => EXTENT_MAX - last.blocks,
+                _ => 0,
+            };
+            if room == 0 {
+                if self.extents.len() == self.most {
+                    return false;
+                }
+                self.extents.push(Extent {
+                    lba,
+                    blocks: 0,
+                    deallocated,
+                });
+                continue;
+            }
+            let fits = blocks.min(room);
+            if let Some(last) = self.extents.last_mut() {
+                last.blocks += fits;
+            }
+            (lba, blocks) = (lba + fits, blocks - fits);
         }
         true
     }
@@ -102,11 +117,7 @@ impl List {
         data.extend([0; 4]);
         for extent in &self.extents {
             data.extend(extent.lba.to_be_bytes());
-            data.extend(
-                u32::try_from(extent.blocks)
-                    .unwrap_or(u32::MAX)
-                    .to_be_bytes(),
-            );
+            data.extend((extent.blocks as u32).to_be_bytes());
             data.extend([u8::from(extent.deallocated), 0, 0, 0]);
         }
         Response::data(data, self.allocation_length)
@@ -115,10 +126,13 @@ impl List {
 
 struct Scan {
     disk: DiskId,
+    holes: Option<Arc<dyn Holes>>,
     shift: u32,
     unit: u64,
     offset: u64,
     end: u64,
+    /// Bytes that may still be read.
+    left: u64,
     list: List,
 }
 
@@ -127,6 +141,28 @@ impl Scan {
         // pieces end at multiples of the scratch size, so that units are not cut
         let to_boundary = SCRATCH_MAX as u64 - self.offset % SCRATCH_MAX as u64;
         to_boundary.min(self.end - self.offset)
+    }
+
+    /// Enters what is known to be a hole without reading; false when the list is full.
+    fn skip(&mut self) -> bool {
+        let Some(holes) = &self.holes else {
+            return true;
+        };
+        let data = holes.next_data(self.offset).min(self.end);
+        // where the disk ends there is no rest of a unit
+        let whole = if data < self.end {
+            data - data % self.unit
+        } else {
+            data
+        };
+        let Some(length) = whole.checked_sub(self.offset).filter(|&length| length > 0) else {
+            return true;
+        };
+        let entered = self
+            .list
+            .push(self.offset >> self.shift, length >> self.shift, true);
+        self.offset = whole;
+        entered
     }
 
     /// Enters what was read; false when the list is full.
@@ -169,10 +205,14 @@ impl Program for Scan {
                 }
             }
         }
-        let piece = self.piece();
-        if piece == 0 {
+        if !self.skip() {
             return Step::Done(self.list.response());
         }
+        let piece = self.piece();
+        if piece == 0 || self.left == 0 {
+            return Step::Done(self.list.response());
+        }
+        self.left = self.left.saturating_sub(piece);
         let request = IoRequest::read(self.offset, piece);
         Step::Io {
             disk: self.disk,

@@ -132,6 +132,7 @@ impl Bed {
                 disk,
                 info,
                 removable,
+                holes: None,
             },
         );
         self.target.attach_unit(lun, Arc::clone(&unit)).unwrap();

@@ -1,0 +1,77 @@
+//! Which pages of our own memory hold something: what the kernel's PAGEMAP_SCAN says (Linux 6.7).
+//!
+//! Only ever a hint that saves reading: where the kernel cannot tell, every page counts as used.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+
+/// `struct pm_scan_arg` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArgument {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    regions_length: u64,
+    pages_max: u64,
+    inverted: u64,
+    all_of: u64,
+    any_of: u64,
+    returned: u64,
+}
+
+/// `struct page_region` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+/// A page of zeroes that was only ever read.
+const ZERO_PAGE: u64 = 1 << 5;
+
+/// The first used page of the range from `start` to `end`, as an address; `end` if there is none.
+pub(crate) fn first_used(start: u64, end: u64) -> u64 {
+    static PAGEMAP: OnceLock<Option<File>> = OnceLock::new();
+    let Some(pagemap) = PAGEMAP.get_or_init(|| File::open("/proc/self/pagemap").ok()) else {
+        return start;
+    };
+    let mut region = Region::default();
+    let mut argument = ScanArgument {
+        size: size_of::<ScanArgument>() as u64,
+        start,
+        end,
+        regions: std::ptr::from_mut(&mut region) as u64,
+        regions_length: 1,
+        inverted: ZERO_PAGE,
+        all_of: ZERO_PAGE,
+        any_of: PRESENT | SWAPPED,
+        returned: PRESENT,
+        ..ScanArgument::default()
+    };
+    // SAFETY: the kernel reads and writes the argument and writes one region, both of the layout that it defines and
+    // both alive until the call returns; it only looks at page tables, whatever the addresses are.
+    let found = unsafe {
+        libc::ioctl(
+            pagemap.as_raw_fd(),
+            PAGEMAP_SCAN,
+            std::ptr::from_mut(&mut argument),
+        )
+    };
+    match found {
+        0 => end,
+        1 if (start..end).contains(&region.start) => region.start,
+        // a kernel that cannot tell
+        _ => start,
+    }
+}
