@@ -18,6 +18,6 @@ pub mod state;
 pub mod statistics;
 
 pub use exports::{Door, ReadyExport};
-pub use report::{QueueReport, RULE, reports};
+pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
 pub use running::{Inherited, Running, StartError, StartOptions, start};
 pub use signals::{Signal, Signals};

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
-use timeline::{Counters, Labels, Latencies, Report, Snapshot, table::Table};
+use timeline::table::{Table, time};
+use timeline::{
+    Counters, Labels, Latencies, Operation, Report, SlowRequestSnapshot, Snapshot, Span, Stage,
+};
 
 /// The stages in their order, for the head of a print-out.
-pub const RULE: &str =
-    "stages: noticed > popped > parsed > submitted > reaped > answered > notified";
+pub const RULE: &str = "stages: noticed > popped > parsed > (awaited > received >) submitted > reaped > answered > notified";
 
 /// What some queues measured together: tables and counters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -18,6 +21,9 @@ pub struct QueueReport {
     pub report: Report,
     /// What was counted beside them.
     pub counters: Counters,
+    /// In which time, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
 }
 
 impl QueueReport {
@@ -25,7 +31,15 @@ impl QueueReport {
         QueueReport {
             report: Report::new(title, latencies),
             counters: latencies.counters,
+            seconds: None,
         }
+    }
+
+    /// The same, of an interval: printed with rates.
+    #[must_use]
+    pub fn over(mut self, interval: Duration) -> QueueReport {
+        self.seconds = Some(interval.as_secs_f64());
+        self
     }
 }
 
@@ -33,6 +47,20 @@ impl fmt::Display for QueueReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counters = &self.counters;
         write!(f, "{}", Table(&self.report))?;
+        if let Some(seconds) = self.seconds.filter(|seconds| *seconds > 0.0) {
+            write!(f, "\nper second:")?;
+            for operation in Operation::ALL {
+                let counted = counters.of(operation);
+                if counted.requests > 0 {
+                    write!(
+                        f,
+                        "  {operation} {:.0} ({:.1} MB/s)",
+                        counted.requests as f64 / seconds,
+                        counted.bytes as f64 / seconds / 1e6
+                    )?;
+                }
+            }
+        }
         writeln!(
             f,
             "\nkicks {}  interrupts {}  polls {}  sleeps {}  errors {}  malformed {}",
@@ -75,6 +103,83 @@ fn title(export: &str, labels: &[&Labels]) -> String {
         Some(disk) if !disk.is_empty() => format!("{export} (disk {disk}, {queues})"),
         _ => format!("{export} ({queues})"),
     }
+}
+
+/// One of the slowest requests, with its queue.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SlowReport {
+    /// Where it came from.
+    #[serde(flatten)]
+    pub queue: Labels,
+    /// What it was.
+    pub operation: Operation,
+    /// Descriptor head or initiator task tag.
+    pub tag: u64,
+    /// First byte on the disk.
+    pub offset: u64,
+    /// The same in sectors of 512 bytes.
+    pub lba_512: u64,
+    /// Bytes.
+    pub length: u64,
+    /// How long ago it ended.
+    pub age_ns: u64,
+    /// From noticed to notified.
+    pub total_ns: u64,
+    /// Each stage's time since noticed.
+    pub stages_ns: BTreeMap<&'static str, u64>,
+    #[serde(skip)]
+    way: [u64; Stage::COUNT],
+}
+
+impl SlowReport {
+    fn new(queue: &Labels, slow: &SlowRequestSnapshot) -> SlowReport {
+        let stages = Stage::ALL.iter().map(|stage| stage.name());
+        SlowReport {
+            queue: queue.clone(),
+            operation: slow.operation,
+            tag: slow.tag,
+            offset: slow.offset,
+            lba_512: slow.offset / 512,
+            length: slow.length,
+            age_ns: slow.age_ns,
+            total_ns: slow.total_ns,
+            stages_ns: stages.zip(slow.stages_ns).collect(),
+            way: slow.stages_ns,
+        }
+    }
+}
+
+impl fmt::Display for SlowReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:>8}  {} at byte {} + {}, tag {}, {}, {} ago",
+            time(self.total_ns as f64),
+            self.operation,
+            self.offset,
+            self.length,
+            self.tag,
+            self.queue,
+            time(self.age_ns as f64),
+        )?;
+        let at = |stage: Stage| self.way.get(stage as usize).copied().unwrap_or(0);
+        write!(f, "         ")?;
+        for span in Span::STEPS {
+            let step = at(span.to()).saturating_sub(at(span.from()));
+            if step > 0 || !span.is_optional() {
+                write!(f, " {span} +{}", time(step as f64))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The slowest requests, slowest first.
+pub fn slowest(snapshot: &Snapshot, count: usize) -> Vec<SlowReport> {
+    let slowest = snapshot.slowest(count).into_iter();
+    slowest
+        .map(|(queue, slow)| SlowReport::new(queue, slow))
+        .collect()
 }
 
 #[cfg(test)]
@@ -124,6 +229,44 @@ mod tests {
             assert_eq!(reports.len(), 1);
             assert_eq!(reports[0].counters.kicks, kicks, "{selector}");
         }
+    }
+
+    #[test]
+    fn an_interval_has_rates() {
+        let mut latencies = Latencies::default();
+        latencies.counters.of_mut(Operation::Write).requests = 300;
+        latencies.counters.of_mut(Operation::Write).bytes = 3_000_000;
+        let report = QueueReport::new("d0".to_owned(), &latencies);
+        assert!(!report.to_string().contains("per second"));
+        let text = report.over(Duration::from_millis(1500)).to_string();
+        assert!(
+            text.contains("per second:  write 200 (2.0 MB/s)\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_slow_request_is_told_whole() {
+        let mut one = snapshot();
+        one.queues[0].slow.push(SlowRequestSnapshot {
+            operation: Operation::Write,
+            tag: 7,
+            offset: 4096,
+            length: 512,
+            age_ns: 2_000_000_000,
+            total_ns: 5000,
+            stages_ns: [0, 100, 200, 1200, 1300, 1400, 4400, 4500, 5000],
+        });
+        let [slow] = &slowest(&one, 5)[..] else {
+            panic!("one request");
+        };
+        assert_eq!((slow.lba_512, slow.stages_ns["reaped"]), (8, 4400));
+        assert_eq!(
+            slow.to_string(),
+            " 5.00 us  write at byte 4096 + 512, tag 7, d0/0 disk d0 worker 0, 2.00 s ago\n         \
+             \u{20}popped +100 ns parsed +100 ns awaited +1.00 us received +100 ns submitted +100 ns \
+             reaped +3.00 us answered +100 ns notified +500 ns"
+        );
     }
 
     #[test]

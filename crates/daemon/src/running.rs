@@ -26,6 +26,8 @@ pub struct StartOptions {
     pub control: Option<PathBuf>,
     /// A socket that was handed over by whoever started the process.
     pub inherited: Option<Inherited>,
+    /// Requests' stages leave no stamps: only for measuring what these cost.
+    pub without_stamps: bool,
 }
 
 /// A socket handed over as a descriptor.
@@ -98,6 +100,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     all_well(&reasons)?;
 
     let pool = Pool::start(&worker_options(&config.workers)).map_err(|error| error.to_string())?;
+    pool.set_recording(!options.without_stamps);
     let pool = Arc::new(pool);
     let server = vhost_user::Server::start(Arc::clone(&pool))
         .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
@@ -412,6 +415,7 @@ mod tests {
                 export: "d0".to_owned(),
                 socket: ours.into(),
             }),
+            ..StartOptions::default()
         };
         let running = start(config, options).unwrap();
         assert_eq!(running.ready()[0].door, Door::Connection);
@@ -435,7 +439,7 @@ mod tests {
         };
         let options = StartOptions {
             control: Some(usual.clone()),
-            inherited: None,
+            ..StartOptions::default()
         };
         assert!(start(unchosen, options).unwrap().control().is_none());
         assert!(start(chosen, StartOptions::default()).is_err());

@@ -221,7 +221,17 @@ impl Connection {
             true => request.length as u32,
             false => 0,
         });
+        slot.offset = direct.map_or(0, |request| request.offset);
+        let parsed = probes::Parsed {
+            id: probes::id(self.probed, index),
+            operation: slot.operation.unwrap_or(Operation::Other) as u64,
+            offset: slot.offset,
+            length: u64::from(slot.bytes),
+        };
         slot.step = Some(step);
+        let (itt, worker) = (command.itt, self.place.worker.index());
+        probes::popped(worker, || std::iter::once((parsed.id, u64::from(itt))));
+        probes::parsed(|| std::iter::once(parsed));
         self.batch.push(id);
     }
 
@@ -232,8 +242,10 @@ impl Connection {
         }
         let mut at_once = [0; Operation::COUNT];
         let mut pending = [0; Operation::COUNT];
-        let now = io.now();
-        let noticed = stamps.as_ref().map_or(now, |s| s.at(Stage::Noticed));
+        let now = self.stamp(io);
+        let mut own = Stamps::noticed(now);
+        let stamps = stamps.unwrap_or(&mut own);
+        stamps.mark(Stage::Submitted, now);
         let mut batch = std::mem::take(&mut self.batch);
         for id in batch.drain(..) {
             let Some(slot) = self.slots.current(id) else {
@@ -245,16 +257,29 @@ impl Connection {
             let operation = slot.operation.unwrap_or(Operation::Other) as usize;
             let first = !slot.pended;
             if first {
-                (slot.noticed, slot.submitted) = (noticed, now);
+                slot.stamps = *stamps;
             }
-            match self.advance(io, id.index, step) {
+            let progress = self.advance(io, id.index, step);
+            let slot = self.slots.get(id.index);
+            // What waits for its client's data has not been submitted yet.
+            let waits = slot.asked && slot.step.is_some();
+            let asked = slot.asked && !waits;
+            if asked {
+                self.data_came(id.index, now);
+            }
+            match progress {
                 Progress::Done => {
                     self.done.push(id);
                     at_once[operation] += u32::from(first);
+                    probes::submitted(|| std::iter::once(probes::id(self.probed, id.index)));
+                    probes::reaped(|| std::iter::once(probes::id(self.probed, id.index)));
                 }
                 Progress::Pending => {
                     self.slots.get(id.index).pended = true;
-                    pending[operation] += u32::from(first);
+                    if !waits {
+                        pending[operation] += u32::from(first && !asked);
+                        probes::submitted(|| std::iter::once(probes::id(self.probed, id.index)));
+                    }
                 }
                 Progress::Over => self.release(id.index),
             }
@@ -262,16 +287,17 @@ impl Connection {
         if self.batch.is_empty() {
             self.batch = batch;
         }
+        let reaped = self.stamp(io);
+        if self.reaped == Stamp::default() {
+            self.reaped = reaped;
+        }
         let Some(timeline) = &mut self.timeline else {
             return;
         };
-        let mut own = Stamps::noticed(now);
-        let stamps = stamps.unwrap_or(&mut own);
-        stamps.mark(Stage::Submitted, now);
-        stamps.mark(Stage::Reaped, io.now());
         if pending != [0; Operation::COUNT] {
             timeline.record_arrivals(&pending, stamps);
         }
+        stamps.mark(Stage::Reaped, reaped);
         if at_once != [0; Operation::COUNT] {
             self.turns.push((*stamps, at_once));
         }
@@ -438,7 +464,8 @@ impl Connection {
         match self.iscsi.solicit(task, length as u32) {
             Ok(true) => true,
             Ok(false) => {
-                self.slots.get(index).step = Some(step);
+                let slot = self.slots.get(index);
+                (slot.step, slot.asked) = (Some(step), true);
                 false
             }
             // It is being failed, and will be said to be abandoned.
@@ -454,6 +481,8 @@ impl Connection {
         buffer: IoBuffer,
         outcome: IoOutcome,
     ) {
+        let id = probes::id(self.probed, index);
+        probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
         slot.busy = false;
         if slot.aborted {
@@ -681,37 +710,6 @@ impl Connection {
                 None
             }
         }
-    }
-
-    fn count(&mut self, index: u32, response: &Response) {
-        let Some(timeline) = &mut self.timeline else {
-            return;
-        };
-        let slot = self.slots.get(index);
-        let operation = slot.operation.unwrap_or(Operation::Other);
-        let good = matches!(response.status, Status::Good | Status::ConditionMet);
-        timeline
-            .counters()
-            .count(operation, u64::from(slot.bytes), good);
-        if slot.pended {
-            timeline.note_reaped(operation, slot.noticed, slot.submitted);
-        }
-    }
-
-    /// Hop 7 is over: what this turn measured.
-    pub(crate) fn record(&mut self, answered: Stamp, notified: Stamp) {
-        let Some(timeline) = &mut self.timeline else {
-            return;
-        };
-        for (mut stamps, counts) in self.turns.drain(..) {
-            stamps.mark(Stage::Answered, answered);
-            stamps.mark(Stage::Notified, notified);
-            timeline.record_turn(&counts, &stamps);
-        }
-        timeline.record_answered(self.reaped, answered);
-        timeline.record_notified(notified);
-        let in_flight = self.slots.busy() as u64;
-        timeline.counters().in_flight.set(in_flight);
     }
 }
 

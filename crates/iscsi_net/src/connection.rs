@@ -18,7 +18,7 @@ use reactor::{DiskHandle, Io, Source};
 use ring::{Completion, Owner, RingFd};
 use scsi::{AbortScope, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction, TaskSet};
 use scsi_tasks::{Hold, Registration};
-use timeline::{Labels, Operation, QueueRecord, QueueTimeline, Stamp, Stamps};
+use timeline::{Labels, Operation, QueueRecord, QueueTimeline, SlowRequest, Stamp, Stamps};
 
 use crate::buffers::Buffers;
 use crate::management::{After, hold, runner};
@@ -90,6 +90,12 @@ pub(crate) struct Connection {
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
     pub(crate) turns: Vec<(Stamps, [u32; Operation::COUNT])>,
     pub(crate) reaped: Stamp,
+    /// When the completion that is being looked at was noticed.
+    pub(crate) heard: Stamp,
+    /// Commands of this turn that may be among the slowest.
+    pub(crate) slow: Vec<SlowRequest>,
+    /// What its commands' IDs begin with.
+    pub(crate) probed: u64,
 }
 
 impl Connection {
@@ -137,6 +143,9 @@ impl Connection {
             timeline: None,
             turns: Vec::new(),
             reaped: Stamp::default(),
+            heard: Stamp::default(),
+            slow: Vec::new(),
+            probed: probes::queue(place.worker.index(), place.source.0),
             place,
             shared,
         }
@@ -202,7 +211,8 @@ impl Connection {
         };
         let runners = self.shared.units.runners();
         self.registration = Some(runners.register(runner(self.place.clone())));
-        let timeline = QueueTimeline::new(labels, TIMELINE_DEPTH);
+        let mut timeline = QueueTimeline::new(labels, TIMELINE_DEPTH);
+        timeline.set_recording(io.is_recording());
         io.register(timeline.record().clone());
         self.timeline = Some(timeline);
         self.session = Some(Attached {
@@ -350,6 +360,7 @@ impl Source for Connection {
 
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
         self.operations -= 1;
+        self.heard = noticed;
         match completion.token {
             token::SEND => self.sent(io, completion),
             token::RECEIVE => self.received(io, completion, noticed),
@@ -373,12 +384,13 @@ impl Source for Connection {
         if !self.ended {
             self.answer_all(io);
         }
-        let answered = io.now();
+        let answered = self.stamp(io);
         if !self.ended {
             self.flush(io);
             self.receive_more(io);
         }
-        self.record(answered, io.now());
+        let notified = self.stamp(io);
+        self.record(io.clock(), answered, notified);
     }
 
     fn arm(&mut self) -> bool {

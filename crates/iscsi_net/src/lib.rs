@@ -13,6 +13,7 @@ mod commands;
 mod connection;
 mod limits;
 mod management;
+mod measure;
 mod output;
 mod policy;
 mod receive;

@@ -107,6 +107,10 @@ impl Connection {
         let Some((slot, offset)) = self.input.direct.take() else {
             return;
         };
+        let came = matches!(completion.result, Ok(bytes) if bytes > 0);
+        if came && self.slots.current(slot).is_some() {
+            self.data_arrived(slot.index, false);
+        }
         let slot = self.slots.current(slot);
         let bytes = match completion.result {
             Ok(bytes) => bytes as usize,
@@ -157,9 +161,9 @@ impl Connection {
     /// Hops 2 to 5 for what has come.
     fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
         let mut stamps = Stamps::noticed(noticed);
-        stamps.mark(Stage::Popped, io.now());
+        stamps.mark(Stage::Popped, self.stamp(io));
         self.consume(io);
-        stamps.mark(Stage::Parsed, io.now());
+        stamps.mark(Stage::Parsed, self.stamp(io));
         self.submit_batch(io, Some(&mut stamps));
     }
 
@@ -190,6 +194,7 @@ impl Connection {
                 Step::Command(task) => self.begin(task),
                 Step::DataComplete(task) => {
                     if let Some(slot) = self.slots.find(task) {
+                        self.data_arrived(slot.index, true);
                         self.batch.push(slot);
                     }
                 }
@@ -240,6 +245,7 @@ impl Connection {
             return false;
         }
         let slot = self.slot_of(task);
+        self.data_arrived(slot, false);
         let from = self.input.from;
         let came = self.input.buffer.as_ref();
         let came = came.map(|buffer| buffer.slice(from, here));

@@ -6,7 +6,7 @@ use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
 use scsi::{Response, TaskAttribute, TaskTag};
 use scsi_tasks::{Hold, Task, TaskStep};
-use timeline::{Operation, Stamp};
+use timeline::{Operation, Stamp, Stamps};
 
 /// Names a slot; a stale name finds another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +56,17 @@ pub(crate) struct Slot {
     pub response: Option<Response>,
     pub operation: Option<Operation>,
     pub bytes: u32,
+    /// First byte on the disk.
+    pub offset: u64,
+    /// It has been through a batch before.
     pub pended: bool,
-    pub noticed: Stamp,
-    pub submitted: Stamp,
+    /// Its data had to be waited for, and its way in is not recorded yet.
+    pub asked: bool,
+    /// When the first and the last of that data were there.
+    pub awaited: Stamp,
+    pub received: Stamp,
+    /// As far as it has come.
+    pub stamps: Stamps,
     /// Task management functions that wait for this task to end.
     pub waits: Vec<Hold>,
 }

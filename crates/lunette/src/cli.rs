@@ -130,6 +130,9 @@ pub struct ServeArguments {
     /// What to serve
     #[command(flatten)]
     pub configuration: Configuration,
+    /// Leave no stamps: only to measure what they cost (lunette bench stamp-cost)
+    #[arg(long)]
+    pub without_stamps: bool,
 }
 
 const AFTER_SERVE: &str = "\
@@ -183,7 +186,11 @@ pub struct LatencyArguments {
     /// Print JSON; with --watch one object a line
     #[arg(long)]
     pub json: bool,
-    /// Print what has happened since the last time, again and again
+    /// Print the slowest requests of the last minute, whole
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "10",
+        conflicts_with = "watch")]
+    pub slowest: Option<usize>,
+    /// Print what has happened since the last time, with rates, again and again
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     pub watch: Option<f64>,
 }
@@ -194,12 +201,15 @@ Examples:
     lunette latency d0              the disk or the export d0
     lunette latency c0/3            queue 3 of the export c0
     lunette latency --watch=5       what happens, every 5 seconds
+    lunette latency --slowest=3     the three slowest requests of the last minute
     lunette latency --json | jq .
 
 The stages of a request's way, each measured from the one before:
     noticed    the worker sees that there is work
     popped     the request is taken from the ring
     parsed     its header is understood and its range checked
+    awaited    the client begins with the data that it was asked for    (iSCSI: R2T)
+    received   the last of that data is there                           (iSCSI)
     submitted  it is handed to the back end
     reaped     the back end is done           (this step is service, all others are queueing)
     answered   the status is written, the buffer is given back

@@ -2,9 +2,9 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use daemon::{QueueReport, control, reports};
+use daemon::{QueueReport, SlowReport, control, reports, slowest};
 use serde_json::json;
 use timeline::Snapshot;
 
@@ -18,6 +18,11 @@ const INTERVAL_SECONDS_MAX: f64 = 86_400.0;
 pub fn run(arguments: &LatencyArguments) -> Outcome {
     let socket = socket(arguments)?;
     let selector = arguments.selector.as_deref();
+    if let Some(count) = arguments.slowest {
+        let path = control::latency_path(selector, count);
+        let snapshot: Snapshot = control::get(&socket, &path)?;
+        return print_slowest(&slowest(&snapshot, count), arguments.json);
+    }
     let Some(seconds) = arguments.watch else {
         let snapshot = ask(&socket, selector)?;
         return print(&reports(&snapshot, selector), arguments.json);
@@ -27,11 +32,13 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
             "--watch={seconds}: the interval must be 0.1 to {INTERVAL_SECONDS_MAX} seconds"
         )));
     }
-    let mut before = ask(&socket, selector)?;
+    let mut before = (ask(&socket, selector)?, Instant::now());
     loop {
         std::thread::sleep(Duration::from_secs_f64(seconds));
-        let now = ask(&socket, selector)?;
-        let reports = reports(&now.since(&before), selector);
+        let now = (ask(&socket, selector)?, Instant::now());
+        let interval = now.1 - before.1;
+        let reports = reports(&now.0.since(&before.0), selector).into_iter();
+        let reports: Vec<QueueReport> = reports.map(|report| report.over(interval)).collect();
         if !arguments.json && std::io::stdout().is_terminal() {
             // To the top left corner, and clear what was there.
             write!(std::io::stdout(), "\x1b[H\x1b[J")?;
@@ -51,7 +58,7 @@ fn socket(arguments: &LatencyArguments) -> Result<PathBuf, Failure> {
 }
 
 fn ask(socket: &Path, selector: Option<&str>) -> Result<Snapshot, Failure> {
-    Ok(control::get(socket, &control::latency_path(selector))?)
+    Ok(control::get(socket, &control::latency_path(selector, 0))?)
 }
 
 fn print(reports: &[QueueReport], as_json: bool) -> Outcome {
@@ -67,6 +74,20 @@ fn print(reports: &[QueueReport], as_json: bool) -> Outcome {
             }
             write!(stdout, "{report}")?;
         }
+    }
+    stdout.flush()?;
+    Ok(())
+}
+
+fn print_slowest(slowest: &[SlowReport], as_json: bool) -> Outcome {
+    let mut stdout = std::io::stdout().lock();
+    if as_json {
+        writeln!(stdout, "{}", json!({"slowest": slowest}))?;
+    } else if slowest.is_empty() {
+        writeln!(stdout, "no request in the last minute")?;
+    }
+    for slow in slowest.iter().filter(|_| !as_json) {
+        writeln!(stdout, "{slow}")?;
     }
     stdout.flush()?;
     Ok(())

@@ -175,8 +175,8 @@ fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outco
         None => None,
     };
     let options = StartOptions {
-        control: None,
         inherited,
+        ..StartOptions::default()
     };
     serve::serve(config, options)
 }

@@ -25,6 +25,7 @@ pub fn run(arguments: &ServeArguments) -> Outcome {
     let options = StartOptions {
         control: control::default_socket(),
         inherited: None,
+        without_stamps: arguments.without_stamps,
     };
     serve(config, options)
 }

@@ -160,6 +160,8 @@ pub struct Io {
     pub(crate) ring: Ring,
     pub(crate) clock: Clock,
     pub(crate) listeners: Vec<Listener>,
+    /// Sources record what their requests' stages take.
+    pub(crate) recording: bool,
     disks: Vec<Option<OpenDisk>>,
     worker: WorkerHandle,
     ledger: Arc<Ledger>,
@@ -173,6 +175,7 @@ impl Io {
             ledger,
             worker,
             listeners: vec![Listener::Mailbox, Listener::Pace],
+            recording: true,
             disks: Vec::new(),
         }
     }
@@ -181,6 +184,11 @@ impl Io {
     #[inline]
     pub fn now(&self) -> Stamp {
         self.clock.now()
+    }
+
+    /// Do sources record what their requests' stages take?
+    pub fn is_recording(&self) -> bool {
+        self.recording
     }
 
     /// The worker's clock.

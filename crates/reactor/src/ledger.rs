@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use backend::Disk;
 use disk::{IoErrorKind, IoKind, IoOutcome, IoRequest};
-use timeline::{Clock, Labels, Latencies, QueueRecord, QueueSnapshot, Word};
+use timeline::{Clock, Labels, QueueRecord, QueueSnapshot, Stamp, Word};
 
 use crate::WorkerCounters;
 
@@ -121,8 +121,8 @@ impl DiskCounters {
 #[derive(Debug, Default)]
 struct Known {
     live: Vec<Arc<QueueRecord>>,
-    /// What queues that are gone have measured.
-    retired: Arc<BTreeMap<Labels, Latencies>>,
+    /// What queues that are gone have measured, and when that was last added to.
+    retired: Arc<BTreeMap<Labels, (QueueSnapshot, Stamp)>>,
     disks: Vec<Arc<DiskRecord>>,
 }
 
@@ -163,10 +163,17 @@ impl Ledger {
         let last = record.snapshot(&self.clock);
         let mut known = self.known();
         known.live.retain(|live| !Arc::ptr_eq(live, record));
-        Arc::make_mut(&mut known.retired)
-            .entry(last.labels)
-            .or_default()
-            .merge(&last.latencies);
+        let now = self.clock.now();
+        let fresh = QueueSnapshot {
+            labels: last.labels.clone(),
+            ..QueueSnapshot::default()
+        };
+        let (sum, since) = Arc::make_mut(&mut known.retired)
+            .entry(last.labels.clone())
+            .or_insert((fresh, now));
+        sum.age(self.clock.nanos(now.since(*since)));
+        sum.merge(&last);
+        (sum.in_flight, *since) = (0, now);
     }
 
     /// Forgets what queues of an export that is gone have measured.
@@ -193,19 +200,17 @@ impl Ledger {
             let known = self.known();
             (known.live.clone(), known.retired.clone())
         };
-        let gone = retired.iter().map(|(labels, latencies)| QueueSnapshot {
-            labels: labels.clone(),
-            in_flight: 0,
-            latencies: latencies.clone(),
+        let now = self.clock.now();
+        let gone = retired.values().map(|(sum, since)| {
+            let mut sum = sum.clone();
+            sum.age(self.clock.nanos(now.since(*since)));
+            sum
         });
         let mut all: BTreeMap<Labels, QueueSnapshot> =
             gone.map(|queue| (queue.labels.clone(), queue)).collect();
         for now in live.iter().map(|record| record.snapshot(&self.clock)) {
             match all.get_mut(&now.labels) {
-                Some(sum) => {
-                    sum.in_flight += now.in_flight;
-                    sum.latencies.merge(&now.latencies);
-                }
+                Some(sum) => sum.merge(&now),
                 None => drop(all.insert(now.labels.clone(), now)),
             }
         }

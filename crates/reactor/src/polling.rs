@@ -56,6 +56,11 @@ impl Polling {
         self.idle_since = None;
     }
 
+    /// After work, is there polling at all?
+    pub(crate) fn is_on(&self) -> bool {
+        self.limit == PollLimit::Always || self.window > 0
+    }
+
     /// There was none: go on polling, or sleep?
     pub(crate) fn idle(&mut self, now: Stamp) -> Idle {
         if self.limit == PollLimit::Always {

@@ -122,6 +122,14 @@ impl Pool {
         self.workers[next % self.workers.len()].0.clone()
     }
 
+    /// Whether sources from now on record what their requests' stages take; they do unless told. Without is what the
+    /// cost of stamps is measured against.
+    pub fn set_recording(&self, recording: bool) {
+        for worker in self.workers() {
+            worker.send(move |worker| worker.set_recording(recording));
+        }
+    }
+
     /// Latencies and counters of every source of every worker. Like all that looks on, it only reads: no worker is
     /// woken or waited for, and a stuck one can be seen.
     pub fn snapshots(&self) -> Vec<QueueSnapshot> {

@@ -73,6 +73,11 @@ pub trait Source: Any {
     /// The source has stopped and nothing is in flight: last chance to let go of disks.
     fn closed(&mut self, io: &mut Io);
 
+    /// Are times to be recorded? Said once, before its first turn.
+    fn set_recording(&mut self, recording: bool) {
+        let _ = recording;
+    }
+
     /// Where it writes its latencies and counters. One that has it later than at its start gives it to
     /// [`Io::register`].
     fn record(&self) -> Option<Arc<QueueRecord>>;

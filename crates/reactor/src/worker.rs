@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use backend::Finished;
 use ring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
-use timeline::Clock;
+use timeline::{Clock, Stamp};
 
 use crate::disks::{Io, Listener, Tag};
 use crate::ledger::Ledger;
@@ -102,9 +102,15 @@ impl Worker {
         Worker::new(Mailbox::new()?, 0, PollLimit::Always, ledger)
     }
 
+    /// Whether sources that are added from now on record what their requests' stages take; they do unless told. Without
+    /// that is what stamps are measured against.
+    pub fn set_recording(&mut self, recording: bool) {
+        self.io.recording = recording;
+    }
+
     /// One turn without waiting; true when there was work in it.
     pub fn turn_now(&mut self) -> bool {
-        self.turn(Wait::No)
+        self.turn(Wait::No).0
     }
 
     /// The worker's own address.
@@ -147,7 +153,8 @@ impl Worker {
             self.places.len() - 1
         });
         let id = SourceId(u32::try_from(index).expect("fewer sources than descriptors"));
-        let source = make(&mut self.io, id)?;
+        let mut source = make(&mut self.io, id)?;
+        source.set_recording(self.io.recording);
         if let Some(record) = source.record() {
             self.ledger.register(record);
         }
@@ -221,14 +228,14 @@ impl Worker {
     pub(crate) fn run(mut self) {
         let mut wait = Wait::No;
         while !self.ending {
-            let worked = self.turn(wait);
-            wait = self.next_wait(worked);
+            let (worked, noticed) = self.turn(wait);
+            wait = self.next_wait(worked, noticed);
         }
         self.handle.mailbox.close();
     }
 
-    /// One turn; true when there was work in it.
-    fn turn(&mut self, wait: Wait) -> bool {
+    /// One turn: whether there was work in it, and when it began.
+    fn turn(&mut self, wait: Wait) -> (bool, Stamp) {
         let mut completions = std::mem::take(&mut self.completions);
         if let Err(error) = self.io.ring.turn(wait, &mut completions) {
             // Nothing that a peer does can cause this; without its ring a worker can serve nobody.
@@ -256,10 +263,10 @@ impl Worker {
         } else {
             self.ledger.turns.empty_turns.add(1);
         }
-        worked
+        (worked, noticed)
     }
 
-    fn heard(&mut self, completion: Completion, noticed: timeline::Stamp) {
+    fn heard(&mut self, completion: Completion, noticed: Stamp) {
         let Some(listener) = self.io.listeners.get(completion.owner.0 as usize) else {
             return;
         };
@@ -316,7 +323,7 @@ impl Worker {
         }
     }
 
-    fn finish_reaped(&mut self, reaped: timeline::Stamp) -> bool {
+    fn finish_reaped(&mut self, reaped: Stamp) -> bool {
         if self.finished.is_empty() {
             return false;
         }
@@ -339,7 +346,7 @@ impl Worker {
         true
     }
 
-    fn drain_hot(&mut self, noticed: timeline::Stamp) -> bool {
+    fn drain_hot(&mut self, noticed: Stamp) -> bool {
         let mut worked = false;
         for index in 0..self.hot.len() {
             let id = self.hot[index];
@@ -421,11 +428,15 @@ impl Worker {
         }
     }
 
-    fn next_wait(&mut self, worked: bool) -> Wait {
+    fn next_wait(&mut self, worked: bool, noticed: Stamp) -> Wait {
         if worked {
             self.polling.worked();
+            if self.polling.is_on() {
+                return Wait::No;
+            }
         }
-        let now = self.io.now();
+        // An empty turn took no time to speak of.
+        let now = if worked { self.io.now() } else { noticed };
         if self.polling.idle(now) == Idle::Poll {
             if !worked {
                 std::hint::spin_loop();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::record::{CounterWords, QueueRecord};
 use crate::snapshot::{Labels, QueueSnapshot};
-use crate::{Clock, Histogram, Operation, Span, Stage, Stamp};
+use crate::{Clock, Histogram, Operation, SlowRequest, Span, Stage, Stamp};
 use serde::{Deserialize, Serialize};
 
 /// The stamps of one whole request, or of one turn whose requests share them. A stage without a stamp of its
@@ -167,6 +167,11 @@ const RUNS_COMPARED: usize = 4;
 pub struct QueueTimeline {
     record: Arc<QueueRecord>,
     recording: bool,
+    /// A request that has just been recorded is worth keeping whole.
+    slow_seen: bool,
+    /// The record's log's, on a line that every turn touches anyway.
+    slow_threshold: u64,
+    slow_due: Stamp,
     /// Reaped in this turn and not yet notified; the ones from `unanswered` on are not yet answered.
     runs: Vec<Run>,
     unanswered: usize,
@@ -178,6 +183,9 @@ impl QueueTimeline {
         QueueTimeline {
             record: Arc::new(QueueRecord::new(labels)),
             recording: true,
+            slow_seen: false,
+            slow_threshold: 0,
+            slow_due: Stamp(u64::MAX),
             runs: Vec::with_capacity(depth),
             unanswered: 0,
         }
@@ -207,6 +215,40 @@ impl QueueTimeline {
         self.unanswered = 0;
     }
 
+    /// Are times recorded? Else nobody need look at the clock.
+    #[inline]
+    pub const fn is_recording(&self) -> bool {
+        self.recording
+    }
+
+    /// Was a request that was recorded since the last call slow? Then its owner describes those that it has just
+    /// answered to [`QueueTimeline::keep_slow`], which takes the slow ones.
+    #[inline]
+    pub fn take_slow_seen(&mut self) -> bool {
+        std::mem::take(&mut self.slow_seen)
+    }
+
+    /// A request of this age so far may be among the slowest.
+    #[inline]
+    pub const fn may_be_slow(&self, ticks: u64) -> bool {
+        self.recording && ticks > self.slow_threshold
+    }
+
+    /// Keeps a request whole if it is one of the slowest of these ten seconds.
+    #[cold]
+    pub fn keep_slow(&mut self, clock: &Clock, request: SlowRequest) {
+        if let Some(limits) = self.record.keep_slow(clock, request) {
+            (self.slow_threshold, self.slow_due) = limits;
+        }
+    }
+
+    /// One comparison with the threshold, and one with the time at which that is out of date.
+    #[inline]
+    fn look_for_slow(&mut self, noticed: Stamp, notified: Stamp) {
+        self.slow_seen |=
+            notified.since(noticed) > self.slow_threshold || notified >= self.slow_due;
+    }
+
     /// Allocates an operation's histograms now, so that its first request need not.
     pub fn prepare(&mut self, operation: Operation) {
         self.record.spans(operation);
@@ -231,6 +273,7 @@ impl QueueTimeline {
         for (operation, weight) in with_counts(counts) {
             self.record_whole(operation, stamps, weight);
         }
+        self.look_for_slow(stamps.at(Stage::Noticed), stamps.at(Stage::Notified));
     }
 
     /// Counts a batch's way in, noticed to submitted, once it has been submitted. `counts` is by operation, in the
@@ -244,6 +287,23 @@ impl QueueTimeline {
             for span in [Span::Popped, Span::Parsed, Span::Submitted] {
                 histograms[span as usize].record(stamps.span(span), u64::from(weight));
             }
+        }
+    }
+
+    /// Counts one request's way in, its client's data included.
+    pub fn record_arrival(&mut self, operation: Operation, stamps: &Stamps) {
+        if !self.recording {
+            return;
+        }
+        let histograms = self.record.spans(operation);
+        for span in [
+            Span::Popped,
+            Span::Parsed,
+            Span::Awaited,
+            Span::Received,
+            Span::Submitted,
+        ] {
+            histograms[span as usize].record(stamps.span(span), 1);
         }
     }
 
@@ -285,7 +345,11 @@ impl QueueTimeline {
 
     /// Counts notification and the whole way of all answered requests, and forgets them.
     pub fn record_notified(&mut self, notified: Stamp) {
-        for run in self.runs.iter().take(self.unanswered) {
+        for index in 0..self.unanswered {
+            let Some(run) = self.runs.get(index).copied() else {
+                break;
+            };
+            self.look_for_slow(run.noticed, notified);
             let histograms = self.record.spans(run.operation);
             let weight = u64::from(run.weight);
             histograms[Span::Notified as usize].record(notified.since(run.answered), weight);
@@ -312,14 +376,16 @@ impl QueueTimeline {
     /// Forgets all histograms and counters; what is in flight is counted when it ends.
     pub fn reset(&mut self) {
         self.record.reset();
+        (self.slow_threshold, self.slow_due) = (0, Stamp(u64::MAX));
     }
 
     fn record_whole(&mut self, operation: Operation, stamps: &Stamps, weight: u32) {
         if !self.recording {
             return;
         }
-        for (histogram, span) in self.record.spans(operation).iter().zip(Span::ALL) {
-            histogram.record(stamps.span(span), u64::from(weight));
+        let histograms = self.record.spans(operation);
+        for span in Span::COMMON {
+            histograms[span as usize].record(stamps.span(span), u64::from(weight));
         }
     }
 }
@@ -339,6 +405,8 @@ mod tests {
     const BATCH: Stamps = Stamps::from_array([
         Stamp(100),
         Stamp(110),
+        Stamp(130),
+        Stamp(130),
         Stamp(130),
         Stamp(160),
         Stamp(1160),
@@ -366,7 +434,7 @@ mod tests {
     fn every_span_gets_the_time_between_its_stages() {
         let mut queue = timeline();
         queue.record_request(Operation::Read, &BATCH);
-        let ticks = Span::ALL.map(|span| queue.histogram(Operation::Read, span).unwrap().sum());
+        let ticks = Span::COMMON.map(|span| queue.histogram(Operation::Read, span).unwrap().sum());
         assert_eq!(ticks, [10, 20, 30, 1000, 30, 10, 1100]);
         assert_eq!(queue.histogram(Operation::Write, Span::Total), None);
     }
@@ -394,7 +462,7 @@ mod tests {
         assert_eq!(halves.runs.len(), 2, "one run per operation");
         halves.record_answered(BATCH.at(Stage::Reaped), BATCH.at(Stage::Answered));
         halves.record_notified(BATCH.at(Stage::Notified));
-        for span in Span::ALL {
+        for span in Span::COMMON {
             spans.record_batch(Operation::Read, span, BATCH.span(span), 3);
             spans.record_batch(Operation::Write, span, BATCH.span(span), 2);
         }
@@ -437,8 +505,59 @@ mod tests {
         stamps.mark(Stage::Submitted, Stamp(9));
         assert_eq!(
             Span::ALL.map(|span| stamps.span(span)),
-            [0, 0, 4, 0, 0, 0, 4]
+            [0, 0, 0, 0, 4, 0, 0, 0, 4]
         );
+    }
+
+    #[test]
+    fn data_that_was_asked_for_has_spans_of_its_own() {
+        let mut queue = timeline();
+        let mut stamps = BATCH;
+        stamps.mark(Stage::Awaited, Stamp(150));
+        stamps.mark(Stage::Received, Stamp(155));
+        stamps.mark(Stage::Submitted, Stamp(160));
+        queue.record_arrival(Operation::Write, &stamps);
+        let ticks = |span| queue.histogram(Operation::Write, span).unwrap().sum();
+        assert_eq!(
+            [Span::Parsed, Span::Awaited, Span::Received, Span::Submitted].map(ticks),
+            [20, 20, 5, 5]
+        );
+    }
+
+    #[test]
+    fn the_owner_is_asked_only_for_requests_that_may_be_slow() {
+        let (clock, time) = Clock::simulated();
+        let mut queue = timeline();
+        let described = SlowRequest {
+            operation: Operation::Read,
+            tag: 1,
+            offset: 0,
+            length: 512,
+            stamps: BATCH,
+        };
+        for _ in 0..crate::slow::KEPT {
+            queue.record_turn(&[1, 0, 0, 0, 0], &BATCH);
+            assert!(queue.take_slow_seen());
+            queue.keep_slow(&clock, described);
+        }
+        queue.record_turn(&[1, 0, 0, 0, 0], &BATCH);
+        assert!(!queue.take_slow_seen(), "as slow as all that are kept");
+        queue.note_reaped(Operation::Read, Stamp(99), Stamp(160));
+        queue.record_answered(Stamp(1160), Stamp(1190));
+        queue.record_notified(Stamp(1200));
+        assert!(queue.take_slow_seen() && !queue.take_slow_seen());
+        time.set(2000);
+        let slow = queue.snapshot(&clock).slow;
+        assert_eq!(
+            (slow.len(), slow[0].total_ns, slow[0].age_ns),
+            (16, 1100, 800)
+        );
+        // Ten seconds later less is slow again.
+        let later = BATCH
+            .as_array()
+            .map(|stamp| Stamp(stamp.0 + 11_000_000_000));
+        queue.record_turn(&[1, 0, 0, 0, 0], &Stamps::from_array(later));
+        assert!(queue.take_slow_seen());
     }
 
     #[test]

@@ -4,11 +4,12 @@
 //! more than the cache lines that it reads. What is read may be a few requests apart. Aligned, so that no two queues
 //! share a line.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::snapshot::{Labels, Latencies, OperationLatencies, QueueSnapshot};
 use crate::{
-    Clock, Counters, Histogram, Operation, OperationCounters, Span, SparseHistogram, Word,
+    Clock, Counters, Histogram, Operation, OperationCounters, SlowLog, SlowRequest, Span,
+    SparseHistogram, Stamp, Word,
 };
 
 /// The histograms of one operation.
@@ -87,6 +88,8 @@ impl CounterWords {
 pub struct QueueRecord {
     counters: CounterWords,
     operations: [OnceLock<Box<SpanHistograms>>; Operation::COUNT],
+    /// Made with the first request that it keeps. Slow requests alone need the lock, and their owner never waits for it.
+    slow: Mutex<Option<Box<SlowLog>>>,
     labels: Labels,
 }
 
@@ -95,6 +98,7 @@ impl QueueRecord {
         QueueRecord {
             counters: CounterWords::default(),
             operations: [const { OnceLock::new() }; Operation::COUNT],
+            slow: Mutex::default(),
             labels,
         }
     }
@@ -126,6 +130,20 @@ impl QueueRecord {
         self.operations[operation as usize].get_or_init(empty_histograms)
     }
 
+    /// Keeps a request whole if it is slow enough; gives the ticks that the next one must exceed, and until when. While
+    /// somebody reads the log nothing is kept.
+    pub(crate) fn keep_slow(&self, clock: &Clock, request: SlowRequest) -> Option<(u64, Stamp)> {
+        let mut slow = self.slow.try_lock().ok()?;
+        let log = slow.get_or_insert_with(|| Box::new(SlowLog::new(clock, crate::slow::KEPT)));
+        log.offer(request);
+        Some((log.threshold(), log.due()))
+    }
+
+    fn slow(&self) -> MutexGuard<'_, Option<Box<SlowLog>>> {
+        // Nothing is left half done in it.
+        self.slow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Everything so far, in nanoseconds. Takes some tens of microseconds, of the caller's time.
     pub fn snapshot(&self, clock: &Clock) -> QueueSnapshot {
         let mut latencies = Latencies {
@@ -150,11 +168,16 @@ impl QueueRecord {
             labels: self.labels.clone(),
             in_flight: self.counters.in_flight.get(),
             latencies,
+            slow: match &*self.slow() {
+                Some(log) => log.snapshot(clock),
+                None => Vec::new(),
+            },
         }
     }
 
     pub(crate) fn reset(&self) {
         self.counters.clear();
+        *self.slow() = None;
         let histograms = self.operations.iter().filter_map(OnceLock::get);
         for histogram in histograms.flat_map(|spans| spans.iter()) {
             histogram.clear();
@@ -201,7 +224,7 @@ mod tests {
             }
         });
         for n in 0..20_000u64 {
-            let stamps = [0, 1, 2, 3, n, n + 5, n + 9].map(Stamp);
+            let stamps = [0, 1, 2, 2, 2, 3, n, n + 5, n + 9].map(Stamp);
             timeline.record_request(Operation::Read, &Stamps::from_array(stamps));
         }
         looking.join().unwrap();

@@ -15,6 +15,18 @@ pub struct Layer<'a> {
     pub share: Share,
     /// Its measurements.
     pub histogram: &'a SparseHistogram,
+    /// Some requests have nothing to do there. Means and shares are of all requests all the same, so that they add up;
+    /// percentiles are of those that have.
+    pub optional: bool,
+}
+
+impl Layer<'_> {
+    fn mean_ns(&self, requests: u64) -> f64 {
+        match self.optional {
+            true => self.histogram.sum_ns / requests.max(self.histogram.count).max(1) as f64,
+            false => self.histogram.mean_ns(),
+        }
+    }
 }
 
 /// One layer's row.
@@ -86,11 +98,16 @@ impl OperationReport {
     pub fn new(operation: Operation, latencies: &OperationLatencies) -> Self {
         let empty = SparseHistogram::default();
         let of = |span: Span| latencies.spans.get(&span).unwrap_or(&empty);
-        let layers = Span::STEPS.map(|span| Layer {
-            name: span.name(),
-            share: span.share().unwrap_or(Share::Queueing),
-            histogram: of(span),
-        });
+        let steps = Span::STEPS.into_iter();
+        let steps = steps.filter(|span| !(span.is_optional() && of(*span).is_empty()));
+        let layers: Vec<Layer<'_>> = steps
+            .map(|span| Layer {
+                name: span.name(),
+                share: span.share().unwrap_or(Share::Queueing),
+                histogram: of(span),
+                optional: span.is_optional(),
+            })
+            .collect();
         Self::from_layers(operation, &layers, of(Span::Total))
     }
 
@@ -102,26 +119,28 @@ impl OperationReport {
     ) -> Self {
         let sum = |wanted: Share| {
             let layers = layers.iter().filter(|layer| layer.share == wanted);
-            layers.map(|layer| layer.histogram.mean_ns()).sum::<f64>()
+            layers.map(|layer| layer.mean_ns(total.count)).sum::<f64>()
         };
         let (queueing_ns, service_ns) = (sum(Share::Queueing), sum(Share::Service));
         let whole_ns = queueing_ns + service_ns;
         let fraction = |part: f64| if whole_ns > 0.0 { part / whole_ns } else { 0.0 };
         let mut elapsed_ns = 0.0;
         let rows = layers.iter().map(|layer| {
-            let mean_ns = layer.histogram.mean_ns();
+            let mean_ns = layer.mean_ns(total.count);
             elapsed_ns += mean_ns;
             Row::new(
                 layer.name,
                 Some(layer.share),
                 layer.histogram,
                 elapsed_ns,
+                mean_ns,
                 fraction(mean_ns),
             )
         });
         let rows = rows.collect();
         let whole = if whole_ns > 0.0 { 1.0 } else { 0.0 };
-        let total = Row::new(Span::Total.name(), None, total, total.mean_ns(), whole);
+        let mean_ns = total.mean_ns();
+        let total = Row::new(Span::Total.name(), None, total, mean_ns, mean_ns, whole);
         OperationReport {
             operation,
             requests: total.count,
@@ -139,6 +158,7 @@ impl Row {
         share: Option<Share>,
         histogram: &SparseHistogram,
         elapsed_ns: f64,
+        mean_ns: f64,
         fraction: f64,
     ) -> Self {
         Row {
@@ -146,7 +166,7 @@ impl Row {
             share,
             count: histogram.count,
             elapsed_ns,
-            mean_ns: histogram.mean_ns(),
+            mean_ns,
             fraction,
             p50_ns: histogram.quantile_ns(0.5),
             p99_ns: histogram.quantile_ns(0.99),
@@ -171,11 +191,13 @@ mod tests {
                 name: "wait",
                 share: Share::Queueing,
                 histogram: &wait,
+                optional: false,
             },
             Layer {
                 name: "serve",
                 share: Share::Service,
                 histogram: &serve,
+                optional: false,
             },
         ];
         let whole = SparseHistogram::from_nanos([800, 1200]);
@@ -201,6 +223,22 @@ mod tests {
             [0.2, 0.8]
         );
         assert_eq!((report.total.mean_ns, report.total.max_ns), (1000.0, 1200));
+    }
+
+    #[test]
+    fn a_step_of_few_requests_counts_as_much_as_it_takes_of_all() {
+        let [asked, all] = [
+            SparseHistogram::from_nanos([400]),
+            SparseHistogram::from_nanos([100, 100, 100, 500]),
+        ];
+        let layers = [Layer {
+            name: "awaited",
+            share: Share::Queueing,
+            histogram: &asked,
+            optional: true,
+        }];
+        let row = &OperationReport::from_layers(Operation::Write, &layers, &all).rows[0];
+        assert_eq!((row.mean_ns, row.p50_ns, row.count), (100.0, 400, 1));
     }
 
     #[test]

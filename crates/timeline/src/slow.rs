@@ -1,8 +1,8 @@
-//! The slowest requests of the last minute, whole: which queue, what it asked, every stamp.
+//! The slowest requests of the last minute, whole: what was asked, and every stamp.
 //!
-//! Owned by one worker, next to its queues. A request that is not slow costs two comparisons; only the earliest of a
-//! turn and those above the threshold are looked at, and nothing allocates after the start. The minute is seven windows
-//! of ten seconds, each with its own slowest, so an old slow request cannot hide a later one for longer.
+//! Part of one queue's record. A batch whose requests are not slow costs one comparison with the threshold; only when one
+//! is slow is it described and kept. Nothing allocates after the start. The minute is seven windows of ten seconds, each
+//! with its own slowest, so that an old slow request cannot hide a later one for longer.
 
 use crate::{Clock, Operation, Stage, Stamp, Stamps};
 use serde::{Deserialize, Serialize};
@@ -13,11 +13,12 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Six whole windows are a minute; the seventh is being filled.
 const WINDOWS: usize = 7;
 
+/// Slow requests kept for each queue and window.
+pub(crate) const KEPT: usize = 16;
+
 /// One request, as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowRequest {
-    /// The worker's own number for the queue.
-    pub queue: u32,
     /// What it was.
     pub operation: Operation,
     /// Descriptor head or initiator task tag.
@@ -26,23 +27,24 @@ pub struct SlowRequest {
     pub offset: u64,
     /// Bytes.
     pub length: u64,
-    /// Its stamps; the last two are filled in by [`SlowLog::finish_turn`].
+    /// Its stamps, the last one included.
     pub stamps: Stamps,
 }
 
 impl SlowRequest {
-    fn ticks(&self) -> u64 {
-        self.stamps
-            .at(Stage::Notified)
-            .since(self.stamps.at(Stage::Noticed))
+    /// From noticed to notified.
+    pub const fn ticks(&self) -> u64 {
+        self.notified().since(self.stamps.at(Stage::Noticed))
+    }
+
+    const fn notified(&self) -> Stamp {
+        self.stamps.at(Stage::Notified)
     }
 }
 
 /// One request in nanoseconds, ready to be sent and printed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowRequestSnapshot {
-    /// The worker's own number for the queue.
-    pub queue: u32,
     /// What it was.
     pub operation: Operation,
     /// Descriptor head or initiator task tag.
@@ -59,6 +61,11 @@ pub struct SlowRequestSnapshot {
     pub stages_ns: [u64; Stage::COUNT],
 }
 
+impl SlowRequestSnapshot {
+    /// How old a request may be to be shown.
+    pub const AGE_NS_MAX: u64 = 60_000_000_000;
+}
+
 /// Keeps the slowest requests of the last minute.
 #[derive(Clone, Debug)]
 pub struct SlowLog {
@@ -69,10 +76,6 @@ pub struct SlowLog {
     current_ends: Stamp,
     /// Ticks that a request must exceed; 0 until the current window is full.
     threshold: u64,
-    /// The request of this turn that was noticed first: the slowest, once all are notified together.
-    earliest: Option<SlowRequest>,
-    /// Further requests of this turn above the threshold.
-    candidates: Vec<SlowRequest>,
 }
 
 impl SlowLog {
@@ -85,89 +88,29 @@ impl SlowLog {
             windows: std::array::from_fn(|_| Vec::with_capacity(keep)),
             current: 0,
             current_ends: Stamp(clock.now().0.saturating_add(window_ticks)),
-            threshold: 0,
-            earliest: None,
-            candidates: Vec::with_capacity(keep),
+            threshold: if keep == 0 { u64::MAX } else { 0 },
         }
     }
 
-    /// Offers a request that was noticed and reaped at these stamps; `request` describes it when it may be kept.
+    /// Ticks that a request must exceed to be kept.
     #[inline]
-    pub fn offer(&mut self, noticed: Stamp, reaped: Stamp, request: impl FnOnce() -> SlowRequest) {
-        let Some(earliest) = &self.earliest else {
-            self.earliest = Some(request());
-            return;
-        };
-        // Room for as many as could be kept; in a turn with more, the first ones stand for all.
-        let room = self.candidates.len() < self.keep;
-        if noticed < earliest.stamps.at(Stage::Noticed) {
-            if room {
-                self.candidates.push(*earliest);
-            }
-            self.earliest = Some(request());
-        } else if room && reaped.since(noticed) > self.threshold {
-            self.candidates.push(request());
-        }
+    pub const fn threshold(&self) -> u64 {
+        self.threshold
     }
 
-    /// Ends a turn: the offered requests were answered and notified at these stamps, and are kept if slow enough.
+    /// When the threshold is out of date.
     #[inline]
-    pub fn finish_turn(&mut self, answered: Stamp, notified: Stamp) {
-        let Some(earliest) = &self.earliest else {
-            return;
-        };
-        let slowest = notified.since(earliest.stamps.at(Stage::Noticed));
-        if slowest > self.threshold || notified >= self.current_ends {
-            self.keep_slow(*earliest, answered, notified);
-        }
-        // Not `take`, which would copy the whole request out.
-        self.earliest = None;
-        self.candidates.clear();
+    pub const fn due(&self) -> Stamp {
+        self.current_ends
     }
 
-    /// The slowest requests of the last minute, slowest first.
-    pub fn snapshot(&self, clock: &Clock) -> Vec<SlowRequestSnapshot> {
-        let now = clock.now();
-        let minute = self.window_ticks.saturating_mul(WINDOWS as u64 - 1);
-        let mut slow: Vec<SlowRequest> = self.windows.iter().flatten().copied().collect();
-        slow.retain(|request| now.since(request.stamps.at(Stage::Notified)) <= minute);
-        slow.sort_by_key(|request| std::cmp::Reverse(request.ticks()));
-        slow.truncate(self.keep);
-        let in_nanos = |request: SlowRequest| {
-            let noticed = request.stamps.at(Stage::Noticed);
-            SlowRequestSnapshot {
-                queue: request.queue,
-                operation: request.operation,
-                tag: request.tag,
-                offset: request.offset,
-                length: request.length,
-                age_ns: clock.nanos(now.since(request.stamps.at(Stage::Notified))),
-                total_ns: clock.nanos(request.ticks()),
-                stages_ns: request
-                    .stamps
-                    .as_array()
-                    .map(|stamp| clock.nanos(stamp.since(noticed))),
-            }
-        };
-        slow.into_iter().map(in_nanos).collect()
-    }
-
+    /// Keeps a request if it is slow enough.
     #[cold]
-    fn keep_slow(&mut self, earliest: SlowRequest, answered: Stamp, notified: Stamp) {
-        self.rotate(notified);
-        for index in 0..=self.candidates.len() {
-            // The earliest comes last, so that the loop borrows nothing.
-            let mut request = self.candidates.get(index).copied().unwrap_or(earliest);
-            request.stamps.mark(Stage::Answered, answered);
-            request.stamps.mark(Stage::Notified, notified);
-            if request.ticks() > self.threshold {
-                self.insert(request);
-            }
+    pub fn offer(&mut self, request: SlowRequest) {
+        self.rotate(request.notified());
+        if request.ticks() <= self.threshold {
+            return;
         }
-    }
-
-    /// Puts a request into the current window, in place of the fastest there when it is full.
-    fn insert(&mut self, request: SlowRequest) {
         let window = &mut self.windows[self.current];
         if window.len() < self.keep {
             window.push(request);
@@ -175,17 +118,38 @@ impl SlowLog {
             *fastest = request;
         }
         if window.len() >= self.keep {
-            self.threshold = window
-                .iter()
-                .map(SlowRequest::ticks)
-                .min()
-                .unwrap_or(u64::MAX);
+            let least = window.iter().map(SlowRequest::ticks).min();
+            self.threshold = least.unwrap_or(u64::MAX);
         }
+    }
+
+    /// The slowest requests of the last minute, slowest first.
+    pub fn snapshot(&self, clock: &Clock) -> Vec<SlowRequestSnapshot> {
+        let now = clock.now();
+        let minute = self.window_ticks.saturating_mul(WINDOWS as u64 - 1);
+        let mut slow: Vec<SlowRequest> = self.windows.iter().flatten().copied().collect();
+        slow.retain(|request| now.since(request.notified()) <= minute);
+        slow.sort_by_key(|request| std::cmp::Reverse(request.ticks()));
+        slow.truncate(self.keep);
+        let in_nanos = |request: SlowRequest| {
+            let noticed = request.stamps.at(Stage::Noticed);
+            let since = |stamp: Stamp| clock.nanos(stamp.since(noticed));
+            SlowRequestSnapshot {
+                operation: request.operation,
+                tag: request.tag,
+                offset: request.offset,
+                length: request.length,
+                age_ns: clock.nanos(now.since(request.notified())),
+                total_ns: clock.nanos(request.ticks()),
+                stages_ns: request.stamps.as_array().map(since),
+            }
+        };
+        slow.into_iter().map(in_nanos).collect()
     }
 
     /// Begins the window that `now` belongs to and empties those in between.
     fn rotate(&mut self, now: Stamp) {
-        if now < self.current_ends {
+        if now < self.current_ends || self.keep == 0 {
             return;
         }
         let passed = 1 + now.since(self.current_ends) / self.window_ticks.max(1);
@@ -193,11 +157,8 @@ impl SlowLog {
             self.current = (self.current + 1) % WINDOWS;
             self.windows[self.current].clear();
         }
-        self.current_ends = Stamp(
-            self.current_ends
-                .0
-                .saturating_add(passed.saturating_mul(self.window_ticks)),
-        );
+        let passed = passed.saturating_mul(self.window_ticks);
+        self.current_ends = Stamp(self.current_ends.0.saturating_add(passed));
         self.threshold = 0;
     }
 }
@@ -208,79 +169,54 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A turn at `reaped` in which requests of these total times are reaped, answered 1 ns and notified 2 ns later.
-    fn turn(log: &mut SlowLog, time: &crate::SimulatedTime, reaped: u64, totals: &[u64]) {
+    /// Requests of these total times that are all notified at `at`.
+    fn offer(log: &mut SlowLog, time: &crate::SimulatedTime, at: u64, totals: &[u64]) {
         for total in totals {
-            let mut stamps = Stamps::noticed(Stamp(reaped + 2 - total));
-            stamps.mark(Stage::Reaped, Stamp(reaped));
-            let request = SlowRequest {
-                queue: 1,
+            let mut stamps = Stamps::noticed(Stamp(at - total));
+            stamps.mark(Stage::Reaped, Stamp(at - 2));
+            stamps.mark(Stage::Notified, Stamp(at));
+            log.offer(SlowRequest {
                 operation: Operation::Read,
                 tag: *total,
                 offset: 0,
                 length: 512,
                 stamps,
-            };
-            log.offer(stamps.at(Stage::Noticed), Stamp(reaped), || request);
+            });
         }
-        log.finish_turn(Stamp(reaped + 1), Stamp(reaped + 2));
-        time.set(reaped + 2);
+        time.set(at);
     }
 
     fn totals(log: &SlowLog, clock: &Clock) -> Vec<u64> {
-        log.snapshot(clock)
-            .iter()
-            .map(|request| request.total_ns)
-            .collect()
+        let slow = log.snapshot(clock);
+        slow.iter().map(|request| request.total_ns).collect()
     }
 
     #[test]
-    fn the_slowest_are_kept_in_whatever_order_and_turn_they_come() {
+    fn the_slowest_are_kept_in_whatever_order_they_come() {
         let (clock, time) = Clock::simulated();
         let mut log = SlowLog::new(&clock, 3);
-        for (n, batch) in [[5, 900, 20], [7, 8, 9], [600, 10, 11], [12, 700, 800]]
-            .iter()
-            .enumerate()
-        {
-            turn(&mut log, &time, 1000 * (n as u64 + 1), batch);
+        let batches = [[5, 900, 20], [7, 8, 9], [600, 10, 11], [12, 700, 800]];
+        for (batch, at) in batches.iter().zip(1..) {
+            offer(&mut log, &time, 1000 * at, batch);
         }
         assert_eq!(totals(&log, &clock), [900, 800, 700]);
+        assert_eq!(log.threshold(), 700);
         let slowest = &log.snapshot(&clock)[0];
         assert_eq!((slowest.tag, slowest.age_ns), (900, 3000));
-        assert_eq!(slowest.stages_ns, [0, 0, 0, 0, 898, 899, 900]);
-    }
-
-    #[test]
-    fn a_request_that_only_its_notification_made_slow_is_kept() {
-        let (clock, time) = Clock::simulated();
-        let mut log = SlowLog::new(&clock, 1);
-        turn(&mut log, &time, 1000, &[500]);
-        let mut stamps = Stamps::noticed(Stamp(2000));
-        stamps.mark(Stage::Reaped, Stamp(2010));
-        let request = SlowRequest {
-            queue: 1,
-            operation: Operation::Write,
-            tag: 7,
-            offset: 0,
-            length: 0,
-            stamps,
-        };
-        log.offer(Stamp(2000), Stamp(2010), || request);
-        log.finish_turn(Stamp(2020), Stamp(9000));
-        assert_eq!(totals(&log, &clock), [7000]);
+        assert_eq!(slowest.stages_ns, [0, 0, 0, 0, 0, 0, 898, 898, 900]);
     }
 
     #[test]
     fn a_minute_later_it_is_forgotten_and_hid_no_later_one() {
         let (clock, time) = Clock::simulated();
         let mut log = SlowLog::new(&clock, 2);
-        turn(&mut log, &time, SECOND, &[900, 800]);
-        turn(&mut log, &time, 15 * SECOND, &[50]);
-        turn(&mut log, &time, 16 * SECOND, &[40, 60]);
+        offer(&mut log, &time, SECOND, &[900, 800]);
+        offer(&mut log, &time, 15 * SECOND, &[50]);
+        offer(&mut log, &time, 16 * SECOND, &[40, 60]);
         assert_eq!(totals(&log, &clock), [900, 800]);
         time.set(62 * SECOND);
         assert_eq!(totals(&log, &clock), [60, 50]);
-        turn(&mut log, &time, 3600 * SECOND, &[1 + 2]);
+        offer(&mut log, &time, 3600 * SECOND, &[1 + 2]);
         assert_eq!(totals(&log, &clock), [3]);
     }
 
@@ -288,7 +224,8 @@ mod tests {
     fn a_log_that_keeps_nothing_keeps_nothing() {
         let (clock, time) = Clock::simulated();
         let mut log = SlowLog::new(&clock, 0);
-        turn(&mut log, &time, 1000, &[5, 6]);
+        offer(&mut log, &time, 1000, &[5, 6]);
+        offer(&mut log, &time, 20 * SECOND, &[5, 6]);
         assert_eq!(log.snapshot(&clock), []);
     }
 }

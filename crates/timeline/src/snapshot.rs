@@ -1,7 +1,7 @@
 //! What a queue's owner hands out between turns: plain data in nanoseconds that can be merged, subtracted, stored
 //! and sent as JSON.
 
-use crate::{Counters, Operation, Span, SparseHistogram};
+use crate::{Counters, Operation, SlowRequestSnapshot, Span, SparseHistogram};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -124,6 +124,29 @@ pub struct QueueSnapshot {
     pub in_flight: u64,
     /// What it measured since it started.
     pub latencies: Latencies,
+    /// The slowest requests of the last minute, slowest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slow: Vec<SlowRequestSnapshot>,
+}
+
+impl QueueSnapshot {
+    /// Adds what another queue, or the same one in another life, measured.
+    pub fn merge(&mut self, other: &QueueSnapshot) {
+        self.latencies.merge(&other.latencies);
+        self.in_flight = self.in_flight.saturating_add(other.in_flight);
+        self.slow.extend_from_slice(&other.slow);
+        let by_total = |slow: &SlowRequestSnapshot| std::cmp::Reverse(slow.total_ns);
+        self.slow.sort_by_key(by_total);
+    }
+
+    /// So much time has passed: what is too old to be shown goes.
+    pub fn age(&mut self, nanos: u64) {
+        for slow in &mut self.slow {
+            slow.age_ns = slow.age_ns.saturating_add(nanos);
+        }
+        let recent = |slow: &SlowRequestSnapshot| slow.age_ns <= SlowRequestSnapshot::AGE_NS_MAX;
+        self.slow.retain(recent);
+    }
 }
 
 /// Several queues, each by itself.
@@ -146,6 +169,17 @@ impl Snapshot {
             .iter()
             .any(|queue| queue.labels.matches(selector));
         found.then(|| self.merged_by(|labels| labels.matches(selector)))
+    }
+
+    /// The slowest requests of all queues, slowest first, each with its queue.
+    pub fn slowest(&self, count: usize) -> Vec<(&Labels, &SlowRequestSnapshot)> {
+        let each = self.queues.iter();
+        let mut all: Vec<_> = each
+            .flat_map(|queue| queue.slow.iter().map(|slow| (&queue.labels, slow)))
+            .collect();
+        all.sort_by_key(|(_, slow)| std::cmp::Reverse(slow.total_ns));
+        all.truncate(count);
+        all
     }
 
     /// The queues with certain labels together.
@@ -178,6 +212,7 @@ impl Snapshot {
                 labels: now.labels.clone(),
                 in_flight: now.in_flight,
                 latencies,
+                slow: now.slow.clone(),
             }
         });
         Snapshot {
@@ -204,7 +239,8 @@ mod tests {
         let (clock, _) = Clock::simulated();
         let mut queue = QueueTimeline::new(labels, 8);
         for n in 0..requests {
-            let stamps = [0, 3, 5, 9, 1000 + u64::from(n) * 77, 30_000, 31_000];
+            let reaped = 1000 + u64::from(n) * 77;
+            let stamps = [0, 3, 5, 5, 5, 9, reaped, 30_000, 31_000];
             queue.record_turn(&[2, 1, 0, 0, 1], &Stamps::from_array(stamps.map(Stamp)));
             queue.counters().count(Operation::Read, 0, true);
             queue.counters().count(Operation::Read, 0, true);

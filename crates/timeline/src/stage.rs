@@ -14,6 +14,10 @@ pub enum Stage {
     Popped,
     /// The request was read and checked.
     Parsed,
+    /// The first of the write data that the client had to be asked for is there (iSCSI: R2T); elsewhere as parsed.
+    Awaited,
+    /// The last of it is there; elsewhere as parsed.
+    Received,
     /// The backend was given the I/O.
     Submitted,
     /// The backend gave it back.
@@ -26,13 +30,15 @@ pub enum Stage {
 
 impl Stage {
     /// How many stages there are.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 9;
 
     /// Every stage, in order.
     pub const ALL: [Stage; Stage::COUNT] = [
         Stage::Noticed,
         Stage::Popped,
         Stage::Parsed,
+        Stage::Awaited,
+        Stage::Received,
         Stage::Submitted,
         Stage::Reaped,
         Stage::Answered,
@@ -45,6 +51,8 @@ impl Stage {
             Stage::Noticed => "noticed",
             Stage::Popped => "popped",
             Stage::Parsed => "parsed",
+            Stage::Awaited => "awaited",
+            Stage::Received => "received",
             Stage::Submitted => "submitted",
             Stage::Reaped => "reaped",
             Stage::Answered => "answered",
@@ -69,7 +77,11 @@ pub enum Span {
     Popped,
     /// Popped to parsed.
     Parsed,
-    /// Parsed to submitted.
+    /// Parsed to awaited: waiting for the client to begin with data that it was asked for. Only of requests that did.
+    Awaited,
+    /// Awaited to received: that data on its way. Only of requests that waited for it.
+    Received,
+    /// Parsed, or received, to submitted.
     Submitted,
     /// Submitted to reaped: the backend's service time.
     Reaped,
@@ -83,10 +95,23 @@ pub enum Span {
 
 impl Span {
     /// How many spans there are.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 9;
 
-    /// Every span: the six steps in order, then the whole.
+    /// Every span: the steps in order, then the whole.
     pub const ALL: [Span; Span::COUNT] = [
+        Span::Popped,
+        Span::Parsed,
+        Span::Awaited,
+        Span::Received,
+        Span::Submitted,
+        Span::Reaped,
+        Span::Answered,
+        Span::Notified,
+        Span::Total,
+    ];
+
+    /// The spans that every request has.
+    pub const COMMON: [Span; Span::COUNT - 2] = [
         Span::Popped,
         Span::Parsed,
         Span::Submitted,
@@ -96,10 +121,12 @@ impl Span {
         Span::Total,
     ];
 
-    /// The six steps, in order.
+    /// The steps, in order.
     pub const STEPS: [Span; Stage::COUNT - 1] = [
         Span::Popped,
         Span::Parsed,
+        Span::Awaited,
+        Span::Received,
         Span::Submitted,
         Span::Reaped,
         Span::Answered,
@@ -111,11 +138,18 @@ impl Span {
         match self {
             Span::Popped | Span::Total => Stage::Noticed,
             Span::Parsed => Stage::Popped,
-            Span::Submitted => Stage::Parsed,
+            Span::Awaited => Stage::Parsed,
+            Span::Received => Stage::Awaited,
+            Span::Submitted => Stage::Received,
             Span::Reaped => Stage::Submitted,
             Span::Answered => Stage::Reaped,
             Span::Notified => Stage::Answered,
         }
+    }
+
+    /// Do only those requests have it whose data had to be asked for?
+    pub const fn is_optional(self) -> bool {
+        matches!(self, Span::Awaited | Span::Received)
     }
 
     /// Where it ends.
@@ -123,6 +157,8 @@ impl Span {
         match self {
             Span::Popped => Stage::Popped,
             Span::Parsed => Stage::Parsed,
+            Span::Awaited => Stage::Awaited,
+            Span::Received => Stage::Received,
             Span::Submitted => Stage::Submitted,
             Span::Reaped => Stage::Reaped,
             Span::Answered => Stage::Answered,
@@ -158,7 +194,7 @@ impl fmt::Display for Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Share {
-    /// Waiting in, or passing through, this daemon.
+    /// All else: waiting in or passing through this daemon, and waiting for the client's data.
     Queueing,
     /// Being served by the backend.
     Service,
@@ -222,7 +258,9 @@ mod tests {
         for pair in Span::STEPS.windows(2) {
             assert_eq!(pair[0].to(), pair[1].from());
         }
-        assert_eq!(Span::STEPS[5].to(), Stage::Notified);
+        assert_eq!(Span::STEPS[7].to(), Stage::Notified);
+        let common = Span::ALL.into_iter().filter(|span| !span.is_optional());
+        assert!(common.eq(Span::COMMON));
         assert_eq!(
             (Span::Total.from(), Span::Total.to()),
             (Stage::Noticed, Stage::Notified)

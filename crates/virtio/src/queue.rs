@@ -14,7 +14,7 @@ use disk::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
 use reactor::{Io, RateLimit, Source, SourceId, Tag};
 use ring::RingFd;
-use timeline::{Operation, QueueRecord, QueueTimeline, Stage, Stamp, Stamps};
+use timeline::{Operation, QueueRecord, QueueTimeline, SlowRequest, Stage, Stamp, Stamps};
 use virtqueue::{Chain, DeviceQueue, QueueError};
 
 use crate::device::{BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
@@ -50,6 +50,8 @@ enum Progress {
 pub struct Queue<P: Protocol> {
     id: SourceId,
     index: u16,
+    /// What its requests' IDs begin with.
+    probed: u64,
     ring: DeviceQueue,
     view: GuestView,
     protocol: P,
@@ -89,6 +91,7 @@ impl<P: Protocol> Queue<P> {
         Ok(Queue {
             id,
             index: setup.index,
+            probed: probes::queue(setup.labels.worker, id.0),
             ring,
             view: GuestView::new(setup.memory),
             protocol,
@@ -241,6 +244,11 @@ impl<P: Protocol> Queue<P> {
                     bytes,
                 }) => {
                     (slot.operation, slot.bytes) = (operation, bytes);
+                    slot.offset = match &step {
+                        Step::Data(_, request) | Step::Scratch(_, request, _) => request.offset,
+                        _ => 0,
+                    };
+                    slot.pended = false;
                     self.batch[at].1 = Some(step);
                 }
                 Err(malformed) => {
@@ -256,6 +264,7 @@ impl<P: Protocol> Queue<P> {
         let mut at_once = [0; Operation::COUNT];
         let mut pending = [0; Operation::COUNT];
         let mut batch = std::mem::take(&mut self.batch);
+        let done_before = self.done.len();
         for (index, step) in batch.drain(..) {
             let Some(step) = step else { continue };
             let operation = self.slots.get(index).operation as usize;
@@ -272,8 +281,15 @@ impl<P: Protocol> Queue<P> {
             }
         }
         self.batch = batch;
-        let now = io.now();
+        let now = self.stamp(io);
+        let (probed, at_once_ones) = (self.probed, self.done.get(done_before..).unwrap_or(&[]));
+        let id = |index: &u16| probes::id(probed, u32::from(*index));
+        if !at_once_ones.is_empty() {
+            probes::submitted(|| at_once_ones.iter().map(id));
+            probes::reaped(|| at_once_ones.iter().map(id));
+        }
         if !self.pended.is_empty() {
+            probes::submitted(|| self.pended.iter().map(id));
             // What is pending has now been given to its disk; what ended at once was given when it was parsed.
             let mut stamps = *stamps;
             stamps.mark(Stage::Submitted, now);
@@ -281,6 +297,8 @@ impl<P: Protocol> Queue<P> {
                 let slot = self.slots.get(index);
                 slot.pended = true;
                 slot.noticed = stamps.at(Stage::Noticed);
+                slot.popped = stamps.at(Stage::Popped);
+                slot.parsed = stamps.at(Stage::Parsed);
                 slot.submitted = now;
             }
             self.timeline.record_arrivals(&pending, &stamps);
@@ -354,6 +372,7 @@ impl<P: Protocol> Queue<P> {
             let slot = self.slots.get(index);
             let answer = self.protocol.answer(&mut slot.chain, &mut slot.request);
             let bytes = u64::from(slot.bytes);
+            slot.good = answer.good;
             self.timeline
                 .counters()
                 .count(slot.operation, bytes, answer.good);
@@ -372,7 +391,56 @@ impl<P: Protocol> Queue<P> {
                 self.slots.release(index, &self.view);
             }
         }
-        self.done.clear();
+    }
+
+    /// The time, where anybody wants to know it.
+    #[inline]
+    fn stamp(&self, io: &Io) -> Stamp {
+        match self.timeline.is_recording() {
+            true => io.now(),
+            false => Stamp::default(),
+        }
+    }
+
+    /// Hops 6 and 7, for whoever follows requests.
+    #[inline]
+    fn tell_probes(&mut self) {
+        let (probed, done, slots) = (self.probed, &self.done, &mut self.slots);
+        let id = |index: &u16| probes::id(probed, u32::from(*index));
+        probes::answered(|| done.iter().map(|index| (id(index), slots.get(*index).good)));
+        probes::notified(|| done.iter().map(id));
+    }
+
+    /// Some of the requests that have just been answered were slow; their slots still say what they were.
+    #[cold]
+    fn keep_slow(&mut self, io: &Io, answered: Stamp, notified: Stamp) {
+        for index in &self.done {
+            let slot = self.slots.get(*index);
+            let mut stamps = Stamps::default();
+            if slot.pended {
+                for (stage, stamp) in [
+                    (Stage::Noticed, slot.noticed),
+                    (Stage::Popped, slot.popped),
+                    (Stage::Parsed, slot.parsed),
+                    (Stage::Submitted, slot.submitted),
+                    (Stage::Reaped, self.reaped),
+                ] {
+                    stamps.mark(stage, stamp);
+                }
+            } else if let Some((shared, _)) = self.turns.last() {
+                stamps = *shared;
+            }
+            stamps.mark(Stage::Answered, answered);
+            stamps.mark(Stage::Notified, notified);
+            let request = SlowRequest {
+                operation: slot.operation,
+                tag: u64::from(slot.chain.id),
+                offset: slot.offset,
+                length: u64::from(slot.bytes),
+                stamps,
+            };
+            self.timeline.keep_slow(io.clock(), request);
+        }
     }
 
     /// Requests that gave way in an earlier turn.
@@ -429,10 +497,35 @@ impl<P: Protocol> Source for Queue<P> {
             }
         }
         let mut stamps = Stamps::noticed(noticed);
+        let probed = self.probed;
+        probes::noticed(probed);
         self.pop_batch();
-        stamps.mark(Stage::Popped, io.now());
+        stamps.mark(Stage::Popped, self.stamp(io));
+        if !self.batch.is_empty() {
+            let (batch, slots) = (&self.batch, &mut self.slots);
+            probes::popped(u32::from(self.index), || {
+                batch.iter().map(|(index, _)| {
+                    let id = probes::id(probed, u32::from(*index));
+                    (id, u64::from(slots.get(*index).chain.id))
+                })
+            });
+        }
         self.begin_batch(io);
-        stamps.mark(Stage::Parsed, io.now());
+        stamps.mark(Stage::Parsed, self.stamp(io));
+        if !self.batch.is_empty() {
+            let (batch, slots) = (&self.batch, &mut self.slots);
+            probes::parsed(|| {
+                batch.iter().map(|(index, _)| {
+                    let slot = slots.get(*index);
+                    probes::Parsed {
+                        id: probes::id(probed, u32::from(*index)),
+                        operation: slot.operation as u64,
+                        offset: slot.offset,
+                        length: u64::from(slot.bytes),
+                    }
+                })
+            });
+        }
         self.submit_batch(io, &mut stamps);
         self.note_in_flight();
     }
@@ -449,6 +542,8 @@ impl<P: Protocol> Source for Queue<P> {
         let Ok(index) = u16::try_from(slot) else {
             return;
         };
+        let id = probes::id(self.probed, slot);
+        probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
         let scratch = if slot.scratch {
             Some(buffer)
@@ -468,20 +563,35 @@ impl<P: Protocol> Source for Queue<P> {
 
     fn publish(&mut self, io: &mut Io) {
         self.answer_done();
-        let answered = io.now();
         let interrupt = !self.broken && self.ring.publish();
+        // By now the driver may see the answers.
+        let answered = self.stamp(io);
+        let mut notified = answered;
         if interrupt && let Some(call) = &self.call {
             call.send();
             self.timeline.counters().notifications.add(1);
+            notified = self.stamp(io);
         }
-        let notified = io.now();
-        for (mut stamps, counts) in self.turns.drain(..) {
+        if !self.done.is_empty() {
+            self.tell_probes();
+        }
+        for (stamps, counts) in &mut self.turns {
             stamps.mark(Stage::Answered, answered);
             stamps.mark(Stage::Notified, notified);
-            self.timeline.record_turn(&counts, &stamps);
+            self.timeline.record_turn(counts, stamps);
+        }
+        // Without a completion in this turn something else has ended the wait, just now.
+        if self.reaped == Stamp::default() {
+            self.reaped = answered;
         }
         self.timeline.record_answered(self.reaped, answered);
         self.timeline.record_notified(notified);
+        if self.timeline.take_slow_seen() {
+            self.keep_slow(io, answered, notified);
+        }
+        self.reaped = Stamp::default();
+        self.turns.clear();
+        self.done.clear();
         self.note_in_flight();
         if !self.going_on.is_empty() {
             self.go_on(io);
@@ -530,6 +640,10 @@ impl<P: Protocol> Source for Queue<P> {
 
     fn record(&self) -> Option<Arc<QueueRecord>> {
         Some(self.timeline.record().clone())
+    }
+
+    fn set_recording(&mut self, recording: bool) {
+        self.timeline.set_recording(recording);
     }
 
     fn closed(&mut self, io: &mut Io) {

@@ -13,8 +13,14 @@ pub(crate) struct Slot<R> {
     pub request: R,
     pub operation: Operation,
     pub bytes: u32,
+    /// First byte of its first I/O on the disk.
+    pub offset: u64,
     pub noticed: Stamp,
+    pub popped: Stamp,
+    pub parsed: Stamp,
     pub submitted: Stamp,
+    /// It was answered without an error.
+    pub good: bool,
     /// Its I/O runs on scratch memory, not on the chain's buffer.
     pub scratch: bool,
     /// Its I/O was pending, so its stamps are recorded one by one.
@@ -34,8 +40,12 @@ impl<R: Default> Default for Slot<R> {
             request: R::default(),
             operation: Operation::Other,
             bytes: 0,
+            offset: 0,
             noticed: Stamp::default(),
+            popped: Stamp::default(),
+            parsed: Stamp::default(),
             submitted: Stamp::default(),
+            good: false,
             scratch: false,
             pended: false,
             waiting: false,
@@ -127,11 +137,11 @@ impl<R: Default> Slots<R> {
         }
     }
 
-    /// The slot of a request that was answered before is free again.
+    /// The slot of a request that was answered before is free again. What is told of it stands until it is taken again.
     #[inline]
     pub fn free_slot(&mut self, index: u16) {
         let slot = &mut self.slots[usize::from(index)];
-        (slot.scratch, slot.pended, slot.waiting, slot.goes_on) = (false, false, false, false);
+        (slot.scratch, slot.waiting, slot.goes_on) = (false, false, false);
         self.free.push(index);
     }
 

@@ -1,4 +1,5 @@
-//! `GET /v1/latency[?select=EXPORT|DISK|EXPORT/QUEUE]`: what every queue measured, queue by queue.
+//! `GET /v1/latency[?select=EXPORT|DISK|EXPORT/QUEUE][&slowest=N]`: what every queue measured, queue by queue, and on
+//! request the N slowest requests of the last minute, each with its queue.
 //!
 //! The answer is a [`timeline::Snapshot`]; whoever asks merges, subtracts and prints it.
 
@@ -17,6 +18,7 @@ use super::{Problem, View};
 #[serde(deny_unknown_fields)]
 pub(super) struct Selection {
     select: Option<String>,
+    slowest: Option<usize>,
 }
 
 pub(super) async fn get(
@@ -24,8 +26,29 @@ pub(super) async fn get(
     query: Result<Query<Selection>, QueryRejection>,
 ) -> Result<Json<Snapshot>, Problem> {
     let Query(selection) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
-    let snapshot = blocking(move || select(&*view, selection.select.as_deref())).await??;
-    Ok(Json(snapshot))
+    let chosen = move || {
+        let mut snapshot = select(&*view, selection.select.as_deref())?;
+        keep_slowest(&mut snapshot, selection.slowest.unwrap_or(0));
+        Ok(snapshot)
+    };
+    let snapshot = blocking(chosen).await?;
+    snapshot.map(Json)
+}
+
+/// Lets go of all but the `count` slowest requests.
+fn keep_slowest(snapshot: &mut Snapshot, count: usize) {
+    let mut least = 0;
+    if let Some((_, last)) = snapshot.slowest(count).last() {
+        least = last.total_ns;
+    }
+    let mut left = count;
+    for queue in &mut snapshot.queues {
+        queue.slow.retain(|slow| {
+            let kept = left > 0 && slow.total_ns >= least;
+            left -= usize::from(kept);
+            kept
+        });
+    }
 }
 
 fn select(view: &dyn View, selector: Option<&str>) -> Result<Snapshot, Problem> {
@@ -64,12 +87,13 @@ fn explain_nothing(status: &super::Status, selector: &str) -> Result<(), Problem
     )))
 }
 
-/// The path and query that ask for one export, disk or queue, or for all.
-pub fn path_of(selector: Option<&str>) -> String {
+/// The path and query that ask for one export, disk or queue, or for all, with so many of the slowest requests.
+pub fn path_of(selector: Option<&str>, slowest: usize) -> String {
+    let mut path = format!("/v1/latency?slowest={slowest}");
     let Some(selector) = selector else {
-        return "/v1/latency".to_owned();
+        return path;
     };
-    let mut path = "/v1/latency?select=".to_owned();
+    path.push_str("&select=");
     for byte in selector.bytes() {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
@@ -126,8 +150,38 @@ mod tests {
 
     #[test]
     fn a_selector_is_escaped_in_the_query() {
-        assert_eq!(path_of(None), "/v1/latency");
-        assert_eq!(path_of(Some("c0/1")), "/v1/latency?select=c0/1");
-        assert_eq!(path_of(Some("a b&ü")), "/v1/latency?select=a%20b%26%C3%BC");
+        assert_eq!(path_of(None, 0), "/v1/latency?slowest=0");
+        let one = path_of(Some("c0/1"), 5);
+        assert_eq!(one, "/v1/latency?slowest=5&select=c0/1");
+        assert!(path_of(Some("a b&ü"), 0).ends_with("&select=a%20b%26%C3%BC"));
+    }
+
+    #[test]
+    fn only_as_many_slow_requests_as_asked_for_are_told() {
+        let slow = |total_ns| timeline::SlowRequestSnapshot {
+            operation: timeline::Operation::Read,
+            tag: 0,
+            offset: 0,
+            length: 512,
+            age_ns: 1,
+            total_ns,
+            stages_ns: [0; timeline::Stage::COUNT],
+        };
+        let queue = |totals: &[u64]| timeline::QueueSnapshot {
+            slow: totals.iter().copied().map(slow).collect(),
+            ..timeline::QueueSnapshot::default()
+        };
+        for (count, left) in [(0, vec![]), (2, vec![9, 8]), (9, vec![9, 8, 7, 7])] {
+            let mut snapshot = Snapshot {
+                queues: vec![queue(&[9, 7]), queue(&[8, 7])],
+            };
+            keep_slowest(&mut snapshot, count);
+            let totals = snapshot
+                .slowest(9)
+                .iter()
+                .map(|(_, slow)| slow.total_ns)
+                .collect::<Vec<_>>();
+            assert_eq!(totals, left);
+        }
     }
 }

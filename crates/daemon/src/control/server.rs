@@ -170,7 +170,7 @@ mod tests {
         assert_eq!((statistics.at_ns, statistics.latency.queues.len()), (7, 3));
         let all: Snapshot = get(&path, "/v1/latency").unwrap();
         assert_eq!(all.queues.len(), 3);
-        let one: Snapshot = get(&path, &latency_path(Some("c0/1"))).unwrap();
+        let one: Snapshot = get(&path, &latency_path(Some("c0/1"), 0)).unwrap();
         assert_eq!(one.queues.len(), 1);
         drop(server);
         assert!(!path.exists());

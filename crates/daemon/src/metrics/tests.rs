@@ -23,7 +23,7 @@ fn queue(export: &str, number: u32, requests: u64) -> timeline::QueueSnapshot {
     };
     let mut timeline = QueueTimeline::new(labels, 8);
     for n in 0..requests {
-        let stamps = [0, 3, 5, 9, 1000 + n * 77, 30_000, 31_000].map(Stamp);
+        let stamps = [0, 3, 5, 5, 5, 9, 1000 + n * 77, 30_000, 31_000].map(Stamp);
         timeline.record_request(Operation::Read, &Stamps::from_array(stamps));
         timeline
             .counters()

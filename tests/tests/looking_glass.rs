@@ -1,0 +1,206 @@
+//! What `lunette latency` tells of a running daemon: slowest requests whole, iSCSI's extra stages, rates in a pipe; and that
+//! the probes are in the program.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, IscsiSession, Profile, Result, Rig, bail, ensure};
+use lab::lunette_program;
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+const STAGES: [&str; 9] = [
+    "noticed",
+    "popped",
+    "parsed",
+    "awaited",
+    "received",
+    "submitted",
+    "reaped",
+    "answered",
+    "notified",
+];
+
+fn rig() -> Result<Rig> {
+    let target = format!("{TARGET}=d0");
+    Rig::new(|daemon| {
+        daemon
+            .disk("d0=ram:64M")
+            .vhost_blk("d0")
+            .vhost_scsi("c0")
+            .lun("c0/0:0=d0")
+            .arguments(["--iscsi", &target, "--portal", "127.0.0.1:0"])
+            .arguments(["--demo-mode", "rw"])
+    })
+}
+
+fn portal(rig: &mut Rig) -> Result<String> {
+    let begun = Instant::now();
+    let announced = format!("ready iscsi {TARGET} ");
+    while begun.elapsed() < Duration::from_secs(30) {
+        let log = rig.daemon.process().log();
+        if let Some(portal) = log.lines().find_map(|line| line.strip_prefix(&announced)) {
+            return Ok(portal.trim().to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    bail!("no iSCSI portal:\n{}", rig.daemon.process().log_tail())
+}
+
+/// Writes 16 blocks of 4 KiB from 1 MiB on.
+fn drive(subject: &str) -> Result<()> {
+    let output = Command::new(lunette_program(Profile::Dev)?)
+        .args(["bench", subject, "--rw", "write", "--bs", "4k"])
+        .args(["--interrupts", "--set", "size=64k", "--set", "offset=1m"])
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {text}", output.status);
+    Ok(())
+}
+
+fn slowest(rig: &Rig, selector: &str) -> Result<Vec<Value>> {
+    let text = rig.daemon.latency(&["--slowest=5", "--json", selector])?;
+    let document: Value = serde_json::from_str(&text)?;
+    Ok(document["slowest"].as_array().context("no list")?.clone())
+}
+
+#[test]
+fn slowest_requests_are_told_whole_at_every_door() -> Result<()> {
+    let mut rig = rig()?;
+    drive(&format!("vhost-user-blk:{}", rig.socket("d0").display()))?;
+    drive(&format!("vhost-user-scsi:{}", rig.socket("c0").display()))?;
+    let portal = portal(&mut rig)?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    // WRITE(10) of eight blocks at LBA 2048: 1 MiB.
+    let write = [0x2a, 0, 0, 0, 8, 0, 0, 0, 8, 0];
+    for _ in 0..8 {
+        let done = session.command(&write, Some(&[7; 4096]), 0)?;
+        ensure!(done.status == 0);
+    }
+    for selector in ["d0/0", "c0", TARGET] {
+        let slow = slowest(&rig, selector)?;
+        ensure!(slow.len() == 5, "{selector}: {slow:?}");
+        let mut before = u64::MAX;
+        for one in &slow {
+            let number = |key: &str| one[key].as_u64().with_context(|| format!("{key}: {one}"));
+            ensure!(number("total_ns")? <= before, "{selector}: not in order");
+            before = number("total_ns")?;
+            let mut last = 0;
+            for stage in STAGES {
+                let at = one["stages_ns"][stage]
+                    .as_u64()
+                    .context("a stage is missing")?;
+                ensure!(at >= last, "{selector}: {stage} comes too early: {one}");
+                last = at;
+            }
+            ensure!(last == before, "{selector}: {one}");
+            if one["operation"] == "write" {
+                let offset = number("offset")?;
+                ensure!((1 << 20..(1 << 20) + (64 << 10)).contains(&offset), "{one}");
+                ensure!(number("length")? == 4096 && number("lba_512")? == offset / 512);
+            }
+        }
+        ensure!(slow.iter().any(|one| one["operation"] == "write"));
+    }
+    let text = rig.daemon.latency(&["--slowest"])?;
+    ensure!(
+        text.contains(" tag ") && text.contains("reaped +"),
+        "{text}"
+    );
+    Ok(())
+}
+
+/// Names of a table's rows: the first one of this operation.
+fn rows(rig: &Rig, selector: &str, operation: &str) -> Result<Vec<(String, u64)>> {
+    let document: Value = serde_json::from_str(&rig.daemon.latency(&["--json", selector])?)?;
+    let tables = document["reports"][0]["operations"]
+        .as_array()
+        .context("no tables")?
+        .clone();
+    let table = tables.iter().find(|table| table["operation"] == operation);
+    let rows = table.context("no such table")?["rows"]
+        .as_array()
+        .context("no rows")?;
+    let row = |row: &Value| {
+        let name = row["name"].as_str().unwrap_or_default().to_owned();
+        (name, row["count"].as_u64().unwrap_or_default())
+    };
+    Ok(rows.iter().map(row).collect())
+}
+
+#[test]
+fn data_that_iscsi_asks_for_has_stages_of_its_own() -> Result<()> {
+    let mut rig = rig()?;
+    let portal = portal(&mut rig)?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    // 1 MiB is more than any first burst: the target has to ask.
+    let large = [0x2a, 0, 0, 0, 0, 0, 0, 8, 0, 0];
+    let data = vec![1; 1 << 20];
+    for _ in 0..3 {
+        let done = session.command(&large, Some(&data), 0)?;
+        ensure!(done.status == 0);
+    }
+    let of_writes = rows(&rig, TARGET, "write")?;
+    let count = |name: &str| of_writes.iter().find(|row| row.0 == name).map(|row| row.1);
+    for name in ["awaited", "received", "submitted", "reaped", "notified"] {
+        ensure!(count(name) == Some(3), "{name}: {of_writes:?}");
+    }
+    let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+    ensure!(session.command(&read, None, 4096)?.status == 0);
+    let of_reads = rows(&rig, TARGET, "read")?;
+    ensure!(
+        of_reads.iter().all(|row| row.0 != "awaited"),
+        "{of_reads:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn watching_works_in_a_pipe_and_ends_with_it() -> Result<()> {
+    let rig = rig()?;
+    let control = rig.scratch.socket("control.sock");
+    let mut watching = Command::new(lunette_program(Profile::Dev)?)
+        .args(["latency", "--watch=0.1", "--json", "--socket"])
+        .arg(control)
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let stdout = watching.stdout.take().context("no pipe")?;
+    let mut lines = BufReader::new(stdout).lines();
+    drive(&format!("vhost-user-blk:{}", rig.socket("d0").display()))?;
+    let seen = lines.by_ref().take(200).find_map(|line| {
+        let document: Value = serde_json::from_str(&line.ok()?).ok()?;
+        let report = document["reports"].get(0)?.clone();
+        (report["counters"]["operations"][1]["requests"] == 16).then_some(report)
+    });
+    let report = seen.context("the interval with the writes was not printed")?;
+    ensure!(
+        report["seconds"].as_f64().is_some_and(|s| s >= 0.1),
+        "{report}"
+    );
+    drop(lines);
+    let status = watching.wait()?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+#[test]
+fn every_stage_has_its_probe_in_the_program() -> Result<()> {
+    let output = Command::new("readelf")
+        .arg("--notes")
+        .arg("--wide")
+        .arg(lunette_program(Profile::Dev)?)
+        .output()
+        .context("cannot run readelf; mend: apt-get install binutils")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let ours = text.matches("Provider: lunette").count();
+    ensure!(ours >= STAGES.len(), "{ours} probes");
+    for stage in STAGES {
+        ensure!(
+            text.lines()
+                .any(|line| line.trim() == format!("Name: {stage}")),
+            "no probe {stage}"
+        );
+    }
+    Ok(())
+}
