@@ -83,6 +83,15 @@ impl Geometry {
         }
     }
 
+    /// The same blocks, with another capacity: rounded down to whole blocks.
+    #[must_use]
+    pub const fn resized(self, capacity_bytes: u64) -> Self {
+        Geometry {
+            block_shift: self.block_shift,
+            capacity: Blocks(capacity_bytes >> self.block_shift),
+        }
+    }
+
     /// Bytes per logical block.
     pub const fn block_size(&self) -> u32 {
         1 << self.block_shift
@@ -215,6 +224,8 @@ mod tests {
     #[test]
     fn capacity_is_whole_blocks() {
         assert_eq!(Geometry::new(4096, 10_000).capacity(), Blocks(2));
+        let resized = Geometry::new(4096, 10_000).resized(20_000);
+        assert_eq!(resized, Geometry::new(4096, 20_000));
         assert_eq!(
             Geometry::new(512, u64::MAX).capacity_bytes(),
             u64::MAX - 511

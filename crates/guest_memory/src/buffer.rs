@@ -123,21 +123,20 @@ impl IoBuffer {
         self.keep = Keep::Nothing;
     }
 
-    /// Empties the buffer for another request: its heap space and, when `view` is the same, its pin stay.
+    /// Makes ready for another request that is filled in by an appender: heap space stays, and all that is of `view`.
     #[inline]
     pub fn recycle(&mut self, view: &GuestView) {
-        self.segments.clear();
-        (self.first, self.end, self.window, self.total) = (0, 0, 0, 0);
+        // What it holds of this view may stay until it is filled anew.
         if !matches!(&self.keep, Keep::Guest(held) if held.is_same(view)) {
-            self.keep = Keep::Nothing;
+            self.clear();
         }
     }
 
     /// Empties the buffer and pins `view`: the start of a chain.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start(&mut self, view: &GuestView) {
         self.segments.clear();
-        self.total = 0;
+        (self.first, self.end, self.window, self.total) = (0, 0, 0, 0);
         if !matches!(&self.keep, Keep::Guest(held) if held.is_same(view)) {
             self.keep = Keep::Guest(view.clone());
         }
@@ -148,6 +147,19 @@ impl IoBuffer {
     pub(crate) fn extend(&mut self, segment: Segment) {
         self.segments.push(segment);
         self.total += segment.length;
+    }
+
+    /// For who appends many segments; [`IoBuffer::filled`] ends it.
+    #[inline(always)]
+    pub(crate) fn segments_mut(&mut self) -> &mut Vec<Segment> {
+        &mut self.segments
+    }
+
+    /// All segments are there: they have `total` bytes. The window is the whole buffer.
+    #[inline(always)]
+    pub(crate) fn filled(&mut self, total: usize) {
+        self.total = total;
+        self.open();
     }
 
     /// Widens the window to the whole buffer.
@@ -201,20 +213,22 @@ impl IoBuffer {
     ///
     /// # Panics
     /// When the range lies outside of the buffer.
-    #[inline]
+    #[inline(always)]
     pub fn set_window(&mut self, start: usize, length: usize) {
         assert!(
             length <= self.total && start <= self.total - length,
             "window outside of buffer"
         );
-        self.first = self.border(0, start);
-        self.end = self.border(self.first, length);
+        self.first = self.border(start);
+        // From the end, for mostly little or nothing is behind the data, however many segments that has.
+        self.end = self.border_back(self.total - start - length);
         self.window = length;
     }
 
-    /// Index of the segment that starts `skip` bytes after the start of segment `index`, after a split if none did.
+    /// Index of the segment that starts `skip` bytes after the start, after a split if none did.
     #[inline(always)]
-    fn border(&mut self, mut index: usize, mut skip: usize) -> usize {
+    fn border(&mut self, mut skip: usize) -> usize {
+        let mut index = 0;
         while skip > 0 {
             // The caller has checked that there are so many bytes.
             let length = self.segments[index].length;
@@ -227,20 +241,38 @@ impl IoBuffer {
         index
     }
 
+    /// Index behind the segment that ends `skip` bytes before the end, after a split if none did.
+    #[inline(always)]
+    fn border_back(&mut self, mut skip: usize) -> usize {
+        let mut index = self.segments.len();
+        while skip > 0 {
+            let length = self.segments[index - 1].length;
+            if skip < length {
+                return self.split(index - 1, length - skip);
+            }
+            skip -= length;
+            index -= 1;
+        }
+        index
+    }
+
     /// The first `N` bytes of the whole buffer: a request's header.
     ///
     /// # Panics
     /// When the buffer is shorter.
     #[inline(always)]
     pub fn front<const N: usize>(&self) -> [u8; N] {
-        let mut bytes = [0; N];
         match self.segments.first() {
-            Some(first) if first.length >= N => {
-                // SAFETY: memory kept by `self.keep`, long enough; `bytes` is ours alone.
-                unsafe { std::ptr::copy_nonoverlapping(first.base, bytes.as_mut_ptr(), N) }
-            }
-            _ => self.read_whole(0, &mut bytes),
+            // SAFETY: memory kept by `self.keep`, long enough; any bytes are an array of bytes.
+            Some(first) if first.length >= N => unsafe { first.base.cast::<[u8; N]>().read() },
+            _ => self.front_in_pieces(),
         }
+    }
+
+    #[cold]
+    fn front_in_pieces<const N: usize>(&self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.read_whole(0, &mut bytes);
         bytes
     }
 
@@ -254,6 +286,26 @@ impl IoBuffer {
         assert!(last.length > 0, "segments are not empty");
         // SAFETY: inside of the segment, memory kept by `self.keep`.
         unsafe { last.base.add(last.length - 1).write(byte) }
+    }
+
+    /// As [`write_whole`](Self::write_whole), for few bytes that begin in one of the first segments and end there.
+    #[inline(always)]
+    pub fn write_near<const N: usize>(&self, offset: usize, from: &[u8; N]) {
+        let mut skip = offset;
+        for segment in &self.segments {
+            if skip < segment.length {
+                if N <= segment.length - skip {
+                    // SAFETY: inside of the segment, memory kept by `self.keep`; `from` is ours.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(from.as_ptr(), segment.base.add(skip), N);
+                    }
+                    return;
+                }
+                break;
+            }
+            skip -= segment.length;
+        }
+        self.write_whole(offset, from);
     }
 
     #[cold]

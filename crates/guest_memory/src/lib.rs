@@ -6,6 +6,7 @@
 //! exports is safe. A client may change its memory at any time, so nothing here hands out `&[u8]` to it.
 //! A client that truncates its memory file raises SIGBUS: see [`sigbus`].
 
+mod appender;
 mod buffer;
 mod mapping;
 mod ring_memory;
@@ -13,7 +14,8 @@ pub mod sigbus;
 mod table;
 mod used_pages;
 
+pub use appender::{Appender, Filler, GuestTable};
 pub use buffer::{IoBuffer, Segment, copy};
 pub use mapping::Mapping;
-pub use ring_memory::RingMemory;
-pub use table::{Appender, GuestView, MemoryError, MemoryTable, RegionSpec};
+pub use ring_memory::{RingEntries, RingMemory};
+pub use table::{GuestView, MemoryError, MemoryTable, RegionSpec};

@@ -4,6 +4,7 @@
 //! the same time can make a value wrong but never undefined. Bounds are asserted: whoever indexes with a value
 //! of a peer has masked it before.
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
@@ -128,6 +129,78 @@ impl RingMemory {
             crate::buffer::prefetch_line(unsafe { self.base.as_ptr().add(offset) });
         }
     }
+
+    /// The `count` entries of one type that begin at `offset`.
+    ///
+    /// # Panics
+    /// When they do not lie in the range, or `count` is not a power of two.
+    pub fn entries<T>(&self, offset: usize, count: usize) -> RingEntries<T> {
+        assert!(count.is_power_of_two(), "{count} entries in a ring");
+        let bytes = count.checked_mul(size_of::<T>());
+        assert!(
+            bytes.is_some_and(|bytes| bytes <= self.length && offset <= self.length - bytes),
+            "ring entries outside of their range"
+        );
+        RingEntries {
+            // SAFETY: inside of the range.
+            base: unsafe { self.base.add(offset) },
+            mask: count - 1,
+            mapping: self.mapping.clone(),
+            entry: PhantomData,
+        }
+    }
+}
+
+/// Entries of one type, a power of two of them. An index is taken modulo their number, so no index lies outside and
+/// none has to be checked.
+pub struct RingEntries<T> {
+    base: NonNull<u8>,
+    mask: usize,
+    mapping: Arc<Mapping>,
+    entry: PhantomData<T>,
+}
+
+// SAFETY: as `RingMemory`; no `T` is held.
+unsafe impl<T> Send for RingEntries<T> {}
+
+impl<T> RingEntries<T> {
+    /// Has the client truncated the file behind it?
+    pub fn is_poisoned(&self) -> bool {
+        self.mapping.is_poisoned()
+    }
+
+    #[inline(always)]
+    fn at(&self, index: u16) -> *mut T {
+        let offset = (usize::from(index) & self.mask) * size_of::<T>();
+        // SAFETY: below the number of entries, all of which are inside of the mapping.
+        unsafe { self.base.as_ptr().add(offset).cast() }
+    }
+
+    /// Reads an entry; the client may change it meanwhile, so read each once.
+    #[inline(always)]
+    pub fn read(&self, index: u16) -> T
+    where
+        T: FromBytes + Copy,
+    {
+        // SAFETY: as in `RingMemory::read`.
+        unsafe { self.at(index).read_unaligned() }
+    }
+
+    /// Writes an entry.
+    #[inline(always)]
+    pub fn write(&self, index: u16, value: T)
+    where
+        T: IntoBytes + Immutable + KnownLayout,
+    {
+        // SAFETY: as in `RingMemory::write`.
+        unsafe { self.at(index).write_unaligned(value) }
+    }
+
+    /// Asks the processor to fetch an entry's cache line.
+    #[inline(always)]
+    pub fn prefetch(&self, index: u16) {
+        crate::buffer::prefetch_line(self.at(index).cast());
+    }
 }
 
 impl std::fmt::Debug for RingMemory {
@@ -151,6 +224,26 @@ mod tests {
         a.store_release_u16(2, 0x1234);
         assert_eq!(b.load_acquire_u16(18), 0x1234);
         assert_eq!(b.read::<[u8; 2]>(18), [0x34, 0x12]);
+    }
+
+    #[test]
+    fn entries_are_indexed_modulo_their_number() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let ring = RingMemory::new(mapping, 16, 36);
+        let entries = ring.entries::<[u8; 4]>(4, 8);
+        entries.write(9, [1, 2, 3, 4]);
+        assert_eq!(entries.read(1), [1, 2, 3, 4]);
+        assert_eq!(entries.read(0xfff9), [1, 2, 3, 4]);
+        assert_eq!(ring.read::<[u8; 4]>(8), [1, 2, 3, 4]);
+        entries.write(7, [5; 4]);
+        assert_eq!(ring.read::<[u8; 4]>(32), [5; 4]);
+    }
+
+    #[test]
+    #[should_panic(expected = "entries outside of their range")]
+    fn entries_past_the_range_are_refused() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        RingMemory::new(mapping, 16, 36).entries::<[u8; 4]>(5, 8);
     }
 
     #[test]

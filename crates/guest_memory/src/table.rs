@@ -14,7 +14,7 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 use crate::buffer::{IoBuffer, Segment, prefetch_line};
-use crate::{Mapping, RingMemory};
+use crate::{Appender, Filler, Mapping, RingMemory};
 
 /// Where a region lies, as the front end says it (vhost-user `SET_MEM_TABLE`, `ADD_MEM_REG`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,8 +248,34 @@ pub struct GuestView {
 
 struct Inner {
     table: Arc<MemoryTable>,
-    /// The region that the last look-up hit: nearly always the next one's too.
-    last: Cell<Hit>,
+    /// The regions that the last look-ups hit: nearly always the next one's too.
+    hits: Cell<Hits>,
+}
+
+/// The last region that was looked up, and another before it: below and above the hole that a PC leaves under 4 GiB.
+#[derive(Clone, Copy)]
+pub(crate) struct Hits {
+    last: Hit,
+    other: Hit,
+}
+
+impl Hits {
+    /// Host address of a range, if it lies wholly in one of the regions.
+    #[inline(always)]
+    pub fn find(&self, address: u64, length: u64) -> Option<*mut u8> {
+        match self.last.find(address, length) {
+            Some(host) => Some(host),
+            None => self.other.find(address, length),
+        }
+    }
+
+    fn note(&mut self, hit: Hit) {
+        if hit.guest_address != self.last.guest_address {
+            self.other = std::mem::replace(&mut self.last, hit);
+        }
+        // The first look-up of all: its address may be that of no region.
+        self.last = hit;
+    }
 }
 
 /// A region, flat: a look-up that hits it reads nothing else.
@@ -286,7 +312,10 @@ impl GuestView {
         GuestView {
             inner: Rc::new(Inner {
                 table,
-                last: Cell::new(Hit::NONE),
+                hits: Cell::new(Hits {
+                    last: Hit::NONE,
+                    other: Hit::NONE,
+                }),
             }),
         }
     }
@@ -311,7 +340,7 @@ impl GuestView {
         buffer: &mut IoBuffer,
     ) -> Result<(), MemoryError> {
         buffer.hold_guest(self);
-        if let Some(host) = self.inner.last.get().find(address, u64::from(length)) {
+        if let Some(host) = self.inner.hits.get().find(address, u64::from(length)) {
             buffer.push(Segment::new(host, length as usize));
             return Ok(());
         }
@@ -320,16 +349,16 @@ impl GuestView {
         appended
     }
 
-    /// To fill a buffer anew with several ranges, as [`append`](Self::append) adds one, with less work for each. What
+    /// To fill a buffer anew with several ranges, as [`append`](Self::append) adds one. What
     /// the buffer held is let go; [`Appender::finish`] ends it.
-    #[inline]
     pub fn appender<'a>(&'a self, buffer: &'a mut IoBuffer) -> Appender<'a> {
-        buffer.start(self);
-        Appender {
-            view: self,
-            buffer,
-            last: self.inner.last.get(),
-        }
+        Appender::new(self, buffer)
+    }
+
+    /// As [`appender`](Self::appender), for ranges of which nothing is unusual.
+    #[inline(always)]
+    pub fn filler<'a>(&'a self, buffer: &'a mut IoBuffer) -> Filler<'a> {
+        Filler::new(self, buffer)
     }
 
     #[cold]
@@ -343,7 +372,7 @@ impl GuestView {
     }
 
     /// Calls `each` for every host segment of a guest-physical range, and remembers the last region.
-    fn segments(
+    pub(crate) fn segments(
         &self,
         address: u64,
         length: u64,
@@ -356,11 +385,13 @@ impl GuestView {
                 return Err(MemoryError::NotMapped { address, length });
             };
             let region = &inner.table.regions[index];
-            inner.last.set(Hit {
+            let mut hits = inner.hits.get();
+            hits.note(Hit {
                 guest_address: region.spec.guest_address,
                 size: region.spec.size,
                 host: region.host(0),
             });
+            inner.hits.set(hits);
             let offset = at - region.spec.guest_address;
             let here = left.min(region.spec.size - offset);
             each(Segment::new(region.host(offset), here as usize));
@@ -380,7 +411,7 @@ impl GuestView {
     #[inline]
     pub fn read<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
         const { assert!(size_of::<T>() > 0, "nothing to read") };
-        if let Some(host) = self.inner.last.get().find(address, size_of::<T>() as u64) {
+        if let Some(host) = self.inner.hits.get().find(address, size_of::<T>() as u64) {
             // SAFETY: in a region, which the table keeps mapped; FromBytes makes any bytes a value.
             return Ok(unsafe { host.cast::<T>().read_unaligned() });
         }
@@ -389,7 +420,7 @@ impl GuestView {
 
     /// A value in another region than the last one, or in several.
     #[cold]
-    fn read_in_pieces<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
+    pub(crate) fn read_in_pieces<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
         let mut value = MaybeUninit::<T>::zeroed();
         let mut done = 0;
         self.segments(address, size_of::<T>() as u64, |segment| {
@@ -407,11 +438,17 @@ impl GuestView {
     /// Starts fetching the cache line at a guest-physical address, if it is in the region of the last look-up.
     #[inline]
     pub fn prefetch(&self, address: u64) {
-        if let Some(host) = self.inner.last.get().find(address, 1) {
+        if let Some(host) = self.inner.hits.get().find(address, 1) {
             prefetch_line(host);
         }
     }
 
+    #[inline(always)]
+    pub(crate) fn hits(&self) -> Hits {
+        self.inner.hits.get()
+    }
+
+    #[inline(always)]
     pub(crate) fn is_same(&self, other: &GuestView) -> bool {
         Rc::ptr_eq(&self.inner, &other.inner)
     }
@@ -419,52 +456,6 @@ impl GuestView {
     /// How many buffers and other holders pin this view, itself included.
     pub fn pins(&self) -> usize {
         Rc::strong_count(&self.inner)
-    }
-}
-
-/// Appends ranges of client memory to a buffer that pins it.
-pub struct Appender<'a> {
-    view: &'a GuestView,
-    buffer: &'a mut IoBuffer,
-    last: Hit,
-}
-
-impl Appender<'_> {
-    /// Appends the range at a guest-physical address.
-    ///
-    /// # Errors
-    /// [`MemoryError::NotMapped`]; the buffer may then hold a part of the range.
-    #[inline(always)]
-    pub fn append(&mut self, address: u64, length: u32) -> Result<(), MemoryError> {
-        if let Some(host) = self.last.find(address, u64::from(length)) {
-            self.buffer.extend(Segment::new(host, length as usize));
-            return Ok(());
-        }
-        let length = u64::from(length);
-        self.view.append_elsewhere(address, length, self.buffer)?;
-        self.last = self.view.inner.last.get();
-        Ok(())
-    }
-
-    /// Opens the buffer's window to all that was appended.
-    #[inline(always)]
-    pub fn finish(self) {
-        self.buffer.open();
-    }
-
-    /// As [`GuestView::read`].
-    ///
-    /// # Errors
-    /// [`MemoryError::NotMapped`].
-    #[inline(always)]
-    pub fn read<T: FromBytes>(&mut self, address: u64) -> Result<T, MemoryError> {
-        if let Some(host) = self.last.find(address, size_of::<T>() as u64) {
-            // SAFETY: as in `GuestView::read`.
-            return Ok(unsafe { host.cast::<T>().read_unaligned() });
-        }
-        let value = self.view.read_in_pieces(address)?;
-        self.last = self.view.inner.last.get();
-        Ok(value)
     }
 }
 
@@ -499,11 +490,53 @@ mod tests {
             appender.append(address, length).unwrap();
             assert!(appender.read::<u64>(address).is_ok());
         }
-        assert!(appender.append(0x3ff0, 17).is_err());
         assert!(appender.read::<u64>(0x3ffc).is_err());
         appender.finish();
-        assert_eq!(one.segments(), &other.segments()[..5]);
-        assert_eq!(one.total_len(), 80);
+        assert_eq!((one.segments(), one.total_len()), (other.segments(), 80));
+    }
+
+    #[test]
+    fn filler_does_what_an_appender_does_or_refuses() {
+        let view = GuestView::new(Arc::new(two_regions()));
+        let (mut one, mut other) = (IoBuffer::default(), IoBuffer::default());
+        assert!(
+            !view.filler(&mut other).append(0x1000, 1),
+            "nothing is known"
+        );
+        for address in [0x3000, 0x1000] {
+            view.append(address, 1, &mut other).unwrap();
+        }
+        let mut filler = view.filler(&mut other);
+        assert!(
+            filler.table::<u64>(0x2ff0, 3).is_none(),
+            "of one region only"
+        );
+        assert!(filler.table::<u64>(0x4000, 1).is_none());
+        for (address, length) in [(0x1000, 16), (0x3000, 4096), (0x2fff, 1)] {
+            view.append(address, length, &mut one).unwrap();
+            assert!(filler.append(address, length));
+        }
+        for (address, length) in [(0x2fff, 2), (0x3001, 4096), (0xfff, 1), (u64::MAX, 2)] {
+            assert!(!filler.append(address, length), "{address:#x}");
+        }
+        filler.finish(4113);
+        assert_eq!((one.segments(), one.total_len()), (other.segments(), 4113));
+        let mut unfinished = view.filler(&mut other);
+        while unfinished.append(0x1000, 1) {}
+        assert!(other.segments().is_empty(), "it was not finished");
+    }
+
+    #[test]
+    fn table_of_client_memory_has_so_many_entries_and_no_more() {
+        let table = two_regions();
+        table.regions[0].mapping.write(8184, &7u64.to_le_bytes());
+        let view = GuestView::new(Arc::new(table));
+        assert!(view.read::<u8>(0x1000).is_ok());
+        let mut buffer = IoBuffer::default();
+        let entries = view.filler(&mut buffer).table::<u64>(0x2ff0, 2).unwrap();
+        assert_eq!(entries.read(0), Some(0));
+        assert_eq!(entries.read(1), Some(u64::from_le(7)));
+        assert_eq!(entries.read(2), None);
     }
 
     fn two_regions() -> MemoryTable {

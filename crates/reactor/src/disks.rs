@@ -17,6 +17,13 @@ use crate::{SourceId, WorkerHandle};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskHandle(u32);
 
+/// No disk: its I/O is refused.
+impl Default for DiskHandle {
+    fn default() -> Self {
+        DiskHandle(u32::MAX)
+    }
+}
+
 /// Who an I/O belongs to: a slot of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
@@ -289,7 +296,7 @@ impl Io {
 
     /// Gives an I/O to a disk. The buffer's window is what is read or written; it is taken when the I/O is pending
     /// and comes back through [`crate::Source::finish`].
-    #[inline]
+    #[inline(always)]
     pub fn submit(
         &mut self,
         handle: DiskHandle,

@@ -112,7 +112,8 @@ pub struct UnitConfig {
 pub struct LogicalUnit {
     id: UnitId,
     disk: DiskId,
-    block_size: u32,
+    /// Blocks as they are for good, with the first capacity.
+    first_geometry: Geometry,
     capacity_bytes: AtomicU64,
     word: AtomicU64,
     naa: u64,
@@ -136,7 +137,7 @@ impl LogicalUnit {
         let unit = Arc::new(LogicalUnit {
             id: UnitId(NEXT.fetch_add(1, Ordering::Relaxed)),
             disk,
-            block_size: info.geometry.block_size(),
+            first_geometry: info.geometry,
             capacity_bytes: AtomicU64::new(info.geometry.capacity_bytes()),
             word: AtomicU64::new(0),
             naa: info.naa,
@@ -208,7 +209,8 @@ impl LogicalUnit {
     /// Block size and capacity as they are now.
     #[inline]
     pub fn geometry(&self) -> Geometry {
-        Geometry::new(self.block_size, self.capacity_bytes.load(Ordering::Acquire))
+        self.first_geometry
+            .resized(self.capacity_bytes.load(Ordering::Acquire))
     }
 
     /// Takes what the disk says of itself anew: a resize or a change of its features. Every nexus learns
@@ -217,7 +219,7 @@ impl LogicalUnit {
         let mut state = self.state();
         let bytes = info.geometry.capacity_bytes();
         let resized = self.capacity_bytes.swap(bytes, Ordering::AcqRel) != bytes;
-        let geometry = Geometry::new(self.block_size, bytes);
+        let geometry = self.first_geometry.resized(bytes);
         state.info = DiskInfo { geometry, ..info };
         if resized {
             state.attention_all(self.id, SenseCode::CAPACITY_CHANGED, None);

@@ -46,6 +46,12 @@ pub struct DirectIo {
 }
 
 impl DirectIo {
+    /// The status when the I/O succeeds; the answer then has no data and no sense.
+    #[inline]
+    pub fn success(&self) -> Status {
+        self.success
+    }
+
     /// The answer, once the I/O has ended.
     #[inline]
     pub fn finish(&self, outcome: IoOutcome) -> Response {

@@ -12,7 +12,7 @@ use crate::commands;
 use crate::logical_unit::LogicalUnit;
 use crate::lun::{Lun, LunAddress, MAX_UNITS};
 use crate::nexus::{Nexus, TargetPort, TransportId};
-use crate::plan::Plan;
+use crate::plan::{DirectIo, Plan};
 use crate::sense::SenseCode;
 use crate::sync::lock;
 
@@ -242,6 +242,14 @@ impl TargetView {
             LunAddress::Unit(number) => self.map.get(number),
             LunAddress::ReportLuns | LunAddress::Unknown => None,
         }
+    }
+
+    /// The one I/O that a command is, if it is a plain READ or WRITE: the short way of [`TargetView::begin`], which
+    /// gives the same.
+    #[inline(always)]
+    pub fn begin_direct(&self, command: &Command<'_>) -> Option<DirectIo> {
+        let cdb = command.cdb.first_chunk::<16>()?;
+        commands::begin_direct(self.unit(command.lun)?, command, cdb)
     }
 
     /// What to do about a command.

@@ -10,7 +10,7 @@
 use backend::Lease;
 use disk::{IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use scsi::{AbortScope, DirectIo, DiskId, Pending, Plan, Response, Run, Step};
+use scsi::{AbortScope, DirectIo, DiskId, Pending, Plan, Residual, Response, Run, Status, Step};
 
 /// What the door has to do next.
 #[derive(Debug)]
@@ -32,8 +32,16 @@ pub enum TaskStep {
 }
 
 /// A command under way.
+///
+/// What a plain READ or WRITE needs lies beside the rest, in fields without a destructor: such a task is written into
+/// its place and read from there, and nothing is moved or dropped on its way.
 #[derive(Debug, Default)]
 pub struct Task {
+    /// It is one I/O.
+    direct: Option<DirectIo>,
+    /// It has ended, as nearly all do: no data, no sense.
+    plain: Option<(Status, Residual)>,
+    /// What else it may be doing, and how else it may have ended.
     doing: Doing,
     response: Option<Response>,
     /// The range that is held while the task runs.
@@ -44,7 +52,6 @@ pub struct Task {
 enum Doing {
     #[default]
     Nothing,
-    Direct(DirectIo),
     /// Its range has not been granted yet.
     Acquiring(Box<Plan>),
     Waiting(Pending),
@@ -63,13 +70,51 @@ impl Task {
     /// Begins with a plan, forgetting what was before.
     #[inline]
     pub fn start(&mut self, plan: Plan) -> TaskStep {
-        self.response = None;
         match plan {
             Plan::Io(io) if !io.exclusive => {
-                self.doing = Doing::Direct(io);
+                self.start_direct(io);
                 TaskStep::Data(io.disk, io.request)
             }
-            other => self.start_slowly(other),
+            other => {
+                self.forget();
+                self.start_slowly(other)
+            }
+        }
+    }
+
+    /// Begins with a plan that is one I/O, which is not exclusive; its step is [`TaskStep::Data`].
+    #[inline(always)]
+    pub fn start_direct(&mut self, io: DirectIo) {
+        self.forget();
+        self.direct = Some(io);
+    }
+
+    #[inline(always)]
+    fn forget(&mut self) {
+        (self.direct, self.plain) = (None, None);
+        if self.response.is_some() || !matches!(self.doing, Doing::Nothing) {
+            self.forget_the_rest();
+        }
+    }
+
+    #[cold]
+    fn forget_the_rest(&mut self) {
+        self.response = None;
+        self.doing = Doing::Nothing;
+    }
+
+    /// The I/O of a task that is one has succeeded: the short way of [`Task::resume`], whose step is
+    /// [`TaskStep::Answer`]. False: it is another kind of task.
+    #[inline(always)]
+    #[must_use]
+    pub fn end_direct(&mut self) -> bool {
+        match &self.direct {
+            Some(io) if self.lease.is_none() => {
+                self.plain = Some((io.success(), io.residual));
+                self.direct = None;
+                true
+            }
+            _ => false,
         }
     }
 
@@ -85,7 +130,7 @@ impl Task {
         }
         match plan {
             Plan::Io(io) => {
-                self.doing = Doing::Direct(io);
+                self.direct = Some(io);
                 TaskStep::Data(io.disk, io.request)
             }
             Plan::Done(response) => self.answer(response),
@@ -143,8 +188,10 @@ impl Task {
     /// Goes on after an I/O; `scratch` is the memory of a [`TaskStep::Scratch`].
     #[inline]
     pub fn resume(&mut self, outcome: IoOutcome, scratch: Option<IoBuffer>) -> TaskStep {
+        if let Some(io) = self.direct.take() {
+            return self.answer(io.finish(outcome));
+        }
         match std::mem::take(&mut self.doing) {
-            Doing::Direct(io) => self.answer(io.finish(outcome)),
             Doing::Running(mut running) => {
                 if let (Some(range), Some(buffer)) = (running.reading.take(), scratch)
                     && let Some(into) = running.scratch.get_mut(range)
@@ -184,15 +231,26 @@ impl Task {
 
     /// Ends the task where it is; an I/O in flight has to end before its memory may go.
     pub fn abandon(&mut self) {
-        self.doing = Doing::Nothing;
-        self.response = None;
+        self.forget();
         self.lease = None;
     }
 
     /// The response, once a step has said that it is there.
     #[inline]
     pub fn take_response(&mut self) -> Response {
+        if let Some((status, residual)) = self.take_plain() {
+            return Response {
+                residual,
+                ..Response::status(status)
+            };
+        }
         self.response.take().unwrap_or_else(Response::aborted)
+    }
+
+    /// Status and residual of a response that is nothing more: the short way of [`Task::take_response`].
+    #[inline(always)]
+    pub fn take_plain(&mut self) -> Option<(Status, Residual)> {
+        self.plain.take()
     }
 
     #[inline]

@@ -17,5 +17,5 @@ pub use device::{
     BuiltQueue, ConfigError, OnBroken, QueueChange, QueueControl, QueueMaker, QueueSetup,
     VirtioDevice,
 };
-pub use protocol::{Answer, Malformed, Protocol, Start, Step};
+pub use protocol::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 pub use queue::Queue;

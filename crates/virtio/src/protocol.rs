@@ -11,12 +11,41 @@ use reactor::{DiskHandle, Io, Tag};
 use timeline::Operation;
 use virtqueue::Chain;
 
+/// A request, in the slot that it keeps from its first hop to its last: hops hand on which slot, not what is in it.
+#[derive(Default)]
+pub struct Request<S> {
+    /// Its memory.
+    pub chain: Chain,
+    /// What is asked of a disk next: for [`Step::Data`] and [`Step::Scratch`].
+    pub job: Job,
+    /// What its device type remembers of it; it holds what the slot's last request left.
+    pub state: S,
+}
+
+/// An I/O and the disk that is to do it.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// Which disk.
+    pub disk: DiskHandle,
+    /// What.
+    pub io: IoRequest,
+}
+
+impl Default for Job {
+    fn default() -> Self {
+        Job {
+            disk: DiskHandle::default(),
+            io: IoRequest::flush(),
+        }
+    }
+}
+
 /// What to do next for a request.
 pub enum Step {
-    /// An I/O on the window of the chain's buffer.
-    Data(DiskHandle, IoRequest),
-    /// An I/O on memory of the protocol's own; [`Protocol::resume`] gets it back.
-    Scratch(DiskHandle, IoRequest, Box<IoBuffer>),
+    /// The request's job, on the window of the chain's buffer.
+    Data,
+    /// The request's job, on memory of the protocol's own; [`Protocol::resume`] gets it back.
+    Scratch(Box<IoBuffer>),
     /// Nothing to do on a disk any more: write the answer.
     Answer,
     /// Write the answer now, and go on without the driver: [`Protocol::go_on`] is next.
@@ -52,7 +81,7 @@ pub struct Answer {
 /// One queue's side of a device type.
 pub trait Protocol: 'static {
     /// What a request needs to remember; reused by later requests of its slot.
-    type Request: Default;
+    type State: Default;
 
     /// Reads a request. Sets the window of the chain's buffer to the data when there is any.
     ///
@@ -61,8 +90,7 @@ pub trait Protocol: 'static {
     fn begin(
         &mut self,
         io: &mut Io,
-        chain: &mut Chain,
-        request: &mut Self::Request,
+        request: &mut Request<Self::State>,
         tag: Tag,
     ) -> Result<Start, Malformed>;
 
@@ -70,19 +98,23 @@ pub trait Protocol: 'static {
     fn resume(
         &mut self,
         io: &mut Io,
-        chain: &mut Chain,
-        request: &mut Self::Request,
+        request: &mut Request<Self::State>,
         outcome: IoOutcome,
         scratch: Option<IoBuffer>,
     ) -> Step;
 
-    /// Goes on after [`Step::AnswerAndGoOn`]; `stopping`: the queue is being stopped, end soon.
-    fn go_on(&mut self, _io: &mut Io, _request: &mut Self::Request, _stopping: bool) -> Step {
+    /// Goes on after [`Step::AnswerAndGoOn`], without a chain; `stopping`: the queue is being stopped, end soon.
+    fn go_on(
+        &mut self,
+        _io: &mut Io,
+        _request: &mut Request<Self::State>,
+        _stopping: bool,
+    ) -> Step {
         Step::Over
     }
 
     /// Writes the answer into the chain.
-    fn answer(&mut self, chain: &mut Chain, request: &mut Self::Request) -> Answer;
+    fn answer(&mut self, request: &mut Request<Self::State>) -> Answer;
 
     /// May chains be taken now? A queue that holds buffers for events says no until there is an event.
     fn wants_chains(&self) -> bool {

@@ -15,12 +15,12 @@ use guest_memory::{GuestView, IoBuffer};
 use reactor::{Io, RateLimit, Source, SourceId, Tag};
 use ring::RingFd;
 use timeline::{Operation, QueueRecord, QueueTimeline, SlowRequest, Stage, Stamp, Stamps};
-use virtqueue::{Chain, DeviceQueue, QueueError};
+use virtqueue::{DeviceQueue, QueueError};
 
 use crate::device::{BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
-use crate::protocol::{Protocol, Start, Step};
+use crate::protocol::{Malformed, Protocol, Request, Start, Step};
 use crate::signal::Signal;
-use crate::slots::Slots;
+use crate::slots::{Fill, Slots};
 
 /// Most requests taken in one go: bounds how long other sources of the worker wait.
 const BATCH: usize = 128;
@@ -55,9 +55,9 @@ pub struct Queue<P: Protocol> {
     ring: DeviceQueue,
     view: GuestView,
     protocol: P,
-    slots: Slots<P::Request>,
-    /// Slots of the batch that is being drained, and each one's next step.
-    batch: Vec<(u16, Option<Step>)>,
+    slots: Slots<P::State>,
+    /// Slots of the batch that is being drained.
+    batch: Vec<u16>,
     /// Slots of the batch whose I/O is pending.
     pended: Vec<u16>,
     /// Slots to be answered when the turn ends.
@@ -131,21 +131,21 @@ impl<P: Protocol> Queue<P> {
         &mut self.protocol
     }
 
-    /// Every request in flight, and the device type's half.
-    pub fn requests(&mut self) -> (&mut P, impl Iterator<Item = &mut P::Request>) {
-        let requests = self.slots.active().map(|slot| &mut slot.request);
-        (&mut self.protocol, requests)
+    /// What the device type remembers of every request in flight, and the device type's half.
+    pub fn requests(&mut self) -> (&mut P, impl Iterator<Item = &mut P::State>) {
+        let states = self.slots.active().map(|slot| &mut slot.request.state);
+        (&mut self.protocol, states)
     }
 
     /// Ends the wait of a request whose step was [`Step::Wait`], with its result; the caller wakes the source
     /// afterwards.
-    pub fn resume_waiting(&mut self, slot: u32, result: impl FnOnce(&mut P::Request)) {
+    pub fn resume_waiting(&mut self, slot: u32, result: impl FnOnce(&mut P::State)) {
         let Ok(index) = u16::try_from(slot) else {
             return;
         };
         let slot = self.slots.get(index);
         if std::mem::take(&mut slot.waiting) {
-            result(&mut slot.request);
+            result(&mut slot.request.state);
             self.done.push(index);
         }
     }
@@ -156,7 +156,7 @@ impl<P: Protocol> Queue<P> {
         &mut self,
         io: &mut Io,
         slot: u32,
-        next: impl FnOnce(&mut P, &mut Io, &mut Chain, &mut P::Request) -> Step,
+        next: impl FnOnce(&mut P, &mut Io, &mut Request<P::State>) -> Step,
     ) {
         let Ok(index) = u16::try_from(slot) else {
             return;
@@ -165,7 +165,7 @@ impl<P: Protocol> Queue<P> {
         if !std::mem::take(&mut slot.waiting) {
             return;
         }
-        let step = next(&mut self.protocol, io, &mut slot.chain, &mut slot.request);
+        let step = next(&mut self.protocol, io, &mut slot.request);
         match self.advance(io, index, step) {
             Progress::Done => self.done.push(index),
             Progress::Pending => {}
@@ -198,29 +198,17 @@ impl<P: Protocol> Queue<P> {
         let limit = BATCH.min(self.protocol.batch_limit());
         let mut bytes = 0;
         while self.batch.len() < limit && bytes < BATCH_BYTES {
-            let Some(index) = self.slots.take() else {
-                return;
-            };
-            let slot = self.slots.get(index);
-            match self.ring.pop(&self.view, &mut slot.chain) {
-                Ok(true) => {
-                    slot.chain.buffer.prefetch();
-                    bytes += slot.chain.buffer.total_len() as u64;
-                    if self.slots.note(index) {
-                        self.batch.push((index, None));
-                        continue;
-                    }
-                    let id = self.slots.get(index).chain.id;
-                    self.slots.get(index).chain.clear();
-                    self.slots.untake(index);
+            match self.slots.fill(|chain| self.ring.pop(&self.view, chain)) {
+                Fill::Filled(index) => {
+                    let chain = &self.slots.get(index).request.chain;
+                    bytes += chain.buffer.total_len() as u64;
+                    self.batch.push(index);
+                }
+                Fill::Empty | Fill::Full => return,
+                Fill::Twice(id) => {
                     return self.end(&format_args!("chain {id} is in flight already"));
                 }
-                Ok(false) => return self.slots.untake(index),
-                Err(error) => {
-                    slot.chain.clear();
-                    self.slots.untake(index);
-                    return self.end(&error);
-                }
+                Fill::Failed(error) => return self.end(&error),
             }
         }
     }
@@ -228,16 +216,10 @@ impl<P: Protocol> Queue<P> {
     /// Hop 3: reads each request.
     fn begin_batch(&mut self, io: &mut Io) {
         for at in 0..self.batch.len() {
-            let (index, _) = self.batch[at];
-            let tag = Tag {
-                source: self.id,
-                slot: u32::from(index),
-            };
+            let index = self.batch[at];
+            let tag = self.tag(index);
             let slot = self.slots.get(index);
-            match self
-                .protocol
-                .begin(io, &mut slot.chain, &mut slot.request, tag)
-            {
+            match self.protocol.begin(io, &mut slot.request, tag) {
                 Ok(Start {
                     step,
                     operation,
@@ -245,17 +227,29 @@ impl<P: Protocol> Queue<P> {
                 }) => {
                     (slot.operation, slot.bytes) = (operation, bytes);
                     slot.offset = match &step {
-                        Step::Data(_, request) | Step::Scratch(_, request, _) => request.offset,
+                        Step::Data | Step::Scratch(_) => slot.request.job.io.offset,
                         _ => 0,
                     };
                     slot.pended = false;
-                    self.batch[at].1 = Some(step);
+                    slot.step = Some(step);
                 }
-                Err(malformed) => {
-                    self.slots.release(index, &self.view);
-                    self.end(&malformed.0);
-                }
+                Err(malformed) => self.refuse(index, malformed),
             }
+        }
+    }
+
+    /// A chain that cannot be answered: its slot is free again, without a step.
+    #[cold]
+    fn refuse(&mut self, index: u16, malformed: Malformed) {
+        self.slots.release(index, &self.view);
+        self.end(&malformed.0);
+    }
+
+    #[inline(always)]
+    fn tag(&self, index: u16) -> Tag {
+        Tag {
+            source: self.id,
+            slot: u32::from(index),
         }
     }
 
@@ -265,10 +259,13 @@ impl<P: Protocol> Queue<P> {
         let mut pending = [0; Operation::COUNT];
         let mut batch = std::mem::take(&mut self.batch);
         let done_before = self.done.len();
-        for (index, step) in batch.drain(..) {
-            let Some(step) = step else { continue };
-            let operation = self.slots.get(index).operation as usize;
-            match self.advance(io, index, step) {
+        for index in batch.drain(..) {
+            let slot = self.slots.get(index);
+            let Some(step) = slot.step.take() else {
+                continue;
+            };
+            let operation = slot.operation as usize;
+            match self.take_first_step(io, index, step) {
                 Progress::Done => {
                     self.done.push(index);
                     at_once[operation] += 1;
@@ -309,18 +306,33 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Takes a request's steps as far as they go without waiting.
-    #[inline]
-    fn advance(&mut self, io: &mut Io, index: u16, mut step: Step) -> Progress {
-        let tag = Tag {
-            source: self.id,
-            slot: u32::from(index),
+    /// Takes a request's first step, which mostly is an I/O, and mostly the only one.
+    #[inline(always)]
+    fn take_first_step(&mut self, io: &mut Io, index: u16, step: Step) -> Progress {
+        let Step::Data = step else {
+            return self.advance(io, index, step);
         };
+        let tag = self.tag(index);
+        let request = &mut self.slots.get(index).request;
+        let job = &request.job;
+        match io.submit(job.disk, &job.io, &mut request.chain.buffer, tag) {
+            Submission::Pending => Progress::Pending,
+            Submission::Done(outcome) => match self.protocol.resume(io, request, outcome, None) {
+                Step::Answer => Progress::Done,
+                step => self.advance(io, index, step),
+            },
+        }
+    }
+
+    /// Takes a request's steps as far as they go without waiting.
+    #[inline(never)]
+    fn advance(&mut self, io: &mut Io, index: u16, mut step: Step) -> Progress {
+        let tag = self.tag(index);
         let slot = self.slots.get(index);
         let mut steps = 0;
         loop {
-            step = match step {
-                Step::Scratch(..) if steps >= STEPS_MAX => {
+            let (submitted, scratch) = match step {
+                Step::Scratch(_) if steps >= STEPS_MAX => {
                     self.resting.push((index, step));
                     return Progress::Pending;
                 }
@@ -334,34 +346,27 @@ impl<P: Protocol> Queue<P> {
                     slot.waiting = true;
                     return Progress::Pending;
                 }
-                Step::Data(disk, request) => {
+                Step::Data => {
                     slot.scratch = false;
-                    match io.submit(disk, &request, &mut slot.chain.buffer, tag) {
-                        Submission::Pending => return Progress::Pending,
-                        Submission::Done(outcome) => self.protocol.resume(
-                            io,
-                            &mut slot.chain,
-                            &mut slot.request,
-                            outcome,
-                            None,
-                        ),
-                    }
+                    let Request { chain, job, .. } = &mut slot.request;
+                    let buffer = &mut chain.buffer;
+                    (io.submit(job.disk, &job.io, buffer, tag), None)
                 }
-                Step::Scratch(disk, request, mut scratch) => {
+                Step::Scratch(mut scratch) => {
                     slot.scratch = true;
                     steps += 1 + scratch.len() as u64 / STEP_BYTES;
-                    match io.submit(disk, &request, &mut scratch, tag) {
-                        Submission::Pending => return Progress::Pending,
-                        Submission::Done(outcome) => self.protocol.resume(
-                            io,
-                            &mut slot.chain,
-                            &mut slot.request,
-                            outcome,
-                            Some(*scratch),
-                        ),
-                    }
+                    let job = slot.request.job;
+                    let submitted = io.submit(job.disk, &job.io, &mut scratch, tag);
+                    (submitted, Some(scratch))
                 }
             };
+            let Submission::Done(outcome) = submitted else {
+                return Progress::Pending;
+            };
+            let scratch = scratch.map(|scratch| *scratch);
+            step = self
+                .protocol
+                .resume(io, &mut slot.request, outcome, scratch);
         }
     }
 
@@ -370,7 +375,7 @@ impl<P: Protocol> Queue<P> {
         for at in 0..self.done.len() {
             let index = self.done[at];
             let slot = self.slots.get(index);
-            let answer = self.protocol.answer(&mut slot.chain, &mut slot.request);
+            let answer = self.protocol.answer(&mut slot.request);
             let bytes = u64::from(slot.bytes);
             slot.good = answer.good;
             self.timeline
@@ -381,11 +386,12 @@ impl<P: Protocol> Queue<P> {
                     .note_reaped(slot.operation, slot.noticed, slot.submitted);
             }
             if !self.broken {
-                self.ring
-                    .push(slot.chain.id, slot.chain.descriptors, answer.written);
+                let chain = &slot.request.chain;
+                self.ring.push(chain.id, chain.descriptors, answer.written);
             }
-            if self.slots.get(index).goes_on {
+            if slot.goes_on {
                 self.slots.answered(index, &self.view);
+                self.slots.let_go(index);
                 self.going_on.push(index);
             } else {
                 self.slots.release(index, &self.view);
@@ -434,7 +440,7 @@ impl<P: Protocol> Queue<P> {
             stamps.mark(Stage::Notified, notified);
             let request = SlowRequest {
                 operation: slot.operation,
-                tag: u64::from(slot.chain.id),
+                tag: u64::from(slot.request.chain.id),
                 offset: slot.offset,
                 length: u64::from(slot.bytes),
                 stamps,
@@ -504,9 +510,9 @@ impl<P: Protocol> Source for Queue<P> {
         if !self.batch.is_empty() {
             let (batch, slots) = (&self.batch, &mut self.slots);
             probes::popped(u32::from(self.index), || {
-                batch.iter().map(|(index, _)| {
+                batch.iter().map(|index| {
                     let id = probes::id(probed, u32::from(*index));
-                    (id, u64::from(slots.get(*index).chain.id))
+                    (id, u64::from(slots.get(*index).request.chain.id))
                 })
             });
         }
@@ -515,7 +521,7 @@ impl<P: Protocol> Source for Queue<P> {
         if !self.batch.is_empty() {
             let (batch, slots) = (&self.batch, &mut self.slots);
             probes::parsed(|| {
-                batch.iter().map(|(index, _)| {
+                batch.iter().map(|index| {
                     let slot = slots.get(*index);
                     probes::Parsed {
                         id: probes::id(probed, u32::from(*index)),
@@ -548,12 +554,12 @@ impl<P: Protocol> Source for Queue<P> {
         let scratch = if slot.scratch {
             Some(buffer)
         } else {
-            slot.chain.buffer = buffer;
+            slot.request.chain.buffer = buffer;
             None
         };
         let step = self
             .protocol
-            .resume(io, &mut slot.chain, &mut slot.request, outcome, scratch);
+            .resume(io, &mut slot.request, outcome, scratch);
         match self.advance(io, index, step) {
             Progress::Done => self.done.push(index),
             Progress::Pending => {}

@@ -7,10 +7,13 @@ use guest_memory::GuestView;
 use timeline::{Operation, Stamp};
 use virtqueue::Chain;
 
+use crate::protocol::{Request, Step};
+
 /// A request's place.
-pub(crate) struct Slot<R> {
-    pub chain: Chain,
-    pub request: R,
+pub(crate) struct Slot<S> {
+    pub request: Request<S>,
+    /// What is to be done next, between two hops of a batch.
+    pub step: Option<Step>,
     pub operation: Operation,
     pub bytes: u32,
     /// First byte of its first I/O on the disk.
@@ -27,17 +30,17 @@ pub(crate) struct Slot<R> {
     pub pended: bool,
     /// It waits for [`crate::Queue::resume_waiting`].
     pub waiting: bool,
-    /// It holds a request that has not been answered.
-    pub active: bool,
     /// Once answered, it goes on without its driver.
     pub goes_on: bool,
+    /// It holds a request that has not been answered.
+    pub active: bool,
 }
 
-impl<R: Default> Default for Slot<R> {
+impl<S: Default> Default for Slot<S> {
     fn default() -> Self {
         Slot {
-            chain: Chain::default(),
-            request: R::default(),
+            request: Request::default(),
+            step: None,
             operation: Operation::Other,
             bytes: 0,
             offset: 0,
@@ -49,21 +52,35 @@ impl<R: Default> Default for Slot<R> {
             scratch: false,
             pended: false,
             waiting: false,
-            active: false,
             goes_on: false,
+            active: false,
         }
     }
 }
 
-pub(crate) struct Slots<R> {
-    slots: Vec<Slot<R>>,
+/// What came of filling a slot.
+pub(crate) enum Fill<E> {
+    /// This slot holds a chain now.
+    Filled(u16),
+    /// No slot was free.
+    Full,
+    /// There was no chain.
+    Empty,
+    /// The chain's ID is in flight already.
+    Twice(u16),
+    /// The ring is broken.
+    Failed(E),
+}
+
+pub(crate) struct Slots<S> {
+    slots: Vec<Slot<S>>,
     free: Vec<u16>,
     /// One bit per chain ID in flight.
     busy: Vec<u64>,
 }
 
-impl<R: Default> Slots<R> {
-    pub fn new(size: u16) -> Slots<R> {
+impl<S: Default> Slots<S> {
+    pub fn new(size: u16) -> Slots<S> {
         Slots {
             slots: std::iter::repeat_with(Slot::default)
                 .take(usize::from(size))
@@ -84,47 +101,57 @@ impl<R: Default> Slots<R> {
         !self.free.is_empty()
     }
 
-    /// Takes a free slot, to be filled.
-    #[inline]
-    pub fn take(&mut self) -> Option<u16> {
-        self.free.pop()
-    }
-
-    /// Gives back a slot that was taken and not filled.
-    #[inline]
-    pub fn untake(&mut self, index: u16) {
-        self.free.push(index);
-    }
-
-    /// Notes the chain ID of a filled slot; false when that ID is in flight already.
-    #[inline]
-    pub fn note(&mut self, index: u16) -> bool {
-        let id = usize::from(self.slots[usize::from(index)].chain.id);
-        let Some(word) = self.busy.get_mut(id / 64) else {
-            return false;
+    /// Takes a free slot for the chain that `pop` gives, and notes the chain's ID.
+    #[inline(always)]
+    pub fn fill<E>(&mut self, pop: impl FnOnce(&mut Chain) -> Result<bool, E>) -> Fill<E> {
+        let Some(&index) = self.free.last() else {
+            return Fill::Full;
         };
-        let bit = 1 << (id % 64);
-        let new = *word & bit == 0;
-        *word |= bit;
-        self.slots[usize::from(index)].active = new;
-        new
+        let slot = &mut self.slots[usize::from(index)];
+        let chain = &mut slot.request.chain;
+        match pop(chain) {
+            Ok(true) => {}
+            Ok(false) => return Fill::Empty,
+            Err(error) => {
+                chain.clear();
+                return Fill::Failed(error);
+            }
+        }
+        chain.buffer.prefetch();
+        let id = chain.id;
+        let word = self.busy.get_mut(usize::from(id / 64));
+        let Some(word) = word.filter(|word| **word & bit(id) == 0) else {
+            chain.clear();
+            return Fill::Twice(id);
+        };
+        *word |= bit(id);
+        slot.active = true;
+        self.free.pop();
+        Fill::Filled(index)
     }
 
-    /// The driver may use the request's ID again, for it has been answered; its memory is let go, but for the pin on
+    /// The driver may use the request's ID again, for it has been answered; its memory is let go, but for what is of
     /// the memory in use, `view`.
-    #[inline]
+    #[inline(always)]
     pub fn answered(&mut self, index: u16, view: &GuestView) {
         let slot = &mut self.slots[usize::from(index)];
-        let id = usize::from(slot.chain.id);
-        if let Some(word) = self.busy.get_mut(id / 64) {
-            *word &= !(1 << (id % 64));
+        let id = slot.request.chain.id;
+        if let Some(word) = self.busy.get_mut(usize::from(id / 64)) {
+            *word &= !bit(id);
         }
-        slot.chain.recycle(view);
+        slot.request.chain.recycle(view);
         slot.active = false;
     }
 
+    /// An answered request goes on without a chain; which one it had can still be told.
+    pub fn let_go(&mut self, index: u16) {
+        let chain = &mut self.slots[usize::from(index)].request.chain;
+        chain.buffer.clear();
+        (chain.readable, chain.writable) = (0, 0);
+    }
+
     /// Ends a request: its ID and slot are free again.
-    #[inline]
+    #[inline(always)]
     pub fn release(&mut self, index: u16, view: &GuestView) {
         self.answered(index, view);
         self.free_slot(index);
@@ -133,58 +160,74 @@ impl<R: Default> Slots<R> {
     /// Lets go of the pins that free slots keep: the memory in use is another from now on.
     pub fn unpin(&mut self) {
         for index in &self.free {
-            self.slots[usize::from(*index)].chain.clear();
+            self.slots[usize::from(*index)].request.chain.clear();
         }
     }
 
     /// The slot of a request that was answered before is free again. What is told of it stands until it is taken again.
-    #[inline]
+    #[inline(always)]
     pub fn free_slot(&mut self, index: u16) {
         let slot = &mut self.slots[usize::from(index)];
         (slot.scratch, slot.waiting, slot.goes_on) = (false, false, false);
         self.free.push(index);
     }
 
-    #[inline]
-    pub fn get(&mut self, index: u16) -> &mut Slot<R> {
+    #[inline(always)]
+    pub fn get(&mut self, index: u16) -> &mut Slot<S> {
         &mut self.slots[usize::from(index)]
     }
 
     /// Every request in flight that is not answered yet, for look-ups that walk them (task management).
-    pub fn active(&mut self) -> impl Iterator<Item = &mut Slot<R>> {
+    pub fn active(&mut self) -> impl Iterator<Item = &mut Slot<S>> {
         self.slots.iter_mut().filter(|slot| slot.active)
     }
+}
+
+/// An ID's bit in its word.
+#[inline(always)]
+fn bit(id: u16) -> u64 {
+    1 << (id % 64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn fill(slots: &mut Slots<()>, id: u16) -> Fill<()> {
+        slots.fill(|chain| {
+            chain.id = id;
+            Ok(true)
+        })
+    }
+
     #[test]
     fn an_id_in_flight_twice_is_noticed_until_it_is_released() {
         let mut slots = Slots::<()>::new(128);
-        let a = slots.take().unwrap();
-        slots.get(a).chain.id = 100;
-        assert!(slots.note(a));
-        let b = slots.take().unwrap();
-        slots.get(b).chain.id = 100;
-        assert!(!slots.note(b));
-        slots.untake(b);
-        slots.get(a).chain.id = 100;
-        slots.release(a, &GuestView::new(Default::default()));
-        let c = slots.take().unwrap();
-        slots.get(c).chain.id = 100;
-        assert!(slots.note(c));
+        let Fill::Filled(first) = fill(&mut slots, 100) else {
+            panic!("a free slot")
+        };
+        assert!(matches!(fill(&mut slots, 100), Fill::Twice(100)));
+        assert_eq!(slots.in_flight(), 1);
+        slots.release(first, &GuestView::new(Default::default()));
+        assert!(matches!(fill(&mut slots, 100), Fill::Filled(_)));
         assert_eq!(slots.in_flight(), 1);
     }
 
     #[test]
     fn there_are_as_many_slots_as_entries() {
         let mut slots = Slots::<()>::new(4);
-        for _ in 0..4 {
-            assert!(slots.take().is_some());
+        for id in 0..4 {
+            assert!(matches!(fill(&mut slots, id), Fill::Filled(_)));
         }
         assert!(!slots.has_free());
-        assert_eq!(slots.take(), None);
+        assert!(matches!(fill(&mut slots, 0), Fill::Full));
+    }
+
+    #[test]
+    fn without_a_chain_no_slot_is_taken() {
+        let mut slots = Slots::<()>::new(4);
+        assert!(matches!(slots.fill(|_| Ok::<_, ()>(false)), Fill::Empty));
+        assert!(matches!(slots.fill(|_| Err(7)), Fill::Failed(7)));
+        assert_eq!(slots.in_flight(), 0);
     }
 }

@@ -10,17 +10,18 @@ use disk::{DiskInfo, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag};
 use timeline::Operation;
-use virtio::{Answer, Malformed, Protocol, Start, Step};
+use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::Chain;
 
 use crate::request::{
-    self, HEADER_SIZE, ID_SIZE, RANGE_SIZE, RangeKind, Request, S_IOERR, S_OK, S_UNSUPP, Transfer,
+    self, HEADER_SIZE, ID_SIZE, Limits, RANGE_SIZE, RangeKind, S_IOERR, S_OK, S_UNSUPP, Transfer,
 };
 
 /// Virtio-blk's half of a queue.
 pub(crate) struct BlkQueue {
     disk: DiskHandle,
     info: Arc<DiskInfo>,
+    limits: Limits,
     writethrough: Arc<AtomicBool>,
 }
 
@@ -51,6 +52,7 @@ impl BlkQueue {
     ) -> BlkQueue {
         BlkQueue {
             disk,
+            limits: Limits::of(&info),
             info,
             writethrough,
         }
@@ -62,20 +64,20 @@ impl BlkQueue {
     }
 
     /// The next range of a discard or write-zeroes request, or its end.
-    fn next_range(&self, chain: &Chain, pending: &mut Pending) -> Step {
+    fn next_range(&self, request: &mut Request<Pending>) -> Step {
+        let pending = &mut request.state;
         let Some(mut ranges) = pending.ranges else {
             return Step::Answer;
         };
         while ranges.next < ranges.count {
             let mut bytes = [0; RANGE_SIZE];
             // Read once, checked, used: the driver may change it meanwhile.
-            chain
-                .buffer
-                .read_whole(HEADER_SIZE + ranges.next as usize * RANGE_SIZE, &mut bytes);
+            let at = HEADER_SIZE + ranges.next as usize * RANGE_SIZE;
+            request.chain.buffer.read_whole(at, &mut bytes);
             ranges.next += 1;
             pending.ranges = Some(ranges);
             match request::parse_range(ranges.kind, &bytes, &self.info) {
-                Ok(Some(io)) => return Step::Data(self.disk, io),
+                Ok(Some(io)) => return self.data(request, io),
                 Ok(None) => {}
                 Err(status) => {
                     pending.status = status;
@@ -88,9 +90,61 @@ impl BlkQueue {
                 flushed: true,
                 ..ranges
             });
-            return Step::Data(self.disk, IoRequest::flush());
+            return self.data(request, IoRequest::flush());
         }
         Step::Answer
+    }
+
+    #[inline(always)]
+    fn data(&self, request: &mut Request<Pending>, io: IoRequest) -> Step {
+        let disk = self.disk;
+        request.job = Job { disk, io };
+        Step::Data
+    }
+
+    /// What is neither a read nor a write of data.
+    #[inline(never)]
+    fn begin_other(
+        &mut self,
+        request: &mut Request<Pending>,
+        parsed: Result<request::Request, u8>,
+        writable: u32,
+    ) -> Start {
+        let parsed = match parsed {
+            Ok(parsed) => parsed,
+            Err(status) => {
+                request.state.status = status;
+                return Start {
+                    step: Step::Answer,
+                    operation: Operation::Other,
+                    bytes: 0,
+                };
+            }
+        };
+        let operation = operation(&parsed);
+        let step = match parsed {
+            request::Request::Io(io) => self.data(request, io),
+            request::Request::Nothing(_) => Step::Answer,
+            request::Request::Ranges { kind, count } => {
+                request.state.ranges = Some(Ranges {
+                    kind,
+                    next: 0,
+                    count,
+                    flushed: false,
+                });
+                request.chain.buffer.set_window(HEADER_SIZE, 0);
+                self.next_range(request)
+            }
+            request::Request::GetId => {
+                request.state.data_in = self.get_id(&request.chain, writable);
+                Step::Answer
+            }
+        };
+        Start {
+            step,
+            operation,
+            bytes: 0,
+        }
     }
 
     fn get_id(&self, chain: &Chain, room: u32) -> u32 {
@@ -106,7 +160,8 @@ impl BlkQueue {
     }
 }
 
-fn operation(request: &Request) -> Operation {
+fn operation(request: &request::Request) -> Operation {
+    use request::Request;
     match request {
         Request::Io(io) => match io.kind {
             IoKind::Read => Operation::Read,
@@ -140,16 +195,16 @@ fn status_of(outcome: IoOutcome) -> u8 {
 }
 
 impl Protocol for BlkQueue {
-    type Request = Pending;
+    type State = Pending;
 
-    #[inline]
+    #[inline(always)]
     fn begin(
         &mut self,
         _io: &mut Io,
-        chain: &mut Chain,
-        pending: &mut Pending,
+        request: &mut Request<Pending>,
         _tag: Tag,
     ) -> Result<Start, Malformed> {
+        let chain = &mut request.chain;
         if (chain.readable as usize) < HEADER_SIZE {
             return Err(Malformed("request has no whole header"));
         }
@@ -159,87 +214,63 @@ impl Protocol for BlkQueue {
         let header = chain.buffer.front::<HEADER_SIZE>();
         let readable = chain.readable - HEADER_SIZE as u32;
         let writable = chain.writable - 1;
-        *pending = Pending::default();
-        let request = match request::parse(&header, readable, writable, &self.info) {
-            Ok(request) => request,
-            Err(status) => {
-                pending.status = status;
-                return Ok(Start {
-                    step: Step::Answer,
-                    operation: Operation::Other,
-                    bytes: 0,
-                });
+        request.state = Pending::default();
+        match request::parse_plain(&header, readable, writable, &self.limits) {
+            Some((Transfer::In, offset, length)) => {
+                let start = chain.readable as usize;
+                chain.buffer.set_window(start, length as usize);
+                request.state.data_in = length;
+                Ok(Start {
+                    step: self.data(request, IoRequest::read(offset, length.into())),
+                    operation: Operation::Read,
+                    bytes: length,
+                })
             }
-        };
-        let operation = operation(&request);
-        let mut bytes = 0;
-        let step = match request {
-            Request::Io(mut io) => {
-                match io.kind {
-                    IoKind::Read => {
-                        chain
-                            .buffer
-                            .set_window(chain.readable as usize, writable as usize);
-                        pending.data_in = writable;
-                        bytes = writable;
-                    }
-                    IoKind::Write => {
-                        chain.buffer.set_window(HEADER_SIZE, readable as usize);
-                        bytes = readable;
-                        if self.is_writethrough() {
-                            io = io.flagged(IoFlags::FUA);
-                        }
-                    }
-                    IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => {}
+            Some((Transfer::Out, offset, length)) => {
+                chain.buffer.set_window(HEADER_SIZE, length as usize);
+                let mut io = IoRequest::write(offset, length.into());
+                if self.is_writethrough() {
+                    io = io.flagged(IoFlags::FUA);
                 }
-                Step::Data(self.disk, io)
+                Ok(Start {
+                    step: self.data(request, io),
+                    operation: Operation::Write,
+                    bytes: length,
+                })
             }
-            Request::Nothing(_) => Step::Answer,
-            Request::Ranges { kind, count } => {
-                pending.ranges = Some(Ranges {
-                    kind,
-                    next: 0,
-                    count,
-                    flushed: false,
-                });
-                chain.buffer.set_window(HEADER_SIZE, 0);
-                self.next_range(chain, pending)
+            None => {
+                let parsed = request::parse(&header, readable, writable, &self.info);
+                Ok(self.begin_other(request, parsed, writable))
             }
-            Request::GetId => {
-                pending.data_in = self.get_id(chain, writable);
-                Step::Answer
-            }
-        };
-        Ok(Start {
-            step,
-            operation,
-            bytes,
-        })
+        }
     }
 
-    #[inline]
+    #[inline(always)]
     fn resume(
         &mut self,
         _io: &mut Io,
-        chain: &mut Chain,
-        pending: &mut Pending,
+        request: &mut Request<Pending>,
         outcome: IoOutcome,
         _scratch: Option<IoBuffer>,
     ) -> Step {
-        pending.status = status_of(outcome);
-        if pending.ranges.is_none() || pending.status != S_OK {
+        let status = status_of(outcome);
+        request.state.status = status;
+        if request.state.ranges.is_none() || status != S_OK {
             return Step::Answer;
         }
-        self.next_range(chain, pending)
+        self.next_range(request)
     }
 
-    #[inline]
-    fn answer(&mut self, chain: &mut Chain, pending: &mut Pending) -> Answer {
+    #[inline(always)]
+    fn answer(&mut self, request: &mut Request<Pending>) -> Answer {
         // The status is the last byte of the whole chain, wherever its descriptors end.
-        chain.buffer.write_last(pending.status);
-        let good = pending.status == S_OK;
+        let Pending {
+            status, data_in, ..
+        } = request.state;
+        request.chain.buffer.write_last(status);
+        let good = status == S_OK;
         Answer {
-            written: if good { pending.data_in + 1 } else { 1 },
+            written: if good { data_in + 1 } else { 1 },
             good,
         }
     }

@@ -14,8 +14,7 @@ use reactor::{Io, SourceId, Tag, Worker, WorkerHandle};
 use scsi::{Managed, TaskManagementFunction};
 use scsi_tasks::{Abort, Hold, Runner};
 use timeline::Operation;
-use virtio::{Answer, Malformed, Protocol, Queue, Start, Step};
-use virtqueue::Chain;
+use virtio::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
 
 use crate::device::Shared;
 use crate::queue::{RequestQueue, key};
@@ -69,7 +68,7 @@ impl Function {
 pub(crate) fn resume<P: Protocol>(
     place: (WorkerHandle, SourceId),
     slot: u32,
-    result: impl FnOnce(&mut P::Request) + Send + 'static,
+    result: impl FnOnce(&mut P::State) + Send + 'static,
 ) {
     let (worker, source) = place;
     worker.send(move |w| {
@@ -231,15 +230,15 @@ impl ControlQueue {
 }
 
 impl Protocol for ControlQueue {
-    type Request = Pending;
+    type State = Pending;
 
     fn begin(
         &mut self,
         _io: &mut Io,
-        chain: &mut Chain,
-        pending: &mut Pending,
+        request: &mut Request<Pending>,
         tag: Tag,
     ) -> Result<Start, Malformed> {
+        let (chain, pending) = (&request.chain, &mut request.state);
         let mut bytes = [0; ControlRequest::MAX_SIZE];
         let length = bytes.len().min(chain.readable as usize);
         chain.buffer.read_whole(0, &mut bytes[..length]);
@@ -275,15 +274,15 @@ impl Protocol for ControlQueue {
     fn resume(
         &mut self,
         _: &mut Io,
-        _: &mut Chain,
-        _: &mut Pending,
+        _: &mut Request<Pending>,
         _: IoOutcome,
         _: Option<IoBuffer>,
     ) -> Step {
         Step::Answer
     }
 
-    fn answer(&mut self, chain: &mut Chain, pending: &mut Pending) -> Answer {
+    fn answer(&mut self, request: &mut Request<Pending>) -> Answer {
+        let (chain, pending) = (&request.chain, &request.state);
         let at = chain.readable as usize;
         if pending.notification {
             chain.buffer.write_whole(at, &[0, 0, 0, 0, pending.code]);

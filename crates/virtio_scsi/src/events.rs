@@ -9,8 +9,7 @@ use disk::IoOutcome;
 use guest_memory::IoBuffer;
 use reactor::{Io, Tag};
 use timeline::Operation;
-use virtio::{Answer, Malformed, Protocol, Start, Step};
-use virtqueue::Chain;
+use virtio::{Answer, Malformed, Protocol, Request, Start, Step};
 
 use crate::request::{self, Address, EVENT_SIZE};
 
@@ -75,16 +74,15 @@ impl EventQueue {
 }
 
 impl Protocol for EventQueue {
-    type Request = ();
+    type State = ();
 
     fn begin(
         &mut self,
         _io: &mut Io,
-        chain: &mut Chain,
-        _: &mut (),
+        request: &mut Request<()>,
         _: Tag,
     ) -> Result<Start, Malformed> {
-        if (chain.writable as usize) < EVENT_SIZE {
+        if (request.chain.writable as usize) < EVENT_SIZE {
             return Err(Malformed("event buffer is smaller than an event"));
         }
         Ok(Start {
@@ -97,15 +95,15 @@ impl Protocol for EventQueue {
     fn resume(
         &mut self,
         _: &mut Io,
-        _: &mut Chain,
-        _: &mut (),
+        _: &mut Request<()>,
         _: IoOutcome,
         _: Option<IoBuffer>,
     ) -> Step {
         Step::Answer
     }
 
-    fn answer(&mut self, chain: &mut Chain, _: &mut ()) -> Answer {
+    fn answer(&mut self, request: &mut Request<()>) -> Answer {
+        let chain = &request.chain;
         // More buffers may have been taken than events wait: the rest say "none" (VIRTIO_SCSI_T_NO_EVENT).
         let mut event = self.waiting.pop_front().unwrap_or([0; EVENT_SIZE]);
         if self.waiting.is_empty() && std::mem::take(&mut self.missed) {

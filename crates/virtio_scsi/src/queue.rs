@@ -9,10 +9,12 @@ use std::sync::atomic::Ordering;
 use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
-use scsi::{AbortScope, Command, DiskId, Nexus, Residual, Response, Status, TargetView, TaskTag};
+use scsi::{
+    AbortScope, Command, DiskId, Nexus, Plan, Residual, Response, Status, TargetView, TaskTag,
+};
 use scsi_tasks::{Abort, Hold, Task, TaskStep};
 use timeline::Operation;
-use virtio::{Answer, Malformed, Protocol, Start, Step};
+use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::Chain;
 
 use crate::control;
@@ -159,57 +161,46 @@ impl RequestQueue {
 
     /// A task's step as the queue takes it.
     #[inline]
-    fn step(
-        &mut self,
-        io: &mut Io,
-        chain: &mut Chain,
-        pending: &mut Pending,
-        step: TaskStep,
-    ) -> Step {
+    fn step(&mut self, io: &mut Io, request: &mut Request<Pending>, step: TaskStep) -> Step {
         match step {
-            TaskStep::Data(disk, request) => match self.disk(io, disk) {
-                Some(handle) => {
-                    set_window(chain, pending, &request);
-                    Step::Data(handle, request)
-                }
-                None => self.offline(io, chain, pending, None),
+            TaskStep::Data(disk, asked) => match self.disk(io, disk) {
+                Some(disk) => data(request, disk, asked),
+                None => self.offline(io, request, None),
             },
-            TaskStep::Answer => match pending.task.take_abort() {
+            TaskStep::Answer => match request.state.task.take_abort() {
                 None => Step::Answer,
-                Some(scope) => self.abort_first(scope, pending),
+                Some(scope) => self.abort_first(scope, &mut request.state),
             },
-            other => self.slow_step(io, chain, pending, other),
+            other => self.slow_step(io, request, other),
         }
     }
 
-    fn slow_step(
-        &mut self,
-        io: &mut Io,
-        chain: &mut Chain,
-        pending: &mut Pending,
-        step: TaskStep,
-    ) -> Step {
+    fn slow_step(&mut self, io: &mut Io, request: &mut Request<Pending>, step: TaskStep) -> Step {
         match step {
             TaskStep::NeedData(length) => {
+                let chain = &request.chain;
                 let mut data = vec![0; length];
                 let offered = (chain.readable as usize).saturating_sub(REQUEST_SIZE);
                 if length > offered {
                     data.truncate(offered);
                 }
                 chain.buffer.read_whole(REQUEST_SIZE, &mut data);
-                let next = pending.task.with_data(&data);
-                self.step(io, chain, pending, next)
+                let next = request.state.task.with_data(&data);
+                self.step(io, request, next)
             }
-            TaskStep::Scratch(disk, request, buffer) => match self.disk(io, disk) {
-                Some(handle) => Step::Scratch(handle, request, buffer),
-                None => self.offline(io, chain, pending, Some(*buffer)),
+            TaskStep::Scratch(disk, asked, buffer) => match self.disk(io, disk) {
+                Some(disk) => {
+                    request.job = Job { disk, io: asked };
+                    Step::Scratch(buffer)
+                }
+                None => self.offline(io, request, Some(*buffer)),
             },
             TaskStep::Acquire(disk, offset, length) => {
-                self.acquire(disk, offset, length, chain, pending, io)
+                self.acquire(disk, offset, length, request, io)
             }
             TaskStep::AnswerAndGoOn => Step::AnswerAndGoOn,
             TaskStep::Over => Step::Over,
-            step @ (TaskStep::Data(..) | TaskStep::Answer) => self.step(io, chain, pending, step),
+            step @ (TaskStep::Data(..) | TaskStep::Answer) => self.step(io, request, step),
         }
     }
 
@@ -219,24 +210,24 @@ impl RequestQueue {
         disk: DiskId,
         offset: u64,
         length: u64,
-        chain: &mut Chain,
-        pending: &mut Pending,
+        request: &mut Request<Pending>,
         io: &mut Io,
     ) -> Step {
-        let (Some(disk), Some(tag)) = (self.shared.units.disk(disk), pending.tag) else {
-            return self.offline(io, chain, pending, None);
+        let (Some(disk), Some(tag)) = (self.shared.units.disk(disk), request.state.tag) else {
+            return self.offline(io, request, None);
         };
         let worker = self.worker.clone();
         disk.gate().acquire(offset, length, move |lease| {
             worker.send(move |w| {
                 control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
-                    queue.proceed(io, tag.slot, |queue, io, chain, pending| {
+                    queue.proceed(io, tag.slot, |queue, io, request| {
+                        let pending = &mut request.state;
                         if pending.aborted.is_some() {
                             pending.task.abandon();
                             return Step::Answer;
                         }
                         let step = pending.task.granted(lease);
-                        queue.step(io, chain, pending, step)
+                        queue.step(io, request, step)
                     });
                 });
                 w.wake(tag.source);
@@ -245,39 +236,39 @@ impl RequestQueue {
         Step::Wait
     }
 
+    #[cold]
     fn offline(
         &mut self,
         io: &mut Io,
-        chain: &mut Chain,
-        pending: &mut Pending,
+        request: &mut Request<Pending>,
         scratch: Option<IoBuffer>,
     ) -> Step {
-        let next = pending
-            .task
-            .resume(Err(IoError::new(IoErrorKind::Offline)), scratch);
-        self.step(io, chain, pending, next)
+        let offline = Err(IoError::new(IoErrorKind::Offline));
+        let next = request.state.task.resume(offline, scratch);
+        self.step(io, request, next)
     }
 }
 
-/// The window of the chain's buffer that an I/O works on: the start of the data-in or of the data-out.
-#[inline]
-fn set_window(chain: &mut Chain, pending: &mut Pending, request: &IoRequest) {
-    match request.kind {
+/// An I/O on the chain's buffer. The window is the start of the data-in or of the data-out.
+#[inline(always)]
+fn data(request: &mut Request<Pending>, disk: DiskHandle, io: IoRequest) -> Step {
+    let (chain, pending) = (&mut request.chain, &mut request.state);
+    match io.kind {
         IoKind::Read => {
-            let length = request.length.min(u64::from(pending.data_in_room));
+            let length = io.length.min(u64::from(pending.data_in_room));
             pending.data_in = length as u32;
-            chain
-                .buffer
-                .set_window(chain.readable as usize + RESPONSE_SIZE, length as usize);
+            let start = chain.readable as usize + RESPONSE_SIZE;
+            chain.buffer.set_window(start, length as usize);
         }
         IoKind::Write => {
-            let room = u64::from(chain.readable) - REQUEST_SIZE as u64;
-            chain
-                .buffer
-                .set_window(REQUEST_SIZE, request.length.min(room) as usize);
+            let room = u64::from(chain.readable).saturating_sub(REQUEST_SIZE as u64);
+            let length = io.length.min(room);
+            chain.buffer.set_window(REQUEST_SIZE, length as usize);
         }
         IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => {}
     }
+    request.job = Job { disk, io };
+    Step::Data
 }
 
 /// How a command is counted.
@@ -295,134 +286,107 @@ fn operation(opcode: u8, direct: Option<&IoRequest>) -> Operation {
 }
 
 impl Protocol for RequestQueue {
-    type Request = Pending;
+    type State = Pending;
 
-    #[inline]
+    #[inline(always)]
     fn begin(
         &mut self,
         io: &mut Io,
-        chain: &mut Chain,
-        pending: &mut Pending,
+        request: &mut Request<Pending>,
         tag: Tag,
     ) -> Result<Start, Malformed> {
+        let (chain, pending) = (&mut request.chain, &mut request.state);
         if (chain.readable as usize) < REQUEST_SIZE {
             return Err(Malformed("request has no whole header"));
         }
         if (chain.writable as usize) < RESPONSE_SIZE {
             return Err(Malformed("request has no room for its response"));
         }
-        let header = Header::parse(&chain.buffer.front::<REQUEST_SIZE>());
+        let bytes = chain.buffer.front::<REQUEST_SIZE>();
+        let header = Header::parse(&bytes);
         pending.key = header.address.map(|address| key(&address));
         pending.id = header.id;
         pending.tag = Some(tag);
         (pending.code, pending.data_in, pending.aborted) = (request::S_OK, 0, None);
         pending.data_in_room = chain.writable - RESPONSE_SIZE as u32;
-        let data_out_length = u64::from(chain.readable) - REQUEST_SIZE as u64;
-        let data_in_length = u64::from(pending.data_in_room);
-        let plan = match header
-            .address
-            .and_then(|a| Some((a.lun, self.target(a.target)?)))
-        {
-            Some((lun, seen)) => {
-                seen.view.refresh();
-                let command = Command {
-                    nexus: &seen.nexus,
-                    lun,
-                    cdb: &header.cdb,
-                    attribute: header.attribute,
-                    data_out_length,
-                    data_in_length,
-                };
-                seen.view.begin(&command)
-            }
-            None => {
-                pending.code = request::S_BAD_TARGET;
-                return Ok(Start {
-                    step: Step::Answer,
-                    operation: Operation::Other,
-                    bytes: 0,
-                });
-            }
+        let seen = match header.address {
+            Some(address) => self.target(address.target).map(|seen| (address.lun, seen)),
+            None => None,
         };
-        let first = pending.task.start(plan);
-        let direct = match &first {
-            TaskStep::Data(_, request) => Some(request),
-            _ => None,
+        let Some((lun, seen)) = seen else {
+            pending.code = request::S_BAD_TARGET;
+            return Ok(Start {
+                step: Step::Answer,
+                operation: Operation::Other,
+                bytes: 0,
+            });
         };
-        let operation = operation(header.cdb[0], direct);
-        let bytes = direct.map_or(0, |request| {
-            if request.moves_data() {
-                request.length as u32
-            } else {
-                0
-            }
-        });
-        let step = self.step(io, chain, pending, first);
+        seen.view.refresh();
+        let command = Command {
+            nexus: &seen.nexus,
+            lun,
+            cdb: header.cdb,
+            attribute: header.attribute,
+            data_out_length: u64::from(chain.readable) - REQUEST_SIZE as u64,
+            data_in_length: u64::from(pending.data_in_room),
+        };
+        let Some(direct) = seen.view.begin_direct(&command) else {
+            let plan = seen.view.begin(&command);
+            return Ok(self.begin_planned(io, request, header.cdb[0], plan));
+        };
+        let Some(disk) = self.disk(io, direct.disk) else {
+            return Ok(self.begin_planned(io, request, header.cdb[0], Plan::Io(direct)));
+        };
+        pending.task.start_direct(direct);
         Ok(Start {
-            step,
-            operation,
-            bytes,
+            operation: operation(header.cdb[0], Some(&direct.request)),
+            // One transfer is far below 4 GiB.
+            bytes: direct.request.length as u32,
+            step: data(request, disk, direct.request),
         })
     }
 
-    #[inline]
+    #[inline(always)]
     fn resume(
         &mut self,
         io: &mut Io,
-        chain: &mut Chain,
-        pending: &mut Pending,
+        request: &mut Request<Pending>,
         outcome: IoOutcome,
         scratch: Option<IoBuffer>,
     ) -> Step {
-        if pending.aborted.is_some() {
-            pending.task.abandon();
+        let pending = &mut request.state;
+        if outcome.is_ok() && pending.aborted.is_none() && pending.task.end_direct() {
             return Step::Answer;
         }
-        let next = pending.task.resume(outcome, scratch);
-        self.step(io, chain, pending, next)
+        self.resume_slowly(io, request, outcome, scratch)
     }
 
-    fn go_on(&mut self, io: &mut Io, pending: &mut Pending, stopping: bool) -> Step {
+    fn go_on(&mut self, io: &mut Io, request: &mut Request<Pending>, stopping: bool) -> Step {
         if stopping {
-            pending.task.abandon();
+            request.state.task.abandon();
             return Step::Over;
         }
-        let next = pending.task.go_on();
-        // It was answered: there is no chain any more, and it uses none.
-        self.step(io, &mut Chain::default(), pending, next)
+        let next = request.state.task.go_on();
+        self.step(io, request, next)
     }
 
-    #[inline]
-    fn answer(&mut self, chain: &mut Chain, pending: &mut Pending) -> Answer {
+    #[inline(always)]
+    fn answer(&mut self, request: &mut Request<Pending>) -> Answer {
+        let (chain, pending) = (&request.chain, &mut request.state);
         let code = pending.aborted.unwrap_or(pending.code);
-        if code != request::S_OK {
-            pending.task.abandon();
-            chain.buffer.write_whole(
-                chain.readable as usize,
-                &request::response_header(0, 0, 0, code),
-            );
-            pending.waits.clear();
+        if code == request::S_OK
+            && pending.waits.is_empty()
+            && let Some((status, residual)) = pending.task.take_plain()
+        {
+            let (residual, code) = residual_fields(residual);
+            let header = request::response_header(0, residual, status as u8, code);
+            chain.buffer.write_near(chain.readable as usize, &header);
             return Answer {
-                written: RESPONSE_SIZE as u32,
-                // A bus scan asks every target: one that is not there is no error.
-                good: code == request::S_BAD_TARGET,
+                written: RESPONSE_SIZE as u32 + pending.data_in,
+                good: true,
             };
         }
-        let response = pending.task.take_response();
-        let good = matches!(response.status, Status::Good | Status::ConditionMet);
-        write_response(chain, pending, &response);
-        if !pending.waits.is_empty() {
-            pending.waits.clear();
-        }
-        let data_in = if good || pending.data_in > 0 {
-            pending.data_in
-        } else {
-            0
-        };
-        Answer {
-            written: RESPONSE_SIZE as u32 + data_in,
-            good,
-        }
+        answer_slowly(chain, pending, code)
     }
 
     fn close(&mut self, io: &mut Io) {
@@ -432,7 +396,88 @@ impl Protocol for RequestQueue {
     }
 }
 
-#[inline]
+impl RequestQueue {
+    /// A command of which something is unusual.
+    #[inline(never)]
+    fn begin_planned(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        opcode: u8,
+        plan: Plan,
+    ) -> Start {
+        let first = request.state.task.start(plan);
+        let direct = match &first {
+            TaskStep::Data(_, request) => Some(request),
+            _ => None,
+        };
+        let operation = operation(opcode, direct);
+        let bytes = match direct {
+            Some(request) if request.moves_data() => request.length as u32,
+            _ => 0,
+        };
+        Start {
+            step: self.step(io, request, first),
+            operation,
+            bytes,
+        }
+    }
+
+    #[inline(never)]
+    fn resume_slowly(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        outcome: IoOutcome,
+        scratch: Option<IoBuffer>,
+    ) -> Step {
+        let pending = &mut request.state;
+        if pending.aborted.is_some() {
+            pending.task.abandon();
+            return Step::Answer;
+        }
+        let next = pending.task.resume(outcome, scratch);
+        self.step(io, request, next)
+    }
+}
+
+/// An answer of which something is unusual.
+#[inline(never)]
+fn answer_slowly(chain: &Chain, pending: &mut Pending, code: u8) -> Answer {
+    if code != request::S_OK {
+        pending.task.abandon();
+        chain.buffer.write_whole(
+            chain.readable as usize,
+            &request::response_header(0, 0, 0, code),
+        );
+        pending.waits.clear();
+        return Answer {
+            written: RESPONSE_SIZE as u32,
+            // A bus scan asks every target: one that is not there is no error.
+            good: code == request::S_BAD_TARGET,
+        };
+    }
+    let response = pending.task.take_response();
+    let good = matches!(response.status, Status::Good | Status::ConditionMet);
+    write_response(chain, pending, &response);
+    pending.waits.clear();
+    Answer {
+        written: RESPONSE_SIZE as u32 + pending.data_in,
+        good,
+    }
+}
+
+/// The residual and the response code of a command that was carried out.
+#[inline(always)]
+fn residual_fields(residual: Residual) -> (u32, u8) {
+    match residual {
+        Residual::None => (0, request::S_OK),
+        Residual::Underflow(bytes) => (u32::try_from(bytes).unwrap_or(u32::MAX), request::S_OK),
+        // 5.6.6.1: OVERRUN says that the driver's buffer was too small for the command.
+        Residual::Overflow(_) => (0, request::S_OVERRUN),
+    }
+}
+
 fn write_response(chain: &Chain, pending: &mut Pending, response: &Response) {
     let at = chain.readable as usize;
     if !response.data.is_empty() {
@@ -442,12 +487,7 @@ fn write_response(chain: &Chain, pending: &mut Pending, response: &Response) {
             .write_whole(at + RESPONSE_SIZE, &response.data[..length]);
         pending.data_in = length as u32;
     }
-    let (residual, code) = match response.residual {
-        Residual::None => (0, request::S_OK),
-        Residual::Underflow(bytes) => (u32::try_from(bytes).unwrap_or(u32::MAX), request::S_OK),
-        // 5.6.6.1: OVERRUN says that the driver's buffer was too small for the command.
-        Residual::Overflow(_) => (0, request::S_OVERRUN),
-    };
+    let (residual, code) = residual_fields(response.residual);
     let mut sense_length = 0;
     if let Some(sense) = &response.sense {
         let sense = sense.encode();

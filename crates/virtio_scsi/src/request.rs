@@ -35,19 +35,19 @@ pub struct Address {
 
 impl Address {
     /// Reads a LUN field; `None` when its form is not one that 5.6.6.1 knows.
-    #[inline]
+    #[inline(always)]
     pub fn parse(field: &[u8; 8]) -> Option<Address> {
-        match *field {
-            [1, target, high, low, 0, 0, 0, 0] => Some(Address {
-                target,
-                lun: Lun::single_level([high, low]),
-            }),
-            [0xc1, 1, 0, 0, 0, 0, 0, 0] => Some(Address {
-                target: 0,
-                lun: Lun::REPORT_LUNS,
-            }),
-            _ => None,
+        let word = u64::from_be_bytes(*field);
+        if word & 0xff00_0000_ffff_ffff == 0x0100_0000_0000_0000 {
+            return Some(Address {
+                target: field[1],
+                lun: Lun::single_level([field[2], field[3]]),
+            });
         }
+        (word == 0xc101_0000_0000_0000).then_some(Address {
+            target: 0,
+            lun: Lun::REPORT_LUNS,
+        })
     }
 
     /// The LUN field of a unit, in the flat form that drivers expect from 256 on.
@@ -57,47 +57,50 @@ impl Address {
     }
 }
 
-/// A request's header.
+/// A request's header, over its bytes: copied out of the driver's memory once, and no second time.
 #[derive(Clone, Copy, Debug)]
-pub struct Header {
+pub struct Header<'a> {
     /// Whom it is for; `None`: no form of LUN that we know.
     pub address: Option<Address>,
-    /// The LUN field as it came: task management compares it.
-    pub lun: [u8; 8],
     /// The driver's tag.
     pub id: u64,
     /// SIMPLE, ORDERED, HEAD OF QUEUE or ACA.
     pub attribute: TaskAttribute,
     /// The command.
-    pub cdb: [u8; CDB_SIZE],
+    pub cdb: &'a [u8; CDB_SIZE],
 }
 
-impl Header {
+impl Header<'_> {
     /// Reads a header.
-    #[inline]
-    pub fn parse(bytes: &[u8; REQUEST_SIZE]) -> Header {
-        let (mut lun, mut id, mut cdb) = ([0; 8], [0; 8], [0; CDB_SIZE]);
-        lun.copy_from_slice(&bytes[0..8]);
-        id.copy_from_slice(&bytes[8..16]);
-        cdb.copy_from_slice(&bytes[19..51]);
-        let attribute = match bytes[16] {
+    #[inline(always)]
+    pub fn parse(bytes: &[u8; REQUEST_SIZE]) -> Header<'_> {
+        let (lun, rest) = split::<8>(bytes);
+        let (id, rest) = split::<8>(rest);
+        // Byte 17 is the command priority, byte 18 its CRN: neither is used.
+        let (attributes, rest) = split::<3>(rest);
+        let attribute = match attributes[0] {
             1 => TaskAttribute::Ordered,
             2 => TaskAttribute::HeadOfQueue,
             3 => TaskAttribute::Aca,
             _ => TaskAttribute::Simple,
         };
         Header {
-            address: Address::parse(&lun),
-            lun,
-            id: u64::from_le_bytes(id),
+            address: Address::parse(lun),
+            id: u64::from_le_bytes(*id),
             attribute,
-            cdb,
+            cdb: split::<CDB_SIZE>(rest).0,
         }
     }
 }
 
+/// The first bytes of a header's, and the rest.
+#[inline(always)]
+fn split<const N: usize>(bytes: &[u8]) -> (&[u8; N], &[u8]) {
+    bytes.split_first_chunk().expect("a header is long enough")
+}
+
 /// The first bytes of a response: lengths, status, response code.
-#[inline]
+#[inline(always)]
 pub fn response_header(
     sense_length: u32,
     residual: u32,

@@ -84,7 +84,7 @@ impl DeviceQueue {
     ///
     /// # Errors
     /// The driver's mistake, once. The queue is broken then: later calls give `Ok(false)`.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
         each!(&mut self.ring, ring => ring.pop(view, chain))
     }
@@ -92,7 +92,7 @@ impl DeviceQueue {
     /// Gives a chain back, with the number of bytes written to it. The driver sees it after [`publish`](Self::publish).
     ///
     /// `id` and `descriptors` are those of the popped [`Chain`], each used once, in any order.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, id: u16, descriptors: u16, written: u32) {
         match &mut self.ring {
             Ring::Split(ring) => ring.push(id, written),

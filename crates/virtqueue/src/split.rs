@@ -5,14 +5,14 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use guest_memory::{GuestView, MemoryTable, RingMemory};
+use guest_memory::{GuestView, MemoryTable, RingEntries, RingMemory};
 use zerocopy::little_endian::U16;
 
-use crate::chain::{Collector, Limits, Table};
-use crate::config::Areas;
+use crate::chain::{Collector, Limits, Plain, Table};
+use crate::config;
 use crate::layout::{
-    DESCRIPTOR_SIZE, Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING,
-    USED_ELEMENT_SIZE, UsedElement, available_event, passes_event, used_event,
+    Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING, UsedElement, available_event,
+    passes_event, used_event,
 };
 use crate::{Chain, QueueConfig, QueueError};
 
@@ -20,13 +20,31 @@ use crate::{Chain, QueueConfig, QueueError};
 const DESCRIPTORS_AHEAD: u16 = 8;
 const ELEMENTS_AHEAD: u16 = 4;
 
-pub struct SplitQueue {
-    descriptors: RingMemory,
+/// The ring's memory: whole areas for their single fields, and their entries, which need no bounds check.
+struct Areas {
+    descriptors: RingEntries<Descriptor>,
     available: RingMemory,
+    heads: RingEntries<U16>,
     used: RingMemory,
+    elements: RingEntries<UsedElement>,
+}
+
+impl Areas {
+    fn new(areas: config::Areas, size: u16) -> Areas {
+        let size = usize::from(size);
+        Areas {
+            descriptors: areas.descriptors.entries(0, size),
+            heads: areas.driver.entries(RING, size),
+            available: areas.driver,
+            elements: areas.device.entries(RING, size),
+            used: areas.device,
+        }
+    }
+}
+
+pub struct SplitQueue {
+    areas: Areas,
     size: u16,
-    /// Size less one: where an index lies in the rings.
-    mask: usize,
     event_idx: bool,
     broken: bool,
     /// Has the driver been asked about a notification since the queue was made? What an earlier device did not
@@ -45,15 +63,12 @@ pub struct SplitQueue {
 
 impl SplitQueue {
     pub fn new(config: &QueueConfig, table: &MemoryTable) -> Result<SplitQueue, QueueError> {
-        let areas = Areas::resolve(config, table)?;
+        let areas = config::Areas::resolve(config, table)?;
         let used = areas.device.load_acquire_u16(INDEX);
         let base = config.base as u16;
         Ok(SplitQueue {
-            descriptors: areas.descriptors,
-            available: areas.driver,
-            used: areas.device,
+            areas: Areas::new(areas, config.size),
             size: config.size,
-            mask: usize::from(config.size) - 1,
             event_idx: config.event_idx,
             broken: false,
             signalled: false,
@@ -65,14 +80,14 @@ impl SplitQueue {
         })
     }
 
-    pub fn set_areas(&mut self, areas: Areas) {
-        self.descriptors = areas.descriptors;
-        self.available = areas.driver;
-        self.used = areas.device;
+    pub fn set_areas(&mut self, areas: config::Areas) {
+        self.areas = Areas::new(areas, self.size);
     }
 
     pub fn is_poisoned(&self) -> bool {
-        self.descriptors.is_poisoned() || self.available.is_poisoned() || self.used.is_poisoned()
+        self.areas.descriptors.is_poisoned()
+            || self.areas.available.is_poisoned()
+            || self.areas.used.is_poisoned()
     }
 
     pub fn is_broken(&self) -> bool {
@@ -90,29 +105,13 @@ impl SplitQueue {
         if known != 0 || self.broken {
             return known;
         }
-        self.available
+        self.areas
+            .available
             .load_acquire_u16(INDEX)
             .wrapping_sub(self.next_available)
     }
 
     #[inline(always)]
-    fn slot(&self, index: u16) -> usize {
-        usize::from(index) & self.mask
-    }
-
-    #[inline(always)]
-    fn entry(&self, index: u16) -> u16 {
-        self.available
-            .read::<U16>(RING + 2 * self.slot(index))
-            .get()
-    }
-
-    #[inline(always)]
-    fn descriptor(&self, index: u16) -> Descriptor {
-        self.descriptors.read(DESCRIPTOR_SIZE * usize::from(index))
-    }
-
-    #[inline]
     pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
         if self.next_available == self.known_available && !self.look(view)? {
             return Ok(false);
@@ -120,7 +119,10 @@ impl SplitQueue {
         let at = self.next_available;
         self.next_available = at.wrapping_add(1);
         self.fetch_ahead(view, at);
-        let head = self.entry(at);
+        let head = self.areas.heads.read(at).get();
+        if self.read_plain(head, view, chain) {
+            return Ok(true);
+        }
         match self.read_chain(head, view, chain) {
             Ok(()) => Ok(true),
             Err(error) => Err(self.fail(error)),
@@ -128,12 +130,12 @@ impl SplitQueue {
     }
 
     /// Loads the driver's index.
-    #[inline]
+    #[inline(never)]
     fn look(&mut self, view: &GuestView) -> Result<bool, QueueError> {
         if self.broken {
             return Ok(false);
         }
-        let index = self.available.load_acquire_u16(INDEX);
+        let index = self.areas.available.load_acquire_u16(INDEX);
         let ahead = index.wrapping_sub(self.next_available);
         if ahead > self.size {
             return Err(self.fail(QueueError::AvailableIndex {
@@ -144,8 +146,8 @@ impl SplitQueue {
             }));
         }
         self.known_available = index;
-        // The first of a batch get what `fetch_ahead` does for the later ones.
-        for i in 0..ahead.min(DESCRIPTORS_AHEAD) {
+        // The first of a batch get what `fetch_ahead` does for the later ones; the very first is read at once.
+        for i in 1..ahead.min(DESCRIPTORS_AHEAD) {
             self.fetch_descriptor(self.next_available.wrapping_add(i));
         }
         for i in 1..ahead.min(ELEMENTS_AHEAD) {
@@ -167,16 +169,15 @@ impl SplitQueue {
 
     #[inline(always)]
     fn fetch_descriptor(&self, at: u16) {
-        let head = self.entry(at);
-        self.descriptors
-            .prefetch(DESCRIPTOR_SIZE * usize::from(head));
+        let head = self.areas.heads.read(at).get();
+        self.areas.descriptors.prefetch(head);
     }
 
     /// Fetches what the first descriptor points to: a request's header, or its indirect table.
     #[inline(always)]
     fn fetch_element(&self, view: &GuestView, at: u16) {
-        let head = usize::from(self.entry(at)) & self.mask;
-        let first: Descriptor = self.descriptors.read(DESCRIPTOR_SIZE * head);
+        let head = self.areas.heads.read(at).get();
+        let first = self.areas.descriptors.read(head);
         view.prefetch(first.address.get());
     }
 
@@ -187,7 +188,33 @@ impl SplitQueue {
         error
     }
 
+    /// The short way: see [`Plain`].
     #[inline(always)]
+    fn read_plain(&self, head: u16, view: &GuestView, chain: &mut Chain) -> bool {
+        if head >= self.size {
+            return false;
+        }
+        let descriptor = self.areas.descriptors.read(head);
+        let plain = Plain::new(view, &mut chain.buffer, self.limits);
+        let read = if descriptor.flags.get() & (INDIRECT | NEXT) == INDIRECT {
+            let (address, length) = (descriptor.address.get(), descriptor.length.get());
+            let read = plain.indirect(address, length, Table::Linked);
+            read.map(|(readable, writable)| (readable, writable, 1))
+        } else {
+            plain.direct(descriptor, self.size, |next| {
+                let next = u16::try_from(next).ok().filter(|next| *next < self.size)?;
+                Some(self.areas.descriptors.read(next))
+            })
+        };
+        let Some((readable, writable, descriptors)) = read else {
+            return false;
+        };
+        (chain.id, chain.descriptors) = (head, descriptors);
+        (chain.readable, chain.writable) = (readable, writable);
+        true
+    }
+
+    #[inline(never)]
     fn read_chain(&self, head: u16, view: &GuestView, chain: &mut Chain) -> Result<(), QueueError> {
         let size = self.size;
         if head >= size {
@@ -195,7 +222,7 @@ impl SplitQueue {
         }
         let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
         let mut descriptors = 1;
-        let mut descriptor = self.descriptor(head);
+        let mut descriptor = self.areas.descriptors.read(head);
         loop {
             let (address, length) = (descriptor.address.get(), descriptor.length.get());
             let flags = descriptor.flags.get();
@@ -222,21 +249,20 @@ impl SplitQueue {
                 return Err(QueueError::TooManyDescriptors { head, limit: size });
             }
             descriptors += 1;
-            descriptor = self.descriptor(next);
+            descriptor = self.areas.descriptors.read(next);
         }
         (chain.readable, chain.writable) = collector.finish()?;
         (chain.id, chain.descriptors) = (head, descriptors);
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, id: u16, written: u32) {
         let element = UsedElement {
             id: u32::from(id).into(),
             length: written.into(),
         };
-        let slot = self.slot(self.next_used);
-        self.used.write(RING + USED_ELEMENT_SIZE * slot, element);
+        self.areas.elements.write(self.next_used, element);
         self.next_used = self.next_used.wrapping_add(1);
     }
 
@@ -246,25 +272,26 @@ impl SplitQueue {
         if old == new {
             return false;
         }
-        self.used.store_release_u16(INDEX, new);
+        self.areas.used.store_release_u16(INDEX, new);
         self.published_used = new;
         let first = !std::mem::replace(&mut self.signalled, true);
         // The store must be seen before flags or used_event are read, or both sides could miss each other.
         fence(Ordering::SeqCst);
         if self.event_idx {
-            let event = self.available.load_relaxed_u16(used_event(self.size));
+            let event = self.areas.available.load_relaxed_u16(used_event(self.size));
             first || passes_event(event, old, new)
         } else {
-            self.available.load_relaxed_u16(0) & NO_INTERRUPT == 0
+            self.areas.available.load_relaxed_u16(0) & NO_INTERRUPT == 0
         }
     }
 
     pub fn enable_notifications(&mut self) -> bool {
         if self.event_idx {
-            self.used
+            self.areas
+                .used
                 .store_release_u16(available_event(self.size), self.next_available);
         } else {
-            self.used.store_release_u16(0, 0);
+            self.areas.used.store_release_u16(0, 0);
         }
         // Either the driver sees that we want a kick, or we see what it made available before it looked.
         fence(Ordering::SeqCst);
@@ -274,7 +301,7 @@ impl SplitQueue {
     pub fn disable_notifications(&mut self) {
         // With event_idx nothing is to be done: avail_event stays behind, and is not passed again.
         if !self.event_idx {
-            self.used.store_release_u16(0, NO_NOTIFY);
+            self.areas.used.store_release_u16(0, NO_NOTIFY);
         }
     }
 }

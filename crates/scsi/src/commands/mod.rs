@@ -102,6 +102,28 @@ pub(crate) fn without_data(disk: DiskId, request: IoRequest, descriptor_sense: b
     })
 }
 
+/// Has a command for a unit to ask for unit attentions, reservations or readiness first?
+#[inline(always)]
+fn is_special(unit: &LogicalUnit, word: Word, nexus: &Nexus) -> bool {
+    let privileged = word.is_only_reserved() && nexus.is_privileged(unit.id(), word.epoch());
+    (word.is_slow() && !privileged) || nexus.may_have_attention(unit.id())
+}
+
+/// What to do about a command for a unit, if it is a plain READ or WRITE and nothing special holds.
+#[inline(always)]
+pub(crate) fn begin_direct(
+    unit: &LogicalUnit,
+    command: &Command<'_>,
+    cdb: &Cdb,
+) -> Option<DirectIo> {
+    let word = unit.word();
+    if is_special(unit, word, command.nexus) || command.cdb.len() < 10 {
+        return None;
+    }
+    let (data_in, data_out) = (command.data_in_length, command.data_out_length);
+    request_path::begin(unit, word, cdb, data_in, data_out)
+}
+
 /// What to do about a command for a unit.
 #[inline]
 pub(crate) fn begin(
@@ -110,28 +132,15 @@ pub(crate) fn begin(
     command: &Command<'_>,
     cdb: &Cdb,
 ) -> Plan {
-    let word = unit.word();
-    let privileged =
-        word.is_only_reserved() && command.nexus.is_privileged(unit.id(), word.epoch());
-    let special = (word.is_slow() && !privileged) || command.nexus.may_have_attention(unit.id());
-    if !special && command.cdb.len() >= 10 {
-        let (data_in, data_out) = (command.data_in_length, command.data_out_length);
-        if let Some(plan) = request_path::begin(unit, word, cdb, data_in, data_out) {
-            return plan;
-        }
+    match begin_direct(unit, command, cdb) {
+        Some(io) => Plan::Io(io),
+        None => begin_general(map, unit, command, cdb),
     }
-    begin_general(map, unit, command, cdb, special)
 }
 
 /// The general way: everything may be otherwise than usual.
 #[inline(never)]
-fn begin_general(
-    map: &LunMap,
-    unit: &Arc<LogicalUnit>,
-    command: &Command<'_>,
-    cdb: &Cdb,
-    special: bool,
-) -> Plan {
+fn begin_general(map: &LunMap, unit: &Arc<LogicalUnit>, command: &Command<'_>, cdb: &Cdb) -> Plan {
     let word = unit.word();
     let context = Context {
         map,
@@ -142,7 +151,7 @@ fn begin_general(
         data_in: command.data_in_length,
         data_out: command.data_out_length,
     };
-    let planned = if special {
+    let planned = if is_special(unit, word, command.nexus) {
         begin_special(&context)
     } else {
         Ok(None)

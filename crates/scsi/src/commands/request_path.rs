@@ -9,21 +9,21 @@ use disk::{Blocks, IoFlags, IoKind, IoRequest, Lba};
 use super::read_write::TRANSFER_MAX;
 use crate::command::{Cdb, be16, be32, be64, opcode::*};
 use crate::logical_unit::{LogicalUnit, Word};
-use crate::plan::{DirectIo, Plan};
+use crate::plan::DirectIo;
 use crate::response::{Residual, Status};
 
 const FUA: u8 = 0x08;
 const DPO: u8 = 0x10;
 
-/// The plan, if the command is that plain. `data_in` and `data_out` are what the initiator offers.
-#[inline]
+/// The plan's I/O, if the command is that plain. `data_in` and `data_out` are what the initiator offers.
+#[inline(always)]
 pub(super) fn begin(
     unit: &LogicalUnit,
     word: Word,
     cdb: &Cdb,
     data_in: u64,
     data_out: u64,
-) -> Option<Plan> {
+) -> Option<DirectIo> {
     let (kind, offered) = match cdb[0] {
         READ_10 | READ_16 => (IoKind::Read, data_in),
         WRITE_10 | WRITE_16 => (IoKind::Write, data_out),
@@ -49,7 +49,7 @@ pub(super) fn begin(
             flags = IoFlags::FUA;
         }
     }
-    Some(Plan::Io(DirectIo {
+    Some(DirectIo {
         disk: unit.disk(),
         request: IoRequest {
             kind,
@@ -62,5 +62,5 @@ pub(super) fn begin(
         success: Status::Good,
         expected: length,
         descriptor_sense: word.has(Word::DESCRIPTOR_SENSE),
-    }))
+    })
 }

@@ -1,0 +1,139 @@
+//! Fills a buffer with ranges of client memory: what popping a descriptor chain does for each descriptor.
+//!
+//! Two ways. [`Appender`] takes every range that is in the memory. [`Filler`] takes those in a region that was looked up
+//! lately, while the buffer has room, which is nearly all of them: for it a range costs a comparison and a store, and
+//! what it refuses is begun anew with an appender. Tests: in `table`, one against the other.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use zerocopy::FromBytes;
+
+use crate::buffer::{IoBuffer, Segment};
+use crate::table::Hits;
+use crate::{GuestView, MemoryError};
+
+/// Appends ranges of client memory to a buffer that pins it.
+pub struct Appender<'a> {
+    view: &'a GuestView,
+    buffer: &'a mut IoBuffer,
+}
+
+impl<'a> Appender<'a> {
+    pub(crate) fn new(view: &'a GuestView, buffer: &'a mut IoBuffer) -> Appender<'a> {
+        buffer.start(view);
+        Appender { view, buffer }
+    }
+
+    /// Appends the range at a guest-physical address.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotMapped`]; the buffer may then hold a part of the range.
+    pub fn append(&mut self, address: u64, length: u32) -> Result<(), MemoryError> {
+        let buffer = &mut *self.buffer;
+        let append = |segment| buffer.extend(segment);
+        self.view.segments(address, u64::from(length), append)
+    }
+
+    /// Opens the buffer's window to all that was appended.
+    pub fn finish(self) {
+        self.buffer.open();
+    }
+
+    /// As [`GuestView::read`].
+    ///
+    /// # Errors
+    /// [`MemoryError::NotMapped`].
+    pub fn read<T: FromBytes>(&mut self, address: u64) -> Result<T, MemoryError> {
+        self.view.read(address)
+    }
+}
+
+/// Fills a buffer with ranges that need no search and no room to be made. It is small and stays in registers: nothing
+/// that it calls takes its address.
+pub struct Filler<'a> {
+    buffer: &'a mut IoBuffer,
+    hits: Hits,
+    /// Where the next segment goes, in the spare space of the buffer's segments, and where that space ends.
+    next: *mut Segment,
+    end: *mut Segment,
+    view: PhantomData<&'a GuestView>,
+}
+
+impl<'a> Filler<'a> {
+    #[inline(always)]
+    pub(crate) fn new(view: &'a GuestView, buffer: &'a mut IoBuffer) -> Filler<'a> {
+        buffer.start(view);
+        let spare = buffer.segments_mut().spare_capacity_mut();
+        let spare = spare.as_mut_ptr_range();
+        Filler {
+            hits: view.hits(),
+            next: spare.start.cast(),
+            end: spare.end.cast(),
+            buffer,
+            view: PhantomData,
+        }
+    }
+
+    /// Appends the range at a guest-physical address; false: it cannot, and the buffer has to be filled otherwise.
+    #[inline(always)]
+    #[must_use]
+    pub fn append(&mut self, address: u64, length: u32) -> bool {
+        let Some(host) = self.hits.find(address, u64::from(length)) else {
+            return false;
+        };
+        if self.next == self.end {
+            return false;
+        }
+        // SAFETY: below `end`, so in the spare space of the vector, which nobody else touches while `buffer` is
+        // borrowed here.
+        unsafe {
+            self.next.write(Segment::new(host, length as usize));
+            self.next = self.next.add(1);
+        }
+        true
+    }
+
+    /// Makes what was appended, `total` bytes, the buffer's, and its window.
+    #[inline(always)]
+    pub fn finish(self, total: usize) {
+        let segments = self.buffer.segments_mut();
+        // The vector has been empty since `new`, so that its spare space started at its start.
+        let count = (self.next as usize - segments.as_ptr() as usize) / size_of::<Segment>();
+        // SAFETY: so many were written from the vector's start on.
+        unsafe { segments.set_len(count) }
+        self.buffer.filled(total);
+    }
+
+    /// `count` entries of one type, if all of them lie in a region that was looked up lately.
+    #[inline(always)]
+    pub fn table<T: FromBytes>(&self, address: u64, count: u32) -> Option<GuestTable<'a, T>> {
+        let bytes = u64::from(count) * size_of::<T>() as u64;
+        let host = self.hits.find(address, bytes)?;
+        Some(GuestTable {
+            first: NonNull::new(host)?,
+            count,
+            view: PhantomData,
+        })
+    }
+}
+
+/// Entries in client memory, wholly in one region; kept mapped by the view.
+pub struct GuestTable<'a, T> {
+    first: NonNull<u8>,
+    count: u32,
+    view: PhantomData<(&'a GuestView, T)>,
+}
+
+impl<T: FromBytes + Copy> GuestTable<'_, T> {
+    /// One entry, copied: the client may change it meanwhile. `None`: there are not so many.
+    #[inline(always)]
+    pub fn read(&self, index: u32) -> Option<T> {
+        if index >= self.count {
+            return None;
+        }
+        let offset = index as usize * size_of::<T>();
+        // SAFETY: below the count, so in a region, which the view keeps mapped; FromBytes makes any bytes a value.
+        Some(unsafe { self.first.as_ptr().add(offset).cast::<T>().read_unaligned() })
+    }
+}
