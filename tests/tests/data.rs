@@ -40,17 +40,21 @@ fn virtio_blk_data_survives_remounts_and_daemon_restarts() -> Result<()> {
     file_system_check(&mut guest)?;
     guest.io_ok("check --file /dev/vdb --seed 21 --writes 4000 --bs 8192 --depth 8")?;
 
-    // Under load, and again, for where it ends within a request is chance: the daemon answers what it has taken before
-    // it goes, the guest waits and goes on.
-    let soak = guest.start("guest-io soak --file /dev/vdb --seed 22 --depth 8 --runtime 14")?;
-    for _ in 0..5 {
+    // Under load, and again, for where it ends within a request is chance: a daemon that is told to end answers what it
+    // has taken before it goes, one that is killed leaves it to the next one, and the guest waits and goes on.
+    let soak = guest.start("guest-io soak --file /dev/vdb --seed 22 --depth 8 --runtime 18")?;
+    for round in 0..7 {
         std::thread::sleep(Duration::from_millis(2500));
-        let status = rig.daemon.stop(Duration::from_secs(60))?;
-        ensure!(
-            status.success(),
-            "{status}\n{}",
-            rig.daemon.process().log_tail()
-        );
+        if round % 2 == 0 {
+            rig.daemon.process().kill()?;
+        } else {
+            let status = rig.daemon.stop(Duration::from_secs(60))?;
+            ensure!(
+                status.success(),
+                "{status}\n{}",
+                rig.daemon.process().log_tail()
+            );
+        }
         rig.daemon.start_again()?;
     }
     guest

@@ -147,6 +147,7 @@ impl Setup {
         let (device, index) = device(door, engine);
         let mut worker = Worker::standalone().unwrap();
         let setup = QueueSetup {
+            inflight: None,
             index,
             features: device.features(),
             config,

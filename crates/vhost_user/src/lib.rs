@@ -9,6 +9,7 @@
 
 #[doc(hidden)]
 pub mod fuzzing;
+mod inflight;
 mod listener;
 mod session;
 mod socket;

@@ -26,6 +26,7 @@ use vhost::vhost_user::{
 };
 use virtio::{OnBroken, QueueChange, VirtioDevice};
 
+use crate::inflight::InflightRegion;
 use crate::vring::{Context, UserAddresses, Vring};
 use crate::whole_message;
 
@@ -152,6 +153,8 @@ pub(crate) struct Session {
     vrings: Vec<Vring>,
     /// For messages of ours to the front end: configuration changes.
     front_end: Option<Backend>,
+    /// Where requests in flight are kept.
+    inflight: Option<InflightRegion>,
     /// Why the session ends, in words for the log.
     refusal: Option<String>,
 }
@@ -175,6 +178,7 @@ impl Session {
             features: 0,
             vrings,
             front_end: None,
+            inflight: None,
             refusal: None,
         }
     }
@@ -211,6 +215,17 @@ impl Session {
         result.or_else(|why| self.refuse(format!("queue {index}: {why}")))
     }
 
+    fn check_inflight(&mut self, said: &VhostUserInflight) -> Reply<()> {
+        let (queues, size) = (said.num_queues, said.queue_size);
+        if usize::from(queues) > self.vrings.len() || u32::from(size) > MAX_QUEUE_SIZE {
+            let count = self.vrings.len();
+            return self.refuse(format!(
+                "an in-flight region for {queues} queues of {size}; the device has {count}, of at most {MAX_QUEUE_SIZE}"
+            ));
+        }
+        Ok(())
+    }
+
     fn worker(&self, index: u16) -> Option<WorkerHandle> {
         if self.device.carries_data(index) {
             Some(self.pool.place())
@@ -226,7 +241,9 @@ impl Session {
         };
         // Without protocol features there is no message to enable a ring: it is from the start.
         let always_enabled = self.features & F_PROTOCOL_FEATURES == 0;
+        let inflight = self.inflight.as_ref();
         let context = Context {
+            inflight: inflight.and_then(|region| region.part(number)),
             device: &self.device,
             features: self.features,
             memory: &self.memory,
@@ -234,7 +251,7 @@ impl Session {
         };
         let vring = &mut self.vrings[index as usize];
         vring.enabled |= always_enabled;
-        let started = vring.start(number, kick, &worker, &context);
+        let started = vring.start(number, kick, &worker, context);
         self.checked(index, started)
     }
 
@@ -409,7 +426,8 @@ impl VhostUserBackendReqHandlerMut for Session {
             | Protocol::REPLY_ACK
             | Protocol::BACKEND_REQ
             | Protocol::CONFIGURE_MEM_SLOTS
-            | Protocol::RESET_DEVICE;
+            | Protocol::RESET_DEVICE
+            | Protocol::INFLIGHT_SHMFD;
         // A device without a configuration space of ours leaves it to the front end.
         if !self.device.config().is_empty() {
             offered |= Protocol::CONFIG;
@@ -494,15 +512,21 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.refuse("dirty logging is not offered")
     }
 
-    fn get_inflight_fd(
-        &mut self,
-        _inflight: &VhostUserInflight,
-    ) -> Reply<(VhostUserInflight, File)> {
-        self.refuse("in-flight tracking is not offered")
+    fn get_inflight_fd(&mut self, said: &VhostUserInflight) -> Reply<(VhostUserInflight, File)> {
+        self.check_inflight(said)?;
+        InflightRegion::create(said.num_queues, said.queue_size).or_else(|why| self.refuse(why))
     }
 
-    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Reply<()> {
-        self.refuse("in-flight tracking is not offered")
+    fn set_inflight_fd(&mut self, said: &VhostUserInflight, file: File) -> Reply<()> {
+        self.check_inflight(said)?;
+        if self.runs() {
+            return self.refuse("the in-flight region changed while queues run");
+        }
+        match InflightRegion::map(said, &file) {
+            Ok(region) => self.inflight = Some(region),
+            Err(why) => return self.refuse(why),
+        }
+        Ok(())
     }
 
     fn get_max_mem_slots(&mut self) -> Reply<u64> {

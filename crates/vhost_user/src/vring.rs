@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 
-use guest_memory::MemoryTable;
+use guest_memory::{MemoryTable, RingMemory};
 use reactor::{Source, SourceId, WorkerHandle};
 use rustix::event::epoll;
 use timeline::Labels;
@@ -51,6 +51,7 @@ pub(crate) struct Vring {
 pub(crate) struct Context<'a> {
     pub device: &'a Arc<dyn VirtioDevice>,
     pub features: u64,
+    pub inflight: Option<RingMemory>,
     pub memory: &'a Arc<MemoryTable>,
     pub on_broken: &'a OnBroken,
 }
@@ -74,7 +75,7 @@ impl Vring {
         index: u16,
         kick: Option<OwnedFd>,
         worker: &WorkerHandle,
-        context: &Context<'_>,
+        context: Context<'_>,
     ) -> Result<(), String> {
         check_kick(kick.as_ref())?;
         let Some(user) = self.addresses else {
@@ -103,6 +104,7 @@ impl Vring {
             features: context.features,
             config,
             memory: context.memory.clone(),
+            inflight: context.inflight,
             kick,
             call: clone_fd(self.call.as_ref())?,
             error: clone_fd(self.error.as_ref())?,

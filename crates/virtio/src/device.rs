@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use guest_memory::MemoryTable;
+use guest_memory::{MemoryTable, RingMemory};
 use reactor::{Io, Source, SourceId};
 use timeline::Labels;
 use virtqueue::{QueueConfig, QueueError};
@@ -42,6 +42,8 @@ pub struct QueueSetup {
     pub config: QueueConfig,
     /// The client's memory.
     pub memory: Arc<MemoryTable>,
+    /// Where what is in flight is kept for the daemon after this one.
+    pub inflight: Option<RingMemory>,
     /// Readable when the driver kicks.
     pub kick: Option<OwnedFd>,
     /// Written to interrupt the driver.

@@ -86,7 +86,10 @@ impl<P: Protocol> Queue<P> {
     /// When the ring is not where the front end said, or cannot be.
     pub fn new(setup: QueueSetup, id: SourceId, protocol: P) -> Result<Queue<P>, QueueError> {
         let size = setup.config.size;
-        let ring = DeviceQueue::new(setup.config, &setup.memory)?;
+        let mut ring = DeviceQueue::new(setup.config, &setup.memory)?;
+        if let Some(part) = setup.inflight {
+            ring.track(part)?;
+        }
         let depth = usize::from(size);
         Ok(Queue {
             id,

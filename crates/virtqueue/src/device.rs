@@ -3,7 +3,7 @@
 //! One worker owns it. A turn: `pop` until it gives false or the turn's bound is reached; `push` each answer;
 //! `publish` once, and signal the driver if it says so. Before sleeping: `enable_notifications`.
 
-use guest_memory::{GuestView, MemoryTable};
+use guest_memory::{GuestView, MemoryTable, RingMemory};
 
 use crate::config::Areas;
 use crate::packed::PackedQueue;
@@ -42,6 +42,18 @@ impl DeviceQueue {
             Ring::Split(SplitQueue::new(&config, table)?)
         };
         Ok(DeviceQueue { config, ring })
+    }
+
+    /// Keeps track of what is in flight in `part`, which outlives this process, and takes again what an earlier device
+    /// left unanswered there. Only for split queues, before the first pop; a packed queue is not tracked.
+    ///
+    /// # Errors
+    /// When `part` cannot be used.
+    pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
+        match &mut self.ring {
+            Ring::Split(ring) => ring.track(part),
+            Ring::Packed(_) => Ok(()),
+        }
     }
 
     /// Finds the ring again in a changed memory table; the queue's state stays.

@@ -39,6 +39,12 @@ pub enum QueueError {
         /// Descriptors in the ring.
         size: u16,
     },
+    /// The front end's in-flight region is not one that a device of ours has written.
+    #[error("the in-flight region cannot be used: {what}")]
+    Inflight {
+        /// What is wrong with it.
+        what: &'static str,
+    },
     /// The available index is further ahead than the ring is long.
     #[error("available index {index} is {ahead} ahead of {expected} in a queue of {size}")]
     AvailableIndex {

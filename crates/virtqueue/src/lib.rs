@@ -15,6 +15,7 @@ pub mod driver;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+mod inflight;
 pub mod layout;
 mod packed;
 mod split;
@@ -23,3 +24,4 @@ pub use chain::Chain;
 pub use config::{PACKED_START, QueueConfig};
 pub use device::DeviceQueue;
 pub use error::QueueError;
+pub use inflight::Inflight;

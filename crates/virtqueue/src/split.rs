@@ -14,7 +14,7 @@ use crate::layout::{
     Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING, UsedElement, available_event,
     passes_event, used_event,
 };
-use crate::{Chain, QueueConfig, QueueError};
+use crate::{Chain, Inflight, QueueConfig, QueueError};
 
 /// How many chains ahead a head's descriptor is fetched, and what that descriptor points to.
 const DESCRIPTORS_AHEAD: u16 = 8;
@@ -59,6 +59,8 @@ pub struct SplitQueue {
     next_used: u16,
     /// The used index that the driver sees.
     published_used: u16,
+    /// Where what is in flight is kept for the device after this one.
+    inflight: Option<Box<Inflight>>,
 }
 
 impl SplitQueue {
@@ -77,7 +79,24 @@ impl SplitQueue {
             known_available: base,
             next_used: used,
             published_used: used,
+            inflight: None,
         })
+    }
+
+    /// Goes on where the last device ended, whatever the front end said of it.
+    pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
+        let inflight = Inflight::new(part, self.size, self.next_used)?;
+        self.next_available = self.next_used.wrapping_add(inflight.again());
+        self.known_available = self.next_available;
+        self.inflight = Some(Box::new(inflight));
+        Ok(())
+    }
+
+    #[inline]
+    fn again(&self) -> u16 {
+        self.inflight
+            .as_ref()
+            .map_or(0, |inflight| inflight.again())
     }
 
     pub fn set_areas(&mut self, areas: config::Areas) {
@@ -95,7 +114,7 @@ impl SplitQueue {
     }
 
     pub fn base(&self) -> u32 {
-        u32::from(self.next_available)
+        u32::from(self.next_available.wrapping_sub(self.again()))
     }
 
     /// Entries that wait, as far as known or, where none are known, as the driver says.
@@ -109,10 +128,19 @@ impl SplitQueue {
             .available
             .load_acquire_u16(INDEX)
             .wrapping_sub(self.next_available)
+            .saturating_add(self.again())
     }
 
     #[inline(always)]
     pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
+        if self.inflight.is_some()
+            && let Some(head) = self.take_again()
+        {
+            return match self.read_chain(head, view, chain) {
+                Ok(()) => Ok(true),
+                Err(error) => Err(self.fail(error)),
+            };
+        }
         if self.next_available == self.known_available && !self.look(view)? {
             return Ok(false);
         }
@@ -120,13 +148,23 @@ impl SplitQueue {
         self.next_available = at.wrapping_add(1);
         self.fetch_ahead(view, at);
         let head = self.areas.heads.read(at).get();
-        if self.read_plain(head, view, chain) {
-            return Ok(true);
+        if !self.read_plain(head, view, chain)
+            && let Err(error) = self.read_chain(head, view, chain)
+        {
+            return Err(self.fail(error));
         }
-        match self.read_chain(head, view, chain) {
-            Ok(()) => Ok(true),
-            Err(error) => Err(self.fail(error)),
+        if let Some(inflight) = &mut self.inflight {
+            inflight.took(head);
         }
+        Ok(true)
+    }
+
+    /// A request that an earlier device has taken and not answered.
+    fn take_again(&mut self) -> Option<u16> {
+        if self.broken {
+            return None;
+        }
+        self.inflight.as_mut()?.next()
     }
 
     /// Loads the driver's index.
@@ -262,6 +300,9 @@ impl SplitQueue {
             id: u32::from(id).into(),
             length: written.into(),
         };
+        if let Some(inflight) = &mut self.inflight {
+            inflight.answering(id);
+        }
         self.areas.elements.write(self.next_used, element);
         self.next_used = self.next_used.wrapping_add(1);
     }
@@ -274,6 +315,9 @@ impl SplitQueue {
         }
         self.areas.used.store_release_u16(INDEX, new);
         self.published_used = new;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.published(new);
+        }
         let first = !std::mem::replace(&mut self.signalled, true);
         // The store must be seen before flags or used_event are read, or both sides could miss each other.
         fence(Ordering::SeqCst);

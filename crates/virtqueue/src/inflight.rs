@@ -1,0 +1,162 @@
+//! Which requests of a split queue are in flight, in memory that outlives this process: the region that vhost-user's
+//! `GET_INFLIGHT_FD` describes ("In-flight I/O tracking", queue region for split virtqueues).
+//!
+//! A device that is made on a region with requests in it takes them again, in the order in which they were taken
+//! before, and nothing that was answered. The front end keeps the region and can write to it: each value is read once
+//! and checked, and the worst that a wrong one does is to break its own queue.
+
+use std::collections::VecDeque;
+
+use guest_memory::RingMemory;
+use zerocopy::little_endian::{U16, U64};
+
+use crate::QueueError;
+
+/// Offsets in a queue's part: features are 8 bytes of zero before the version.
+const VERSION: usize = 8;
+const ENTRIES: usize = 10;
+const LAST_HEAD: usize = 12;
+const USED_INDEX: usize = 14;
+const STATES: usize = 16;
+/// Offsets in a descriptor's state.
+const STATE_SIZE: usize = 16;
+const NEXT: usize = 6;
+const COUNTER: usize = 8;
+/// The layout's only version; 0 is a region that nobody has used.
+const LAYOUT_VERSION: u16 = 1;
+/// Parts of a region begin at multiples of a cache line.
+const ALIGNMENT: usize = 64;
+
+/// The part of an in-flight region that belongs to one split queue.
+pub struct Inflight {
+    part: RingMemory,
+    size: u16,
+    counter: u64,
+    /// The head that was answered last; heads answered since the last publication hang on it.
+    last: u16,
+    answered: Vec<u16>,
+    /// Taken by an earlier device and never answered.
+    again: VecDeque<u16>,
+}
+
+impl Inflight {
+    /// Bytes of one queue's part in a region for queues of so many entries.
+    pub fn stride(size: u16) -> usize {
+        (STATES + STATE_SIZE * usize::from(size)).next_multiple_of(ALIGNMENT)
+    }
+
+    /// Takes a queue's part over. `used` is the used index in the ring: what the last device showed its driver.
+    ///
+    /// # Errors
+    /// When the part is too small for `size` entries, or holds what no device writes.
+    pub(crate) fn new(part: RingMemory, size: u16, used: u16) -> Result<Inflight, QueueError> {
+        let wrong = |what| QueueError::Inflight { what };
+        if part.len() < STATES + STATE_SIZE * usize::from(size) || !part.is_aligned(ALIGNMENT) {
+            return Err(wrong("it is too small for the queue"));
+        }
+        let mut tracked = Inflight {
+            part,
+            size,
+            counter: 0,
+            last: 0,
+            answered: Vec::with_capacity(usize::from(size)),
+            again: VecDeque::new(),
+        };
+        match tracked.word(VERSION) {
+            0 => tracked.begin(used),
+            LAYOUT_VERSION if tracked.word(ENTRIES) == size => tracked.recover(used)?,
+            // Another size: the driver has made its queue anew, and nothing in the region is of it.
+            LAYOUT_VERSION => tracked.begin(used),
+            _ => return Err(wrong("its version is not known")),
+        }
+        Ok(tracked)
+    }
+
+    fn begin(&mut self, used: u16) {
+        for head in 0..self.size {
+            self.part.write::<u8>(self.state(head), 0);
+        }
+        self.part.write(ENTRIES, U16::new(self.size));
+        self.part.write(LAST_HEAD, U16::new(0));
+        self.part.store_release_u16(USED_INDEX, used);
+        self.part.store_release_u16(VERSION, LAYOUT_VERSION);
+    }
+
+    fn recover(&mut self, used: u16) -> Result<(), QueueError> {
+        self.last = self.word(LAST_HEAD) % self.size;
+        // It died between showing a batch to the driver and noting that here: the batch was answered.
+        let batch = used.wrapping_sub(self.word(USED_INDEX));
+        if batch <= self.size {
+            let mut head = self.last;
+            for _ in 0..batch {
+                let at = self.state(head);
+                self.part.write::<u8>(at, 0);
+                head = self.word(at + NEXT) % self.size;
+            }
+        }
+        self.part.store_release_u16(USED_INDEX, used);
+        let mut taken: Vec<(u64, u16)> = (0..self.size)
+            .filter(|head| self.part.read::<u8>(self.state(*head)) == 1)
+            .map(|head| {
+                let counter = self.part.read::<U64>(self.state(head) + COUNTER);
+                (counter.get(), head)
+            })
+            .collect();
+        taken.sort_unstable();
+        self.counter = taken
+            .last()
+            .map_or(0, |(counter, _)| counter.wrapping_add(1));
+        self.again = taken.into_iter().map(|(_, head)| head).collect();
+        Ok(())
+    }
+
+    fn word(&self, offset: usize) -> u16 {
+        self.part.load_relaxed_u16(offset)
+    }
+
+    #[inline]
+    fn state(&self, head: u16) -> usize {
+        STATES + STATE_SIZE * usize::from(head)
+    }
+
+    /// How many requests have to be taken again.
+    #[inline]
+    pub(crate) fn again(&self) -> u16 {
+        self.again.len() as u16
+    }
+
+    /// The next request that has to be taken again.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Option<u16> {
+        self.again.pop_front()
+    }
+
+    /// A chain was taken from the available ring. `head` is below the queue's size.
+    #[inline]
+    pub(crate) fn took(&mut self, head: u16) {
+        let at = self.state(head);
+        self.part.write(at + COUNTER, U64::new(self.counter));
+        self.counter = self.counter.wrapping_add(1);
+        self.part.write::<u8>(at, 1);
+    }
+
+    /// A chain is about to be given back with the next batch.
+    #[inline]
+    pub(crate) fn answering(&mut self, head: u16) {
+        let at = self.state(head);
+        self.part.store_release_u16(at + NEXT, self.last);
+        self.part.store_release_u16(LAST_HEAD, head);
+        self.last = head;
+        self.answered.push(head);
+    }
+
+    /// The driver sees the batch: `used` is the index that it was shown.
+    #[inline]
+    pub(crate) fn published(&mut self, used: u16) {
+        for head in self.answered.drain(..) {
+            let at = STATES + STATE_SIZE * usize::from(head);
+            self.part.write::<u8>(at, 0);
+        }
+        self.part.store_release_u16(USED_INDEX, used);
+    }
+}
