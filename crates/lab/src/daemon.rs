@@ -26,7 +26,8 @@ pub struct DaemonBuilder {
 }
 
 impl DaemonBuilder {
-    /// `lunette serve` in the directory for files: relative paths of disks refer to it.
+    /// `lunette serve` in the directory for files: relative paths of disks refer to it. Its state is kept beside its
+    /// sockets.
     pub fn new(scratch: &Scratch) -> DaemonBuilder {
         DaemonBuilder {
             directory: scratch.files().to_owned(),
@@ -139,6 +140,8 @@ impl DaemonBuilder {
             .arg("serve")
             .arg("--control")
             .arg(self.control())
+            .arg("--state")
+            .arg(self.sockets.join("state"))
             .args(&self.arguments);
         command.current_dir(&self.directory);
         Process::start(
@@ -204,7 +207,7 @@ impl Daemon {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// One line on stdout for each export, in each life.
+    /// One line on stdout for each export, in each life; then one more, when all of them are there.
     fn wait_ready(&mut self) -> Result<()> {
         let starts = self.starts;
         let ready = wait_until(READY_LIMIT, || {
@@ -216,7 +219,9 @@ impl Daemon {
                 let path = path.to_string_lossy();
                 log.lines().filter(|line| line.contains(&*path)).count() >= starts
             };
-            self.builder.exports.iter().all(announced).then_some(Ok(()))
+            let serves = log.lines().filter(|line| line.contains(" serving control="));
+            let ready = serves.count() >= starts && self.builder.exports.iter().all(announced);
+            ready.then_some(Ok(()))
         });
         ready.unwrap_or_else(|| {
             bail!(

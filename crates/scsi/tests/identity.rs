@@ -60,8 +60,9 @@ fn device_identification_has_naa_t10_ports_and_names() {
     assert_eq!(page[4..16], [0x01, 0x03, 0, 8, 0x30, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(page[16..20], [0x02, 0x01, 0, 16]);
     assert_eq!(&page[20..36], b"LUNETTE serial-0");
-    assert_eq!(page[36..44], [0x01, 0x94, 0, 4, 0, 0, 0, 1]);
-    assert_eq!(page[44..52], [0x01, 0x95, 0, 4, 0, 0, 0, 1]);
+    // protocol identifier 5: iSCSI
+    assert_eq!(page[36..44], [0x51, 0x94, 0, 4, 0, 0, 0, 1]);
+    assert_eq!(page[44..52], [0x51, 0x95, 0, 4, 0, 0, 0, 1]);
     assert_eq!(page[52..56], [0x53, 0x98, 0, 36]);
     assert_eq!(&page[56..92], b"iqn.2026-11.org.example:t0,t,0x0001\0");
     assert_eq!(page[92..96], [0x53, 0xa8, 0, 28]);

@@ -83,11 +83,16 @@ fn device_identification(info: &DiskInfo, port: &TargetPort) -> Vec<u8> {
     // T10 vendor identification; ASCII, of the logical unit
     let vendor_and_serial = [VENDOR, serial(info).as_bytes()].concat();
     designator(&mut list, 0x02, 0x01, &vendor_and_serial);
-    // relative target port and target port group; binary, of the port
+    // relative target port and target port group; binary, of the port. A port with a name is an iSCSI port (protocol
+    // identifier 5); a guest's has no protocol that a standard numbers, and PIV says so.
+    let (code_set, kind) = match port.name {
+        Some(_) => (0x51, 0x90),
+        None => (0x01, 0x10),
+    };
     let [high, low] = port.relative_id.to_be_bytes();
-    designator(&mut list, 0x01, 0x94, &[0, 0, high, low]);
+    designator(&mut list, code_set, kind | 0x04, &[0, 0, high, low]);
     let [high, low] = port.group.to_be_bytes();
-    designator(&mut list, 0x01, 0x95, &[0, 0, high, low]);
+    designator(&mut list, code_set, kind | 0x05, &[0, 0, high, low]);
     // SCSI name strings; UTF-8, of the port and of the device that it belongs to
     if let Some(name) = &port.name {
         designator(&mut list, 0x53, 0x98, &name_string(name));
