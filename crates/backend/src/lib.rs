@@ -76,6 +76,14 @@ pub trait Backend {
         tag: Tag,
     ) -> Submission;
 
+    /// Where a disk's content lies in memory: points the buffer at what a read would bring, and nothing needs to be
+    /// copied. Whoever looks sees later changes too. False: it has to be read, or may not be.
+    #[inline]
+    fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
+        let _ = (io, buffer);
+        false
+    }
+
     /// Takes a completion of this handle's owner; appends what is over, and may submit what remains to be done.
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>);
 

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::{GuestView, Mapping};
+use crate::{GuestView, Mapping, MappingView};
 
 /// A contiguous piece of memory, laid out as `struct iovec`.
 #[repr(C)]
@@ -75,9 +75,10 @@ enum Keep {
     #[default]
     Nothing,
     Guest(GuestView),
-    // The two below are never read: they are held for their drop.
+    // Those below are never read: they are held for their drop.
     Owned(#[expect(dead_code)] Rc<Owned>),
     Mapping(#[expect(dead_code)] Arc<Mapping>),
+    View(#[expect(dead_code)] MappingView),
 }
 
 /// Memory that one I/O reads or writes, and the pin that keeps it mapped.
@@ -113,6 +114,23 @@ impl IoBuffer {
         buffer.push(Segment::new(mapping.checked(offset, length), length));
         buffer.keep = Keep::Mapping(mapping.clone());
         buffer
+    }
+
+    /// Makes this a range of a mapping that is to be looked at, in the place of what it was; its heap space stays.
+    ///
+    /// # Panics
+    /// When the range lies outside of the mapping.
+    #[inline]
+    pub fn point_at(&mut self, view: &MappingView, offset: usize, length: usize) {
+        self.clear();
+        self.push(Segment::new(view.checked(offset, length), length));
+        self.keep = Keep::View(view.clone());
+    }
+
+    /// Is it memory of its own, as [`IoBuffer::owned`] gave it?
+    #[inline]
+    pub fn is_owned(&self) -> bool {
+        matches!(self.keep, Keep::Owned(_))
     }
 
     /// Empties the buffer and drops its pin, keeping its heap space.
@@ -323,18 +341,26 @@ impl IoBuffer {
     /// # Panics
     /// When the range lies outside of the window.
     pub fn slice(&self, offset: usize, length: usize) -> IoBuffer {
+        let mut part = IoBuffer::default();
+        self.slice_into(offset, length, &mut part);
+        part
+    }
+
+    /// As [`IoBuffer::slice`], in a buffer whose heap space is used again.
+    ///
+    /// # Panics
+    /// When the range lies outside of the window.
+    #[inline]
+    pub fn slice_into(&self, offset: usize, length: usize, part: &mut IoBuffer) {
         assert!(
             length <= self.window && offset <= self.window - length,
             "slice outside of window"
         );
-        let mut part = IoBuffer {
-            keep: self.keep.clone(),
-            ..IoBuffer::default()
-        };
+        part.clear();
         self.walk(self.first..self.end, offset, length, |segment, _| {
             part.push(segment)
         });
-        part
+        part.keep = self.keep.clone();
     }
 
     /// Visits the pieces of `length` bytes from byte `offset` of some segments: piece, bytes before it.
@@ -467,16 +493,31 @@ impl IoBuffer {
         length
     }
 
+    /// Copies `length` bytes from byte `from` of the whole buffer to byte `into` of another whole buffer.
+    ///
+    /// # Panics
+    /// When a range lies outside of its buffer.
+    pub fn copy_part(&self, from: usize, other: &IoBuffer, into: usize, length: usize) {
+        let (all, others) = (self.segments.len(), other.segments.len());
+        self.walk(0..all, from, length, |from, before| {
+            other.walk(0..others, into + before, from.length, |to, done| {
+                // SAFETY: as in `copy_to`.
+                unsafe { std::ptr::copy(from.base.add(done), to.base, to.length) }
+            });
+        });
+    }
+
     /// Fills the window from a mapping: a RAM disk's read.
     ///
     /// # Panics
-    /// When the range lies outside of the mapping.
+    /// When the range lies outside of the mapping, or this is itself a look at a mapping.
     #[inline]
     pub fn fill_from(&self, mapping: &Mapping, offset: usize) {
+        assert!(!self.is_view(), "a disk is read into itself");
         let from = mapping.checked(offset, self.window);
         self.walk(self.first..self.end, 0, self.window, |segment, done| {
-            // SAFETY: both ranges are mapped and kept; they are different mappings, for no client is given a
-            // RAM disk's own memory.
+            // SAFETY: both ranges are mapped and kept; they are different mappings: what looks at a RAM
+            // disk's own memory was refused.
             unsafe { copy::to_client(from.add(done), segment.base, segment.length) }
         });
     }
@@ -484,14 +525,20 @@ impl IoBuffer {
     /// Puts the window into a mapping: a RAM disk's write.
     ///
     /// # Panics
-    /// When the range lies outside of the mapping.
+    /// When the range lies outside of the mapping, or this is itself a look at a mapping.
     #[inline]
     pub fn drain_to(&self, mapping: &Mapping, offset: usize) {
+        assert!(!self.is_view(), "a disk is written from itself");
         let into = mapping.checked(offset, self.window);
         self.walk(self.first..self.end, 0, self.window, |segment, done| {
             // SAFETY: as in `fill_from`, the other way round.
             unsafe { copy::from_client(segment.base, into.add(done), segment.length) }
         });
+    }
+
+    #[inline]
+    fn is_view(&self) -> bool {
+        matches!(self.keep, Keep::View(_))
     }
 
     /// Are all segments of the window aligned, in address and length, to `alignment` bytes (a power of two)?

@@ -16,6 +16,6 @@ mod used_pages;
 
 pub use appender::{Appender, Filler, GuestTable};
 pub use buffer::{IoBuffer, Segment, copy};
-pub use mapping::Mapping;
+pub use mapping::{Mapping, MappingView};
 pub use ring_memory::{RingEntries, RingMemory};
 pub use table::{GuestView, MemoryError, MemoryTable, RegionSpec};

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
@@ -193,6 +194,30 @@ impl Mapping {
         let into = self.checked(offset, length);
         // SAFETY: range checked above.
         unsafe { std::ptr::write_bytes(into, byte, length) }
+    }
+}
+
+/// One worker's pin on a mapping: whatever this worker points at it costs no atomic operation, nor a line that others write.
+#[expect(
+    clippy::redundant_allocation,
+    reason = "the inner count is shared with other workers, the outer one is this worker's"
+)]
+#[derive(Clone, Debug)]
+pub struct MappingView(Rc<Arc<Mapping>>);
+
+impl MappingView {
+    /// A pin of its own.
+    pub fn new(mapping: &Arc<Mapping>) -> MappingView {
+        MappingView(Rc::new(mapping.clone()))
+    }
+}
+
+impl std::ops::Deref for MappingView {
+    type Target = Mapping;
+
+    #[inline]
+    fn deref(&self) -> &Mapping {
+        &self.0
     }
 }
 

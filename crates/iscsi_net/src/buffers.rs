@@ -1,7 +1,7 @@
 //! Page-aligned memory for command data: a pool per connection, bounded.
 //!
 //! Buffers are kept by size class and used again without being zeroed: what is sent of one is only what was put there
-//! for that command.
+//! for that command. Kept as well: shells, which point at memory of others, for their heap space.
 
 use guest_memory::IoBuffer;
 
@@ -9,9 +9,12 @@ use guest_memory::IoBuffer;
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Bytes kept while nobody uses them.
 const KEPT_MAX: usize = 16 << 20;
+/// Shells kept: as many as commands of a full window, and what is being sent of them.
+const SHELLS_MAX: usize = 256;
 
 pub(crate) struct Buffers {
     free: [Vec<IoBuffer>; CLASSES.len()],
+    shells: Vec<IoBuffer>,
     kept: usize,
     in_use: usize,
     limit: usize,
@@ -29,6 +32,7 @@ impl Buffers {
     pub fn new(limit: usize) -> Buffers {
         Buffers {
             free: Default::default(),
+            shells: Vec::new(),
             kept: 0,
             in_use: 0,
             limit,
@@ -60,9 +64,27 @@ impl Buffers {
         }
     }
 
-    /// Takes a buffer back.
+    /// An empty buffer to point at memory of others; to be given back by [`Buffers::give_shell`].
+    #[inline]
+    pub fn take_shell(&mut self) -> IoBuffer {
+        self.shells.pop().unwrap_or_default()
+    }
+
+    /// Takes a shell back, and with it its pin.
+    #[inline]
+    pub fn give_shell(&mut self, mut shell: IoBuffer) {
+        if self.shells.len() < SHELLS_MAX {
+            shell.clear();
+            self.shells.push(shell);
+        }
+    }
+
+    /// Takes a buffer back, or a shell that points at a disk.
     #[inline]
     pub fn give(&mut self, buffer: IoBuffer) {
+        if !buffer.is_owned() {
+            return self.give_shell(buffer);
+        }
         let size = buffer.total_len();
         self.in_use -= size;
         if let Some(class) = CLASSES.iter().position(|class| *class == size)
@@ -81,6 +103,7 @@ impl Buffers {
     /// Lets go of what is kept.
     pub fn trim(&mut self) {
         self.free.iter_mut().for_each(|free| *free = Vec::new());
+        self.shells = Vec::new();
         self.kept = 0;
     }
 }

@@ -345,6 +345,10 @@ impl Connection {
                     slot.task.with_data(&data)
                 }
                 TaskStep::Data(disk, request) => {
+                    if self.lend(io, index, disk, &request) {
+                        step = self.slots.get(index).task.resume(Ok(()), None);
+                        continue;
+                    }
                     let length = request.length as usize;
                     let ready = match request.kind {
                         IoKind::Read => {
@@ -361,12 +365,15 @@ impl Connection {
                     }
                     let handle = self.disk(io, disk);
                     let slot = self.slots.get(index);
-                    let mut buffer = match (&slot.buffer, request.moves_data()) {
-                        (Some(buffer), true) => buffer.slice(0, length),
-                        _ => IoBuffer::default(),
-                    };
-                    match submit(io, handle, &request, &mut buffer, tag) {
-                        Some(outcome) => slot.task.resume(outcome, None),
+                    let mut part = self.buffers.take_shell();
+                    if let (Some(buffer), true) = (&slot.buffer, request.moves_data()) {
+                        buffer.slice_into(0, length, &mut part);
+                    }
+                    match submit(io, handle, &request, &mut part, tag) {
+                        Some(outcome) => {
+                            self.buffers.give_shell(part);
+                            slot.task.resume(outcome, None)
+                        }
                         None => {
                             (slot.busy, slot.scratch) = (true, false);
                             return Progress::Pending;
@@ -390,6 +397,30 @@ impl Connection {
         self.slots.get(index).step = Some(step);
         self.rest(index);
         Progress::Pending
+    }
+
+    /// A read whose data lie in memory as they are: they are sent from there, without a copy. Not with a data digest, for
+    /// they may change after it was made.
+    #[inline]
+    fn lend(&mut self, io: &mut Io, index: u32, disk: DiskId, request: &IoRequest) -> bool {
+        if request.kind != IoKind::Read || self.iscsi.digests().data {
+            return false;
+        }
+        let Some(handle) = self.disk(io, disk) else {
+            return false;
+        };
+        let slot = self.slots.get(index);
+        if slot.write_length.is_some() || slot.buffer.is_some() {
+            return false;
+        }
+        let mut shell = self.buffers.take_shell();
+        if !io.look(handle, request, &mut shell) {
+            self.buffers.give_shell(shell);
+            return false;
+        }
+        slot.buffer = Some(shell);
+        slot.reads = request.length as u32;
+        true
     }
 
     /// The task goes on when nothing else can change its range. False: there is no such disk.
@@ -488,7 +519,12 @@ impl Connection {
         if slot.aborted {
             return self.release(index);
         }
-        let scratch = slot.scratch.then_some(buffer);
+        let scratch = if slot.scratch {
+            Some(buffer)
+        } else {
+            self.buffers.give_shell(buffer);
+            None
+        };
         let next = slot.task.resume(outcome, scratch);
         match self.advance(io, index, next) {
             Progress::Done => self.done.push(self.slots.id(index)),
@@ -529,17 +565,30 @@ impl Connection {
                 self.buffers.give(buffer);
             }
         }
-        let (order, begun) = (slot.order.take(), slot.begun);
+        let (order, begun, lent) = (slot.order.take(), slot.begun, slot.lent);
         self.slots.free(index);
         let Some(Order { set, attribute }) = order else {
             return;
         };
-        let tasks = &mut self.sets[set].1;
-        if begun {
-            tasks.ended(attribute);
-        } else {
-            tasks.abort_waiting(|waiting| *waiting == index);
+        if lent {
+            return self.output.owe(Order { set, attribute });
         }
+        if begun {
+            self.end_order(Order { set, attribute });
+        } else {
+            let tasks = &mut self.sets[set].1;
+            tasks.abort_waiting(|waiting| *waiting == index);
+            self.start_ready(set);
+        }
+    }
+
+    /// A task that had begun is over: others may begin.
+    pub(crate) fn end_order(&mut self, order: Order) {
+        self.sets[order.set].1.ended(order.attribute);
+        self.start_ready(order.set);
+    }
+
+    fn start_ready(&mut self, set: usize) {
         while let Some((_, next)) = self.sets[set].1.next_ready() {
             self.start(next);
         }
@@ -637,8 +686,10 @@ impl Connection {
                 sense: sense.as_deref().unwrap_or_default(),
                 transfer,
             };
+            let lent = data.as_ref().is_some_and(|(buffer, _)| !buffer.is_owned());
             // A task that the protocol ended by itself needs no answer.
-            self.send(task, data, &completion).ok();
+            let queued = self.send(task, data, &completion).is_ok();
+            self.slots.get(index).lent = lent && queued;
         }
         if goes_on {
             let step = self.slots.get(index).task.go_on();

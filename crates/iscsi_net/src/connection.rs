@@ -336,6 +336,9 @@ impl Connection {
                     self.operations += 1;
                     io.ring().send(self.owner, token::SEND, &self.socket, rest);
                 }
+                while let Some(order) = self.output.settled() {
+                    self.end_order(order);
+                }
             }
             Err(errno) if !self.ended && (errno == 4 || errno == 11) => {
                 // interrupted, or no memory just now

@@ -5,11 +5,15 @@ use iscsi::target::{Outgoing, Piece};
 use ring::Message;
 
 use crate::buffers::Buffers;
+use crate::slots::Order;
 
 #[derive(Default)]
 pub(crate) struct Output {
     /// Data queued with the protocol by its place here, and not yet in a message.
     data: Vec<IoBuffer>,
+    /// Tasks whose data lie on a disk until they are sent: queued, and in the message.
+    owed: Vec<Order>,
+    owed_in_message: Vec<Order>,
     /// Not in the kernel: empty, or to go on.
     message: Option<Box<Message>>,
     /// In the kernel: so many bytes.
@@ -25,6 +29,19 @@ impl Output {
     /// Keeps data until it is sent, under the name that [`Output::name`] gave.
     pub fn keep(&mut self, buffer: IoBuffer) {
         self.data.push(buffer);
+    }
+
+    /// The task is over when what is queued by now has left.
+    pub fn owe(&mut self, order: Order) {
+        self.owed.push(order);
+    }
+
+    /// A task that is over now.
+    pub fn settled(&mut self) -> Option<Order> {
+        if self.is_sending() {
+            return None;
+        }
+        self.owed_in_message.pop()
     }
 
     pub fn is_sending(&self) -> bool {
@@ -73,6 +90,7 @@ impl Output {
             }
         }
         outgoing.clear();
+        self.owed_in_message.append(&mut self.owed);
         self.sending = message.left();
         Some(message)
     }

@@ -17,6 +17,8 @@ const LOGIN_BYTES: usize = 8 << 10;
 const RECEIVE_BYTES: usize = 64 << 10;
 /// The protocol looks at the stream through a window of this size: write data is not copied there.
 const WINDOW_BYTES: usize = 2048;
+/// And behind data through this one.
+const WINDOW_BYTES_MIN: usize = 256;
 /// The rest of a data segment that is worth a receive of its own.
 const DIRECT_BYTES_MIN: u32 = 4096;
 
@@ -28,6 +30,10 @@ pub(crate) struct Input {
     from: usize,
     to: usize,
     window: Vec<u8>,
+    /// Its size next time: behind data comes one header.
+    window_bytes: usize,
+    /// Data that the digest has to see.
+    seen: Vec<u8>,
     /// A receive into the buffer is in flight.
     receiving: bool,
     /// Whose data the kernel receives, and where.
@@ -44,6 +50,8 @@ impl Input {
             from: 0,
             to: 0,
             window: Vec::new(),
+            window_bytes: WINDOW_BYTES,
+            seen: Vec::new(),
             receiving: false,
             direct: None,
             held: 0,
@@ -175,7 +183,8 @@ impl Connection {
 
     /// Takes one window's bytes; false when there is nothing more to do for now.
     fn consume_window(&mut self, io: &mut Io, window: &mut Vec<u8>) -> bool {
-        let length = WINDOW_BYTES.min(self.input.to - self.input.from);
+        let most = std::mem::replace(&mut self.input.window_bytes, WINDOW_BYTES);
+        let length = most.min(self.input.to - self.input.from);
         window.resize(length, 0);
         if let (Some(buffer), true) = (&self.input.buffer, length > 0) {
             buffer.read_whole(self.input.from, window);
@@ -247,20 +256,20 @@ impl Connection {
         let slot = self.slot_of(task);
         self.data_arrived(slot, false);
         let from = self.input.from;
-        let came = self.input.buffer.as_ref();
-        let came = came.map(|buffer| buffer.slice(from, here));
-        let into = self.buffer_for(slot, offset as usize + here);
-        if let Some(came) = came {
-            came.copy_to(&into.slice(offset as usize, here));
+        if let Some(came) = self.input.buffer.take() {
+            let into = self.buffer_for(slot, offset as usize + here);
+            came.copy_part(from, into, offset as usize, here);
             if digest {
-                let mut bytes = vec![0; here];
-                came.read_at(0, &mut bytes);
-                self.iscsi.placed(&bytes);
+                self.input.seen.resize(here, 0);
+                came.read_whole(from, &mut self.input.seen);
+                self.iscsi.placed(&self.input.seen);
             } else {
                 self.iscsi.placed_unseen(here);
             }
+            self.input.buffer = Some(came);
         }
         self.input.from += here;
+        self.input.window_bytes = WINDOW_BYTES_MIN;
         true
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Slot {
     pub step: Option<TaskStep>,
     /// Command data; as large as what of it may move by now.
     pub buffer: Option<IoBuffer>,
+    /// What was read is sent from where it lies on the disk: the task's order lasts until it has left.
+    pub lent: bool,
     /// The kernel receives into the buffer.
     pub receiving: bool,
     /// An I/O is in flight.

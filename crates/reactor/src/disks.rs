@@ -320,6 +320,15 @@ impl Io {
         submitted
     }
 
+    /// Points the buffer at what a read would bring, where the disk's content lies in memory: see [`Backend::look`].
+    #[inline]
+    pub fn look(&self, handle: DiskHandle, request: &IoRequest, buffer: &mut IoBuffer) -> bool {
+        match self.disks.get(handle.0 as usize) {
+            Some(Some(open)) => open.backend.look(request, buffer),
+            _ => false,
+        }
+    }
+
     pub(crate) fn complete(
         &mut self,
         disk: u32,

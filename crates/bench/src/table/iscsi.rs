@@ -28,6 +28,9 @@ const SIZE: u64 = 512 << 20;
 /// A target that has not opened its port by then will not.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// What tgtd takes for a control port is below this.
+const CONTROL_PORTS: u32 = 32_000;
+
 const OURS: &str = "lunette";
 const PEER: &str = "tgt";
 
@@ -192,7 +195,7 @@ fn tgt(options: &TableOptions, folder: &Path) -> Result<Served> {
     memory.as_file().set_len(SIZE)?;
     let address = free_port()?;
     // Its control port names a socket of its own, beside that of a tgtd that may run here.
-    let control = address.port().to_string();
+    let control = (u32::from(address.port()) % CONTROL_PORTS + 1).to_string();
     let mut command = pinned(Path::new("tgtd"), options.device_cpu);
     command.args(["-f", "-C", &control, "--iscsi"]);
     command.arg(format!("portal={address}"));
