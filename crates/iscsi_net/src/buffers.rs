@@ -100,6 +100,11 @@ impl Buffers {
         self.in_use -= buffer.total_len();
     }
 
+    /// Bytes in use.
+    pub fn in_use(&self) -> usize {
+        self.in_use
+    }
+
     /// Lets go of what is kept.
     pub fn trim(&mut self) {
         self.free.iter_mut().for_each(|free| *free = Vec::new());

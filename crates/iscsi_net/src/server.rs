@@ -236,6 +236,22 @@ impl Server {
         targets.values().map(status).collect()
     }
 
+    /// Bytes that all connections hold for commands and for what is being sent. Asks every worker.
+    pub fn memory_in_use(&self) -> u64 {
+        let bytes = |place: Place| {
+            let (source, number) = (place.source, place.number);
+            let asked = place.worker.call(move |worker| {
+                let mut bytes = 0;
+                crate::shared::with(worker, source, number, |connection, _| {
+                    bytes = connection.buffers.in_use() as u64;
+                });
+                bytes
+            });
+            asked.unwrap_or(0)
+        };
+        self.state.shared.connections().into_iter().map(bytes).sum()
+    }
+
     /// TCP connections, logged in or not.
     pub fn connections(&self) -> usize {
         self.state.shared.connection_count()

@@ -322,9 +322,17 @@ impl Io {
 
     /// Points the buffer at what a read would bring, where the disk's content lies in memory: see [`Backend::look`].
     #[inline]
-    pub fn look(&self, handle: DiskHandle, request: &IoRequest, buffer: &mut IoBuffer) -> bool {
-        match self.disks.get(handle.0 as usize) {
-            Some(Some(open)) => open.backend.look(request, buffer),
+    pub fn look(&mut self, handle: DiskHandle, request: &IoRequest, buffer: &mut IoBuffer) -> bool {
+        match self.disks.get_mut(handle.0 as usize) {
+            // What has limits waits for its turn, and is read.
+            Some(Some(open)) if open.throttle.word() == 0 => {
+                let seen = open.backend.look(request, buffer);
+                if seen {
+                    open.record.asked(request);
+                    open.record.ended(&Ok(()));
+                }
+                seen
+            }
             _ => false,
         }
     }

@@ -177,6 +177,19 @@ impl Client {
         moved
     }
 
+    /// Sends what can be sent now, and takes nothing.
+    pub fn push(&mut self) {
+        for cid in 0..self.streams.len() {
+            let fresh = std::mem::take(self.initiator.outgoing(cid as u16));
+            self.unsent[cid].extend(fresh);
+            if let Some(stream) = &mut self.streams[cid]
+                && let Ok(length) = stream.write(&self.unsent[cid])
+            {
+                self.unsent[cid].drain(..length);
+            }
+        }
+    }
+
     pub fn until(&mut self, mut done: impl FnMut(&mut Client) -> bool) {
         let begun = Instant::now();
         while !done(self) {

@@ -1,0 +1,146 @@
+//! What one connection may make the door hold, and what its order promises while its data are still here.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
+use iscsi::initiator::{Event, Initiator, Request};
+use iscsi::negotiation::{Offer, SessionParameters};
+use iscsi_net::DoorLimits;
+
+/// Far above what anything here takes.
+const LIMIT: Duration = Duration::from_secs(60);
+const LARGE: u32 = 256 << 10;
+
+fn client(door: &Door, offer: Offer) -> Client {
+    let mut client = Client::login(door.portal, settings(1, offer), 1);
+    client.settle();
+    client
+}
+
+/// Sends what is queued and takes nothing.
+fn push(client: &mut Client, until: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !until() {
+        client.push();
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(begun.elapsed() < LIMIT, "the door does not get so far");
+    }
+}
+
+fn read(lba: u32) -> Request {
+    Initiator::read(0, &cdb10(0x28, lba, (LARGE as usize / BLOCK) as u16), LARGE)
+}
+
+/// Takes every answer that is due.
+fn answers(client: &mut Client, count: usize) -> Vec<iscsi::initiator::CommandDone> {
+    let mut done = Vec::new();
+    client.until(|client| {
+        for (_, event) in std::mem::take(&mut client.events) {
+            if let Event::Command(one) = event {
+                done.push(one);
+            }
+        }
+        done.len() == count
+    });
+    done
+}
+
+#[test]
+fn ordered_write_does_not_change_what_reads_before_it_have_yet_to_send() {
+    let door = Door::ram();
+    let mut client = client(&door, Offer::default());
+    // 8 MiB: more than the sockets take.
+    for lba in 0..32u32 {
+        let blocks = LARGE as usize / BLOCK;
+        let data = vec![0xa5; LARGE as usize];
+        assert_eq!(client.write(0, lba * blocks as u32, data).status, 0);
+    }
+    let blocks = LARGE / BLOCK as u32;
+    let reads: Vec<u32> = (0..32)
+        .map(|lba| client.initiator.command(0, read(lba * blocks)).unwrap())
+        .collect();
+    let cdb = cdb10(0x2a, 31 * blocks, 8);
+    let ordered = Request {
+        attribute: 2,
+        ..Initiator::write(0, &cdb, vec![0x5a; 8 * BLOCK])
+    };
+    client.initiator.command(0, ordered).unwrap();
+    let pause = Instant::now();
+    // Long enough for the write to overtake, if it could.
+    push(&mut client, || pause.elapsed() > Duration::from_millis(200));
+    for done in answers(&mut client, 33) {
+        assert_eq!(done.status, 0);
+        if reads.contains(&done.itt) {
+            assert!(done.data.iter().all(|byte| *byte == 0xa5), "changed");
+        }
+    }
+    let now = client.read(0, 31 * blocks, 8);
+    assert!(now.data.iter().all(|byte| *byte == 0x5a));
+}
+
+#[test]
+fn reads_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
+    let allowed = 1 << 20;
+    let limits = DoorLimits {
+        data_bytes: allowed,
+        ..DoorLimits::default()
+    };
+    // Behind a delay the content does not lie in memory, so that it has to be read.
+    let delay = backend::Delay::new(ram(64), Duration::ZERO);
+    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
+    let mut client = client(&door, Offer::default());
+    for lba in 0..100 {
+        client.initiator.command(0, read(lba * 512)).unwrap();
+    }
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(200));
+    let held = door.server.memory_in_use();
+    // One buffer beyond the limit may be on its way, and headers.
+    let most = allowed as u64 + 2 * u64::from(LARGE);
+    assert!(
+        held > 0 && held <= most,
+        "{held} bytes held, {most} allowed"
+    );
+    assert!(
+        answers(&mut client, 100)
+            .iter()
+            .all(|done| done.status == 0)
+    );
+}
+
+#[test]
+fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
+    let allowed = 1 << 20;
+    let limits = DoorLimits {
+        data_bytes: allowed,
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(64), target(), limits);
+    let solicited = Offer {
+        session: SessionParameters {
+            initial_r2t: true,
+            immediate_data: false,
+            ..Offer::default().session
+        },
+        ..Offer::default()
+    };
+    let mut client = client(&door, solicited);
+    for lba in 0..100 {
+        let cdb = cdb10(0x2a, lba * 512, (LARGE as usize / BLOCK) as u16);
+        let write = Initiator::write(0, &cdb, vec![1; LARGE as usize]);
+        client.initiator.command(0, write).unwrap();
+    }
+    // The commands leave, the answers to R2Ts do not: nothing is received.
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(200));
+    let held = door.server.memory_in_use();
+    let most = allowed as u64 + 2 * u64::from(LARGE);
+    assert!(held <= most, "{held} bytes held, {most} allowed");
+    assert!(
+        answers(&mut client, 100)
+            .iter()
+            .all(|done| done.status == 0)
+    );
+}
