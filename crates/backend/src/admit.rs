@@ -2,12 +2,14 @@
 //!
 //! Doors have checked a peer's range already; this is the second fence, and it costs two compares.
 
-use disk::{DiskInfo, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use std::sync::Arc;
+
+use disk::{Capacity, DiskInfo, IoErrorKind, IoKind, IoOutcome, IoRequest};
 
 /// The part of a disk's info that the check reads, flat and small.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    capacity_bytes: u64,
+    capacity: Arc<Capacity>,
     block_mask: u64,
     read_only: bool,
     discard: bool,
@@ -15,9 +17,9 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub(crate) fn of(info: &DiskInfo) -> Limits {
+    pub(crate) fn of(info: &DiskInfo, capacity: &Arc<Capacity>) -> Limits {
         Limits {
-            capacity_bytes: info.geometry.capacity_bytes(),
+            capacity: Arc::clone(capacity),
             block_mask: u64::from(info.geometry.block_size()) - 1,
             read_only: info.read_only,
             discard: info.discard_granularity.is_some(),
@@ -29,7 +31,8 @@ impl Limits {
     #[inline]
     pub(crate) fn admit(&self, io: &IoRequest) -> IoOutcome {
         let IoRequest { offset, length, .. } = *io;
-        if length > self.capacity_bytes || offset > self.capacity_bytes - length {
+        let capacity = self.capacity.bytes();
+        if length > capacity || offset > capacity - length {
             return Err(IoErrorKind::OutOfRange.into());
         }
         if (offset | length) & self.block_mask != 0 {

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use disk::{DiskInfo, IoOutcome, IoRequest};
+use disk::{Capacity, DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
@@ -29,6 +29,14 @@ impl Delay {
 impl Engine for Delay {
     fn info(&self) -> DiskInfo {
         self.inner.info()
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        self.inner.capacity()
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.inner.set_size(bytes)
     }
 
     fn kind(&self) -> &'static str {

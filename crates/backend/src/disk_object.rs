@@ -5,16 +5,20 @@
 //! all workers.
 
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
+use std::time::Duration;
 
-use disk::DiskInfo;
+use disk::{DiskInfo, Geometry};
 use ring::{Owner, Ring};
 
-use crate::error::{check_naa, check_physical_block_size};
-use crate::{Backend, Engine, Gate, OpenError, RateLimits, Throttle};
+use crate::error::{check_naa, check_physical_block_size, check_size};
+use crate::{Backend, Engine, Gate, Lease, OpenError, RateLimits, ResizeError, Throttle};
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
+
+/// A device that answers answers by then.
+const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a disk shows to its clients besides what its engine says.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +39,7 @@ pub struct Disk {
     name: Arc<str>,
     removable: bool,
     engine: Arc<dyn Engine>,
-    info: Arc<DiskInfo>,
+    info: Arc<RwLock<Arc<DiskInfo>>>,
     gate: Arc<Gate>,
     throttle: Arc<Throttle>,
 }
@@ -102,7 +106,7 @@ impl Disk {
             name: name.into(),
             removable,
             engine,
-            info: Arc::new(info),
+            info: Arc::new(RwLock::new(Arc::new(info))),
             gate: Arc::default(),
             throttle: Arc::default(),
         })
@@ -113,9 +117,54 @@ impl Disk {
         &self.name
     }
 
-    /// Shape, abilities and identity.
-    pub fn info(&self) -> &Arc<DiskInfo> {
-        &self.info
+    /// Shape, abilities and identity, as they are now. Takes a lock: not for every request.
+    pub fn info(&self) -> Arc<DiskInfo> {
+        let info = self.info.read().unwrap_or_else(PoisonError::into_inner);
+        info.clone()
+    }
+
+    /// Grows or shrinks the disk. The caller tells the doors afterwards. May block until changes that are in flight
+    /// beyond a new end have ended.
+    ///
+    /// # Errors
+    /// Nothing has changed then.
+    pub fn resize(&self, size: u64) -> Result<(), ResizeError> {
+        let capacity = self.engine.capacity();
+        let before = capacity.bytes();
+        let block_size = self.info().geometry.block_size();
+        check_size(size, block_size).map_err(ResizeError::Size)?;
+        let refused = |source| ResizeError::System { size, source };
+        if size >= before {
+            self.engine.set_size(size).map_err(refused)?;
+            capacity.set(size);
+        } else {
+            // What comes from now on is refused beyond the new end; what was begun before is waited for.
+            capacity.set(size);
+            let shrunk = self
+                .hold(size, before - size)
+                .and_then(|_lease| self.engine.set_size(size).map_err(refused));
+            if let Err(error) = shrunk {
+                capacity.set(before);
+                return Err(error);
+            }
+        }
+        let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
+        *info = Arc::new(DiskInfo {
+            geometry: Geometry::new(block_size, size),
+            ..DiskInfo::clone(&info)
+        });
+        Ok(())
+    }
+
+    fn hold(&self, offset: u64, length: u64) -> Result<Lease, ResizeError> {
+        let (grant, granted) = mpsc::channel();
+        self.gate.acquire(offset, length, move |lease| {
+            // When nobody waits any more it is dropped, and so given back.
+            grant.send(lease).ok();
+        });
+        let seconds = RESIZE_PATIENCE.as_secs();
+        let lease = granted.recv_timeout(RESIZE_PATIENCE);
+        lease.map_err(|_| ResizeError::Busy { seconds })
     }
 
     /// Can its medium be ejected and loaded?
@@ -197,6 +246,18 @@ mod tests {
         assert_ne!(a.info().naa, b.info().naa);
         // Written down: it must not change from release to release.
         assert_eq!(naa_of(&["machine", "d0", ""]), 0x302f_055a_5bf3_d30e);
+    }
+
+    #[test]
+    fn size_changes_for_all_who_look() {
+        let disk = disk("d0", None).unwrap();
+        let clone = disk.clone();
+        disk.resize(2 << 20).unwrap();
+        assert_eq!(clone.info().geometry.capacity_bytes(), 2 << 20);
+        disk.resize(512).unwrap();
+        assert_eq!(clone.engine().info().geometry.capacity_bytes(), 512);
+        assert!(disk.resize(100).is_err() && disk.resize(0).is_err());
+        assert_eq!(clone.info().geometry.capacity_bytes(), 512);
     }
 
     #[test]

@@ -64,6 +64,28 @@ pub enum OpenError {
     },
 }
 
+/// A disk whose size was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ResizeError {
+    /// No room for a single block, or a part of a block at the end.
+    #[error("{0}")]
+    Size(OpenError),
+    /// The system refused.
+    #[error("cannot change the size to {size} bytes: {source}")]
+    System {
+        /// What was asked for.
+        size: u64,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Changes that had begun did not end in time.
+    #[error("changes beyond the new end are still in flight after {seconds} s")]
+    Busy {
+        /// How long they were waited for.
+        seconds: u64,
+    },
+}
+
 /// Is it a block size that every door can serve?
 pub(crate) fn check_block_size(found: u32) -> Result<u32, OpenError> {
     match found {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use disk::{DiskInfo, IoError, IoKind, IoOutcome, IoRequest};
+use disk::{Capacity, DiskInfo, IoError, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
@@ -116,6 +116,14 @@ impl Faulty {
 impl Engine for Faulty {
     fn info(&self) -> DiskInfo {
         self.inner.info()
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        self.inner.capacity()
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.inner.set_size(bytes)
     }
 
     fn kind(&self) -> &'static str {

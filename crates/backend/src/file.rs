@@ -21,7 +21,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use disk::DiskInfo;
+use disk::{Capacity, DiskInfo, Geometry};
 use ring::{Owner, Ring};
 use rustix::fs::{Mode, OFlags};
 
@@ -116,6 +116,7 @@ struct Refused {
 struct Shared {
     path: PathBuf,
     info: DiskInfo,
+    capacity: Arc<Capacity>,
     cache: CacheMode,
     block_device: bool,
     alignment: Alignment,
@@ -179,7 +180,35 @@ fn open_flags(cache: CacheMode, read_only: bool) -> OFlags {
 
 impl Engine for File {
     fn info(&self) -> DiskInfo {
-        self.shared.info.clone()
+        let info = &self.shared.info;
+        DiskInfo {
+            geometry: Geometry::new(info.geometry.block_size(), self.shared.capacity.bytes()),
+            ..info.clone()
+        }
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        &self.shared.capacity
+    }
+
+    /// A block device has the size that it has: it can only be followed.
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        let shared = &self.shared;
+        if shared.block_device {
+            let found = properties::device_size(&shared.control)?;
+            return match bytes <= found {
+                true => Ok(()),
+                false => Err(io::Error::other(format!(
+                    "the block device has {found} bytes"
+                ))),
+            };
+        }
+        if shared.info.read_only {
+            return Err(io::Error::other("the disk is read-only"));
+        }
+        rustix::fs::ftruncate(&shared.control, bytes)?;
+        // The new size is as durable as what is written into it.
+        Ok(rustix::fs::fsync(&shared.control)?)
     }
 
     fn kind(&self) -> &'static str {
@@ -190,7 +219,7 @@ impl Engine for File {
         // The control handle has no position that anybody else uses. A block device says that all is data.
         match rustix::fs::seek(&self.shared.control, rustix::fs::SeekFrom::Data(offset)) {
             Ok(data) => data.max(offset),
-            Err(rustix::io::Errno::NXIO) => self.shared.info.geometry.capacity_bytes(),
+            Err(rustix::io::Errno::NXIO) => self.shared.capacity.bytes(),
             Err(_) => offset,
         }
     }

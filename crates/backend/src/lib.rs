@@ -24,14 +24,15 @@ mod ram;
 mod throttle;
 
 use std::io;
+use std::sync::Arc;
 
-use ::disk::{DiskInfo, IoOutcome, IoRequest};
+use ::disk::{Capacity, DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
 pub use delay::Delay;
 pub use disk_object::{Disk, DiskOptions};
-pub use error::OpenError;
+pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, File, FileOptions};
 pub use gate::{Gate, Lease, Member, Membership, Settling};
@@ -95,6 +96,16 @@ pub trait Backend {
 pub trait Engine: Send + Sync {
     /// Shape and abilities; serial and NAA identifier are empty here: [`Disk::info`] fills them in.
     fn info(&self) -> DiskInfo;
+
+    /// How large it is now: read with every I/O.
+    fn capacity(&self) -> &Arc<Capacity>;
+
+    /// Makes room for a disk that grows to `bytes`, before [`Engine::capacity`] says so; or gives back what is beyond
+    /// `bytes` after it has said so, when no change beyond is in flight. See [`Disk::resize`].
+    ///
+    /// # Errors
+    /// What the system says; nothing has changed then.
+    fn set_size(&self, bytes: u64) -> io::Result<()>;
 
     /// Its name in configuration and metrics: `ram`, `file`, ...
     fn kind(&self) -> &'static str;

@@ -4,8 +4,9 @@
 //! nothing of anybody else's in it. Allocates nothing, never blocks.
 
 use std::io;
+use std::sync::Arc;
 
-use disk::{DiskInfo, Geometry, IoRequest};
+use disk::{Capacity, DiskInfo, Geometry, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
@@ -38,6 +39,7 @@ impl Default for NullOptions {
 #[derive(Debug)]
 pub struct Null {
     info: DiskInfo,
+    capacity: Arc<Capacity>,
 }
 
 impl Null {
@@ -49,6 +51,7 @@ impl Null {
         let block_size = check_block_size(options.block_size)?;
         let size = check_size(options.size, block_size)?;
         Ok(Null {
+            capacity: Arc::new(Capacity::new(size)),
             info: DiskInfo {
                 geometry: Geometry::new(block_size, size),
                 physical_block_size: 4096,
@@ -68,7 +71,18 @@ impl Null {
 
 impl Engine for Null {
     fn info(&self) -> DiskInfo {
-        self.info.clone()
+        DiskInfo {
+            geometry: Geometry::new(self.info.geometry.block_size(), self.capacity.bytes()),
+            ..self.info.clone()
+        }
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        &self.capacity
+    }
+
+    fn set_size(&self, _bytes: u64) -> io::Result<()> {
+        Ok(())
     }
 
     fn kind(&self) -> &'static str {
@@ -77,7 +91,7 @@ impl Engine for Null {
 
     fn open(&self, _owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
         Ok(Box::new(NullBackend {
-            limits: Limits::of(&self.info),
+            limits: Limits::of(&self.info, &self.capacity),
         }))
     }
 }

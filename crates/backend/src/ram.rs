@@ -3,12 +3,14 @@
 //! I/O is a copy, done before `submit` returns. Memory is taken when it is first written, and given back by
 //! discard and by write-zeroes with unmap. Huge pages are asked for by default: random 4 KiB reads are bound by
 //! address translation otherwise. Their price is that the first write takes 2 MiB at once; `huge_pages: false` is
-//! for thin disks. Workers may copy the same bytes at the same time: like any disk, it promises no order then.
+//! for thin disks. A disk that grows gets more mappings behind its first. Workers may copy the same bytes at the same time: like any disk, it promises no order then.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
-use disk::{DiskInfo, Geometry, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use disk::{
+    Capacity, DiskInfo, Geometry, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest,
+};
 use guest_memory::{IoBuffer, Mapping, MappingView};
 use ring::{Completion, Owner, Ring};
 
@@ -43,11 +45,53 @@ impl Default for RamOptions {
     }
 }
 
+/// A part of a disk's memory. The first is all of it until the disk grows; what is mapped never moves.
+#[derive(Clone, Debug)]
+struct Extent {
+    /// Byte of the disk that it begins with.
+    start: u64,
+    memory: Arc<Mapping>,
+}
+
+impl Extent {
+    fn end(&self) -> u64 {
+        self.start + self.memory.len() as u64
+    }
+}
+
+/// What all workers' handles share.
+#[derive(Debug)]
+struct Memory {
+    extents: RwLock<Arc<[Extent]>>,
+}
+
+impl Memory {
+    fn extents(&self) -> Arc<[Extent]> {
+        let extents = self.extents.read().unwrap_or_else(PoisonError::into_inner);
+        extents.clone()
+    }
+}
+
 /// The engine `ram`.
 #[derive(Debug)]
 pub struct Ram {
     info: DiskInfo,
-    memory: Arc<Mapping>,
+    capacity: Arc<Capacity>,
+    memory: Arc<Memory>,
+    huge_pages: bool,
+}
+
+/// Maps zeroes for `bytes` of a disk; the last page is whole, so that it can be given back.
+fn map(bytes: u64, huge_pages: bool) -> io::Result<Arc<Mapping>> {
+    let length = usize::try_from(bytes)
+        .ok()
+        .and_then(|size| size.checked_next_multiple_of(PAGE as usize))
+        .ok_or(io::ErrorKind::OutOfMemory)?;
+    let memory = Mapping::anonymous(length)?;
+    if huge_pages && let Err(error) = memory.advise_huge_pages() {
+        tracing::debug!(%error, "no huge pages for {bytes} bytes of a RAM disk");
+    }
+    Ok(memory)
 }
 
 impl Ram {
@@ -58,18 +102,9 @@ impl Ram {
     pub fn create(options: RamOptions) -> Result<Ram, OpenError> {
         let block_size = check_block_size(options.block_size)?;
         let size = check_size(options.size, block_size)?;
-        let refused = |source| OpenError::Memory { size, source };
-        // The last page is whole, so that it can be given back.
-        let length = usize::try_from(size)
-            .ok()
-            .and_then(|size| size.checked_next_multiple_of(PAGE as usize))
-            .ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
-        let memory = Mapping::anonymous(length).map_err(refused)?;
-        if options.huge_pages
-            && let Err(error) = memory.advise_huge_pages()
-        {
-            tracing::debug!(%error, "no huge pages for a RAM disk of {size} bytes");
-        }
+        let memory =
+            map(size, options.huge_pages).map_err(|source| OpenError::Memory { size, source })?;
+        let extents: Arc<[Extent]> = Arc::new([Extent { start: 0, memory }]);
         Ok(Ram {
             info: DiskInfo {
                 geometry: Geometry::new(block_size, size),
@@ -84,14 +119,56 @@ impl Ram {
                 serial: String::new(),
                 naa: 0,
             },
-            memory,
+            capacity: Arc::new(Capacity::new(size)),
+            memory: Arc::new(Memory {
+                extents: RwLock::new(extents),
+            }),
+            huge_pages: options.huge_pages,
         })
+    }
+
+    /// Zeroes what is mapped beyond the end, so that it reads as zeroes when the disk grows again.
+    fn clear_beyond(&self, bytes: u64) -> io::Result<()> {
+        for extent in self.memory.extents().iter() {
+            let from = bytes.max(extent.start);
+            if from < extent.end() {
+                let pages = from.next_multiple_of(PAGE);
+                let at = (from - extent.start) as usize;
+                extent.memory.fill(at, (pages - from) as usize, 0);
+                let at = (pages - extent.start) as usize;
+                extent.memory.give_back(at, extent.memory.len() - at)?;
+            }
+        }
+        Ok(())
     }
 }
 
 impl Engine for Ram {
     fn info(&self) -> DiskInfo {
-        self.info.clone()
+        DiskInfo {
+            geometry: Geometry::new(self.info.geometry.block_size(), self.capacity.bytes()),
+            ..self.info.clone()
+        }
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        &self.capacity
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        if bytes <= self.capacity.bytes() {
+            return self.clear_beyond(bytes);
+        }
+        let extents = self.memory.extents();
+        let start = extents.last().map_or(0, Extent::end);
+        if bytes > start {
+            let memory = map(bytes - start, self.huge_pages)?;
+            let more = Extent { start, memory };
+            let all: Arc<[Extent]> = extents.iter().cloned().chain([more]).collect();
+            let extents = &self.memory.extents;
+            *extents.write().unwrap_or_else(PoisonError::into_inner) = all;
+        }
+        Ok(())
     }
 
     fn kind(&self) -> &'static str {
@@ -99,45 +176,114 @@ impl Engine for Ram {
     }
 
     fn next_data(&self, offset: u64) -> u64 {
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        (self.memory.next_used(offset) as u64).min(self.info.geometry.capacity_bytes())
+        for extent in self.memory.extents().iter() {
+            if offset >= extent.end() {
+                continue;
+            }
+            let at = extent
+                .memory
+                .next_used(offset.saturating_sub(extent.start) as usize);
+            if at < extent.memory.len() {
+                return (extent.start + at as u64).min(self.capacity.bytes());
+            }
+        }
+        self.capacity.bytes()
     }
 
     fn open(&self, _owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+        let extents = self.memory.extents();
         Ok(Box::new(RamBackend {
-            limits: Limits::of(&self.info),
-            memory: MappingView::new(&self.memory),
+            limits: Limits::of(&self.info, &self.capacity),
+            first: MappingView::new(&extents[0].memory),
+            extents,
+            memory: self.memory.clone(),
         }))
     }
 }
 
 struct RamBackend {
     limits: Limits,
-    memory: MappingView,
+    /// The first extent's memory, to point buffers at.
+    first: MappingView,
+    /// As this worker knows them; there may be more by now.
+    extents: Arc<[Extent]>,
+    memory: Arc<Memory>,
+}
+
+/// Does an I/O that was admitted on the part of the disk that `memory` is; `at` is its place there.
+#[inline]
+fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> IoOutcome {
+    match io.kind {
+        IoKind::Read => {
+            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
+            buffer.fill_from(memory, at as usize);
+            Ok(())
+        }
+        IoKind::Write => {
+            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
+            buffer.drain_to(memory, at as usize);
+            Ok(())
+        }
+        IoKind::Flush => Ok(()),
+        IoKind::Discard => give_back(memory, at, io.length),
+        IoKind::WriteZeroes if io.flags.has(IoFlags::UNMAP) => give_back(memory, at, io.length),
+        IoKind::WriteZeroes => {
+            memory.fill(at as usize, io.length as usize, 0);
+            Ok(())
+        }
+    }
+}
+
+/// Zeroes a range by giving its whole pages back.
+#[cold]
+fn give_back(memory: &Mapping, offset: u64, length: u64) -> IoOutcome {
+    let zero = |from: u64, to: u64| memory.fill(from as usize, (to - from) as usize, 0);
+    let end = offset + length;
+    let first_page = offset.next_multiple_of(PAGE);
+    let last_page = end & !(PAGE - 1);
+    if first_page >= last_page {
+        zero(offset, end);
+        return Ok(());
+    }
+    zero(offset, first_page);
+    zero(last_page, end);
+    memory
+        .give_back(first_page as usize, (last_page - first_page) as usize)
+        .map_err(|e| IoError::with_errno(IoErrorKind::WriteMedium, e.raw_os_error().unwrap_or(0)))
 }
 
 impl RamBackend {
-    /// Zeroes a range by giving its whole pages back.
+    /// An I/O that does not lie in the first extent: piece by piece.
     #[cold]
-    fn give_back(&self, offset: u64, length: u64) -> IoOutcome {
-        let end = offset + length;
-        let first_page = offset.next_multiple_of(PAGE);
-        let last_page = end & !(PAGE - 1);
-        if first_page >= last_page {
-            self.zero(offset, end);
-            return Ok(());
+    fn across(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
+        let end = io.offset + io.length;
+        if self.extents.last().map_or(0, Extent::end) < end {
+            self.extents = self.memory.extents();
         }
-        self.zero(offset, first_page);
-        self.zero(last_page, end);
-        self.memory
-            .give_back(first_page as usize, (last_page - first_page) as usize)
-            .map_err(|e| {
-                IoError::with_errno(IoErrorKind::WriteMedium, e.raw_os_error().unwrap_or(0))
-            })
-    }
-
-    fn zero(&self, from: u64, to: u64) {
-        self.memory.fill(from as usize, (to - from) as usize, 0);
+        let mut done = 0;
+        for extent in self.extents.iter() {
+            let from = (io.offset + done).max(extent.start);
+            let to = end.min(extent.end());
+            if from != io.offset + done || from >= to {
+                continue;
+            }
+            let length = to - from;
+            let piece = IoRequest {
+                offset: from,
+                length,
+                ..*io
+            };
+            let at = from - extent.start;
+            if io.moves_data() {
+                let part = buffer.slice(done as usize, length as usize);
+                carry_out(&extent.memory, &piece, at, &part)?;
+            } else {
+                carry_out(&extent.memory, &piece, at, buffer)?;
+            }
+            done += length;
+        }
+        assert_eq!(done, io.length, "a RAM disk's memory has a hole");
+        Ok(())
     }
 }
 
@@ -153,26 +299,9 @@ impl Backend for RamBackend {
         if let Err(refused) = self.limits.admit(io) {
             return Submission::Done(Err(refused));
         }
-        let outcome = match io.kind {
-            IoKind::Read => {
-                assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
-                buffer.fill_from(&self.memory, io.offset as usize);
-                Ok(())
-            }
-            IoKind::Write => {
-                assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
-                buffer.drain_to(&self.memory, io.offset as usize);
-                Ok(())
-            }
-            IoKind::Flush => Ok(()),
-            IoKind::Discard => self.give_back(io.offset, io.length),
-            IoKind::WriteZeroes if io.flags.has(IoFlags::UNMAP) => {
-                self.give_back(io.offset, io.length)
-            }
-            IoKind::WriteZeroes => {
-                self.zero(io.offset, io.offset + io.length);
-                Ok(())
-            }
+        let outcome = match io.offset + io.length <= self.first.len() as u64 {
+            true => carry_out(&self.first, io, io.offset, buffer),
+            false => self.across(io, buffer),
         };
         Submission::Done(outcome)
     }
@@ -180,8 +309,9 @@ impl Backend for RamBackend {
     #[inline]
     fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
         let allowed = io.kind == IoKind::Read && self.limits.admit(io).is_ok();
+        let allowed = allowed && io.offset + io.length <= self.first.len() as u64;
         if allowed {
-            buffer.point_at(&self.memory, io.offset as usize, io.length as usize);
+            buffer.point_at(&self.first, io.offset as usize, io.length as usize);
         }
         allowed
     }

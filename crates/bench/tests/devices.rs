@@ -209,6 +209,14 @@ impl Engine for Liar {
         self.inner.info()
     }
 
+    fn capacity(&self) -> &Arc<disk::Capacity> {
+        self.inner.capacity()
+    }
+
+    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
+        self.inner.set_size(bytes)
+    }
+
     fn kind(&self) -> &'static str {
         "liar"
     }

@@ -49,7 +49,8 @@ fn serve() -> (Server, String) {
         Arc::new(Disk::new("d0", None, ram()).unwrap()),
         Arc::new(Disk::new("d1", None, Arc::new(Ram::create(read_only).unwrap())).unwrap()),
     ];
-    let portals = server.add_target(options, &disks).unwrap();
+    let luns: Vec<_> = (0..).zip(disks.iter().cloned()).collect();
+    let portals = server.add_target(options, &luns).unwrap();
     (server, format!("iscsi://{}/{TARGET}", portals[0]))
 }
 

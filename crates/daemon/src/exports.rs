@@ -1,23 +1,31 @@
 //! Exports from their configuration: each a device behind a socket.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use iscsi_net::TargetOptions;
 use scsi::{MemoryStore, Store};
-use scsi_tasks::Units;
+use scsi_tasks::{Holding, Units};
 use virtio::VirtioDevice;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
-use crate::config::{Config, IscsiConfig, VhostBlkConfig, VhostScsiConfig, read_chap_users};
+use crate::config::{
+    Config, ExportRef, IscsiConfig, VhostBlkConfig, VhostScsiConfig, read_chap_users,
+};
 use crate::disks::Disks;
+use crate::objects::Doors;
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
+
+/// How long the end of an export waits for what is in flight.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// An export that can be connected to. Its text is the line that says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,58 +81,81 @@ fn store(config: &Config) -> Box<dyn Store> {
     }
 }
 
-/// Opens all exports. Every one that cannot be opened adds a reason.
-pub(crate) fn open_all(
-    config: &Config,
-    disks: &Disks,
-    units: &Arc<Units>,
-    server: &vhost_user::Server,
-    inherited: Option<Inherited>,
-    reasons: &mut Vec<String>,
-) -> Vec<ReadyExport> {
-    let mut ready = Vec::new();
-    let mut inherited = inherited;
-    let blk = config.vhost_blk.iter().map(|export| {
-        let device = blk_device(export, disks, units);
-        ("vhost-blk", &export.name, &export.socket, device)
-    });
-    let scsi = config.vhost_scsi.iter().map(|export| {
-        let device = scsi_device(export, disks, units);
-        ("vhost-scsi", &export.name, &export.socket, device)
-    });
-    for (kind, name, socket, device) in blk.chain(scsi) {
-        let inherited = inherited.take_if(|inherited| inherited.export == *name);
-        let listening = device.and_then(|device| listen(server, device, socket, inherited));
-        match listening {
-            Ok(door) => ready.push(ReadyExport {
-                kind,
-                name: name.clone(),
-                door,
-            }),
-            Err(reason) => reasons.push(format!("{kind} {name}: {reason}")),
-        }
-    }
-    ready
+/// What is behind an export's door.
+pub(crate) enum Device {
+    /// One disk.
+    Blk(Arc<BlkDevice>),
+    /// A controller.
+    Scsi(Arc<ScsiDevice>),
+    /// A target, which the iSCSI door knows by its name.
+    Iscsi,
 }
 
-/// Opens the iSCSI targets. Every one that cannot be opened adds a reason.
-pub(crate) fn open_iscsi(
-    config: &Config,
+/// An export that was opened.
+pub(crate) struct OpenExport {
+    pub name: String,
+    pub device: Device,
+    pub ready: ReadyExport,
+}
+
+/// Opens an export.
+///
+/// # Errors
+/// Why it cannot be opened; nothing of it is left then.
+pub(crate) fn open(
+    export: ExportRef<'_>,
     disks: &Disks,
-    server: &iscsi_net::Server,
-    ready: &mut Vec<ReadyExport>,
-    reasons: &mut Vec<String>,
-) {
-    for target in &config.iscsi {
-        match iscsi_target(target, disks, server) {
-            Ok(portals) => ready.push(ReadyExport {
-                kind: "iscsi",
-                name: target.name.clone(),
-                door: Door::Portals(portals),
-            }),
-            Err(reason) => reasons.push(format!("iscsi {}: {reason}", target.name)),
+    units: &Arc<Units>,
+    doors: &Doors,
+    inherited: Option<Inherited>,
+) -> Result<OpenExport, String> {
+    let (device, door) = match export {
+        ExportRef::VhostBlk(config) => {
+            let device = blk_device(config, disks, units)?;
+            let door = listen(&doors.vhost, device.clone(), &config.socket, inherited)?;
+            (Device::Blk(device), door)
         }
+        ExportRef::VhostScsi(config) => {
+            let device = scsi_device(config, disks, units)?;
+            let door = listen(&doors.vhost, device.clone(), &config.socket, inherited)?;
+            (Device::Scsi(device), door)
+        }
+        ExportRef::Iscsi(config) => {
+            let portals = iscsi_target(config, disks, &doors.iscsi)?;
+            (Device::Iscsi, Door::Portals(portals))
+        }
+    };
+    Ok(OpenExport {
+        name: export.name().to_owned(),
+        device,
+        ready: ReadyExport {
+            kind: export.kind(),
+            name: export.name().to_owned(),
+            door,
+        },
+    })
+}
+
+/// Closes an export: its sessions end once what is in flight has been answered.
+pub(crate) fn close(name: &str, doors: &Doors) {
+    if doors.vhost.remove(name) {
+        return;
     }
+    let (hold, ended) = Holding::new();
+    doors.iscsi.remove_target(name, &hold);
+    drop(hold);
+    if !ended.wait(END_PATIENCE) {
+        tracing::warn!("sessions of {name} are still in flight; going on without them");
+    }
+}
+
+/// The exports that have a client.
+pub(crate) fn connected(doors: &Doors) -> HashSet<String> {
+    let vhost = doors.vhost.status().into_iter();
+    let vhost = vhost.filter(|export| export.connected).map(|e| e.name);
+    let iscsi = doors.iscsi.status().into_iter();
+    let iscsi = iscsi.filter(|target| target.sessions > 0).map(|t| t.name);
+    vhost.chain(iscsi).collect()
 }
 
 fn iscsi_target(
@@ -132,10 +163,10 @@ fn iscsi_target(
     disks: &Disks,
     server: &iscsi_net::Server,
 ) -> Result<Vec<SocketAddr>, String> {
-    let found = config
-        .disks
-        .iter()
-        .map(|name| disks.get(name).cloned().ok_or_else(|| missing(name)));
+    let found = config.luns.iter().map(|lun| {
+        let disk = disks.get(&lun.disk).cloned();
+        Ok((lun.lun, disk.ok_or_else(|| missing(&lun.disk))?))
+    });
     let found = found.collect::<Result<Vec<_>, String>>()?;
     let chap_users = match &config.chap_users {
         Some(path) => read_chap_users(path)?,
@@ -189,7 +220,7 @@ fn blk_device(
     config: &VhostBlkConfig,
     disks: &Disks,
     units: &Arc<Units>,
-) -> Result<Arc<dyn VirtioDevice>, String> {
+) -> Result<Arc<BlkDevice>, String> {
     let options = BlkOptions {
         name: config.name.clone(),
         queues: config.queues,
@@ -210,18 +241,19 @@ fn scsi_device(
     config: &VhostScsiConfig,
     disks: &Disks,
     units: &Arc<Units>,
-) -> Result<Arc<dyn VirtioDevice>, String> {
+) -> Result<Arc<ScsiDevice>, String> {
     let options = ScsiOptions {
         name: config.name.clone(),
         queues: config.queues,
     };
     let device = ScsiDevice::new(Arc::clone(units), options);
-    for lun in &config.luns {
+    let found = config.luns.iter().map(|lun| {
         let disk = disks.get(&lun.disk).ok_or_else(|| missing(&lun.disk))?;
-        device
-            .add_lun(lun.target, lun.lun, disk)
-            .map_err(|error| format!("LUN {}: {error}", lun.lun))?;
-    }
+        Ok((lun.target, lun.lun, disk.clone()))
+    });
+    let found = found.collect::<Result<Vec<_>, String>>()?;
+    let added = device.add_luns(&found);
+    added.map_err(|error| error.to_string())?;
     Ok(Arc::new(device))
 }
 

@@ -11,6 +11,7 @@ mod disks;
 mod exports;
 mod limits;
 pub mod metrics;
+pub mod objects;
 mod report;
 mod running;
 mod signals;
@@ -19,5 +20,5 @@ pub mod statistics;
 
 pub use exports::{Door, ReadyExport};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
-pub use running::{Inherited, Running, StartError, StartOptions, start};
+pub use running::{Inherited, Reload, Running, StartError, StartOptions, start};
 pub use signals::{Signal, Signals};

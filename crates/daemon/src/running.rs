@@ -1,27 +1,34 @@
-//! A daemon from start to end: disks, then workers, then exports, then the control socket.
+//! A daemon from start to end: workers, then disks and exports, then the control socket.
 //!
 //! What cannot be started is reported with all reasons, and what was started by then is stopped again.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use reactor::{Pool, WorkerOptions};
 use timeline::Snapshot;
 
-use crate::config::{Config, Placement, PollLimit, WorkersConfig};
-use crate::control::{self, BindError, DiskStatus, ExportStatus, LunStatus, Status, View};
-use crate::disks::{self, Disks};
+use crate::config::{
+    Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
+};
+use crate::control::{self, Api, BindError, DiskStatus, ExportStatus, LunStatus, Status, View};
 use crate::exports::{self, Door, ReadyExport};
-use crate::limits;
-use crate::metrics;
+use crate::objects::{How, Keeper, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers};
 use crate::statistics::{DiskStatistics, Statistics, WorkerStatistics};
+use crate::{limits, metrics, state};
+
+/// Reads file and flags anew.
+pub type Reload = Arc<dyn Fn() -> Result<Config, Diagnostics> + Send + Sync>;
 
 /// What of a start is not configuration.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct StartOptions {
+    /// How the configuration is read anew, for `reload`; absent: it cannot be.
+    pub reload: Option<Reload>,
     /// The control socket when the configuration names none. When another daemon has it, this one goes without.
     pub control: Option<PathBuf>,
     /// A socket that was handed over by whoever started the process.
@@ -73,66 +80,75 @@ fn all_well(reasons: &[String]) -> Result<(), StartError> {
 
 /// A daemon that serves. Dropping it ends all sessions, the workers and the sockets.
 pub struct Running {
-    // In the order in which they end: nobody looks on any more, then no client, then no worker.
+    // In the order in which they end: nobody looks on any more, nothing changes, then no client, then no worker.
     control: Option<control::Server>,
     metrics: Option<metrics::Listener>,
-    objects: Arc<Objects>,
+    manager: Option<ManagerThread>,
+    overview: Arc<Overview>,
     ready: Vec<ReadyExport>,
+    reload: Option<Reload>,
 }
 
 /// All that a daemon consists of, as others see it.
-struct Objects {
-    config: Config,
-    disks: Disks,
-    /// Gone once the daemon ends.
-    server: Mutex<Option<vhost_user::Server>>,
-    iscsi: Mutex<Option<iscsi_net::Server>>,
-    pool: Arc<Pool>,
-    started: Instant,
+pub(crate) struct Overview {
+    pub(crate) live: Arc<RwLock<Live>>,
+    pub(crate) servers: Arc<Servers>,
+    pub(crate) started: Instant,
+    /// Are changes kept, so that they come back after a restart?
+    pub(crate) keeps: bool,
 }
 
 /// Starts what `config` says.
 pub fn start(config: Config, options: StartOptions) -> Result<Running, StartError> {
     limits::raise_descriptors();
     let mut reasons = Vec::new();
+    let can_be_asked = config.control.is_some() || options.control.is_some();
     let control = bind_control(&config, options.control, &mut reasons);
-    let disks = disks::open_all(&config.disks, &mut reasons);
     all_well(&reasons)?;
+    let keeper = match state::changes_folder(&config).filter(|_| can_be_asked) {
+        Some(folder) => Some(Keeper::open(&folder)?),
+        None => None,
+    };
 
     let pool = Pool::start(&worker_options(&config.workers)).map_err(|error| error.to_string())?;
     pool.set_recording(!options.without_stamps);
-    let pool = Arc::new(pool);
-    let server = vhost_user::Server::start(Arc::clone(&pool))
-        .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
     let units = exports::units(&config);
-    let inherited = options.inherited;
-    let mut ready = exports::open_all(&config, &disks, &units, &server, inherited, &mut reasons);
-    let limits = iscsi_net::DoorLimits::default();
-    let iscsi = iscsi_net::Server::start(Arc::clone(&pool), units, limits)
-        .map_err(|error| format!("cannot serve iSCSI: {error}"))?;
-    exports::open_iscsi(&config, &disks, &iscsi, &mut ready, &mut reasons);
-    all_well(&reasons)?;
-
-    let objects = Arc::new(Objects {
-        config,
-        disks,
-        server: Mutex::new(Some(server)),
-        iscsi: Mutex::new(Some(iscsi)),
-        pool,
+    let servers = Arc::new(Servers::start(Arc::new(pool), units)?);
+    let keeps = keeper.is_some();
+    let mut owner = Owner::new(config, Arc::clone(&servers), keeper);
+    let overview = Arc::new(Overview {
+        live: owner.live(),
+        servers,
         started: Instant::now(),
+        keeps,
     });
+    let made = owner.begin(options.inherited).map_err(|refusal| {
+        overview.servers.end();
+        StartError {
+            reasons: refusal.faults().iter().map(ToString::to_string).collect(),
+        }
+    })?;
+    let events = owner.events();
+    let manager = Manager::start(owner).map_err(|error| error.to_string())?;
     let control = match control {
         Some(bound) => {
-            let view: Arc<dyn View> = objects.clone();
-            let server = control::Server::start(bound, view)
+            let api = Api {
+                view: overview.clone(),
+                manager: manager.manager(),
+                overview: Some(overview.clone()),
+                events,
+                reload: options.reload.clone(),
+            };
+            let server = control::Server::start(bound, api)
                 .map_err(|error| format!("cannot serve the control socket: {error}"))?;
             Some(server)
         }
         None => None,
     };
-    let metrics = match objects.config.metrics_listen {
+    let address = overview.live().config.metrics_listen;
+    let metrics = match address {
         Some(address) => {
-            let view: Arc<dyn View> = objects.clone();
+            let view: Arc<dyn View> = overview.clone();
             let listener = metrics::Listener::start(address, view)
                 .map_err(|error| format!("cannot serve metrics on {address}: {error}"))?;
             Some(listener)
@@ -142,8 +158,10 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     Ok(Running {
         control,
         metrics,
-        objects,
-        ready,
+        manager: Some(manager),
+        overview,
+        ready: made.ready,
+        reload: options.reload,
     })
 }
 
@@ -193,7 +211,7 @@ fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
 }
 
 impl Running {
-    /// The exports, all of which can be connected to.
+    /// The exports of the start, all of which can be connected to.
     pub fn ready(&self) -> &[ReadyExport] {
         &self.ready
     }
@@ -201,7 +219,7 @@ impl Running {
     /// Did this daemon serve one inherited connection, whose client has left?
     pub fn is_left(&self) -> bool {
         let gone = |ready: &ReadyExport| {
-            let status = self.objects.export_status();
+            let status = self.overview.export_status();
             let found = status.iter().find(|export| export.name == ready.name);
             ready.door == Door::Connection && found.is_none_or(|export| !export.connected)
         };
@@ -226,12 +244,34 @@ impl Running {
 
     /// What every queue measured so far.
     pub fn snapshot(&self) -> Snapshot {
-        self.objects.snapshot()
+        self.overview.snapshot()
     }
 
     /// What is served, and to whom.
     pub fn status(&self) -> Status {
-        self.objects.status()
+        self.overview.status()
+    }
+
+    /// Reads the configuration file anew, and makes the smallest set of changes that it asks for, or none.
+    ///
+    /// # Errors
+    /// All reasons why not; nothing has changed then.
+    pub fn reload_file(&self, force: bool) -> Result<Plan, Vec<String>> {
+        let because = |refusal: Refusal| -> Vec<String> {
+            refusal.faults().iter().map(ToString::to_string).collect()
+        };
+        let Some(reload) = &self.reload else {
+            return Err(vec!["this daemon was started without a file".to_owned()]);
+        };
+        let config = reload().map_err(|mistakes| vec![mistakes.to_string()])?;
+        let manager = self.manager.as_ref().map(ManagerThread::manager);
+        let manager = manager.ok_or(Refusal::Ending).map_err(because)?;
+        let how = How {
+            force,
+            ..How::default()
+        };
+        let made = manager.call(move |owner| owner.reload(config, how));
+        made.map(|made| made.plan).map_err(because)
     }
 }
 
@@ -239,34 +279,24 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.control = None;
         self.metrics = None;
-        let server = self
-            .objects
-            .server
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        drop(server);
-        let iscsi = self
-            .objects
-            .iscsi
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        drop(iscsi);
+        self.manager = None;
+        self.overview.servers.end();
     }
 }
 
-impl View for Objects {
+impl View for Overview {
     fn snapshot(&self) -> Snapshot {
         Snapshot {
-            queues: self.pool.snapshots(),
+            queues: self.servers.pool.snapshots(),
         }
     }
 
     fn statistics(&self) -> Statistics {
-        let workers = (0..).zip(self.pool.counters());
-        let used = self.pool.disks();
-        let mut names: Vec<&String> = self.disks.keys().collect();
+        let pool = &self.servers.pool;
+        let workers = (0..).zip(pool.counters());
+        let used = pool.disks();
+        let live = self.live();
+        let mut names: Vec<&String> = live.disks.keys().collect();
         names.sort_unstable();
         let disks = names
             .into_iter()
@@ -282,9 +312,9 @@ impl View for Objects {
     }
 
     fn status(&self) -> Status {
-        let config = &self.config;
-        let disks = config.disks.iter().filter_map(|disk| {
-            let info = self.disks.get(&disk.name)?.info();
+        let live = self.live();
+        let disks = live.config.disks.iter().filter_map(|disk| {
+            let info = live.disks.get(&disk.name)?.info();
             Some(DiskStatus {
                 name: disk.name.clone(),
                 backend: disk.backend.word().to_owned(),
@@ -298,55 +328,48 @@ impl View for Objects {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
-            workers: self.pool.count(),
+            workers: self.servers.pool.count(),
             disks: disks.collect(),
             exports: self.export_status(),
         }
     }
 }
 
-impl Objects {
+impl Overview {
+    /// The objects as they are.
+    pub(crate) fn live(&self) -> Live {
+        let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
+        live.clone()
+    }
+
     fn export_status(&self) -> Vec<ExportStatus> {
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        let served = server.as_ref().map(vhost_user::Server::status);
-        let served = served.unwrap_or_default();
-        let status = |kind: &str, name: &str, queues, luns| {
-            let found = served.iter().find(|export| export.name == name);
-            ExportStatus {
-                name: name.to_owned(),
-                kind: kind.to_owned(),
-                socket: found.and_then(|export| export.path.clone()),
-                queues,
-                connected: found.is_some_and(|export| export.connected),
-                luns,
-            }
+        let live = self.live();
+        let doors = self.servers.doors();
+        let connected = doors.as_ref().map(exports::connected).unwrap_or_default();
+        let served = doors.map(|doors| doors.vhost.status()).unwrap_or_default();
+        let paths: HashMap<String, Option<PathBuf>> =
+            served.into_iter().map(|e| (e.name, e.path)).collect();
+        let lun = |lun: &LunConfig| LunStatus {
+            target: lun.target,
+            lun: lun.lun,
+            disk: lun.disk.clone(),
         };
-        let lun = |target, lun, disk: &str| LunStatus {
-            target,
-            lun,
-            disk: disk.to_owned(),
+        let status = |export: ExportRef<'_>| ExportStatus {
+            name: export.name().to_owned(),
+            kind: export.kind().to_owned(),
+            socket: paths.get(export.name()).cloned().flatten(),
+            queues: export.queues(),
+            connected: connected.contains(export.name()),
+            luns: match export {
+                ExportRef::VhostBlk(blk) => vec![LunStatus {
+                    target: 0,
+                    lun: 0,
+                    disk: blk.disk.clone(),
+                }],
+                _ => export.luns().unwrap_or_default().iter().map(lun).collect(),
+            },
         };
-        let blk = self.config.vhost_blk.iter().map(|export| {
-            let luns = vec![lun(0, 0, &export.disk)];
-            status("vhost-blk", &export.name, export.queues, luns)
-        });
-        let scsi = self.config.vhost_scsi.iter().map(|export| {
-            let luns = export.luns.iter().map(|l| lun(l.target, l.lun, &l.disk));
-            status("vhost-scsi", &export.name, export.queues, luns.collect())
-        });
-        let server = self.iscsi.lock().unwrap_or_else(PoisonError::into_inner);
-        let targets = server.as_ref().map(iscsi_net::Server::status);
-        let targets = targets.unwrap_or_default();
-        let iscsi = self.config.iscsi.iter().map(|target| {
-            let luns = (0..).zip(&target.disks);
-            let luns = luns.map(|(number, disk)| lun(0, number, disk)).collect();
-            let found = targets.iter().find(|found| found.name == target.name);
-            ExportStatus {
-                connected: found.is_some_and(|found| found.sessions > 0),
-                ..status("iscsi", &target.name, 0, luns)
-            }
-        });
-        blk.chain(scsi).chain(iscsi).collect()
+        live.config.exports().map(status).collect()
     }
 }
 

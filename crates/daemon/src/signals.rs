@@ -2,7 +2,7 @@
 
 use std::io;
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator;
 
 /// What a signal asks for.
@@ -10,6 +10,8 @@ use signal_hook::iterator;
 pub enum Signal {
     /// SIGTERM or SIGINT: end, quickly and cleanly.
     End,
+    /// SIGHUP: read the configuration file anew.
+    Reload,
     /// SIGUSR1: print the latency tables.
     Print,
 }
@@ -24,7 +26,7 @@ impl Signals {
     /// Listens from now on; the signals' own actions no longer happen.
     pub fn listen() -> io::Result<Signals> {
         Ok(Signals {
-            signals: iterator::Signals::new([SIGTERM, SIGINT, SIGUSR1])?,
+            signals: iterator::Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP])?,
         })
     }
 
@@ -47,6 +49,7 @@ fn meaning(number: i32) -> Option<Signal> {
     match number {
         SIGTERM | SIGINT => Some(Signal::End),
         SIGUSR1 => Some(Signal::Print),
+        SIGHUP => Some(Signal::Reload),
         _ => None,
     }
 }

@@ -6,6 +6,9 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::config::Config;
 
 /// Where state is kept unless the configuration says otherwise: what systemd gave, else `/var/lib/lunette` for root and
 /// the user's own state folder for others; `None` when there is none.
@@ -23,6 +26,13 @@ pub fn default_folder() -> Option<PathBuf> {
     }
     let base = given("XDG_STATE_HOME").or_else(|| Some(given("HOME")?.join(".local/state")))?;
     Some(base.join("lunette"))
+}
+
+/// Where what is changed at run time is kept: only in a folder that was chosen, for two daemons that share the usual one
+/// must not find each other's disks.
+pub fn changes_folder(config: &Config) -> Option<PathBuf> {
+    let given = || std::env::var_os("STATE_DIRECTORY").filter(|folder| !folder.is_empty());
+    config.state.clone().or_else(|| given().map(PathBuf::from))
 }
 
 /// A folder with a file per key.
@@ -48,15 +58,41 @@ impl FolderStore {
         }
         self.folder.join(format!("{name}.state"))
     }
+}
 
-    fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        fs::create_dir_all(&self.folder)?;
-        let beside = path.with_extension("new");
-        let mut file = File::create(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)?;
-        File::open(&self.folder)?.sync_all()
+/// Replaces a file as a whole; what it says is durable when this returns.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let beside = path.with_extension("new");
+    let mut file = File::create(&beside)?;
+    fault("created");
+    file.write_all(bytes)?;
+    fault("written");
+    file.sync_all()?;
+    fault("synchronised");
+    fs::rename(&beside, path)?;
+    fault("renamed");
+    File::open(folder)?.sync_all()
+}
+
+/// Where tests have the process killed: at the step that `LUNETTE_FAULT` names, `STEP` or `STEP:N` for the Nth time that
+/// it is passed. Costs a look at the environment with each change of state.
+pub(crate) fn fault(step: &str) {
+    static PASSED: AtomicUsize = AtomicUsize::new(0);
+    let Some(wanted) = std::env::var_os("LUNETTE_FAULT") else {
+        return;
+    };
+    let wanted = wanted.to_string_lossy().into_owned();
+    let (name, count) = match wanted.split_once(':') {
+        Some((name, count)) => (name, count.parse().unwrap_or(1)),
+        None => (wanted.as_str(), 1),
+    };
+    if name == step && PASSED.fetch_add(1, Ordering::Relaxed) + 1 == count {
+        tracing::error!("killed at {step}, as LUNETTE_FAULT asks");
+        let own = rustix::process::getpid();
+        // As a crash: nothing is cleaned up.
+        rustix::process::kill_process(own, rustix::process::Signal::KILL).ok();
     }
 }
 
@@ -75,7 +111,7 @@ impl scsi::Store for FolderStore {
 
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.path(key);
-        self.replace(&path, bytes).inspect_err(|error| {
+        replace(&path, bytes).inspect_err(|error| {
             tracing::error!(path = %path.display(), "cannot save state: {error}");
         })
     }

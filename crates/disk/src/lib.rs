@@ -6,10 +6,12 @@
 
 #![forbid(unsafe_code)]
 
+mod capacity;
 mod error;
 mod geometry;
 mod request;
 
+pub use capacity::Capacity;
 pub use error::{IoError, IoErrorKind, IoOutcome};
 pub use geometry::{Blocks, DiskInfo, Geometry, Lba, RangeError};
 pub use request::{IoFlags, IoKind, IoRequest};

@@ -32,7 +32,7 @@ fn main() {
         demo_mode: DemoMode::ReadWrite,
         ..TargetOptions::default()
     };
-    let portals = server.add_target(target, &[disk]).expect("a target");
+    let portals = server.add_target(target, &[(0, disk)]).expect("a target");
     println!("ready {portals:?}");
     // Until its standard input ends.
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).ok();

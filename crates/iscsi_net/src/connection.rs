@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 
+use backend::Disk;
 use disk::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::login::{LoggedIn, Visitor};
@@ -413,6 +414,14 @@ impl Source for Connection {
     fn stop(&mut self) {
         self.ended = true;
         rustix::net::shutdown(self.socket.as_fd(), rustix::net::Shutdown::Both).ok();
+    }
+
+    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        for place in &mut self.disks {
+            if let Some(handle) = place.take_if(|handle| io.is_of(*handle, disk)) {
+                io.close(handle);
+            }
+        }
     }
 
     fn closed(&mut self, io: &mut Io) {

@@ -26,5 +26,5 @@ pub use access::{AclEntry, DemoMode, Network, Portal};
 pub use iscsi::chap::Secret;
 pub use iscsi::login::{ChapUser, is_iscsi_name};
 pub use limits::DoorLimits;
-pub use server::{Server, ServerError, TargetStatus};
+pub use server::{Server, ServerError, SessionStatus, TargetStatus};
 pub use target::TargetOptions;

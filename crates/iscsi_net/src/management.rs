@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use iscsi::pdu::{TaskFunction, TaskFunctionResponse};
 use iscsi::target::TaskManagement;
 use reactor::Io;
-use scsi::{AbortScope, Lun, Managed, TaskManagementFunction};
+use scsi::{AbortScope, Lun, LunAddress, Managed, TaskManagementFunction};
 use scsi_tasks::{Abort, Hold, Runner};
 
 use crate::connection::Connection;
@@ -166,6 +166,38 @@ impl Connection {
             // PREEMPT AND ABORT does not abort itself
             if slot.response.is_none() && slot.tag.is_some_and(|tag| scope.matches(tag)) {
                 self.abort_slot(io, index, Some(hold));
+            }
+        }
+    }
+
+    /// `hold` is kept until the tasks of these units of the target have ended; with `abort` they are aborted.
+    pub(crate) fn end_tasks(
+        &mut self,
+        io: &mut Io,
+        target: &str,
+        luns: &[u16],
+        abort: bool,
+        hold: &Hold,
+    ) {
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        if session.target.options.name != target {
+            return;
+        }
+        // No command reaches them from here on.
+        session.view.refresh();
+        let used: Vec<u32> = self.slots.used().collect();
+        for index in used {
+            let slot = self.slots.get(index);
+            match Lun(slot.lun).address() {
+                LunAddress::Unit(number) if luns.contains(&number) => {}
+                _ => continue,
+            }
+            if abort {
+                self.abort_slot(io, index, Some(hold));
+            } else {
+                slot.waits.push(hold.clone());
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! The thread also keeps time: once a second, while there are connections, each is told.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +15,7 @@ use backend::Disk;
 use reactor::{Pool, RateLimit};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use scsi::AttachError;
-use scsi_tasks::Units;
+use scsi_tasks::{Hold, Units};
 
 use crate::access::Portal;
 use crate::connection::Connection;
@@ -93,6 +93,23 @@ pub struct TargetStatus {
     pub connections: usize,
 }
 
+/// A session of a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionStatus {
+    /// Names it as long as it lasts.
+    pub tsih: u16,
+    /// The target's name.
+    pub target: String,
+    /// The initiator's name.
+    pub initiator: String,
+    /// The initiator's part of the session identifier.
+    pub isid: [u8; 6],
+    /// Target portal group tag.
+    pub portal_group: u16,
+    /// Identifiers of its connections.
+    pub connections: Vec<u16>,
+}
+
 struct Listening {
     asked: SocketAddr,
     bound: SocketAddr,
@@ -145,14 +162,26 @@ impl Server {
         })
     }
 
-    /// Serves a target with these disks as LUNs from 0; gives its portals as they are bound.
+    /// Serves a target with these disks at their LUNs; gives its portals as they are bound.
     ///
     /// # Errors
-    /// When its name is wrong or taken, or a portal cannot be listened on.
+    /// When its name is wrong or taken, a portal cannot be listened on, or a LUN is not allowed.
     pub fn add_target(
         &self,
         options: TargetOptions,
-        disks: &[Arc<Disk>],
+        luns: &[(u16, Arc<Disk>)],
+    ) -> Result<Vec<SocketAddr>, ServerError> {
+        let added = self.try_add_target(options, luns);
+        if added.is_err() {
+            self.close_unused_portals();
+        }
+        added
+    }
+
+    fn try_add_target(
+        &self,
+        options: TargetOptions,
+        luns: &[(u16, Arc<Disk>)],
     ) -> Result<Vec<SocketAddr>, ServerError> {
         let shared = &self.state.shared;
         let name = options.name.clone();
@@ -171,28 +200,87 @@ impl Server {
             })
             .collect::<Result<Vec<Portal>, ServerError>>()?;
         let target = IscsiTarget::new(options, &bound, &shared.units);
-        for (lun, disk) in disks.iter().enumerate() {
-            let lun = u16::try_from(lun).unwrap_or(u16::MAX);
-            target
-                .add_lun(&shared.units, lun, disk)
-                .map_err(ServerError::Lun)?;
-        }
+        target
+            .add_luns(&shared.units, luns)
+            .map_err(ServerError::Lun)?;
         lock(&shared.targets).insert(name, Arc::new(target));
         self.state.wake();
         Ok(bound.iter().map(|portal| portal.address).collect())
     }
 
-    /// Puts one more disk into a target; its initiators are told by unit attentions.
+    /// Takes a target away: its sessions end, and portals that no other target has are closed. `hold` is kept until
+    /// nothing of it is in flight. False when there is none.
+    pub fn remove_target(&self, name: &str, hold: &Hold) -> bool {
+        let shared = &self.state.shared;
+        if lock(&shared.targets).remove(name).is_none() {
+            return false;
+        }
+        for session in shared.sessions.sessions() {
+            if session.identity.target_name.as_deref() == Some(name) {
+                for key in session.connections() {
+                    shared.drop_connection(key, Some(hold.clone()));
+                }
+            }
+        }
+        self.close_unused_portals();
+        true
+    }
+
+    /// Puts more disks into a target, all or none; its initiators are told by unit attentions.
     ///
     /// # Errors
-    /// When there is no such target, or the LUN is taken.
-    pub fn add_lun(&self, target: &str, lun: u16, disk: &Arc<Disk>) -> Result<(), ServerError> {
-        let shared = &self.state.shared;
-        let found = shared.target(target);
-        let found = found.ok_or_else(|| ServerError::Missing(target.to_owned()))?;
-        found
-            .add_lun(&shared.units, lun, disk)
+    /// When there is no such target, or a LUN is taken.
+    pub fn add_luns(&self, target: &str, luns: &[(u16, Arc<Disk>)]) -> Result<(), ServerError> {
+        self.found(target)?
+            .add_luns(&self.state.shared.units, luns)
             .map_err(ServerError::Lun)
+    }
+
+    /// Takes a disk out of a target; false when there is none at this LUN. Its initiators are told by unit
+    /// attentions on the others; commands get "logical unit not supported".
+    ///
+    /// # Errors
+    /// When there is no such target.
+    pub fn detach_lun(&self, target: &str, lun: u16) -> Result<bool, ServerError> {
+        Ok(self.found(target)?.scsi.detach_unit(lun).is_some())
+    }
+
+    /// `hold` is kept until no task of these units is in flight any more; with `abort` the tasks are aborted.
+    pub fn end_tasks(&self, target: &str, luns: &[u16], abort: bool, hold: &Hold) {
+        let target: Arc<str> = target.into();
+        let luns: Arc<[u16]> = luns.into();
+        for place in self.state.shared.connections() {
+            let (target, luns, hold) = (target.clone(), luns.clone(), hold.clone());
+            place.tell(move |connection, io| {
+                connection.end_tasks(io, &target, &luns, abort, &hold);
+            });
+        }
+    }
+
+    /// Ends a session; false when there is none with this TSIH.
+    pub fn end_session(&self, tsih: u16) -> bool {
+        let shared = &self.state.shared;
+        let Some(session) = shared.sessions.session(tsih) else {
+            return false;
+        };
+        for key in session.connections() {
+            shared.drop_connection(key, None);
+        }
+        true
+    }
+
+    fn found(&self, target: &str) -> Result<Arc<IscsiTarget>, ServerError> {
+        let found = self.state.shared.target(target);
+        found.ok_or_else(|| ServerError::Missing(target.to_owned()))
+    }
+
+    fn close_unused_portals(&self) {
+        let targets = lock(&self.state.shared.targets);
+        let asked = targets.values().flat_map(|target| &target.options.portals);
+        let asked: HashSet<SocketAddr> = asked.map(|portal| portal.address).collect();
+        drop(targets);
+        lock(&self.state.listeners).retain(|listening| asked.contains(&listening.asked));
+        self.state.wake();
     }
 
     fn listen(&self, asked: SocketAddr) -> Result<SocketAddr, ServerError> {
@@ -250,6 +338,23 @@ impl Server {
             asked.unwrap_or(0)
         };
         self.state.shared.connections().into_iter().map(bytes).sum()
+    }
+
+    /// Every session of a target, discovery sessions left out.
+    pub fn sessions(&self) -> Vec<SessionStatus> {
+        let sessions = self.state.shared.sessions.sessions();
+        let status = |session: Arc<iscsi::session::Session>| {
+            let identity = &session.identity;
+            Some(SessionStatus {
+                tsih: session.tsih,
+                target: identity.target_name.clone()?,
+                initiator: identity.initiator_name.clone(),
+                isid: identity.isid,
+                portal_group: identity.portal_group_tag,
+                connections: session.connections().iter().map(|key| key.cid).collect(),
+            })
+        };
+        sessions.into_iter().filter_map(status).collect()
     }
 
     /// TCP connections, logged in or not.

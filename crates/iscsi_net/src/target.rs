@@ -81,13 +81,13 @@ impl IscsiTarget {
         }
     }
 
-    pub fn add_lun(&self, units: &Units, lun: u16, disk: &Arc<Disk>) -> Result<(), AttachError> {
-        self.scsi.attach_unit(lun, units.unit(disk))?;
+    pub fn add_luns(&self, units: &Units, luns: &[(u16, Arc<Disk>)]) -> Result<(), AttachError> {
+        let attached = luns.iter().map(|(lun, disk)| (*lun, units.unit(disk)));
+        self.scsi.attach_units(attached.collect())?;
         let mut label = lock(&self.label);
-        *label = if lun == 0 && label.is_empty() {
-            disk.name().to_owned()
-        } else {
-            String::new()
+        *label = match luns {
+            [(0, disk)] if label.is_empty() => disk.name().to_owned(),
+            _ => String::new(),
         };
         Ok(())
     }

@@ -190,6 +190,35 @@ impl Daemon {
         self.wait_ready()
     }
 
+    /// Runs `lunette WORDS` against this daemon; gives what it prints.
+    pub fn lunette(&self, words: &[&str]) -> Result<String> {
+        let output = self.ask(words)?;
+        if !output.status.success() {
+            bail!(
+                "lunette {} failed, {}: {}",
+                words.join(" "),
+                output.status,
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Runs `lunette WORDS` against this daemon, which may refuse.
+    pub fn ask(&self, words: &[&str]) -> Result<std::process::Output> {
+        let output = Command::new(lunette_program(self.builder.profile)?)
+            .args(words)
+            .arg("--socket")
+            .arg(self.builder.control())
+            .output()?;
+        Ok(output)
+    }
+
+    /// Where its control socket is.
+    pub fn control(&self) -> PathBuf {
+        self.builder.control()
+    }
+
     /// The stage table that `lunette latency` prints.
     pub fn latency(&self, options: &[&str]) -> Result<String> {
         let output = Command::new(lunette_program(self.builder.profile)?)
@@ -219,7 +248,9 @@ impl Daemon {
                 let path = path.to_string_lossy();
                 log.lines().filter(|line| line.contains(&*path)).count() >= starts
             };
-            let serves = log.lines().filter(|line| line.contains(" serving control="));
+            let serves = log
+                .lines()
+                .filter(|line| line.contains(" serving control="));
             let ready = serves.count() >= starts && self.builder.exports.iter().all(announced);
             ready.then_some(Ok(()))
         });

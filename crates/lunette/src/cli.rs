@@ -7,6 +7,10 @@ use clap::{Args, Parser, Subcommand};
 use daemon::config::Flags;
 
 use crate::bench::BenchArguments;
+use crate::objects::arguments::{
+    ConfigCommand, DiskCommand, ExportCommand, LookArguments, LunCommand, ReloadArguments,
+    ReservationCommand, SessionCommand,
+};
 
 /// Serves disks to virtual machines, and shows where every request's time goes.
 #[derive(Debug, Parser)]
@@ -39,6 +43,22 @@ pub enum Command {
     Serve(ServeArguments),
     /// Look for mistakes in a configuration without starting anything
     Check(CheckArguments),
+    /// Is all well? What is served, to whom, on one screen
+    Status(LookArguments),
+    /// Disks of a running daemon
+    Disk(DiskCommand),
+    /// Exports of a running daemon
+    Export(ExportCommand),
+    /// Logical units of a running daemon's controllers and targets
+    Lun(LunCommand),
+    /// Clients of a running daemon
+    Session(SessionCommand),
+    /// What initiators have reserved
+    Reservation(ReservationCommand),
+    /// The configuration that is in effect, and what of it was changed at run time
+    Config(ConfigCommand),
+    /// Have a running daemon read its file anew
+    Reload(ReloadArguments),
     /// Show where requests' time goes, stage by stage
     Latency(LatencyArguments),
     /// Drive a device as a guest's driver would, and measure it

@@ -16,7 +16,7 @@ const INTERVAL_SECONDS_MAX: f64 = 86_400.0;
 
 /// Asks once, or again and again.
 pub fn run(arguments: &LatencyArguments) -> Outcome {
-    let socket = socket(arguments)?;
+    let socket = control_socket(arguments.socket.as_ref())?;
     let selector = arguments.selector.as_deref();
     if let Some(count) = arguments.slowest {
         let path = control::latency_path(selector, count);
@@ -48,8 +48,9 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     }
 }
 
-fn socket(arguments: &LatencyArguments) -> Result<PathBuf, Failure> {
-    let chosen = arguments.socket.clone().or_else(control::default_socket);
+/// The control socket that was named, or else the usual one.
+pub fn control_socket(named: Option<&PathBuf>) -> Result<PathBuf, Failure> {
+    let chosen = named.cloned().or_else(control::default_socket);
     chosen.ok_or_else(|| {
         Failure::because(
             "XDG_RUNTIME_DIR is not set, so there is no usual control socket: name it with --socket PATH",

@@ -10,6 +10,7 @@ mod cli;
 mod failure;
 mod latency;
 mod logging;
+mod objects;
 mod program;
 mod serve;
 
@@ -35,6 +36,14 @@ fn run(cli: Cli) -> Outcome {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Bench(arguments) => bench::run(*arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Status(arguments) => objects::status::run(&arguments),
+        Command::Disk(command) => objects::disk::run(command),
+        Command::Export(command) => objects::export::run(command),
+        Command::Lun(command) => objects::lun::run(command),
+        Command::Session(command) => objects::session::run(command),
+        Command::Reservation(command) => objects::session::reservations(command),
+        Command::Config(command) => objects::config::run(command),
+        Command::Reload(arguments) => objects::config::reload(&arguments),
         Command::Latency(arguments) => latency::run(&arguments),
         Command::VhostUserBlk(arguments) => program::run_blk(arguments),
         Command::VhostUserScsi(arguments) => program::run_scsi(arguments),

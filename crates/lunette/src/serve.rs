@@ -1,10 +1,11 @@
 //! `lunette serve`: starts what is configured, says what is ready, and serves until it is told to end.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::config::{self, Config, Surroundings};
-use daemon::{RULE, Running, Signal, Signals, StartOptions, control, reports};
+use daemon::{RULE, Reload, Running, Signal, Signals, StartOptions, control, reports};
 
 use crate::cli::ServeArguments;
 use crate::failure::{Failure, Outcome};
@@ -17,15 +18,19 @@ const CLIENT_INTERVAL: Duration = Duration::from_millis(100);
 /// Serves what the file and the flags say.
 pub fn run(arguments: &ServeArguments) -> Outcome {
     let configuration = &arguments.configuration;
-    let config = config::load(
-        configuration.config.as_deref(),
-        &configuration.flags(),
-        &Surroundings::of_this_process(),
-    )?;
+    let (file, flags) = (configuration.config.clone(), configuration.flags());
+    let surroundings = Surroundings::of_this_process();
+    let config = config::load(file.as_deref(), &flags, &surroundings)?;
+    // Paths of the configuration are relative to the folder of the start, and the daemon stays in it.
+    let reload: Option<Reload> = file.map(|file| {
+        let read = move || config::load(Some(&file), &flags, &surroundings);
+        Arc::new(read) as Reload
+    });
     let options = StartOptions {
         control: control::default_socket(),
         inherited: None,
         without_stamps: arguments.without_stamps,
+        reload,
     };
     serve(config, options)
 }
@@ -36,11 +41,31 @@ pub fn serve(config: Config, options: StartOptions) -> Outcome {
         .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
     let running = daemon::start(config, options)?;
     announce(&running);
-    while next_signal(&mut signals, &running) == Signal::Print {
-        print_latency(&running);
+    loop {
+        match next_signal(&mut signals, &running) {
+            Signal::End => break,
+            Signal::Print => print_latency(&running),
+            Signal::Reload => reload(&running),
+        }
     }
     end(running);
     Ok(())
+}
+
+/// SIGHUP: reads the file anew, and says what came of it.
+fn reload(running: &Running) {
+    match running.reload_file(false) {
+        Ok(plan) if plan.is_empty() => tracing::info!("reloaded: nothing has changed"),
+        Ok(plan) => {
+            let summary = serde_json::to_string(&control::Summary::of(&plan)).unwrap_or_default();
+            tracing::info!("reloaded: {summary}");
+        }
+        Err(reasons) => {
+            for reason in reasons {
+                tracing::error!("not reloaded: {reason}");
+            }
+        }
+    }
 }
 
 /// Sleeps until there is a signal; that the only client there can be has left counts as one.

@@ -136,6 +136,15 @@ impl OpenDisk {
         }
     }
 
+    /// Has nobody a use for it, and is nothing of it in flight?
+    #[inline]
+    fn is_unused(&self) -> bool {
+        self.users == 0
+            && self.backend.in_flight() == 0
+            && self.changes.parked.is_empty()
+            && self.pacing.is_empty()
+    }
+
     /// Submits what changes the disk, or sets it aside while its range is held.
     #[inline]
     fn change(
@@ -276,21 +285,27 @@ impl Io {
         }
     }
 
-    /// Lets go of a handle that [`Io::open`] gave. The last user closes it, after its I/O has finished.
+    /// Lets go of a handle that [`Io::open`] gave. It is closed with its last user, once its I/O has finished.
     pub fn close(&mut self, handle: DiskHandle) {
-        let Some(slot) = self.disks.get_mut(handle.0 as usize) else {
+        if let Some(Some(open)) = self.disks.get_mut(handle.0 as usize) {
+            open.users -= 1;
+            self.close_unused(handle.0);
+        }
+    }
+
+    /// Is this a handle on that disk?
+    pub fn is_of(&self, handle: DiskHandle, disk: &Arc<Disk>) -> bool {
+        let open = self.disks.get(handle.0 as usize).and_then(Option::as_ref);
+        open.is_some_and(|open| Arc::ptr_eq(&open.disk, disk))
+    }
+
+    #[cold]
+    fn close_unused(&mut self, disk: u32) {
+        let Some(slot) = self.disks.get_mut(disk as usize) else {
             return;
         };
-        let Some(open) = slot else { return };
-        open.users -= 1;
-        if open.users == 0 {
-            assert!(
-                open.backend.in_flight() == 0,
-                "disk closed with I/O in flight"
-            );
-            let owner = open.owner;
-            *slot = None;
-            self.unlisten(owner);
+        if let Some(open) = slot.take_if(|open| open.is_unused()) {
+            self.unlisten(open.owner);
         }
     }
 
@@ -350,6 +365,9 @@ impl Io {
                 one.tag = open.changes.finished(one.tag);
                 open.record.finished(&one.outcome);
             }
+            if open.is_unused() {
+                self.close_unused(disk);
+            }
         }
     }
 
@@ -363,13 +381,22 @@ impl Io {
             open.resume(&mut self.ring, parked, finished);
         }
         open.arm(&mut self.ring, disk);
+        if open.is_unused() {
+            self.close_unused(disk);
+        }
     }
 
     /// A source is about to end: what it has waiting for limits goes at once.
     pub(crate) fn leave(&mut self, source: SourceId, finished: &mut Vec<Finished>) {
-        for open in self.disks.iter_mut().flatten() {
+        for disk in 0..self.disks.len() {
+            let Some(open) = &mut self.disks[disk] else {
+                continue;
+            };
             for parked in open.pacing.leave(source.0) {
                 open.resume(&mut self.ring, parked, finished);
+            }
+            if open.is_unused() {
+                self.close_unused(disk as u32);
             }
         }
     }
@@ -388,6 +415,9 @@ impl Io {
         };
         for parked in std::mem::take(&mut open.changes.parked) {
             open.resume(&mut self.ring, parked, finished);
+        }
+        if open.is_unused() {
+            self.close_unused(disk);
         }
     }
 }

@@ -105,6 +105,11 @@ impl Pacing {
         at.map_or_else(VecDeque::new, |at| self.lines.swap_remove(at).waiting)
     }
 
+    /// Nothing waits?
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
     /// How long from now a timer has to be set, if one is needed that is not there yet.
     pub fn timer(&mut self, throttle: &Throttle) -> Option<Duration> {
         let now = throttle.now();

@@ -9,6 +9,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use backend::Disk;
 use disk::IoOutcome;
 use guest_memory::IoBuffer;
 use ring::RingFd;
@@ -66,6 +67,11 @@ pub trait Source: Any {
 
     /// Some client's memory was found truncated; a source whose own it is ends itself.
     fn memory_lost(&mut self) {}
+
+    /// A disk is being taken out of the process: close the handle on it, if there is one.
+    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        let _ = (io, disk);
+    }
 
     /// No new requests from now on: the source drains and is then taken out.
     fn stop(&mut self);

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use backend::Finished;
+use backend::{Disk, Finished};
 use ring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
 use timeline::{Clock, Stamp};
 
@@ -213,6 +213,13 @@ impl Worker {
         place.stopped = Some(Box::new(stopped));
         self.stopping.push(id);
         self.touch(id);
+    }
+
+    /// Has every source close its handle on a disk that is being taken out of the process.
+    pub fn let_go(&mut self, disk: &Arc<Disk>) {
+        for place in self.places.iter_mut().flatten() {
+            place.source.let_go(&mut self.io, disk);
+        }
     }
 
     /// Forgets what sources of an export that is gone have measured.

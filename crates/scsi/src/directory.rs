@@ -54,7 +54,12 @@ impl Directory {
 
     pub(crate) fn add(&self, unit: &Arc<LogicalUnit>) {
         let mut units = lock(&self.units);
-        units.retain(|unit| unit.strong_count() > 0);
+        if units.len() == units.capacity() {
+            // Before it grows, so that many units cost no more than a look each.
+            units.retain(|unit| unit.strong_count() > 0);
+            let room = units.len().max(16);
+            units.reserve(room);
+        }
         units.push(Arc::downgrade(unit));
     }
 

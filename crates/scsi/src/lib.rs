@@ -35,6 +35,7 @@ pub use logical_unit::{DiskId, Holes, LogicalUnit, MediumHold, UnitConfig, UnitI
 pub use lun::{Lun, LunAddress, MAX_UNITS};
 pub use nexus::{Nexus, NexusId, TargetPort, TransportId};
 pub use plan::{DATA_OUT_MAX, DirectIo, Exclusive, Pending, Plan, Run, SCRATCH_MAX, Step};
+pub use reservations::{RegistrationStatus, ReservationStatus};
 pub use response::{Residual, Response, Status};
 pub use sense::{SENSE_LENGTH_MAX, Sense, SenseBytes, SenseCode, SenseKey, SenseSpecific};
 pub use target::{AttachError, LunMap, Target, TargetView};

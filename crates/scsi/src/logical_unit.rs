@@ -11,6 +11,7 @@ use disk::{DiskInfo, Geometry};
 
 use crate::directory::Directory;
 use crate::nexus::{Nexus, TargetPort};
+use crate::reservations::ReservationStatus;
 use crate::sense::SenseCode;
 use crate::sync::lock;
 use crate::unit_state::{AccessState, UnitState};
@@ -225,6 +226,11 @@ impl LogicalUnit {
             state.attention_all(self.id, SenseCode::CAPACITY_CHANGED, None);
         }
         self.refresh_word(&state);
+    }
+
+    /// What initiators hold of it.
+    pub fn reservations(&self) -> ReservationStatus {
+        ReservationStatus::of(&self.state().reservations)
     }
 
     #[inline]

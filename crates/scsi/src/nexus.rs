@@ -65,6 +65,17 @@ impl TransportId {
         Some((TransportId::iscsi(first, text), rest))
     }
 
+    /// The initiator's name, where it has one.
+    pub fn name(&self) -> String {
+        match self.0.first() {
+            Some(0x05 | 0x45) => {
+                let text = String::from_utf8_lossy(self.0.get(4..).unwrap_or_default());
+                text.trim_end_matches('\0').to_owned()
+            }
+            _ => self.0.iter().map(|byte| format!("{byte:02x}")).collect(),
+        }
+    }
+
     /// As on the wire.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0

@@ -102,22 +102,39 @@ impl Target {
     }
 
     /// Attaches a logical unit. Nexuses that exist learn of it by a unit attention.
+    ///
+    /// # Errors
+    /// See [`Target::attach_units`].
     pub fn attach_unit(&self, number: u16, unit: Arc<LogicalUnit>) -> Result<(), AttachError> {
-        if number >= MAX_UNITS {
-            return Err(AttachError::NumberTooLarge(number));
-        }
+        self.attach_units(vec![(number, unit)])
+    }
+
+    /// Attaches logical units, all of them or none. Nexuses that exist learn of it by one unit attention.
+    ///
+    /// # Errors
+    /// When a number is taken or too large.
+    pub fn attach_units(&self, units: Vec<(u16, Arc<LogicalUnit>)>) -> Result<(), AttachError> {
         let mut state = lock(&self.state);
-        if state.map.get(number).is_some() {
-            return Err(AttachError::NumberTaken(number));
-        }
-        for port in &state.ports {
-            unit.attach_port(port);
+        let mut map = LunMap::clone(&state.map);
+        for (number, unit) in &units {
+            if *number >= MAX_UNITS {
+                return Err(AttachError::NumberTooLarge(*number));
+            }
+            if map.put(*number, Some(Arc::clone(unit))).is_some() {
+                return Err(AttachError::NumberTaken(*number));
+            }
         }
         self.luns_changed(&state);
-        for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
-            unit.attach_nexus(&nexus);
+        for (_, unit) in &units {
+            for port in &state.ports {
+                unit.attach_port(port);
+            }
+            for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
+                unit.attach_nexus(&nexus);
+            }
         }
-        self.replace_map(&mut state, number, Some(unit));
+        state.map = Arc::new(map);
+        self.generation.fetch_add(1, Ordering::Release);
         Ok(())
     }
 

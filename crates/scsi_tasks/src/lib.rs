@@ -11,6 +11,6 @@ mod runners;
 mod task;
 mod units;
 
-pub use runners::{Abort, Hold, Registration, Runner, Runners};
+pub use runners::{Abort, Hold, Holding, Registration, Runner, Runners};
 pub use task::{Task, TaskStep};
 pub use units::Units;

@@ -5,7 +5,8 @@
 //! last clone is gone, whoever asked goes on. Control plane: a lock per call, none per request.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
 
 use scsi::AbortScope;
 
@@ -36,6 +37,28 @@ impl Hold {
         Hold {
             _on_last: Arc::new(OnLast(Mutex::new(Some(Box::new(done))))),
         }
+    }
+}
+
+/// Waits for holds to go.
+pub struct Holding {
+    gone: mpsc::Receiver<()>,
+}
+
+impl Holding {
+    /// A hold, and what waits for its last clone.
+    pub fn new() -> (Hold, Holding) {
+        let (tell, gone) = mpsc::channel();
+        let hold = Hold::new(move || {
+            // Nobody may wait any more.
+            tell.send(()).ok();
+        });
+        (hold, Holding { gone })
+    }
+
+    /// Sleeps until the last clone is gone; false when that takes longer than `patience`.
+    pub fn wait(&self, patience: Duration) -> bool {
+        self.gone.recv_timeout(patience) != Err(mpsc::RecvTimeoutError::Timeout)
     }
 }
 

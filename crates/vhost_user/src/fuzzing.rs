@@ -74,7 +74,7 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
         // What is there of the answers is thrown away, so that the session never waits to send one.
         while rustix::io::ioctl_fionread(&watch).is_ok_and(|there| there > 0) {
             match whole_message::wait(&watch, Duration::ZERO) {
-                Ok(()) => {}
+                Ok(_) => {}
                 // Half a message is all there will be.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     theirs.shutdown(Shutdown::Write).expect("a connection");

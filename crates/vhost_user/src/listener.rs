@@ -182,6 +182,16 @@ impl Server {
         exports.iter().map(status).collect()
     }
 
+    /// Tells the front end of an export that its configuration space has changed; false when nobody was told.
+    pub fn config_changed(&self, name: &str) -> bool {
+        let exports = lock(&self.state.exports);
+        let export = exports.iter().find(|export| export.device.name() == name);
+        export.is_some_and(|export| {
+            let session = lock(&export.session);
+            session.as_ref().is_some_and(SessionHandle::config_changed)
+        })
+    }
+
     /// Stops serving an export: ends its session, after its requests are answered, and removes its socket.
     /// False when there is none of that name.
     pub fn remove(&self, name: &str) -> bool {

@@ -9,12 +9,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use guest_memory::{MemoryTable, RegionSpec};
 use reactor::{Pool, RateLimit, WorkerHandle};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SendFlags;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg,
@@ -59,7 +60,14 @@ pub(crate) struct SessionHandle {
     stream: UnixStream,
     spoke: Arc<AtomicBool>,
     since: Instant,
+    channel: Channel,
 }
+
+/// The front end's socket for messages of ours, once it has given one.
+type Channel = Arc<Mutex<Option<UnixStream>>>;
+
+/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, without a payload.
+const CONFIG_CHANGE: [u8; 12] = [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 
 impl SessionHandle {
     /// Ends the session: its thread reads the end of the stream. The front end must not see an end before everything in
@@ -67,6 +75,17 @@ impl SessionHandle {
     pub fn end(&self) {
         // It fails only when the stream has ended already.
         self.stream.shutdown(std::net::Shutdown::Read).ok();
+    }
+
+    /// Tells the front end that the configuration space has changed; false when it has given no channel for that, or
+    /// does not listen.
+    pub fn config_changed(&self) -> bool {
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = channel.as_ref().map(|channel| {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            rustix::net::send(channel, &CONFIG_CHANGE, flags)
+        });
+        matches!(sent, Some(Ok(12)))
     }
 
     /// Has the front end hung up? Its session then drains and ends by itself.
@@ -92,7 +111,9 @@ pub(crate) fn serve(
     stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
     let watch = stream.try_clone()?;
     let spoke = Arc::new(AtomicBool::new(false));
+    let channel = Channel::default();
     started(SessionHandle {
+        channel: channel.clone(),
         stream: stream.try_clone()?,
         spoke: spoke.clone(),
         since: Instant::now(),
@@ -114,8 +135,13 @@ pub(crate) fn serve(
             Err(errno) => break Error::SocketBroken(errno.into()),
         }
         spoke.store(true, Ordering::Relaxed);
-        if let Err(error) = whole_message::wait(&watch, MESSAGE_TIMEOUT) {
-            break Error::SocketError(error);
+        match whole_message::wait(&watch, MESSAGE_TIMEOUT) {
+            Ok(None) => {}
+            Ok(Some(given)) => {
+                let mut channel = channel.lock().unwrap_or_else(PoisonError::into_inner);
+                *channel = Some(UnixStream::from(given));
+            }
+            Err(error) => break Error::SocketError(error),
         }
         if let Err(error) = handler.handle_request() {
             break error;
@@ -151,8 +177,6 @@ pub(crate) struct Session {
     memory: Arc<MemoryTable>,
     features: u64,
     vrings: Vec<Vring>,
-    /// For messages of ours to the front end: configuration changes.
-    front_end: Option<Backend>,
     /// Where requests in flight are kept.
     inflight: Option<InflightRegion>,
     /// Why the session ends, in words for the log.
@@ -177,7 +201,6 @@ impl Session {
             memory: Arc::new(MemoryTable::default()),
             features: 0,
             vrings,
-            front_end: None,
             inflight: None,
             refusal: None,
         }
@@ -479,9 +502,8 @@ impl VhostUserBackendReqHandlerMut for Session {
             .or_else(|error| self.refuse(error.to_string()))
     }
 
-    fn set_backend_req_fd(&mut self, backend: Backend) {
-        self.front_end = Some(backend);
-    }
+    /// A second descriptor of the channel was taken from the message: see [`SessionHandle::config_changed`].
+    fn set_backend_req_fd(&mut self, _backend: Backend) {}
 
     fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Reply<File> {
         self.refuse("shared objects are not offered")

@@ -4,6 +4,7 @@
 //! end that stops half-way would keep its session for ever.
 
 use std::io::{self, IoSliceMut};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -19,19 +20,26 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Descriptors in one message that the crate `vhost` takes; more of them it takes for a shortage that passes.
 const DESCRIPTORS_MAX: usize = 32;
 
+/// VHOST_USER_SET_BACKEND_REQ_FD.
+const SET_BACKEND_REQ_FD: u32 = 21;
+
 /// Waits for the rest of a message that has begun. `Ok` also when there will be no more: the reader sees that too.
+/// Gives the channel to the front end when the message brings one: the crate `vhost` cannot send on it what we have
+/// to say.
 ///
 /// # Errors
 /// `TimedOut`, `InvalidData` for what the reader could not cope with, or what the socket says.
-pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<()> {
+pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<Option<OwnedFd>> {
     let begun = Instant::now();
     loop {
         let there = rustix::io::ioctl_fionread(stream)? as usize;
-        if there >= HEADER && is_whole(stream, there)? {
-            return Ok(());
+        if there >= HEADER
+            && let Some(channel) = is_whole(stream, there)?
+        {
+            return Ok(channel);
         }
         if has_ended(stream)? {
-            return Ok(());
+            return Ok(None);
         }
         if begun.elapsed() > limit {
             return Err(io::Error::new(
@@ -43,20 +51,22 @@ pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<()> {
     }
 }
 
-/// Looks at the message of which `there` bytes, the header at least, have come.
-fn is_whole(stream: &UnixStream, there: usize) -> io::Result<bool> {
+/// Looks at the message of which `there` bytes, the header at least, have come. `None`: there is more to come.
+fn is_whole(stream: &UnixStream, there: usize) -> io::Result<Option<Option<OwnedFd>>> {
     let mut header = [0; HEADER];
-    let (read, _) = look(stream, &mut header)?;
+    let (read, first) = look(stream, &mut header)?;
     if read < HEADER {
         return invalid("a header in pieces, with descriptors between them");
     }
     let size = u32::from_ne_bytes([header[8], header[9], header[10], header[11]]);
+    let request = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
+    let channel = first.filter(|_| request == SET_BACKEND_REQ_FD);
     if size > PAYLOAD_MAX {
-        return Ok(true);
+        return Ok(Some(channel));
     }
     let length = HEADER + size as usize;
     if there < length {
-        return Ok(false);
+        return Ok(None);
     }
     let mut message = [0; HEADER + PAYLOAD_MAX as usize];
     // A look ends behind descriptors, and may tell of those that come with the next message: their number says nothing.
@@ -64,27 +74,30 @@ fn is_whole(stream: &UnixStream, there: usize) -> io::Result<bool> {
     if read < length && read != HEADER {
         return invalid("a message in pieces, with descriptors between them");
     }
-    Ok(true)
+    Ok(Some(channel))
 }
 
-/// Looks at the next bytes; gives their number and that of the descriptors with them.
-fn look(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, usize)> {
+/// Looks at the next bytes; gives their number and the first of the descriptors with them.
+fn look(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space =
         [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got = recvmsg(stream, &mut [IoSliceMut::new(into)], &mut control, flags)?;
-    let mut descriptors = 0;
+    let (mut descriptors, mut first) = (0, None);
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
             // Second descriptors of the same files: closed as they are counted.
-            descriptors += fds.count();
+            for fd in fds {
+                descriptors += 1;
+                first.get_or_insert(fd);
+            }
         }
     }
     if got.flags.contains(ReturnFlags::CTRUNC) || descriptors > DESCRIPTORS_MAX {
         return invalid("more than 32 descriptors, or more than there is room for");
     }
-    Ok((got.bytes, descriptors))
+    Ok((got.bytes, first))
 }
 
 fn invalid<T>(what: &str) -> io::Result<T> {
@@ -113,7 +126,7 @@ mod tests {
     fn wait_for(bytes: &[u8]) -> io::Result<()> {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(bytes).unwrap();
-        wait(&ours, LIMIT)
+        wait(&ours, LIMIT).map(|_| ())
     }
 
     #[test]
@@ -139,6 +152,25 @@ mod tests {
             let bytes = [std::io::IoSlice::new(&MESSAGE)];
             sendmsg(&theirs, &bytes, &mut control, SendFlags::empty()).unwrap();
             assert_eq!(wait(&ours, LIMIT).is_ok(), taken, "{count} descriptors");
+        }
+    }
+
+    #[test]
+    fn channel_is_taken_from_its_message_only() {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        use std::os::fd::AsFd;
+        for (request, taken) in [(21, true), (13, false)] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let fds = [theirs.as_fd()];
+            let mut space = [std::mem::MaybeUninit::uninit(); 64];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let mut message = MESSAGE;
+            message[0] = request;
+            let bytes = [std::io::IoSlice::new(&message)];
+            sendmsg(&theirs, &bytes, &mut control, SendFlags::empty()).unwrap();
+            let channel = wait(&ours, LIMIT).unwrap();
+            assert_eq!(channel.is_some(), taken, "request {request}");
         }
     }
 

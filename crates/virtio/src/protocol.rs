@@ -5,6 +5,9 @@
 //!         -> Step::Wait -> (Queue::resume_waiting) -> answer
 //! ```
 
+use std::sync::Arc;
+
+use backend::Disk;
 use disk::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag};
@@ -125,6 +128,9 @@ pub trait Protocol: 'static {
     fn batch_limit(&self) -> usize {
         usize::MAX
     }
+
+    /// A disk is being taken out of the process: close the handle on it, if there is one.
+    fn let_go(&mut self, _io: &mut Io, _disk: &Arc<Disk>) {}
 
     /// The queue has stopped and nothing is in flight: let go of disks.
     fn close(&mut self, io: &mut Io);

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::Submission;
+use backend::{Disk, Submission};
 use disk::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
 use reactor::{Io, RateLimit, Source, SourceId, Tag};
@@ -653,6 +653,10 @@ impl<P: Protocol> Source for Queue<P> {
 
     fn set_recording(&mut self, recording: bool) {
         self.timeline.set_recording(recording);
+    }
+
+    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        self.protocol.let_go(io, disk);
     }
 
     fn closed(&mut self, io: &mut Io) {

@@ -1,8 +1,9 @@
 //! One disk's export, as a front end configures it.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use backend::Disk;
 use reactor::{SourceId, WorkerHandle};
@@ -30,7 +31,11 @@ pub struct BlkDevice {
     /// What queues obey: no write-back, or a driver that cannot flush.
     writethrough: Arc<AtomicBool>,
     _held: Option<Box<dyn Any + Send + Sync>>,
+    /// Where its queues run.
+    places: Mutex<Places>,
 }
+
+type Places = BTreeMap<u16, (WorkerHandle, SourceId)>;
 
 impl BlkDevice {
     /// An export of `disk`.
@@ -41,6 +46,7 @@ impl BlkDevice {
             disk,
             writeback: AtomicBool::new(true),
             writethrough: Arc::new(AtomicBool::new(false)),
+            places: Mutex::default(),
             _held: None,
         }
     }
@@ -52,6 +58,28 @@ impl BlkDevice {
             _held: Some(Box::new(held)),
             ..self
         }
+    }
+
+    /// The disk has another size: its queues are told. The driver is told by whoever has its channel.
+    pub fn resized(&self) {
+        for (worker, source) in self.places().values() {
+            self.tell(worker, *source);
+        }
+    }
+
+    fn tell(&self, worker: &WorkerHandle, source: SourceId) {
+        let info = self.disk.info();
+        worker.send(move |w| {
+            if let Some((queue, _io)) = w.source(source)
+                && let Some(queue) = (queue as &mut dyn Any).downcast_mut::<Queue<BlkQueue>>()
+            {
+                queue.protocol().set_info(info);
+            }
+        });
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The disk that is served.
@@ -66,7 +94,7 @@ impl VirtioDevice for BlkDevice {
     }
 
     fn features(&self) -> u64 {
-        config::features(self.disk.info(), self.queues)
+        config::features(&self.disk.info(), self.queues)
     }
 
     fn queue_count(&self) -> u16 {
@@ -75,7 +103,7 @@ impl VirtioDevice for BlkDevice {
 
     fn config(&self) -> Vec<u8> {
         config::space(
-            self.disk.info(),
+            &self.disk.info(),
             self.queues,
             self.writeback.load(Ordering::Relaxed),
         )
@@ -114,7 +142,7 @@ impl VirtioDevice for BlkDevice {
         let disk = self.disk.clone();
         let writethrough = self.writethrough.clone();
         Box::new(move |io, id| {
-            let info = disk.info().clone();
+            let info = disk.info();
             let handle = io
                 .open(&disk)
                 .map_err(|error| format!("cannot open disk {}: {error}", disk.name()))?;
@@ -128,7 +156,13 @@ impl VirtioDevice for BlkDevice {
         })
     }
 
-    fn queue_stopped(&self, _index: u16) {}
+    fn queue_stopped(&self, index: u16) {
+        self.places().remove(&index);
+    }
 
-    fn queue_placed(&self, _index: u16, _worker: &WorkerHandle, _source: SourceId) {}
+    fn queue_placed(&self, index: u16, worker: &WorkerHandle, source: SourceId) {
+        self.places().insert(index, (worker.clone(), source));
+        // It was made when the disk may have been another size.
+        self.tell(worker, source);
+    }
 }

@@ -58,6 +58,11 @@ impl BlkQueue {
         }
     }
 
+    /// The disk's shape from now on.
+    pub(crate) fn set_info(&mut self, info: Arc<DiskInfo>) {
+        self.info = info;
+    }
+
     #[inline]
     fn is_writethrough(&self) -> bool {
         self.writethrough.load(Ordering::Relaxed)

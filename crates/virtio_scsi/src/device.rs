@@ -1,13 +1,14 @@
 //! A controller, as a front end configures it, and its targets, as the daemon fills them.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use backend::Disk;
 use reactor::{SourceId, WorkerHandle};
-use scsi::{AttachError, Nexus, Target, TargetPort, TransportId};
-use scsi_tasks::{Registration, Units};
+use scsi::{AttachError, LogicalUnit, Nexus, Target, TargetPort, TransportId};
+use scsi_tasks::{Hold, Registration, Units};
 use virtio::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
 use crate::control::{self, ControlQueue};
@@ -155,52 +156,89 @@ impl ScsiDevice {
     /// # Errors
     /// When the LUN is taken or above 16,383.
     pub fn add_lun(&self, target: u8, lun: u16, disk: &Arc<Disk>) -> Result<(), LunError> {
-        let unit = self.shared.units.unit(disk);
-        {
-            let mut targets = lock(&self.shared.targets);
-            let index = usize::from(target);
-            if targets.len() <= index {
-                targets.resize_with(index + 1, || None);
-            }
-            let entry = targets[index].get_or_insert_with(|| {
-                let relative_id = self.shared.units.next_port_id();
-                let port = Arc::new(TargetPort {
-                    relative_id,
-                    group: 1,
-                    name: None,
-                    device_name: None,
-                });
-                let made = Target::new(vec![port.clone()]);
-                let nexus = self.shared.nexus(&made, &port);
-                Entry {
-                    target: made,
-                    port,
-                    nexus,
-                }
-            });
-            entry
-                .target
-                .attach_unit(lun, unit)
-                .map_err(|source| LunError { target, source })?;
-            self.shared.changed();
+        self.add_luns(&[(target, lun, disk.clone())])
+    }
+
+    /// Puts disks at targets and LUNs, each target's all or none, and tells a driver that is there.
+    ///
+    /// # Errors
+    /// When a LUN is taken or above 16,383.
+    pub fn add_luns(&self, luns: &[(u8, u16, Arc<Disk>)]) -> Result<(), LunError> {
+        let mut by_target: BTreeMap<u8, Vec<(u16, Arc<LogicalUnit>)>> = BTreeMap::new();
+        for (target, lun, disk) in luns {
+            let unit = self.shared.units.unit(disk);
+            by_target.entry(*target).or_default().push((*lun, unit));
         }
-        self.post(Event::Added, target, lun);
+        for (target, units) in by_target {
+            let attached = self.target(target).attach_units(units);
+            self.shared.changed();
+            attached.map_err(|source| LunError { target, source })?;
+        }
+        for (target, lun, _) in luns {
+            self.post(Event::Added, *target, *lun);
+        }
         Ok(())
+    }
+
+    /// The target of this number, made when it is not there yet.
+    fn target(&self, number: u8) -> Arc<Target> {
+        let mut targets = lock(&self.shared.targets);
+        let index = usize::from(number);
+        if targets.len() <= index {
+            targets.resize_with(index + 1, || None);
+        }
+        let entry = targets[index].get_or_insert_with(|| {
+            let relative_id = self.shared.units.next_port_id();
+            let port = Arc::new(TargetPort {
+                relative_id,
+                group: 1,
+                name: None,
+                device_name: None,
+            });
+            let made = Target::new(vec![port.clone()]);
+            let nexus = self.shared.nexus(&made, &port);
+            Entry {
+                target: made,
+                port,
+                nexus,
+            }
+        });
+        entry.target.clone()
     }
 
     /// Takes a disk away; false when there was none. The driver is told; commands get "logical unit not supported".
     pub fn remove_lun(&self, target: u8, lun: u16) -> bool {
-        let removed = {
-            let targets = lock(&self.shared.targets);
-            let entry = targets.get(usize::from(target)).and_then(Option::as_ref);
-            let removed = entry.and_then(|entry| entry.target.detach_unit(lun));
-            self.shared.changed();
-            removed
-        };
-        if removed.is_some() {
+        let removed = self.detach_lun(target, lun);
+        if removed {
             self.post(Event::Removed, target, lun);
         }
+        removed
+    }
+
+    /// The first half of [`ScsiDevice::remove_lun`]: commands are refused from now on, and the driver is not told yet.
+    pub fn detach_lun(&self, target: u8, lun: u16) -> bool {
+        let targets = lock(&self.shared.targets);
+        let entry = targets.get(usize::from(target)).and_then(Option::as_ref);
+        let removed = entry.and_then(|entry| entry.target.detach_unit(lun));
+        self.shared.changed();
         removed.is_some()
+    }
+
+    /// `hold` is kept until no task of these units is in flight any more; with `abort` the tasks are aborted.
+    pub fn end_tasks(&self, luns: &[(u8, u16)], abort: bool, hold: &Hold) {
+        let luns: Arc<[(u8, u16)]> = luns.into();
+        for (worker, source) in self.shared.request_queues() {
+            let (luns, hold) = (luns.clone(), hold.clone());
+            worker.send(move |w| {
+                control::with_queue::<RequestQueue>(w, source, |queue, _io| {
+                    for task in queue.requests().1 {
+                        if task.key.is_some_and(|key| luns.contains(&key)) {
+                            task.hold(abort, &hold);
+                        }
+                    }
+                });
+            });
+        }
     }
 
     /// Tells the driver, if one is there and has an event queue.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use backend::Disk;
 use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
@@ -59,6 +60,16 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    /// `hold` is kept until the task has ended, which is soon with `abort`.
+    pub fn hold(&mut self, abort: bool, hold: &Hold) {
+        if abort {
+            // There is no such unit any more.
+            self.abort(request::S_BAD_TARGET, hold);
+        } else {
+            self.waits.push(hold.clone());
+        }
+    }
+
     /// Marks the task as aborted; `hold` is kept until it has been answered.
     pub fn abort(&mut self, code: u8, hold: &Hold) {
         if !self.aborting && !self.task.survives_abort() {
@@ -387,6 +398,14 @@ impl Protocol for RequestQueue {
             };
         }
         answer_slowly(chain, pending, code)
+    }
+
+    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        for place in &mut self.disks {
+            if let Some(handle) = place.take_if(|handle| io.is_of(*handle, disk)) {
+                io.close(handle);
+            }
+        }
     }
 
     fn close(&mut self, io: &mut Io) {

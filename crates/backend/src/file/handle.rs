@@ -76,7 +76,7 @@ pub(super) struct FileBackend {
 impl FileBackend {
     pub(super) fn new(shared: Arc<Shared>, fd: RingFd, owner: Owner) -> FileBackend {
         FileBackend {
-            limits: Limits::of(&shared.info),
+            limits: Limits::of(&shared.info, &shared.capacity),
             shared,
             fd,
             owner,

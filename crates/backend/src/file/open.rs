@@ -6,8 +6,9 @@
 use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
-use disk::{DiskInfo, Geometry};
+use disk::{Capacity, DiskInfo, Geometry};
 use ring::file_lock::{self, Conflict};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -158,6 +159,7 @@ fn examine(
     let info = describe(options, &control, &stat, geometry, block_device);
     Ok(Shared {
         path: options.path.clone(),
+        capacity: Arc::new(Capacity::new(info.geometry.capacity_bytes())),
         info,
         cache: options.cache,
         block_device,

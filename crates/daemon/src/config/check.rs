@@ -7,7 +7,7 @@ use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::model::{
     Config, LunConfig, Placement, PollLimit, VhostBlkConfig, VhostScsiConfig, WorkersConfig,
 };
-use super::objects::{Draft, LunDraft, VhostScsiDraft, WorkersDraft};
+use super::objects::{Draft, LunDraft, WorkersDraft};
 use super::place::{At, Place};
 
 /// With more names than this no list of them helps, and no guess is worth its time.
@@ -50,7 +50,9 @@ pub fn complete(
     let draft = attach_luns(draft, diagnostics);
     check_names(&draft, diagnostics);
     check_disk_references(&draft, diagnostics);
-    check_luns(&draft.vhost_scsi, diagnostics);
+    let controllers = draft.vhost_scsi.iter().map(|export| &export.luns);
+    let targets = draft.iscsi.iter().map(|target| &target.luns);
+    check_luns(controllers.chain(targets), diagnostics);
     check_sockets(&draft, diagnostics);
     check_files(&draft, diagnostics);
     let placement = placement(&draft.workers, surroundings, diagnostics);
@@ -82,7 +84,7 @@ pub fn complete(
         });
     }
     for controller in draft.vhost_scsi {
-        let luns: Option<Vec<LunConfig>> = controller.luns.into_iter().map(lun).collect();
+        let luns: Option<Vec<LunConfig>> = controller.luns.iter().map(LunDraft::complete).collect();
         config.vhost_scsi.push(VhostScsiConfig {
             name: controller.name?.value,
             socket: controller.socket?.value,
@@ -94,14 +96,6 @@ pub fn complete(
         config.iscsi.push(target.complete?);
     }
     Some(config)
-}
-
-fn lun(draft: LunDraft) -> Option<LunConfig> {
-    Some(LunConfig {
-        target: draft.target?.value,
-        lun: draft.lun?.value,
-        disk: draft.disk?.value,
-    })
 }
 
 /// Gives the logical units that flags named to their controllers.
@@ -212,20 +206,20 @@ fn check_disk_references(draft: &Draft, diagnostics: &mut Diagnostics) {
     let blk = draft.vhost_blk.iter().map(|export| &export.disk);
     let luns = draft.vhost_scsi.iter().flat_map(|c| &c.luns);
     let astray = draft.astray.iter().chain(luns).map(|lun| &lun.disk);
-    let iscsi = draft.iscsi.iter().flat_map(|target| &target.disks);
-    let disks = blk.chain(astray).filter_map(Option::as_ref);
-    for disk in disks.chain(iscsi) {
+    let iscsi = draft.iscsi.iter().flat_map(|target| &target.luns);
+    let iscsi = iscsi.map(|lun| &lun.disk);
+    for disk in blk.chain(astray).chain(iscsi).filter_map(Option::as_ref) {
         check_reference(Some(disk), &names, &known, diagnostics);
     }
 }
 
-fn check_luns(controllers: &[VhostScsiDraft], diagnostics: &mut Diagnostics) {
-    for controller in controllers {
+fn check_luns<'a>(exports: impl Iterator<Item = &'a Vec<LunDraft>>, diagnostics: &mut Diagnostics) {
+    for drafts in exports {
         let mut luns = Once::new();
-        for draft in &controller.luns {
+        for draft in drafts {
             if let (Some(target), Some(lun)) = (&draft.target, &draft.lun) {
                 let address = (target.value, lun.value);
-                let what = format!("target {}, LUN {} of this controller", address.0, address.1);
+                let what = format!("target {}, LUN {} of this export", address.0, address.1);
                 let help = "give each logical unit an address of its own";
                 luns.see(address, &lun.place, what, help, diagnostics);
             }

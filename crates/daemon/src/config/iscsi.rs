@@ -12,6 +12,8 @@ pub use iscsi_net::{AclEntry, ChapUser, DemoMode, Network, Portal};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::flag_source::{Flags, options, parts};
+use super::model::{LUNS_MAX, LunConfig};
+use super::objects::LunDraft;
 use super::place::{At, Place, Source};
 use super::value::{Field, Fields, Raw, Reader, text_of, wrong};
 
@@ -21,6 +23,7 @@ pub const ISCSI_FORM: &str =
 
 const NAME_ALLOWED: &str = "an iSCSI name, such as iqn.2026-11.org.example:t0";
 const DISKS_ALLOWED: &str = "a list of names of disks: LUNs from 0 in this order";
+const LUN_EXAMPLE: &str = "tables such as { lun = 4, disk = \"d0\" }";
 const PORTALS_ALLOWED: &str = "a list of addresses, such as \"192.0.2.1\", \"127.0.0.1:3260\" or \"[::1]:3260,2\" (portal group 2)";
 const ACL_EXAMPLE: &str =
     "tables such as { initiator = \"iqn...\", network = \"192.0.2.0/24\", read_only = true }";
@@ -37,8 +40,8 @@ pub struct IscsiConfig {
     pub name: String,
     /// What people call it.
     pub alias: Option<String>,
-    /// Its disks: LUNs from 0.
-    pub disks: Vec<String>,
+    /// Its disks; the target number is always 0.
+    pub luns: Vec<LunConfig>,
     /// Where it is found.
     pub portals: Vec<Portal>,
     /// What initiators may do that nothing else admits.
@@ -52,7 +55,7 @@ pub struct IscsiConfig {
 /// What was said about a target.
 pub struct IscsiDraft {
     pub name: Option<At<String>>,
-    pub disks: Vec<At<String>>,
+    pub luns: Vec<LunDraft>,
     /// Nothing was wrong with the rest.
     pub complete: Option<IscsiConfig>,
 }
@@ -61,11 +64,17 @@ pub struct IscsiDraft {
 pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft {
     let mut reader = Reader::new(fields, "iscsi", diagnostics);
     reader.require("name", NAME_ALLOWED);
-    reader.require("disks", DISKS_ALLOWED);
     reader.require("portals", PORTALS_ALLOWED);
     let name = read_name(&mut reader);
     let alias = reader.text("alias", "a text").map(|at| at.value);
     let disks = read_list(&mut reader, "disks", DISKS_ALLOWED);
+    let luns = reader.objects("lun", LUN_EXAMPLE);
+    if let (Some(first), false) = (luns.first(), disks.is_empty()) {
+        let message = "iscsi: `disks` and `lun` say the same thing";
+        let mistake = Mistake::new(MistakeKind::Key, &first.place, message);
+        let help = "`disks` numbers its disks from 0; put all of them into `lun`, or none";
+        reader.diagnostics().push(mistake.help(help));
+    }
     let texts = read_list(&mut reader, "portals", PORTALS_ALLOWED);
     let portals: Vec<Option<Portal>> = texts
         .iter()
@@ -82,15 +91,25 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
         "portal" => Some(format!("iscsi: `portals` is {PORTALS_ALLOWED}")),
         _ => None,
     });
+    let mut luns: Vec<LunDraft> = luns
+        .iter()
+        .map(|fields| read_iscsi_lun(fields, diagnostics))
+        .collect();
+    luns.extend((0..).zip(disks).map(|(number, disk)| LunDraft {
+        target: Some(At::new(0, disk.place.clone())),
+        lun: Some(At::new(number, disk.place.clone())),
+        disk: Some(disk),
+    }));
     let acl: Option<Vec<AclEntry>> = acl
         .iter()
         .map(|fields| read_acl(fields, diagnostics))
         .collect();
-    let complete = name.as_ref().zip(portals).zip(acl);
-    let complete = complete.map(|((name, portals), acl)| IscsiConfig {
+    let attached: Option<Vec<LunConfig>> = luns.iter().map(LunDraft::complete).collect();
+    let complete = name.as_ref().zip(portals).zip(acl).zip(attached);
+    let complete = complete.map(|(((name, portals), acl), luns)| IscsiConfig {
         name: name.value.clone(),
         alias,
-        disks: disks.iter().map(|disk| disk.value.clone()).collect(),
+        luns,
         portals,
         demo_mode: demo_mode.map_or(DemoMode::None, |at| at.value),
         chap_users: chap_users.map(|at| PathBuf::from(at.value)),
@@ -98,7 +117,7 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
     });
     IscsiDraft {
         name,
-        disks,
+        luns,
         complete,
     }
 }
@@ -137,6 +156,22 @@ fn parsed<T: FromStr<Err = String>>(
             reader.diagnostics().push(mistake);
             None
         }
+    }
+}
+
+/// A logical unit of a target, whose number may be said or not: it is 0.
+fn read_iscsi_lun(fields: &Fields, diagnostics: &mut Diagnostics) -> LunDraft {
+    let mut reader = Reader::new(fields, "lun", diagnostics);
+    reader.require("lun", "0 to 16383");
+    reader.require("disk", "the name of a disk");
+    reader.number("target", 0..=0);
+    let lun = reader.number("lun", 0..=u64::from(LUNS_MAX - 1));
+    let disk = reader.text("disk", "the name of a disk");
+    reader.finish(|_| None);
+    LunDraft {
+        target: Some(At::new(0, fields.place.clone())),
+        lun: lun.map(|at| At::new(at.value as u16, at.place)),
+        disk,
     }
 }
 
@@ -312,7 +347,8 @@ mod tests {
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let target = &config.iscsi[0];
         assert_eq!(target.name, "iqn.2026-11.org.example:t0");
-        assert_eq!(target.disks, ["d1", "d0"]);
+        let luns: Vec<_> = target.luns.iter().map(|l| (l.lun, &*l.disk)).collect();
+        assert_eq!(luns, [(0, "d1"), (1, "d0")]);
         assert_eq!(target.alias.as_deref(), Some("scratch"));
         assert_eq!(target.portals[1].group, 2);
         assert_eq!(target.demo_mode, DemoMode::ReadWrite);

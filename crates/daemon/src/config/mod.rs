@@ -8,6 +8,7 @@ mod check;
 mod diagnostics;
 mod flag_source;
 mod iscsi;
+mod json_source;
 mod model;
 mod objects;
 mod place;
@@ -26,11 +27,14 @@ pub use check::Surroundings;
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use iscsi::{AclEntry, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users};
+pub use json_source::{
+    JsonExport, disk_json, export_json, lun_json, luns_json, objects_json, size_json,
+};
 pub use model::{
-    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LimitsConfig,
-    LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX,
-    SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX,
-    WorkersConfig,
+    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, ExportConfig, ExportRef,
+    LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, PollLimit,
+    SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX, VhostBlkConfig,
+    VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
 pub use place::{At, Place, Source};
 pub use render::render;

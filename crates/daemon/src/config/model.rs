@@ -52,6 +52,197 @@ impl Config {
     pub fn disk(&self, name: &str) -> Option<&DiskConfig> {
         self.disks.iter().find(|disk| disk.name == name)
     }
+
+    /// The same without disks and exports.
+    pub fn without_objects(&self) -> Config {
+        Config {
+            control: self.control.clone(),
+            state: self.state.clone(),
+            metrics_listen: self.metrics_listen,
+            workers: self.workers.clone(),
+            disks: Vec::new(),
+            vhost_blk: Vec::new(),
+            vhost_scsi: Vec::new(),
+            iscsi: Vec::new(),
+        }
+    }
+
+    /// All exports.
+    pub fn exports(&self) -> impl Iterator<Item = ExportRef<'_>> {
+        let blk = self.vhost_blk.iter().map(ExportRef::VhostBlk);
+        let scsi = self.vhost_scsi.iter().map(ExportRef::VhostScsi);
+        let iscsi = self.iscsi.iter().map(ExportRef::Iscsi);
+        blk.chain(scsi).chain(iscsi)
+    }
+
+    /// The export of this name.
+    pub fn export(&self, name: &str) -> Option<ExportRef<'_>> {
+        self.exports().find(|export| export.name() == name)
+    }
+
+    /// Puts an export in the place of the one of its name, or behind the others.
+    pub fn put_export(&mut self, export: ExportConfig) {
+        let place = self.export(export.as_ref().name());
+        let same_kind = place.is_some_and(|place| place.kind() == export.as_ref().kind());
+        if !same_kind {
+            let name = export.as_ref().name().to_owned();
+            self.remove_export(&name);
+        }
+        match export {
+            ExportConfig::VhostBlk(export) => {
+                put(&mut self.vhost_blk, export, |e| &e.name);
+            }
+            ExportConfig::VhostScsi(export) => {
+                put(&mut self.vhost_scsi, export, |e| &e.name);
+            }
+            ExportConfig::Iscsi(export) => put(&mut self.iscsi, export, |e| &e.name),
+        }
+    }
+
+    /// Takes an export out; false when there is none.
+    pub fn remove_export(&mut self, name: &str) -> bool {
+        let before = self.exports().count();
+        self.vhost_blk.retain(|export| export.name != name);
+        self.vhost_scsi.retain(|export| export.name != name);
+        self.iscsi.retain(|export| export.name != name);
+        before != self.exports().count()
+    }
+
+    /// Puts a disk in the place of the one of its name, or behind the others.
+    pub fn put_disk(&mut self, disk: DiskConfig) {
+        put(&mut self.disks, disk, |disk| &disk.name);
+    }
+
+    /// The logical units of an export that has a list of them.
+    pub fn luns_mut(&mut self, export: &str) -> Option<&mut Vec<LunConfig>> {
+        let mut scsi = self.vhost_scsi.iter_mut();
+        if let Some(found) = scsi.find(|e| e.name == export) {
+            return Some(&mut found.luns);
+        }
+        let found = self.iscsi.iter_mut().find(|e| e.name == export)?;
+        Some(&mut found.luns)
+    }
+}
+
+/// Replaces the item of the same name, or adds it.
+fn put<T>(items: &mut Vec<T>, item: T, name: fn(&T) -> &String) {
+    match items.iter_mut().find(|known| name(known) == name(&item)) {
+        Some(known) => *known = item,
+        None => items.push(item),
+    }
+}
+
+/// An export of any kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExportConfig {
+    /// One disk as virtio-blk.
+    VhostBlk(VhostBlkConfig),
+    /// A virtio-scsi controller.
+    VhostScsi(VhostScsiConfig),
+    /// An iSCSI target.
+    Iscsi(IscsiConfig),
+}
+
+impl ExportConfig {
+    /// To look at.
+    pub fn as_ref(&self) -> ExportRef<'_> {
+        match self {
+            ExportConfig::VhostBlk(export) => ExportRef::VhostBlk(export),
+            ExportConfig::VhostScsi(export) => ExportRef::VhostScsi(export),
+            ExportConfig::Iscsi(export) => ExportRef::Iscsi(export),
+        }
+    }
+}
+
+/// An export of any kind, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportRef<'a> {
+    /// One disk as virtio-blk.
+    VhostBlk(&'a VhostBlkConfig),
+    /// A virtio-scsi controller.
+    VhostScsi(&'a VhostScsiConfig),
+    /// An iSCSI target.
+    Iscsi(&'a IscsiConfig),
+}
+
+impl<'a> ExportRef<'a> {
+    /// Its name.
+    pub fn name(self) -> &'a str {
+        match self {
+            ExportRef::VhostBlk(export) => &export.name,
+            ExportRef::VhostScsi(export) => &export.name,
+            ExportRef::Iscsi(export) => &export.name,
+        }
+    }
+
+    /// The word for its kind.
+    pub fn kind(self) -> &'static str {
+        match self {
+            ExportRef::VhostBlk(_) => "vhost-blk",
+            ExportRef::VhostScsi(_) => "vhost-scsi",
+            ExportRef::Iscsi(_) => "iscsi",
+        }
+    }
+
+    /// The path of its socket, if it has one.
+    pub fn socket(self) -> Option<&'a PathBuf> {
+        match self {
+            ExportRef::VhostBlk(export) => Some(&export.socket),
+            ExportRef::VhostScsi(export) => Some(&export.socket),
+            ExportRef::Iscsi(_) => None,
+        }
+    }
+
+    /// Most request queues of a client; 0 where there are none.
+    pub fn queues(self) -> u16 {
+        match self {
+            ExportRef::VhostBlk(export) => export.queues,
+            ExportRef::VhostScsi(export) => export.queues,
+            ExportRef::Iscsi(_) => 0,
+        }
+    }
+
+    /// Its list of logical units; `None` for an export of one disk.
+    pub fn luns(self) -> Option<&'a [LunConfig]> {
+        match self {
+            ExportRef::VhostBlk(_) => None,
+            ExportRef::VhostScsi(export) => Some(&export.luns),
+            ExportRef::Iscsi(export) => Some(&export.luns),
+        }
+    }
+
+    /// Every disk that it shows.
+    pub fn disks(self) -> impl Iterator<Item = &'a str> {
+        let one = match self {
+            ExportRef::VhostBlk(export) => Some(export.disk.as_str()),
+            _ => None,
+        };
+        let luns = self.luns().unwrap_or_default().iter();
+        one.into_iter().chain(luns.map(|lun| lun.disk.as_str()))
+    }
+
+    /// A copy.
+    pub fn to_owned(self) -> ExportConfig {
+        match self {
+            ExportRef::VhostBlk(export) => ExportConfig::VhostBlk(export.clone()),
+            ExportRef::VhostScsi(export) => ExportConfig::VhostScsi(export.clone()),
+            ExportRef::Iscsi(export) => ExportConfig::Iscsi(export.clone()),
+        }
+    }
+
+    /// Are they the same but for their logical units?
+    pub fn is_same_door(self, other: ExportRef<'_>) -> bool {
+        let bare = |export: ExportRef<'_>| {
+            let mut export = export.to_owned();
+            match &mut export {
+                ExportConfig::VhostBlk(_) => {}
+                ExportConfig::VhostScsi(export) => export.luns.clear(),
+                ExportConfig::Iscsi(export) => export.luns.clear(),
+            }
+            export
+        };
+        bare(self) == bare(other)
+    }
 }
 
 /// How many threads, where, and how long they poll.

@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use super::diagnostics::{Mistake, MistakeKind};
 use super::iscsi::{IscsiDraft, read_iscsi};
 use super::model::{
-    BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX, NAME_MAX, POLL_MICROS_MAX,
-    PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX, WORKERS_MAX,
+    BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX,
+    POLL_MICROS_MAX, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX,
+    WORKERS_MAX,
 };
 use super::place::At;
 use super::shown::{read_limits, read_shown};
@@ -61,6 +62,17 @@ pub struct LunDraft {
     pub target: Option<At<u8>>,
     pub lun: Option<At<u16>>,
     pub disk: Option<At<String>>,
+}
+
+impl LunDraft {
+    /// The logical unit, if nothing is missing.
+    pub fn complete(&self) -> Option<LunConfig> {
+        Some(LunConfig {
+            target: self.target.as_ref()?.value,
+            lun: self.lun.as_ref()?.value,
+            disk: self.disk.as_ref()?.value.clone(),
+        })
+    }
 }
 
 /// All that a file said.
@@ -344,7 +356,8 @@ fn read_serial(reader: &mut Reader<'_, '_>) -> Option<String> {
     Some(serial.value)
 }
 
-fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) -> bool {
+/// Is it a whole number of blocks, and not none?
+pub fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) -> bool {
     if size.value > 0 && size.value.is_multiple_of(u64::from(block_size)) {
         return true;
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::iscsi::{IscsiConfig, Portal};
-use super::model::{BackendConfig, Config, Placement, PollLimit};
+use super::model::{BackendConfig, Config, LunConfig, Placement, PollLimit};
 use super::size::render_size;
 
 /// The text of `config`, with every value said.
@@ -113,8 +113,16 @@ fn write_iscsi(text: &mut String, target: &IscsiConfig) -> std::fmt::Result {
     if let Some(alias) = &target.alias {
         writeln!(text, "alias = {}", quoted(alias))?;
     }
-    let disks = list(&mut target.disks.iter().cloned());
-    writeln!(text, "disks = [{disks}]")?;
+    if target.luns.iter().zip(0..).all(|(lun, at)| lun.lun == at) {
+        let disks = list(&mut target.luns.iter().map(|lun| lun.disk.clone()));
+        writeln!(text, "disks = [{disks}]")?;
+    } else {
+        writeln!(text, "lun = [")?;
+        for LunConfig { lun, disk, .. } in &target.luns {
+            writeln!(text, "  {{ lun = {lun}, disk = {} }},", quoted(disk))?;
+        }
+        writeln!(text, "]")?;
+    }
     let portals = list(&mut target.portals.iter().map(Portal::to_string));
     writeln!(text, "portals = [{portals}]")?;
     writeln!(text, "demo_mode = \"{}\"", target.demo_mode)?;

@@ -196,7 +196,7 @@ socket = ""
             "25:10 the socket ./a.sock is already used at lunette.toml:21:10",
             "27:14 `target`: found 256",
             "28:23 `lun`: found 16384",
-            "30:23 target 1, LUN 1 of this controller is already used at lunette.toml:29:23",
+            "30:23 target 1, LUN 1 of this export is already used at lunette.toml:29:23",
             "30:39 lun: no key `read_only`",
             "32:1 vhost_scsi: `name` is missing",
             "33:10 `socket`: found \"\"",

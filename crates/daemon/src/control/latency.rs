@@ -3,31 +3,41 @@
 //!
 //! The answer is a [`timeline::Snapshot`]; whoever asks merges, subtracts and prints it.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::Deserialize;
 use timeline::Snapshot;
+use utoipa::IntoParams;
 
+use super::api::Api;
 use super::server::blocking;
 use super::{Problem, View};
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Selection {
+    /// EXPORT, DISK or EXPORT/QUEUE
     select: Option<String>,
+    /// So many of the slowest requests of the last minute too.
     slowest: Option<usize>,
 }
 
+/// What every queue measured since the daemon started: histograms by operation and stage.
+#[utoipa::path(get, path = "/v1/latency", params(Selection), responses(
+    (status = 200, description = "A snapshot, queue by queue", body = Object),
+    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such export, disk or queue", body = Problem, content_type = "application/problem+json"),
+    (status = 500, description = "A defect of the daemon", body = Problem, content_type = "application/problem+json"),
+))]
 pub(super) async fn get(
-    State(view): State<Arc<dyn View>>,
+    State(api): State<Api>,
     query: Result<Query<Selection>, QueryRejection>,
 ) -> Result<Json<Snapshot>, Problem> {
     let Query(selection) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
     let chosen = move || {
-        let mut snapshot = select(&*view, selection.select.as_deref())?;
+        let mut snapshot = select(&*api.view, selection.select.as_deref())?;
         keep_slowest(&mut snapshot, selection.slowest.unwrap_or(0));
         Ok(snapshot)
     };

@@ -1,30 +1,31 @@
 //! `GET /metrics` for Prometheus, and `GET /v1/statistics`: the same counters as JSON.
 
-use std::sync::Arc;
-
+use axum::Json;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
 
+use super::Problem;
+use super::api::Api;
 use super::server::blocking;
-use super::{Problem, View};
 use crate::statistics::Statistics;
 
-/// Both resources.
-pub(super) fn routes() -> Router<Arc<dyn View>> {
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/v1/statistics", get(statistics))
-}
-
-async fn metrics(State(view): State<Arc<dyn View>>) -> Result<Response, Problem> {
-    let page = blocking(move || view.metrics()).await?;
+/// All counters as Prometheus reads them.
+#[utoipa::path(get, path = "/metrics", responses(
+    (status = 200, description = "The page", body = String, content_type = "text/plain"),
+    (status = 500, description = "A defect of the daemon", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Problem> {
+    let page = blocking(move || api.view.metrics()).await?;
     let headers = [(CONTENT_TYPE, crate::metrics::CONTENT_TYPE)];
     Ok((headers, page).into_response())
 }
 
-async fn statistics(State(view): State<Arc<dyn View>>) -> Result<Json<Statistics>, Problem> {
-    blocking(move || view.statistics()).await.map(Json)
+/// What workers, disks and queues have counted since the daemon started.
+#[utoipa::path(get, path = "/v1/statistics", responses(
+    (status = 200, description = "All counters", body = Object),
+    (status = 500, description = "A defect of the daemon", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn statistics(State(api): State<Api>) -> Result<Json<Statistics>, Problem> {
+    blocking(move || api.view.statistics()).await.map(Json)
 }

@@ -3,8 +3,15 @@
 //! Served on a thread of its own, so that nobody who asks can delay a request of a guest. What is asked for is
 //! behind the trait [`View`]; whoever may open the socket (mode 0600) may ask.
 
+mod api;
 mod client;
+mod configuration;
+mod disks;
+mod events;
+mod exports;
 mod latency;
+mod lookers;
+mod luns;
 mod metrics;
 mod problem;
 mod server;
@@ -14,9 +21,11 @@ mod version;
 
 use std::path::PathBuf;
 
-pub use client::{ClientError, get};
+pub use api::{Api, openapi};
+pub use client::{Client, ClientError, Method, escape, get};
+pub use configuration::{Changes, Objects, Summary};
 pub use latency::path_of as latency_path;
-pub use problem::Problem;
+pub use problem::{FieldProblem, Problem};
 pub use server::Server;
 pub use socket::{BindError, Bound, bind};
 pub use status::{DiskStatus, ExportStatus, LunStatus, Status};

@@ -2,16 +2,13 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use axum::Router;
-use axum::http::{Method, StatusCode, Uri};
-use axum::routing::get;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 
-use super::{Bound, Problem, View, latency, metrics, status, version};
+use super::api::{Api, router};
+use super::{Bound, Problem};
 
 /// A control socket that is being served; dropping it stops that and removes the socket.
 #[derive(Debug)]
@@ -22,8 +19,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `view` on a socket.
-    pub fn start(mut bound: Bound, view: Arc<dyn View>) -> io::Result<Server> {
+    /// Serves the API on a socket.
+    pub fn start(mut bound: Bound, api: Api) -> io::Result<Server> {
         let listener = bound
             .take_listener()
             .ok_or_else(|| io::Error::other("the control socket is served already"))?;
@@ -37,7 +34,7 @@ impl Server {
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        result = serve(listener, view) => {
+                        result = serve(listener, api) => {
                             if let Err(error) = result {
                                 tracing::error!(%error, "control socket failed");
                             }
@@ -74,29 +71,9 @@ impl Drop for Server {
     }
 }
 
-async fn serve(listener: std::os::unix::net::UnixListener, view: Arc<dyn View>) -> io::Result<()> {
+async fn serve(listener: std::os::unix::net::UnixListener, api: Api) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
-    axum::serve(listener, router(view)).await
-}
-
-fn router(view: Arc<dyn View>) -> Router {
-    Router::new()
-        .route("/v1/latency", get(latency::get))
-        .route("/v1/status", get(status::get))
-        .route("/v1/version", get(version::get))
-        .merge(metrics::routes())
-        .fallback(unknown)
-        .method_not_allowed_fallback(not_allowed)
-        .with_state(view)
-}
-
-async fn unknown(uri: Uri) -> Problem {
-    Problem::not_found(format!("there is no resource {}", uri.path()))
-}
-
-async fn not_allowed(method: Method, uri: Uri) -> Problem {
-    let detail = format!("{method} is not for {}", uri.path());
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+    axum::serve(listener, router(api)).await
 }
 
 /// Runs what may block beside the runtime's thread.
@@ -111,11 +88,13 @@ pub(super) async fn blocking<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
+    use std::sync::Arc;
 
     use timeline::{Labels, QueueSnapshot, Snapshot};
 
-    use super::super::{ClientError, Status, Version, bind, get, latency_path};
+    use super::super::{ClientError, Status, Version, View, bind, get, latency_path};
     use super::*;
+    use crate::objects::{Manager, Teller};
     use crate::statistics::Statistics;
 
     struct Fixed;
@@ -154,7 +133,14 @@ mod tests {
     fn served() -> (tempfile::TempDir, Server, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
-        let server = Server::start(bind(&path).unwrap(), Arc::new(Fixed)).unwrap();
+        let api = Api {
+            view: Arc::new(Fixed),
+            manager: Manager::idle(),
+            overview: None,
+            events: Teller::default().sender(),
+            reload: None,
+        };
+        let server = Server::start(bind(&path).unwrap(), api).unwrap();
         (folder, server, path)
     }
 

@@ -1,17 +1,18 @@
 //! `GET /v1/status`: what is served, and to whom. The names are those of the configuration.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
+use super::Problem;
+use super::api::Api;
 use super::server::blocking;
-use super::{Problem, View};
 
 /// What a daemon serves.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// The daemon's version.
     pub version: String,
@@ -28,7 +29,7 @@ pub struct Status {
 }
 
 /// A disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskStatus {
     /// Its name.
     pub name: String,
@@ -45,7 +46,7 @@ pub struct DiskStatus {
 }
 
 /// An export.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExportStatus {
     /// Its name.
     pub name: String,
@@ -53,6 +54,7 @@ pub struct ExportStatus {
     pub kind: String,
     /// Path of its socket; absent when the socket was handed over as a descriptor, and for iSCSI.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
     /// Most request queues that a client may use.
     pub queues: u16,
@@ -63,7 +65,7 @@ pub struct ExportStatus {
 }
 
 /// A logical unit.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LunStatus {
     /// Target.
     pub target: u8,
@@ -73,6 +75,11 @@ pub struct LunStatus {
     pub disk: String,
 }
 
-pub(super) async fn get(State(view): State<Arc<dyn View>>) -> Result<Json<Status>, Problem> {
-    blocking(move || view.status()).await.map(Json)
+/// What is served, and to whom, in short.
+#[utoipa::path(get, path = "/v1/status", responses(
+    (status = 200, description = "What is served", body = Status),
+    (status = 500, description = "A defect of the daemon", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn get(State(api): State<Api>) -> Result<Json<Status>, Problem> {
+    blocking(move || api.view.status()).await.map(Json)
 }

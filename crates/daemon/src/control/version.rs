@@ -2,9 +2,10 @@
 
 use axum::Json;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Which daemon answers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Version {
     /// `lunette`.
     pub name: String,
@@ -22,6 +23,8 @@ impl Version {
     }
 }
 
+/// Which daemon this is.
+#[utoipa::path(get, path = "/v1/version", responses((status = 200, description = "Name and version", body = Version)))]
 pub(super) async fn get() -> Json<Version> {
     Json(Version::this())
 }

@@ -54,7 +54,7 @@ impl Door {
         let units = Units::new(Box::new(MemoryStore::default()));
         let server = Server::start(pool, units.clone(), limits).unwrap();
         let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
-        let portals = server.add_target(options, &[disk]).unwrap();
+        let portals = server.add_target(options, &[(0, disk)]).unwrap();
         Door {
             server,
             portal: portals[0],

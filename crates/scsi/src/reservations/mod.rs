@@ -6,6 +6,9 @@
 
 mod persist;
 mod services;
+mod status;
+
+pub use status::{RegistrationStatus, ReservationStatus};
 
 use crate::nexus::{Nexus, NexusId, TransportId};
 use crate::response::Response;

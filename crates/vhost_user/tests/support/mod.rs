@@ -168,6 +168,14 @@ impl Engine for Watched {
         }
     }
 
+    fn capacity(&self) -> &Arc<disk::Capacity> {
+        self.inner.capacity()
+    }
+
+    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
+        self.inner.set_size(bytes)
+    }
+
     fn kind(&self) -> &'static str {
         "watched"
     }

@@ -1,0 +1,365 @@
+//! Objects that come as JSON, read by the same readers as a file's: what a file says, the API says with the same words.
+//!
+//! Each value's place is its JSON pointer (RFC 6901), so that a mistake names the field.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
+use super::iscsi::{IscsiConfig, read_iscsi};
+use super::model::{Config, DiskConfig, ExportConfig, LunConfig, VhostBlkConfig, VhostScsiConfig};
+use super::objects::{LunDraft, check_size, read_disk, read_lun, read_vhost_blk, read_vhost_scsi};
+use super::place::{At, Place, Source};
+use super::value::{Field, Fields, Raw, Reader, wrong};
+
+/// An export, or what is wrong with it.
+pub type JsonExport = Result<ExportConfig, Diagnostics>;
+
+/// Where a value stands.
+fn place(pointer: &str, value: &Value) -> Place {
+    // Only scalars are worth showing.
+    let text = match value {
+        Value::Array(_) | Value::Object(_) => String::new(),
+        scalar => scalar.to_string(),
+    };
+    let source: Arc<Source> = Source::flag(pointer, &text, 0);
+    Place::whole(&source)
+}
+
+fn raw(pointer: &str, value: &Value) -> At<Raw> {
+    let at = place(pointer, value);
+    let raw = match value {
+        Value::Null => Raw::Other("value", "null".to_owned()),
+        Value::Bool(value) => Raw::Boolean(*value),
+        Value::Number(number) => match number.as_u64().map(i128::from) {
+            Some(integer) => Raw::Integer(integer),
+            None => match number.as_i64() {
+                Some(integer) => Raw::Integer(integer.into()),
+                None => Raw::Other("number", number.to_string()),
+            },
+        },
+        Value::String(text) => Raw::Text(text.clone()),
+        Value::Array(items) => Raw::List(
+            items
+                .iter()
+                .enumerate()
+                .map(|(index, item)| raw(&format!("{pointer}/{index}"), item))
+                .collect(),
+        ),
+        Value::Object(_) => Raw::Table(fields(pointer, value)),
+    };
+    At::new(raw, at)
+}
+
+fn fields(pointer: &str, value: &Value) -> Fields {
+    let members = value.as_object().into_iter().flatten();
+    let entries = members.map(|(key, value)| {
+        let escaped = key.replace('~', "~0").replace('/', "~1");
+        let pointer = format!("{pointer}/{escaped}");
+        Field {
+            key: At::new(key.clone(), place(&pointer, value)),
+            value: raw(&pointer, value),
+        }
+    });
+    Fields {
+        place: place(pointer, value),
+        entries: entries.collect(),
+    }
+}
+
+/// The fields of an object whose name is said elsewhere: by the resource's address.
+fn named(name: &str, value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
+    let mut fields = without_status(object(value, diagnostics)?);
+    let said = fields.entries.iter().find(|f| f.key.value == "name");
+    match said.map(|field| (&field.value.value, &field.value)) {
+        None => {
+            let place = place("/name", &Value::from(name));
+            fields.entries.push(Field {
+                key: At::new("name".to_owned(), place.clone()),
+                value: At::new(Raw::Text(name.to_owned()), place),
+            });
+        }
+        Some((Raw::Text(said), _)) if said == name => {}
+        Some((_, value)) => {
+            let mistake = wrong("name", value);
+            diagnostics.push(mistake.allowed(format!("`{name}`, as in the address, or no `name`")));
+        }
+    }
+    Some(fields)
+}
+
+fn object(value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
+    if value.is_object() {
+        return Some(fields("", value));
+    }
+    let message = "the body is no JSON object";
+    diagnostics.push(Mistake::new(
+        MistakeKind::Syntax,
+        &place("", value),
+        message,
+    ));
+    None
+}
+
+fn settled<T>(read: Option<T>, mut diagnostics: Diagnostics) -> Result<T, Diagnostics> {
+    diagnostics.settle();
+    match read {
+        Some(read) if diagnostics.is_empty() => Ok(read),
+        _ => Err(diagnostics),
+    }
+}
+
+/// The disk `name` from its JSON.
+///
+/// # Errors
+/// All mistakes, each with the pointer of its field.
+pub fn disk_json(name: &str, value: &Value) -> Result<DiskConfig, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let fields = named(name, value, &mut diagnostics);
+    let disk = fields.and_then(|fields| read_disk(&fields, &mut diagnostics).complete);
+    settled(disk, diagnostics)
+}
+
+/// Kinds of exports, by their words.
+const KINDS: [(&str, Kind); 3] = [
+    ("vhost-blk", Kind::VhostBlk),
+    ("vhost-scsi", Kind::VhostScsi),
+    ("iscsi", Kind::Iscsi),
+];
+
+#[derive(Clone, Copy)]
+enum Kind {
+    VhostBlk,
+    VhostScsi,
+    Iscsi,
+}
+
+/// The export `name` from its JSON: `kind`, and what a file's table of this kind has.
+///
+/// # Errors
+/// All mistakes, each with the pointer of its field.
+pub fn export_json(name: &str, value: &Value) -> JsonExport {
+    let mut diagnostics = Diagnostics::default();
+    let export =
+        named(name, value, &mut diagnostics).and_then(|fields| export(fields, &mut diagnostics));
+    settled(export, diagnostics)
+}
+
+fn export(mut fields: Fields, diagnostics: &mut Diagnostics) -> Option<ExportConfig> {
+    let mut reader = Reader::new(&fields, "export", diagnostics);
+    reader.require("kind", &one_of(&KINDS.map(|(word, _)| word)));
+    let kind = reader.choice("kind", &KINDS)?.value;
+    fields.entries.retain(|field| field.key.value != "kind");
+    match kind {
+        Kind::VhostBlk => {
+            let draft = read_vhost_blk(&fields, diagnostics);
+            Some(ExportConfig::VhostBlk(VhostBlkConfig {
+                name: draft.name?.value,
+                disk: draft.disk?.value,
+                socket: draft.socket?.value,
+                queues: draft.queues,
+            }))
+        }
+        Kind::VhostScsi => {
+            let draft = read_vhost_scsi(&fields, diagnostics);
+            let luns: Option<Vec<LunConfig>> = draft.luns.iter().map(LunDraft::complete).collect();
+            Some(ExportConfig::VhostScsi(VhostScsiConfig {
+                name: draft.name?.value,
+                socket: draft.socket?.value,
+                queues: draft.queues,
+                luns: luns?,
+            }))
+        }
+        Kind::Iscsi => {
+            let complete: Option<IscsiConfig> = read_iscsi(&fields, diagnostics).complete;
+            complete.map(ExportConfig::Iscsi)
+        }
+    }
+}
+
+/// The logical unit at an address from its JSON, `{"disk": NAME}`.
+///
+/// # Errors
+/// All mistakes, each with the pointer of its field.
+pub fn lun_json(target: u8, lun: u16, value: &Value) -> Result<LunConfig, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let read = object(value, &mut diagnostics).and_then(|fields| {
+        let mut reader = Reader::new(&fields, "lun", &mut diagnostics);
+        reader.require("disk", "the name of a disk");
+        reader.number("target", u64::from(target)..=u64::from(target));
+        reader.number("lun", u64::from(lun)..=u64::from(lun));
+        let disk = reader.text("disk", "the name of a disk");
+        reader.finish(|_| None);
+        disk
+    });
+    let disk = settled(read, diagnostics)?;
+    Ok(LunConfig {
+        target,
+        lun,
+        disk: disk.value,
+    })
+}
+
+/// All logical units of an export from their JSON, a list of `{"target": N, "lun": N, "disk": NAME}`.
+///
+/// # Errors
+/// All mistakes, each with the pointer of its field.
+pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let Some(items) = value.as_array() else {
+        let message = "the body is no JSON array";
+        diagnostics.push(Mistake::new(
+            MistakeKind::Syntax,
+            &place("", value),
+            message,
+        ));
+        return Err(diagnostics);
+    };
+    let luns: Option<Vec<LunConfig>> = items
+        .iter()
+        .enumerate()
+        .map(|(index, item)| {
+            let pointer = format!("/{index}");
+            if !item.is_object() {
+                let mistake = wrong("lun", &raw(&pointer, item));
+                diagnostics.push(mistake.allowed("an object with target, lun and disk"));
+                return None;
+            }
+            read_lun(&fields(&pointer, item), &mut diagnostics).complete()
+        })
+        .collect();
+    settled(luns, diagnostics)
+}
+
+/// The size of a disk from its JSON, `{"size": BYTES}`.
+///
+/// # Errors
+/// All mistakes, each with the pointer of its field.
+pub fn size_json(value: &Value, block_size: u32) -> Result<u64, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let read = object(value, &mut diagnostics).and_then(|fields| {
+        let mut reader = Reader::new(&fields, "disk", &mut diagnostics);
+        reader.require("size", super::size::SIZE_ALLOWED);
+        let size = reader.size("size");
+        let size = size.filter(|size| check_size(&mut reader, size, block_size));
+        reader.finish(|_| None);
+        size
+    });
+    settled(read, diagnostics).map(|size| size.value)
+}
+
+/// All disks and exports from their JSON, `{"disks": [...], "exports": [...]}`, over a configuration without any.
+/// Whether they go together is not looked at.
+///
+/// # Errors
+/// All mistakes, each with the pointer of its field.
+pub fn objects_json(value: &Value, mut config: Config) -> Result<Config, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let Some(fields) = object(value, &mut diagnostics) else {
+        return Err(diagnostics);
+    };
+    let mut reader = Reader::new(&fields, "configuration", &mut diagnostics);
+    reader.require("disks", "a list of disks");
+    reader.require("exports", "a list of exports");
+    let disks = reader.objects("disks", "a list of disks");
+    let exports = reader.objects("exports", "a list of exports");
+    reader.finish(|_| None);
+    for fields in disks {
+        let fields = without_status(fields.clone());
+        config
+            .disks
+            .extend(read_disk(&fields, &mut diagnostics).complete);
+    }
+    for fields in exports {
+        match export(without_status(fields.clone()), &mut diagnostics) {
+            Some(ExportConfig::VhostBlk(export)) => config.vhost_blk.push(export),
+            Some(ExportConfig::VhostScsi(export)) => config.vhost_scsi.push(export),
+            Some(ExportConfig::Iscsi(export)) => config.iscsi.push(export),
+            None => {}
+        }
+    }
+    settled(Some(config), diagnostics)
+}
+
+/// What GET adds may be put back, and says nothing.
+fn without_status(mut fields: Fields) -> Fields {
+    fields.entries.retain(|field| field.key.value != "status");
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::BackendConfig;
+
+    fn told(mistakes: &Diagnostics) -> Vec<(String, String)> {
+        let told = |m: &Mistake| (m.place.source.label.clone(), m.message.clone());
+        mistakes.iter().map(told).collect()
+    }
+
+    #[test]
+    fn a_disk_says_what_a_file_says() {
+        let disk = disk_json(
+            "d0",
+            &json!({"backend": "ram", "size": "1M", "serial": "S"}),
+        );
+        let disk = disk.unwrap();
+        assert_eq!(disk.backend, BackendConfig::Ram { size: 1 << 20 });
+        assert_eq!(
+            (disk.name.as_str(), disk.serial.as_deref()),
+            ("d0", Some("S"))
+        );
+        let again = disk_json(
+            "d0",
+            &json!({"name": "d0", "backend": "ram", "size": 1_048_576,
+            "serial": "S", "status": {"used_by": []}}),
+        );
+        assert_eq!(again.unwrap(), disk);
+    }
+
+    #[test]
+    fn mistakes_name_their_fields() {
+        let body = json!({"name": "d1", "backend": "rma", "size": -1, "colour": "red"});
+        let mistakes = disk_json("d0", &body).unwrap_err();
+        let mut pointers: Vec<String> = told(&mistakes).into_iter().map(|t| t.0).collect();
+        pointers.sort();
+        assert_eq!(pointers, ["/backend", "/colour", "/name", "/size"]);
+        let luns = json!([{"target": 0, "lun": 0, "disk": "d0"}, {"target": 256, "lun": 1}]);
+        let mistakes = luns_json(&luns).unwrap_err();
+        let pointers: Vec<String> = told(&mistakes).into_iter().map(|t| t.0).collect();
+        assert_eq!(pointers, ["/1", "/1/target"]);
+        assert!(
+            told(&disk_json("d0", &json!([])).unwrap_err())[0]
+                .1
+                .contains("no JSON object")
+        );
+    }
+
+    #[test]
+    fn an_export_is_one_of_three_kinds() {
+        let blk = json!({"kind": "vhost-blk", "disk": "d0", "socket": "/run/d0.sock"});
+        assert!(matches!(
+            export_json("e", &blk),
+            Ok(ExportConfig::VhostBlk(_))
+        ));
+        let scsi = json!({"kind": "vhost-scsi", "socket": "/run/c0.sock",
+            "lun": [{"target": 4, "lun": 0, "disk": "d0"}]});
+        let Ok(ExportConfig::VhostScsi(scsi)) = export_json("c0", &scsi) else {
+            panic!("no controller");
+        };
+        assert_eq!(scsi.luns[0].target, 4);
+        let iscsi =
+            json!({"kind": "iscsi", "portals": ["127.0.0.1"], "lun": [{"lun": 4, "disk": "d0"}]});
+        let Ok(ExportConfig::Iscsi(iscsi)) = export_json("iqn.2026-11.org.example:t0", &iscsi)
+        else {
+            panic!("no target");
+        };
+        assert_eq!((iscsi.luns[0].lun, iscsi.luns[0].target), (4, 0));
+        let none = export_json("e", &json!({"kind": "nbd"})).unwrap_err();
+        assert_eq!(told(&none)[0].0, "/kind");
+        assert!(export_json("e", &json!({})).is_err());
+    }
+}

@@ -1,0 +1,148 @@
+//! `/v1/disks`: what there is, one by one, and what it is to be.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+
+use super::Problem;
+use super::api::{Api, Force, ForceQuery, force, json};
+use crate::config::{disk_json, size_json};
+use crate::objects::bodies::{Disk, DiskStatus, Size};
+use crate::objects::{Change, Live, Refusal, users_of_all};
+use crate::running::Overview;
+
+/// All disks.
+#[utoipa::path(get, path = "/v1/disks", responses(
+    (status = 200, description = "All disks", body = Vec<Disk>),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, Problem> {
+    let live = api.overview()?.live();
+    Ok(Json(all(&live)))
+}
+
+/// One disk.
+#[utoipa::path(get, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Its name")), responses(
+    (status = 200, description = "The disk", body = Disk),
+    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn show(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Result<Json<Disk>, Problem> {
+    one(api.overview()?, &name).map(Json)
+}
+
+/// A disk is there, as it is said. Its size may change; nothing else of it does.
+#[utoipa::path(put, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Its name"), Force),
+    request_body = Disk, responses(
+    (status = 200, description = "It was there, and is now as it was said", body = Disk),
+    (status = 201, description = "It is there now", body = Disk),
+    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "It cannot be as it was said", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn put(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    query: ForceQuery,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Disk>), Problem> {
+    let force = force(query)?;
+    let disk = disk_json(&name, &json(body)?).map_err(Refusal::from)?;
+    let made = api.change(Change::PutDisk(disk), force).await?;
+    let status = match made.plan.add_disks.is_empty() {
+        true => StatusCode::OK,
+        false => StatusCode::CREATED,
+    };
+    Ok((status, Json(one(api.overview()?, &name)?)))
+}
+
+/// A disk has so many bytes.
+#[utoipa::path(put, path = "/v1/disks/{disk}/size", params(("disk" = String, Path, description = "Its name"), Force),
+    request_body = Size, responses(
+    (status = 200, description = "It has", body = Disk),
+    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such disk", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "It cannot have", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn resize(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    query: ForceQuery,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Disk>, Problem> {
+    let force = force(query)?;
+    let block_size = match api.overview()?.live().disks.get(&name) {
+        Some(disk) => disk.info().geometry.block_size(),
+        None => return Err(missing(&name)),
+    };
+    let size = size_json(&json(body)?, block_size).map_err(Refusal::from)?;
+    api.change(Change::ResizeDisk(name.clone(), size), force)
+        .await?;
+    one(api.overview()?, &name).map(Json)
+}
+
+/// A disk is not there.
+#[utoipa::path(delete, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Its name"), Force),
+    responses(
+    (status = 204, description = "It is not there any more"),
+    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "It is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "It cannot be taken away", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn remove(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    query: ForceQuery,
+) -> Result<StatusCode, Problem> {
+    api.change(Change::RemoveDisk(name), force(query)?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn missing(name: &str) -> Problem {
+    Problem::not_found(format!("there is no disk `{name}`"))
+}
+
+fn all(live: &Live) -> Vec<Disk> {
+    let mut users = users_of_all(&live.config);
+    let disks = live.config.disks.iter().map(|config| {
+        let used_by = users.remove(config.name.as_str()).unwrap_or_default();
+        with_status(live, Disk::of(config), used_by)
+    });
+    disks.collect()
+}
+
+fn one(overview: &Overview, name: &str) -> Result<Disk, Problem> {
+    let live = overview.live();
+    let config = live.config.disk(name).ok_or_else(|| missing(name))?;
+    let used_by = crate::objects::users(&live.config, name);
+    Ok(with_status(&live, Disk::of(config), used_by))
+}
+
+fn with_status(live: &Live, disk: Disk, used_by: Vec<String>) -> Disk {
+    let status = live.disks.get(&disk.name).map(|running| {
+        let info = running.info();
+        DiskStatus {
+            size: info.geometry.capacity_bytes(),
+            block_size: info.geometry.block_size(),
+            serial: info.serial.clone(),
+            used_by,
+        }
+    });
+    Disk { status, ..disk }
+}

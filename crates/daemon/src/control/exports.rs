@@ -1,0 +1,133 @@
+//! `/v1/exports`: the ways in.
+
+use std::collections::HashMap;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+
+use super::Problem;
+use super::api::{Api, Force, ForceQuery, force, json};
+use crate::config::{ExportRef, export_json};
+use crate::objects::bodies::{Export, ExportState};
+use crate::objects::{Change, Refusal};
+use crate::running::Overview;
+
+/// All exports.
+#[utoipa::path(get, path = "/v1/exports", responses(
+    (status = 200, description = "All exports", body = Vec<Export>),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Export>>, Problem> {
+    let overview = api.overview()?;
+    let mut states = states(overview);
+    let live = overview.live();
+    let exports = live.config.exports().map(|export| {
+        let state = states.remove(export.name()).unwrap_or_default();
+        Export::of(export).with(state)
+    });
+    Ok(Json(exports.collect()))
+}
+
+/// One export.
+#[utoipa::path(get, path = "/v1/exports/{export}", params(("export" = String, Path, description = "Its name")),
+    responses(
+    (status = 200, description = "The export", body = Export),
+    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn show(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Result<Json<Export>, Problem> {
+    one(api.overview()?, &name).map(Json)
+}
+
+/// An export is there, as it is said, with these logical units. One that has a client is not changed but by force.
+#[utoipa::path(put, path = "/v1/exports/{export}",
+    params(("export" = String, Path, description = "Its name; of an iSCSI target its iSCSI name"), Force),
+    request_body = Export, responses(
+    (status = 200, description = "It was there, and is now as it was said", body = Export),
+    (status = 201, description = "It is there now", body = Export),
+    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "It cannot be as it was said", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn put(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    query: ForceQuery,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Export>), Problem> {
+    let force = force(query)?;
+    let export = export_json(&name, &json(body)?).map_err(Refusal::from)?;
+    let made = api.change(Change::PutExport(export), force).await?;
+    let status = match made.plan.add_exports.is_empty() {
+        true => StatusCode::OK,
+        false => StatusCode::CREATED,
+    };
+    Ok((status, Json(one(api.overview()?, &name)?)))
+}
+
+/// An export is not there.
+#[utoipa::path(delete, path = "/v1/exports/{export}",
+    params(("export" = String, Path, description = "Its name"), Force), responses(
+    (status = 204, description = "It is not there any more"),
+    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "It has a client", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "It cannot be taken away", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn remove(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    query: ForceQuery,
+) -> Result<StatusCode, Problem> {
+    api.change(Change::RemoveExport(name), force(query)?)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// How each export is.
+fn states(overview: &Overview) -> HashMap<String, ExportState> {
+    let Some(doors) = overview.servers.doors() else {
+        return HashMap::new();
+    };
+    let vhost = doors.vhost.status().into_iter().map(|export| {
+        let state = ExportState {
+            connected: export.connected,
+            sessions: usize::from(export.connected),
+            portals: Vec::new(),
+        };
+        (export.name, state)
+    });
+    let iscsi = doors.iscsi.status().into_iter().map(|target| {
+        let state = ExportState {
+            connected: target.sessions > 0,
+            sessions: target.sessions,
+            portals: target.portals.iter().map(ToString::to_string).collect(),
+        };
+        (target.name, state)
+    });
+    vhost.chain(iscsi).collect()
+}
+
+fn one(overview: &Overview, name: &str) -> Result<Export, Problem> {
+    let live = overview.live();
+    let found: Option<ExportRef<'_>> = live.config.export(name);
+    let found = found.ok_or_else(|| missing(name))?;
+    let state = states(overview).remove(name).unwrap_or_default();
+    Ok(Export::of(found).with(state))
+}
+
+pub(super) fn missing(name: &str) -> Problem {
+    Problem::not_found(format!("there is no export `{name}`"))
+}

@@ -1,0 +1,136 @@
+//! `/v1/workers`, `/v1/sessions`, `/v1/reservations`: what is not configured but comes about.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+
+use super::Problem;
+use super::api::Api;
+use super::server::blocking;
+use crate::config::Placement;
+use crate::objects::bodies::{Registration, Reservation, Session, Worker};
+use crate::running::Overview;
+
+/// All workers.
+#[utoipa::path(get, path = "/v1/workers", responses(
+    (status = 200, description = "All workers", body = Vec<Worker>),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>, Problem> {
+    let overview = api.overview()?.clone();
+    let cpus = match &overview.live().config.workers.placement {
+        Placement::Count(_) => Vec::new(),
+        Placement::Cpus(cpus) => cpus.clone(),
+    };
+    let counters = blocking(move || overview.servers.pool.counters()).await?;
+    let workers = counters.iter().enumerate().map(|(index, counters)| Worker {
+        index,
+        cpu: cpus.get(index).copied(),
+        busy_turns: counters.busy_turns,
+        empty_turns: counters.empty_turns,
+        sleeps: counters.sleeps,
+        messages: counters.messages,
+    });
+    Ok(Json(workers.collect()))
+}
+
+/// All sessions: the clients of all exports.
+#[utoipa::path(get, path = "/v1/sessions", responses(
+    (status = 200, description = "All sessions", body = Vec<Session>),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn sessions(State(api): State<Api>) -> Result<Json<Vec<Session>>, Problem> {
+    Ok(Json(all_sessions(api.overview()?)))
+}
+
+fn all_sessions(overview: &Overview) -> Vec<Session> {
+    let Some(doors) = overview.servers.doors() else {
+        return Vec::new();
+    };
+    let vhost = doors.vhost.status().into_iter();
+    let vhost = vhost
+        .filter(|export| export.connected)
+        .map(|export| Session {
+            id: format!("vhost-{}", export.name),
+            export: export.name,
+            kind: "vhost-user".to_owned(),
+            initiator: None,
+            portal_group: None,
+            connections: 1,
+        });
+    let iscsi = doors.iscsi.sessions().into_iter().map(|session| Session {
+        id: format!("iscsi-{}", session.tsih),
+        export: session.target,
+        kind: "iscsi".to_owned(),
+        initiator: Some(session.initiator),
+        portal_group: Some(session.portal_group),
+        connections: session.connections.len(),
+    });
+    vhost.chain(iscsi).collect()
+}
+
+/// An iSCSI session ends. Its initiator may log in again.
+#[utoipa::path(delete, path = "/v1/sessions/{session}",
+    params(("session" = String, Path, description = "Its id")), responses(
+    (status = 204, description = "It ends"),
+    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "It cannot be ended from here", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn end_session(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Problem> {
+    let overview = api.overview()?;
+    let number = id.strip_prefix("iscsi-").and_then(|id| id.parse().ok());
+    let doors = overview.servers.doors();
+    if let (Some(tsih), Some(doors)) = (number, doors)
+        && doors.iscsi.end_session(tsih)
+    {
+        return Ok(StatusCode::NO_CONTENT);
+    }
+    if all_sessions(overview)
+        .iter()
+        .any(|session| session.id == id)
+    {
+        let detail = "a virtual machine's session ends with its export: remove that, with force";
+        return Err(Problem::new(StatusCode::CONFLICT, detail));
+    }
+    Err(Problem::not_found(format!("there is no session `{id}`")))
+}
+
+/// What initiators hold, of every disk that they hold something of.
+#[utoipa::path(get, path = "/v1/reservations", responses(
+    (status = 200, description = "All registrations and reservations", body = Vec<Reservation>),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn reservations(
+    State(api): State<Api>,
+) -> Result<Json<Vec<Reservation>>, Problem> {
+    let overview = api.overview()?;
+    let live = overview.live();
+    let held = live.config.disks.iter().filter_map(|config| {
+        let disk = live.disks.get(&config.name)?;
+        let status = overview.servers.units.known(disk)?.reservations();
+        let registrations = status
+            .registrations
+            .iter()
+            .map(|registration| Registration {
+                initiator: registration.initiator.clone(),
+                port: registration.port,
+                key: format!("{:016x}", registration.key),
+                holder: registration.holder,
+            });
+        let kind = status.kind.map(str::to_owned);
+        let reserve = status.reserved.then(|| "RESERVE".to_owned());
+        (!status.is_empty()).then(|| Reservation {
+            disk: config.name.clone(),
+            kind: kind.or(reserve),
+            persists: status.persists,
+            generation: status.generation,
+            registrations: registrations.collect(),
+        })
+    });
+    Ok(Json(held.collect()))
+}

@@ -1,0 +1,163 @@
+//! `/v1/exports/{export}/luns`: logical units of controllers and targets, at `TARGET:LUN`.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+
+use super::Problem;
+use super::api::{Api, Force, ForceQuery, force, json};
+use crate::config::{LUNS_MAX, LunConfig, lun_json, luns_json};
+use crate::objects::bodies::{Lun, LunDisk};
+use crate::objects::{Change, Refusal, lun_bodies};
+use crate::running::Overview;
+
+/// All logical units of an export.
+#[utoipa::path(get, path = "/v1/exports/{export}/luns", params(("export" = String, Path, description = "Its name")),
+    responses(
+    (status = 200, description = "Its logical units", body = Vec<Lun>),
+    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such export", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn list(
+    State(api): State<Api>,
+    Path(export): Path<String>,
+) -> Result<Json<Vec<Lun>>, Problem> {
+    luns_of(api.overview()?, &export).map(Json)
+}
+
+/// An export has these logical units and no others.
+#[utoipa::path(put, path = "/v1/exports/{export}/luns",
+    params(("export" = String, Path, description = "Its name"), Force), request_body = Vec<Lun>, responses(
+    (status = 200, description = "It has", body = Vec<Lun>),
+    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such export", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "It cannot have", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn replace(
+    State(api): State<Api>,
+    Path(export): Path<String>,
+    query: ForceQuery,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Vec<Lun>>, Problem> {
+    let force = force(query)?;
+    let luns = luns_json(&json(body)?).map_err(Refusal::from)?;
+    api.change(Change::PutLuns(export.clone(), luns), force)
+        .await?;
+    luns_of(api.overview()?, &export).map(Json)
+}
+
+/// One logical unit.
+#[utoipa::path(get, path = "/v1/exports/{export}/luns/{address}", params(
+    ("export" = String, Path, description = "The export's name"),
+    ("address" = String, Path, description = "TARGET:LUN"),
+), responses(
+    (status = 200, description = "The logical unit", body = Lun),
+    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn show(
+    State(api): State<Api>,
+    Path((export, address)): Path<(String, String)>,
+) -> Result<Json<Lun>, Problem> {
+    one(api.overview()?, &export, parse(&address)?).map(Json)
+}
+
+/// A logical unit is there. Clients that are connected hear of it.
+#[utoipa::path(put, path = "/v1/exports/{export}/luns/{address}", params(
+    ("export" = String, Path, description = "The export's name"),
+    ("address" = String, Path, description = "TARGET:LUN"),
+    Force,
+), request_body = LunDisk, responses(
+    (status = 200, description = "It was there", body = Lun),
+    (status = 201, description = "It is there now", body = Lun),
+    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such export", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "It cannot be there", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn put(
+    State(api): State<Api>,
+    Path((export, address)): Path<(String, String)>,
+    query: ForceQuery,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Lun>), Problem> {
+    let force = force(query)?;
+    let (target, number) = parse(&address)?;
+    let lun = lun_json(target, number, &json(body)?).map_err(Refusal::from)?;
+    let made = api
+        .change(Change::PutLun(export.clone(), lun), force)
+        .await?;
+    let status = match made.plan.add_luns.is_empty() {
+        true => StatusCode::OK,
+        false => StatusCode::CREATED,
+    };
+    let lun = one(api.overview()?, &export, (target, number))?;
+    Ok((status, Json(lun)))
+}
+
+/// A logical unit is not there. Its requests end first, or are aborted by force; then clients hear of it.
+#[utoipa::path(delete, path = "/v1/exports/{export}/luns/{address}", params(
+    ("export" = String, Path, description = "The export's name"),
+    ("address" = String, Path, description = "TARGET:LUN"),
+    Force,
+), responses(
+    (status = 204, description = "It is not there any more"),
+    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "It is reserved", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "It cannot be taken away", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn remove(
+    State(api): State<Api>,
+    Path((export, address)): Path<(String, String)>,
+    query: ForceQuery,
+) -> Result<StatusCode, Problem> {
+    let (target, lun) = parse(&address)?;
+    api.change(Change::RemoveLun(export, target, lun), force(query)?)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn parse(address: &str) -> Result<(u8, u16), Problem> {
+    let parsed = address.split_once(':').and_then(|(target, lun)| {
+        let lun: u16 = lun.parse().ok()?;
+        let target: u8 = target.parse().ok()?;
+        (lun < LUNS_MAX).then_some((target, lun))
+    });
+    parsed.ok_or_else(|| {
+        Problem::bad_request(format!(
+            "{address:?} is no TARGET:LUN such as 4:0 (targets to 255, LUNs to 16383)"
+        ))
+    })
+}
+
+fn luns_of(overview: &Overview, export: &str) -> Result<Vec<Lun>, Problem> {
+    let live = overview.live();
+    let found = live.config.export(export);
+    let found = found.ok_or_else(|| super::exports::missing(export))?;
+    Ok(lun_bodies(found.luns().unwrap_or_default()))
+}
+
+fn one(overview: &Overview, export: &str, address: (u8, u16)) -> Result<Lun, Problem> {
+    let live = overview.live();
+    let found = live.config.export(export);
+    let found = found.ok_or_else(|| super::exports::missing(export))?;
+    let is_here = |lun: &&LunConfig| (lun.target, lun.lun) == address;
+    let lun = found.luns().unwrap_or_default().iter().find(is_here);
+    let (target, number) = address;
+    lun.map(Lun::of)
+        .ok_or_else(|| Problem::not_found(format!("there is no LUN `{export}/{target}:{number}`")))
+}

@@ -1,0 +1,403 @@
+//! Objects as JSON, with the names of the configuration file. What GET gives may be PUT back.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::config::{AclEntry, BackendConfig, DiskConfig, ExportRef, LunConfig};
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Disk {
+    /// Its name: as in the address.
+    #[serde(default)]
+    pub name: String,
+    /// The engine that does its I/O.
+    #[schema(pattern = "^(ram|null|file)$")]
+    pub backend: String,
+    /// Bytes; in a request also a text such as "10G". Not needed for a file that is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 512, maximum = 9_223_372_036_854_775_807_u64, value_type = Option<u64>, format = "int64")]
+    pub size: Option<u64>,
+    /// Of the back end `file`: the raw file or block device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Of the back end `file`: `none`, `writeback` or `writethrough`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(none|writeback|writethrough)$")]
+    pub cache: Option<String>,
+    /// Logical block size in bytes: 512 or 4096.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 512, maximum = 4096)]
+    pub block_size: Option<u32>,
+    /// Nothing may be written.
+    #[serde(default)]
+    pub read_only: bool,
+    /// What clients see as serial number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 20)]
+    pub serial: Option<String>,
+    /// NAA identifier that SCSI initiators see: 16 hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wwn: Option<String>,
+    /// Physical block size in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub physical_block_size: Option<u32>,
+    /// SCSI initiators may eject and load the medium.
+    #[serde(default)]
+    pub removable: bool,
+    /// Most requests in a second. May be changed at any time, as may the other limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Requests that may come at once after a pause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iops_burst: Option<u64>,
+    /// Most bytes in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<u64>,
+    /// Bytes that may come at once after a pause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth_burst: Option<u64>,
+    /// What is so; not looked at in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<DiskStatus>,
+}
+
+/// How a disk is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskStatus {
+    /// Bytes that it has.
+    pub size: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// What clients see as serial number.
+    pub serial: String,
+    /// What shows it: exports, and logical units as `EXPORT/TARGET:LUN`.
+    pub used_by: Vec<String>,
+}
+
+impl Disk {
+    /// A disk as it is configured.
+    pub fn of(disk: &DiskConfig) -> Disk {
+        let (path, cache) = match &disk.backend {
+            BackendConfig::File { path, cache, .. } => (
+                Some(path.to_string_lossy().into_owned()),
+                Some(cache.word().to_owned()),
+            ),
+            BackendConfig::Ram { .. } | BackendConfig::Null { .. } => (None, None),
+        };
+        Disk {
+            name: disk.name.clone(),
+            backend: disk.backend.word().to_owned(),
+            size: super::plan::size(&disk.backend),
+            path,
+            cache,
+            block_size: disk.block_size,
+            read_only: disk.read_only,
+            serial: disk.serial.clone(),
+            wwn: disk.shown.wwn.map(|wwn| format!("{wwn:016x}")),
+            physical_block_size: disk.shown.physical_block_size,
+            removable: disk.shown.removable,
+            iops: disk.limits.iops,
+            iops_burst: disk.limits.iops_burst,
+            bandwidth: disk.limits.bandwidth,
+            bandwidth_burst: disk.limits.bandwidth_burst,
+            status: None,
+        }
+    }
+}
+
+/// A logical unit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Lun {
+    /// Target, 0 to 255; 0 for iSCSI.
+    pub target: u8,
+    /// Logical unit number, 0 to 16383.
+    #[schema(maximum = 16383)]
+    pub lun: u16,
+    /// The disk's name.
+    pub disk: String,
+}
+
+impl Lun {
+    /// A logical unit as it is configured.
+    pub fn of(lun: &LunConfig) -> Lun {
+        Lun {
+            target: lun.target,
+            lun: lun.lun,
+            disk: lun.disk.clone(),
+        }
+    }
+}
+
+/// Which disk a logical unit is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LunDisk {
+    /// The disk's name.
+    pub disk: String,
+}
+
+/// Bytes that a disk is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Size {
+    /// Bytes; also a text such as "10G".
+    #[schema(
+        minimum = 512,
+        maximum = 9_223_372_036_854_775_807_u64,
+        format = "int64"
+    )]
+    pub size: u64,
+}
+
+/// An export: `kind` says which.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Export {
+    /// One disk as virtio-blk.
+    VhostBlk(VhostBlk),
+    /// A virtio-scsi controller.
+    VhostScsi(VhostScsi),
+    /// An iSCSI target.
+    Iscsi(Iscsi),
+}
+
+/// One disk as virtio-blk on one vhost-user socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VhostBlk {
+    /// Its name: as in the address.
+    #[serde(default)]
+    pub name: String,
+    /// The disk's name.
+    pub disk: String,
+    /// Path of the vhost-user socket.
+    pub socket: String,
+    /// Most request queues that a client may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 256)]
+    pub queues: Option<u16>,
+    /// What is so; not looked at in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ExportState>,
+}
+
+/// A virtio-scsi controller on one vhost-user socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VhostScsi {
+    /// Its name: as in the address.
+    #[serde(default)]
+    pub name: String,
+    /// Path of the vhost-user socket.
+    pub socket: String,
+    /// Most request queues that a client may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 254)]
+    pub queues: Option<u16>,
+    /// Its logical units.
+    #[serde(default)]
+    pub lun: Vec<Lun>,
+    /// What is so; not looked at in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ExportState>,
+}
+
+/// An iSCSI target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Iscsi {
+    /// Its iSCSI name: as in the address.
+    #[serde(default)]
+    pub name: String,
+    /// What people call it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
+    /// Its logical units.
+    #[serde(default)]
+    pub lun: Vec<Lun>,
+    /// Where it is found: `ADDRESS:PORT,GROUP`.
+    pub portals: Vec<String>,
+    /// What initiators may do that nothing else admits: `none`, `ro` or `rw`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(none|ro|rw)$")]
+    pub demo_mode: Option<String>,
+    /// The file with the CHAP users.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chap_users: Option<String>,
+    /// Initiators that may log in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub acl: Vec<Acl>,
+    /// What is so; not looked at in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ExportState>,
+}
+
+/// Initiators that may log in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Acl {
+    /// Its name; absent: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initiator: Option<String>,
+    /// Where it comes from; absent: anywhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// It may not write.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// How an export is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExportState {
+    /// Is a client connected?
+    pub connected: bool,
+    /// How many sessions it has.
+    pub sessions: usize,
+    /// Of a target: its portals as they are bound.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub portals: Vec<String>,
+}
+
+fn acl(entry: &AclEntry) -> Acl {
+    Acl {
+        initiator: entry.initiator.clone(),
+        network: entry.network.map(|network| network.to_string()),
+        read_only: entry.read_only,
+    }
+}
+
+impl Export {
+    /// An export as it is configured.
+    pub fn of(export: ExportRef<'_>) -> Export {
+        let luns = |luns: &[LunConfig]| luns.iter().map(Lun::of).collect();
+        match export {
+            ExportRef::VhostBlk(export) => Export::VhostBlk(VhostBlk {
+                name: export.name.clone(),
+                disk: export.disk.clone(),
+                socket: export.socket.to_string_lossy().into_owned(),
+                queues: Some(export.queues),
+                status: None,
+            }),
+            ExportRef::VhostScsi(export) => Export::VhostScsi(VhostScsi {
+                name: export.name.clone(),
+                socket: export.socket.to_string_lossy().into_owned(),
+                queues: Some(export.queues),
+                lun: luns(&export.luns),
+                status: None,
+            }),
+            ExportRef::Iscsi(export) => Export::Iscsi(Iscsi {
+                name: export.name.clone(),
+                alias: export.alias.clone(),
+                lun: luns(&export.luns),
+                portals: export.portals.iter().map(ToString::to_string).collect(),
+                demo_mode: Some(export.demo_mode.to_string()),
+                chap_users: export
+                    .chap_users
+                    .as_ref()
+                    .map(|path| path.to_string_lossy().into_owned()),
+                acl: export.acl.iter().map(acl).collect(),
+                status: None,
+            }),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        match self {
+            Export::VhostBlk(export) => &export.name,
+            Export::VhostScsi(export) => &export.name,
+            Export::Iscsi(export) => &export.name,
+        }
+    }
+
+    /// The word for its kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Export::VhostBlk(_) => "vhost-blk",
+            Export::VhostScsi(_) => "vhost-scsi",
+            Export::Iscsi(_) => "iscsi",
+        }
+    }
+
+    /// How it is, where that was asked for.
+    pub fn status(&self) -> Option<&ExportState> {
+        match self {
+            Export::VhostBlk(export) => export.status.as_ref(),
+            Export::VhostScsi(export) => export.status.as_ref(),
+            Export::Iscsi(export) => export.status.as_ref(),
+        }
+    }
+
+    /// Adds how it is.
+    #[must_use]
+    pub fn with(mut self, state: ExportState) -> Export {
+        match &mut self {
+            Export::VhostBlk(export) => export.status = Some(state),
+            Export::VhostScsi(export) => export.status = Some(state),
+            Export::Iscsi(export) => export.status = Some(state),
+        }
+        self
+    }
+}
+
+/// A session: a client of an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Session {
+    /// Names it as long as it lasts.
+    pub id: String,
+    /// The export's name.
+    pub export: String,
+    /// `vhost-user` or `iscsi`.
+    pub kind: String,
+    /// Of iSCSI: the initiator's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initiator: Option<String>,
+    /// Of iSCSI: the portal group that it came in by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub portal_group: Option<u16>,
+    /// How many connections it has.
+    pub connections: usize,
+}
+
+/// What initiators hold of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Reservation {
+    /// The disk's name.
+    pub disk: String,
+    /// What is reserved, in the words of SPC: `write exclusive`, ...; absent: there are registrations only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Registrations and reservation outlive a restart.
+    pub persists: bool,
+    /// PRGENERATION.
+    pub generation: u32,
+    /// Who has registered.
+    pub registrations: Vec<Registration>,
+}
+
+/// A registration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Registration {
+    /// The initiator port.
+    pub initiator: String,
+    /// Relative identifier of the target port.
+    pub port: u16,
+    /// The reservation key, in hexadecimal.
+    pub key: String,
+    /// Does it hold the reservation?
+    pub holder: bool,
+}
+
+/// A worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Worker {
+    /// Its number, from 0.
+    pub index: usize,
+    /// The CPU that it is pinned to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<usize>,
+    /// Turns in which there was work.
+    pub busy_turns: u64,
+    /// Turns in which polling found nothing.
+    pub empty_turns: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Messages it ran.
+    pub messages: u64,
+}

@@ -1,0 +1,162 @@
+//! What may be asked for at run time: each change makes the configuration that is wanted next of the present one.
+
+use std::collections::HashMap;
+
+use super::plan::with_size;
+use super::refusal::{Fault, Refusal};
+use crate::config::{Config, DiskConfig, ExportConfig, ExportRef, LunConfig};
+
+/// One change, by the names of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// This disk is there, as it is said.
+    PutDisk(DiskConfig),
+    /// This disk has so many bytes.
+    ResizeDisk(String, u64),
+    /// This disk is not there.
+    RemoveDisk(String),
+    /// This export is there, as it is said, with these logical units.
+    PutExport(ExportConfig),
+    /// This export is not there.
+    RemoveExport(String),
+    /// This logical unit of an export is there.
+    PutLun(String, LunConfig),
+    /// This export has these logical units and no others.
+    PutLuns(String, Vec<LunConfig>),
+    /// There is no logical unit at this target and number of an export.
+    RemoveLun(String, u8, u16),
+    /// All is as it is said here.
+    Replace(Box<Config>),
+}
+
+fn not_there(what: &str, name: &str) -> Refusal {
+    Refusal::NotFound(Fault::new(format!("there is no {what} `{name}`")))
+}
+
+/// Who shows a disk, for messages.
+pub fn users(config: &Config, disk: &str) -> Vec<String> {
+    let mut users = Vec::new();
+    for export in config.exports() {
+        match export.luns() {
+            None if export.disks().any(|shown| shown == disk) => {
+                users.push(export.name().to_owned());
+            }
+            None => {}
+            Some(luns) => {
+                let ours = luns.iter().filter(|lun| lun.disk == disk);
+                users.extend(ours.map(|l| format!("{}/{}:{}", export.name(), l.target, l.lun)));
+            }
+        }
+    }
+    users
+}
+
+/// Who shows each disk.
+pub fn users_of_all(config: &Config) -> HashMap<&str, Vec<String>> {
+    let mut users: HashMap<&str, Vec<String>> = HashMap::new();
+    for export in config.exports() {
+        let name = export.name();
+        match export {
+            ExportRef::VhostBlk(blk) => {
+                users.entry(&blk.disk).or_default().push(name.to_owned());
+            }
+            ExportRef::VhostScsi(scsi) => luns_used(name, &scsi.luns, &mut users),
+            ExportRef::Iscsi(iscsi) => luns_used(name, &iscsi.luns, &mut users),
+        }
+    }
+    users
+}
+
+fn luns_used<'a>(export: &str, luns: &'a [LunConfig], users: &mut HashMap<&'a str, Vec<String>>) {
+    for LunConfig { target, lun, disk } in luns {
+        let user = format!("{export}/{target}:{lun}");
+        users.entry(disk).or_default().push(user);
+    }
+}
+
+impl Change {
+    /// What is wanted once the change is made. `force`: what is in the way goes too.
+    ///
+    /// # Errors
+    /// When what it is about is not there, or something is in the way.
+    pub fn next(self, now: &Config, force: bool) -> Result<Config, Refusal> {
+        let mut next = now.clone();
+        match self {
+            Change::PutDisk(disk) => next.put_disk(disk),
+            Change::ResizeDisk(name, size) => {
+                let disk = next.disks.iter_mut().find(|disk| disk.name == name);
+                let disk = disk.ok_or_else(|| not_there("disk", &name))?;
+                disk.backend = with_size(&disk.backend, Some(size));
+            }
+            Change::RemoveDisk(name) => remove_disk(&mut next, &name, force)?,
+            Change::PutExport(export) => next.put_export(export),
+            Change::RemoveExport(name) => {
+                if !next.remove_export(&name) {
+                    return Err(not_there("export", &name));
+                }
+            }
+            Change::PutLun(export, lun) => {
+                let luns = luns_of(&mut next, &export)?;
+                let at =
+                    |known: &&mut LunConfig| (known.target, known.lun) == (lun.target, lun.lun);
+                match luns.iter_mut().find(at) {
+                    None => luns.push(lun),
+                    Some(known) if known.disk == lun.disk || force => *known = lun,
+                    Some(known) => {
+                        let LunConfig { target, lun, disk } = known;
+                        let detail =
+                            format!("target {target}, LUN {lun} of {export} is the disk {disk}");
+                        let fault = Fault::at("/disk", detail);
+                        let help = "remove it first, or replace it with force";
+                        return Err(Refusal::Conflict(vec![fault.help(help)]));
+                    }
+                }
+            }
+            Change::PutLuns(export, luns) => *luns_of(&mut next, &export)? = luns,
+            Change::RemoveLun(export, target, lun) => {
+                let luns = luns_of(&mut next, &export)?;
+                let before = luns.len();
+                luns.retain(|known| (known.target, known.lun) != (target, lun));
+                if luns.len() == before {
+                    return Err(not_there("LUN", &format!("{export}/{target}:{lun}")));
+                }
+            }
+            Change::Replace(config) => next = *config,
+        }
+        Ok(next)
+    }
+}
+
+fn luns_of<'a>(config: &'a mut Config, export: &str) -> Result<&'a mut Vec<LunConfig>, Refusal> {
+    match config.export(export) {
+        None => return Err(not_there("export", export)),
+        Some(ExportRef::VhostBlk(_)) => {
+            let detail = format!("{export} is a vhost-blk export, which has one disk and no LUNs");
+            return Err(Refusal::Conflict(vec![Fault::new(detail)]));
+        }
+        Some(ExportRef::VhostScsi(_) | ExportRef::Iscsi(_)) => {}
+    }
+    config
+        .luns_mut(export)
+        .ok_or_else(|| not_there("export", export))
+}
+
+fn remove_disk(next: &mut Config, name: &str, force: bool) -> Result<(), Refusal> {
+    if next.disk(name).is_none() {
+        return Err(not_there("disk", name));
+    }
+    let users = users(next, name);
+    if !users.is_empty() && !force {
+        let detail = format!("disk {name} is in use: {}", users.join(", "));
+        let fault = Fault::new(detail).help("remove these first, or remove the disk with force");
+        return Err(Refusal::Conflict(vec![fault]));
+    }
+    next.disks.retain(|disk| disk.name != name);
+    next.vhost_blk.retain(|export| export.disk != name);
+    let scsi = next.vhost_scsi.iter_mut().map(|export| &mut export.luns);
+    let iscsi = next.iscsi.iter_mut().map(|export| &mut export.luns);
+    for luns in scsi.chain(iscsi) {
+        luns.retain(|lun| lun.disk != name);
+    }
+    Ok(())
+}

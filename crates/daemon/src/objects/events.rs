@@ -1,0 +1,110 @@
+//! What has changed, told to whoever listens.
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast;
+use utoipa::ToSchema;
+
+/// Events that a listener may be behind before it misses some.
+const BACKLOG: usize = 4096;
+
+/// Something has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Counts the daemon's events, from 1.
+    pub id: u64,
+    /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`,
+    /// `export.added`, `export.removed`, `lun.added`, `lun.removed`.
+    pub event: String,
+    /// The disk, the export, or the export that the LUN is of.
+    pub name: String,
+    /// Of a LUN: its target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<u8>,
+    /// Of a LUN: its number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lun: Option<u16>,
+    /// Of a LUN: its disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// Of a resized disk: its bytes now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+}
+
+/// Tells events to all listeners; those that are slow miss some rather than hold it up.
+#[derive(Debug)]
+pub struct Teller {
+    sender: broadcast::Sender<Event>,
+    told: u64,
+}
+
+/// Nobody listens yet.
+impl Default for Teller {
+    fn default() -> Teller {
+        let (sender, _) = broadcast::channel(BACKLOG);
+        Teller { sender, told: 0 }
+    }
+}
+
+impl Teller {
+    /// Where listeners subscribe.
+    pub fn sender(&self) -> broadcast::Sender<Event> {
+        self.sender.clone()
+    }
+
+    /// Tells an event about an object.
+    pub fn tell(&mut self, event: &str, name: &str) {
+        self.send(Event {
+            event: event.to_owned(),
+            name: name.to_owned(),
+            ..Event::empty()
+        });
+    }
+
+    /// Tells an event about a logical unit.
+    pub fn tell_lun(&mut self, event: &str, export: &str, lun: &crate::config::LunConfig) {
+        self.send(Event {
+            event: event.to_owned(),
+            name: export.to_owned(),
+            target: Some(lun.target),
+            lun: Some(lun.lun),
+            disk: Some(lun.disk.clone()),
+            ..Event::empty()
+        });
+    }
+
+    /// Tells that a disk has another size.
+    pub fn tell_size(&mut self, disk: &str, size: u64) {
+        self.send(Event {
+            event: "disk.resized".to_owned(),
+            name: disk.to_owned(),
+            size: Some(size),
+            ..Event::empty()
+        });
+    }
+
+    fn send(&mut self, event: Event) {
+        self.told += 1;
+        // Nobody listens: nobody is told.
+        self.sender
+            .send(Event {
+                id: self.told,
+                ..event
+            })
+            .ok();
+    }
+}
+
+impl Event {
+    fn empty() -> Event {
+        Event {
+            id: 0,
+            event: String::new(),
+            name: String::new(),
+            target: None,
+            lun: None,
+            disk: None,
+            size: None,
+        }
+    }
+}

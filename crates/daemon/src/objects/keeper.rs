@@ -1,0 +1,166 @@
+//! Writes down what was changed at run time, so that it comes back after a restart.
+//!
+//! One file, replaced as a whole with every change, before the change is answered: after a crash there is the state of
+//! before or of after. A resize changes a file that is not ours, so it is announced first in a file of its own.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::overlay::Overlay;
+use crate::config::Config;
+use crate::state::{self, fault};
+
+const CHANGES: &str = "changes.json";
+const RESIZING: &str = "resizing.json";
+
+/// Keeps the changes of one daemon in its state folder.
+#[derive(Debug)]
+pub struct Keeper {
+    folder: PathBuf,
+    /// Held as long as the daemon lives: two daemons need two folders.
+    _lock: File,
+}
+
+/// A resize that was begun.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resizing {
+    /// The disk.
+    pub disk: String,
+    /// Bytes that it had.
+    pub from: u64,
+    /// Bytes that it was to have.
+    pub to: u64,
+}
+
+impl Keeper {
+    /// A keeper in a folder, which is made when it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made, or belongs to another daemon.
+    pub fn open(folder: &Path) -> Result<Keeper, String> {
+        let shown = folder.display();
+        let failed = |error: io::Error| format!("cannot use the state folder {shown}: {error}");
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let lock = File::create(folder.join("lock")).map_err(failed)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Keeper {
+                folder: folder.to_owned(),
+                _lock: lock,
+            }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(format!(
+                "the state folder {shown} belongs to another daemon; give each its own with --state"
+            )),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
+    /// What was changed before.
+    ///
+    /// # Errors
+    /// When it is there and cannot be read.
+    pub fn kept(&self) -> Result<Overlay, String> {
+        let path = self.folder.join(CHANGES);
+        match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Overlay::default()),
+            Err(error) => Err(format!("cannot read {}: {error}", path.display())),
+            Ok(text) => Overlay::from_text(&text).map_err(|error| {
+                let shown = path.display();
+                format!("cannot use {shown}: {error}; move it away to start without it")
+            }),
+        }
+    }
+
+    /// Writes down that `now` is in effect over `base`. It is durable when this returns.
+    ///
+    /// # Errors
+    /// What the system says; what was written before is still there then.
+    pub fn keep(&self, base: &Config, now: &Config) -> io::Result<()> {
+        fault("before-keep");
+        let text = Overlay::between(base, now).to_text();
+        state::replace(&self.folder.join(CHANGES), text.as_bytes())?;
+        fault("after-keep");
+        Ok(())
+    }
+
+    /// Announces a resize.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn begin_resize(&self, disk: &str, from: u64, to: u64) -> io::Result<()> {
+        let resizing = Resizing {
+            disk: disk.to_owned(),
+            from,
+            to,
+        };
+        let text = serde_json::to_vec(&resizing)?;
+        state::replace(&self.folder.join(RESIZING), &text)?;
+        fault("after-begin-resize");
+        Ok(())
+    }
+
+    /// It is over, or was taken back.
+    pub fn end_resize(&self) {
+        // Left behind, it says what is so anyway.
+        std::fs::remove_file(self.folder.join(RESIZING)).ok();
+        fault("after-end-resize");
+    }
+
+    /// A resize that a crash has interrupted: the file gets the size that is written down, which is that of before or of
+    /// after. Call with what is in effect, before disks are opened.
+    pub fn finish_resize(&self, config: &Config) {
+        let Ok(text) = std::fs::read(self.folder.join(RESIZING)) else {
+            return;
+        };
+        if let Ok(resizing) = serde_json::from_slice::<Resizing>(&text)
+            && let Err(error) = settle(&resizing, config)
+        {
+            tracing::error!("disk {} was being resized: {error}", resizing.disk);
+        }
+        self.end_resize();
+    }
+}
+
+fn settle(resizing: &Resizing, config: &Config) -> io::Result<()> {
+    let Some(path) = super::owner::file_of(config, &resizing.disk) else {
+        return Ok(());
+    };
+    let disk = config.disk(&resizing.disk);
+    let wanted = disk.and_then(|disk| super::plan::size(&disk.backend));
+    let wanted = wanted.unwrap_or(resizing.from);
+    let file = File::options().write(true).open(path)?;
+    let metadata = file.metadata()?;
+    let is_between = [resizing.from, resizing.to].contains(&metadata.len());
+    if metadata.is_file() && is_between && metadata.len() != wanted {
+        file.set_len(wanted)?;
+        file.sync_all()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_belongs_to_one_daemon() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Keeper::open(folder.path()).unwrap();
+        let error = Keeper::open(folder.path()).unwrap_err();
+        assert!(error.contains("another daemon"), "{error}");
+        assert!(first.kept().unwrap().is_empty());
+        drop(first);
+        Keeper::open(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(CHANGES), "{").unwrap();
+        let error = Keeper::open(folder.path()).unwrap().kept().unwrap_err();
+        assert!(error.contains(CHANGES) && error.contains("move it away"));
+    }
+}

@@ -1,0 +1,129 @@
+//! Objects at run time: disks, exports and logical units that come, change and go while others do I/O.
+//!
+//! ```text
+//!   API, reload ── Manager ──▶ Owner: Change -> Config wanted next -> relations -> Plan -> carry out ──▶ workers, doors
+//!                  one thread          │                                             │
+//!                                      ▼ Live: what others see                       ▼ Keeper: what comes back
+//! ```
+//!
+//! Nothing here is on a request's way: workers hear of changes between their turns.
+
+pub mod bodies;
+mod changes;
+mod events;
+mod keeper;
+mod overlay;
+mod owner;
+mod plan;
+mod refusal;
+mod relations;
+mod servers;
+
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+pub use changes::{Change, users, users_of_all};
+pub use events::{Event, Teller};
+pub use keeper::Keeper;
+pub use overlay::{Overlay, lun_bodies};
+pub use owner::{How, Live, Made, Owner};
+pub use plan::Plan;
+pub use refusal::{Fault, Refusal};
+pub use servers::{Doors, Servers};
+
+type Message = Box<dyn FnOnce(&mut Owner) + Send>;
+
+/// Sends work to the owner of all objects, which does it piece by piece.
+#[derive(Clone)]
+pub struct Manager {
+    messages: mpsc::Sender<Message>,
+}
+
+/// The manager's thread. Dropping it ends the thread, once it has done what it is doing.
+pub struct ManagerThread {
+    manager: Manager,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Manager {
+    /// Puts an owner on a thread of its own.
+    ///
+    /// # Errors
+    /// When the kernel gives no thread.
+    pub fn start(mut owner: Owner) -> std::io::Result<ManagerThread> {
+        let (messages, inbox) = mpsc::channel::<Message>();
+        let thread = std::thread::Builder::new()
+            .name("objects".to_owned())
+            .spawn(move || {
+                while let Ok(message) = inbox.recv() {
+                    message(&mut owner);
+                    if owner.ending {
+                        return;
+                    }
+                }
+            })?;
+        Ok(ManagerThread {
+            manager: Manager { messages },
+            thread: Some(thread),
+        })
+    }
+
+    /// A manager of nothing: it refuses everything.
+    pub fn idle() -> Manager {
+        let (messages, _) = mpsc::channel();
+        Manager { messages }
+    }
+
+    /// Has the owner do something, and waits for it without blocking the thread.
+    ///
+    /// # Errors
+    /// What the owner says, or that it is gone.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Owner) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        let message: Message = Box::new(move |owner| {
+            // Whoever asked may have left.
+            reply.send(work(owner)).ok();
+        });
+        self.messages.send(message).map_err(|_| Refusal::Ending)?;
+        answer.await.map_err(|_| Refusal::Ending)?
+    }
+
+    /// Has the owner do something, and waits for it.
+    ///
+    /// # Errors
+    /// What the owner says, or that it is gone.
+    pub fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Owner) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        let message: Message = Box::new(move |owner| {
+            reply.send(work(owner)).ok();
+        });
+        self.messages.send(message).map_err(|_| Refusal::Ending)?;
+        answer.recv().map_err(|_| Refusal::Ending)?
+    }
+}
+
+impl ManagerThread {
+    /// The manager.
+    pub fn manager(&self) -> Manager {
+        self.manager.clone()
+    }
+}
+
+impl Drop for ManagerThread {
+    fn drop(&mut self) {
+        let end: Message = Box::new(|owner| owner.ending = true);
+        // It may have ended by a panic, which has been told.
+        self.manager.messages.send(end).ok();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the objects' thread panicked");
+        }
+    }
+}

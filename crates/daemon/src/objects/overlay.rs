@@ -1,0 +1,313 @@
+//! What was changed at run time, as the difference between what the file and the flags say and what is in effect.
+//!
+//! Objects by object, so that a file that was edited meanwhile keeps its say about everything else.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::bodies::{Disk, Export, Lun};
+use super::refusal::Refusal;
+use crate::config::{
+    Config, DiskConfig, ExportConfig, ExportRef, LunConfig, disk_json, export_json,
+};
+
+type Address = (String, u8, u16);
+
+/// Changes on top of a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overlay {
+    /// Disks that are there, and are not there or otherwise in the file.
+    pub disks: Vec<DiskConfig>,
+    /// Disks of the file that are not there.
+    pub no_disks: Vec<String>,
+    /// Exports that are there, and are not there or otherwise in the file.
+    pub exports: Vec<ExportConfig>,
+    /// Exports of the file that are not there.
+    pub no_exports: Vec<String>,
+    /// Logical units that exports of the file have beyond it; `None`: that they do not have.
+    pub luns: BTreeMap<Address, Option<String>>,
+}
+
+impl Overlay {
+    /// What has to be put over `base` to have `now`.
+    pub fn between(base: &Config, now: &Config) -> Overlay {
+        let mut overlay = Overlay::default();
+        let before: HashMap<&str, &DiskConfig> =
+            base.disks.iter().map(|d| (d.name.as_str(), d)).collect();
+        let differs = |disk: &&DiskConfig| before.get(&*disk.name) != Some(disk);
+        overlay.disks = now.disks.iter().filter(differs).cloned().collect();
+        let there: HashSet<&str> = now.disks.iter().map(|d| d.name.as_str()).collect();
+        let gone = base.disks.iter().filter(|d| !there.contains(&*d.name));
+        overlay.no_disks = gone.map(|disk| disk.name.clone()).collect();
+
+        let before: HashMap<&str, ExportRef<'_>> = base.exports().map(|e| (e.name(), e)).collect();
+        for export in now.exports() {
+            match before.get(export.name()) {
+                Some(known) if known.is_same_door(export) => overlay.luns(*known, export),
+                _ => overlay.exports.push(export.to_owned()),
+            }
+        }
+        let there: HashSet<&str> = now.exports().map(ExportRef::name).collect();
+        let gone = base
+            .exports()
+            .filter(|export| !there.contains(export.name()));
+        overlay.no_exports = gone.map(|export| export.name().to_owned()).collect();
+        overlay
+    }
+
+    fn luns(&mut self, base: ExportRef<'_>, now: ExportRef<'_>) {
+        let by_address = |export: ExportRef<'_>| -> HashMap<(u8, u16), String> {
+            let luns = export.luns().unwrap_or_default().iter();
+            luns.map(|l| ((l.target, l.lun), l.disk.clone())).collect()
+        };
+        let (before, after) = (by_address(base), by_address(now));
+        for (at, disk) in &after {
+            if before.get(at) != Some(disk) {
+                let address = (now.name().to_owned(), at.0, at.1);
+                self.luns.insert(address, Some(disk.clone()));
+            }
+        }
+        for at in before.keys().filter(|at| !after.contains_key(at)) {
+            self.luns.insert((now.name().to_owned(), at.0, at.1), None);
+        }
+    }
+
+    /// Nothing was changed?
+    pub fn is_empty(&self) -> bool {
+        *self == Overlay::default()
+    }
+
+    /// `base` with these changes.
+    pub fn over(&self, base: &Config) -> Config {
+        let mut next = base.clone();
+        let gone: HashSet<&str> = self.no_disks.iter().map(String::as_str).collect();
+        let mut ours: HashMap<&str, &DiskConfig> =
+            self.disks.iter().map(|d| (d.name.as_str(), d)).collect();
+        next.disks.retain(|disk| !gone.contains(&*disk.name));
+        for disk in &mut next.disks {
+            if let Some(changed) = ours.remove(&*disk.name) {
+                *disk = changed.clone();
+            }
+        }
+        let added = self.disks.iter().filter(|d| ours.contains_key(&*d.name));
+        next.disks.extend(added.cloned());
+        for name in &self.no_exports {
+            next.remove_export(name);
+        }
+        for export in &self.exports {
+            next.put_export(export.clone());
+        }
+        self.lun_changes(&mut next);
+        next
+    }
+
+    fn lun_changes(&self, next: &mut Config) {
+        let mut by_export: BTreeMap<&str, HashMap<(u8, u16), &Option<String>>> = BTreeMap::new();
+        for ((export, target, lun), disk) in &self.luns {
+            let changes = by_export.entry(export).or_default();
+            changes.insert((*target, *lun), disk);
+        }
+        for (export, mut changes) in by_export {
+            // An export that the file has no more has no units either.
+            let Some(luns) = next.luns_mut(export) else {
+                continue;
+            };
+            luns.retain_mut(|lun| match changes.remove(&(lun.target, lun.lun)) {
+                None => true,
+                Some(None) => false,
+                Some(Some(disk)) => {
+                    lun.disk.clone_from(disk);
+                    true
+                }
+            });
+            let mut added: Vec<LunConfig> = changes
+                .into_iter()
+                .filter_map(|((target, lun), disk)| {
+                    let disk = disk.clone()?;
+                    Some(LunConfig { target, lun, disk })
+                })
+                .collect();
+            added.sort_by_key(|lun| (lun.target, lun.lun));
+            luns.extend(added);
+        }
+    }
+
+    /// As it is written down.
+    pub fn to_text(&self) -> String {
+        let file = File {
+            schema: SCHEMA,
+            disks: self.disks.iter().map(Disk::of).collect(),
+            removed_disks: self.no_disks.clone(),
+            exports: self
+                .exports
+                .iter()
+                .map(|e| Export::of(e.as_ref()))
+                .collect(),
+            removed_exports: self.no_exports.clone(),
+            luns: self
+                .luns
+                .iter()
+                .map(|((export, target, lun), disk)| LunChange {
+                    export: export.clone(),
+                    target: *target,
+                    lun: *lun,
+                    disk: disk.clone(),
+                })
+                .collect(),
+        };
+        // Nothing of it can fail to be written: there are only texts and numbers.
+        serde_json::to_string_pretty(&file).unwrap_or_default()
+    }
+
+    /// What was written down.
+    ///
+    /// # Errors
+    /// When it was written by a later version, or not by this program.
+    pub fn from_text(text: &str) -> Result<Overlay, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        let malformed = |error: serde_json::Error| format!("it makes no sense: {error}");
+        let version: Version = serde_json::from_str(text).map_err(malformed)?;
+        if version.schema != SCHEMA {
+            return Err(format!(
+                "it has schema {}, and this version knows schema {SCHEMA} only",
+                version.schema
+            ));
+        }
+        let file: File = serde_json::from_str(text).map_err(malformed)?;
+        let wrong = |mistakes| Refusal::from(mistakes).to_string();
+        let mut overlay = Overlay {
+            no_disks: file.removed_disks,
+            no_exports: file.removed_exports,
+            ..Overlay::default()
+        };
+        for disk in file.disks {
+            let value = serde_json::to_value(&disk).map_err(malformed)?;
+            overlay
+                .disks
+                .push(disk_json(&disk.name, &value).map_err(wrong)?);
+        }
+        for export in file.exports {
+            let value = serde_json::to_value(&export).map_err(malformed)?;
+            overlay
+                .exports
+                .push(export_json(export.name(), &value).map_err(wrong)?);
+        }
+        for change in file.luns {
+            let address = (change.export, change.target, change.lun);
+            overlay.luns.insert(address, change.disk);
+        }
+        Ok(overlay)
+    }
+
+    /// A line for each change, for people.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        lines.extend(self.no_disks.iter().map(|name| format!("- disk {name}")));
+        lines.extend(
+            self.no_exports
+                .iter()
+                .map(|name| format!("- export {name}")),
+        );
+        lines.extend(self.disks.iter().map(|d| format!("+ disk {}", d.name)));
+        let exports = self.exports.iter().map(ExportConfig::as_ref);
+        lines.extend(exports.map(|e| format!("+ export {} ({})", e.name(), e.kind())));
+        let luns = self
+            .luns
+            .iter()
+            .map(|((export, target, lun), disk)| match disk {
+                Some(disk) => format!("+ lun {export}/{target}:{lun} = {disk}"),
+                None => format!("- lun {export}/{target}:{lun}"),
+            });
+        lines.extend(luns);
+        lines
+    }
+}
+
+/// Changes with every change that an older version could not read.
+const SCHEMA: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    schema: u32,
+    disks: Vec<Disk>,
+    removed_disks: Vec<String>,
+    exports: Vec<Export>,
+    removed_exports: Vec<String>,
+    luns: Vec<LunChange>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct LunChange {
+    export: String,
+    target: u8,
+    lun: u16,
+    /// Absent: the unit is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    disk: Option<String>,
+}
+
+/// Logical units as bodies.
+pub fn lun_bodies(luns: &[LunConfig]) -> Vec<Lun> {
+    luns.iter().map(Lun::of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Flags, Surroundings, parse};
+
+    fn config(disks: &[&str], blk: &[&str], scsi: &[&str], luns: &[&str]) -> Config {
+        let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let flags = Flags {
+            disk: owned(disks),
+            vhost_blk: owned(blk),
+            vhost_scsi: owned(scsi),
+            lun: owned(luns),
+            ..Flags::default()
+        };
+        let config = parse(None, &flags, &Surroundings::of_this_process());
+        config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
+    }
+
+    #[test]
+    fn what_was_changed_comes_back_over_the_same_file_and_over_an_edited_one() {
+        let base = config(
+            &["a=ram:1M", "b=ram:1M", "c=ram:1M"],
+            &["a:/run/a.sock"],
+            &["c0:/run/c0.sock"],
+            &["c0/0:0=b"],
+        );
+        let now = config(
+            &["b=ram:2M", "c=ram:1M", "d=file:/x/d,size=1M,ro"],
+            &["d:/run/d.sock"],
+            &["c0:/run/c0.sock"],
+            &["c0/4:7=c"],
+        );
+        let overlay = Overlay::between(&base, &now);
+        assert_eq!(overlay.over(&base), now);
+        let again = Overlay::from_text(&overlay.to_text()).unwrap();
+        assert_eq!(again, overlay);
+        let edited = config(
+            &["a=ram:1M", "b=ram:1M", "c=ram:1M", "e=null:1M"],
+            &["a:/run/a.sock"],
+            &["c0:/run/c0.sock"],
+            &["c0/0:0=b", "c0/9:9=e"],
+        );
+        let merged = overlay.over(&edited);
+        assert!(merged.disk("e").is_some() && merged.disk("a").is_none());
+        let luns: Vec<_> = merged.vhost_scsi[0].luns.iter().map(|l| l.lun).collect();
+        assert_eq!(luns, [9, 7]);
+        assert!(Overlay::between(&now, &now).is_empty());
+    }
+
+    #[test]
+    fn state_of_a_later_version_is_refused() {
+        let error = Overlay::from_text("{\"schema\": 2, \"planets\": []}").unwrap_err();
+        assert!(error.contains("schema 2"), "{error}");
+        assert!(Overlay::from_text("").is_err());
+    }
+}

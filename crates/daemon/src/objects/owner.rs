@@ -1,0 +1,567 @@
+//! The owner of all objects: what is wanted, what runs, and how the one becomes the other.
+//!
+//! Lives on the manager's thread alone, so that changes are made one after the other. A change is checked as a whole,
+//! then what may fail is done, then it is written down, then the rest is done, which cannot fail: so it happens as a
+//! whole or not at all. Whoever looks on sees the last state that was complete ([`Live`]).
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use backend::Disk;
+use scsi_tasks::Holding;
+use virtio_blk::BlkDevice;
+use virtio_scsi::{Event as ScsiEvent, ScsiDevice};
+
+use super::changes::Change;
+use super::events::Teller;
+use super::keeper::Keeper;
+use super::plan::{Limit, Plan, Resize};
+use super::refusal::{Fault, Refusal};
+use super::relations;
+use super::servers::{Doors, Servers};
+use crate::config::{BackendConfig, Config, ExportConfig, ExportRef, LunConfig};
+use crate::disks::{self, Disks};
+use crate::exports::{self, OpenExport, ReadyExport};
+use crate::running::Inherited;
+
+/// How long a removal waits for requests that are in flight before it aborts them.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+/// CAPACITY DATA HAS CHANGED.
+const CAPACITY_CHANGED: ScsiEvent = ScsiEvent::Changed {
+    code: 0x2a,
+    qualifier: 0x09,
+};
+
+/// The objects as they are, for whoever looks on.
+#[derive(Clone)]
+pub struct Live {
+    /// The configuration that is in effect.
+    pub config: Arc<Config>,
+    /// What the file and the flags say.
+    pub base: Arc<Config>,
+    /// The disks.
+    pub disks: Arc<Disks>,
+}
+
+/// How a change is to be made.
+#[derive(Default)]
+pub struct How {
+    /// Clients that are in the way are thrown out, tasks aborted, data beyond a new end dropped.
+    pub force: bool,
+    /// A socket that was handed over, for an export that comes.
+    pub inherited: Option<Inherited>,
+    /// At the start: nothing is told or written down.
+    pub first: bool,
+}
+
+/// What became of a change.
+#[derive(Debug, Default)]
+pub struct Made {
+    /// What was done.
+    pub plan: Plan,
+    /// Exports that can be connected to now.
+    pub ready: Vec<ReadyExport>,
+}
+
+/// Owns the objects.
+pub struct Owner {
+    pub(super) config: Config,
+    pub(super) base: Config,
+    disks: Disks,
+    blk: HashMap<String, Arc<BlkDevice>>,
+    scsi: HashMap<String, Arc<ScsiDevice>>,
+    servers: Arc<Servers>,
+    live: Arc<RwLock<Live>>,
+    keeper: Option<Keeper>,
+    /// Tells what has changed.
+    pub(super) teller: Teller,
+    /// Nothing more is done after this.
+    pub(super) ending: bool,
+}
+
+impl Owner {
+    /// An owner of nothing yet; `base` is what the file and the flags say.
+    pub fn new(base: Config, servers: Arc<Servers>, keeper: Option<Keeper>) -> Owner {
+        let config = base.without_objects();
+        let live = Live {
+            config: Arc::new(config.clone()),
+            base: Arc::new(base.clone()),
+            disks: Arc::default(),
+        };
+        Owner {
+            config,
+            base,
+            disks: Disks::new(),
+            blk: HashMap::new(),
+            scsi: HashMap::new(),
+            servers,
+            live: Arc::new(RwLock::new(live)),
+            keeper,
+            teller: Teller::default(),
+            ending: false,
+        }
+    }
+
+    /// What others see of it.
+    pub fn live(&self) -> Arc<RwLock<Live>> {
+        Arc::clone(&self.live)
+    }
+
+    /// Where listeners subscribe to events.
+    pub fn events(&self) -> tokio::sync::broadcast::Sender<super::Event> {
+        self.teller.sender()
+    }
+
+    /// Starts with what is configured, and what was changed at run time before.
+    ///
+    /// # Errors
+    /// All reasons why it cannot be.
+    pub fn begin(&mut self, inherited: Option<Inherited>) -> Result<Made, Refusal> {
+        let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
+        let mut next = self.base.clone();
+        if let Some(keeper) = &self.keeper {
+            next = keeper.kept().map_err(failed)?.over(&self.base);
+            keeper.finish_resize(&next);
+        }
+        let how = How {
+            inherited,
+            first: true,
+            ..How::default()
+        };
+        self.become_(next, how)
+    }
+
+    /// Makes a change, or refuses it with all reasons.
+    ///
+    /// # Errors
+    /// Nothing has changed then.
+    pub fn change(&mut self, change: Change, how: How) -> Result<Made, Refusal> {
+        let next = change.next(&self.config, how.force)?;
+        self.become_(next, how)
+    }
+
+    /// The file or the flags say something else: what was changed at run time stays on top of it.
+    ///
+    /// # Errors
+    /// Nothing has changed then.
+    pub fn reload(&mut self, base: Config, how: How) -> Result<Made, Refusal> {
+        let overlay = super::overlay::Overlay::between(&self.base, &self.config);
+        let next = overlay.over(&base);
+        let before = std::mem::replace(&mut self.base, base);
+        let made = self.become_(next, how);
+        if made.is_err() {
+            self.base = before;
+        }
+        self.publish();
+        made
+    }
+
+    /// Makes `next` of what is there, or refuses with all reasons.
+    fn become_(&mut self, next: Config, how: How) -> Result<Made, Refusal> {
+        let faults = relations::check(&next);
+        if !faults.is_empty() {
+            return Err(Refusal::Invalid(faults));
+        }
+        let plan = Plan::between(&self.config, &next);
+        if !plan.refused.is_empty() {
+            return Err(Refusal::Conflict(plan.refused));
+        }
+        let doors = self.servers.doors().ok_or(Refusal::Ending)?;
+        if !how.force {
+            let busy = self.busy(&plan, &doors);
+            if !busy.is_empty() {
+                return Err(Refusal::Conflict(busy));
+            }
+        }
+        if plan.is_empty() {
+            self.keep(&next, how.first)?;
+            self.config = next;
+            return Ok(Made::default());
+        }
+        let ready = self.carry_out(&plan, &next, how, &doors)?;
+        self.config = next;
+        self.publish();
+        Ok(Made { plan, ready })
+    }
+
+    /// What is in use and would go.
+    fn busy(&self, plan: &Plan, doors: &Doors) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        let leaving = plan.remove_exports.iter().map(String::as_str);
+        let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
+        let connected = exports::connected(doors);
+        for name in leaving.chain(replaced).filter(|n| connected.contains(*n)) {
+            let fault = Fault::new(format!("export {name} has a client"));
+            faults.push(fault.help("disconnect it first, or use force"));
+        }
+        for (export, luns) in &plan.remove_luns {
+            for LunConfig { target, lun, disk } in luns {
+                let disk = self.disks.get(disk);
+                let unit = disk.and_then(|disk| self.servers.units.known(disk));
+                if unit.is_some_and(|unit| unit.reservations().is_held()) {
+                    let detail = format!("LUN {export}/{target}:{lun} is reserved by an initiator");
+                    faults.push(Fault::new(detail).help("release the reservation, or use force"));
+                }
+            }
+        }
+        for Resize { disk, size } in &plan.resize {
+            let Some(known) = self.disks.get(disk) else {
+                continue;
+            };
+            let now = known.info().geometry.capacity_bytes();
+            if *size < now {
+                let detail = format!(
+                    "disk {disk} would shrink from {now} to {size} bytes, and lose the rest"
+                );
+                let help = "use force if what is there is not needed";
+                faults.push(Fault::at("/size", detail).help(help));
+            }
+        }
+        faults
+    }
+
+    /// What may fail comes first, then the change is written down, then what cannot fail.
+    fn carry_out(
+        &mut self,
+        plan: &Plan,
+        next: &Config,
+        how: How,
+        doors: &Doors,
+    ) -> Result<Vec<ReadyExport>, Refusal> {
+        let How {
+            force,
+            inherited,
+            first,
+        } = how;
+        let mut reasons = Vec::new();
+        let opened = disks::open_all(&plan.add_disks, &mut reasons);
+        failed(&reasons)?;
+        let mut all = self.disks.clone();
+        all.extend(
+            opened
+                .iter()
+                .map(|(name, disk)| (name.clone(), disk.clone())),
+        );
+
+        let mut undo = Undo::default();
+        let tried = self.try_parts(plan, &all, inherited, doors, &mut undo);
+        let tried = tried.and_then(|()| self.keep(next, first));
+        if let Err(refusal) = tried {
+            self.take_back(undo, doors);
+            return Err(refusal);
+        }
+        if !first {
+            self.remove_parts(plan, force, doors);
+        }
+        for OpenExport { name, device, .. } in &undo.exports {
+            self.enter(name, device);
+        }
+        self.disks = all;
+        for (export, luns) in &plan.add_luns {
+            self.add_luns(export, luns, doors);
+        }
+        for name in &plan.remove_disks {
+            self.forget_disk(name);
+        }
+        for Limit { disk, limits } in &plan.limit {
+            if let Some(disk) = self.disks.get(disk) {
+                disk.set_limits(disks::limits(limits));
+            }
+        }
+        if !first {
+            self.tell(plan);
+        }
+        Ok(undo.exports.into_iter().map(|e| e.ready).collect())
+    }
+
+    /// What may fail, and can be taken back.
+    fn try_parts(
+        &mut self,
+        plan: &Plan,
+        disks: &Disks,
+        inherited: Option<Inherited>,
+        doors: &Doors,
+        undo: &mut Undo,
+    ) -> Result<(), Refusal> {
+        let mut reasons = Vec::new();
+        let mut inherited = inherited;
+        for export in &plan.replace_exports {
+            let name = export.as_ref().name();
+            if let Some(before) = self.config.export(name) {
+                let before = before.to_owned();
+                self.remove_export(&before, doors);
+                undo.replaced.push(before);
+            }
+        }
+        for export in plan.add_exports.iter().chain(&plan.replace_exports) {
+            let export = export.as_ref();
+            let handed = inherited.take_if(|inherited| inherited.export == export.name());
+            match exports::open(export, disks, &self.servers.units, doors, handed) {
+                Ok(open) => undo.exports.push(open),
+                Err(reason) => {
+                    reasons.push(format!("{} {}: {reason}", export.kind(), export.name()));
+                }
+            }
+        }
+        failed(&reasons)?;
+        for Resize { disk, size } in &plan.resize {
+            let Some(known) = self.disks.get(disk) else {
+                continue;
+            };
+            let before = known.info().geometry.capacity_bytes();
+            if let Some(keeper) = &self.keeper {
+                let told = keeper.begin_resize(disk, before, *size);
+                told.map_err(|error| Refusal::NotKept(error.to_string()))?;
+            }
+            match known.resize(*size) {
+                Ok(()) => undo.resized.push((disk.clone(), before)),
+                Err(error) => return Err(refused(vec![format!("disk {disk}: {error}")])),
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing of a change that failed stays.
+    fn take_back(&mut self, undo: Undo, doors: &Doors) {
+        for open in &undo.exports {
+            exports::close(&open.name, doors);
+        }
+        for (name, size) in &undo.resized {
+            if let Some(disk) = self.disks.get(name)
+                && let Err(error) = disk.resize(*size)
+            {
+                tracing::error!("disk {name} cannot have its size of {size} bytes back: {error}");
+            }
+        }
+        if let Some(keeper) = &self.keeper {
+            keeper.end_resize();
+        }
+        for export in &undo.replaced {
+            let export = export.as_ref();
+            match exports::open(export, &self.disks, &self.servers.units, doors, None) {
+                Ok(open) => self.enter(&open.name, &open.device),
+                Err(error) => {
+                    let name = export.name();
+                    tracing::error!("export {name} cannot be had back: {error}");
+                }
+            }
+        }
+    }
+
+    /// What goes, and who is told of another size.
+    fn remove_parts(&mut self, plan: &Plan, force: bool, doors: &Doors) {
+        for (export, luns) in &plan.remove_luns {
+            self.remove_luns(export, luns, force, doors);
+        }
+        for name in &plan.remove_exports {
+            if let Some(export) = self.config.export(name).map(ExportRef::to_owned) {
+                self.remove_export(&export, doors);
+            }
+        }
+        for Resize { disk, .. } in &plan.resize {
+            self.resized(disk, doors);
+        }
+        if let (Some(keeper), false) = (&self.keeper, plan.resize.is_empty()) {
+            keeper.end_resize();
+        }
+    }
+
+    fn enter(&mut self, name: &str, device: &exports::Device) {
+        match device {
+            exports::Device::Blk(device) => {
+                self.blk.insert(name.to_owned(), device.clone());
+            }
+            exports::Device::Scsi(device) => {
+                self.scsi.insert(name.to_owned(), device.clone());
+            }
+            exports::Device::Iscsi => {}
+        }
+    }
+
+    fn add_luns(&self, export: &str, luns: &[LunConfig], doors: &Doors) {
+        let found = luns.iter().filter_map(|lun| {
+            let disk = self.disks.get(&lun.disk)?.clone();
+            Some((lun.target, lun.lun, disk))
+        });
+        let found: Vec<(u8, u16, Arc<Disk>)> = found.collect();
+        let added = match self.scsi.get(export) {
+            Some(device) => device.add_luns(&found).map_err(|error| error.to_string()),
+            None => {
+                let luns: Vec<_> = found.into_iter().map(|(_, lun, d)| (lun, d)).collect();
+                let added = doors.iscsi.add_luns(export, &luns);
+                added.map_err(|error| error.to_string())
+            }
+        };
+        if let Err(error) = added {
+            // The configuration was checked: this is a defect of ours.
+            tracing::error!("LUNs of {export} cannot be attached: {error}");
+        }
+    }
+
+    /// Takes units away: new commands are refused, those in flight end or are aborted, and then the client is told.
+    fn remove_luns(&self, export: &str, luns: &[LunConfig], force: bool, doors: &Doors) {
+        let drained = |begin: &dyn Fn(bool, &scsi_tasks::Hold)| {
+            let (hold, holding) = Holding::new();
+            begin(force, &hold);
+            drop(hold);
+            if !holding.wait(DRAIN_PATIENCE) {
+                tracing::warn!("requests to LUNs of {export} did not end in time: aborting them");
+                let (hold, aborted) = Holding::new();
+                begin(true, &hold);
+                drop(hold);
+                aborted.wait(DRAIN_PATIENCE);
+            }
+        };
+        if let Some(device) = self.scsi.get(export) {
+            let at: Vec<(u8, u16)> = luns.iter().map(|lun| (lun.target, lun.lun)).collect();
+            for (target, lun) in &at {
+                device.detach_lun(*target, *lun);
+            }
+            drained(&|abort, hold| device.end_tasks(&at, abort, hold));
+            for (target, lun) in &at {
+                device.post(ScsiEvent::Removed, *target, *lun);
+            }
+            return;
+        }
+        let at: Vec<u16> = luns.iter().map(|lun| lun.lun).collect();
+        for lun in &at {
+            // It was there when this was planned.
+            doors.iscsi.detach_lun(export, *lun).ok();
+        }
+        drained(&|abort, hold| doors.iscsi.end_tasks(export, &at, abort, hold));
+    }
+
+    fn remove_export(&mut self, export: &ExportConfig, doors: &Doors) {
+        let name = export.as_ref().name();
+        exports::close(name, doors);
+        self.blk.remove(name);
+        self.scsi.remove(name);
+        for worker in self.servers.pool.workers() {
+            let name = name.to_owned();
+            worker.send(move |w| w.forget(&name));
+        }
+    }
+
+    fn forget_disk(&mut self, name: &str) {
+        let Some(disk) = self.disks.remove(name) else {
+            return;
+        };
+        self.servers.units.remove(&disk);
+        for worker in self.servers.pool.workers() {
+            let disk = disk.clone();
+            // Waited for, so that a file is free when the call is over.
+            worker.call(move |w| w.let_go(&disk)).ok();
+        }
+    }
+
+    /// Tells every door that a disk has another size.
+    fn resized(&self, name: &str, doors: &Doors) {
+        let Some(disk) = self.disks.get(name) else {
+            return;
+        };
+        if let Some(unit) = self.servers.units.known(disk) {
+            unit.update((*disk.info()).clone());
+        }
+        for export in self.config.exports() {
+            match export {
+                ExportRef::VhostBlk(blk) if blk.disk == name => {
+                    if let Some(device) = self.blk.get(&blk.name) {
+                        device.resized();
+                    }
+                    doors.vhost.config_changed(&blk.name);
+                }
+                ExportRef::VhostScsi(scsi) => {
+                    let Some(device) = self.scsi.get(&scsi.name) else {
+                        continue;
+                    };
+                    for lun in scsi.luns.iter().filter(|lun| lun.disk == name) {
+                        device.post(CAPACITY_CHANGED, lun.target, lun.lun);
+                    }
+                }
+                ExportRef::VhostBlk(_) | ExportRef::Iscsi(_) => {}
+            }
+        }
+    }
+
+    /// Writes down what was changed at run time.
+    fn keep(&self, next: &Config, first: bool) -> Result<(), Refusal> {
+        match &self.keeper {
+            Some(keeper) if !first => {
+                let kept = keeper.keep(&self.base, next);
+                kept.map_err(|error| Refusal::NotKept(error.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn publish(&self) {
+        let live = Live {
+            config: Arc::new(self.config.clone()),
+            base: Arc::new(self.base.clone()),
+            disks: Arc::new(self.disks.clone()),
+        };
+        *self.live.write().unwrap_or_else(PoisonError::into_inner) = live;
+    }
+
+    fn tell(&mut self, plan: &Plan) {
+        for (export, luns) in &plan.remove_luns {
+            for lun in luns {
+                self.teller.tell_lun("lun.removed", export, lun);
+            }
+        }
+        let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
+        let gone = plan.remove_exports.iter().map(String::as_str);
+        for name in gone.chain(replaced) {
+            self.teller.tell("export.removed", name);
+        }
+        for name in &plan.remove_disks {
+            self.teller.tell("disk.removed", name);
+        }
+        for disk in &plan.add_disks {
+            self.teller.tell("disk.added", &disk.name);
+        }
+        for Resize { disk, size } in &plan.resize {
+            self.teller.tell_size(disk, *size);
+        }
+        for Limit { disk, .. } in &plan.limit {
+            self.teller.tell("disk.limited", disk);
+        }
+        for export in plan.add_exports.iter().chain(&plan.replace_exports) {
+            self.teller.tell("export.added", export.as_ref().name());
+        }
+        for (export, luns) in &plan.add_luns {
+            for lun in luns {
+                self.teller.tell_lun("lun.added", export, lun);
+            }
+        }
+    }
+}
+
+/// What was done and can be taken back.
+#[derive(Default)]
+struct Undo {
+    exports: Vec<OpenExport>,
+    replaced: Vec<ExportConfig>,
+    /// Disks with the size that they had.
+    resized: Vec<(String, u64)>,
+}
+
+fn refused(reasons: Vec<String>) -> Refusal {
+    Refusal::Failed(reasons.into_iter().map(Fault::new).collect())
+}
+
+fn failed(reasons: &[String]) -> Result<(), Refusal> {
+    match reasons {
+        [] => Ok(()),
+        reasons => Err(refused(reasons.to_vec())),
+    }
+}
+
+/// The file of a disk that lies in one.
+pub(super) fn file_of<'a>(config: &'a Config, disk: &str) -> Option<&'a std::path::Path> {
+    match &config.disk(disk)?.backend {
+        BackendConfig::File { path, .. } => Some(path),
+        BackendConfig::Ram { .. } | BackendConfig::Null { .. } => None,
+    }
+}

@@ -1,0 +1,227 @@
+//! The smallest set of changes that makes one configuration another.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::refusal::Fault;
+use crate::config::{
+    BackendConfig, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig,
+};
+
+/// Logical units of one export.
+pub type ExportLuns = (String, Vec<LunConfig>);
+
+/// A disk whose size changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resize {
+    /// The disk.
+    pub disk: String,
+    /// Bytes that it shall have.
+    pub size: u64,
+}
+
+/// A disk whose clients may do more or less.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// The disk.
+    pub disk: String,
+    /// What they may do.
+    pub limits: LimitsConfig,
+}
+
+/// What has to be done, each list in the order of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Disks that come.
+    pub add_disks: Vec<DiskConfig>,
+    /// Disks that go.
+    pub remove_disks: Vec<String>,
+    /// Disks that grow or shrink.
+    pub resize: Vec<Resize>,
+    /// Disks with other limits.
+    pub limit: Vec<Limit>,
+    /// Exports that come, logical units included.
+    pub add_exports: Vec<ExportConfig>,
+    /// Exports that go.
+    pub remove_exports: Vec<String>,
+    /// Exports that come anew in another form: the name, and the form.
+    pub replace_exports: Vec<ExportConfig>,
+    /// Logical units that come to exports that stay.
+    pub add_luns: Vec<ExportLuns>,
+    /// Logical units that go from exports that stay.
+    pub remove_luns: Vec<ExportLuns>,
+    /// What cannot be changed while the daemon runs.
+    pub refused: Vec<Fault>,
+}
+
+impl Plan {
+    /// What makes `next` of `now`.
+    pub fn between(now: &Config, next: &Config) -> Plan {
+        let mut plan = Plan::default();
+        plan.fixed(now, next);
+        plan.disks(now, next);
+        plan.exports(now, next);
+        plan
+    }
+
+    /// Nothing to do?
+    pub fn is_empty(&self) -> bool {
+        *self == Plan::default()
+    }
+
+    fn fixed(&mut self, now: &Config, next: &Config) {
+        let fixed = [
+            ("/control", now.control != next.control),
+            ("/state", now.state != next.state),
+            ("/metrics_listen", now.metrics_listen != next.metrics_listen),
+            ("/workers", now.workers != next.workers),
+        ];
+        for (pointer, differs) in fixed {
+            if differs {
+                let word = pointer.trim_start_matches('/');
+                let detail = format!("`{word}` cannot be changed while the daemon runs");
+                self.refused
+                    .push(Fault::at(pointer, detail).help("restart the daemon for it"));
+            }
+        }
+    }
+
+    fn disks(&mut self, now: &Config, next: &Config) {
+        let before: HashMap<&str, &DiskConfig> =
+            now.disks.iter().map(|d| (d.name.as_str(), d)).collect();
+        for disk in &next.disks {
+            match before.get(disk.name.as_str()) {
+                None => self.add_disks.push(disk.clone()),
+                Some(known) if *known == disk => {}
+                Some(known) => self.changed_disk(known, disk),
+            }
+        }
+        let after: HashSet<&str> = next.disks.iter().map(|d| d.name.as_str()).collect();
+        let gone = now.disks.iter().filter(|d| !after.contains(&*d.name));
+        self.remove_disks = gone.map(|disk| disk.name.clone()).collect();
+    }
+
+    fn changed_disk(&mut self, now: &DiskConfig, next: &DiskConfig) {
+        let changed = DiskConfig {
+            backend: with_size(&now.backend, size(&next.backend)),
+            limits: next.limits,
+            ..now.clone()
+        };
+        if changed != *next {
+            let name = &next.name;
+            let detail = format!("only the size and the limits of disk {name} can be changed");
+            let fault = Fault::at(differing(now, next), detail);
+            self.refused
+                .push(fault.help("remove the disk and add it anew"));
+            return;
+        }
+        if now.limits != next.limits {
+            self.limit.push(Limit {
+                disk: next.name.clone(),
+                limits: next.limits,
+            });
+        }
+        // A file's size that is not said any more stays what it is.
+        if let Some(bytes) = size(&next.backend)
+            && Some(bytes) != size(&now.backend)
+        {
+            self.resize.push(Resize {
+                disk: next.name.clone(),
+                size: bytes,
+            });
+        }
+    }
+
+    fn exports(&mut self, now: &Config, next: &Config) {
+        let before: HashMap<&str, ExportRef<'_>> = now.exports().map(|e| (e.name(), e)).collect();
+        for export in next.exports() {
+            match before.get(export.name()) {
+                None => self.add_exports.push(export.to_owned()),
+                Some(known) if *known == export => {}
+                Some(known) if known.is_same_door(export) => self.luns(*known, export),
+                Some(_) => self.replace_exports.push(export.to_owned()),
+            }
+        }
+        let after: HashSet<&str> = next.exports().map(ExportRef::name).collect();
+        let gone = now
+            .exports()
+            .filter(|export| !after.contains(export.name()));
+        self.remove_exports = gone.map(|export| export.name().to_owned()).collect();
+    }
+
+    fn luns(&mut self, now: ExportRef<'_>, next: ExportRef<'_>) {
+        let by_address = |export: ExportRef<'_>| -> BTreeMap<(u8, u16), String> {
+            let luns = export.luns().unwrap_or_default().iter();
+            luns.map(|l| ((l.target, l.lun), l.disk.clone())).collect()
+        };
+        let (before, after) = (by_address(now), by_address(next));
+        let beyond = |some: &BTreeMap<(u8, u16), String>, others: &BTreeMap<(u8, u16), String>| {
+            let only = some
+                .iter()
+                .filter(|(at, disk)| others.get(at) != Some(disk));
+            let luns = only.map(|(at, disk)| LunConfig {
+                target: at.0,
+                lun: at.1,
+                disk: disk.clone(),
+            });
+            luns.collect::<Vec<LunConfig>>()
+        };
+        let name = next.name().to_owned();
+        let (added, removed) = (beyond(&after, &before), beyond(&before, &after));
+        if !added.is_empty() {
+            self.add_luns.push((name.clone(), added));
+        }
+        if !removed.is_empty() {
+            self.remove_luns.push((name, removed));
+        }
+    }
+}
+
+/// Bytes that a back end is configured to have.
+pub fn size(backend: &BackendConfig) -> Option<u64> {
+    match backend {
+        BackendConfig::Ram { size } | BackendConfig::Null { size } => Some(*size),
+        BackendConfig::File { size, .. } => *size,
+    }
+}
+
+/// The same back end with another size.
+pub fn with_size(backend: &BackendConfig, size: Option<u64>) -> BackendConfig {
+    let mut changed = backend.clone();
+    match (&mut changed, size) {
+        (BackendConfig::Ram { size } | BackendConfig::Null { size }, Some(new)) => *size = new,
+        (BackendConfig::File { size, .. }, new) => *size = new,
+        (BackendConfig::Ram { .. } | BackendConfig::Null { .. }, None) => {}
+    }
+    changed
+}
+
+/// The pointer of the first field that differs beside the size.
+fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
+    if now.backend.word() != next.backend.word() {
+        return "/backend";
+    }
+    if now.block_size != next.block_size {
+        return "/block_size";
+    }
+    if now.read_only != next.read_only {
+        return "/read_only";
+    }
+    if now.serial != next.serial {
+        return "/serial";
+    }
+    if now.shown.wwn != next.shown.wwn {
+        return "/wwn";
+    }
+    if now.shown.physical_block_size != next.shown.physical_block_size {
+        return "/physical_block_size";
+    }
+    if now.shown.removable != next.shown.removable {
+        return "/removable";
+    }
+    match (&now.backend, &next.backend) {
+        (BackendConfig::File { path: a, .. }, BackendConfig::File { path: b, .. }) if a != b => {
+            "/path"
+        }
+        _ => "/cache",
+    }
+}

@@ -1,0 +1,95 @@
+//! Objects held against each other, whoever asked for them: names, references, sockets, files.
+//!
+//! A file's text is checked by `config` first, with places in the text; here is what the API's objects are checked by.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use super::refusal::Fault;
+use crate::config::{BackendConfig, Config, ExportRef, LunConfig};
+
+/// All that does not go together in `next`.
+pub fn check(next: &Config) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let disks: HashSet<&str> = next.disks.iter().map(|disk| disk.name.as_str()).collect();
+    check_files(next, &mut faults);
+    check_names_and_sockets(next, &mut faults);
+    for export in next.exports() {
+        if let ExportRef::VhostBlk(blk) = export
+            && !disks.contains(blk.disk.as_str())
+        {
+            faults.push(Fault::at("/disk", no_disk(&blk.disk)));
+        }
+        check_luns(export, &disks, &mut faults);
+    }
+    faults
+}
+
+fn no_disk(name: &str) -> String {
+    format!("there is no disk `{name}`")
+}
+
+fn check_luns(export: ExportRef<'_>, disks: &HashSet<&str>, faults: &mut Vec<Fault>) {
+    let luns = export.luns().unwrap_or_default();
+    let mut seen = HashSet::with_capacity(luns.len());
+    for (index, LunConfig { target, lun, disk }) in luns.iter().enumerate() {
+        if !disks.contains(disk.as_str()) {
+            faults.push(Fault::at(format!("/lun/{index}/disk"), no_disk(disk)));
+        }
+        if !seen.insert((*target, *lun)) {
+            let name = export.name();
+            let detail = format!("target {target}, LUN {lun} of {name} is there twice");
+            faults.push(Fault::at(format!("/lun/{index}"), detail));
+        }
+        if *target != 0 && matches!(export, ExportRef::Iscsi(_)) {
+            let detail = format!("an iSCSI target has no target number {target}: it is 0");
+            faults.push(Fault::at(format!("/lun/{index}/target"), detail));
+        }
+    }
+}
+
+fn check_names_and_sockets(next: &Config, faults: &mut Vec<Fault>) {
+    let mut names = HashSet::new();
+    let mut sockets: HashMap<PathBuf, &str> = HashMap::new();
+    if let Some(control) = &next.control {
+        sockets.insert(absolute(control), "the control socket");
+    }
+    for export in next.exports() {
+        let name = export.name();
+        if !names.insert(name) {
+            faults.push(Fault::at("/name", format!("there are two exports {name}")));
+        }
+        let Some(socket) = export.socket() else {
+            continue;
+        };
+        if let Some(other) = sockets.insert(absolute(socket), name) {
+            let detail = format!("the socket {} belongs to {other}", socket.display());
+            faults.push(Fault::at("/socket", detail));
+        }
+    }
+}
+
+fn check_files(next: &Config, faults: &mut Vec<Fault>) {
+    let mut files: HashMap<PathBuf, &str> = HashMap::new();
+    let mut identifiers: HashMap<u64, &str> = HashMap::new();
+    for disk in &next.disks {
+        if let Some(wwn) = disk.shown.wwn
+            && let Some(other) = identifiers.insert(wwn, &disk.name)
+        {
+            let detail = format!("the identifier {wwn:016x} belongs to the disk {other}");
+            faults.push(Fault::at("/wwn", detail));
+        }
+        let BackendConfig::File { path, .. } = &disk.backend else {
+            continue;
+        };
+        if let Some(other) = files.insert(absolute(path), &disk.name) {
+            let detail = format!("the file {} belongs to the disk {other}", path.display());
+            faults.push(Fault::at("/path", detail));
+        }
+    }
+}
+
+/// The path from the root. Two ways to one file that differ in links are told apart by the file's lock.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

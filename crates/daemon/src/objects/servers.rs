@@ -1,0 +1,62 @@
+//! The doors and workers that objects are carried out on. Shared with whoever looks on.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use reactor::Pool;
+use scsi_tasks::Units;
+
+/// Workers, units and doors of a daemon.
+pub struct Servers {
+    /// The workers.
+    pub pool: Arc<Pool>,
+    /// The registry of disks that are logical units.
+    pub units: Arc<Units>,
+    doors: Mutex<Option<Doors>>,
+}
+
+/// The doors, as long as the daemon does not end.
+#[derive(Clone)]
+pub struct Doors {
+    /// Front ends of virtual machines.
+    pub vhost: Arc<vhost_user::Server>,
+    /// iSCSI initiators.
+    pub iscsi: Arc<iscsi_net::Server>,
+}
+
+impl Servers {
+    /// Starts the doors, with nothing behind them.
+    ///
+    /// # Errors
+    /// What the kernel does not give.
+    pub fn start(pool: Arc<Pool>, units: Arc<Units>) -> Result<Servers, String> {
+        let vhost = vhost_user::Server::start(Arc::clone(&pool))
+            .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
+        let limits = iscsi_net::DoorLimits::default();
+        let iscsi = iscsi_net::Server::start(Arc::clone(&pool), Arc::clone(&units), limits)
+            .map_err(|error| format!("cannot serve iSCSI: {error}"))?;
+        let doors = Doors {
+            vhost: Arc::new(vhost),
+            iscsi: Arc::new(iscsi),
+        };
+        Ok(Servers {
+            pool,
+            units,
+            doors: Mutex::new(Some(doors)),
+        })
+    }
+
+    /// The doors; `None` once the daemon ends.
+    pub fn doors(&self) -> Option<Doors> {
+        self.lock().clone()
+    }
+
+    /// Ends all sessions, once everybody has let go of the doors.
+    pub fn end(&self) {
+        let doors = self.lock().take();
+        drop(doors);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Doors>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,339 @@
+//! The definitions of `lunette disk`, `export`, `lun`, `session`, `reservation`, `config`, `status` and `reload`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// Which daemon is asked, and how the answer is printed.
+#[derive(Clone, Debug, Args)]
+pub struct Ask {
+    /// The daemon's control socket [default: as for serve --control]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub socket: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// `lunette status`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_STATUS)]
+pub struct LookArguments {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+}
+
+const AFTER_STATUS: &str = "\
+Examples:
+    lunette status
+    lunette status --json | jq .exports
+
+Exit code 0: all is well, 1: something is not, or there is no daemon.";
+
+/// `lunette disk`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_DISK)]
+pub struct DiskCommand {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+    /// What to do
+    #[command(subcommand)]
+    pub action: DiskAction,
+}
+
+const AFTER_DISK: &str = "\
+Examples:
+    lunette disk list
+    lunette disk add scratch=ram:512M
+    lunette disk add d1=file:vm.raw,size=10G,cache=none
+    lunette disk resize d1 20G
+    lunette disk remove scratch";
+
+/// What to do with disks.
+#[derive(Debug, Subcommand)]
+pub enum DiskAction {
+    /// All disks
+    List,
+    /// One disk
+    Show {
+        /// Its name
+        disk: String,
+    },
+    /// Add a disk: NAME=ram:SIZE, NAME=null:SIZE or NAME=file:PATH, then ,KEY=VALUE as for serve --disk
+    Add {
+        /// What it is
+        #[arg(value_name = "NAME=BACKEND:...")]
+        disk: String,
+    },
+    /// Grow or shrink a disk; its clients see it at once
+    Resize {
+        /// Its name
+        disk: String,
+        /// How large it is to be: bytes, or K, M, G, T
+        size: String,
+        /// Shrink it, although what is beyond the new end is lost
+        #[arg(long)]
+        force: bool,
+    },
+    /// Remove a disk
+    Remove {
+        /// Its name
+        disk: String,
+        /// Remove what shows it too
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// `lunette export`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_EXPORT)]
+pub struct ExportCommand {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+    /// What to do
+    #[command(subcommand)]
+    pub action: ExportAction,
+}
+
+const AFTER_EXPORT: &str = "\
+Examples:
+    lunette export list
+    lunette export add vhost-blk d0:/run/lunette/d0.sock
+    lunette export add vhost-scsi vm0:/run/lunette/vm0.sock
+    lunette export add iscsi iqn.2026-11.org.example:t0=d0,d1 --portal 192.0.2.1 --demo-mode ro
+    lunette export remove vm0 --force";
+
+/// What to do with exports.
+#[derive(Debug, Subcommand)]
+pub enum ExportAction {
+    /// All exports
+    List,
+    /// One export
+    Show {
+        /// Its name
+        export: String,
+    },
+    /// Add an export
+    Add {
+        /// What sort
+        #[command(subcommand)]
+        export: NewExport,
+    },
+    /// Remove an export
+    Remove {
+        /// Its name
+        export: String,
+        /// Disconnect its clients
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// An export that is to be added.
+#[derive(Debug, Subcommand)]
+pub enum NewExport {
+    /// One disk as virtio-blk on a vhost-user socket
+    VhostBlk {
+        /// Then ,name=NAME or ,queues=N
+        #[arg(value_name = "DISK:SOCKET")]
+        export: String,
+    },
+    /// A virtio-scsi controller on a vhost-user socket
+    VhostScsi {
+        /// Then ,queues=N
+        #[arg(value_name = "NAME:SOCKET")]
+        export: String,
+    },
+    /// An iSCSI target with these disks as LUNs from 0
+    Iscsi {
+        /// Then ,alias=TEXT
+        #[arg(value_name = "IQN=DISK,...")]
+        export: String,
+        /// Where it is found [default port: 3260, default portal group: 1]
+        #[arg(long, value_name = "ADDRESS:PORT,GROUP", required = true)]
+        portal: Vec<String>,
+        /// What any initiator may do: none, ro or rw [default: none]
+        #[arg(long, value_name = "MODE")]
+        demo_mode: Option<String>,
+        /// CHAP users: a file that the daemon may read, as for serve --chap-user
+        #[arg(long, value_name = "FILE")]
+        chap_user: Option<String>,
+    },
+}
+
+/// `lunette lun`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_LUN)]
+pub struct LunCommand {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+    /// What to do
+    #[command(subcommand)]
+    pub action: LunAction,
+}
+
+const AFTER_LUN: &str = "\
+Examples:
+    lunette lun list vm0
+    lunette lun add vm0 4:0 scratch      the guest sees a new disk at target 4, LUN 0
+    lunette lun remove vm0 4:0           once its requests have ended
+    lunette lun remove vm0 4:0 --force   its requests are aborted";
+
+/// What to do with logical units.
+#[derive(Debug, Subcommand)]
+pub enum LunAction {
+    /// All logical units, or those of one export
+    List {
+        /// The controller or target
+        export: Option<String>,
+    },
+    /// One logical unit
+    Show {
+        /// The controller or target
+        export: String,
+        /// Where it is; an iSCSI target has target 0 only
+        #[arg(value_name = "TARGET:LUN")]
+        address: String,
+    },
+    /// Add a logical unit; clients that are connected see it at once
+    Add {
+        /// The controller or target
+        export: String,
+        /// Where it is to be; an iSCSI target has target 0 only
+        #[arg(value_name = "TARGET:LUN")]
+        address: String,
+        /// The disk
+        disk: String,
+        /// Replace the disk that is there
+        #[arg(long)]
+        force: bool,
+    },
+    /// Remove a logical unit; clients that are connected hear of it
+    Remove {
+        /// The controller or target
+        export: String,
+        /// Where it is
+        #[arg(value_name = "TARGET:LUN")]
+        address: String,
+        /// Abort its requests, and never mind reservations
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// `lunette session`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_SESSION)]
+pub struct SessionCommand {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+    /// What to do
+    #[command(subcommand)]
+    pub action: SessionAction,
+}
+
+const AFTER_SESSION: &str = "\
+Examples:
+    lunette session list
+    lunette session remove iscsi-3      the initiator may log in again";
+
+/// What to do with sessions.
+#[derive(Debug, Subcommand)]
+pub enum SessionAction {
+    /// All sessions
+    List,
+    /// One session
+    Show {
+        /// Its id, as listed
+        session: String,
+    },
+    /// End an iSCSI session
+    Remove {
+        /// Its id, as listed
+        session: String,
+    },
+}
+
+/// `lunette reservation`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_RESERVATION)]
+pub struct ReservationCommand {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+    /// What to do
+    #[command(subcommand)]
+    pub action: ReservationAction,
+}
+
+const AFTER_RESERVATION: &str = "\
+Examples:
+    lunette reservation list
+    lunette reservation show d0";
+
+/// What to do with reservations.
+#[derive(Debug, Subcommand)]
+pub enum ReservationAction {
+    /// All registrations and reservations
+    List,
+    /// Those of one disk
+    Show {
+        /// Its name
+        disk: String,
+    },
+}
+
+/// `lunette config`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_CONFIG)]
+pub struct ConfigCommand {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+    /// What to do
+    #[command(subcommand)]
+    pub action: ConfigAction,
+}
+
+const AFTER_CONFIG: &str = "\
+Examples:
+    lunette config show > lunette.toml   what is in effect, as a file
+    lunette config diff                  what was changed at run time, beside the file";
+
+/// What to do with the configuration.
+#[derive(Debug, Subcommand)]
+pub enum ConfigAction {
+    /// The configuration that is in effect, as the text of a file
+    Show {
+        /// What is in effect is what is shown in any case
+        #[arg(long)]
+        effective: bool,
+    },
+    /// What was changed at run time, beside what the file and the flags say
+    Diff,
+}
+
+/// `lunette reload`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_RELOAD)]
+pub struct ReloadArguments {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+    /// What is in the way goes too
+    #[arg(long)]
+    pub force: bool,
+}
+
+const AFTER_RELOAD: &str = "\
+Examples:
+    lunette reload
+
+The smallest set of changes is made, or none with all the reasons. SIGHUP does the same.
+What was changed at run time stays: see lunette config diff.";

@@ -1,0 +1,72 @@
+//! `lunette config` and `lunette reload`.
+
+use std::io::Write;
+
+use daemon::control::{Changes, Method, Summary};
+
+use super::arguments::{ConfigAction, ConfigCommand, ReloadArguments};
+use super::{force, print_json};
+use crate::failure::{Failure, Outcome};
+
+/// Does what is asked for.
+pub fn run(command: ConfigCommand) -> Outcome {
+    let client = command.ask.client()?;
+    match command.action {
+        ConfigAction::Show { effective: _ } if command.ask.json => {
+            print_json(&client.get::<serde_json::Value>("/v1/config")?)
+        }
+        ConfigAction::Show { effective: _ } => {
+            write!(std::io::stdout(), "{}", client.text("/v1/config/file")?)?;
+            Ok(())
+        }
+        ConfigAction::Diff => {
+            let changes: Changes = client.get("/v1/config/changes")?;
+            if command.ask.json {
+                return print_json(&changes);
+            }
+            let mut stdout = std::io::stdout().lock();
+            for line in &changes.changes {
+                writeln!(stdout, "{line}")?;
+            }
+            if !changes.kept && !changes.changes.is_empty() {
+                writeln!(
+                    std::io::stderr(),
+                    "these changes end with the daemon; start it with --state DIR to keep such changes"
+                )?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Has the daemon read its file anew, and says what has changed.
+pub fn reload(arguments: &ReloadArguments) -> Outcome {
+    let client = arguments.ask.client()?;
+    let path = format!("/v1/config/reload{}", force(arguments.force));
+    let (_, answer) = client.change(Method::POST, &path, None)?;
+    if arguments.ask.json {
+        return print_json(&answer);
+    }
+    let summary: Summary = serde_json::from_value(answer)
+        .map_err(|error| Failure::because(format!("the answer makes no sense: {error}")))?;
+    let counts = [
+        ("disks added", summary.disks_added),
+        ("disks removed", summary.disks_removed),
+        ("disks resized", summary.disks_resized),
+        ("exports added", summary.exports_added),
+        ("exports removed", summary.exports_removed),
+        ("exports replaced", summary.exports_replaced),
+        ("LUNs added", summary.luns_added),
+        ("LUNs removed", summary.luns_removed),
+    ];
+    let told = counts.iter().filter(|(_, count)| *count > 0);
+    let told: Vec<String> = told
+        .map(|(what, count)| format!("{count} {what}"))
+        .collect();
+    let text = match told.is_empty() {
+        true => "nothing has changed".to_owned(),
+        false => told.join(", "),
+    };
+    writeln!(std::io::stdout(), "{text}")?;
+    Ok(())
+}

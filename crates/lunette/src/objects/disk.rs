@@ -1,0 +1,93 @@
+//! `lunette disk`.
+
+use daemon::config::{Flags, parse_size};
+use daemon::control::{Method, escape};
+use daemon::objects::bodies::Disk;
+use serde_json::json;
+
+use super::arguments::{Ask, DiskAction, DiskCommand};
+use super::table::Table;
+use super::{force, read_flags, size_text, yes};
+use crate::failure::{Failure, Outcome};
+
+/// Does what is asked for.
+pub fn run(command: DiskCommand) -> Outcome {
+    let ask = &command.ask;
+    match command.action {
+        DiskAction::List => {
+            let disks: Vec<Disk> = ask.client()?.get("/v1/disks")?;
+            ask.print(&disks, table)
+        }
+        DiskAction::Show { disk } => {
+            let disk: Disk = ask.client()?.get(&path(&disk))?;
+            ask.print(&[disk], table)
+        }
+        DiskAction::Add { disk } => add(ask, disk),
+        DiskAction::Resize {
+            disk,
+            size,
+            force: forced,
+        } => {
+            let bytes = parse_size(&size).map_err(|_| {
+                Failure::because(format!("{size:?} is not a size such as 10G or 512M"))
+            })?;
+            let path = format!("{}/size{}", path(&disk), force(forced));
+            ask.change(Method::PUT, &path, Some(&json!({ "size": bytes })))
+        }
+        DiskAction::Remove {
+            disk,
+            force: forced,
+        } => {
+            let path = format!("{}{}", path(&disk), force(forced));
+            ask.change(Method::DELETE, &path, None)
+        }
+    }
+}
+
+fn path(disk: &str) -> String {
+    format!("/v1/disks/{}", escape(disk))
+}
+
+fn add(ask: &Ask, flag: String) -> Outcome {
+    let flags = Flags {
+        disk: vec![flag],
+        ..Flags::default()
+    };
+    let client = ask.client()?;
+    for disk in read_flags(&flags, &[])?.disks {
+        let path = path(&disk.name);
+        if client.get::<Disk>(&path).is_ok() {
+            let reason = format!("there is a disk {} already", disk.name);
+            return Err(Failure::because(reason));
+        }
+        let mut body = Disk::of(&disk);
+        // The daemon's folder may be another.
+        body.path = body.path.map(|path| {
+            let absolute = std::path::absolute(&path).ok();
+            absolute.map_or(path, |path| path.to_string_lossy().into_owned())
+        });
+        ask.change(Method::PUT, &path, Some(&json!(body)))?;
+    }
+    Ok(())
+}
+
+fn table(disks: &[Disk]) -> Table {
+    let head = Table::new(&[
+        "NAME", "BACKEND", "SIZE", "BLOCK", "RO", "SERIAL", "USED BY",
+    ]);
+    disks.iter().fold(head, |table, disk| {
+        let status = disk.status.as_ref();
+        table.row([
+            disk.name.clone(),
+            match &disk.path {
+                Some(path) => format!("{}:{path}", disk.backend),
+                None => disk.backend.clone(),
+            },
+            size_text(status.map_or(disk.size.unwrap_or(0), |status| status.size)),
+            status.map_or_else(String::new, |status| status.block_size.to_string()),
+            yes(disk.read_only),
+            status.map_or_else(String::new, |status| status.serial.clone()),
+            status.map_or_else(String::new, |status| status.used_by.join(" ")),
+        ])
+    })
+}

@@ -1,0 +1,138 @@
+//! `lunette export`.
+
+use daemon::config::{ExportConfig, Flags};
+use daemon::control::{Method, escape};
+use daemon::objects::bodies::Export;
+use serde_json::json;
+
+use super::arguments::{Ask, ExportAction, ExportCommand, NewExport};
+use super::table::Table;
+use super::{force, read_flags, yes};
+use crate::failure::{Failure, Outcome};
+
+/// Does what is asked for.
+pub fn run(command: ExportCommand) -> Outcome {
+    let ask = &command.ask;
+    match command.action {
+        ExportAction::List => {
+            let exports: Vec<Export> = ask.client()?.get("/v1/exports")?;
+            ask.print(&exports, table)
+        }
+        ExportAction::Show { export } => {
+            let export: Export = ask.client()?.get(&path(&export))?;
+            ask.print(&[export], table)
+        }
+        ExportAction::Add { export } => add(ask, export),
+        ExportAction::Remove {
+            export,
+            force: forced,
+        } => {
+            let path = format!("{}{}", path(&export), force(forced));
+            ask.change(Method::DELETE, &path, None)
+        }
+    }
+}
+
+fn path(export: &str) -> String {
+    format!("/v1/exports/{}", escape(export))
+}
+
+/// The names of the disks in a flag, which are with the daemon.
+fn disks_of(export: &NewExport) -> Vec<&str> {
+    match export {
+        NewExport::VhostBlk { export } => export.split(':').take(1).collect(),
+        NewExport::VhostScsi { .. } => Vec::new(),
+        NewExport::Iscsi { export, .. } => {
+            let list = export.split_once('=').map_or("", |(_, list)| list);
+            let names = list.split(',').filter(|part| !part.contains('='));
+            names.filter(|name| !name.is_empty()).collect()
+        }
+    }
+}
+
+fn add(ask: &Ask, export: NewExport) -> Outcome {
+    let flags = match &export {
+        NewExport::VhostBlk { export } => Flags {
+            vhost_blk: vec![export.clone()],
+            ..Flags::default()
+        },
+        NewExport::VhostScsi { export } => Flags {
+            vhost_scsi: vec![export.clone()],
+            ..Flags::default()
+        },
+        NewExport::Iscsi {
+            export,
+            portal,
+            demo_mode,
+            chap_user,
+        } => Flags {
+            iscsi: vec![export.clone()],
+            portal: portal.clone(),
+            demo_mode: demo_mode.clone(),
+            chap_user: chap_user.clone(),
+            ..Flags::default()
+        },
+    };
+    let mut stand_ins = disks_of(&export);
+    stand_ins.sort_unstable();
+    stand_ins.dedup();
+    let config = read_flags(&flags, &stand_ins)?;
+    let client = ask.client()?;
+    for export in config.exports() {
+        let path = path(export.name());
+        if client.get::<Export>(&path).is_ok() {
+            let reason = format!("there is an export {} already", export.name());
+            return Err(Failure::because(reason));
+        }
+        let export = absolute(export.to_owned());
+        let body = json!(Export::of(export.as_ref()));
+        ask.change(Method::PUT, &path, Some(&body))?;
+    }
+    Ok(())
+}
+
+/// The daemon's folder may be another.
+fn absolute(mut export: ExportConfig) -> ExportConfig {
+    let path = match &mut export {
+        ExportConfig::VhostBlk(export) => Some(&mut export.socket),
+        ExportConfig::VhostScsi(export) => Some(&mut export.socket),
+        ExportConfig::Iscsi(export) => export.chap_users.as_mut(),
+    };
+    if let Some(path) = path
+        && let Ok(from_root) = std::path::absolute(&*path)
+    {
+        *path = from_root;
+    }
+    export
+}
+
+fn table(exports: &[Export]) -> Table {
+    let head = Table::new(&["NAME", "KIND", "WHERE", "DISKS", "CLIENT"]);
+    exports.iter().fold(head, |table, export| {
+        let (place, disks) = match export {
+            Export::VhostBlk(blk) => (blk.socket.clone(), blk.disk.clone()),
+            Export::VhostScsi(scsi) => (scsi.socket.clone(), count(scsi.lun.len())),
+            Export::Iscsi(iscsi) => (iscsi.portals.join(" "), count(iscsi.lun.len())),
+        };
+        let client = export.status().map_or_else(String::new, |status| {
+            match (status.connected, status.sessions) {
+                (true, 2..) => format!("{} sessions", status.sessions),
+                (connected, _) => yes(connected),
+            }
+        });
+        table.row([
+            export.name().to_owned(),
+            export.kind().to_owned(),
+            place,
+            disks,
+            client,
+        ])
+    })
+}
+
+fn count(luns: usize) -> String {
+    match luns {
+        1 => "1 LUN".to_owned(),
+        luns => format!("{luns} LUNs"),
+    }
+}

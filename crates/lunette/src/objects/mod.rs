@@ -1,0 +1,90 @@
+//! Commands about the objects of a running daemon: each asks its control socket, and prints a table or JSON.
+
+pub mod arguments;
+pub mod config;
+pub mod disk;
+pub mod export;
+pub mod lun;
+pub mod session;
+pub mod status;
+mod table;
+
+use std::io::Write;
+use std::time::Duration;
+
+use daemon::config::{self as configuration, Config, Flags, Surroundings, render_size};
+use daemon::control::{Client, Method};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::failure::{Failure, Outcome};
+use crate::latency::control_socket;
+use arguments::Ask;
+use table::Table;
+
+/// A removal drains requests and sessions before it answers.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(60);
+
+impl Ask {
+    fn client(&self) -> Result<Client, Failure> {
+        let socket = control_socket(self.socket.as_ref())?;
+        Ok(Client::new(&socket).patient(CHANGE_PATIENCE))
+    }
+
+    /// Has a change made, and prints what is said of it if JSON was asked for.
+    fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Outcome {
+        let (_, answer) = self.client()?.change(method, path, body)?;
+        match self.json && !answer.is_null() {
+            true => print_json(&answer),
+            false => Ok(()),
+        }
+    }
+
+    /// Prints objects as JSON or as a table.
+    fn print<T: Serialize>(&self, objects: &[T], table: impl FnOnce(&[T]) -> Table) -> Outcome {
+        if self.json {
+            return print_json(&objects);
+        }
+        let text = table(objects).to_string();
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(text.as_bytes())?;
+        stdout.flush()?;
+        Ok(())
+    }
+}
+
+fn print_json(value: &impl Serialize) -> Outcome {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::because(format!("cannot print: {error}")))?;
+    writeln!(std::io::stdout(), "{text}")?;
+    Ok(())
+}
+
+fn force(forced: bool) -> &'static str {
+    match forced {
+        true => "?force=true",
+        false => "",
+    }
+}
+
+/// What flags say, without the relations: a disk that an export is of may be with the daemon.
+fn read_flags(flags: &Flags, stand_ins: &[&str]) -> Result<Config, Failure> {
+    let mut flags = flags.clone();
+    for name in stand_ins {
+        flags.disk.push(format!("{name}=null:1M"));
+    }
+    let read = configuration::parse(None, &flags, &Surroundings::of_this_process());
+    read.map_err(Failure::from)
+}
+
+fn yes(is: bool) -> String {
+    match is {
+        true => "yes",
+        false => "no",
+    }
+    .to_owned()
+}
+
+fn size_text(bytes: u64) -> String {
+    render_size(bytes)
+}

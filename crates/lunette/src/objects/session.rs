@@ -1,0 +1,85 @@
+//! `lunette session` and `lunette reservation`.
+
+use daemon::control::{Method, escape};
+use daemon::objects::bodies::{Reservation, Session};
+
+use super::arguments::{ReservationAction, ReservationCommand, SessionAction, SessionCommand};
+use super::table::Table;
+use crate::failure::{Failure, Outcome};
+
+/// Does what is asked for.
+pub fn run(command: SessionCommand) -> Outcome {
+    let ask = &command.ask;
+    match command.action {
+        SessionAction::List => {
+            let sessions: Vec<Session> = ask.client()?.get("/v1/sessions")?;
+            ask.print(&sessions, table)
+        }
+        SessionAction::Show { session } => {
+            let mut sessions: Vec<Session> = ask.client()?.get("/v1/sessions")?;
+            sessions.retain(|found| found.id == session);
+            if sessions.is_empty() {
+                return Err(Failure::because(format!("there is no session {session}")));
+            }
+            ask.print(&sessions, table)
+        }
+        SessionAction::Remove { session } => {
+            let path = format!("/v1/sessions/{}", escape(&session));
+            ask.change(Method::DELETE, &path, None)
+        }
+    }
+}
+
+fn table(sessions: &[Session]) -> Table {
+    let head = Table::new(&["ID", "EXPORT", "INITIATOR", "CONNECTIONS"]);
+    sessions.iter().fold(head, |table, session| {
+        table.row([
+            session.id.clone(),
+            session.export.clone(),
+            session.initiator.clone().unwrap_or_else(|| "-".to_owned()),
+            session.connections.to_string(),
+        ])
+    })
+}
+
+/// Prints what initiators hold.
+pub fn reservations(command: ReservationCommand) -> Outcome {
+    let ask = &command.ask;
+    let mut held: Vec<Reservation> = ask.client()?.get("/v1/reservations")?;
+    if let ReservationAction::Show { disk } = &command.action {
+        // A disk that is not there is a mistake; one that nobody holds is none.
+        let path = format!("/v1/disks/{}", escape(disk));
+        ask.client()?.get::<serde_json::Value>(&path)?;
+        held.retain(|reservation| reservation.disk == *disk);
+    }
+    ask.print(&held, reservation_table)
+}
+
+fn reservation_table(held: &[Reservation]) -> Table {
+    let head = Table::new(&["DISK", "RESERVATION", "KEY", "PORT", "HOLDS", "INITIATOR"]);
+    held.iter().fold(head, |mut table, reservation| {
+        let kind = || reservation.kind.clone().unwrap_or_else(|| "-".to_owned());
+        if reservation.registrations.is_empty() {
+            let none = || "-".to_owned();
+            table = table.row([
+                reservation.disk.clone(),
+                kind(),
+                none(),
+                none(),
+                none(),
+                none(),
+            ]);
+        }
+        for registration in &reservation.registrations {
+            table = table.row([
+                reservation.disk.clone(),
+                kind(),
+                registration.key.clone(),
+                registration.port.to_string(),
+                super::yes(registration.holder),
+                registration.initiator.clone(),
+            ]);
+        }
+        table
+    })
+}

@@ -1,0 +1,155 @@
+//! `lunette status`: one screen that says whether all is well.
+
+use std::io::Write;
+
+use daemon::control::{Changes, Status};
+use daemon::objects::bodies::{Export, Reservation, Session};
+use timeline::{Operation, Snapshot};
+
+use super::arguments::LookArguments;
+use super::{print_json, size_text};
+use crate::failure::{Failure, Outcome};
+
+/// Lines of exports that are shown: the rest of an 80x24 screen is for the summary.
+const EXPORTS_SHOWN: usize = 12;
+
+/// Asks and prints.
+pub fn run(arguments: &LookArguments) -> Outcome {
+    let client = arguments.ask.client()?;
+    let status: Status = client.get("/v1/status")?;
+    if arguments.ask.json {
+        return print_json(&status);
+    }
+    let exports: Vec<Export> = client.get("/v1/exports")?;
+    let sessions: Vec<Session> = client.get("/v1/sessions")?;
+    let reservations: Vec<Reservation> = client.get("/v1/reservations")?;
+    let changes: Changes = client.get("/v1/config/changes")?;
+    let snapshot: Snapshot = client.get("/v1/latency")?;
+
+    let worries = worries(&snapshot);
+    let mut text = String::new();
+    let mut line = |words: String| {
+        text.push_str(&words);
+        text.push('\n');
+    };
+    line(format!(
+        "lunette {}, process {}, up {}, {}",
+        status.version,
+        status.pid,
+        duration(status.uptime_seconds),
+        count(status.workers, "worker"),
+    ));
+    let bytes: u64 = status.disks.iter().map(|disk| disk.size).sum();
+    line(format!(
+        "{} with {}, {}, {}, {}",
+        count(status.disks.len(), "disk"),
+        size_text(bytes),
+        count(exports.len(), "export"),
+        count(sessions.len(), "session"),
+        count(reservations.len(), "disk with reservations"),
+    ));
+    let kept = match (changes.changes.len(), changes.kept) {
+        (0, _) => "as configured".to_owned(),
+        (changed, true) => format!("{}, kept", count(changed, "change at run time")),
+        (changed, false) => format!(
+            "{}, which end with the daemon (mend: serve --state DIR)",
+            count(changed, "change at run time")
+        ),
+    };
+    line(kept);
+    line(String::new());
+    for export in exports.iter().take(EXPORTS_SHOWN) {
+        let sessions = export.status().map_or(0, |status| status.sessions);
+        let client = match sessions {
+            0 => "no client".to_owned(),
+            sessions => count(sessions, "client"),
+        };
+        line(format!(
+            "  {:10}  {:40}  {client}",
+            export.kind(),
+            export.name()
+        ));
+    }
+    if exports.len() > EXPORTS_SHOWN {
+        let more = exports.len() - EXPORTS_SHOWN;
+        line(format!("  and {more} more: see lunette export list"));
+    }
+    line(String::new());
+    for worry in &worries {
+        line(format!("! {worry}"));
+    }
+    if worries.is_empty() {
+        line("all is well".to_owned());
+    }
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    match worries.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Told),
+    }
+}
+
+/// What somebody should look at.
+fn worries(snapshot: &Snapshot) -> Vec<String> {
+    let mut worries = Vec::new();
+    for queue in &snapshot.queues {
+        let counters = &queue.latencies.counters;
+        let who = format!("{}/{}", queue.labels.export, queue.labels.queue);
+        if counters.malformed > 0 {
+            let broken = count_u64(counters.malformed, "time");
+            worries.push(format!("queue {who}: its driver broke the rules {broken}"));
+        }
+        // Of other operations some end with an error as a rule: a driver that looks around asks for what is not there.
+        let data = Operation::ALL
+            .iter()
+            .filter(|one| **one != Operation::Other);
+        let errors: u64 = data.map(|one| counters.of(*one).errors).sum();
+        if errors > 0 {
+            let failed = count_u64(errors, "request");
+            worries.push(format!("queue {who}: {failed} ended with an error"));
+        }
+    }
+    worries
+}
+
+fn count(number: usize, what: &str) -> String {
+    count_u64(number as u64, what)
+}
+
+fn count_u64(number: u64, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        number => {
+            let (first, rest) = what.split_once(' ').unwrap_or((what, ""));
+            let rest = match rest {
+                "" => String::new(),
+                rest => format!(" {rest}"),
+            };
+            format!("{number} {first}s{rest}")
+        }
+    }
+}
+
+fn duration(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min"),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_their_words() {
+        assert_eq!(count(1, "disk"), "1 disk");
+        assert_eq!(count(3, "change at run time"), "3 changes at run time");
+        assert_eq!(duration(59), "59 s");
+        assert_eq!(duration(90_061), "1 d 1 h");
+    }
+}

@@ -1,0 +1,65 @@
+//! Tables for people: columns as wide as they need to be, two spaces apart.
+
+use std::fmt;
+
+/// A table.
+pub struct Table {
+    head: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these columns.
+    pub fn new(head: &[&'static str]) -> Table {
+        Table {
+            head: head.to_vec(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row.
+    #[must_use]
+    pub fn row<const N: usize>(mut self, cells: [String; N]) -> Table {
+        self.rows.push(cells.into());
+        self
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            let widest = cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
+            widest.max(self.head[column].len())
+        };
+        let widths: Vec<usize> = (0..self.head.len()).map(width).collect();
+        let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+            let mut text = String::new();
+            for (cell, width) in cells.zip(&widths) {
+                text.push_str(&format!("{cell:width$}  "));
+            }
+            writeln!(f, "{}", text.trim_end())
+        };
+        line(&mut self.head.iter().copied())?;
+        for row in &self.rows {
+            line(&mut row.iter().map(String::as_str))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let table = Table::new(&["NAME", "SIZE"])
+            .row(["a".to_owned(), "1M".to_owned()])
+            .row(["long-name".to_owned(), "2G".to_owned()]);
+        assert_eq!(
+            table.to_string(),
+            "NAME       SIZE\na          1M\nlong-name  2G\n"
+        );
+    }
+}

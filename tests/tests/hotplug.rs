@@ -1,0 +1,171 @@
+//! Disks come, grow, shrink and go while a guest runs, through the command line.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Guest, GuestBuilder, Result, Rig, ensure};
+use std::time::{Duration, Instant};
+
+/// A change is a matter of milliseconds; a guest under TCG on a busy machine is not.
+const SEEN_LIMIT: Duration = Duration::from_secs(60);
+const ROUNDS: usize = 100;
+
+/// Waits in the guest until `test` holds.
+fn until(guest: &mut Guest, test: &str) -> Result<()> {
+    let script =
+        format!("i=0; until {test}; do sleep 0.02; i=$((i+1)); [ $i -lt 2500 ] || exit 1; done");
+    guest.ok_within(SEEN_LIMIT, &script)?;
+    Ok(())
+}
+
+/// Complaints of the kernel about anything but the unit that comes and goes.
+fn kernel_complains(guest: &mut Guest, but: &str) -> Result<String> {
+    let words = "I/O error|critical|blocked for more|Call Trace|BUG:|WARNING:|timed out|abort|host reset|bus reset";
+    let found = guest.run(&format!("dmesg | grep -E '{words}' | grep -v '{but}'"))?;
+    Ok(found.stdout)
+}
+
+#[test]
+fn a_unit_comes_and_goes_a_hundred_times_under_io_on_another() -> Result<()> {
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("base=ram:64M")
+            .disk("hot=ram:32M")
+            .vhost_scsi("c")
+            .lun("c/0:0=base")
+            .arguments(["--workers", "2"])
+    })?;
+    let mut guest = GuestBuilder::new("hotplug")
+        .cpus(2)
+        .vhost_user_scsi(&rig.socket("c"), 2)
+        .boot()?;
+    let other = guest.scsi_disk(0, 0, 0)?;
+    let soak = guest.start(&format!(
+        "guest-io soak --file /dev/{other} --seed 1 --depth 2 --runtime 30"
+    ))?;
+    let place = "/sys/class/scsi_device/0:0:4:0/device/block/sd*";
+    let mut slowest = Duration::ZERO;
+    for round in 0..ROUNDS {
+        let begun = Instant::now();
+        rig.daemon.lunette(&["lun", "add", "c", "4:0", "hot"])?;
+        until(&mut guest, &format!("ls -d {place} 2>/dev/null"))?;
+        slowest = slowest.max(begun.elapsed());
+        if round % 20 == 0 {
+            let disk = guest.scsi_disk(0, 4, 0)?;
+            guest.io_ok(&format!("soak --file /dev/{disk} --seed 2 --runtime 1"))?;
+        }
+        rig.daemon.lunette(&["lun", "remove", "c", "4:0"])?;
+        until(&mut guest, "! [ -e /sys/class/scsi_device/0:0:4:0 ]")?;
+    }
+    println!("the slowest unit was seen {slowest:?} after the call began");
+    let report = guest.wait_ok(soak, Duration::from_secs(120))?;
+    ensure!(report.contains("\"mismatches\":0"), "{report}");
+    let complaints = kernel_complains(&mut guest, "0:0:4:0")?;
+    ensure!(complaints.is_empty(), "{complaints}");
+    // Nobody has it: it can go.
+    rig.daemon.lunette(&["disk", "remove", "hot"])?;
+    rig.daemon.process().check_running()
+}
+
+#[test]
+fn a_unit_that_is_in_use_goes_when_its_requests_have_ended_or_by_force() -> Result<()> {
+    let rig = Rig::new(|daemon| {
+        daemon
+            .disk("base=ram:64M")
+            .disk("hot=ram:32M")
+            .vhost_scsi("c")
+            .lun("c/0:0=base")
+            .lun("c/4:0=hot")
+    })?;
+    let mut guest = GuestBuilder::new("in-use")
+        .vhost_user_scsi(&rig.socket("c"), 2)
+        .boot()?;
+    guest.wait_for_disks(&["sda", "sdb"])?;
+    let in_use = rig.daemon.ask(&["disk", "remove", "hot"])?;
+    let told = String::from_utf8_lossy(&in_use.stderr).into_owned();
+    ensure!(
+        in_use.status.code() == Some(1) && told.contains("c/4:0"),
+        "{told}"
+    );
+    let in_use = rig.daemon.ask(&["export", "remove", "c"])?;
+    let told = String::from_utf8_lossy(&in_use.stderr).into_owned();
+    ensure!(
+        in_use.status.code() == Some(1) && told.contains("has a client"),
+        "{told}"
+    );
+
+    for forced in [false, true] {
+        let disk = guest.scsi_disk(0, 4, 0)?;
+        let load = format!("guest-io load --file /dev/{disk} --rw randread --depth 8 --runtime 60");
+        let load = guest.start(&load)?;
+        guest.ok("sleep 1")?;
+        let mut words = vec!["lun", "remove", "c", "4:0"];
+        words.extend(forced.then_some("--force"));
+        rig.daemon.lunette(&words)?;
+        // Its requests fail from now on: it does not run to its end.
+        guest.wait(load, Duration::from_secs(50))?;
+        until(&mut guest, "! [ -e /sys/class/scsi_device/0:0:4:0 ]")?;
+        rig.daemon.lunette(&["lun", "add", "c", "4:0", "hot"])?;
+        until(
+            &mut guest,
+            "ls -d /sys/class/scsi_device/0:0:4:0/device/block/sd* 2>/dev/null",
+        )?;
+    }
+    let other = guest.scsi_disk(0, 0, 0)?;
+    guest.io_ok(&format!("soak --file /dev/{other} --seed 3 --runtime 2"))?;
+    Ok(())
+}
+
+#[test]
+fn a_guest_sees_a_disk_grow_and_shrink_without_a_reboot() -> Result<()> {
+    let rig = Rig::new(|daemon| {
+        daemon
+            .disk("a=file:a.raw,size=64M,cache=none")
+            .disk("b=ram:64M")
+            .disk("n=null:64M")
+            .vhost_blk("a")
+            .vhost_blk("n")
+            .vhost_scsi("c")
+            .lun("c/0:0=b")
+    })?;
+    let mut guest = GuestBuilder::new("resize")
+        .vhost_user_blk(&rig.socket("a"), 1)
+        .vhost_user_blk(&rig.socket("n"), 1)
+        .vhost_user_scsi(&rig.socket("c"), 1)
+        .boot()?;
+    guest.wait_for_disks(&["vda", "vdb", "sda"])?;
+    let disks = [("a", "vda"), ("n", "vdb"), ("b", "sda")];
+    for (disk, seen) in disks {
+        let soak = guest.start(&format!(
+            "guest-io soak --file /dev/{seen} --seed 4 --size 32M --runtime 8"
+        ))?;
+        rig.daemon.lunette(&["disk", "resize", disk, "160M"])?;
+        until(
+            &mut guest,
+            &format!("[ $(cat /sys/block/{seen}/size) = 327680 ]"),
+        )?;
+        if disk != "n" {
+            // The last block of what was added.
+            guest.ok(&format!(
+                "dd if=/dev/urandom of=/tmp/x bs=4096 count=1 2>/dev/null; \
+                 dd if=/tmp/x of=/dev/{seen} bs=4096 seek=40959 oflag=direct && \
+                 dd if=/dev/{seen} of=/tmp/y bs=4096 skip=40959 iflag=direct && cmp /tmp/x /tmp/y"
+            ))?;
+        }
+        let refused = rig.daemon.ask(&["disk", "resize", disk, "48M"])?;
+        ensure!(refused.status.code() == Some(1), "shrunk without --force");
+        rig.daemon
+            .lunette(&["disk", "resize", disk, "48M", "--force"])?;
+        until(
+            &mut guest,
+            &format!("[ $(cat /sys/block/{seen}/size) = 98304 ]"),
+        )?;
+        let report = guest.wait(soak, Duration::from_secs(60))?;
+        // A null disk keeps nothing to compare with.
+        ensure!(
+            disk == "n" || report.stdout.contains("\"mismatches\":0"),
+            "{report:?}"
+        );
+    }
+    let size = std::fs::metadata(rig.scratch.file("a.raw"))?.len();
+    ensure!(size == 48 << 20, "the file has {size} bytes");
+    Ok(())
+}
