@@ -23,6 +23,7 @@ mod slots;
 mod target;
 
 pub use access::{AclEntry, DemoMode, Network, Portal};
+pub use iscsi::Limits as ProtocolLimits;
 pub use iscsi::chap::Secret;
 pub use iscsi::login::{ChapUser, is_iscsi_name};
 pub use limits::DoorLimits;

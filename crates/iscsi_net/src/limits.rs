@@ -11,6 +11,8 @@ pub struct DoorLimits {
     pub half_open: usize,
     /// Sessions at a time.
     pub sessions: usize,
+    /// Connections of one session: MaxConnections is negotiated down to it.
+    pub connections_per_session: u16,
     /// Time to log in.
     pub login_time: Duration,
     /// A connection from which nothing came for so long is pinged.
@@ -31,6 +33,7 @@ impl Default for DoorLimits {
             connections: 1024,
             half_open: 128,
             sessions: 512,
+            connections_per_session: 16,
             login_time: Duration::from_secs(15),
             idle_time: Duration::from_secs(15),
             // An initiator that does nothing else for a minute, as those without a thread of their own may, stays.

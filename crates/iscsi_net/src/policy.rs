@@ -61,7 +61,8 @@ impl Shared {
 
 impl TargetPolicy for Shared {
     fn admit(&self, visitor: &Visitor) -> Result<Admission, Refusal> {
-        let offer = Offer::default();
+        let mut offer = Offer::default();
+        offer.session.max_connections = self.limits.connections_per_session;
         if visitor.target_name.is_none() {
             // Discovery: what is told is only what the visitor may see.
             return Ok(Admission {

@@ -101,6 +101,10 @@ pub struct Configuration {
     /// CHAP users of the targets of --iscsi: a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600
     #[arg(long, value_name = "FILE")]
     pub chap_user: Option<String>,
+    /// What iSCSI initiators may take: connections, half_open, sessions, connections_per_session,
+    /// commands_per_session, login_s, memory (of command data, per connection)
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub iscsi_limits: Option<String>,
     /// How many threads do the I/O [default: half of the CPUs, at most 4]
     #[arg(long, value_name = "N")]
     pub workers: Option<String>,
@@ -132,6 +136,7 @@ impl Configuration {
             portal: self.portal.clone(),
             demo_mode: self.demo_mode.clone(),
             chap_user: self.chap_user.clone(),
+            iscsi_limits: self.iscsi_limits.clone(),
             lun: self.lun.clone(),
             workers: self.workers.clone(),
             cpus: self.cpus.clone(),

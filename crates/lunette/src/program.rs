@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use daemon::config::{
-    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, LUNS_MAX, LimitsConfig,
-    LunConfig, Placement, PollLimit, SCSI_QUEUES_MAX, ShownConfig, VhostBlkConfig, VhostScsiConfig,
-    WorkersConfig, nearest,
+    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, IscsiLimits, LUNS_MAX,
+    LimitsConfig, LunConfig, Placement, PollLimit, SCSI_QUEUES_MAX, ShownConfig, VhostBlkConfig,
+    VhostScsiConfig, WorkersConfig, nearest,
 };
 use daemon::{Inherited, StartOptions};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -130,6 +130,7 @@ fn empty() -> Config {
         vhost_blk: Vec::new(),
         vhost_scsi: Vec::new(),
         iscsi: Vec::new(),
+        iscsi_limits: IscsiLimits::default(),
     }
 }
 

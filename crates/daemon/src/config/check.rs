@@ -71,6 +71,7 @@ pub fn complete(
         vhost_blk: Vec::new(),
         vhost_scsi: Vec::new(),
         iscsi: Vec::new(),
+        iscsi_limits: draft.iscsi_limits.unwrap_or_default(),
     };
     for disk in draft.disks {
         config.disks.push(disk.complete?);

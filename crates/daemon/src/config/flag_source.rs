@@ -29,6 +29,8 @@ pub struct Flags {
     pub demo_mode: Option<String>,
     /// `--chap-user FILE`
     pub chap_user: Option<String>,
+    /// `--iscsi-limits KEY=VALUE,...`
+    pub iscsi_limits: Option<String>,
     /// `--workers N`
     pub workers: Option<String>,
     /// `--cpus N,N,...`
@@ -156,6 +158,14 @@ pub(super) fn options<'a>(parts: impl IntoIterator<Item = &'a Part<'a>>) -> Vec<
 fn malformed(source: &Arc<Source>, form: &str) -> Mistake {
     let message = format!("found {:?}", source.text);
     Mistake::new(MistakeKind::Value, &Place::whole(source), message).allowed(form)
+}
+
+/// The fields of a flag that is nothing but `KEY=VALUE,...`.
+pub fn options_flag(source: &Arc<Source>) -> Fields {
+    Fields {
+        place: Place::whole(source),
+        entries: options(&parts(source)),
+    }
 }
 
 /// A disk's fields from the value of `--disk`.

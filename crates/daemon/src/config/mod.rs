@@ -8,6 +8,7 @@ mod check;
 mod diagnostics;
 mod flag_source;
 mod iscsi;
+mod iscsi_limits;
 mod json_source;
 mod model;
 mod objects;
@@ -27,6 +28,7 @@ pub use check::Surroundings;
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use iscsi::{AclEntry, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users};
+pub use iscsi_limits::{ISCSI_LIMITS_FORM, IscsiLimits};
 pub use json_source::{
     JsonExport, disk_json, export_json, lun_json, luns_json, objects_json, size_json,
 };
@@ -143,6 +145,10 @@ fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
     draft
         .iscsi
         .extend(iscsi::read_flags(flags, &mut source, diagnostics));
+    if let Some(text) = &flags.iscsi_limits {
+        let fields = flag_source::options_flag(&source("--iscsi-limits", text));
+        draft.iscsi_limits = Some(iscsi_limits::read_iscsi_limits(&fields, diagnostics));
+    }
     if flags.workers.is_some() || flags.cpus.is_some() {
         // Count and CPUs say one thing together: a flag for either replaces both.
         draft.workers = WorkersDraft::default();

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::iscsi::IscsiConfig;
+use super::iscsi_limits::IscsiLimits;
 
 /// Most workers a daemon may have.
 pub const WORKERS_MAX: usize = 128;
@@ -45,6 +46,8 @@ pub struct Config {
     pub vhost_scsi: Vec<VhostScsiConfig>,
     /// iSCSI targets.
     pub iscsi: Vec<IscsiConfig>,
+    /// What their initiators may take.
+    pub iscsi_limits: IscsiLimits,
 }
 
 impl Config {
@@ -64,6 +67,7 @@ impl Config {
             vhost_blk: Vec::new(),
             vhost_scsi: Vec::new(),
             iscsi: Vec::new(),
+            iscsi_limits: self.iscsi_limits.clone(),
         }
     }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use super::diagnostics::{Mistake, MistakeKind};
 use super::iscsi::{IscsiDraft, read_iscsi};
+use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::model::{
     BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX,
     POLL_MICROS_MAX, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX,
@@ -89,6 +90,7 @@ pub struct Draft {
     pub vhost_blk: Vec<VhostBlkDraft>,
     pub vhost_scsi: Vec<VhostScsiDraft>,
     pub iscsi: Vec<IscsiDraft>,
+    pub iscsi_limits: Option<IscsiLimits>,
     /// Logical units from flags, with their controller's name.
     pub luns: Vec<(At<String>, LunDraft)>,
     /// Those of them whose controller there is not; their disks are looked up all the same.
@@ -108,6 +110,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let vhost_blk = reader.objects("vhost_blk", "tables, each headed [[vhost_blk]]");
     let vhost_scsi = reader.objects("vhost_scsi", "tables, each headed [[vhost_scsi]]");
     let iscsi = reader.objects("iscsi", "tables, each headed [[iscsi]]");
+    let iscsi_limits = reader.table("iscsi_limits", "a table, headed [iscsi_limits]");
     reader.finish(|key| match key {
         "disks" => Some("each disk has a table of its own, headed [[disk]]".to_owned()),
         _ => None,
@@ -131,6 +134,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
             .map(|fields| read_vhost_scsi(fields, diagnostics))
             .collect(),
         iscsi: iscsi.iter().map(|f| read_iscsi(f, diagnostics)).collect(),
+        iscsi_limits: iscsi_limits.map(|fields| read_iscsi_limits(fields, diagnostics)),
         luns: Vec::new(),
         astray: Vec::new(),
     }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::iscsi::{IscsiConfig, Portal};
+use super::iscsi_limits::IscsiLimits;
 use super::model::{BackendConfig, Config, LunConfig, Placement, PollLimit};
 use super::size::render_size;
 
@@ -100,6 +101,21 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     }
     for target in &config.iscsi {
         write_iscsi(text, target)?;
+    }
+    let limits = &config.iscsi_limits;
+    if *limits != IscsiLimits::default() {
+        writeln!(text, "\n[iscsi_limits]")?;
+        for (key, value) in [
+            ("connections", limits.connections),
+            ("half_open", limits.half_open),
+            ("sessions", limits.sessions),
+            ("connections_per_session", limits.connections_per_session),
+            ("commands_per_session", limits.commands_per_session),
+            ("login_s", limits.login_s),
+        ] {
+            writeln!(text, "{key} = {value}")?;
+        }
+        writeln!(text, "memory = \"{}\"", render_size(limits.memory))?;
     }
     Ok(())
 }

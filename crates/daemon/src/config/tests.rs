@@ -529,6 +529,7 @@ fn config() -> impl Strategy<Value = Config> {
                     })
                     .collect(),
                 iscsi: Vec::new(),
+                iscsi_limits: IscsiLimits::default(),
                 disks,
             }
         })
@@ -562,7 +563,8 @@ proptest! {
             poll_us: Some(flag.clone()),
             control: Some(flag.clone()),
             metrics_listen: Some(flag.clone()),
-            state: Some(flag),
+            state: Some(flag.clone()),
+            iscsi_limits: Some(flag),
         };
         if let Err(error) = parse(Some(("f", &text)), &flags, &here()) {
             prop_assert!(!error.to_string().is_empty());

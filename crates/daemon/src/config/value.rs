@@ -233,6 +233,18 @@ impl<'f, 'd> Reader<'f, 'd> {
         objects
     }
 
+    /// The table of `key`.
+    pub fn table(&mut self, key: &'static str, example: &str) -> Option<&'f Fields> {
+        let value = self.raw(key)?;
+        match &value.value {
+            Raw::Table(fields) => Some(fields),
+            _ => {
+                self.refuse(key, value, example);
+                None
+            }
+        }
+    }
+
     /// Notes all keys that nothing asked for. `elsewhere` says of a key where it belongs, if anywhere.
     pub fn finish(self, elsewhere: impl Fn(&str) -> Option<String>) {
         for field in &self.fields.entries {

@@ -73,6 +73,7 @@ impl Plan {
             ("/control", now.control != next.control),
             ("/state", now.state != next.state),
             ("/metrics_listen", now.metrics_listen != next.metrics_listen),
+            ("/iscsi_limits", now.iscsi_limits != next.iscsi_limits),
             ("/workers", now.workers != next.workers),
         ];
         for (pointer, differs) in fixed {

@@ -28,10 +28,13 @@ impl Servers {
     ///
     /// # Errors
     /// What the kernel does not give.
-    pub fn start(pool: Arc<Pool>, units: Arc<Units>) -> Result<Servers, String> {
+    pub fn start(
+        pool: Arc<Pool>,
+        units: Arc<Units>,
+        limits: iscsi_net::DoorLimits,
+    ) -> Result<Servers, String> {
         let vhost = vhost_user::Server::start(Arc::clone(&pool))
             .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
-        let limits = iscsi_net::DoorLimits::default();
         let iscsi = iscsi_net::Server::start(Arc::clone(&pool), Arc::clone(&units), limits)
             .map_err(|error| format!("cannot serve iSCSI: {error}"))?;
         let doors = Doors {

@@ -5,6 +5,7 @@
 
 mod events;
 mod receive;
+mod reinstate;
 mod requests;
 mod session;
 

@@ -51,6 +51,8 @@ pub(super) struct Task {
     pub kind: Kind,
     /// As it was sent.
     pub cmd_sn: u32,
+    /// Sent, and not for immediate delivery: its CmdSN is its own.
+    pub numbered: bool,
     pub lun: [u8; 8],
 }
 
@@ -128,6 +130,7 @@ impl Initiator {
                 cid,
                 kind,
                 cmd_sn: 0,
+                numbered: false,
                 lun,
             },
         );
@@ -159,6 +162,7 @@ impl Initiator {
         encode(&mut link.out, fields.to_bhs(), &ahs, &segment, link.digests);
         if let Some(task) = self.tasks.get_mut(&itt) {
             task.cmd_sn = self.cmd_sn;
+            task.numbered = header.opcode & IMMEDIATE == 0;
             if let (Kind::Command(command), false) = (&task.kind, header.is_final()) {
                 let burst = command
                     .write
@@ -286,6 +290,7 @@ impl Initiator {
                 cid,
                 kind,
                 cmd_sn: 0,
+                numbered: false,
                 lun: [0; 8],
             },
         );

@@ -49,6 +49,8 @@ pub(super) struct Link {
     pub exp_stat_sn: u32,
     pub max_send: usize,
     pub login_itt: u32,
+    /// CmdSNs that a lost connection with this CID may have taken with it.
+    pub gaps: Vec<u32>,
 }
 
 /// A session as its initiator sees it.
@@ -99,6 +101,13 @@ impl Initiator {
     /// Begins the login of a further connection; its CID is given. The leading one has to be through before others begin.
     pub fn connect(&mut self) -> u16 {
         let cid = self.links.len() as u16;
+        let link = self.login_link(cid);
+        self.links.push(link);
+        cid
+    }
+
+    /// A connection that begins its login.
+    pub(super) fn login_link(&mut self, cid: u16) -> Link {
         let mut login = InitiatorLogin::new(LoginRequestSettings {
             initiator_name: self.settings.initiator_name.clone(),
             target_name: self.settings.target_name.clone(),
@@ -114,7 +123,7 @@ impl Initiator {
         request.itt.set(login_itt);
         let mut out = Vec::new();
         encode(&mut out, request.to_bhs(), &[], &text, Digests::default());
-        self.links.push(Link {
+        Link {
             phase: Phase::Login(Box::new(login)),
             decoder: Decoder::new(0, 8192),
             out,
@@ -123,8 +132,8 @@ impl Initiator {
             exp_stat_sn: 0,
             max_send: 8192,
             login_itt,
-        });
-        cid
+            gaps: Vec::new(),
+        }
     }
 
     /// Bytes to be sent on a connection; the caller takes them out.
@@ -196,7 +205,7 @@ impl Initiator {
         link.decoder.set_data_limit(max_recv);
         link.max_send = result.connection.peer_max_recv as usize;
         link.exp_stat_sn = result.exp_stat_sn;
-        Ok(())
+        self.fill_gaps(cid)
     }
 
     /// The target told its window (4.2.2.1): numbers only go up.

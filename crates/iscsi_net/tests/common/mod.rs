@@ -132,6 +132,22 @@ impl Client {
         cid
     }
 
+    /// Loses a connection and begins its login again under its CID; gives the tasks that are over. The old stream, which
+    /// the caller may hold on to, comes with them.
+    pub fn reinstate(&mut self, cid: u16) -> (Vec<u32>, Option<TcpStream>) {
+        let stream = TcpStream::connect(self.portal).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let old = self.streams[usize::from(cid)].replace(stream);
+        self.unsent[usize::from(cid)].clear();
+        (self.initiator.reinstate(cid), old)
+    }
+
+    /// Closes a connection without a word.
+    pub fn hang_up(&mut self, cid: u16) {
+        self.streams[usize::from(cid)] = None;
+    }
+
     /// Has a connection been closed by the target?
     pub fn is_closed(&self, cid: u16) -> bool {
         self.streams[usize::from(cid)].is_none()
