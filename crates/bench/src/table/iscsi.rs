@@ -137,7 +137,12 @@ pub fn iscsi_table(
         {
             continue;
         }
-        let plan = plan(case, all(case.digests)?, options)?;
+        let mut subjects = all(case.digests)?;
+        if case.digests {
+            // tgtd has digests only where its administrator has demanded them of every initiator.
+            subjects.truncate(1);
+        }
+        let plan = plan(case, subjects, options)?;
         let outcome = run(&plan, &clock, interrupted, progress)
             .with_context(|| format!("case {}", case.name))?;
         lines.push(Line { case, outcome });
