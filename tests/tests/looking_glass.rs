@@ -204,3 +204,35 @@ fn every_stage_has_its_probe_in_the_program() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn the_tool_checks_itself_and_what_stamps_cost() -> Result<()> {
+    let folder = end_to_end::Scratch::new()?;
+    let output = Command::new(lunette_program(Profile::Dev)?)
+        .args(["bench", "self-check", "--without-timing", "--place"])
+        .arg(folder.files())
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{text}{complaints}");
+    let lines = |word: &str| text.lines().filter(|line| line.starts_with(word)).count();
+    // Counts and percentiles are right on any machine; the rest was run.
+    ensure!(lines("ok ") == 2 && lines("not judged") >= 4, "{text}");
+    ensure!(lines("not checked") == 0, "is fio installed?\n{text}");
+
+    let output = Command::new(lunette_program(Profile::Dev)?)
+        .args(["bench", "stamp-cost", "--rounds=1", "--repetitions=1"])
+        .args(["--turn-ms=20", "--driver-cpu=0", "--device-cpu=0", "--json"])
+        .output()?;
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{complaints}");
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let cases = document["stamp_cost"].as_array().context("no list")?;
+    ensure!(cases.len() == 5, "{document}");
+    for case in cases {
+        let rate = |turns: &str| case["turns"][turns][0].as_f64().unwrap_or(0.0);
+        ensure!(rate("with") > 0.0 && rate("without") > 0.0, "{case}");
+        ensure!(case["cost"]["value"].is_f64(), "{case}");
+    }
+    Ok(())
+}

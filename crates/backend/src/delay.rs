@@ -1,7 +1,8 @@
-//! An engine that takes its time: a fixed service time added to every I/O of another engine.
+//! An engine that takes its time: a service time, fixed or drawn, added to every I/O of another engine.
 //!
 //! For benchmarks and tests of what is around a disk: with it a RAM disk behaves like a device with that latency
-//! and no limit to its depth. Uses ring timers; allocates nothing in the steady state.
+//! and no limit to its depth. Uses ring timers, which come some tens of microseconds late on a machine that has to wake
+//! up for them; allocates nothing in the steady state.
 
 use std::io;
 use std::sync::Arc;
@@ -13,16 +14,112 @@ use ring::{Completion, Owner, Ring};
 
 use crate::{Backend, Engine, Finished, Submission, Tag};
 
+/// How long an I/O is to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DelayTime {
+    /// Each as long.
+    Fixed(Duration),
+    /// Any time between these two is as likely.
+    Uniform(Duration, Duration),
+    /// Exponentially distributed, with this mean.
+    Exponential(Duration),
+}
+
+impl DelayTime {
+    /// How it is written.
+    pub const FORMS: &'static str =
+        "a time such as 250us, 2ms or 1s, MIN-MAX for any time between, or exp:MEAN";
+
+    /// The longest there may be.
+    const MAX: Duration = Duration::from_secs(3600);
+
+    /// Reads what [`DelayTime::FORMS`] says.
+    pub fn parse(text: &str) -> Option<DelayTime> {
+        if let Some(mean) = text.strip_prefix("exp:") {
+            return Some(DelayTime::Exponential(duration(mean)?));
+        }
+        match text.split_once('-') {
+            Some((least, most)) => {
+                let (least, most) = (duration(least)?, duration(most)?);
+                (least <= most).then_some(DelayTime::Uniform(least, most))
+            }
+            None => duration(text).map(DelayTime::Fixed),
+        }
+    }
+
+    /// The time that `q` of all I/Os take at most, `q` from 0 to 1.
+    pub fn quantile(self, q: f64) -> Duration {
+        let q = q.clamp(0.0, 1.0);
+        match self {
+            DelayTime::Fixed(time) => time,
+            DelayTime::Uniform(least, most) => least + (most - least).mul_f64(q),
+            DelayTime::Exponential(mean) => {
+                let times = -(1.0 - q).max(f64::MIN_POSITIVE).ln();
+                mean.mul_f64(times).min(DelayTime::MAX)
+            }
+        }
+    }
+
+    fn draw(self, random: &mut u64) -> Duration {
+        if let DelayTime::Fixed(time) = self {
+            return time;
+        }
+        // SplitMix64, and the 53 bits that a float has.
+        *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = *random;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^= bits >> 31;
+        self.quantile((bits >> 11) as f64 / (1u64 << 53) as f64)
+    }
+}
+
+impl From<Duration> for DelayTime {
+    fn from(time: Duration) -> DelayTime {
+        DelayTime::Fixed(time)
+    }
+}
+
+impl std::fmt::Display for DelayTime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DelayTime::Fixed(time) => write!(f, "{}ns", time.as_nanos()),
+            DelayTime::Uniform(least, most) => {
+                write!(f, "{}ns-{}ns", least.as_nanos(), most.as_nanos())
+            }
+            DelayTime::Exponential(mean) => write!(f, "exp:{}ns", mean.as_nanos()),
+        }
+    }
+}
+
+/// `250us`, in whole units.
+fn duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at_checked(digits)?;
+    let nanos: u64 = match unit {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    let time = Duration::from_nanos(number.parse::<u64>().ok()?.checked_mul(nanos)?);
+    (time <= DelayTime::MAX).then_some(time)
+}
+
 /// An engine with a service time.
 pub struct Delay {
     inner: Arc<dyn Engine>,
-    time: Duration,
+    time: DelayTime,
 }
 
 impl Delay {
     /// Adds `time` to every I/O of an engine.
-    pub fn new(inner: Arc<dyn Engine>, time: Duration) -> Delay {
-        Delay { inner, time }
+    pub fn new(inner: Arc<dyn Engine>, time: impl Into<DelayTime>) -> Delay {
+        Delay {
+            inner,
+            time: time.into(),
+        }
     }
 }
 
@@ -51,6 +148,7 @@ impl Engine for Delay {
         Ok(Box::new(DelayBackend {
             inner: self.inner.open(owner, ring)?,
             time: self.time,
+            random: u64::from(owner.0),
             owner,
             waiting: Vec::new(),
             free: Vec::new(),
@@ -64,7 +162,9 @@ const OURS: u64 = 1 << 62;
 
 struct DelayBackend {
     inner: Box<dyn Backend>,
-    time: Duration,
+    time: DelayTime,
+    /// The same for every handle of its number: runs can be repeated.
+    random: u64,
     owner: Owner,
     waiting: Vec<Option<Finished>>,
     free: Vec<usize>,
@@ -82,7 +182,8 @@ impl DelayBackend {
             buffer,
             outcome,
         });
-        ring.timer(self.owner, OURS | index as u64, self.time);
+        let time = self.time.draw(&mut self.random);
+        ring.timer(self.owner, OURS | index as u64, time);
     }
 }
 
@@ -118,5 +219,54 @@ impl Backend for DelayBackend {
 
     fn in_flight(&self) -> usize {
         self.inner.in_flight() + self.waiting.len() - self.free.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_they_are_written() {
+        let us = Duration::from_micros;
+        let ms = Duration::from_millis;
+        for (text, time) in [
+            ("250us", DelayTime::Fixed(us(250))),
+            ("50us-2ms", DelayTime::Uniform(us(50), ms(2))),
+            ("exp:3ms", DelayTime::Exponential(ms(3))),
+        ] {
+            assert_eq!(DelayTime::parse(text), Some(time), "{text}");
+            assert_eq!(DelayTime::parse(&time.to_string()), Some(time));
+        }
+        for text in [
+            "",
+            "5",
+            "us",
+            "2ms-1ms",
+            "1.5ms",
+            "exp:",
+            "7200s",
+            "99999999999999999999s",
+        ] {
+            assert_eq!(DelayTime::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_drawn_has_the_quantiles_that_it_should_have() {
+        let mean = Duration::from_micros(1000);
+        for time in [
+            DelayTime::Uniform(mean, 3 * mean),
+            DelayTime::Exponential(mean),
+        ] {
+            let mut random = 7;
+            let mut drawn: Vec<Duration> = (0..20_000).map(|_| time.draw(&mut random)).collect();
+            drawn.sort_unstable();
+            for q in [0.1, 0.5, 0.9] {
+                let found = drawn[(q * 20_000.0) as usize].as_secs_f64();
+                let error = found / time.quantile(q).as_secs_f64() - 1.0;
+                assert!(error.abs() < 0.05, "{time} {q}: {error}");
+            }
+        }
     }
 }

@@ -30,7 +30,7 @@ use ::disk::{Capacity, DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
-pub use delay::Delay;
+pub use delay::{Delay, DelayTime};
 pub use disk_object::{Disk, DiskOptions};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};

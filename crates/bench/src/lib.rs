@@ -11,6 +11,8 @@ pub mod job;
 pub mod matrix;
 pub mod report;
 pub mod run;
+pub mod selfcheck;
+pub mod stamps;
 pub mod table;
 pub mod verify;
 pub mod workload;

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use backend::{
-    Disk, DiskOptions, Engine, File, FileOptions, Null, NullOptions, OpenError, Ram, RamOptions,
-    RateLimits,
+    Delay, Disk, DiskOptions, Engine, File, FileOptions, Null, NullOptions, OpenError, Ram,
+    RamOptions, RateLimits,
 };
 
-use crate::config::{BackendConfig, CacheMode, DiskConfig, LimitsConfig};
+use crate::config::{Around, BackendConfig, CacheMode, DiskConfig, LimitsConfig};
 
 /// The block size of a disk that has no other reason for one.
 const BLOCK_SIZE_DEFAULT: u32 = 512;
@@ -31,8 +31,21 @@ pub(crate) fn open_all(configs: &[DiskConfig], reasons: &mut Vec<String>) -> Dis
 }
 
 fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
+    let engine = engine_of(config)?;
+    let options = DiskOptions {
+        serial: config.serial.as_deref(),
+        wwn: config.shown.wwn,
+        physical_block_size: config.shown.physical_block_size,
+        removable: config.shown.removable,
+    };
+    let disk = Disk::with_options(&config.name, options, engine)?;
+    disk.set_limits(limits(&config.limits));
+    Ok(disk)
+}
+
+fn engine_of(config: &DiskConfig) -> Result<Arc<dyn Engine>, OpenError> {
     let block_size = config.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
-    let engine: Arc<dyn Engine> = match &config.backend {
+    Ok(match &config.backend {
         BackendConfig::Ram { size } => Arc::new(Ram::create(RamOptions {
             size: *size,
             block_size,
@@ -44,6 +57,16 @@ fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
             block_size,
             read_only: config.read_only,
         })?),
+        BackendConfig::Delay { size, time, around } => {
+            let inner = DiskConfig {
+                backend: match around {
+                    Around::Null => BackendConfig::Null { size: *size },
+                    Around::Ram => BackendConfig::Ram { size: *size },
+                },
+                ..config.clone()
+            };
+            Arc::new(Delay::new(engine_of(&inner)?, *time))
+        }
         BackendConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
             size: *size,
             cache: match cache {
@@ -55,16 +78,7 @@ fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
             block_size: config.block_size,
             ..FileOptions::new(path)
         })?),
-    };
-    let options = DiskOptions {
-        serial: config.serial.as_deref(),
-        wwn: config.shown.wwn,
-        physical_block_size: config.shown.physical_block_size,
-        removable: config.shown.removable,
-    };
-    let disk = Disk::with_options(&config.name, options, engine)?;
-    disk.set_limits(limits(&config.limits));
-    Ok(disk)
+    })
 }
 
 /// Limits as a disk takes them ([`Disk::set_limits`]), with what is not said filled in.
@@ -104,6 +118,8 @@ mod tests {
         for engine in [
             "ram:1M",
             "null:1M",
+            "delay:1ms,size=1M",
+            "delay:exp:50us,size=1M,around=ram",
             &format!("file:{},size=1M", file.display()),
         ] {
             for (block_size, read_only) in [(512, "off"), (4096, "off"), (4096, "on")] {

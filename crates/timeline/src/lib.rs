@@ -24,7 +24,7 @@ pub use clock::{Clock, SimulatedTime, Stamp};
 pub use histogram::Histogram;
 pub use queue::{Counters, OperationCounters, QueueTimeline, Stamps};
 pub use record::{CounterWords, QueueRecord};
-pub use report::{Layer, OperationReport, Report, Row};
+pub use report::{Ends, Layer, OperationReport, Report, Row};
 pub use slow::{SlowLog, SlowRequest, SlowRequestSnapshot};
 pub use snapshot::{Labels, Latencies, OperationLatencies, QueueSnapshot, Snapshot};
 pub use sparse::SparseHistogram;

@@ -65,6 +65,10 @@ pub struct OperationCounters {
     pub bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
+    /// Sum of the stamps at which requests were noticed, in ticks of the machine's clock, modulo 2^64: with it somebody with
+    /// the same clock and the same requests knows how long before that they began.
+    #[serde(default)]
+    pub noticed_ticks: u64,
 }
 
 /// What a queue counted since it started.
@@ -121,21 +125,27 @@ impl Counters {
 
     /// Adds all that `other` counted.
     pub fn merge(&mut self, other: &Counters) {
-        *self = self.combine(other, u64::saturating_add);
+        *self = self.combine(other, u64::saturating_add, u64::wrapping_add);
     }
 
     /// What was counted after `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Counters) -> Counters {
-        self.combine(earlier, u64::saturating_sub)
+        self.combine(earlier, u64::saturating_sub, u64::wrapping_sub)
     }
 
-    fn combine(&self, other: &Counters, with: impl Fn(u64, u64) -> u64) -> Counters {
+    fn combine(
+        &self,
+        other: &Counters,
+        with: fn(u64, u64) -> u64,
+        ticks: fn(u64, u64) -> u64,
+    ) -> Counters {
         let mut operations = self.operations;
         for (mine, theirs) in operations.iter_mut().zip(&other.operations) {
             mine.requests = with(mine.requests, theirs.requests);
             mine.bytes = with(mine.bytes, theirs.bytes);
             mine.errors = with(mine.errors, theirs.errors);
+            mine.noticed_ticks = ticks(mine.noticed_ticks, theirs.noticed_ticks);
         }
         Counters {
             operations,
@@ -350,6 +360,8 @@ impl QueueTimeline {
                 break;
             };
             self.look_for_slow(run.noticed, notified);
+            let words = self.record.words();
+            words.noticed(run.operation, run.noticed, run.weight);
             let histograms = self.record.spans(run.operation);
             let weight = u64::from(run.weight);
             histograms[Span::Notified as usize].record(notified.since(run.answered), weight);
@@ -383,6 +395,8 @@ impl QueueTimeline {
         if !self.recording {
             return;
         }
+        let words = self.record.words();
+        words.noticed(operation, stamps.at(Stage::Noticed), weight);
         let histograms = self.record.spans(operation);
         for span in Span::COMMON {
             histograms[span as usize].record(stamps.span(span), u64::from(weight));
@@ -605,6 +619,7 @@ mod tests {
             requests: 5,
             bytes: 4096,
             errors: 1,
+            noticed_ticks: u64::MAX,
         };
         let mut both = one;
         both.merge(&one);
@@ -612,6 +627,8 @@ mod tests {
             (both.kicks, both.requests(), both.bytes(), both.errors()),
             (6, 10, 8192, 2)
         );
+        let ticks = both.of(Operation::Write).noticed_ticks;
+        assert_eq!(ticks, u64::MAX - 1, "stamps add up modulo 2^64");
         assert_eq!(both.since(&one), one);
     }
 }

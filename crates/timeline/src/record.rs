@@ -20,6 +20,7 @@ struct OperationWords {
     requests: Word,
     bytes: Word,
     errors: Word,
+    noticed_ticks: Word,
 }
 
 /// [`Counters`], as their owner writes them.
@@ -52,6 +53,14 @@ impl CounterWords {
         }
     }
 
+    /// Adds the stamps of so many requests that were noticed together.
+    #[inline]
+    pub(crate) fn noticed(&self, operation: Operation, at: Stamp, weight: u32) {
+        let words = &self.operations[operation as usize];
+        let ticks = at.0.wrapping_mul(u64::from(weight));
+        words.noticed_ticks.add(ticks);
+    }
+
     /// What was counted.
     pub fn get(&self) -> Counters {
         Counters {
@@ -59,6 +68,7 @@ impl CounterWords {
                 requests: words.requests.get(),
                 bytes: words.bytes.get(),
                 errors: words.errors.get(),
+                noticed_ticks: words.noticed_ticks.get(),
             }),
             kicks: self.kicks.get(),
             notifications: self.notifications.get(),
@@ -70,7 +80,8 @@ impl CounterWords {
 
     fn clear(&self) {
         let operations = self.operations.iter();
-        let of_operations = operations.flat_map(|o| [&o.requests, &o.bytes, &o.errors]);
+        let of_operations =
+            operations.flat_map(|o| [&o.requests, &o.bytes, &o.errors, &o.noticed_ticks]);
         let others = [
             &self.kicks,
             &self.notifications,

@@ -42,6 +42,9 @@ pub struct Row {
     pub elapsed_ns: f64,
     /// Mean time in this layer.
     pub mean_ns: f64,
+    /// Nothing but the mean is known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mean_only: bool,
     /// Part of the whole, from 0 to 1.
     pub fraction: f64,
     /// Median.
@@ -93,22 +96,76 @@ impl Report {
     }
 }
 
+/// What a driver on the same clock saw of the same requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ends {
+    /// Requests.
+    pub count: u64,
+    /// Mean time from published to noticed.
+    pub noticed_ns: f64,
+    /// Mean time from notified to seen.
+    pub seen_ns: f64,
+}
+
 impl OperationReport {
     /// The table of our own stages.
     pub fn new(operation: Operation, latencies: &OperationLatencies) -> Self {
+        Self::of_stages(operation, latencies, None)
+    }
+
+    /// The same from one end to the other: it begins where the driver published and ends where it saw the answer, and its
+    /// total is the driver's.
+    pub fn between(
+        operation: Operation,
+        latencies: &OperationLatencies,
+        ends: &Ends,
+        total: &SparseHistogram,
+    ) -> Self {
+        Self::of_stages(operation, latencies, Some((ends, total)))
+    }
+
+    fn of_stages(
+        operation: Operation,
+        latencies: &OperationLatencies,
+        driver: Option<(&Ends, &SparseHistogram)>,
+    ) -> Self {
+        let mean = |count: u64, mean_ns: f64| SparseHistogram {
+            count,
+            sum_ns: mean_ns * count as f64,
+            ..SparseHistogram::default()
+        };
+        let (first, last) = match driver {
+            Some((ends, _)) => (
+                mean(ends.count, ends.noticed_ns),
+                mean(ends.count, ends.seen_ns),
+            ),
+            None => Default::default(),
+        };
+        let end = |name, histogram| {
+            driver.is_some().then_some(Layer {
+                name,
+                share: Share::Queueing,
+                histogram,
+                optional: false,
+            })
+        };
         let empty = SparseHistogram::default();
         let of = |span: Span| latencies.spans.get(&span).unwrap_or(&empty);
         let steps = Span::STEPS.into_iter();
         let steps = steps.filter(|span| !(span.is_optional() && of(*span).is_empty()));
-        let layers: Vec<Layer<'_>> = steps
-            .map(|span| Layer {
-                name: span.name(),
-                share: span.share().unwrap_or(Share::Queueing),
-                histogram: of(span),
-                optional: span.is_optional(),
-            })
+        let steps = steps.map(|span| Layer {
+            name: span.name(),
+            share: span.share().unwrap_or(Share::Queueing),
+            histogram: of(span),
+            optional: span.is_optional(),
+        });
+        let layers: Vec<Layer<'_>> = end("noticed", &first)
+            .into_iter()
+            .chain(steps)
+            .chain(end("seen", &last))
             .collect();
-        Self::from_layers(operation, &layers, of(Span::Total))
+        let total = driver.map_or_else(|| of(Span::Total), |(_, total)| total);
+        Self::from_layers(operation, &layers, total)
     }
 
     /// The table of any layers, in the order of the way, and of the whole.
@@ -167,6 +224,7 @@ impl Row {
             count: histogram.count,
             elapsed_ns,
             mean_ns,
+            mean_only: histogram.count > 0 && histogram.buckets.is_empty(),
             fraction,
             p50_ns: histogram.quantile_ns(0.5),
             p99_ns: histogram.quantile_ns(0.99),
@@ -239,6 +297,26 @@ mod tests {
         }];
         let row = &OperationReport::from_layers(Operation::Write, &layers, &all).rows[0];
         assert_eq!((row.mean_ns, row.p50_ns, row.count), (100.0, 400, 1));
+    }
+
+    #[test]
+    fn a_driver_s_table_begins_and_ends_with_the_driver() {
+        let mut latencies = OperationLatencies::default();
+        let stage = SparseHistogram::from_nanos([50, 70]);
+        latencies.spans.insert(Span::Reaped, stage);
+        let ends = Ends {
+            count: 2,
+            noticed_ns: 30.0,
+            seen_ns: 20.0,
+        };
+        let total = SparseHistogram::from_nanos([100, 120]);
+        let report = OperationReport::between(Operation::Read, &latencies, &ends, &total);
+        let names: Vec<&str> = report.rows.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!((names[0], names[7]), ("noticed", "seen"));
+        assert!(report.rows[0].mean_only && !report.rows[4].mean_only);
+        assert_eq!(report.rows[7].elapsed_ns, 110.0);
+        assert_eq!((report.queueing_ns, report.service_ns), (50.0, 60.0));
+        assert_eq!((report.total.mean_ns, report.requests), (110.0, 2));
     }
 
     #[test]

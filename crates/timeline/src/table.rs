@@ -80,7 +80,10 @@ fn write_row(
     // A longer name, of a layer that is not ours, is cut so that the columns stay.
     write!(f, "{:10.10}{:>9}", row.name, time(row.elapsed_ns))?;
     let [p50, p99, p999, max] =
-        [row.p50_ns, row.p99_ns, row.p999_ns, row.max_ns].map(|ns| time(ns as f64));
+        [row.p50_ns, row.p99_ns, row.p999_ns, row.max_ns].map(|ns| match row.mean_only {
+            true => "-".to_owned(),
+            false => time(ns as f64),
+        });
     write_columns(
         f,
         [

@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use timeline::{Clock, Stamp};
 
 pub use log::{LogEntry, Logger};
-pub use stream::{Stream, StreamResult, Tally};
+pub use stream::{Moments, Stream, StreamResult, Tally};
 
 use crate::driver::{Ask, Device, Done, Seed};
 
@@ -289,6 +289,7 @@ impl Crew {
         slot.busy = false;
         self.in_flight -= 1;
         let stream = &mut self.streams[usize::from(slot.stream)];
+        stream.note(slot.ask, slot.started, now);
         if !done.ok {
             stream.failed(slot.ask, slot.offset, slot.length);
             return Ok(());
@@ -400,6 +401,7 @@ impl Crew {
     fn put(&mut self, index: u16, device: u16, ask: Ask, offset: u64, length: u32) {
         let slot = &mut self.slots[usize::from(index)];
         (slot.device, slot.ask, slot.offset, slot.length) = (device, ask, offset, length);
+        slot.started = self.clock.now();
         slot.busy = true;
         self.in_flight += 1;
         self.devices[usize::from(device)].submit(index, ask, offset, length);

@@ -22,6 +22,37 @@ pub struct Tally {
     pub latency: SparseHistogram,
 }
 
+/// Sums of the stamps of requests, modulo 2^64; those that do not count included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moments {
+    /// Requests.
+    pub count: u64,
+    /// When they were published.
+    pub published: u64,
+    /// When their answers were seen.
+    pub seen: u64,
+}
+
+impl Moments {
+    /// One request more.
+    #[inline]
+    pub fn add(&mut self, published: Stamp, seen: Stamp) {
+        self.merge(&Moments {
+            count: 1,
+            published: published.0,
+            seen: seen.0,
+        });
+    }
+
+    /// Others' requests too.
+    #[inline]
+    pub fn merge(&mut self, other: &Moments) {
+        self.count += other.count;
+        self.published = self.published.wrapping_add(other.published);
+        self.seen = self.seen.wrapping_add(other.seen);
+    }
+}
+
 /// What one clone found out.
 #[derive(Clone, Debug, Default)]
 pub struct StreamResult {
@@ -29,6 +60,8 @@ pub struct StreamResult {
     pub job: usize,
     /// Reads, writes, flushes.
     pub tallies: [Tally; 3],
+    /// The same, of all requests.
+    pub moments: [Moments; 3],
     /// The measured time.
     pub elapsed_ns: u64,
     /// Requests that failed.
@@ -71,6 +104,7 @@ pub struct Stream {
     held: Option<Io>,
     waiting: bool,
     measures: [Measures; 3],
+    moments: [Moments; 3],
     since: Stamp,
     until: Option<Stamp>,
     last: Stamp,
@@ -128,6 +162,7 @@ impl Stream {
             held: None,
             waiting: false,
             measures: [measures(), measures(), measures()],
+            moments: Default::default(),
             since: Stamp(0),
             until: None,
             last: Stamp(0),
@@ -296,6 +331,12 @@ impl Stream {
         }
     }
 
+    /// Notes when a request was published and seen, whether it counts or not.
+    #[inline]
+    pub fn note(&mut self, ask: Ask, published: Stamp, seen: Stamp) {
+        self.moments[ask as usize].add(published, seen);
+    }
+
     /// A request failed: the stream ends, as fio's does.
     #[cold]
     pub fn failed(&mut self, ask: Ask, offset: u64, length: u32) {
@@ -396,6 +437,7 @@ impl Stream {
         StreamResult {
             job: self.index,
             tallies,
+            moments: self.moments,
             elapsed_ns: clock.nanos(until.since(self.since)).max(1),
             errors: self.errors,
             differences: self.differences,

@@ -64,7 +64,9 @@ impl Subject {
             Some(("vhost-user-scsi", path)) => scsi(text, path)?,
             Some(("file", path)) => (Kind::File, path),
             Some(("iscsi", place)) => {
-                let place = place.strip_prefix("//").unwrap_or_default();
+                let Some(place) = place.strip_prefix("//") else {
+                    bail!("`{text}` is not a subject: {FORMS}");
+                };
                 IscsiPlace::parse(place)?;
                 (Kind::Iscsi, place)
             }

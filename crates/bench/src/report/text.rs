@@ -1,8 +1,8 @@
 //! The table for people.
 
-use timeline::{Report, table};
+use timeline::{Latencies, OperationReport, Report, table};
 
-use crate::run::{Interval, JobResult, Outcome, bootstrap_ratio, spread};
+use crate::run::{Interval, JobResult, Outcome, Repetition, bootstrap_ratio, spread};
 
 /// A rate with three digits: `1.23 M`, `456 k`, `78.9`.
 pub fn rate(value: f64) -> String {
@@ -97,9 +97,11 @@ pub fn to_text(outcome: &Outcome) -> String {
             text.push_str(&format!("  {complaint}\n"));
         }
         if let Some(stages) = &one.stages {
-            let report = Report::new(format!("stages of {}", subject.name), stages);
+            let report = stage_report(&subject.name, one, stages);
             text.push_str(&format!("\n{}", table::render(&report)));
-            text.push_str(&around(&one.latency(), stages));
+            if one.ends.iter().all(Option::is_none) {
+                text.push_str(&around(&one.latency(), stages));
+            }
         }
     }
     let disturbed: usize = outcome
@@ -120,6 +122,24 @@ pub fn to_text(outcome: &Outcome) -> String {
         ));
     }
     text
+}
+
+/// The device's stages, from published to seen where that is known.
+fn stage_report(name: &str, one: &Repetition, stages: &Latencies) -> Report {
+    let mut report = Report::new(format!("stages of {name}"), stages);
+    for table in &mut report.operations {
+        let direction = table.operation as usize;
+        let ends = one.ends.get(direction).and_then(Option::as_ref);
+        let latencies = stages.operations.get(&table.operation);
+        if let (Some(ends), Some(latencies)) = (ends, latencies) {
+            let mut total = timeline::SparseHistogram::default();
+            for job in &one.jobs {
+                total.merge(&job.tallies[direction].latency);
+            }
+            *table = OperationReport::between(table.operation, latencies, ends, &total);
+        }
+    }
+    report
 }
 
 /// What the driver saw beyond what the device measured.

@@ -15,14 +15,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use timeline::{Clock, Latencies, Snapshot};
+use timeline::{Clock, Ends, Latencies, Operation, Snapshot, Span};
 
 pub use machine::{Environment, cpu_of, environment};
 pub use phase::{Phase, phases};
 pub use progress::Progress;
-pub use statistics::{Interval, Spread, bootstrap_ratio, spread};
+pub use statistics::{Interval, Spread, bootstrap_difference, bootstrap_ratio, spread};
 
-use crate::drive::{LogEntry, Tally};
+use crate::drive::{LogEntry, Moments, Tally};
 use crate::driver::{DriverOptions, Subject};
 use crate::job::Job;
 
@@ -69,6 +69,9 @@ pub struct JobResult {
     /// For log files.
     #[serde(skip)]
     pub log: Vec<LogEntry>,
+    /// When reads, writes and flushes were published and seen.
+    #[serde(skip)]
+    pub moments: [Moments; 3],
 }
 
 impl JobResult {
@@ -110,6 +113,10 @@ pub struct Repetition {
     /// What a Lunette's stages measured.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stages: Option<Latencies>,
+    /// How long before and after those stages a request was on its way, of reads, writes and flushes: where driver and
+    /// device saw the same requests on one clock.
+    #[serde(default)]
+    pub ends: [Option<Ends>; 3],
 }
 
 impl Repetition {
@@ -306,7 +313,44 @@ fn turn(
     one.foreign_cpus = totals.foreign_ns as f64 / 1e9 / seconds;
     one.stolen_cpus = totals.stolen_ns as f64 / 1e9 / seconds;
     one.stages = stages_since(subject, before);
+    if let Some(stages) = &one.stages {
+        one.ends = ends(&one.jobs, stages, clock);
+    }
     Ok(one)
+}
+
+/// What lies between driver and device, by the sums of both sides' stamps.
+fn ends(jobs: &[JobResult], stages: &Latencies, clock: &Clock) -> [Option<Ends>; 3] {
+    let of = |(direction, operation): (usize, Operation)| {
+        let mut ours = Moments::default();
+        jobs.iter()
+            .for_each(|job| ours.merge(&job.moments[direction]));
+        let total = stages.operations.get(&operation)?.spans.get(&Span::Total)?;
+        // Somebody else's requests are in it, or an error took another way.
+        if ours.count == 0 || total.count != ours.count {
+            return None;
+        }
+        let counted = stages.counters.of(operation);
+        let before = counted.noticed_ticks.wrapping_sub(ours.published);
+        let whole = ours.seen.wrapping_sub(ours.published);
+        let mean = |ticks: u64| clock.nanos(ticks) as f64 / ours.count as f64;
+        // Beyond half of all values: not one clock.
+        let (before, whole) = match (i64::try_from(before), i64::try_from(whole)) {
+            (Ok(_), Ok(_)) => (mean(before), mean(whole)),
+            _ => return None,
+        };
+        Some(Ends {
+            count: ours.count,
+            noticed_ns: before,
+            seen_ns: (whole - before - total.mean_ns()).max(0.0),
+        })
+    };
+    [
+        (0, Operation::Read),
+        (1, Operation::Write),
+        (2, Operation::Flush),
+    ]
+    .map(of)
 }
 
 /// What a Lunette has measured so far, where the subject is one.

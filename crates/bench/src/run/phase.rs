@@ -325,6 +325,9 @@ impl Phase {
                 sum.bytes += one.bytes;
                 sum.latency.merge(&one.latency);
             }
+            for (sum, one) in job.moments.iter_mut().zip(&stream.moments) {
+                sum.merge(one);
+            }
             job.elapsed_ns = job.elapsed_ns.max(stream.elapsed_ns);
             job.errors += stream.errors;
             job.differences += stream.differences;

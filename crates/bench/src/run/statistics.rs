@@ -100,9 +100,42 @@ pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Option<Interval> {
     })
 }
 
+/// Median of the differences between turns that belong together, with its interval.
+pub fn bootstrap_difference(a: &[f64], b: &[f64]) -> Option<Interval> {
+    let differences: Vec<f64> = a.iter().zip(b).map(|(a, b)| a - b).collect();
+    if differences.is_empty() {
+        return None;
+    }
+    let mut random = Random::new(95);
+    let mut medians: Vec<f64> = (0..RESAMPLINGS)
+        .map(|_| {
+            let draw = |_: &f64| differences[random.below(differences.len() as u64) as usize];
+            let drawn: Vec<f64> = differences.iter().map(draw).collect();
+            spread(&drawn).median
+        })
+        .collect();
+    medians.sort_by(f64::total_cmp);
+    let at = |q: f64| medians.get((q * medians.len() as f64) as usize).copied();
+    Some(Interval {
+        value: spread(&differences).median,
+        low: at(0.025)?,
+        high: at(0.975)?,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_difference_is_of_turns_that_belong_together() {
+        let (a, b) = ([11.0, 25.0, 102.0, 54.0], [10.0, 20.0, 100.0, 51.0]);
+        let difference = bootstrap_difference(&a, &b).unwrap();
+        assert_eq!(difference.value, 2.5);
+        assert!(difference.low >= 1.0 && difference.high <= 5.0);
+        assert!(difference.low < 2.5 && difference.high > 2.5);
+        assert_eq!(bootstrap_difference(&a, &[]), None);
+    }
 
     #[test]
     fn median_and_spread() {

@@ -24,6 +24,7 @@ use crate::report::{columns, rate, ratio};
 use crate::run::{
     Outcome, Plan, Progress, SubjectResult, bootstrap_ratio, cpu_of, environment, run, spread,
 };
+use crate::stamps::{self, StampOptions, stamp_cost};
 
 /// How the table is made.
 #[derive(Clone, Debug)]
@@ -161,7 +162,20 @@ pub fn table(
             idle.push((name, idle_cpu(daemon, &socket)?));
         }
     }
-    Ok(render(&lines, &idle, options))
+    let mut text = render(&lines, &idle, options);
+    if options.only.is_none() {
+        let stamps = StampOptions {
+            program: options.program.clone(),
+            driver_cpu: options.driver_cpu,
+            device_cpu: options.device_cpu,
+            rounds: 2,
+            repetitions: options.repetitions,
+            turn: options.turn / 2,
+        };
+        let costs = stamp_cost(&stamps, interrupted, progress)?;
+        text.push_str(&format!("\n{}", stamps::render(&costs)));
+    }
+    Ok(text)
 }
 
 fn subjects(medium: Medium, place: &Place, with_peer: bool) -> Result<Vec<Subject>> {

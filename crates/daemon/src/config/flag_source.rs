@@ -46,7 +46,7 @@ pub struct Flags {
 }
 
 /// How a disk is said in a flag.
-pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE or NAME=file:PATH, then ,KEY=VALUE as needed: \
+pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE or NAME=file:PATH, then ,KEY=VALUE as needed: \
     d0=ram:512M or d1=file:vm.raw,size=10G,cache=none,ro";
 /// How a vhost-blk export is said in a flag.
 pub const VHOST_BLK_FORM: &str =
@@ -184,6 +184,7 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
             match backend.text.as_str() {
                 "file" => entries.push(argument.field("path")),
                 "ram" | "null" => entries.push(argument.field("size")),
+                "delay" => entries.push(argument.field("time")),
                 // The backend's name is reported; nothing is known about its argument.
                 _ => {}
             }

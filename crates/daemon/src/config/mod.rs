@@ -33,7 +33,7 @@ pub use json_source::{
     JsonExport, disk_json, export_json, lun_json, luns_json, objects_json, size_json,
 };
 pub use model::{
-    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, ExportConfig, ExportRef,
+    Around, BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, ExportConfig, ExportRef,
     LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, PollLimit,
     SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX, VhostBlkConfig,
     VhostScsiConfig, WORKERS_MAX, WorkersConfig,

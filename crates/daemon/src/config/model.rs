@@ -5,6 +5,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use backend::DelayTime;
+
 use super::iscsi::IscsiConfig;
 use super::iscsi_limits::IscsiLimits;
 
@@ -344,6 +346,15 @@ pub enum BackendConfig {
         /// Bytes.
         size: u64,
     },
+    /// A disk of one of these two kinds that takes its time, for measuring what is around it.
+    Delay {
+        /// Bytes.
+        size: u64,
+        /// How long each I/O takes.
+        time: DelayTime,
+        /// What keeps the data.
+        around: Around,
+    },
     /// A raw file or a block device.
     File {
         /// The file; relative to the folder that the daemon was started in.
@@ -361,7 +372,30 @@ impl BackendConfig {
         match self {
             BackendConfig::Ram { .. } => "ram",
             BackendConfig::Null { .. } => "null",
+            BackendConfig::Delay { .. } => "delay",
             BackendConfig::File { .. } => "file",
+        }
+    }
+}
+
+/// What a delayed disk keeps its data in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Around {
+    /// Nothing.
+    Null,
+    /// Memory.
+    Ram,
+}
+
+impl Around {
+    /// Both, with their words.
+    pub const WORDS: [(&'static str, Around); 2] = [("null", Around::Null), ("ram", Around::Ram)];
+
+    /// The word for it in files and flags.
+    pub fn word(self) -> &'static str {
+        match self {
+            Around::Null => "null",
+            Around::Ram => "ram",
         }
     }
 }

@@ -5,11 +5,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use backend::DelayTime;
+
 use super::diagnostics::{Mistake, MistakeKind};
 use super::iscsi::{IscsiDraft, read_iscsi};
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::model::{
-    BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX,
+    Around, BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX,
     POLL_MICROS_MAX, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX,
     WORKERS_MAX,
 };
@@ -254,13 +256,15 @@ fn read_queues(reader: &mut Reader<'_, '_>, most: u16) -> u16 {
 enum Engine {
     Ram,
     Null,
+    Delay,
     File,
 }
 
 /// The back ends, with their words and the keys that they have beyond those of every disk.
-const ENGINES: [(&str, Engine); 3] = [
+const ENGINES: [(&str, Engine); 4] = [
     ("ram", Engine::Ram),
     ("null", Engine::Null),
+    ("delay", Engine::Delay),
     ("file", Engine::File),
 ];
 
@@ -295,14 +299,31 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     } else {
         reader.require("size", super::size::SIZE_ALLOWED);
     }
+    let mut delay = None;
+    if matches!(engine, None | Some(Engine::Delay)) {
+        delay = read_delay(&mut reader, engine.is_some());
+    }
     reader.finish(|key| {
-        matches!(key, "path" | "cache").then(|| {
-            format!("disk: `{key}` belongs to the back end `file`, and this disk has another")
-        })
+        let owner = match key {
+            "path" | "cache" => "file",
+            "time" | "around" => "delay",
+            _ => return None,
+        };
+        Some(format!(
+            "disk: `{key}` belongs to the back end `{owner}`, and this disk has another"
+        ))
     });
     let backend = match engine {
         Some(Engine::Ram) => size.map(|size| BackendConfig::Ram { size: size.value }),
         Some(Engine::Null) => size.map(|size| BackendConfig::Null { size: size.value }),
+        Some(Engine::Delay) => match (size, delay) {
+            (Some(size), Some((time, around))) => Some(BackendConfig::Delay {
+                size: size.value,
+                time,
+                around,
+            }),
+            _ => None,
+        },
         Some(Engine::File) => path.as_ref().map(|path| BackendConfig::File {
             path: path.value.clone(),
             size: size.map(|size| size.value),
@@ -328,6 +349,22 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
         wwn,
         complete,
     }
+}
+
+/// How long each I/O of a delayed disk takes, and what keeps its data.
+fn read_delay(reader: &mut Reader<'_, '_>, required: bool) -> Option<(DelayTime, Around)> {
+    if required {
+        reader.require("time", DelayTime::FORMS);
+    }
+    let around = reader.choice("around", &Around::WORDS);
+    let text = reader.text("time", DelayTime::FORMS)?;
+    let Some(time) = DelayTime::parse(&text.value) else {
+        let message = format!("`time`: found {:?}", text.value);
+        let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
+        reader.diagnostics().push(mistake.allowed(DelayTime::FORMS));
+        return None;
+    };
+    Some((time, around.map_or(Around::Null, |around| around.value)))
 }
 
 fn read_block_size(reader: &mut Reader<'_, '_>) -> Option<u32> {

@@ -41,6 +41,11 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
             BackendConfig::Ram { size } | BackendConfig::Null { size } => {
                 writeln!(text, "size = \"{}\"", render_size(*size))?;
             }
+            BackendConfig::Delay { size, time, around } => {
+                writeln!(text, "size = \"{}\"", render_size(*size))?;
+                writeln!(text, "time = {}", quoted(&time.to_string()))?;
+                writeln!(text, "around = \"{}\"", around.word())?;
+            }
             BackendConfig::File { path, size, cache } => {
                 writeln!(text, "path = {}", quoted_path(path))?;
                 if let Some(size) = size {

@@ -436,6 +436,17 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
                 let backend = match kind {
                     0 => BackendConfig::Ram { size },
                     1 => BackendConfig::Null { size },
+                    2 => BackendConfig::Delay {
+                        size,
+                        time: backend::DelayTime::Uniform(
+                            std::time::Duration::from_nanos(size % 1000),
+                            std::time::Duration::from_micros(size % 1_000_000 + 1),
+                        ),
+                        around: match size % 2 {
+                            0 => Around::Ram,
+                            _ => Around::Null,
+                        },
+                    },
                     _ => BackendConfig::File {
                         path,
                         size: Some(size),

@@ -25,6 +25,12 @@ pub struct Disk {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^(none|writeback|writethrough)$")]
     pub cache: Option<String>,
+    /// How long each I/O of a `delay` takes: a time, MIN-MAX or exp:MEAN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<String>,
+    /// What a `delay` keeps its data in: null, ram.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub around: Option<String>,
     /// Logical block size in bytes: 512 or 4096.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 512, maximum = 4096)]
@@ -83,7 +89,15 @@ impl Disk {
                 Some(path.to_string_lossy().into_owned()),
                 Some(cache.word().to_owned()),
             ),
-            BackendConfig::Ram { .. } | BackendConfig::Null { .. } => (None, None),
+            BackendConfig::Ram { .. }
+            | BackendConfig::Null { .. }
+            | BackendConfig::Delay { .. } => (None, None),
+        };
+        let (time, around) = match &disk.backend {
+            BackendConfig::Delay { time, around, .. } => {
+                (Some(time.to_string()), Some(around.word().to_owned()))
+            }
+            _ => (None, None),
         };
         Disk {
             name: disk.name.clone(),
@@ -91,6 +105,8 @@ impl Disk {
             size: super::plan::size(&disk.backend),
             path,
             cache,
+            time,
+            around,
             block_size: disk.block_size,
             read_only: disk.read_only,
             serial: disk.serial.clone(),

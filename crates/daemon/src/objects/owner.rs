@@ -562,6 +562,8 @@ fn failed(reasons: &[String]) -> Result<(), Refusal> {
 pub(super) fn file_of<'a>(config: &'a Config, disk: &str) -> Option<&'a std::path::Path> {
     match &config.disk(disk)?.backend {
         BackendConfig::File { path, .. } => Some(path),
-        BackendConfig::Ram { .. } | BackendConfig::Null { .. } => None,
+        BackendConfig::Ram { .. } | BackendConfig::Null { .. } | BackendConfig::Delay { .. } => {
+            None
+        }
     }
 }

@@ -180,7 +180,9 @@ impl Plan {
 /// Bytes that a back end is configured to have.
 pub fn size(backend: &BackendConfig) -> Option<u64> {
     match backend {
-        BackendConfig::Ram { size } | BackendConfig::Null { size } => Some(*size),
+        BackendConfig::Ram { size }
+        | BackendConfig::Null { size }
+        | BackendConfig::Delay { size, .. } => Some(*size),
         BackendConfig::File { size, .. } => *size,
     }
 }
@@ -189,9 +191,17 @@ pub fn size(backend: &BackendConfig) -> Option<u64> {
 pub fn with_size(backend: &BackendConfig, size: Option<u64>) -> BackendConfig {
     let mut changed = backend.clone();
     match (&mut changed, size) {
-        (BackendConfig::Ram { size } | BackendConfig::Null { size }, Some(new)) => *size = new,
+        (
+            BackendConfig::Ram { size }
+            | BackendConfig::Null { size }
+            | BackendConfig::Delay { size, .. },
+            Some(new),
+        ) => *size = new,
         (BackendConfig::File { size, .. }, new) => *size = new,
-        (BackendConfig::Ram { .. } | BackendConfig::Null { .. }, None) => {}
+        (
+            BackendConfig::Ram { .. } | BackendConfig::Null { .. } | BackendConfig::Delay { .. },
+            None,
+        ) => {}
     }
     changed
 }
@@ -223,6 +233,10 @@ fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
         (BackendConfig::File { path: a, .. }, BackendConfig::File { path: b, .. }) if a != b => {
             "/path"
         }
+        (BackendConfig::Delay { time: a, .. }, BackendConfig::Delay { time: b, .. }) if a != b => {
+            "/time"
+        }
+        (BackendConfig::Delay { .. }, _) => "/around",
         _ => "/cache",
     }
 }

@@ -55,6 +55,10 @@ pub enum BenchCommand {
     Table(TableArguments),
     /// Measure the iSCSI door beside tgt, in under five minutes
     IscsiTable(TableArguments),
+    /// Measure what stamps cost: the same load with and without them, in turns
+    StampCost(StampArguments),
+    /// Is the tool right? Known service times, exact percentiles, and fio on the same device
+    SelfCheck(SelfCheckArguments),
     /// The fifteen-case study: which door, how many workers and queues
     Matrix(MatrixArguments),
 }
@@ -246,6 +250,40 @@ pub struct TableArguments {
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
+}
+
+/// `lunette bench stamp-cost`
+#[derive(Debug, Args)]
+pub struct StampArguments {
+    /// CPU of the driver
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub driver_cpu: usize,
+    /// CPU of the daemons
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub device_cpu: usize,
+    /// How often both daemons are started
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub rounds: u32,
+    /// Turns of each in a round
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub repetitions: u32,
+    /// Milliseconds that one turn measures
+    #[arg(long, value_name = "MS", default_value_t = 300)]
+    pub turn_ms: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lunette bench self-check`
+#[derive(Debug, Args)]
+pub struct SelfCheckArguments {
+    /// Where the file lies that fio and we drive: a disk's file system, not tmpfs
+    #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
+    pub place: PathBuf,
+    /// Run everything, and judge nothing that depends on how quick this machine is
+    #[arg(long)]
+    pub without_timing: bool,
 }
 
 /// `lunette bench matrix`

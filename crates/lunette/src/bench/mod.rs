@@ -1,6 +1,7 @@
 //! `lunette bench`: says what the crate `bench` is to run, and prints what it found out.
 
 mod arguments;
+mod glass;
 mod matrix;
 mod table;
 
@@ -28,6 +29,8 @@ pub fn run(arguments: BenchArguments) -> Outcome {
         Some(BenchCommand::Compare { first, second }) => compare(&first, &second),
         Some(BenchCommand::Table(arguments)) => table::run(arguments, &table::VHOST),
         Some(BenchCommand::IscsiTable(arguments)) => table::run(arguments, &table::ISCSI),
+        Some(BenchCommand::StampCost(arguments)) => glass::stamp_cost(&arguments),
+        Some(BenchCommand::SelfCheck(arguments)) => glass::self_check(&arguments),
         Some(BenchCommand::Matrix(arguments)) => matrix::run(&arguments),
         None => trial(&arguments.trial),
     }

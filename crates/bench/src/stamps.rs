@@ -1,0 +1,314 @@
+//! What stamps cost: the same load on two daemons, one of which leaves none, in turns.
+//!
+//! Both are started anew for each round, the order changing, because where memory happens to lie moves a rate by more than
+//! stamps do. At depth one the difference of the mean times counts, at rates the ratio.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use timeline::Clock;
+use timeline::table::time;
+
+use crate::driver::{DriverOptions, Subject};
+use crate::job::{Job, apply};
+use crate::report::{columns, rate};
+use crate::run::{
+    Interval, Plan, Progress, Repetition, SubjectResult, bootstrap_difference, bootstrap_ratio,
+    run, spread,
+};
+use crate::table::Daemon;
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub struct StampOptions {
+    /// The program that serves: this one.
+    pub program: PathBuf,
+    /// CPU of the driver.
+    pub driver_cpu: usize,
+    /// CPU of the daemons.
+    pub device_cpu: usize,
+    /// How often both are started.
+    pub rounds: u32,
+    /// Turns of each in a round.
+    pub repetitions: u32,
+    /// Measured time of one turn.
+    pub turn: Duration,
+}
+
+/// The goals: a part of the rate, and nanoseconds of a request at depth one.
+const RATE_PART_MAX: f64 = 0.03;
+const DEPTH_ONE_NS_MAX: f64 = 50.0;
+
+struct Case {
+    name: &'static str,
+    door: &'static str,
+    depth: &'static str,
+}
+
+const CASES: [Case; 5] = [
+    Case {
+        name: "blk QD1",
+        door: "blk",
+        depth: "1",
+    },
+    Case {
+        name: "blk QD32",
+        door: "blk",
+        depth: "32",
+    },
+    Case {
+        name: "blk QD128",
+        door: "blk",
+        depth: "128",
+    },
+    Case {
+        name: "scsi QD1",
+        door: "scsi",
+        depth: "1",
+    },
+    Case {
+        name: "scsi QD32",
+        door: "scsi",
+        depth: "32",
+    },
+];
+
+/// What one case gave.
+#[derive(Clone, Debug, Serialize)]
+pub struct StampCost {
+    /// Its name.
+    pub case: String,
+    /// I/Os per second of each turn with stamps.
+    pub with: Vec<f64>,
+    /// And without.
+    pub without: Vec<f64>,
+    /// Mean nanoseconds of a request in each turn with stamps.
+    pub time_with: Vec<f64>,
+    /// And without.
+    pub time_without: Vec<f64>,
+    /// One request at a time?
+    pub depth_one: bool,
+}
+
+impl StampCost {
+    /// What stamps take: of the rate, as a part of it, or at depth one nanoseconds of each request.
+    pub fn cost(&self) -> Option<Interval> {
+        if self.depth_one {
+            return bootstrap_difference(&self.time_with, &self.time_without);
+        }
+        let ratio = bootstrap_ratio(&self.with, &self.without)?;
+        Some(Interval {
+            value: 1.0 - ratio.value,
+            low: 1.0 - ratio.high,
+            high: 1.0 - ratio.low,
+        })
+    }
+}
+
+/// Measures all cases.
+///
+/// # Errors
+/// When a daemon does not start, or a run fails.
+pub fn stamp_cost(
+    options: &StampOptions,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<Vec<StampCost>> {
+    let clock = Clock::new();
+    let mut costs: Vec<StampCost> = CASES
+        .iter()
+        .map(|case| StampCost {
+            case: case.name.to_owned(),
+            with: Vec::new(),
+            without: Vec::new(),
+            time_with: Vec::new(),
+            time_without: Vec::new(),
+            depth_one: case.depth == "1",
+        })
+        .collect();
+    for round in 0..options.rounds {
+        let folder = tempfile::Builder::new().prefix("ls").tempdir_in("/tmp")?;
+        let names = ["with stamps", "without"];
+        let daemons = [false, true].map(|without| serve(options, folder.path(), without));
+        let [_with, _without] = match daemons {
+            [Ok(with), Ok(without)] => [with, without],
+            [Err(error), _] | [_, Err(error)] => return Err(error),
+        };
+        for (case, cost) in CASES.iter().zip(&mut costs) {
+            if interrupted.load(Ordering::Relaxed) {
+                return Ok(costs);
+            }
+            let mut subjects = Vec::new();
+            for (name, without) in names.iter().zip([false, true]) {
+                let socket = folder.path().join(socket_name(case.door, without));
+                let text = format!(
+                    "vhost-user-{}:{},name={} {name}",
+                    case.door,
+                    socket.display(),
+                    case.name
+                );
+                subjects.push(Subject::parse(&text)?);
+            }
+            let swapped = round % 2 == 1;
+            if swapped {
+                subjects.reverse();
+            }
+            let plan = plan(options, case, subjects)?;
+            let mut outcome =
+                run(&plan, &clock, interrupted, progress).with_context(|| case.name)?;
+            if swapped {
+                outcome.subjects.reverse();
+            }
+            if let [with, without] = &outcome.subjects[..] {
+                cost.add(with, without);
+            }
+        }
+    }
+    Ok(costs)
+}
+
+impl StampCost {
+    /// Turns that belong together.
+    fn add(&mut self, with: &SubjectResult, without: &SubjectResult) {
+        let mean = |one: &Repetition| one.latency().mean_ns();
+        for (with, without) in with.repetitions.iter().zip(&without.repetitions) {
+            self.with.push(with.iops());
+            self.without.push(without.iops());
+            self.time_with.push(mean(with));
+            self.time_without.push(mean(without));
+        }
+    }
+}
+
+fn socket_name(door: &str, without: bool) -> String {
+    format!("{door}-{without}")
+}
+
+fn serve(options: &StampOptions, folder: &std::path::Path, without: bool) -> Result<Daemon> {
+    let cpu = options.device_cpu.to_string();
+    let [blk, scsi] = ["blk", "scsi"].map(|door| folder.join(socket_name(door, without)));
+    let control = folder.join(format!("control-{without}"));
+    let mut command = Command::new("taskset");
+    command.args(["-c", &cpu]).arg(&options.program);
+    command.args(["--log", "warn", "serve", "--cpus", &cpu]);
+    command.arg("--control").arg(&control);
+    command.args(["--disk", "null=null:64G"]);
+    command
+        .arg("--vhost-blk")
+        .arg(format!("null:{}", blk.display()));
+    command
+        .arg("--vhost-scsi")
+        .arg(format!("c0:{}", scsi.display()));
+    command.args(["--lun", "c0/0:0=null"]);
+    if without {
+        command.arg("--without-stamps");
+    }
+    let log = folder.join(format!("log-{without}"));
+    Daemon::start(command, &log, &[control, blk, scsi])
+}
+
+fn plan(options: &StampOptions, case: &Case, subjects: Vec<Subject>) -> Result<Plan> {
+    let mut job = Job {
+        name: case.name.to_owned(),
+        no_random_map: true,
+        time_based: true,
+        runtime: Some(options.turn),
+        ..Job::default()
+    };
+    for (option, value) in [("rw", "randread"), ("iodepth", case.depth)] {
+        apply(&mut job, option, Some(value)).map_err(anyhow::Error::msg)?;
+    }
+    Ok(Plan {
+        subjects,
+        jobs: vec![job],
+        driver: DriverOptions::default(),
+        repetitions: options.repetitions,
+        warm_up: Duration::from_millis(50),
+        cpus: vec![options.driver_cpu],
+        retries: 1,
+        disturbance_max: 0.1,
+    })
+}
+
+/// The table.
+pub fn render(costs: &[StampCost]) -> String {
+    let head = [
+        "what stamps cost",
+        "with",
+        "without",
+        "cost",
+        "95 %",
+        "goal",
+    ];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for cost in costs.iter().filter(|cost| !cost.with.is_empty()) {
+        let Some(interval) = cost.cost() else {
+            continue;
+        };
+        let show = |value: f64| match cost.depth_one {
+            true => format!("{value:.0} ns"),
+            false => format!("{:.1} %", value * 100.0),
+        };
+        let middle = |rates: &[f64], times: &[f64]| match cost.depth_one {
+            true => time(spread(times).median),
+            false => rate(spread(rates).median),
+        };
+        let (limit, goal) = match cost.depth_one {
+            true => (DEPTH_ONE_NS_MAX, "below 50 ns"),
+            false => (RATE_PART_MAX, "below 3 %"),
+        };
+        let verdict = match interval {
+            i if i.high < limit => "met",
+            i if i.low >= limit => "missed",
+            i if i.value < limit => "met, not for sure",
+            _ => "missed, not for sure",
+        };
+        lines.push(vec![
+            cost.case.clone(),
+            middle(&cost.with, &cost.time_with),
+            middle(&cost.without, &cost.time_without),
+            show(interval.value),
+            format!("{} to {}", show(interval.low), show(interval.high)),
+            format!("{goal}: {verdict}"),
+        ]);
+    }
+    columns(&lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost(depth_one: bool, with: [f64; 3], without: [f64; 3]) -> StampCost {
+        StampCost {
+            case: "c".to_owned(),
+            with: with.to_vec(),
+            without: without.to_vec(),
+            time_with: with.to_vec(),
+            time_without: without.to_vec(),
+            depth_one,
+        }
+    }
+
+    #[test]
+    fn a_cost_is_nanoseconds_at_depth_one_and_a_part_of_the_rate_elsewhere() {
+        let one = cost(true, [1040.0, 1140.0, 990.0], [1000.0, 1100.0, 950.0]);
+        assert_eq!(one.cost().unwrap().value, 40.0);
+        let many = cost(false, [95.0; 3], [100.0; 3]);
+        assert!((many.cost().unwrap().value - 0.05).abs() < 1e-9);
+        let text = render(&[one, many]);
+        assert!(
+            text.contains("40 ns") && text.contains("below 50 ns: met\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("5.0 %") && text.contains("below 3 %: missed\n"),
+            "{text}"
+        );
+    }
+}

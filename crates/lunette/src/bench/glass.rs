@@ -1,0 +1,63 @@
+//! `lunette bench stamp-cost` and `lunette bench self-check`: the tool looks at itself.
+
+use std::io::Write;
+use std::time::Duration;
+
+use bench::run::Progress;
+use bench::selfcheck::{CheckOptions, Verdict, self_check as check};
+use bench::stamps::{StampOptions, render, stamp_cost as measure};
+use serde_json::json;
+
+use super::arguments::{SelfCheckArguments, StampArguments};
+use super::interrupted;
+use crate::failure::{Failure, Outcome};
+
+/// Measures what stamps cost, and prints it.
+pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
+    let options = StampOptions {
+        program: std::env::current_exe()?,
+        driver_cpu: arguments.driver_cpu,
+        device_cpu: arguments.device_cpu,
+        rounds: arguments.rounds.max(1),
+        repetitions: arguments.repetitions.max(1),
+        turn: Duration::from_millis(arguments.turn_ms.max(10)),
+    };
+    let progress = Progress::new(None);
+    let costs = measure(&options, &interrupted()?, &progress)?;
+    drop(progress);
+    let mut stdout = std::io::stdout().lock();
+    if arguments.json {
+        let each: Vec<_> = costs
+            .iter()
+            .map(|cost| json!({"turns": cost, "cost": cost.cost()}))
+            .collect();
+        writeln!(stdout, "{:#}", json!({"stamp_cost": each}))?;
+    } else {
+        write!(stdout, "{}", render(&costs))?;
+    }
+    Ok(())
+}
+
+/// Checks the tool, a line for each claim; fails when one does not hold.
+pub fn self_check(arguments: &SelfCheckArguments) -> Outcome {
+    let options = CheckOptions {
+        program: std::env::current_exe()?,
+        place: arguments.place.clone(),
+        timing: !arguments.without_timing,
+    };
+    let progress = Progress::new(None);
+    let findings = check(&options, &interrupted()?, &progress)?;
+    drop(progress);
+    let mut stdout = std::io::stdout().lock();
+    for finding in &findings {
+        writeln!(stdout, "{finding}")?;
+    }
+    let wrong = findings
+        .iter()
+        .filter(|finding| finding.verdict == Verdict::Wrong)
+        .count();
+    if wrong > 0 {
+        return Err(Failure::because(format!("{wrong} claims do not hold")));
+    }
+    Ok(())
+}
