@@ -2,15 +2,18 @@
 //!
 //! `cargo bench -p bench --bench turn` prints the time per turn and requests per second. Only the turn is timed: the
 //! driver's part is outside. The driver never sleeps, so the worker never interrupts it. With the argument `count` it
-//! only runs turns, for a profiler that counts instructions.
+//! only runs turns, for a profiler that counts instructions; with `pair` it says what two workers on one disk cost each
+//! other.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
 
 use backend::{Disk, Engine, Null, NullOptions, Ram, RamOptions};
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
 use reactor::Worker;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use scsi::MemoryStore;
 use scsi_tasks::Units;
 use timeline::Labels;
@@ -27,20 +30,82 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match &arguments[1..] {
         [word, door, batch, turns, ..] if word == "count" => count(door, batch, turns),
+        [word, door, batch, ..] if word == "pair" => pair(door_of(door), number(batch)),
         _ => divan::main(),
     }
+}
+
+fn door_of(word: &str) -> Door {
+    match word {
+        "scsi" => Door::Scsi,
+        _ => Door::Blk,
+    }
+}
+
+fn number(word: &str) -> usize {
+    word.parse().expect("a number")
+}
+
+/// `turn pair blk|scsi BATCH`: nanoseconds per request of a queue alone on its CPU, and beside another queue of the same
+/// disk on the next CPU, in turns; medians. Two queues that share no cache line give the same twice.
+fn pair(door: Door, batch: usize) {
+    const ROUNDS: usize = 9;
+    let (device, first) = device(door, null(), 2);
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        alone.extend(side_by_side(&*device, first, door, batch, 1));
+        beside.extend(side_by_side(&*device, first, door, batch, 2));
+    }
+    let (alone, beside) = (median(&mut alone), median(&mut beside));
+    let rise = (beside / alone - 1.0) * 100.0;
+    println!("alone {alone:.1} ns, beside another {beside:.1} ns per request: {rise:+.1} %");
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Nanoseconds per request of each of some queues that run at the same time, each on its own CPU.
+fn side_by_side(
+    device: &dyn VirtioDevice,
+    first: u16,
+    door: Door,
+    batch: usize,
+    queues: u16,
+) -> Vec<f64> {
+    const TURNS: usize = 20_000;
+    let start = Barrier::new(usize::from(queues));
+    let run = |queue: u16| {
+        let mut cpus = CpuSet::new();
+        cpus.set(usize::from(queue));
+        sched_setaffinity(None, &cpus).expect("as many CPUs as queues");
+        let mut setup = Setup::of(device, first + queue, door, batch);
+        start.wait();
+        let mut spent = 0.0;
+        for _ in 0..TURNS {
+            setup.fill();
+            let began = Instant::now();
+            assert!(setup.worker.turn_now());
+            spent += began.elapsed().as_secs_f64();
+        }
+        // Nobody stops while another is still measured.
+        start.wait();
+        spent * 1e9 / (TURNS * batch) as f64
+    };
+    std::thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = (0..queues).map(|q| scope.spawn(move || run(q))).collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|ns| ns.expect("a queue that runs")).collect()
+    })
 }
 
 /// `turn count blk|scsi BATCH TURNS`: nothing but turns, for a profiler that counts instructions
 /// (`valgrind --tool=callgrind --toggle-collect='*turn_now*'`).
 fn count(door: &str, batch: &str, turns: &str) {
-    let door = if door == "scsi" {
-        Door::Scsi
-    } else {
-        Door::Blk
-    };
-    let mut setup = Setup::new(door, null(), batch.parse().expect("a batch size"));
-    for _ in 0..turns.parse().expect("a number of turns") {
+    let mut setup = Setup::new(door_of(door), null(), number(batch));
+    for _ in 0..number(turns) {
         setup.fill();
         assert!(setup.worker.turn_now());
     }
@@ -67,7 +132,8 @@ struct Request {
     writable: Vec<Range>,
 }
 
-fn device(door: Door, engine: Arc<dyn Engine>) -> (Box<dyn VirtioDevice>, u16) {
+/// A device with one disk, and the index of its first request queue.
+fn device(door: Door, engine: Arc<dyn Engine>, queues: u16) -> (Box<dyn VirtioDevice>, u16) {
     let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
     match door {
         Door::Blk => (
@@ -75,7 +141,7 @@ fn device(door: Door, engine: Arc<dyn Engine>) -> (Box<dyn VirtioDevice>, u16) {
                 disk,
                 BlkOptions {
                     name: "d0".into(),
-                    queues: 1,
+                    queues,
                 },
             )),
             0,
@@ -86,7 +152,7 @@ fn device(door: Door, engine: Arc<dyn Engine>) -> (Box<dyn VirtioDevice>, u16) {
                 units,
                 ScsiOptions {
                     name: "c0".into(),
-                    queues: 1,
+                    queues,
                 },
             );
             device.add_lun(0, 0, &disk).unwrap();
@@ -120,6 +186,12 @@ fn request(door: Door, memory: &Arc<Mapping>, at: u64, block: u64) -> Request {
 
 impl Setup {
     fn new(door: Door, engine: Arc<dyn Engine>, batch: usize) -> Setup {
+        let (device, index) = device(door, engine, 1);
+        Setup::of(&*device, index, door, batch)
+    }
+
+    /// A queue of a device, on a worker of the calling thread's.
+    fn of(device: &dyn VirtioDevice, index: u16, door: Door, batch: usize) -> Setup {
         let spec = RegionSpec {
             guest_address: 0,
             size: MEMORY as u64,
@@ -144,7 +216,6 @@ impl Setup {
         driver.disable_interrupts();
         let mut config = layout.device_config();
         (config.event_idx, config.indirect) = (true, true);
-        let (device, index) = device(door, engine);
         let mut worker = Worker::standalone().unwrap();
         let setup = QueueSetup {
             inflight: None,

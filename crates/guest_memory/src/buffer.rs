@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::{GuestView, Mapping, MappingView};
+use crate::{GuestView, Mapping, MappingView, copy};
 
 /// A contiguous piece of memory, laid out as `struct iovec`.
 #[repr(C)]
@@ -576,29 +576,6 @@ pub(crate) fn prefetch_line(address: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
-}
-
-/// Copies between a RAM disk and client memory: the whole cost of a RAM disk's I/O.
-pub mod copy {
-    /// From the disk to the client.
-    ///
-    /// # Safety
-    /// Both ranges must be mapped for `length` bytes and must not overlap.
-    #[inline]
-    pub unsafe fn to_client(from: *const u8, into: *mut u8, length: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from, into, length) }
-    }
-
-    /// From the client to the disk.
-    ///
-    /// # Safety
-    /// As [`to_client`].
-    #[inline]
-    pub unsafe fn from_client(from: *const u8, into: *mut u8, length: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from, into, length) }
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 
 mod appender;
 mod buffer;
+pub mod copy;
 mod mapping;
 mod ring_memory;
 pub mod sigbus;
@@ -15,7 +16,7 @@ mod table;
 mod used_pages;
 
 pub use appender::{Appender, Filler, GuestTable};
-pub use buffer::{IoBuffer, Segment, copy};
+pub use buffer::{IoBuffer, Segment};
 pub use mapping::{Mapping, MappingView};
 pub use ring_memory::{RingEntries, RingMemory};
 pub use table::{GuestView, MemoryError, MemoryTable, RegionSpec};
