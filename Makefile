@@ -11,6 +11,13 @@ bindir = $(PREFIX)/bin
 libexecdir = $(PREFIX)/libexec
 # QEMU and libvirt look in /usr/share, that is PREFIX=/usr, and in /etc/qemu/vhost-user
 descriptordir = $(PREFIX)/share/qemu/vhost-user
+mandir = $(PREFIX)/share/man/man1
+bashdir = $(PREFIX)/share/bash-completion/completions
+zshdir = $(PREFIX)/share/zsh/site-functions
+fishdir = $(PREFIX)/share/fish/vendor_completions.d
+systemddir = $(PREFIX)/lib/systemd/system
+sysusersdir = $(PREFIX)/lib/sysusers.d
+tmpfilesdir = $(PREFIX)/lib/tmpfiles.d
 # rustup's default place, for shells that have not read ~/.cargo/env
 export PATH := $(PATH):$(HOME)/.cargo/bin
 # A failed end-to-end test explains itself; a backtrace of the test runner adds nothing.
@@ -70,9 +77,18 @@ fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
 		$(CARGO) +nightly fuzz run "$$fuzz_target" -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
 	done
 
-install: ## Installs the built program and the descriptors that QEMU and libvirt look for (PREFIX, DESTDIR)
+install: ## Installs the built program, its man pages, completions, systemd units, and descriptors for QEMU (PREFIX, DESTDIR)
 	@test -x $(target_directory)/release/lunette || { echo "install: nothing is built yet; mend: make build" >&2; exit 1; }
 	install -D -m 755 $(target_directory)/release/lunette $(DESTDIR)$(bindir)/lunette
+	install -d $(DESTDIR)$(mandir) $(DESTDIR)$(bashdir) $(DESTDIR)$(zshdir) $(DESTDIR)$(fishdir) $(DESTDIR)$(systemddir)
+	$(target_directory)/release/lunette man $(DESTDIR)$(mandir)
+	$(target_directory)/release/lunette completion bash > $(DESTDIR)$(bashdir)/lunette
+	$(target_directory)/release/lunette completion zsh > $(DESTDIR)$(zshdir)/_lunette
+	$(target_directory)/release/lunette completion fish > $(DESTDIR)$(fishdir)/lunette.fish
+	sed "s|@BINDIR@|$(bindir)|" contrib/systemd/lunette.service.in > $(DESTDIR)$(systemddir)/lunette.service
+	install -m 644 contrib/systemd/lunette.socket $(DESTDIR)$(systemddir)/lunette.socket
+	install -D -m 644 contrib/systemd/sysusers.conf $(DESTDIR)$(sysusersdir)/lunette.conf
+	install -D -m 644 contrib/systemd/tmpfiles.conf $(DESTDIR)$(tmpfilesdir)/lunette.conf
 	@for kind in blk scsi; do \
 		entry=$(libexecdir)/lunette-vhost-user-$$kind; \
 		descriptor=$(descriptordir)/50-lunette-$$kind.json; \
@@ -86,7 +102,9 @@ install: ## Installs the built program and the descriptors that QEMU and libvirt
 
 uninstall: ## Removes what install put there
 	rm -f $(DESTDIR)$(bindir)/lunette $(DESTDIR)$(libexecdir)/lunette-vhost-user-{blk,scsi} \
-		$(DESTDIR)$(descriptordir)/50-lunette-{blk,scsi}.json
+		$(DESTDIR)$(descriptordir)/50-lunette-{blk,scsi}.json $(DESTDIR)$(mandir)/lunette{,-*}.1 \
+		$(DESTDIR)$(bashdir)/lunette $(DESTDIR)$(zshdir)/_lunette $(DESTDIR)$(fishdir)/lunette.fish \
+		$(DESTDIR)$(systemddir)/lunette.{service,socket} $(DESTDIR){$(sysusersdir),$(tmpfilesdir)}/lunette.conf
 
 clean: ## Removes what was built, the guests' files too
 	$(CARGO) clean

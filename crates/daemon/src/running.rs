@@ -7,7 +7,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use reactor::{Pool, WorkerOptions};
 use timeline::Snapshot;
@@ -17,8 +17,11 @@ use crate::config::{
 };
 use crate::control::{self, Api, BindError, DiskStatus, ExportStatus, LunStatus, Status, View};
 use crate::exports::{self, Door, ReadyExport};
+use crate::logs::LogHandle;
+use crate::notify::Notifier;
 use crate::objects::{How, Keeper, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers};
 use crate::statistics::{DiskStatistics, Statistics, WorkerStatistics};
+use crate::watchdog::Watchdog;
 use crate::{limits, metrics, state};
 
 /// Reads file and flags anew.
@@ -31,8 +34,12 @@ pub struct StartOptions {
     pub reload: Option<Reload>,
     /// The control socket when the configuration names none. When another daemon has it, this one goes without.
     pub control: Option<PathBuf>,
-    /// A socket that was handed over by whoever started the process.
-    pub inherited: Option<Inherited>,
+    /// Sockets that were handed over by whoever started the process.
+    pub inherited: Vec<Inherited>,
+    /// The control socket, when that was handed over too.
+    pub passed_control: Option<PassedControl>,
+    /// What is logged, and how that is changed.
+    pub log: Option<LogHandle>,
     /// Requests' stages leave no stamps: only for measuring what these cost.
     pub without_stamps: bool,
 }
@@ -44,6 +51,15 @@ pub struct Inherited {
     pub export: String,
     /// The socket.
     pub socket: OwnedFd,
+}
+
+/// A control socket that listens already.
+#[derive(Debug)]
+pub struct PassedControl {
+    /// Where it listens.
+    pub path: PathBuf,
+    /// The socket.
+    pub listener: std::os::unix::net::UnixListener,
 }
 
 /// Why a daemon did not start: all reasons.
@@ -96,14 +112,19 @@ pub(crate) struct Overview {
     pub(crate) started: Instant,
     /// Are changes kept, so that they come back after a restart?
     pub(crate) keeps: bool,
+    pub(crate) log: Option<LogHandle>,
 }
 
 /// Starts what `config` says.
 pub fn start(config: Config, options: StartOptions) -> Result<Running, StartError> {
     limits::raise_descriptors();
     let mut reasons = Vec::new();
-    let can_be_asked = config.control.is_some() || options.control.is_some();
-    let control = bind_control(&config, options.control, &mut reasons);
+    let can_be_asked =
+        config.control.is_some() || options.control.is_some() || options.passed_control.is_some();
+    let control = match options.passed_control {
+        Some(passed) => Some(control::Bound::passed(passed.path, passed.listener)),
+        None => bind_control(&config, options.control, &mut reasons),
+    };
     all_well(&reasons)?;
     let keeper = match state::changes_folder(&config).filter(|_| can_be_asked) {
         Some(folder) => Some(Keeper::open(&folder)?),
@@ -122,6 +143,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         servers,
         started: Instant::now(),
         keeps,
+        log: options.log,
     });
     let made = owner.begin(options.inherited).map_err(|refusal| {
         overview.servers.end();
@@ -238,6 +260,14 @@ impl Running {
         self.control.as_ref().map(control::Server::path)
     }
 
+    /// Tells the service manager at least every `time` that the workers take their turns, until it is dropped.
+    ///
+    /// # Errors
+    /// When there is no thread for it.
+    pub fn watchdog(&self, notifier: Arc<Notifier>, time: Duration) -> std::io::Result<Watchdog> {
+        Watchdog::start(self.overview.servers.pool.clone(), notifier, time)
+    }
+
     /// Where metrics are served over TCP, if they are.
     pub fn metrics(&self) -> Option<std::net::SocketAddr> {
         self.metrics.as_ref().map(metrics::Listener::address)
@@ -292,7 +322,16 @@ impl View for Overview {
         }
     }
 
+    fn log(&self) -> Option<LogHandle> {
+        self.log.clone()
+    }
+
     fn statistics(&self) -> Statistics {
+        let mut latency = self.snapshot();
+        // They have a resource of their own, and would be most of the answer.
+        for queue in &mut latency.queues {
+            queue.slow.clear();
+        }
         let pool = &self.servers.pool;
         let workers = (0..).zip(pool.counters());
         let used = pool.disks();
@@ -307,7 +346,7 @@ impl View for Overview {
                 .map(|(worker, counters)| WorkerStatistics::new(worker, counters))
                 .collect(),
             disks: disks.collect(),
-            latency: self.snapshot(),
+            latency,
             at_ns: self.started.elapsed().as_nanos() as u64,
         }
     }
@@ -435,10 +474,10 @@ mod tests {
         let (client, ours) = UnixStream::pair().unwrap();
         let options = StartOptions {
             control: None,
-            inherited: Some(Inherited {
+            inherited: vec![Inherited {
                 export: "d0".to_owned(),
                 socket: ours.into(),
-            }),
+            }],
             ..StartOptions::default()
         };
         let running = start(config, options).unwrap();

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use daemon::config::Flags;
 
 use crate::bench::BenchArguments;
@@ -19,6 +19,16 @@ pub struct Cli {
     /// What to log: a level (error, warn, info, debug, trace), or PART=LEVEL,... [default: RUST_LOG, or info]
     #[arg(long, value_name = "FILTER", global = true)]
     pub log: Option<String>,
+    /// How to log: text (without time under systemd, whose journal has its own) or json
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        global = true,
+        value_enum,
+        default_value = "text",
+        hide_possible_values = true
+    )]
+    pub log_format: LogFormat,
     /// What to do
     #[command(subcommand)]
     pub command: Command,
@@ -35,6 +45,15 @@ A first try: one RAM disk, as virtio-blk, and QEMU's options to use it
     -device vhost-user-blk-pci,chardev=c0
 
   lunette latency";
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people, and for the journal.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -61,12 +80,21 @@ pub enum Command {
     Reload(ReloadArguments),
     /// Show where requests' time goes, stage by stage
     Latency(LatencyArguments),
+    /// Watch rates and latencies on a screen, second by second
+    Top(TopArguments),
+    /// Show or change what a running daemon logs
+    Log(LogArguments),
     /// Drive a device as a guest's driver would, and measure it
     Bench(Box<BenchArguments>),
     /// Serve one file as virtio-blk, as QEMU and libvirt start a back end
     VhostUserBlk(BlkProgram),
     /// Serve files as a virtio-scsi controller, as QEMU and libvirt start a back end
     VhostUserScsi(ScsiProgram),
+    /// Print a shell's completion script
+    Completion(CompletionArguments),
+    /// Write man pages into a folder
+    #[command(hide = true)]
+    Man(ManArguments),
 }
 
 /// What is to be served. A file and flags may be combined: objects add up, of a single value the flag's counts.
@@ -239,6 +267,87 @@ The stages of a request's way, each measured from the one before:
     reaped     the back end is done           (this step is service, all others are queueing)
     answered   the status is written, the buffer is given back
     notified   the guest is told";
+
+/// `lunette top`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_TOP)]
+pub struct TopArguments {
+    /// Begin with exports, queues, disks or workers
+    #[arg(value_name = "VIEW", default_value = "exports")]
+    pub view: String,
+    /// Only rows with this text in them: a name, a disk, a kind of export
+    #[arg(long, value_name = "TEXT")]
+    pub filter: Option<String>,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1")]
+    pub interval: f64,
+    /// Print one frame as plain text, for pipes
+    #[arg(long)]
+    pub once: bool,
+    /// The daemon's control socket [default: as for serve --control]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+const AFTER_TOP: &str = "\
+Examples:
+    lunette top                      all exports; press ? for the keys
+    lunette top disks                begin with the disks
+    lunette top queues --filter vm0 --interval 5
+    lunette top workers --once | head
+
+The bars below the table show the stages of the selected row, as lunette latency names them: how
+much of a request's time each one takes.";
+
+/// `lunette log`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_LOG)]
+pub struct LogArguments {
+    /// Log this from now on: a level (off, error, warn, info, debug, trace), or PART=LEVEL,... [default: show it]
+    #[arg(value_name = "FILTER")]
+    pub filter: Option<String>,
+    /// The daemon's control socket [default: as for serve --control]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+const AFTER_LOG: &str = "\
+Examples:
+    lunette log                           what is logged
+    lunette log debug                     everything, in detail
+    lunette log info,vhost_user=debug     one part in detail
+    lunette log warn                      less
+
+Holds until the daemon ends; `lunette serve --log FILTER` says what it begins with.
+Parts are the names in front of log lines: vhost_user, virtio_scsi, iscsi_net, daemon, ...";
+
+/// `lunette completion`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_COMPLETION)]
+pub struct CompletionArguments {
+    /// Which shell
+    #[arg(value_name = "SHELL", value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+const AFTER_COMPLETION: &str = "\
+Examples:
+    lunette completion bash > ~/.local/share/bash-completion/completions/lunette
+    lunette completion fish > ~/.config/fish/completions/lunette.fish
+    lunette completion zsh > ~/.zfunc/_lunette";
+
+/// `lunette man`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_MAN)]
+pub struct ManArguments {
+    /// Where to
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+}
+
+const AFTER_MAN: &str = "\
+Example:
+    lunette man /usr/local/share/man/man1";
 
 /// What both back end programs take.
 #[derive(Clone, Debug, Args)]

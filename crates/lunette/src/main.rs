@@ -9,10 +9,14 @@ mod check;
 mod cli;
 mod failure;
 mod latency;
+mod log;
 mod logging;
 mod objects;
+mod pages;
+mod passed;
 mod program;
 mod serve;
+mod top;
 
 use std::process::ExitCode;
 
@@ -31,9 +35,9 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Outcome {
-    logging::start(cli.log.as_deref())?;
+    let log = logging::start(cli.log.as_deref(), cli.log_format)?;
     match cli.command {
-        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments, log),
         Command::Bench(arguments) => bench::run(*arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Status(arguments) => objects::status::run(&arguments),
@@ -45,6 +49,10 @@ fn run(cli: Cli) -> Outcome {
         Command::Config(command) => objects::config::run(command),
         Command::Reload(arguments) => objects::config::reload(&arguments),
         Command::Latency(arguments) => latency::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
+        Command::Log(arguments) => log::run(&arguments),
+        Command::Completion(arguments) => pages::completion(&arguments),
+        Command::Man(arguments) => pages::man(&arguments),
         Command::VhostUserBlk(arguments) => program::run_blk(arguments),
         Command::VhostUserScsi(arguments) => program::run_scsi(arguments),
     }

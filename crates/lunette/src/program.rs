@@ -169,21 +169,21 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
 
 fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outcome {
     let inherited = match common.fd {
-        Some(number) => Some(Inherited {
+        Some(number) => vec![Inherited {
             export,
             socket: inherited_descriptor(number)?,
-        }),
-        None => None,
+        }],
+        None => Vec::new(),
     };
     let options = StartOptions {
         inherited,
         ..StartOptions::default()
     };
-    serve::serve(config, options)
+    serve::serve(config, options, None)
 }
 
 /// A duplicate of a descriptor that the process was started with, by way of a descriptor of the process itself.
-fn inherited_descriptor(number: i32) -> Result<OwnedFd, Failure> {
+pub fn inherited_descriptor(number: i32) -> Result<OwnedFd, Failure> {
     pidfd_open(getpid(), PidfdFlags::empty())
         .and_then(|process| pidfd_getfd(process, number, PidfdGetfdFlags::empty()))
         .map_err(|errno| {

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::config::{self, Config, Surroundings};
-use daemon::{RULE, Reload, Running, Signal, Signals, StartOptions, control, reports};
+use daemon::notify::{self, Notifier};
+use daemon::{LogHandle, RULE, Reload, Running, Signal, Signals, StartOptions, control, reports};
 
 use crate::cli::ServeArguments;
 use crate::failure::{Failure, Outcome};
+use crate::passed;
 
 /// Sessions drain within milliseconds; a disk that does not answer may not keep the daemon.
 const END_LIMIT: Duration = Duration::from_secs(4);
@@ -16,7 +18,7 @@ const END_LIMIT: Duration = Duration::from_secs(4);
 const CLIENT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves what the file and the flags say.
-pub fn run(arguments: &ServeArguments) -> Outcome {
+pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     let configuration = &arguments.configuration;
     let (file, flags) = (configuration.config.clone(), configuration.flags());
     let surroundings = Surroundings::of_this_process();
@@ -26,30 +28,65 @@ pub fn run(arguments: &ServeArguments) -> Outcome {
         let read = move || config::load(Some(&file), &flags, &surroundings);
         Arc::new(read) as Reload
     });
+    let control = control::default_socket();
+    let passed = passed::take(&config, control.as_deref())?;
     let options = StartOptions {
-        control: control::default_socket(),
-        inherited: None,
+        control,
+        inherited: passed.exports,
+        passed_control: passed.control,
+        log: Some(log),
         without_stamps: arguments.without_stamps,
         reload,
     };
-    serve(config, options)
+    serve(config, options, Notifier::from_environment())
 }
 
-/// Serves until SIGTERM or SIGINT.
-pub fn serve(config: Config, options: StartOptions) -> Outcome {
+/// Serves until SIGTERM or SIGINT, and tells the service manager, if there is one.
+pub fn serve(config: Config, options: StartOptions, notifier: Option<Notifier>) -> Outcome {
+    let notifier = notifier.map(Arc::new);
     let mut signals = Signals::listen()
         .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
     let running = daemon::start(config, options)?;
     announce(&running);
+    let mut watchdog = None;
+    if let Some(notifier) = &notifier {
+        notifier.ready(&status_line(&running));
+        if let Some(time) = notify::watchdog_time() {
+            watchdog = Some(running.watchdog(notifier.clone(), time)?);
+        }
+    }
     loop {
         match next_signal(&mut signals, &running) {
             Signal::End => break,
             Signal::Print => print_latency(&running),
-            Signal::Reload => reload(&running),
+            Signal::Reload => {
+                if let Some(notifier) = &notifier {
+                    notifier.reloading();
+                }
+                reload(&running);
+                if let Some(notifier) = &notifier {
+                    notifier.ready(&status_line(&running));
+                }
+            }
         }
     }
+    if let Some(notifier) = &notifier {
+        notifier.stopping();
+    }
+    drop(watchdog);
     end(running);
     Ok(())
+}
+
+/// What `systemctl status` shows.
+fn status_line(running: &Running) -> String {
+    let status = running.status();
+    format!(
+        "serving {} disks through {} exports, on {} workers",
+        status.disks.len(),
+        status.exports.len(),
+        status.workers
+    )
 }
 
 /// SIGHUP: reads the file anew, and says what came of it.

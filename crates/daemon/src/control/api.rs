@@ -19,7 +19,7 @@ use utoipa_axum::routes;
 
 use super::{Problem, View};
 use super::{
-    configuration, disks, events, exports, latency, lookers, luns, metrics, status, version,
+    configuration, disks, events, exports, latency, log, lookers, luns, metrics, status, version,
 };
 use crate::objects::{Change, Event, How, Made, Manager};
 use crate::running::{Overview, Reload};
@@ -97,6 +97,7 @@ struct Document;
 fn described() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(latency::get))
+        .routes(routes!(log::show, log::change))
         .routes(routes!(metrics::metrics))
         .routes(routes!(metrics::statistics))
         .routes(routes!(status::get))

@@ -10,6 +10,7 @@ mod disks;
 mod events;
 mod exports;
 mod latency;
+mod log;
 mod lookers;
 mod luns;
 mod metrics;
@@ -25,6 +26,7 @@ pub use api::{Api, openapi};
 pub use client::{Client, ClientError, Method, escape, get};
 pub use configuration::{Changes, Objects, Summary};
 pub use latency::path_of as latency_path;
+pub use log::Log;
 pub use problem::{FieldProblem, Problem};
 pub use server::Server;
 pub use socket::{BindError, Bound, bind};
@@ -41,6 +43,11 @@ pub trait View: Send + Sync + 'static {
 
     /// What workers, disks and queues have counted.
     fn statistics(&self) -> crate::statistics::Statistics;
+
+    /// What is logged, where that can be changed.
+    fn log(&self) -> Option<crate::logs::LogHandle> {
+        None
+    }
 
     /// The same as Prometheus reads it.
     fn metrics(&self) -> String {

@@ -92,7 +92,9 @@ mod tests {
 
     use timeline::{Labels, QueueSnapshot, Snapshot};
 
-    use super::super::{ClientError, Status, Version, View, bind, get, latency_path};
+    use super::super::{
+        Client, ClientError, Log, Method, Status, Version, View, bind, get, latency_path,
+    };
     use super::*;
     use crate::objects::{Manager, Teller};
     use crate::statistics::Statistics;
@@ -121,11 +123,28 @@ mod tests {
             }
         }
 
+        fn log(&self) -> Option<crate::LogHandle> {
+            Some(crate::LogHandle(Arc::new(Fixed)))
+        }
+
         fn statistics(&self) -> Statistics {
             Statistics {
                 at_ns: 7,
                 latency: self.snapshot(),
                 ..Statistics::default()
+            }
+        }
+    }
+
+    impl crate::LogLevels for Fixed {
+        fn filter(&self) -> String {
+            "info".to_owned()
+        }
+
+        fn set_filter(&self, filter: &str) -> Result<(), String> {
+            match filter {
+                "debug" => Ok(()),
+                _ => Err(format!("{filter} is no level")),
             }
         }
     }
@@ -160,6 +179,22 @@ mod tests {
         assert_eq!(one.queues.len(), 1);
         drop(server);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_log_is_shown_and_changed_and_a_wrong_filter_refused() {
+        let (_folder, _server, path) = served();
+        let client = Client::new(&path);
+        let log = |filter: &str| serde_json::json!({"filter": filter});
+        assert_eq!(client.get::<Log>("/v1/log").unwrap().filter, "info");
+        let put = |body| client.change(Method::PUT, "/v1/log", Some(&body));
+        assert_eq!(put(log("debug")).unwrap(), (200, log("debug")));
+        for body in [log("loud"), serde_json::json!({"filtre": "info"})] {
+            match put(body) {
+                Err(ClientError::Problem { problem, .. }) => assert_eq!(problem.status, 400),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

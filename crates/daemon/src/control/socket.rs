@@ -52,6 +52,15 @@ pub struct Bound {
 }
 
 impl Bound {
+    /// A socket that whoever started the process listens on already, and that stays when this daemon ends.
+    pub fn passed(path: PathBuf, listener: UnixListener) -> Bound {
+        Bound {
+            listener: Some(listener),
+            path,
+            identity: None,
+        }
+    }
+
     /// The listener; the path still goes away with `self`.
     pub fn take_listener(&mut self) -> Option<UnixListener> {
         self.listener.take()

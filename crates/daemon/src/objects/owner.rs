@@ -50,7 +50,7 @@ pub struct How {
     /// Clients that are in the way are thrown out, tasks aborted, data beyond a new end dropped.
     pub force: bool,
     /// A socket that was handed over, for an export that comes.
-    pub inherited: Option<Inherited>,
+    pub inherited: Vec<Inherited>,
     /// At the start: nothing is told or written down.
     pub first: bool,
 }
@@ -117,7 +117,7 @@ impl Owner {
     ///
     /// # Errors
     /// All reasons why it cannot be.
-    pub fn begin(&mut self, inherited: Option<Inherited>) -> Result<Made, Refusal> {
+    pub fn begin(&mut self, inherited: Vec<Inherited>) -> Result<Made, Refusal> {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
         let mut next = self.base.clone();
         if let Some(keeper) = &self.keeper {
@@ -280,7 +280,7 @@ impl Owner {
         &mut self,
         plan: &Plan,
         disks: &Disks,
-        inherited: Option<Inherited>,
+        inherited: Vec<Inherited>,
         doors: &Doors,
         undo: &mut Undo,
     ) -> Result<(), Refusal> {
@@ -296,7 +296,8 @@ impl Owner {
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
             let export = export.as_ref();
-            let handed = inherited.take_if(|inherited| inherited.export == export.name());
+            let handed = inherited.iter().position(|one| one.export == export.name());
+            let handed = handed.map(|index| inherited.swap_remove(index));
             match exports::open(export, disks, &self.servers.units, doors, handed) {
                 Ok(open) => undo.exports.push(open),
                 Err(reason) => {

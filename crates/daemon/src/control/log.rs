@@ -1,0 +1,56 @@
+//! `GET` and `PUT /v1/log`: what is logged.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Problem;
+use super::api::{self, Api};
+
+/// What is logged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// A level (`error`, `warn`, `info`, `debug`, `trace`, `off`), or `PART=LEVEL,...`.
+    pub filter: String,
+}
+
+fn handle(api: &Api) -> Result<crate::LogHandle, Problem> {
+    let missing = || Problem::not_found("this daemon's log cannot be changed");
+    api.view.log().ok_or_else(missing)
+}
+
+/// What is logged.
+#[utoipa::path(get, path = "/v1/log", responses(
+    (status = 200, description = "The filter in force", body = Log),
+    (status = 404, description = "This daemon has no log of its own", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn show(State(api): State<Api>) -> Result<Json<Log>, Problem> {
+    let filter = handle(&api)?.0.filter();
+    Ok(Json(Log { filter }))
+}
+
+/// Logs something else from now on, until the daemon ends.
+#[utoipa::path(put, path = "/v1/log", request_body = Log, responses(
+    (status = 200, description = "The filter in force", body = Log),
+    (status = 400, description = "That is no filter", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "This daemon has no log of its own", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "The body is too long", body = Problem, content_type = "application/problem+json"),
+))]
+pub(super) async fn change(
+    State(api): State<Api>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Log>, Problem> {
+    let body = api::json(body)?;
+    let log: Log = serde_json::from_value(body)
+        .map_err(|error| Problem::bad_request(format!("the body is no filter: {error}")))?;
+    let handle = handle(&api)?;
+    handle
+        .0
+        .set_filter(&log.filter)
+        .map_err(|why| Problem::bad_request(format!("filter: {why}")))?;
+    Ok(Json(log))
+}

@@ -1,0 +1,152 @@
+//! Tells the service manager what the daemon does: `sd_notify(3)`, a datagram of lines to `$NOTIFY_SOCKET`.
+//!
+//! Without a service manager there is no socket, and nobody is told. Nothing here blocks.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// The way to the service manager.
+#[derive(Debug)]
+pub struct Notifier {
+    socket: UnixDatagram,
+    manager: SocketAddr,
+}
+
+impl Notifier {
+    /// The one of this process' environment; `None` when no service manager asked to be told.
+    pub fn from_environment() -> Option<Notifier> {
+        let named = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())?;
+        match Notifier::new(&named) {
+            Ok(notifier) => Some(notifier),
+            Err(error) => {
+                tracing::warn!("cannot tell the service manager at {named:?}: {error}");
+                None
+            }
+        }
+    }
+
+    /// The one at a path, or at `@NAME` for an abstract socket.
+    ///
+    /// # Errors
+    /// When that is no address.
+    pub fn new(name: &OsStr) -> io::Result<Notifier> {
+        let manager = match name.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+            path => SocketAddr::from_pathname(OsStr::from_bytes(path))?,
+        };
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        Ok(Notifier { socket, manager })
+    }
+
+    fn send(&self, lines: &str) {
+        if let Err(error) = self.socket.send_to_addr(lines.as_bytes(), &self.manager) {
+            tracing::warn!("cannot tell the service manager: {error}");
+        }
+    }
+
+    /// Everything can be connected to.
+    pub fn ready(&self, status: &str) {
+        self.send(&format!("READY=1\nSTATUS={status}"));
+    }
+
+    /// What it does, in a line for people.
+    pub fn status(&self, status: &str) {
+        self.send(&format!("STATUS={status}"));
+    }
+
+    /// The configuration is read anew; [`Notifier::ready`] ends that.
+    pub fn reloading(&self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        let micros = Duration::try_from(now).unwrap_or_default().as_micros();
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
+    }
+
+    /// It ends.
+    pub fn stopping(&self) {
+        self.send("STOPPING=1");
+    }
+
+    /// It is alive.
+    pub fn alive(&self) {
+        self.send("WATCHDOG=1");
+    }
+}
+
+/// How often the service manager wants to hear that the process is alive, if it does.
+pub fn watchdog_time() -> Option<Duration> {
+    let value = |name| std::env::var(name).ok();
+    watchdog_time_of(
+        value("WATCHDOG_USEC").as_deref(),
+        value("WATCHDOG_PID").as_deref(),
+        std::process::id(),
+    )
+}
+
+fn watchdog_time_of(micros: Option<&str>, pid: Option<&str>, own: u32) -> Option<Duration> {
+    let micros = micros?.parse().ok().filter(|micros| *micros > 0)?;
+    // What a parent was asked for is not for its children.
+    let mine = pid.is_none_or(|pid| pid.parse() == Ok(own));
+    mine.then(|| Duration::from_micros(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hear(socket: &UnixDatagram) -> String {
+        let mut bytes = [0; 256];
+        let length = socket.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..length].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn what_the_service_manager_hears_is_what_sd_notify_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        let notifier = Notifier::new(path.as_os_str()).unwrap();
+        notifier.ready("3 exports");
+        assert_eq!(hear(&manager), "READY=1\nSTATUS=3 exports");
+        notifier.status("busy");
+        assert_eq!(hear(&manager), "STATUS=busy");
+        notifier.alive();
+        assert_eq!(hear(&manager), "WATCHDOG=1");
+        notifier.stopping();
+        assert_eq!(hear(&manager), "STOPPING=1");
+        notifier.reloading();
+        let heard = hear(&manager);
+        let micros = heard.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
+        assert!(micros.parse::<u64>().unwrap() > 0);
+        drop(manager);
+        notifier.alive();
+    }
+
+    #[test]
+    fn an_at_sign_means_an_abstract_socket() {
+        let name = format!("lunette-notify-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let manager = UnixDatagram::bind_addr(&address).unwrap();
+        Notifier::new(OsStr::new(&format!("@{name}")))
+            .unwrap()
+            .alive();
+        assert_eq!(hear(&manager), "WATCHDOG=1");
+    }
+
+    #[test]
+    fn the_watchdog_is_for_the_process_that_was_asked() {
+        let time = |micros, pid| watchdog_time_of(micros, pid, 7);
+        let second = Some(Duration::from_secs(1));
+        assert_eq!(time(Some("1000000"), None), second);
+        assert_eq!(time(Some("1000000"), Some("7")), second);
+        assert_eq!(time(Some("1000000"), Some("8")), None);
+        assert_eq!(time(Some("0"), None), None);
+        assert_eq!(time(None, None), None);
+    }
+}

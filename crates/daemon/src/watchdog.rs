@@ -1,0 +1,165 @@
+//! Says that the daemon is alive for as long as its workers take their turns.
+//!
+//! Every worker is sent a message, which it runs between two turns; only when all have run theirs is the service manager
+//! told, and the next round begins. A worker that is stuck stops that, and the service manager restarts the daemon.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use reactor::Pool;
+
+use crate::notify::Notifier;
+
+/// A round may take this part of the service manager's time, so that one that begins late is still in time.
+const ROUNDS: u32 = 3;
+
+/// One message to every worker.
+struct Round {
+    answered: Vec<Arc<AtomicBool>>,
+}
+
+impl Round {
+    fn begin(pool: &Pool) -> Round {
+        let ask = |worker: &reactor::WorkerHandle| {
+            let answered = Arc::new(AtomicBool::new(false));
+            let answer = answered.clone();
+            worker.send(move |_| answer.store(true, Ordering::Release));
+            answered
+        };
+        Round {
+            answered: pool.workers().map(ask).collect(),
+        }
+    }
+
+    /// The workers that have not taken a turn since the round began.
+    fn missing(&self) -> Vec<usize> {
+        let missing = self.answered.iter().enumerate();
+        missing
+            .filter(|(_, answered)| !answered.load(Ordering::Acquire))
+            .map(|(worker, _)| worker)
+            .collect()
+    }
+}
+
+/// The thread that does it; dropping this ends it.
+#[derive(Debug)]
+pub struct Watchdog {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Tells `notifier` at least every `time` that the workers of `pool` are alive.
+    pub(crate) fn start(
+        pool: Arc<Pool>,
+        notifier: Arc<Notifier>,
+        time: Duration,
+    ) -> std::io::Result<Watchdog> {
+        let (stop, stopped) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("watchdog".to_owned())
+            .spawn(move || {
+                let mut round = Round::begin(&pool);
+                let mut told = false;
+                while stopped.recv_timeout(time / ROUNDS) == Err(RecvTimeoutError::Timeout) {
+                    let missing = round.missing();
+                    if missing.is_empty() {
+                        notifier.alive();
+                        round = Round::begin(&pool);
+                        told = false;
+                    } else if !std::mem::replace(&mut told, true) {
+                        tracing::error!(workers = ?missing, "workers take no turns; the watchdog waits for them");
+                    }
+                }
+            })?;
+        Ok(Watchdog {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the watchdog's thread panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use reactor::{PollLimit, WorkerOptions};
+
+    use super::*;
+
+    fn pool() -> Arc<Pool> {
+        let options = WorkerOptions {
+            count: 2,
+            cpus: Vec::new(),
+            poll: PollLimit::Never,
+        };
+        Arc::new(Pool::start(&options).unwrap())
+    }
+
+    #[test]
+    fn a_stuck_worker_is_missing_until_it_goes_on() {
+        let pool = pool();
+        let workers: Vec<_> = pool.workers().cloned().collect();
+        let (release, held) = mpsc::channel::<()>();
+        workers[1].send(move |_| held.recv().unwrap_or_default());
+        let round = Round::begin(&pool);
+        workers[0].call(|_| ()).unwrap();
+        assert_eq!(round.missing(), [1]);
+        drop(release);
+        workers[1].call(|_| ()).unwrap();
+        assert_eq!(round.missing(), [0usize; 0]);
+    }
+
+    #[test]
+    fn a_stuck_worker_stops_the_pings_and_they_come_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        let heard = || {
+            let mut bytes = [0; 64];
+            manager
+                .recv(&mut bytes)
+                .map(|length| bytes[..length].to_vec())
+        };
+        let notifier = Arc::new(Notifier::new(path.as_os_str()).unwrap());
+        let pool = pool();
+        let watchdog = Watchdog::start(pool.clone(), notifier, Duration::from_millis(30)).unwrap();
+        assert_eq!(heard().unwrap(), b"WATCHDOG=1");
+
+        let worker = pool.workers().next().unwrap().clone();
+        let (stuck, is_stuck) = mpsc::channel::<()>();
+        let (release, held) = mpsc::channel::<()>();
+        worker.send(move |_| {
+            drop(stuck);
+            held.recv().unwrap_or_default();
+        });
+        assert!(is_stuck.recv().is_err(), "it is stuck from now on");
+        // What was answered before may still be told; then there is silence, which pings without end would break.
+        manager.set_nonblocking(true).unwrap();
+        let (mut silent, mut looks) = (0, 0);
+        while silent < 5 {
+            std::thread::sleep(Duration::from_millis(20));
+            silent = if heard().is_ok() { 0 } else { silent + 1 };
+            looks += 1;
+            assert!(looks < 500, "a stuck daemon pings on");
+        }
+        manager.set_nonblocking(false).unwrap();
+        drop(release);
+        assert_eq!(heard().unwrap(), b"WATCHDOG=1");
+        drop(watchdog);
+    }
+}

@@ -1,0 +1,21 @@
+//! `lunette log`: shows or changes what a running daemon logs.
+
+use std::io::Write;
+
+use daemon::control::{Client, Log, Method};
+use serde_json::json;
+
+use crate::cli::LogArguments;
+use crate::failure::Outcome;
+
+/// Asks or changes.
+pub fn run(arguments: &LogArguments) -> Outcome {
+    let socket = crate::latency::control_socket(arguments.socket.as_ref())?;
+    let client = Client::new(&socket);
+    if let Some(filter) = &arguments.filter {
+        client.change(Method::PUT, "/v1/log", Some(&json!({"filter": filter})))?;
+    }
+    let log: Log = client.get("/v1/log")?;
+    writeln!(std::io::stdout(), "{}", log.filter)?;
+    Ok(())
+}

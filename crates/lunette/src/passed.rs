@@ -1,0 +1,144 @@
+//! Sockets that a service manager listens on and passes on (`sd_listen_fds(3)`): descriptors from 3 on, each matched to
+//! the control socket or to an export by the path that it is bound to.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use daemon::config::Config;
+use daemon::{Inherited, PassedControl};
+use rustix::net::{AddressFamily, SocketAddrUnix};
+
+use crate::failure::Failure;
+use crate::program::inherited_descriptor;
+
+/// The first descriptor passed.
+const FIRST: i32 = 3;
+
+/// What was passed, by what it is for.
+#[derive(Debug, Default)]
+pub struct Passed {
+    /// The control socket.
+    pub control: Option<PassedControl>,
+    /// Exports' sockets.
+    pub exports: Vec<Inherited>,
+}
+
+/// Takes what was passed to this process.
+pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Passed, Failure> {
+    let value = |name| std::env::var(name).ok();
+    let count = count_of(
+        value("LISTEN_PID").as_deref(),
+        value("LISTEN_FDS").as_deref(),
+        std::process::id(),
+    );
+    let sockets = (0..count).map(|index| inherited_descriptor(FIRST + index));
+    let sockets = sockets.collect::<Result<Vec<OwnedFd>, Failure>>()?;
+    assign(sockets, config, usual_control)
+}
+
+/// How many descriptors are for this process: what a parent was passed is not for its children.
+fn count_of(pid: Option<&str>, count: Option<&str>, own: u32) -> i32 {
+    let mine = pid.and_then(|pid| pid.parse().ok()) == Some(own);
+    let count = count.and_then(|count| count.parse().ok());
+    count.filter(|count| mine && *count > 0).unwrap_or(0)
+}
+
+fn assign(
+    sockets: Vec<OwnedFd>,
+    config: &Config,
+    usual_control: Option<&Path>,
+) -> Result<Passed, Failure> {
+    let mut passed = Passed::default();
+    let same = |path: &Path, bound: &Path| std::path::absolute(path).is_ok_and(|p| p == bound);
+    let control = config.control.as_deref().or(usual_control);
+    for socket in sockets {
+        let bound = path_of(&socket)?;
+        if control.is_some_and(|control| same(control, &bound)) {
+            let listener = UnixListener::from(socket);
+            listener.set_nonblocking(true)?;
+            passed.control = Some(PassedControl {
+                path: bound,
+                listener,
+            });
+            continue;
+        }
+        let blk = config.vhost_blk.iter().map(|e| (&e.name, &e.socket));
+        let scsi = config.vhost_scsi.iter().map(|e| (&e.name, &e.socket));
+        let found = blk.chain(scsi).find(|(_, socket)| same(socket, &bound));
+        match found {
+            Some((name, _)) => passed.exports.push(Inherited {
+                export: name.clone(),
+                socket,
+            }),
+            None => {
+                return Err(Failure::because(format!(
+                    "the service manager passes a socket at {}, which is neither the control socket nor that of an \
+                     export; mend: name it in the configuration, or leave it out of the socket unit",
+                    bound.display()
+                )));
+            }
+        }
+    }
+    Ok(passed)
+}
+
+/// Where a socket is bound.
+fn path_of(socket: &OwnedFd) -> Result<PathBuf, Failure> {
+    let refused = |why: String| {
+        Failure::because(format!(
+            "a descriptor that the service manager passes: {why}"
+        ))
+    };
+    let address = rustix::net::getsockname(socket.as_fd())
+        .map_err(|errno| refused(format!("{errno}; only sockets can be served")))?;
+    if address.address_family() != AddressFamily::UNIX {
+        return Err(refused("only Unix sockets can be passed".to_owned()));
+    }
+    let address = SocketAddrUnix::try_from(address).map_err(|errno| refused(errno.to_string()))?;
+    let path = address.path_bytes().unwrap_or_default();
+    match std::str::from_utf8(path) {
+        Ok(path) if !path.is_empty() => Ok(PathBuf::from(path)),
+        _ => Err(refused("it is bound to no path".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use daemon::config::{Flags, Surroundings, parse};
+
+    use super::*;
+
+    #[test]
+    fn descriptors_are_for_the_process_that_they_were_passed_to() {
+        assert_eq!(count_of(Some("7"), Some("2"), 7), 2);
+        assert_eq!(count_of(Some("8"), Some("2"), 7), 0);
+        assert_eq!(count_of(None, Some("2"), 7), 0);
+        assert_eq!(count_of(Some("7"), Some("-1"), 7), 0);
+        assert_eq!(count_of(Some("7"), None, 7), 0);
+    }
+
+    #[test]
+    fn sockets_are_told_apart_by_their_paths() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let flags = Flags {
+            disk: vec!["d0=ram:1M".to_owned()],
+            vhost_blk: vec![format!("d0:{}", at("d0.sock").display())],
+            ..Flags::default()
+        };
+        let config = parse(None, &flags, &Surroundings::of_this_process()).unwrap();
+        let bind = |name: &str| OwnedFd::from(UnixListener::bind(at(name)).unwrap());
+        let sockets = vec![bind("d0.sock"), bind("control.sock")];
+        let passed = assign(sockets, &config, Some(&at("control.sock"))).unwrap();
+        assert_eq!(passed.exports[0].export, "d0");
+        assert_eq!(passed.control.unwrap().path, at("control.sock"));
+
+        match assign(vec![bind("other.sock")], &config, None) {
+            Err(Failure::Reasons(reasons)) => assert!(reasons[0].contains("other.sock")),
+            other => panic!("{other:?}"),
+        }
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(assign(vec![tcp.into()], &config, None).is_err());
+    }
+}

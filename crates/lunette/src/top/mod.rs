@@ -1,0 +1,163 @@
+//! `lunette top`: a screen of rates and of where requests' time goes, second by second.
+//!
+//! A thread of its own asks the daemon, so that keys work while it does not answer. What is shown and what keys do is
+//! pure (`rates`, `screen`), and so is drawing (`draw`).
+
+mod draw;
+mod rates;
+mod screen;
+#[cfg(test)]
+mod tests;
+mod units;
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use daemon::control;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::layout::Rect;
+
+use crate::cli::TopArguments;
+use crate::failure::{Failure, Outcome};
+use rates::{Look, View};
+use screen::{Screen, Wish};
+
+/// How long a key waits at most for the screen to follow.
+const KEY_TIME: Duration = Duration::from_millis(50);
+/// The screen that everything must fit.
+const COLUMNS_DEFAULT: u16 = 80;
+/// Beyond this a frame for a pipe is cut.
+const LINES_MAX: u16 = 2000;
+
+/// Shows it until a key ends it, or once.
+pub fn run(arguments: &TopArguments) -> Outcome {
+    let socket = crate::latency::control_socket(arguments.socket.as_ref())?;
+    if !(0.1..=3600.0).contains(&arguments.interval) {
+        return Err(Failure::because(format!(
+            "--interval {}: must be 0.1 to 3600 seconds",
+            arguments.interval
+        )));
+    }
+    let interval = Duration::from_secs_f64(arguments.interval);
+    let mut screen = Screen::default();
+    screen.view = view(&arguments.view)?;
+    screen.filter = arguments.filter.clone().unwrap_or_default();
+    if arguments.once {
+        return once(&socket, interval, &mut screen);
+    }
+    if !std::io::stdout().is_terminal() {
+        return Err(Failure::because(
+            "stdout is no terminal: print one frame with --once",
+        ));
+    }
+    // Before the screen is taken: a daemon that is not there is better told on an ordinary line.
+    screen.looked(Ok(look(&socket)?));
+    let mut terminal = ratatui::try_init()?;
+    let outcome = show(&mut terminal, socket, interval, &mut screen);
+    ratatui::restore();
+    outcome
+}
+
+fn view(word: &str) -> Result<View, Failure> {
+    let found = View::ALL.into_iter().find(|view| view.name() == word);
+    found.ok_or_else(|| {
+        let known = View::ALL.map(View::name).join(", ");
+        Failure::because(format!("--view {word}: must be {known}"))
+    })
+}
+
+fn look(socket: &Path) -> Result<Look, control::ClientError> {
+    Ok(Look {
+        status: control::get(socket, "/v1/status")?,
+        statistics: control::get(socket, "/v1/statistics")?,
+    })
+}
+
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    socket: PathBuf,
+    interval: Duration,
+    screen: &mut Screen,
+) -> Outcome {
+    let (looked, looks) = mpsc::channel();
+    // Ends with its channel, or with the process.
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(interval);
+            let answer = look(&socket).map_err(|error| error.to_string());
+            if looked.send(answer).is_err() {
+                return;
+            }
+        }
+    });
+    loop {
+        terminal.draw(|frame| draw::draw(screen, frame.area(), frame.buffer_mut()))?;
+        loop {
+            match looks.recv_timeout(Duration::ZERO) {
+                Ok(look) => {
+                    screen.looked(look);
+                    break;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::because(
+                        "the thread that asks the daemon has ended",
+                    ));
+                }
+            }
+            if !event::poll(KEY_TIME)? {
+                continue;
+            }
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    if screen.key(key) == Wish::Leave {
+                        return Ok(());
+                    }
+                    break;
+                }
+                Event::Resize(..) => break,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// One frame as plain text, as long as it needs.
+fn once(socket: &Path, interval: Duration, screen: &mut Screen) -> Outcome {
+    screen.looked(Ok(look(socket)?));
+    std::thread::sleep(interval);
+    screen.looked(Ok(look(socket)?));
+    let columns = std::env::var("COLUMNS").ok();
+    let columns = columns.and_then(|text| text.parse().ok());
+    let columns = columns
+        .unwrap_or(COLUMNS_DEFAULT)
+        .clamp(COLUMNS_DEFAULT, 500);
+    let rows = u16::try_from(screen.rows().len()).unwrap_or(LINES_MAX);
+    let lines = rows.saturating_add(13).clamp(24, LINES_MAX);
+    let text = plain(screen, columns, lines);
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    Ok(())
+}
+
+/// The screen without colours, and without the line that lists keys.
+fn plain(screen: &Screen, columns: u16, lines: u16) -> String {
+    let mut buffer = Buffer::empty(Rect::new(0, 0, columns, lines));
+    draw::draw(screen, buffer.area, &mut buffer);
+    let mut text: Vec<String> = (0..lines.saturating_sub(1))
+        .map(|line| {
+            let symbols = (0..columns).filter_map(|column| buffer.cell((column, line)));
+            let line: String = symbols.map(|cell| cell.symbol()).collect();
+            line.trim_end().to_owned()
+        })
+        .collect();
+    text.dedup_by(|a, b| a.is_empty() && b.is_empty());
+    while text.last().is_some_and(String::is_empty) {
+        text.pop();
+    }
+    text.join("\n") + "\n"
+}

@@ -1,0 +1,316 @@
+//! What happened between two looks at a daemon, as rows of numbers. Pure: no terminal, no socket.
+
+use daemon::control::Status;
+use daemon::statistics::Statistics;
+use disk::IoKind;
+use timeline::{Counters, Labels, Latencies, Operation, OperationLatencies, Span, SparseHistogram};
+
+/// One look at a daemon.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// What it serves.
+    pub status: Status,
+    /// What it counted.
+    pub statistics: Statistics,
+}
+
+/// What rows are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    /// Ways in.
+    Exports,
+    /// Virtqueues; an iSCSI target's connections on one worker.
+    Queues,
+    /// Disks.
+    Disks,
+    /// Workers.
+    Workers,
+}
+
+impl View {
+    /// All, in the order of their keys 1 to 4.
+    pub const ALL: [View; 4] = [View::Exports, View::Queues, View::Disks, View::Workers];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            View::Exports => "exports",
+            View::Queues => "queues",
+            View::Disks => "disks",
+            View::Workers => "workers",
+        }
+    }
+
+    /// Titles and widths of its columns; the first is the name and takes what is left.
+    pub fn columns(self) -> &'static [(&'static str, u16)] {
+        match self {
+            View::Exports | View::Queues => &[
+                ("", 0),
+                ("req/s", 7),
+                ("B/s", 7),
+                ("mean", 7),
+                ("p99", 7),
+                ("depth", 5),
+                ("err/s", 5),
+                ("kick/s", 6),
+                ("intr/s", 6),
+            ],
+            View::Disks => &[
+                ("", 0),
+                ("read/s", 7),
+                ("write/s", 7),
+                ("other/s", 7),
+                ("read B", 7),
+                ("write B", 7),
+                ("depth", 5),
+                ("err/s", 6),
+            ],
+            View::Workers => &[
+                ("", 0),
+                ("req/s", 7),
+                ("B/s", 7),
+                ("turns/s", 7),
+                ("useful", 6),
+                ("sleep/s", 7),
+                ("mesg/s", 6),
+                ("queues", 6),
+            ],
+        }
+    }
+}
+
+/// A number and how it is shown.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cell {
+    /// So many a second, or so many.
+    Count(f64),
+    /// Bytes a second.
+    Bytes(f64),
+    /// A time in nanoseconds; not a number when nothing happened.
+    Time(f64),
+    /// A part of the whole; not a number when there is no whole.
+    Share(f64),
+}
+
+impl Cell {
+    /// What rows are sorted by.
+    pub fn number(self) -> f64 {
+        let (Cell::Count(number) | Cell::Bytes(number) | Cell::Time(number) | Cell::Share(number)) =
+            self;
+        if number.is_nan() { -1.0 } else { number }
+    }
+}
+
+/// One export, queue, disk or worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Its name.
+    pub name: String,
+    /// What a filter looks at too: a queue's disk, an export's kind.
+    pub also: String,
+    /// The columns after the name.
+    pub cells: Vec<Cell>,
+    /// Where its requests' time went; a disk without queues of its own has none.
+    pub latencies: Option<Latencies>,
+}
+
+/// What happened between two looks.
+#[derive(Clone, Debug)]
+pub struct Interval {
+    seconds: f64,
+    status: Status,
+    now: Statistics,
+    grown: Statistics,
+}
+
+impl Interval {
+    /// `None` when the daemon was started anew in between.
+    pub fn between(before: &Look, now: &Look) -> Option<Interval> {
+        let nanos = now
+            .statistics
+            .at_ns
+            .checked_sub(before.statistics.at_ns)
+            .filter(|nanos| *nanos > 0)?;
+        if before.status.pid != now.status.pid {
+            return None;
+        }
+        Some(Interval {
+            seconds: nanos as f64 / 1e9,
+            status: now.status.clone(),
+            now: now.statistics.clone(),
+            grown: grown(&before.statistics, &now.statistics),
+        })
+    }
+
+    /// Who answers.
+    pub fn status(&self) -> &Status {
+        &self.status
+    }
+
+    /// Requests, bytes and errors a second, of all queues.
+    pub fn totals(&self) -> (f64, f64, f64) {
+        let counters = self.grown.latency.merged().counters;
+        (
+            self.rate(counters.requests()),
+            self.rate(counters.bytes()),
+            self.rate(errors(&counters)),
+        )
+    }
+
+    fn rate(&self, count: u64) -> f64 {
+        count as f64 / self.seconds
+    }
+
+    /// The rows of a view, in the daemon's order.
+    pub fn rows(&self, view: View) -> Vec<Row> {
+        match view {
+            View::Exports => self.exports(),
+            View::Queues => self.queues(),
+            View::Disks => self.disks(),
+            View::Workers => self.workers(),
+        }
+    }
+
+    fn exports(&self) -> Vec<Row> {
+        let row = |export: &daemon::control::ExportStatus| {
+            let mine = |labels: &Labels| labels.export == export.name;
+            let kind = if export.connected { "" } else { " (no client)" };
+            self.of_queues(format!("{}{kind}", export.name), export.kind.clone(), &mine)
+        };
+        self.status.exports.iter().map(row).collect()
+    }
+
+    fn queues(&self) -> Vec<Row> {
+        let row = |queue: &timeline::QueueSnapshot| {
+            let labels = &queue.labels;
+            let name = format!("{}/{}", labels.export, labels.queue);
+            let also = format!("{} worker {}", labels.disk, labels.worker);
+            self.of_queues(name, also, &|other| other == labels)
+        };
+        self.now.latency.queues.iter().map(row).collect()
+    }
+
+    fn of_queues(&self, name: String, also: String, mine: &dyn Fn(&Labels) -> bool) -> Row {
+        let latencies = self.grown.latency.merged_by(mine);
+        let counters = &latencies.counters;
+        let total = merged(&latencies, None).spans.remove(&Span::Total);
+        let total = total.filter(|histogram| !histogram.is_empty());
+        let queues = self.now.latency.queues.iter();
+        let in_flight: u64 = queues
+            .filter(|queue| mine(&queue.labels))
+            .map(|queue| queue.in_flight)
+            .sum();
+        let time =
+            |of: &dyn Fn(&SparseHistogram) -> f64| Cell::Time(total.as_ref().map_or(f64::NAN, of));
+        let cells = vec![
+            Cell::Count(self.rate(counters.requests())),
+            Cell::Bytes(self.rate(counters.bytes())),
+            time(&SparseHistogram::mean_ns),
+            time(&|histogram| histogram.quantile_ns(0.99) as f64),
+            Cell::Count(in_flight as f64),
+            Cell::Count(self.rate(errors(counters))),
+            Cell::Count(self.rate(counters.kicks)),
+            Cell::Count(self.rate(counters.notifications)),
+        ];
+        Row {
+            name,
+            also,
+            cells,
+            latencies: Some(latencies),
+        }
+    }
+
+    fn disks(&self) -> Vec<Row> {
+        let row = |disk: &daemon::statistics::DiskStatistics| {
+            let status = self.status.disks.iter().find(|s| s.name == disk.name);
+            let (read, write) = (disk.of(IoKind::Read), disk.of(IoKind::Write));
+            let others = [IoKind::Flush, IoKind::Discard, IoKind::WriteZeroes];
+            let others = others.map(|kind| disk.of(kind).requests).iter().sum();
+            let now = self.now.disks.iter().find(|now| now.name == disk.name);
+            let latencies = self.grown.latency.merged_by(|l| l.disk == disk.name);
+            Row {
+                name: disk.name.clone(),
+                also: status.map_or(String::new(), |status| status.backend.clone()),
+                cells: vec![
+                    Cell::Count(self.rate(read.requests)),
+                    Cell::Count(self.rate(write.requests)),
+                    Cell::Count(self.rate(others)),
+                    Cell::Bytes(self.rate(read.bytes)),
+                    Cell::Bytes(self.rate(write.bytes)),
+                    Cell::Count(now.map_or(0, |now| now.in_flight) as f64),
+                    Cell::Count(self.rate(disk.errors())),
+                ],
+                latencies: Some(latencies).filter(|l| l.counters.requests() > 0),
+            }
+        };
+        self.grown.disks.iter().map(row).collect()
+    }
+
+    fn workers(&self) -> Vec<Row> {
+        let row = |worker: &daemon::statistics::WorkerStatistics| {
+            let mine = |labels: &Labels| labels.worker == worker.worker;
+            let latencies = self.grown.latency.merged_by(mine);
+            let queues = self.now.latency.queues.iter().filter(|q| mine(&q.labels));
+            let turns = worker.busy_turns + worker.empty_turns;
+            Row {
+                name: format!("worker {}", worker.worker),
+                also: String::new(),
+                cells: vec![
+                    Cell::Count(self.rate(latencies.counters.requests())),
+                    Cell::Bytes(self.rate(latencies.counters.bytes())),
+                    Cell::Count(self.rate(turns)),
+                    Cell::Share(worker.busy_turns as f64 / turns as f64),
+                    Cell::Count(self.rate(worker.sleeps)),
+                    Cell::Count(self.rate(worker.messages)),
+                    Cell::Count(queues.count() as f64),
+                ],
+                latencies: Some(latencies),
+            }
+        };
+        self.grown.workers.iter().map(row).collect()
+    }
+}
+
+fn errors(counters: &Counters) -> u64 {
+    counters.errors() + counters.malformed
+}
+
+/// The latencies of one operation, or of all together.
+pub fn merged(latencies: &Latencies, operation: Option<Operation>) -> OperationLatencies {
+    let mut all = OperationLatencies::default();
+    for (one, spans) in &latencies.operations {
+        if operation.is_none_or(|wanted| wanted == *one) {
+            all.merge(spans);
+        }
+    }
+    all
+}
+
+fn grown(before: &Statistics, now: &Statistics) -> Statistics {
+    let mut grown = Statistics {
+        latency: now.latency.since(&before.latency),
+        ..now.clone()
+    };
+    for (worker, old) in grown.workers.iter_mut().zip(&before.workers) {
+        worker.busy_turns = worker.busy_turns.saturating_sub(old.busy_turns);
+        worker.empty_turns = worker.empty_turns.saturating_sub(old.empty_turns);
+        worker.sleeps = worker.sleeps.saturating_sub(old.sleeps);
+        worker.messages = worker.messages.saturating_sub(old.messages);
+    }
+    for disk in &mut grown.disks {
+        // A disk that was removed and made again began at zero.
+        let Some(old) = before.disks.iter().find(|old| old.name == disk.name) else {
+            continue;
+        };
+        for (name, io) in &mut disk.operations {
+            let before = old.operations.get(name).copied().unwrap_or_default();
+            io.requests = io.requests.saturating_sub(before.requests);
+            io.bytes = io.bytes.saturating_sub(before.bytes);
+        }
+        for (class, count) in &mut disk.errors {
+            let before = old.errors.get(class).copied().unwrap_or(0);
+            *count = count.saturating_sub(before);
+        }
+    }
+    grown
+}

@@ -1,0 +1,200 @@
+//! What the screen shows and what keys do to it. Pure: keys in, state out.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use timeline::Operation;
+
+use super::rates::{Interval, Look, Row, View};
+
+/// What a key asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Go on.
+    Stay,
+    /// End.
+    Leave,
+}
+
+/// The state of the screen.
+#[derive(Debug)]
+pub struct Screen {
+    /// Which rows.
+    pub view: View,
+    /// Which column they are sorted by: 0 is the name, downwards from the largest otherwise.
+    pub sort: usize,
+    /// The other way round.
+    pub reversed: bool,
+    /// Only rows with this text.
+    pub filter: String,
+    /// Keys go into the filter.
+    pub typing: bool,
+    /// The name of the row whose stages are shown.
+    pub selected: Option<String>,
+    /// Whose stages: `None` is all operations together.
+    pub operation: Option<Operation>,
+    /// Numbers stand still.
+    pub frozen: bool,
+    /// Help covers the screen.
+    pub helping: bool,
+    /// Why there is nothing new.
+    pub trouble: Option<String>,
+    last: Option<Look>,
+    interval: Option<Interval>,
+}
+
+impl Default for Screen {
+    fn default() -> Self {
+        Screen {
+            view: View::Exports,
+            sort: 1,
+            reversed: false,
+            filter: String::new(),
+            typing: false,
+            selected: None,
+            operation: None,
+            frozen: false,
+            helping: false,
+            trouble: None,
+            last: None,
+            interval: None,
+        }
+    }
+}
+
+impl Screen {
+    /// A look at the daemon, or why there was none.
+    pub fn looked(&mut self, look: Result<Look, String>) {
+        match look {
+            Ok(look) => {
+                self.trouble = None;
+                if self.frozen {
+                    return;
+                }
+                if let Some(interval) = self.last.as_ref().and_then(|l| Interval::between(l, &look))
+                {
+                    self.interval = Some(interval);
+                }
+                self.last = Some(look);
+            }
+            Err(why) => self.trouble = Some(why),
+        }
+    }
+
+    /// What happened last, once there were two looks.
+    pub fn interval(&self) -> Option<&Interval> {
+        self.interval.as_ref()
+    }
+
+    /// The rows to be shown, in their order.
+    pub fn rows(&self) -> Vec<Row> {
+        let Some(interval) = &self.interval else {
+            return Vec::new();
+        };
+        let mut rows = interval.rows(self.view);
+        let wanted = self.filter.to_lowercase();
+        rows.retain(|row| {
+            row.name.to_lowercase().contains(&wanted) || row.also.to_lowercase().contains(&wanted)
+        });
+        match self.sort.checked_sub(1) {
+            None => rows.sort_by(|a, b| a.name.cmp(&b.name)),
+            Some(column) => {
+                let number = |row: &Row| row.cells.get(column).map_or(-1.0, |cell| cell.number());
+                // Stable: rows without load keep the daemon's order.
+                rows.sort_by(|a, b| number(b).total_cmp(&number(a)));
+            }
+        }
+        if self.reversed {
+            rows.reverse();
+        }
+        rows
+    }
+
+    /// Where the selected row is among `rows`: the first when it is not there.
+    pub fn position(&self, rows: &[Row]) -> usize {
+        let selected = self.selected.as_deref();
+        let found = rows
+            .iter()
+            .position(|row| Some(row.name.as_str()) == selected);
+        found.unwrap_or(0)
+    }
+
+    /// A key was pressed.
+    pub fn key(&mut self, key: KeyEvent) -> Wish {
+        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+            return Wish::Leave;
+        }
+        if self.typing {
+            self.typed(key.code);
+            return Wish::Stay;
+        }
+        if self.helping {
+            self.helping = false;
+            return Wish::Stay;
+        }
+        match key.code {
+            KeyCode::Char('q') => return Wish::Leave,
+            KeyCode::Esc if self.filter.is_empty() => return Wish::Leave,
+            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Char('?' | 'h') => self.helping = true,
+            KeyCode::Char(' ') => self.frozen = !self.frozen,
+            KeyCode::Char('/') => self.typing = true,
+            KeyCode::Char(digit @ '1'..='4') => self.show(digit as usize - '1' as usize),
+            KeyCode::Tab => self.show(self.view_index() + 1),
+            KeyCode::BackTab => self.show(self.view_index() + View::ALL.len() - 1),
+            KeyCode::Char('s') | KeyCode::Right => self.sort_by(self.sort + 1),
+            KeyCode::Char('S') | KeyCode::Left => {
+                self.sort_by(self.sort + self.view.columns().len() - 1);
+            }
+            KeyCode::Char('r') => self.reversed = !self.reversed,
+            KeyCode::Char('o') => self.next_operation(),
+            KeyCode::Down | KeyCode::Char('j') => self.step(|at| at + 1),
+            KeyCode::Up | KeyCode::Char('k') => self.step(|at| at.saturating_sub(1)),
+            KeyCode::PageDown => self.step(|at| at + 10),
+            KeyCode::PageUp => self.step(|at| at.saturating_sub(10)),
+            KeyCode::Home | KeyCode::Char('g') => self.step(|_| 0),
+            KeyCode::End | KeyCode::Char('G') => self.step(|_| usize::MAX),
+            _ => {}
+        }
+        Wish::Stay
+    }
+
+    fn typed(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Enter => self.typing = false,
+            KeyCode::Esc => {
+                self.typing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(c) => self.filter.push(c),
+            _ => {}
+        }
+    }
+
+    fn view_index(&self) -> usize {
+        let same = |view: &View| *view == self.view;
+        View::ALL.iter().position(same).unwrap_or(0)
+    }
+
+    fn show(&mut self, index: usize) {
+        self.view = View::ALL[index % View::ALL.len()];
+        self.selected = None;
+        self.sort = 1;
+    }
+
+    fn sort_by(&mut self, column: usize) {
+        self.sort = column % self.view.columns().len();
+    }
+
+    fn next_operation(&mut self) {
+        self.operation = match self.operation {
+            None => Operation::ALL.first().copied(),
+            Some(one) => Operation::ALL.get(one as usize + 1).copied(),
+        };
+    }
+
+    fn step(&mut self, to: impl Fn(usize) -> usize) {
+        let rows = self.rows();
+        let at = to(self.position(&rows)).min(rows.len().saturating_sub(1));
+        self.selected = rows.get(at).map(|row| row.name.clone());
+    }
+}

@@ -1,0 +1,241 @@
+//! Frames as a person sees them, at 80 by 24.
+
+use daemon::control::{DiskStatus, ExportStatus, Status};
+use daemon::statistics::{DiskStatistics, IoStatistics, Statistics, WorkerStatistics};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use timeline::{Clock, Labels, Operation, QueueTimeline, Snapshot, Stamp, Stamps};
+
+use super::rates::Look;
+use super::screen::{Screen, Wish};
+use super::{draw, plain};
+
+/// A daemon after `seconds`, whose queues have answered `requests` each second: 1 us before the disk, 3 us in it.
+fn look(seconds: u64) -> Look {
+    let queue = |export: &str, disk: &str, queue: u32, requests: u64| {
+        let labels = Labels {
+            export: export.to_owned(),
+            disk: disk.to_owned(),
+            queue,
+            worker: queue % 2,
+        };
+        let mut timeline = QueueTimeline::new(labels, 8);
+        for _ in 0..requests * seconds {
+            let stamps = [0, 500, 750, 750, 750, 1000, 4000, 4000, 4000].map(Stamp);
+            timeline.record_request(Operation::Read, &Stamps::from_array(stamps));
+            timeline.counters().count(Operation::Read, 4096, true);
+        }
+        timeline.counters().kicks.add(2 * seconds);
+        timeline.counters().in_flight.set(u64::from(queue));
+        timeline.snapshot(&Clock::simulated().0)
+    };
+    let export = |name: &str, kind: &str, connected| ExportStatus {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        socket: None,
+        queues: 2,
+        connected,
+        luns: Vec::new(),
+    };
+    let disk = |name: &str, reads: u64| {
+        let io = IoStatistics {
+            requests: reads * seconds,
+            bytes: reads * seconds * 4096,
+        };
+        DiskStatistics {
+            operations: [("read".to_owned(), io)].into(),
+            errors: [("offline".to_owned(), 3 * seconds)].into(),
+            ..DiskStatistics::new(name, None)
+        }
+    };
+    Look {
+        status: Status {
+            version: "0.1.0".to_owned(),
+            pid: 4711,
+            uptime_seconds: seconds,
+            workers: 2,
+            disks: Vec::<DiskStatus>::new(),
+            exports: vec![
+                export("idle", "vhost-scsi", false),
+                export("d0", "vhost-blk", true),
+            ],
+        },
+        statistics: Statistics {
+            at_ns: seconds * 1_000_000_000,
+            workers: (0..2)
+                .map(|worker| WorkerStatistics {
+                    worker,
+                    busy_turns: 30 * seconds,
+                    empty_turns: 10 * seconds,
+                    sleeps: seconds,
+                    messages: 0,
+                })
+                .collect(),
+            disks: vec![disk("d0", 1500), disk("shared", 10)],
+            latency: Snapshot {
+                queues: vec![queue("d0", "d0", 0, 100), queue("d0", "d0", 1, 1400)],
+            },
+        },
+    }
+}
+
+fn screen() -> Screen {
+    let mut screen = Screen::default();
+    screen.looked(Ok(look(1)));
+    screen.looked(Ok(look(2)));
+    screen
+}
+
+fn press(screen: &mut Screen, keys: &[KeyCode]) -> Wish {
+    let mut wish = Wish::Stay;
+    for code in keys {
+        wish = screen.key(KeyEvent::new(*code, KeyModifiers::NONE));
+    }
+    wish
+}
+
+/// What a terminal of this size shows, line by line, without what trails.
+fn frame(screen: &Screen, columns: u16, lines: u16) -> Vec<String> {
+    let mut terminal = Terminal::new(TestBackend::new(columns, lines)).unwrap();
+    terminal
+        .draw(|frame| draw::draw(screen, frame.area(), frame.buffer_mut()))
+        .unwrap();
+    let text = terminal.backend().to_string();
+    let line = |line: &str| line.trim_matches('"').trim_end().to_owned();
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn exports_look_like_this() {
+    let expected = "\
+lunette 0.1.0  pid 4711  up 0:00:02             1.50 k req/s  6.14 MB/s  0 err/s
+ 1 exports  2 queues  3 disks  4 workers
+export                   req/s     B/s    mean     p99 depth err/s kick/s intr/s
+d0                      1.50 k  6.14 M 4.00 us 4.00 us     1     0      4      0
+idle (no client)             0       0       -       -     0     0      0      0
+
+
+
+
+
+
+
+
+
+d0, all: where the time goes
+stage         mean share      p99
+popped      500 ns  12 %   500 ns  █████▊
+parsed      250 ns   6 %   250 ns  ██▉
+submitted   250 ns   6 %   250 ns  ██▉
+reaped     3.00 us  75 %  2.98 us  ██████████████████████████████████▌
+answered      0 ns   0 %     0 ns
+notified      0 ns   0 %     0 ns
+total      4.00 us        4.00 us
+? help  Tab view  up/down select  s sort  r reverse  / filter  space freeze  q";
+    assert_eq!(frame(&screen(), 80, 24).join("\n"), expected);
+}
+
+#[test]
+fn queues_are_sorted_filtered_and_selected() {
+    let mut screen = screen();
+    press(&mut screen, &[KeyCode::Char('2')]);
+    let names = |screen: &Screen| -> Vec<String> {
+        screen.rows().into_iter().map(|row| row.name).collect()
+    };
+    assert_eq!(names(&screen), ["d0/1", "d0/0"], "by requests");
+    press(&mut screen, &[KeyCode::Char('r')]);
+    assert_eq!(names(&screen), ["d0/0", "d0/1"]);
+    press(&mut screen, &[KeyCode::Char('r'), KeyCode::Char('S')]);
+    assert_eq!(
+        (screen.sort, names(&screen)),
+        (0, vec!["d0/0".to_owned(), "d0/1".to_owned()])
+    );
+    press(&mut screen, &[KeyCode::Down, KeyCode::Down]);
+    assert_eq!(screen.selected.as_deref(), Some("d0/1"));
+    let filter: Vec<KeyCode> = "/worker 0".chars().map(KeyCode::Char).collect();
+    press(&mut screen, &filter);
+    assert_eq!(names(&screen), ["d0/0"]);
+    assert!(frame(&screen, 80, 24)[1].ends_with("filter: worker 0_"));
+    press(&mut screen, &[KeyCode::Enter, KeyCode::Esc]);
+    assert_eq!(names(&screen).len(), 2);
+    assert_eq!(press(&mut screen, &[KeyCode::Esc]), Wish::Leave);
+}
+
+#[test]
+fn disks_and_workers_have_rates_of_their_own() {
+    let mut screen = screen();
+    press(&mut screen, &[KeyCode::Char('3')]);
+    let text = frame(&screen, 80, 24);
+    assert_eq!(
+        text[3],
+        "d0                           1.50 k       0       0  6.14 M       0     0      3"
+    );
+    press(&mut screen, &[KeyCode::Down]);
+    assert!(frame(&screen, 80, 24)[14].contains("no queue of its own"));
+    press(&mut screen, &[KeyCode::Tab]);
+    let text = frame(&screen, 80, 24);
+    assert_eq!(
+        text[3],
+        "worker 1                     1.40 k  5.73 M      40   75 %       1      0      1"
+    );
+}
+
+#[test]
+fn frozen_numbers_stand_still_and_trouble_is_told() {
+    let mut screen = screen();
+    press(&mut screen, &[KeyCode::Char(' ')]);
+    let before = frame(&screen, 80, 24);
+    assert!(before[1].ends_with("frozen"));
+    screen.looked(Ok(look(7)));
+    assert_eq!(frame(&screen, 80, 24), before);
+    screen.looked(Err("nobody listens".to_owned()));
+    assert_eq!(frame(&screen, 80, 24)[23], "nobody listens");
+    press(&mut screen, &[KeyCode::Char(' ')]);
+    screen.looked(Ok(look(9)));
+    assert!(frame(&screen, 80, 24)[0].contains("up 0:00:09"));
+}
+
+#[test]
+fn a_daemon_that_was_started_anew_gives_no_absurd_rates() {
+    let mut screen = screen();
+    screen.looked(Ok(look(1)));
+    assert!(
+        frame(&screen, 80, 24)[0].contains("1.50 k req/s"),
+        "the last ones stay"
+    );
+    screen.looked(Ok(look(3)));
+    assert!(frame(&screen, 80, 24)[0].contains("1.50 k req/s"));
+}
+
+#[test]
+fn help_fits_and_any_key_ends_it() {
+    let mut screen = screen();
+    press(&mut screen, &[KeyCode::Char('?')]);
+    let text = frame(&screen, 80, 24).join("\n");
+    for line in draw::HELP.lines().filter(|line| !line.is_empty()) {
+        assert!(text.contains(line.trim_end()), "{line}");
+    }
+    assert_eq!(press(&mut screen, &[KeyCode::Char('q')]), Wish::Stay);
+    assert!(!screen.helping);
+}
+
+#[test]
+fn any_size_is_drawn_without_panic_and_one_frame_is_plain_text() {
+    let mut screen = screen();
+    for (columns, lines) in [(1, 1), (20, 5), (79, 18), (81, 19), (300, 100)] {
+        for keys in [KeyCode::Tab, KeyCode::Char('o'), KeyCode::Char('?')] {
+            press(&mut screen, &[keys]);
+            frame(&screen, columns, lines);
+        }
+    }
+    let mut screen = self::screen();
+    assert!(
+        plain(&screen, 80, 24)
+            .lines()
+            .all(|line| line.chars().count() <= 80)
+    );
+    assert!(!plain(&screen, 80, 24).contains("? help"));
+    screen.filter = "nothing like it".to_owned();
+    assert!(plain(&screen, 80, 24).contains("nothing has this text"));
+}

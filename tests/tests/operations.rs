@@ -1,0 +1,182 @@
+//! The daemon under a service manager: readiness, watchdog, sockets that are passed, what is installed for it.
+#![forbid(unsafe_code)]
+
+use end_to_end::client::{Client, VERSION_1};
+use end_to_end::{Context, Profile, Result, Scratch, ensure};
+use lab::{Process, lunette_program, wait_until, workspace};
+use rustix::process::Signal;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Far above what anything here takes; far below "it waits for something".
+const SOON: Duration = Duration::from_secs(60);
+
+/// What the service manager hears next.
+fn heard(manager: &UnixDatagram) -> Result<String> {
+    let mut bytes = [0; 512];
+    let length = manager
+        .recv(&mut bytes)
+        .context("the service manager hears nothing")?;
+    Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
+}
+
+#[test]
+fn a_service_manager_hears_that_it_is_ready_alive_and_ending() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let (notify, socket) = (scratch.socket("notify"), scratch.socket("d.sock"));
+    let manager = UnixDatagram::bind(&notify)?;
+    manager.set_read_timeout(Some(SOON))?;
+    let mut command = Command::new(lunette_program(Profile::Dev)?);
+    command
+        .args(["serve", "--disk", "d=ram:16M", "--vhost-blk"])
+        .arg(format!("d:{}", socket.display()))
+        .arg("--control")
+        .arg(scratch.socket("control.sock"))
+        .arg("--state")
+        .arg(scratch.file("state"))
+        .env("NOTIFY_SOCKET", &notify)
+        .env("WATCHDOG_USEC", "200000");
+    let mut process = Process::start("serve", &command, &scratch.file("log"))?;
+
+    let first = heard(&manager).with_context(|| process.log_tail())?;
+    ensure!(
+        first.starts_with("READY=1\nSTATUS=serving 1 disks"),
+        "{first}"
+    );
+    Client::connect(&socket).context("it was not ready")?;
+    for _ in 0..3 {
+        let next = heard(&manager)?;
+        ensure!(next == "WATCHDOG=1", "{next}");
+    }
+    process.signal(Signal::TERM)?;
+    let last = loop {
+        match heard(&manager)? {
+            alive if alive == "WATCHDOG=1" => {}
+            other => break other,
+        }
+    };
+    ensure!(last == "STOPPING=1", "{last}");
+    ensure!(process.wait(SOON)?.success(), "{}", process.log_tail());
+    Ok(())
+}
+
+#[test]
+fn sockets_that_are_passed_are_served_and_stay() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let (socket, control) = (scratch.socket("d.sock"), scratch.socket("control.sock"));
+    let exports = OwnedFd::from(UnixListener::bind(&socket)?);
+    let controls = OwnedFd::from(UnixListener::bind(&control)?);
+    for round in 0..2 {
+        // A shell puts them where a service manager does: at 3 and 4, with the number of the process that takes them.
+        let mut command = Command::new("sh");
+        command
+            .arg("-c")
+            .arg("exec 3<&0 4>&1 0</dev/null 1>&2; LISTEN_FDS=2 LISTEN_PID=$$ exec \"$@\"")
+            .arg("sh")
+            .arg(lunette_program(Profile::Dev)?)
+            .args(["serve", "--disk", "d=ram:16M", "--vhost-blk"])
+            .arg(format!("d:{}", socket.display()))
+            .arg("--control")
+            .arg(&control)
+            .arg("--state")
+            .arg(scratch.file("state"))
+            .stdin(Stdio::from(exports.try_clone()?))
+            .stdout(Stdio::from(controls.try_clone()?));
+        let mut child = command.spawn()?;
+        let status = wait_until(SOON, || {
+            let mut status = Command::new(lunette_program(Profile::Dev).ok()?);
+            status.args(["top", "--once", "--interval", "0.1", "--socket"]);
+            let output = status.arg(&control).output().ok()?;
+            output.status.success().then_some(output.stdout)
+        });
+        let status = status.context("the control socket does not answer")?;
+        let status = String::from_utf8_lossy(&status).into_owned();
+        ensure!(status.contains(&format!("pid {} ", child.id())), "{status}");
+        let features = Client::connect(&socket)?.features()?;
+        ensure!(features & VERSION_1 != 0);
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, Signal::TERM)?;
+        ensure!(child.wait()?.success(), "round {round}");
+        ensure!(socket.exists() && control.exists(), "they are not its own");
+    }
+    Ok(())
+}
+
+fn make(goal: &str, prefix: &Path, target: &Path) -> Result<()> {
+    let output = Command::new("make")
+        .current_dir(workspace())
+        .env_remove("MAKEFLAGS")
+        .arg(goal)
+        .arg(format!("PREFIX={}", prefix.display()))
+        .arg(format!("target_directory={}", target.display()))
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "make {goal}: {said}");
+    Ok(())
+}
+
+fn files_below(folder: &Path) -> Result<Vec<std::path::PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        match path.is_dir() {
+            true => found.extend(files_below(&path)?),
+            false => found.push(path),
+        }
+    }
+    Ok(found)
+}
+
+#[test]
+fn units_pages_and_completions_are_installed_and_removed_again() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let (target, prefix) = (scratch.file("target"), scratch.file("usr"));
+    std::fs::create_dir_all(target.join("release"))?;
+    std::fs::copy(
+        lunette_program(Profile::Dev)?,
+        target.join("release/lunette"),
+    )?;
+    make("install", &prefix, &target)?;
+    for file in [
+        "lib/sysusers.d/lunette.conf",
+        "lib/tmpfiles.d/lunette.conf",
+        "share/man/man1/lunette.1",
+        "share/man/man1/lunette-serve.1",
+        "share/bash-completion/completions/lunette",
+        "share/zsh/site-functions/_lunette",
+        "share/fish/vendor_completions.d/lunette.fish",
+    ] {
+        let size = std::fs::metadata(prefix.join(file)).map(|file| file.len());
+        ensure!(size.is_ok_and(|size| size > 0), "{file} is not installed");
+    }
+    let completion =
+        std::fs::read_to_string(prefix.join("share/bash-completion/completions/lunette"))?;
+    ensure!(completion.contains("vhost-user-blk"));
+
+    let units = prefix.join("lib/systemd/system");
+    let service = std::fs::read_to_string(units.join("lunette.service"))?;
+    let program = prefix.join("bin/lunette");
+    ensure!(service.contains(&format!("ExecStart={} serve", program.display())));
+    ensure!(!service.contains("@BINDIR@"));
+    let verified = Command::new("systemd-analyze")
+        .args(["verify", "--man=no"])
+        .args([units.join("lunette.service"), units.join("lunette.socket")])
+        .output();
+    // Machines without systemd have nothing to verify with.
+    if let Ok(output) = verified {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let ours: Vec<&str> = said
+            .lines()
+            .filter(|line| line.contains("lunette"))
+            .collect();
+        ensure!(output.status.success() && ours.is_empty(), "{said}");
+    }
+
+    make("uninstall", &prefix, &target)?;
+    let left = files_below(&prefix)?;
+    ensure!(left.is_empty(), "uninstall leaves {left:?}");
+    Ok(())
+}
