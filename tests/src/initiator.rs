@@ -19,11 +19,12 @@ pub struct IscsiSession {
 
 impl IscsiSession {
     /// Logs in to a target as the initiator with this number, and takes what a new nexus is told.
-    pub fn login(portal: &str, target: &str, number: u8) -> Result<IscsiSession> {
+    pub fn login(portal: &str, target: &str, number: u16) -> Result<IscsiSession> {
+        let [high, low] = number.to_be_bytes();
         let mut initiator = Initiator::new(InitiatorSettings {
             initiator_name: format!("iqn.2026-11.org.example:i{number}"),
             target_name: Some(target.to_owned()),
-            isid: [0x80, 0, 0, 0, 0, number],
+            isid: [0x80, 0, 0, 0, high, low],
             offer: Offer::default(),
             credentials: None,
             first_cmd_sn: 1,

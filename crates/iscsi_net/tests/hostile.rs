@@ -105,9 +105,14 @@ fn raw(door: &Door) -> TcpStream {
 
 /// Logged in with the defaults of the standard; CmdSN 1 is next.
 fn logged_in(door: &Door) -> TcpStream {
+    logged_in_with(door, "")
+}
+
+/// The same with more keys.
+fn logged_in_with(door: &Door, keys: &str) -> TcpStream {
     let mut stream = raw(door);
     let text = format!(
-        "InitiatorName=iqn.2026-11.org.example:bad\0TargetName={TARGET}\0SessionType=Normal\0"
+        "InitiatorName=iqn.2026-11.org.example:bad\0TargetName={TARGET}\0SessionType=Normal\0{keys}"
     );
     stream.write_all(&login_request(0x87, &text)).unwrap();
     let answer = receive(&mut stream).unwrap();
@@ -221,6 +226,30 @@ fn cases() -> Vec<Case> {
             let mut stream = settled(door);
             stream.write_all(&with_ahs(255, &[0xff; 1020])).unwrap();
             expect(&mut stream, REJECT);
+        }),
+        ("data segment longer than was declared", |door| {
+            let mut stream = settled(door);
+            // 256 KiB is what our target declares
+            stream
+                .write_all(&data_out(5, 0, 0, 0, (256 << 10) + 4, true))
+                .ok();
+            expect_close(&mut stream);
+        }),
+        ("header digest that does not match", |door| {
+            let mut stream = logged_in_with(door, "HeaderDigest=CRC32C\0DataDigest=None\0");
+            stream.write_all(&nop(6, 1)).unwrap();
+            stream.write_all(&[0xba, 0xad, 0xba, 0xad]).unwrap();
+            expect_close(&mut stream);
+        }),
+        ("data digest that does not match", |door| {
+            let mut stream = logged_in_with(door, "HeaderDigest=None\0DataDigest=CRC32C\0");
+            let mut ping = nop(6, 1);
+            ping[7] = 4;
+            ping.extend_from_slice(b"ping");
+            ping.extend_from_slice(&[0xba, 0xad, 0xba, 0xad]);
+            stream.write_all(&ping).unwrap();
+            // Reject, "data (payload) digest error" (11.17.1)
+            assert_eq!(expect(&mut stream, REJECT)[2], 0x02);
         }),
         ("Data-Out longer than its R2T", |door| {
             let mut stream = settled(door);

@@ -1,0 +1,220 @@
+//! Initiators by the thousand, most of which say nothing: the one that works goes on, new ones get in, and silence costs
+//! nothing.
+#![forbid(unsafe_code)]
+
+use end_to_end::{IscsiSession, Result, Rig, bail, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+/// Far above what a few commands take; far below "it stands still".
+const SOON: Duration = Duration::from_secs(60);
+const IDLE_SESSIONS: u16 = 1000;
+const HALF_OPEN_MAX: usize = 100;
+/// The part of a core that an idle daemon may use.
+const IDLE_SHARE_MAX: f64 = 0.01;
+const IDLE_WATCHED: Duration = Duration::from_secs(10);
+
+/// A session that writes and reads back, without a pause.
+struct Load {
+    rounds: Arc<AtomicU64>,
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Load {
+    fn start(portal: &str) -> Result<Load> {
+        let mut session = IscsiSession::login(portal, TARGET, 60_000)?;
+        let (rounds, ends) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (counted, ending) = (Arc::clone(&rounds), Arc::clone(&ends));
+        let thread = std::thread::spawn(move || {
+            while !ending.load(Ordering::SeqCst) {
+                let round = counted.load(Ordering::SeqCst);
+                // 8 blocks of 512 bytes, somewhere in the first 2048
+                let lba = (round % 256) as u8;
+                let data = [(round % 251) as u8; 4096];
+                let cdb = |opcode| [opcode, 0, 0, 0, lba, 0, 0, 0, 8, 0];
+                let written = session.command(&cdb(0x2a), Some(&data), 0)?;
+                let read = session.command(&cdb(0x28), None, 4096)?;
+                ensure!((written.status, read.status) == (0, 0), "round {round}");
+                ensure!(read.data == data, "round {round} reads something else");
+                counted.store(round + 1, Ordering::SeqCst);
+            }
+            Ok(())
+        });
+        Ok(Load {
+            rounds,
+            ends,
+            thread,
+        })
+    }
+
+    fn goes_on(&self, meanwhile: &str) -> Result<()> {
+        let before = self.rounds.load(Ordering::SeqCst);
+        let begun = Instant::now();
+        while self.rounds.load(Ordering::SeqCst) < before + 20 {
+            ensure!(
+                !self.thread.is_finished() && begun.elapsed() < SOON,
+                "the other session stands still: {meanwhile}"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<()> {
+        self.ends.store(true, Ordering::SeqCst);
+        match self.thread.join() {
+            Ok(outcome) => outcome,
+            Err(_) => bail!("the other session failed"),
+        }
+    }
+}
+
+fn allow_descriptors(needed: u64) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let enough = |most: Option<u64>| most.is_none_or(|most| most >= needed);
+    ensure!(
+        enough(limit.maximum),
+        "{needed} descriptors are needed; mend: ulimit -Hn {needed}"
+    );
+    if !enough(limit.current) {
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(needed),
+                maximum: limit.maximum,
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Has the target closed it? What it had to say before is passed over.
+fn is_closed(stream: &mut TcpStream) -> Result<bool> {
+    stream.set_nonblocking(true)?;
+    loop {
+        match stream.read(&mut [0; 64]) {
+            Ok(0) => return Ok(true),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(_) => return Ok(true),
+        }
+    }
+}
+
+#[test]
+fn a_thousand_idle_sessions_and_half_open_logins_delay_nobody_and_cost_nothing() -> Result<()> {
+    allow_descriptors(4096)?;
+    let limits = format!("connections=1400,sessions=1100,half_open={HALF_OPEN_MAX},login_s=3600");
+    let mut rig = Rig::new(|daemon| {
+        // One worker: whoever holds it up holds up everybody.
+        daemon
+            .disk("d0=ram:64M")
+            .arguments([
+                "--iscsi",
+                &format!("{TARGET}=d0"),
+                "--portal",
+                "127.0.0.1:0",
+            ])
+            .arguments([
+                "--demo-mode",
+                "rw",
+                "--workers",
+                "1",
+                "--iscsi-limits",
+                &limits,
+            ])
+    })?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    let mut idle = Vec::new();
+    for number in 0..IDLE_SESSIONS {
+        idle.push(IscsiSession::login(&portal, TARGET, number)?);
+    }
+    let load = Load::start(&portal)?;
+    load.goes_on("a thousand idle sessions")?;
+
+    // A part of a Login Request each, and then nothing; more of them than there may be.
+    let mut half_open = Vec::new();
+    for _ in 0..3 * HALF_OPEN_MAX {
+        let mut stream = TcpStream::connect(&portal)?;
+        stream.write_all(&[0x43, 0x87, 0, 0, 0, 0, 1, 0, 0x80, 0, 0, 0])?;
+        half_open.push(stream);
+    }
+    load.goes_on("half-open logins")?;
+    let begun = Instant::now();
+    loop {
+        let mut closed = 0;
+        for stream in &mut half_open {
+            closed += usize::from(is_closed(stream)?);
+        }
+        // The oldest have given way; those that came last are still waited for.
+        ensure!(
+            closed <= 2 * HALF_OPEN_MAX,
+            "{closed} half-open logins were closed"
+        );
+        if closed == 2 * HALF_OPEN_MAX {
+            break;
+        }
+        ensure!(
+            begun.elapsed() < SOON,
+            "only {closed} half-open logins were closed"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    ensure!(!is_closed(&mut half_open[3 * HALF_OPEN_MAX - 1])?);
+
+    // The limit of sessions: 1100, of which 1001 are there.
+    let mut more = Vec::new();
+    for number in 2000..2099 {
+        more.push(IscsiSession::login(&portal, TARGET, number)?);
+    }
+    ensure!(
+        IscsiSession::login(&portal, TARGET, 3000).is_err(),
+        "one too many"
+    );
+    drop(more.pop());
+    let begun = Instant::now();
+    while IscsiSession::login(&portal, TARGET, 3000).is_err() {
+        ensure!(
+            begun.elapsed() < SOON,
+            "what a session leaves is not given to the next"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    load.goes_on("sessions up to the limit")?;
+    // They are all served, the first and the last.
+    for session in [0, 499, 999] {
+        let done = idle[session].command(&[0; 6], None, 0)?;
+        ensure!(
+            done.status == 0,
+            "session {session}: status {}",
+            done.status
+        );
+    }
+    drop((half_open, more));
+    load.finish()?;
+
+    // Nobody says anything any more.
+    let before = rig.daemon.process().cpu_time()?;
+    std::thread::sleep(IDLE_WATCHED);
+    let used = rig.daemon.process().cpu_time()? - before;
+    let share = used.as_secs_f64() / IDLE_WATCHED.as_secs_f64();
+    ensure!(
+        share < IDLE_SHARE_MAX,
+        "{} idle sessions cost {:.1} % of a core",
+        idle.len(),
+        share * 100.0
+    );
+    drop(idle);
+    ensure!(rig.daemon.stop(SOON)?.success());
+    Ok(())
+}
