@@ -66,7 +66,8 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// Nanoseconds per request of each of some queues that run at the same time, each on its own CPU.
+/// Nanoseconds per request of each of some queues that run at the same time, each on its own CPU: of the median turn, for
+/// other work on the machine lengthens some of them.
 fn side_by_side(
     device: &dyn VirtioDevice,
     first: u16,
@@ -82,16 +83,16 @@ fn side_by_side(
         sched_setaffinity(None, &cpus).expect("as many CPUs as queues");
         let mut setup = Setup::of(device, first + queue, door, batch);
         start.wait();
-        let mut spent = 0.0;
+        let mut turns = Vec::with_capacity(TURNS);
         for _ in 0..TURNS {
             setup.fill();
             let began = Instant::now();
             assert!(setup.worker.turn_now());
-            spent += began.elapsed().as_secs_f64();
+            turns.push(began.elapsed().as_secs_f64() * 1e9 / batch as f64);
         }
         // Nobody stops while another is still measured.
         start.wait();
-        spent * 1e9 / (TURNS * batch) as f64
+        median(&mut turns)
     };
     std::thread::scope(|scope| {
         let run = &run;

@@ -202,9 +202,8 @@ impl<P: Protocol> Queue<P> {
         let mut bytes = 0;
         while self.batch.len() < limit && bytes < BATCH_BYTES {
             match self.slots.fill(|chain| self.ring.pop(&self.view, chain)) {
-                Fill::Filled(index) => {
-                    let chain = &self.slots.get(index).request.chain;
-                    bytes += chain.buffer.total_len() as u64;
+                Fill::Filled(index, more) => {
+                    bytes += more;
                     self.batch.push(index);
                 }
                 Fill::Empty | Fill::Full => return,

@@ -58,10 +58,17 @@ impl<S: Default> Default for Slot<S> {
     }
 }
 
+impl<S> Slot<S> {
+    #[inline(always)]
+    fn make_free(&mut self) {
+        (self.scratch, self.waiting, self.goes_on) = (false, false, false);
+    }
+}
+
 /// What came of filling a slot.
 pub(crate) enum Fill<E> {
-    /// This slot holds a chain now.
-    Filled(u16),
+    /// This slot holds a chain now, of so many bytes.
+    Filled(u16, u64),
     /// No slot was free.
     Full,
     /// There was no chain.
@@ -118,7 +125,7 @@ impl<S: Default> Slots<S> {
             }
         }
         chain.buffer.prefetch();
-        let id = chain.id;
+        let (id, bytes) = (chain.id, chain.buffer.total_len() as u64);
         let word = self.busy.get_mut(usize::from(id / 64));
         let Some(word) = word.filter(|word| **word & bit(id) == 0) else {
             chain.clear();
@@ -127,13 +134,13 @@ impl<S: Default> Slots<S> {
         *word |= bit(id);
         slot.active = true;
         self.free.pop();
-        Fill::Filled(index)
+        Fill::Filled(index, bytes)
     }
 
     /// The driver may use the request's ID again, for it has been answered; its memory is let go, but for what is of
     /// the memory in use, `view`.
     #[inline(always)]
-    pub fn answered(&mut self, index: u16, view: &GuestView) {
+    pub fn answered(&mut self, index: u16, view: &GuestView) -> &mut Slot<S> {
         let slot = &mut self.slots[usize::from(index)];
         let id = slot.request.chain.id;
         if let Some(word) = self.busy.get_mut(usize::from(id / 64)) {
@@ -141,6 +148,7 @@ impl<S: Default> Slots<S> {
         }
         slot.request.chain.recycle(view);
         slot.active = false;
+        slot
     }
 
     /// An answered request goes on without a chain; which one it had can still be told.
@@ -153,8 +161,8 @@ impl<S: Default> Slots<S> {
     /// Ends a request: its ID and slot are free again.
     #[inline(always)]
     pub fn release(&mut self, index: u16, view: &GuestView) {
-        self.answered(index, view);
-        self.free_slot(index);
+        self.answered(index, view).make_free();
+        self.free.push(index);
     }
 
     /// Lets go of the pins that free slots keep: the memory in use is another from now on.
@@ -167,8 +175,7 @@ impl<S: Default> Slots<S> {
     /// The slot of a request that was answered before is free again. What is told of it stands until it is taken again.
     #[inline(always)]
     pub fn free_slot(&mut self, index: u16) {
-        let slot = &mut self.slots[usize::from(index)];
-        (slot.scratch, slot.waiting, slot.goes_on) = (false, false, false);
+        self.slots[usize::from(index)].make_free();
         self.free.push(index);
     }
 
@@ -203,13 +210,13 @@ mod tests {
     #[test]
     fn an_id_in_flight_twice_is_noticed_until_it_is_released() {
         let mut slots = Slots::<()>::new(128);
-        let Fill::Filled(first) = fill(&mut slots, 100) else {
+        let Fill::Filled(first, _) = fill(&mut slots, 100) else {
             panic!("a free slot")
         };
         assert!(matches!(fill(&mut slots, 100), Fill::Twice(100)));
         assert_eq!(slots.in_flight(), 1);
         slots.release(first, &GuestView::new(Default::default()));
-        assert!(matches!(fill(&mut slots, 100), Fill::Filled(_)));
+        assert!(matches!(fill(&mut slots, 100), Fill::Filled(..)));
         assert_eq!(slots.in_flight(), 1);
     }
 
@@ -217,7 +224,7 @@ mod tests {
     fn there_are_as_many_slots_as_entries() {
         let mut slots = Slots::<()>::new(4);
         for id in 0..4 {
-            assert!(matches!(fill(&mut slots, id), Fill::Filled(_)));
+            assert!(matches!(fill(&mut slots, id), Fill::Filled(..)));
         }
         assert!(!slots.has_free());
         assert!(matches!(fill(&mut slots, 0), Fill::Full));
