@@ -236,3 +236,29 @@ fn the_tool_checks_itself_and_what_stamps_cost() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn trace_scripts_use_probes_that_there_are() -> Result<()> {
+    let folder = lab::workspace().join("scripts/trace");
+    let readme = std::fs::read_to_string(folder.join("README.md"))?;
+    let mut scripts = 0;
+    for entry in std::fs::read_dir(&folder)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "bt") {
+            continue;
+        }
+        scripts += 1;
+        let text = std::fs::read_to_string(&path)?;
+        let name = path.file_name().context("no name")?.to_string_lossy();
+        ensure!(readme.contains(&*name), "{name} is not in the README");
+        for probe in text.split("usdt:*:lunette:").skip(1) {
+            let word = probe.split(|c: char| !c.is_ascii_lowercase()).next();
+            ensure!(
+                word.is_some_and(|word| STAGES.contains(&word)),
+                "{name}: {word:?}"
+            );
+        }
+    }
+    ensure!(scripts >= 7, "{scripts} scripts");
+    Ok(())
+}

@@ -279,6 +279,30 @@ impl Backend for LiarBackend {
     }
 }
 
+/// One bit of a gigabyte. Large blocks, so that the test stays quick.
+#[test]
+fn one_flipped_bit_in_a_gigabyte_is_found() {
+    let rig = Rig::new();
+    let engine = Arc::new(Liar {
+        inner: ram(1 << 30),
+        wrong: Wrong::FlipsABit,
+        left: Arc::new(AtomicU64::new(1)),
+    });
+    let options = [
+        ("rw", "write"),
+        ("bs", "256k"),
+        ("size", "1g"),
+        ("iodepth", "4"),
+        ("verify", "crc32c"),
+    ];
+    let jobs = vec![job(&options)];
+    let plan = plan(vec![rig.blk(engine, 1)], jobs, DriverOptions::default());
+    let outcome = outcome(&plan);
+    let result = &outcome.subjects[0].repetitions[0].jobs[0];
+    assert_eq!(result.differences, 1, "{:?}", result.complaints);
+    assert_eq!(result.verified_bytes, (1 << 30) - (256 << 10));
+}
+
 fn complaints(wrong: Wrong, loops: &str) -> Vec<String> {
     let rig = Rig::new();
     let engine = Arc::new(Liar {

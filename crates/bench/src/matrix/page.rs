@@ -278,3 +278,77 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
     std::fs::write(page, html).with_context(|| format!("cannot write {}", page.display()))?;
     Ok(written)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::Environment;
+
+    fn study() -> Study {
+        let mut records = Vec::new();
+        for door in ["blk", "scsi"] {
+            for (mixture, _, _) in MIXTURES {
+                for (depth, turn) in DEPTHS.iter().flat_map(|depth| [(*depth, 1), (*depth, 2)]) {
+                    records.push(Record {
+                        configuration: Configuration {
+                            door: door.to_owned(),
+                            workers: 1,
+                            queues: 1,
+                        },
+                        mixture: mixture.to_owned(),
+                        depth,
+                        turn,
+                        read_iops: 1000.0 * f64::from(depth),
+                        write_iops: 500.0 * f64::from(turn),
+                        read_bandwidth: 4e6,
+                        write_bandwidth: 2e6,
+                        latency_ns: [5e3, 4e3, 9e3, 2e4],
+                        device_cpu_us: 1.5,
+                        steps_ns: vec![("popped".to_owned(), 100.0), ("reaped".to_owned(), 900.0)],
+                        disturbed: false,
+                    });
+                }
+            }
+        }
+        Study {
+            environment: Environment {
+                cpu: "<script src=http://evil>".to_owned(),
+                ..Environment::default()
+            },
+            disks: 2,
+            turn_ms: 10,
+            polling: false,
+            records,
+        }
+    }
+
+    #[test]
+    fn the_page_needs_nothing_from_outside_and_each_picture_is_a_file_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let page = folder.path().join("index.html");
+        let written = report(&study(), &page).unwrap();
+        assert_eq!(written.len(), 13);
+        let html = std::fs::read_to_string(&page).unwrap();
+        assert_eq!(html.matches("<svg").count(), 6);
+        // The name of a namespace is not fetched.
+        let html = html.replace("http://www.w3.org/2000/svg", "");
+        for outside in [
+            "://", "<script", "<link", "<img", "<iframe", "@import", "src=\"",
+        ] {
+            let found = html.replace("&lt;script src=http://evil&gt;", "");
+            assert!(!found.contains(outside), "{outside}");
+        }
+        // Within the page only: a pattern of its own.
+        for link in html.split("url(").skip(1) {
+            assert!(link.starts_with('#'), "{}", &link[..20.min(link.len())]);
+        }
+        for path in &written[1..] {
+            let bytes = std::fs::read(path).unwrap();
+            let begins: &[u8] = match path.extension().and_then(|e| e.to_str()) {
+                Some("png") => b"\x89PNG\r\n\x1a\n",
+                _ => b"<svg",
+            };
+            assert!(bytes.starts_with(begins), "{}", path.display());
+        }
+    }
+}

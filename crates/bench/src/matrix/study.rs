@@ -388,7 +388,8 @@ impl Rig {
     /// Mean time of each step since then, reads and writes together.
     fn steps_since(&self, before: Option<timeline::Snapshot>) -> Option<Vec<(String, f64)>> {
         let merged = self.snapshot()?.since(&before?).merged();
-        let steps = Span::STEPS.map(|span| {
+        let steps = Span::STEPS.into_iter().filter(|span| !span.is_optional());
+        let steps = steps.map(|span| {
             let (mut count, mut sum) = (0u64, 0.0);
             for operation in [Operation::Read, Operation::Write] {
                 let spans = merged.operations.get(&operation);
@@ -399,7 +400,7 @@ impl Rig {
             }
             (span.name().to_owned(), sum / count.max(1) as f64)
         });
-        Some(steps.to_vec())
+        Some(steps.collect())
     }
 }
 

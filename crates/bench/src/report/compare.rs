@@ -57,3 +57,55 @@ pub fn compare(a: (&str, &Outcome), b: (&str, &Outcome)) -> String {
     text.push_str("The files were not measured in turns: what the machine did differently is in the ratio too.\n");
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::Tally;
+    use crate::run::{JobResult, Repetition, SubjectResult};
+
+    fn outcome(name: &str, rates: &[u64]) -> Outcome {
+        let repetition = |ios: &u64| {
+            let tally = Tally {
+                ios: *ios,
+                ..Tally::default()
+            };
+            let job = JobResult {
+                tallies: [tally, Tally::default(), Tally::default()],
+                elapsed_ns: 1_000_000_000,
+                ..JobResult::default()
+            };
+            Repetition {
+                jobs: vec![job],
+                ..Repetition::default()
+            }
+        };
+        Outcome {
+            subjects: vec![SubjectResult {
+                name: name.to_owned(),
+                repetitions: rates.iter().map(repetition).collect(),
+            }],
+            ..Outcome::default()
+        }
+    }
+
+    #[test]
+    fn the_verdict_follows_from_the_interval() {
+        let base = outcome("a", &[1000, 1010, 990, 1005]);
+        for (rates, verdict) in [
+            (&[2000, 2020, 1980, 2010][..], "more"),
+            (&[500, 505, 495, 502][..], "less"),
+            (&[1001, 990, 1010, 1000][..], "no difference"),
+            (&[2000, 2000][..], "too few"),
+        ] {
+            // Single subjects are compared whatever they are called.
+            let text = compare(("x.json", &base), ("y.json", &outcome("b", rates)));
+            assert!(text.contains(verdict), "{text}");
+            assert!(!text.contains("warning"));
+        }
+        let mut elsewhere = base.clone();
+        elsewhere.environment.cpu = "another".to_owned();
+        let text = compare(("x.json", &base), ("y.json", &elsewhere));
+        assert!(text.starts_with("warning: different machines"), "{text}");
+    }
+}

@@ -47,3 +47,41 @@ fn line(file: &mut impl Write, kind: LogKind, entry: &LogEntry) -> std::io::Resu
         entry.millis, entry.direction, entry.offset
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_fio_s_file_and_fio_s_columns() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = |name: &str| Some(folder.path().join(name).to_string_lossy().into_owned());
+        let mut job = Job::default();
+        job.logs.bandwidth = prefix("a");
+        job.logs.latency = prefix("b");
+        job.logs.iops = prefix("c");
+        let entry = |direction, span_ns| LogEntry {
+            millis: 7,
+            direction,
+            ios: 2,
+            bytes: 8192,
+            latency_ns: 900,
+            offset: 4096,
+            span_ns,
+        };
+        let result = JobResult {
+            // Flushes have no line of their own in fio's files.
+            log: vec![entry(0, 1_000_000), entry(1, 2_000_000), entry(2, 1)],
+            ..JobResult::default()
+        };
+        let names = write_logs(&job, 3, &result).unwrap();
+        let texts: Vec<String> = names
+            .iter()
+            .map(|name| std::fs::read_to_string(name).unwrap())
+            .collect();
+        assert!(names[0].ends_with("a_bw.3.log") && names[1].ends_with("b_lat.3.log"));
+        assert_eq!(texts[0], "7, 8000, 0, 4096, 4096\n7, 4000, 1, 4096, 4096\n");
+        assert_eq!(texts[1], "7, 900, 0, 4096, 4096\n7, 900, 1, 4096, 4096\n");
+        assert_eq!(texts[2], "7, 2000, 0, 4096, 4096\n7, 1000, 1, 4096, 4096\n");
+    }
+}
