@@ -20,6 +20,17 @@ pub struct IscsiSession {
 impl IscsiSession {
     /// Logs in to a target as the initiator with this number, and takes what a new nexus is told.
     pub fn login(portal: &str, target: &str, number: u16) -> Result<IscsiSession> {
+        let mut session = IscsiSession::login_only(portal, target, number)?;
+        for _ in 0..4 {
+            if session.command(&[0; 6], None, 0)?.status == 0 {
+                return Ok(session);
+            }
+        }
+        bail!("the unit stays not ready")
+    }
+
+    /// Logs in; whatever the unit has to tell comes with the first commands.
+    pub fn login_only(portal: &str, target: &str, number: u16) -> Result<IscsiSession> {
         let [high, low] = number.to_be_bytes();
         let mut initiator = Initiator::new(InitiatorSettings {
             initiator_name: format!("iqn.2026-11.org.example:i{number}"),
@@ -41,12 +52,7 @@ impl IscsiSession {
         while !session.initiator.is_ready(cid) {
             session.turn()?;
         }
-        for _ in 0..4 {
-            if session.command(&[0; 6], None, 0)?.status == 0 {
-                return Ok(session);
-            }
-        }
-        bail!("the unit stays not ready")
+        Ok(session)
     }
 
     /// One command on LUN 0.

@@ -134,8 +134,10 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     let pool = Pool::start(&worker_options(&config.workers)).map_err(|error| error.to_string())?;
     pool.set_recording(!options.without_stamps);
     let units = exports::units(&config);
+    let pool = Arc::new(pool);
+    units.run_on(&pool);
     let limits = config.iscsi_limits.door();
-    let servers = Arc::new(Servers::start(Arc::new(pool), units, limits)?);
+    let servers = Arc::new(Servers::start(pool, units, limits)?);
     let keeps = keeper.is_some();
     let mut owner = Owner::new(config, Arc::clone(&servers), keeper);
     let overview = Arc::new(Overview {

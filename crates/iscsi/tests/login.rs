@@ -341,6 +341,38 @@ fn chap_with_each_algorithm_and_both_ways() {
 }
 
 #[test]
+fn discovery_needs_chap_with_each_algorithm_and_both_ways() {
+    for algorithm in Algorithm::ALL {
+        for target in [None, Some(("target", "the target's own secret"))] {
+            let settings = InitiatorSettings {
+                target_name: None,
+                ..chap_settings("joe", "twelve bytes and more", target, &[algorithm])
+            };
+            let mut pipes = Pipes::new(chap_policy(target), settings, 5);
+            let cid = pipes.connect();
+            assert_eq!(pipes.error, None, "{algorithm:?}");
+            assert!(pipes.initiator.is_ready(cid), "{algorithm:?}");
+            pipes.initiator.text(cid, b"SendTargets=All\0").unwrap();
+            pipes.run();
+            let listed = pipes.events.iter().any(|(_, event)| {
+                matches!(event, Event::Text { text, .. } if text.starts_with(b"TargetName="))
+            });
+            assert!(listed, "{algorithm:?}: {:?}", pipes.events);
+        }
+    }
+    let wrong = InitiatorSettings {
+        target_name: None,
+        ..chap_settings("joe", "not the secret", None, &Algorithm::ALL)
+    };
+    assert!(log_in(chap_policy(None), wrong).is_err());
+    let none = InitiatorSettings {
+        target_name: None,
+        ..settings(small_offer())
+    };
+    assert!(log_in(chap_policy(None), none).is_err());
+}
+
+#[test]
 fn chap_fails_with_a_wrong_secret_name_or_one_way_only() {
     let refused = |result: Result<(), InitiatorError>| {
         matches!(

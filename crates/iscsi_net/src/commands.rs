@@ -1,5 +1,7 @@
 //! Commands through the SCSI core, their plans through their I/Os, and their answers.
 
+use std::sync::Arc;
+
 use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use iscsi::target::{Completion, TaskId, Then, Transfer};
@@ -8,12 +10,12 @@ use scsi::{
     Command, DiskId, Lun, Plan, Residual, Response, Sense, SenseCode, SenseKey, Status,
     TaskAttribute, TaskTag,
 };
-use scsi_tasks::{Hold, TaskStep};
+use scsi_tasks::{Admission, Hold, StartTask, Task, TaskOrder, TaskStep, go_on_in_background};
 use timeline::{Operation, Stage, Stamp, Stamps};
 
 use crate::connection::Connection;
 use crate::management::After;
-use crate::slots::{Order, SlotId};
+use crate::slots::SlotId;
 
 /// Steps of one command in one turn, and bytes on scratch memory that count as one more: a long one gives way to the
 /// worker's other work.
@@ -160,22 +162,32 @@ impl Connection {
         slot.read_length = command.read_length();
         slot.write_length = command.write.then(|| command.write_length());
         let attribute = attribute(command.attribute);
-        let known = self.sets.iter().position(|(lun, _)| *lun == slot.lun);
-        let set = known.unwrap_or_else(|| {
-            // Units that do not exist need no order, and no memory.
-            let exists = self
-                .session
-                .as_ref()
-                .is_some_and(|session| session.view.unit(Lun(slot.lun)).is_some());
-            if exists || self.sets.is_empty() {
-                self.sets.push((slot.lun, Default::default()));
-                self.sets.len() - 1
-            } else {
-                0
+        match &self.session {
+            Some(session) if !session.order.is_free(attribute) => {
+                let order = session.order.clone();
+                self.take_turn(index, &order, attribute);
             }
-        });
-        slot.order = Some(Order { set, attribute });
-        if self.sets[set].1.admit(attribute, index).is_some() {
+            _ => self.start(index),
+        }
+    }
+
+    /// A command that is not SIMPLE, or comes while such a one is there: it begins when its turn has come.
+    #[cold]
+    fn take_turn(&mut self, index: u32, order: &Arc<TaskOrder>, attribute: TaskAttribute) {
+        let (place, id) = (self.place.clone(), self.slots.id(index));
+        let later = || -> StartTask {
+            Box::new(move |ticket| {
+                place.tell(move |connection, _| {
+                    // Where the command is gone it has had its turn.
+                    if let Some(slot) = connection.slots.current(id) {
+                        slot.ticket = ticket;
+                        connection.start(id.index);
+                    }
+                });
+            })
+        };
+        if let Admission::Now(ticket) = order.admit(attribute, later) {
+            self.slots.get(index).ticket = ticket;
             self.start(index);
         }
     }
@@ -321,7 +333,9 @@ impl Connection {
                         slot.goes_on = true;
                         return Progress::Done;
                     }
-                    slot.task.go_on()
+                    let task = std::mem::take(&mut slot.task);
+                    self.leave(task, Task::go_on);
+                    return Progress::Over;
                 }
                 TaskStep::Acquire(disk, offset, length) => {
                     match self.acquire(index, disk, offset, length) {
@@ -385,6 +399,10 @@ impl Connection {
                     let handle = self.disk(io, disk);
                     let slot = self.slots.get(index);
                     match submit(io, handle, &request, &mut buffer, tag) {
+                        Some(outcome) if slot.left => {
+                            self.leave_after(index, outcome);
+                            return Progress::Over;
+                        }
                         Some(outcome) => slot.task.resume(outcome, Some(*buffer)),
                         None => {
                             (slot.busy, slot.scratch) = (true, true);
@@ -519,6 +537,10 @@ impl Connection {
         if slot.aborted {
             return self.release(index);
         }
+        if slot.left {
+            self.leave_after(index, outcome);
+            return self.release(index);
+        }
         let scratch = if slot.scratch {
             Some(buffer)
         } else {
@@ -540,7 +562,11 @@ impl Connection {
             self.iscsi.abort(task).ok();
         }
         let slot = self.slots.get(index);
-        if slot.aborted || slot.task.survives_abort() {
+        if !slot.aborted && slot.task.survives_abort() {
+            slot.left = true;
+            return;
+        }
+        if slot.aborted {
             if slot.busy && slot.aborted {
                 slot.waits.extend(wait.cloned());
             }
@@ -555,6 +581,17 @@ impl Connection {
         }
     }
 
+    /// What no abort ends goes on by itself.
+    fn leave(&self, task: Task, first: impl FnOnce(&mut Task) -> TaskStep + Send + 'static) {
+        go_on_in_background(&self.place.worker, &self.shared().units, task, first);
+    }
+
+    #[cold]
+    fn leave_after(&mut self, index: u32, outcome: IoOutcome) {
+        let task = std::mem::take(&mut self.slots.get(index).task);
+        self.leave(task, move |task| task.resume(outcome, None));
+    }
+
     /// Nothing of a command is left to do.
     fn release(&mut self, index: u32) {
         let slot = self.slots.get(index);
@@ -565,33 +602,11 @@ impl Connection {
                 self.buffers.give(buffer);
             }
         }
-        let (order, begun, lent) = (slot.order.take(), slot.begun, slot.lent);
+        if let (true, Some(tag)) = (slot.lent, slot.tag) {
+            let (ticket, waits) = (slot.ticket.take(), std::mem::take(&mut slot.waits));
+            self.output.owe(tag, ticket, waits);
+        }
         self.slots.free(index);
-        let Some(Order { set, attribute }) = order else {
-            return;
-        };
-        if lent {
-            return self.output.owe(Order { set, attribute });
-        }
-        if begun {
-            self.end_order(Order { set, attribute });
-        } else {
-            let tasks = &mut self.sets[set].1;
-            tasks.abort_waiting(|waiting| *waiting == index);
-            self.start_ready(set);
-        }
-    }
-
-    /// A task that had begun is over: others may begin.
-    pub(crate) fn end_order(&mut self, order: Order) {
-        self.sets[order.set].1.ended(order.attribute);
-        self.start_ready(order.set);
-    }
-
-    fn start_ready(&mut self, set: usize) {
-        while let Some((_, next)) = self.sets[set].1.next_ready() {
-            self.start(next);
-        }
     }
 
     /// Hop 6: answers everything that is done, and what that makes possible.
@@ -692,12 +707,10 @@ impl Connection {
             self.slots.get(index).lent = lent && queued;
         }
         if goes_on {
-            let step = self.slots.get(index).task.go_on();
-            self.slots.get(index).step = Some(step);
-            self.rest(index);
-        } else {
-            self.release(index);
+            let task = std::mem::take(&mut self.slots.get(index).task);
+            self.leave(task, Task::go_on);
         }
+        self.release(index);
     }
 
     fn send(

@@ -17,8 +17,8 @@ use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::{ConnectionKey, SessionKind};
 use reactor::{DiskHandle, Io, Source};
 use ring::{Completion, Owner, RingFd};
-use scsi::{AbortScope, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction, TaskSet};
-use scsi_tasks::{Hold, Registration};
+use scsi::{AbortScope, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
+use scsi_tasks::{Hold, Registration, TaskOrder};
 use timeline::{Labels, Operation, QueueRecord, QueueTimeline, SlowRequest, Stamp, Stamps};
 
 use crate::buffers::Buffers;
@@ -43,6 +43,8 @@ const TIMELINE_DEPTH: usize = 128;
 pub(crate) struct Attached {
     pub target: Arc<IscsiTarget>,
     pub nexus: Arc<Nexus>,
+    /// Of the commands of all its session's connections.
+    pub order: Arc<TaskOrder>,
     pub view: TargetView,
     pub read_only: bool,
 }
@@ -61,8 +63,6 @@ pub(crate) struct Connection {
     pub(crate) slots: Slots,
     pub(crate) session: Option<Attached>,
     key: Option<ConnectionKey>,
-    /// By unit: the order of its tasks.
-    pub(crate) sets: Vec<([u8; 8], TaskSet<u32>)>,
     /// By `DiskId`: this worker's handles.
     pub(crate) disks: Vec<Option<DiskHandle>>,
     /// Slots with a step that can be taken now.
@@ -127,7 +127,6 @@ impl Connection {
             slots: Slots::default(),
             session: None,
             key: None,
-            sets: Vec::new(),
             disks: Vec::new(),
             batch: Vec::new(),
             done: Vec::new(),
@@ -219,6 +218,7 @@ impl Connection {
         self.session = Some(Attached {
             view: found.target.scsi.view(),
             target: found.target,
+            order: self.shared.units.order(&found.nexus),
             nexus: found.nexus,
             read_only: found.read_only,
         });
@@ -337,9 +337,7 @@ impl Connection {
                     self.operations += 1;
                     io.ring().send(self.owner, token::SEND, &self.socket, rest);
                 }
-                while let Some(order) = self.output.settled() {
-                    self.end_order(order);
-                }
+                self.output.settle();
             }
             Err(errno) if !self.ended && (errno == 4 || errno == 11) => {
                 // interrupted, or no memory just now

@@ -11,7 +11,7 @@ use iscsi::pdu::{TaskFunction, TaskFunctionResponse};
 use iscsi::target::TaskManagement;
 use reactor::Io;
 use scsi::{AbortScope, Lun, LunAddress, Managed, TaskManagementFunction};
-use scsi_tasks::{Abort, Hold, Runner};
+use scsi_tasks::{Call, Hold, Runner, Want};
 
 use crate::connection::Connection;
 use crate::shared::Place;
@@ -36,11 +36,14 @@ pub(crate) fn hold(place: &Place, after: After) -> Hold {
     Hold::new(move || place.tell(move |connection, io| connection.wait_is_over(io, after)))
 }
 
-/// How aborts reach a connection.
+/// How calls reach a connection.
 pub(crate) fn runner(place: Place) -> Runner {
-    Arc::new(move |abort: &Abort, hold: Hold| {
-        let scope = abort.scope.clone();
-        place.tell(move |connection, io| connection.abort_tasks_of(io, &scope, &hold));
+    Arc::new(move |call: &Call, hold: Hold| {
+        let (scope, want) = (call.scope.clone(), call.want);
+        place.tell(move |connection, io| match want {
+            Want::Abort | Want::Reset => connection.abort_tasks_of(io, &scope, &hold),
+            Want::End => connection.wait_for_tasks_of(&scope, &hold),
+        });
     })
 }
 
@@ -148,7 +151,21 @@ impl Connection {
         // The runner of this connection is told as well.
         self.own_aborts.push(scope.clone());
         let runners = self.shared().units.runners().clone();
-        runners.abort(&Abort { scope, reset }, move || drop(hold));
+        let want = if reset { Want::Reset } else { Want::Abort };
+        runners.call(&Call { scope, want }, move || drop(hold));
+    }
+
+    /// `hold` is kept until the tasks of the scope that have begun have ended.
+    fn wait_for_tasks_of(&mut self, scope: &AbortScope, hold: &Hold) {
+        let used: Vec<u32> = self.slots.used().collect();
+        for index in used {
+            let slot = self.slots.get(index);
+            let unanswered = slot.begun && (slot.iscsi.is_some() || slot.aborted);
+            if unanswered && slot.tag.is_some_and(|tag| scope.matches(tag)) {
+                slot.waits.push(hold.clone());
+            }
+        }
+        self.output.wait_for_owed(scope, hold);
     }
 
     fn abort_tasks_of(&mut self, io: &mut Io, scope: &Arc<AbortScope>, hold: &Hold) {

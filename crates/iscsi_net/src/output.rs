@@ -3,17 +3,35 @@
 use guest_memory::IoBuffer;
 use iscsi::target::{Outgoing, Piece};
 use ring::Message;
+use scsi::{AbortScope, TaskTag};
+use scsi_tasks::{Hold, Ticket};
 
 use crate::buffers::Buffers;
-use crate::slots::Order;
+
+/// What is kept until data that lie on a disk have been sent.
+#[derive(Default)]
+struct Owed {
+    /// One of the tasks: all of a connection are of one nexus.
+    task: Option<TaskTag>,
+    tickets: Vec<Ticket>,
+    waits: Vec<Hold>,
+}
+
+impl Owed {
+    fn append(&mut self, other: &mut Owed) {
+        self.task = other.task.take().or(self.task);
+        self.tickets.append(&mut other.tickets);
+        self.waits.append(&mut other.waits);
+    }
+}
 
 #[derive(Default)]
 pub(crate) struct Output {
     /// Data queued with the protocol by its place here, and not yet in a message.
     data: Vec<IoBuffer>,
     /// Tasks whose data lie on a disk until they are sent: queued, and in the message.
-    owed: Vec<Order>,
-    owed_in_message: Vec<Order>,
+    owed: Owed,
+    owed_in_message: Owed,
     /// Not in the kernel: empty, or to go on.
     message: Option<Box<Message>>,
     /// In the kernel: so many bytes.
@@ -31,17 +49,29 @@ impl Output {
         self.data.push(buffer);
     }
 
-    /// The task is over when what is queued by now has left.
-    pub fn owe(&mut self, order: Order) {
-        self.owed.push(order);
+    /// The task is over when what is queued by now has left: only then its place and what waits for it may go.
+    pub fn owe(&mut self, task: TaskTag, ticket: Option<Ticket>, waits: Vec<Hold>) {
+        self.owed.task = Some(task);
+        self.owed.tickets.extend(ticket);
+        self.owed.waits.extend(waits);
     }
 
-    /// A task that is over now.
-    pub fn settled(&mut self) -> Option<Order> {
-        if self.is_sending() {
-            return None;
+    /// Keeps `hold` until the data of those tasks of the scope that are owed now have left.
+    pub fn wait_for_owed(&mut self, scope: &AbortScope, hold: &Hold) {
+        let last = match self.owed.task {
+            None => &mut self.owed_in_message,
+            Some(_) => &mut self.owed,
+        };
+        if last.task.is_some_and(|task| scope.matches(task)) {
+            last.waits.push(hold.clone());
         }
-        self.owed_in_message.pop()
+    }
+
+    /// Lets go of the tasks that are over now.
+    pub fn settle(&mut self) {
+        if self.owed_in_message.task.is_some() && !self.is_sending() {
+            self.owed_in_message = Owed::default();
+        }
     }
 
     pub fn is_sending(&self) -> bool {

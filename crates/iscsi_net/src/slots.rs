@@ -4,8 +4,8 @@
 
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
-use scsi::{Response, TaskAttribute, TaskTag};
-use scsi_tasks::{Hold, Task, TaskStep};
+use scsi::{Response, TaskTag};
+use scsi_tasks::{Hold, Task, TaskStep, Ticket};
 use timeline::{Operation, Stamp, Stamps};
 
 /// Names a slot; a stale name finds another generation.
@@ -13,13 +13,6 @@ use timeline::{Operation, Stamp, Stamps};
 pub(crate) struct SlotId {
     pub index: u32,
     pub generation: u32,
-}
-
-/// How a command is ordered among others: in the set of its unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Order {
-    pub set: usize,
-    pub attribute: TaskAttribute,
 }
 
 #[derive(Default)]
@@ -43,12 +36,15 @@ pub(crate) struct Slot {
     pub scratch: bool,
     /// Aborted: it does nothing more.
     pub aborted: bool,
+    /// Aborted, but what it does goes on elsewhere after its present I/O.
+    pub left: bool,
     pub begun: bool,
     /// The answer was sent, or there is none, and the task goes on.
     pub goes_on: bool,
     pub lun: [u8; 8],
     pub tag: Option<TaskTag>,
-    pub order: Option<Order>,
+    /// Its place among the others, if it is not SIMPLE.
+    pub ticket: Option<Ticket>,
     pub read_length: u32,
     /// `None`: no data-out is expected.
     pub write_length: Option<u32>,

@@ -3,10 +3,13 @@
 mod common;
 
 use std::io::Read;
+use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Client, Door, Random, cdb10, ram, settings, target};
-use iscsi::initiator::{Event, Initiator, TaskManagementRequestFields};
+use backend::{Fault, FaultAction, FaultPlan, Faulty};
+use common::{BLOCK, Client, Door, Random, cdb10, ram, settings, target};
+use disk::IoKind;
+use iscsi::initiator::{Event, Initiator, Request, TaskManagementRequestFields};
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{LogoutReason, TaskFunction};
 use iscsi_net::{AclEntry, DemoMode, DoorLimits, TargetOptions};
@@ -142,4 +145,73 @@ fn target_reset_is_answered_and_the_session_goes_on() {
         client.events.clear();
     }
     client.settle();
+}
+
+/// ORDERED (attribute 2) and HEAD OF QUEUE (3) hold over the connections of a session (RFC 7143, 4.2.2.1: one order).
+#[test]
+fn ordered_command_waits_for_older_ones_of_other_connections() {
+    let engine = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
+    let door = Door::open(engine.clone(), target(), DoorLimits::default());
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let hold = Fault {
+        kind: IoKind::Write,
+        skip: 0,
+        times: 1,
+        action: FaultAction::Hold,
+    };
+    engine.inject(hold);
+    // SIMPLE is 1
+    let with = |attribute: u8, request: Request| Request {
+        attribute,
+        ..request
+    };
+    let read = |lba| Initiator::read(0, &cdb10(0x28, lba, 1), BLOCK as u32);
+    let write = |byte| Initiator::write(0, &cdb10(0x2a, 0, 1), vec![byte; BLOCK]);
+    let mut send = |cid, request| client.initiator.command(cid, request).unwrap();
+    let older = send(0, with(1, write(1)));
+    let ordered = send(1, with(2, read(0)));
+    let younger = send(0, with(1, write(2)));
+    let head = send(1, with(3, read(8)));
+    let mut done: Vec<(u32, Vec<u8>)> = Vec::new();
+    let take = |client: &mut Client, done: &mut Vec<(u32, Vec<u8>)>| {
+        for (_, event) in std::mem::take(&mut client.events) {
+            if let Event::Command(one) = event {
+                assert_eq!(one.status, 0, "{one:?}");
+                done.push((one.itt, one.data));
+            }
+        }
+    };
+    client.until(|client| {
+        take(client, &mut done);
+        done.iter().any(|(itt, _)| *itt == head)
+    });
+    // a ping on either connection comes back after whatever could have been answered before it
+    for cid in [0, 1] {
+        client.initiator.nop_out(cid, Vec::new(), false).unwrap();
+        client.until(|client| {
+            let came = client
+                .events
+                .iter()
+                .any(|(on, event)| *on == cid && matches!(event, Event::Nop { .. }));
+            take(client, &mut done);
+            came
+        });
+    }
+    assert_eq!(done.len(), 1, "the others wait: {done:?}");
+    engine.release();
+    client.until(|client| {
+        take(client, &mut done);
+        done.len() == 4
+    });
+    for itt in [older, younger] {
+        assert!(done.iter().any(|(done, _)| *done == itt));
+    }
+    let seen = done.iter().find(|(itt, _)| *itt == ordered);
+    assert_eq!(
+        seen.unwrap().1,
+        [1; BLOCK],
+        "after the older, before the younger"
+    );
+    assert_eq!(client.read(0, 0, 1).data, [2; BLOCK]);
 }

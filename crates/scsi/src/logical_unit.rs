@@ -11,6 +11,7 @@ use disk::{DiskInfo, Geometry};
 
 use crate::directory::Directory;
 use crate::nexus::{Nexus, TargetPort};
+use crate::plan::Run;
 use crate::reservations::ReservationStatus;
 use crate::sense::SenseCode;
 use crate::sync::lock;
@@ -205,6 +206,13 @@ impl LogicalUnit {
         }
         state.loaded = load;
         self.refresh_word(state);
+    }
+
+    /// A sanitize operation that a restart interrupted: to be run, on any worker, to its end. Until it is, and while it
+    /// runs, the unit is not ready; if the run is dropped the operation has failed.
+    pub fn resume_sanitize(self: &Arc<Self>) -> Option<Box<Run>> {
+        let kept = self.state().unfinished.take()?;
+        Some(crate::commands::resume_sanitize(Arc::clone(self), kept))
     }
 
     /// Block size and capacity as they are now.

@@ -249,6 +249,14 @@ impl Run {
         scratch_length: usize,
         exclusive: Option<Exclusive>,
     ) -> Plan {
+        Plan::Run(Run::boxed(program, scratch_length, exclusive))
+    }
+
+    fn boxed(
+        program: impl Program + 'static,
+        scratch_length: usize,
+        exclusive: Option<Exclusive>,
+    ) -> Box<Run> {
         let answering = Answering {
             expected_in: 0,
             expected_out: 0,
@@ -256,24 +264,20 @@ impl Run {
             descriptor_sense: false,
         };
         let program = Box::new(program);
-        Plan::Run(Box::new(Run {
+        Box::new(Run {
             program,
             answering,
             scratch_length,
             exclusive,
             survives_abort: false,
-        }))
+        })
     }
 
     /// A program that no abort stops.
-    pub(crate) fn background(program: impl Program + 'static, scratch_length: usize) -> Plan {
-        match Run::plan(program, scratch_length) {
-            Plan::Run(run) => Plan::Run(Box::new(Run {
-                survives_abort: true,
-                ..*run
-            })),
-            plan => plan,
-        }
+    pub(crate) fn background(program: impl Program + 'static, scratch_length: usize) -> Box<Run> {
+        let mut run = Run::boxed(program, scratch_length, None);
+        run.survives_abort = true;
+        run
     }
 
     /// The next step; `last` is the outcome of the I/O that the step before asked for.

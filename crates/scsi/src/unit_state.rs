@@ -11,6 +11,7 @@ use crate::logical_unit::UnitId;
 use crate::mode::ModePages;
 use crate::nexus::{Nexus, NexusId, TargetPort};
 use crate::reservations::{Effects, Registrant, Reservations};
+use crate::sanitizing::Kept;
 use crate::sense::{Sense, SenseCode, SenseKey, SenseSpecific};
 use crate::table::Needs;
 
@@ -53,6 +54,8 @@ pub(crate) struct UnitState {
     pub sanitize: Sanitize,
     /// AUSE: a failed sanitize operation may be left without another.
     pub sanitize_may_exit: bool,
+    /// An operation that a restart interrupted.
+    pub unfinished: Option<Kept>,
     /// Target port groups in another state than active/optimized.
     pub groups: BTreeMap<u16, AccessState>,
     pub copies: CopyResults,
@@ -67,23 +70,37 @@ fn modes_key(info: &DiskInfo) -> String {
     format!("mode-pages-{:016x}", info.naa)
 }
 
+fn sanitize_key(info: &DiskInfo) -> String {
+    format!("sanitize-{:016x}", info.naa)
+}
+
 impl UnitState {
     /// The state after power on, with what the store kept.
     pub fn new(store: &dyn Store, info: DiskInfo) -> UnitState {
-        let kept = store.load(&reservations_key(&info)).unwrap_or_default();
+        let reservations = store.load(&reservations_key(&info)).unwrap_or_default();
         let mut modes = ModePages::new(&info);
         modes.restore(&store.load(&modes_key(&info)).unwrap_or_default());
+        let kept = Kept::decode(
+            &store.load(&sanitize_key(&info)).unwrap_or_default(),
+            info.geometry.block_size() as usize,
+        );
+        let sanitize = match &kept {
+            None => Sanitize::Idle,
+            Some(kept) if kept.failed => Sanitize::Failed,
+            Some(_) => Sanitize::Running(0),
+        };
         UnitState {
+            sanitize,
+            sanitize_may_exit: kept.as_ref().is_some_and(|kept| kept.may_exit),
+            unfinished: kept.filter(|kept| !kept.failed),
             modes,
-            reservations: Reservations::decode(&kept),
+            reservations: Reservations::decode(&reservations),
             info,
             nexuses: Vec::new(),
             ports: Vec::new(),
             loaded: true,
             prevented_by: Vec::new(),
             medium_holds: 0,
-            sanitize: Sanitize::Idle,
-            sanitize_may_exit: false,
             groups: BTreeMap::new(),
             copies: CopyResults::default(),
         }
@@ -93,6 +110,14 @@ impl UnitState {
     pub fn save_reservations(&self, store: &dyn Store) -> Result<(), Sense> {
         let saved = store.save(&reservations_key(&self.info), &self.reservations.encode());
         saved.map_err(|_| store_failed())
+    }
+
+    /// Keeps a sanitize operation; `None`: there is none any more.
+    pub fn save_sanitize(&self, store: &dyn Store, kept: Option<&Kept>) -> Result<(), Sense> {
+        let bytes = kept.map(Kept::encode).unwrap_or_default();
+        store
+            .save(&sanitize_key(&self.info), &bytes)
+            .map_err(|_| store_failed())
     }
 
     /// Keeps the saved values of the mode pages.

@@ -263,6 +263,83 @@ fn a_sanitize_that_fails_with_ause_can_be_left() {
     assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
 }
 
+/// A store that outlives its directory, as a folder does.
+struct Kept(Arc<MemoryStore>);
+
+impl Store for Kept {
+    fn load(&self, key: &str) -> Option<Vec<u8>> {
+        self.0.load(key)
+    }
+
+    fn save(&self, key: &str, bytes: &[u8]) -> std::io::Result<()> {
+        self.0.save(key, bytes)
+    }
+}
+
+#[test]
+fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
+    let store = Arc::new(MemoryStore::default());
+    let bed = || {
+        let directory = Directory::new(Box::new(Kept(store.clone())));
+        Bed::over(directory, info(512, 8192, 0), false)
+    };
+    let first = bed();
+    assert!(first.unit(0).resume_sanitize().is_none());
+    let list = overwrite(&[1, 2], 0x82); // INVERT, two passes
+    let plan = first.target.view().begin(&Command {
+        nexus: &first.nexus,
+        lun: Lun::unit(0),
+        cdb: &[0x48, 0x81, 0, 0, 0, 0, 0, 0, list.len() as u8, 0],
+        attribute: TaskAttribute::Simple,
+        data_out_length: list.len() as u64,
+        data_in_length: 0,
+    });
+    let Plan::NeedData(pending) = plan else {
+        panic!("{plan:?}")
+    };
+    let Plan::Run(mut run) = pending.with_data(&list) else {
+        panic!("no run")
+    };
+    let mut scratch = vec![0; run.scratch_length];
+    run.next(None, &mut scratch);
+    run.next(None, &mut scratch);
+    run.next(Some(Ok(())), &mut scratch);
+    drop((run, first));
+
+    let mut second = bed();
+    assert_eq!(second.run(0, &READY, &[], 0).code(), (0x02, 0x04, 0x1b));
+    let mut run = second.unit(0).resume_sanitize().unwrap();
+    assert!(second.unit(0).resume_sanitize().is_none());
+    let mut last = None;
+    loop {
+        match run.next(last.take(), &mut scratch) {
+            Step::Io {
+                disk,
+                request,
+                scratch: range,
+            } => last = Some(second.disks.io(disk, request, &mut scratch[range])),
+            Step::End => break,
+            step => panic!("{step:?}"),
+        }
+    }
+    assert_eq!(second.run(0, &READY, &[], 0).status, Status::Good);
+    let all_inverted = |chunk: &[u8]| chunk == [!1, !2];
+    assert!(second.disks.bytes[0].chunks(2).all(all_inverted));
+
+    let mut third = bed();
+    assert_eq!(third.run(0, &READY, &[], 0).status, Status::Good);
+    third.disks.failure = Some(IoErrorKind::WriteMedium);
+    third.run(0, &[0x48, 0x22, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0);
+
+    let mut fourth = bed();
+    assert!(fourth.unit(0).resume_sanitize().is_none());
+    assert_eq!(fourth.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x03));
+    // AUSE was kept too
+    let exit = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(fourth.run(0, &exit, &[], 0).status, Status::Good);
+    assert_eq!(bed().run(0, &READY, &[], 0).status, Status::Good);
+}
+
 #[test]
 fn port_groups_are_reported_and_a_standby_one_does_no_io() {
     let mut bed = Bed::new(512, 2048);

@@ -1,16 +1,20 @@
 //! Carries out SCSI plans on disks: what virtio-scsi and iSCSI share between the pure core and the backends.
 //!
 //! [`Units`] knows which disk a logical unit stands on; a [`Task`] takes one command's [`scsi::Plan`] through its I/Os;
-//! [`Runners`] carries aborts to whoever runs tasks.
+//! [`Runners`] carries aborts to whoever runs tasks; [`TaskOrder`] keeps the order of tasks that several queues carry.
 //! Which worker, which ring and which transport is the caller's business. Owned by the request's slot; a task
 //! of one I/O allocates nothing.
 
 #![forbid(unsafe_code)]
 
+mod background;
+mod order;
 mod runners;
 mod task;
 mod units;
 
-pub use runners::{Abort, Hold, Holding, Registration, Runner, Runners};
+pub use background::go_on_in_background;
+pub use order::{Admission, StartTask, TaskOrder, Ticket};
+pub use runners::{Call, Hold, Holding, Registration, Runner, Runners, Want};
 pub use task::{Task, TaskStep};
 pub use units::Units;

@@ -1,6 +1,6 @@
-//! Who runs tasks: an abort that one door asks for reaches the tasks of every other (SAM-5, 7).
+//! Who runs tasks: what one door asks of tasks reaches those of every other (SAM-5, 7).
 //!
-//! A runner is a queue or connection on some worker. It is sent the scope as a message, marks the tasks that it
+//! A runner is a queue or connection on some worker. It is sent the call as a message, marks the tasks that it
 //! means, and keeps a clone of the [`Hold`] until each of them has ended and can touch no disk any more. When the
 //! last clone is gone, whoever asked goes on. Control plane: a lock per call, none per request.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use scsi::AbortScope;
 
-/// Kept until a task that is being aborted has ended; the last one to go calls back.
+/// Kept until a task that is meant has ended; the last one to go calls back.
 #[derive(Clone)]
 pub struct Hold {
     _on_last: Arc<OnLast>,
@@ -62,17 +62,28 @@ impl Holding {
     }
 }
 
-/// What is aborted, and how its initiators are told.
+/// What is wanted of tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// That they are aborted.
+    Abort,
+    /// The same by a reset: some transports have a response of its own for it.
+    Reset,
+    /// To know when those that have begun by now have ended.
+    End,
+}
+
+/// What is wanted, of which tasks.
 #[derive(Clone)]
-pub struct Abort {
+pub struct Call {
     /// Which tasks.
     pub scope: Arc<AbortScope>,
-    /// A reset, not an abort: some transports have a response of its own for it.
-    pub reset: bool,
+    /// What is wanted of them.
+    pub want: Want,
 }
 
 /// How a runner is reached, from any thread; must not block.
-pub type Runner = Arc<dyn Fn(&Abort, Hold) + Send + Sync>;
+pub type Runner = Arc<dyn Fn(&Call, Hold) + Send + Sync>;
 
 /// All runners of a process.
 #[derive(Default)]
@@ -106,12 +117,12 @@ impl Runners {
         }
     }
 
-    /// Aborts the tasks of a scope wherever they run; `done` is called, on any thread, when the last has ended.
-    pub fn abort(&self, abort: &Abort, done: impl FnOnce() + Send + 'static) {
+    /// Reaches the tasks of a call's scope wherever they run; `done` is called, on any thread, when the last has ended.
+    pub fn call(&self, call: &Call, done: impl FnOnce() + Send + 'static) {
         let hold = Hold::new(done);
         let runners: Vec<Runner> = lock(&self.list).values().cloned().collect();
         for runner in runners {
-            runner(abort, hold.clone());
+            runner(call, hold.clone());
         }
     }
 }

@@ -3,12 +3,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
-use crate::Runners;
 use backend::Disk;
+use reactor::Pool;
 
-use scsi::{Directory, DiskId, Holes, LogicalUnit, Store, UnitConfig};
+use scsi::{Directory, DiskId, Holes, LogicalUnit, Nexus, NexusId, Plan, Store, UnitConfig};
+
+use crate::{Runners, Task, TaskOrder, go_on_in_background};
 
 type Entry = (Arc<Disk>, Arc<LogicalUnit>);
 
@@ -39,24 +41,37 @@ fn address(disk: &Arc<Disk>) -> usize {
 
 /// All disks that are logical units.
 pub struct Units {
+    me: Weak<Units>,
     directory: Arc<Directory>,
     entries: RwLock<Entries>,
     next_port: AtomicU16,
     runners: Arc<Runners>,
+    orders: Mutex<HashMap<NexusId, Weak<TaskOrder>>>,
+    /// Where tasks run that no door brought.
+    pool: OnceLock<Weak<Pool>>,
 }
 
 impl Units {
     /// An empty registry. `store` keeps what has to survive a restart: reservations with APTPL, saved mode pages.
     pub fn new(store: Box<dyn Store>) -> Arc<Units> {
-        Arc::new(Units {
+        Arc::new_cyclic(|me| Units {
+            me: me.clone(),
             directory: Directory::new(store),
             entries: RwLock::default(),
             next_port: AtomicU16::new(1),
             runners: Arc::default(),
+            orders: Mutex::default(),
+            pool: OnceLock::new(),
         })
     }
 
-    /// The logical unit of a disk, made at the first call.
+    /// Names the workers that go on with what a restart interrupted. Without them it has failed.
+    pub fn run_on(&self, pool: &Arc<Pool>) {
+        // only the first counts
+        drop(self.pool.set(Arc::downgrade(pool)));
+    }
+
+    /// The logical unit of a disk, made at the first call. A sanitize operation that a restart interrupted goes on.
     pub fn unit(&self, disk: &Arc<Disk>) -> Arc<LogicalUnit> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let known = entries.places.get(&address(disk)).copied();
@@ -73,6 +88,18 @@ impl Units {
         let unit = LogicalUnit::new(&self.directory, config);
         entries.all.push(Some((disk.clone(), unit.clone())));
         entries.places.insert(address(disk), index);
+        drop(entries);
+        if let Some(run) = unit.resume_sanitize() {
+            let pool = self.pool.get().and_then(Weak::upgrade);
+            tracing::info!(
+                disk = disk.name(),
+                "goes on with its interrupted sanitize operation"
+            );
+            if let (Some(pool), Some(me)) = (pool, self.me.upgrade()) {
+                let first = move |task: &mut Task| task.start(Plan::Run(run));
+                go_on_in_background(&pool.place(), &me, Task::default(), first);
+            }
+        }
         unit
     }
 
@@ -84,6 +111,18 @@ impl Units {
     /// Everybody who runs tasks on these units.
     pub fn runners(&self) -> &Arc<Runners> {
         &self.runners
+    }
+
+    /// The order of a nexus' tasks, shared by all queues or connections that carry it.
+    pub fn order(&self, nexus: &Nexus) -> Arc<TaskOrder> {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(order) = orders.get(&nexus.id()).and_then(Weak::upgrade) {
+            return order;
+        }
+        orders.retain(|_, order| order.strong_count() > 0);
+        let order = TaskOrder::new(nexus, &self.runners);
+        orders.insert(nexus.id(), Arc::downgrade(&order));
+        order
     }
 
     /// The disk behind a plan's I/O.

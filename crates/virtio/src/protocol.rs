@@ -106,15 +106,13 @@ pub trait Protocol: 'static {
         scratch: Option<IoBuffer>,
     ) -> Step;
 
-    /// Goes on after [`Step::AnswerAndGoOn`], without a chain; `stopping`: the queue is being stopped, end soon.
-    fn go_on(
-        &mut self,
-        _io: &mut Io,
-        _request: &mut Request<Self::State>,
-        _stopping: bool,
-    ) -> Step {
+    /// Goes on after [`Step::AnswerAndGoOn`], without a chain.
+    fn go_on(&mut self, _io: &mut Io, _request: &mut Request<Self::State>) -> Step {
         Step::Over
     }
+
+    /// The queue is being stopped: what is in flight is to end soon.
+    fn stop(&mut self) {}
 
     /// Writes the answer into the chain.
     fn answer(&mut self, request: &mut Request<Self::State>) -> Answer;

@@ -469,7 +469,7 @@ impl<P: Protocol> Queue<P> {
         for index in std::mem::take(&mut self.going_on) {
             let slot = self.slots.get(index);
             slot.goes_on = false;
-            let step = self.protocol.go_on(io, &mut slot.request, self.stopping);
+            let step = self.protocol.go_on(io, &mut slot.request);
             if !matches!(self.advance(io, index, step), Progress::Pending) {
                 self.slots.free_slot(index);
             }
@@ -644,6 +644,7 @@ impl<P: Protocol> Source for Queue<P> {
 
     fn stop(&mut self) {
         self.stopping = true;
+        self.protocol.stop();
     }
 
     fn record(&self) -> Option<Arc<QueueRecord>> {

@@ -2,6 +2,8 @@
 
 use disk::DiskInfo;
 
+/// Maximum size of any single segment is in `size_max`.
+pub const F_SIZE_MAX: u64 = 1 << 1;
 /// Maximum number of segments in a request is in `seg_max`.
 pub const F_SEG_MAX: u64 = 1 << 2;
 /// Device is read-only.
@@ -23,6 +25,12 @@ pub const F_WRITE_ZEROES: u64 = 1 << 14;
 
 /// Data segments of one request: with header and status they fit into the smallest usual queue of 128.
 pub const SEG_MAX: u32 = 126;
+/// Bytes of one data segment.
+pub const SIZE_MAX: u32 = 256 << 10;
+/// Most bytes of data that a request may move, also of a driver that does not look at `size_max`: as much as a SCSI
+/// command may.
+pub const TRANSFER_MAX: u32 = 32 << 20;
+const _: () = assert!(SEG_MAX * SIZE_MAX <= TRANSFER_MAX);
 /// Segments of one discard or write-zeroes request.
 pub const MAX_RANGES: u32 = 32;
 /// 512-byte sectors of one discard range: 4 GiB.
@@ -35,7 +43,7 @@ pub const WRITEBACK_OFFSET: u32 = 32;
 
 /// Feature bits of a disk.
 pub fn features(info: &DiskInfo, queues: u16) -> u64 {
-    let mut features = F_SEG_MAX | F_BLK_SIZE | F_TOPOLOGY | F_FLUSH;
+    let mut features = F_SIZE_MAX | F_SEG_MAX | F_BLK_SIZE | F_TOPOLOGY | F_FLUSH;
     let mut offer = |yes: bool, bit: u64| features |= if yes { bit } else { 0 };
     offer(info.read_only, F_RO);
     offer(!info.read_only, F_CONFIG_WCE);
@@ -60,7 +68,7 @@ pub fn space(info: &DiskInfo, queues: u16, writeback: bool) -> Vec<u8> {
         / 512;
     let mut space = Vec::with_capacity(60);
     space.extend((info.geometry.capacity_bytes() / 512).to_le_bytes());
-    space.extend(0u32.to_le_bytes()); // size_max: not offered
+    space.extend(SIZE_MAX.to_le_bytes());
     space.extend(SEG_MAX.to_le_bytes());
     space.extend([0; 4]); // geometry: not offered
     space.extend(block_size.to_le_bytes());
@@ -110,6 +118,7 @@ mod tests {
             [0, 0, 0x20, 0, 0, 0, 0, 0],
             "capacity: 2^21 sectors"
         );
+        assert_eq!(space[8..12], [0, 0, 4, 0], "size_max");
         assert_eq!(space[12..16], [126, 0, 0, 0], "seg_max");
         assert_eq!(space[20..24], [0, 2, 0, 0], "blk_size 512");
         assert_eq!(

@@ -144,6 +144,9 @@ pub fn parse(
 
 #[inline]
 fn transfer(sector: u64, length: u32, info: &DiskInfo, way: Transfer) -> Result<Request, u8> {
+    if length > crate::config::TRANSFER_MAX {
+        return Err(S_IOERR);
+    }
     let (offset, length) = info
         .geometry
         .check_sectors(sector, u64::from(length))
@@ -350,6 +353,25 @@ mod tests {
             count: 32,
         };
         assert_eq!(parse(&header(11, 0), 512, 0, &info(512)), Ok(want));
+    }
+
+    #[test]
+    fn transfer_of_more_than_32_mib_is_an_error() {
+        let large = DiskInfo {
+            geometry: disk::Geometry::new(512, 1 << 40),
+            ..info(512)
+        };
+        for (header, length, good) in [
+            (header(0, 0), 32 << 20, true),
+            (header(0, 0), (32 << 20) + 512, false),
+            (header(0, 0), 0xffff_fe00, false),
+        ] {
+            assert_eq!(parse(&header, 0, length, &large).is_ok(), good, "{length}");
+        }
+        for (length, good) in [(32 << 20, true), (0xffff_fe00, false)] {
+            let parsed = parse(&header(1, 0), length, 0, &large);
+            assert_eq!(parsed.is_ok(), good, "{length}");
+        }
     }
 
     proptest! {

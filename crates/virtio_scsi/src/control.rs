@@ -12,7 +12,7 @@ use disk::IoOutcome;
 use guest_memory::IoBuffer;
 use reactor::{Io, SourceId, Tag, Worker, WorkerHandle};
 use scsi::{Managed, TaskManagementFunction};
-use scsi_tasks::{Abort, Hold, Runner};
+use scsi_tasks::{Call, Hold, Runner, Want};
 use timeline::Operation;
 use virtio::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
 
@@ -79,23 +79,27 @@ pub(crate) fn resume<P: Protocol>(
     });
 }
 
-/// How aborts reach a request queue: the message marks the tasks that are meant.
+/// How calls reach a request queue: the message marks the tasks that are meant.
 pub(crate) fn runner(place: (WorkerHandle, SourceId)) -> Runner {
     let (worker, source) = place;
-    Arc::new(move |abort: &Abort, hold: Hold| {
-        let abort = abort.clone();
+    Arc::new(move |call: &Call, hold: Hold| {
+        let call = call.clone();
         worker.send(move |w| {
             let Some(queue) = queue_of::<RequestQueue>(w, source) else {
                 return;
             };
-            let code = if abort.reset { S_RESET } else { S_ABORTED };
             let (queue, tasks) = queue.requests();
             for task in tasks {
                 let meant = queue
                     .task_tag(task.key)
-                    .is_some_and(|tag| abort.scope.matches(tag));
-                if meant {
-                    task.abort(code, &hold);
+                    .is_some_and(|tag| call.scope.matches(tag));
+                if !meant {
+                    continue;
+                }
+                match call.want {
+                    Want::Abort => task.abort(S_ABORTED, &hold),
+                    Want::Reset => task.abort(S_RESET, &hold),
+                    Want::End => task.wait_for(&hold),
                 }
             }
         });
@@ -187,12 +191,12 @@ impl ControlQueue {
             function,
             TaskManagementFunction::LogicalUnitReset | TaskManagementFunction::NexusReset
         );
-        let abort = Abort {
+        let call = Call {
             scope: Arc::new(scope),
-            reset,
+            want: if reset { Want::Reset } else { Want::Abort },
         };
         let place = (self.worker.clone(), tag.source);
-        self.shared.units.runners().abort(&abort, move || {
+        self.shared.units.runners().call(&call, move || {
             resume::<ControlQueue>(place, tag.slot, |pending| pending.code = FUNCTION_COMPLETE);
         });
         Ok(())

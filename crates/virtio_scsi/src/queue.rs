@@ -11,9 +11,12 @@ use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
 use scsi::{
-    AbortScope, Command, DiskId, Nexus, Plan, Residual, Response, Status, TargetView, TaskTag,
+    AbortScope, Command, DiskId, Nexus, Plan, Residual, Response, Status, TargetView,
+    TaskAttribute, TaskTag,
 };
-use scsi_tasks::{Abort, Hold, Task, TaskStep};
+use scsi_tasks::{
+    Admission, Call, Hold, StartTask, Task, TaskOrder, TaskStep, Ticket, Want, go_on_in_background,
+};
 use timeline::Operation;
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::Chain;
@@ -26,6 +29,7 @@ use crate::request::{self, Address, Header, REQUEST_SIZE, RESPONSE_SIZE, SENSE_S
 struct Seen {
     view: TargetView,
     nexus: Arc<Nexus>,
+    order: Arc<TaskOrder>,
 }
 
 /// Virtio-scsi's half of a request queue.
@@ -36,6 +40,7 @@ pub(crate) struct RequestQueue {
     targets: Vec<Option<Seen>>,
     /// By [`DiskId`]: this worker's handles.
     disks: Vec<Option<DiskHandle>>,
+    stopping: bool,
 }
 
 /// What a request remembers until it is answered.
@@ -57,6 +62,10 @@ pub(crate) struct Pending {
     tag: Option<Tag>,
     /// It waits until the tasks that it aborts have ended; an abort that means itself passes it by.
     aborting: bool,
+    /// It has not begun, for others come before it.
+    parked: bool,
+    /// Its place among the others, if it is not SIMPLE.
+    ticket: Option<Ticket>,
 }
 
 impl Pending {
@@ -72,8 +81,15 @@ impl Pending {
 
     /// Marks the task as aborted; `hold` is kept until it has been answered.
     pub fn abort(&mut self, code: u8, hold: &Hold) {
-        if !self.aborting && !self.task.survives_abort() {
+        if !self.aborting {
             self.aborted = Some(code);
+            self.waits.push(hold.clone());
+        }
+    }
+
+    /// Keeps `hold` until the task has been answered, if it has begun.
+    pub fn wait_for(&mut self, hold: &Hold) {
+        if !self.parked {
             self.waits.push(hold.clone());
         }
     }
@@ -87,6 +103,7 @@ impl RequestQueue {
             generation: 0,
             targets: Vec::new(),
             disks: Vec::new(),
+            stopping: false,
         }
     }
 
@@ -102,10 +119,12 @@ impl RequestQueue {
     fn look_again(&mut self) {
         let (generation, targets) = self.shared.targets();
         self.generation = generation;
+        let units = self.shared.units.clone();
         self.targets.clear();
         self.targets.extend(targets.into_iter().map(|seen| {
             seen.map(|(target, nexus)| Seen {
                 view: target.view(),
+                order: units.order(&nexus),
                 nexus,
             })
         }));
@@ -130,11 +149,11 @@ impl RequestQueue {
         };
         pending.aborting = true;
         let place = (self.worker.clone(), tag.source);
-        let abort = Abort {
+        let call = Call {
             scope: Arc::from(scope),
-            reset: false,
+            want: Want::Abort,
         };
-        self.shared.units.runners().abort(&abort, move || {
+        self.shared.units.runners().call(&call, move || {
             control::resume::<RequestQueue>(place, tag.slot, |pending| pending.aborting = false);
         });
         Step::Wait
@@ -332,6 +351,10 @@ impl Protocol for RequestQueue {
                 bytes: 0,
             });
         };
+        if !seen.order.is_free(header.attribute) {
+            let (order, attribute) = (seen.order.clone(), header.attribute);
+            return Ok(self.take_turn(io, request, attribute, &order));
+        }
         seen.view.refresh();
         let command = Command {
             nexus: &seen.nexus,
@@ -372,13 +395,14 @@ impl Protocol for RequestQueue {
         self.resume_slowly(io, request, outcome, scratch)
     }
 
-    fn go_on(&mut self, io: &mut Io, request: &mut Request<Pending>, stopping: bool) -> Step {
-        if stopping {
-            request.state.task.abandon();
-            return Step::Over;
-        }
-        let next = request.state.task.go_on();
-        self.step(io, request, next)
+    fn go_on(&mut self, _io: &mut Io, request: &mut Request<Pending>) -> Step {
+        let task = std::mem::take(&mut request.state.task);
+        go_on_in_background(&self.worker, &self.shared.units, task, Task::go_on);
+        Step::Over
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
     }
 
     #[inline(always)]
@@ -387,6 +411,7 @@ impl Protocol for RequestQueue {
         let code = pending.aborted.unwrap_or(pending.code);
         if code == request::S_OK
             && pending.waits.is_empty()
+            && pending.ticket.is_none()
             && let Some((status, residual)) = pending.task.take_plain()
         {
             let (residual, code) = residual_fields(residual);
@@ -451,12 +476,99 @@ impl RequestQueue {
         scratch: Option<IoBuffer>,
     ) -> Step {
         let pending = &mut request.state;
+        if (pending.aborted.is_some() || self.stopping) && pending.task.survives_abort() {
+            return self.leave(pending, outcome);
+        }
         if pending.aborted.is_some() {
             pending.task.abandon();
             return Step::Answer;
         }
         let next = pending.task.resume(outcome, scratch);
         self.step(io, request, next)
+    }
+
+    /// What no abort ends goes on by itself; its command is answered as aborted.
+    #[cold]
+    fn leave(&mut self, pending: &mut Pending, outcome: IoOutcome) -> Step {
+        let task = std::mem::take(&mut pending.task);
+        let first = move |task: &mut Task| task.resume(outcome, None);
+        go_on_in_background(&self.worker, &self.shared.units, task, first);
+        pending.aborted.get_or_insert(request::S_ABORTED);
+        Step::Answer
+    }
+
+    /// A command that is not SIMPLE, or comes while such a one is there: it begins when its turn has come.
+    #[cold]
+    fn take_turn(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        attribute: TaskAttribute,
+        order: &Arc<TaskOrder>,
+    ) -> Start {
+        let (worker, tag) = (self.worker.clone(), request.state.tag);
+        let later = || -> StartTask {
+            Box::new(move |ticket| {
+                let Some(tag) = tag else { return };
+                worker.send(move |w| {
+                    control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
+                        queue.proceed(io, tag.slot, |queue, io, request| {
+                            queue.begin_in_turn(io, request, ticket).step
+                        });
+                    });
+                    w.wake(tag.source);
+                });
+            })
+        };
+        match order.admit(attribute, later) {
+            Admission::Now(ticket) => self.begin_in_turn(io, request, ticket),
+            Admission::Later => {
+                request.state.parked = true;
+                Start {
+                    step: Step::Wait,
+                    operation: Operation::Other,
+                    bytes: 0,
+                }
+            }
+        }
+    }
+
+    fn begin_in_turn(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        ticket: Option<Ticket>,
+    ) -> Start {
+        let (chain, pending) = (&mut request.chain, &mut request.state);
+        (pending.parked, pending.ticket) = (false, ticket);
+        let bytes = chain.buffer.front::<REQUEST_SIZE>();
+        let header = Header::parse(&bytes);
+        let seen = match header.address {
+            Some(address) => self.target(address.target).map(|seen| (address.lun, seen)),
+            None => None,
+        };
+        let (Some((lun, seen)), None) = (seen, pending.aborted) else {
+            // aborted, or its target went, while it waited
+            pending.task.abandon();
+            if pending.aborted.is_none() {
+                pending.code = request::S_BAD_TARGET;
+            }
+            return Start {
+                step: Step::Answer,
+                operation: Operation::Other,
+                bytes: 0,
+            };
+        };
+        seen.view.refresh();
+        let plan = seen.view.begin(&Command {
+            nexus: &seen.nexus,
+            lun,
+            cdb: header.cdb,
+            attribute: header.attribute,
+            data_out_length: u64::from(chain.readable) - REQUEST_SIZE as u64,
+            data_in_length: u64::from(pending.data_in_room),
+        });
+        self.begin_planned(io, request, header.cdb[0], plan)
     }
 }
 
@@ -470,6 +582,7 @@ fn answer_slowly(chain: &Chain, pending: &mut Pending, code: u8) -> Answer {
             &request::response_header(0, 0, 0, code),
         );
         pending.waits.clear();
+        pending.ticket = None;
         return Answer {
             written: RESPONSE_SIZE as u32,
             // A bus scan asks every target: one that is not there is no error.
@@ -480,6 +593,7 @@ fn answer_slowly(chain: &Chain, pending: &mut Pending, code: u8) -> Answer {
     let good = matches!(response.status, Status::Good | Status::ConditionMet);
     write_response(chain, pending, &response);
     pending.waits.clear();
+    pending.ticket = None;
     Answer {
         written: RESPONSE_SIZE as u32 + pending.data_in,
         good,

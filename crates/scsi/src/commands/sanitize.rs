@@ -1,7 +1,7 @@
 //! SANITIZE (SBC-4, 5.30): the whole medium is overwritten or erased, and nothing else goes on meanwhile.
 //!
-//! The operation goes on when its command is aborted or its nexus lost. One that cannot end leaves the
-//! unit failed until a sanitize operation succeeds or EXIT FAILURE MODE is accepted.
+//! The operation goes on when its command is aborted or its nexus lost, and after a restart. One that cannot end leaves
+//! the unit failed until a sanitize operation succeeds or EXIT FAILURE MODE is accepted.
 
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use crate::command::be16;
 use crate::logical_unit::LogicalUnit;
 use crate::plan::{Pending, Plan, Program, Run, SCRATCH_MAX, Step};
 use crate::response::Response;
+use crate::sanitizing::{Kept, Pass};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::unit_state::Sanitize;
 
@@ -71,18 +72,14 @@ fn exit_failure_mode(c: &Context<'_>) -> Planned {
     let mut state = c.unit.state();
     match state.sanitize {
         Sanitize::Running(_) | Sanitize::Idle => {}
-        Sanitize::Failed if state.sanitize_may_exit => state.sanitize = Sanitize::Idle,
+        Sanitize::Failed if state.sanitize_may_exit => {
+            state.save_sanitize(c.unit.directory().store(), None)?;
+            state.sanitize = Sanitize::Idle;
+        }
         Sanitize::Failed => return Err(Sense::cdb_bit(1, 4)),
     }
     c.unit.refresh_word(&state);
     good()
-}
-
-/// What is done to every block.
-enum Pass {
-    Write(Vec<u8>),
-    WriteZeroes,
-    Discard,
 }
 
 fn erasing_pass(unit: &LogicalUnit) -> Pass {
@@ -127,10 +124,14 @@ fn overwriting_passes(list: &[u8], length: usize, block_size: usize) -> Result<V
     Ok(passes.collect())
 }
 
+/// Goes on with an operation that a restart interrupted.
+pub(crate) fn resume(unit: Arc<LogicalUnit>, kept: Kept) -> Box<Run> {
+    Operation::run(unit, kept, true, Stage::Run)
+}
+
 struct Operation {
     unit: Arc<LogicalUnit>,
-    passes: Vec<Pass>,
-    pass: usize,
+    kept: Kept,
     offset: u64,
     piece: u64,
     immediate: bool,
@@ -155,6 +156,12 @@ impl Operation {
         immediate: bool,
         unrestricted_exit: bool,
     ) -> Plan {
+        let kept = Kept {
+            failed: false,
+            may_exit: unrestricted_exit,
+            pass: 0,
+            passes,
+        };
         {
             let mut state = unit.state();
             if let Some(sense) = state
@@ -163,21 +170,27 @@ impl Operation {
             {
                 return Plan::Done(sense.into());
             }
+            if let Err(sense) = state.save_sanitize(unit.directory().store(), Some(&kept)) {
+                return Plan::Done(sense.into());
+            }
             state.sanitize = Sanitize::Running(0);
             state.sanitize_may_exit = unrestricted_exit;
             unit.refresh_word(&state);
         }
-        let scratch = SCRATCH_MAX.min(unit.geometry().capacity_bytes() as usize);
+        Plan::Run(Operation::run(unit, kept, immediate, Stage::Begin))
+    }
+
+    fn run(unit: Arc<LogicalUnit>, kept: Kept, immediate: bool, stage: Stage) -> Box<Run> {
+        let capacity = usize::try_from(unit.geometry().capacity_bytes());
         let operation = Operation {
             unit,
-            passes,
-            pass: 0,
+            kept,
             offset: 0,
             piece: 0,
             immediate,
-            stage: Stage::Begin,
+            stage,
         };
-        Run::background(operation, scratch)
+        Run::background(operation, SCRATCH_MAX.min(capacity.unwrap_or(SCRATCH_MAX)))
     }
 
     fn set(&mut self, sanitize: Sanitize) {
@@ -186,9 +199,21 @@ impl Operation {
         self.unit.refresh_word(&state);
     }
 
+    /// What is kept from now on; a store that fails has said so, and the operation goes on.
+    fn save(&self, kept: Option<&Kept>) -> Result<(), Sense> {
+        let state = self.unit.state();
+        state.save_sanitize(self.unit.directory().store(), kept)
+    }
+
     fn end(&mut self, sanitize: Sanitize, response: Response) -> Step {
-        self.set(sanitize);
         self.stage = Stage::Over;
+        self.kept.failed = sanitize == Sanitize::Failed;
+        let saved = self.save(Some(&self.kept).filter(|kept| kept.failed));
+        self.set(sanitize);
+        let response = match saved {
+            Err(sense) if sanitize == Sanitize::Idle => sense.into(),
+            _ => response,
+        };
         if self.immediate {
             Step::End
         } else {
@@ -197,7 +222,7 @@ impl Operation {
     }
 
     fn fill(&self, scratch: &mut [u8]) {
-        if let Some(Pass::Write(block)) = self.passes.get(self.pass) {
+        if let Some(Pass::Write(block)) = self.kept.passes.get(self.kept.pass) {
             for chunk in scratch.chunks_exact_mut(block.len().max(1)) {
                 chunk.copy_from_slice(block);
             }
@@ -209,12 +234,14 @@ impl Operation {
         let capacity = self.unit.geometry().capacity_bytes();
         if self.offset >= capacity {
             self.offset = 0;
-            self.pass += 1;
+            self.kept.pass += 1;
+            // what could not be kept is done once more after a restart
+            self.save(Some(&self.kept)).ok();
             self.fill(scratch);
         }
         let left = capacity - self.offset;
         let flags = IoFlags::UNMAP;
-        let (request, piece) = match self.passes.get(self.pass)? {
+        let (request, piece) = match self.kept.passes.get(self.kept.pass)? {
             Pass::Write(_) => {
                 let piece = left.min(scratch.len() as u64);
                 (IoRequest::write(self.offset, piece), piece)
@@ -237,8 +264,8 @@ impl Operation {
 
     fn progress(&self) -> u16 {
         let capacity = u128::from(self.unit.geometry().capacity_bytes()).max(1);
-        let done = capacity * self.pass as u128 + u128::from(self.offset);
-        let total = capacity * self.passes.len().max(1) as u128;
+        let done = capacity * self.kept.pass as u128 + u128::from(self.offset);
+        let total = capacity * self.kept.passes.len().max(1) as u128;
         (done * 65536 / total).min(65535) as u16
     }
 }
@@ -255,15 +282,17 @@ impl Program for Operation {
         match self.stage {
             Stage::Begin => {
                 self.stage = Stage::Run;
-                self.fill(scratch);
                 if self.immediate {
                     return Step::Answer(Response::good());
                 }
+                self.fill(scratch);
             }
             Stage::Run => {
                 if last.is_some() {
                     self.offset += self.piece;
                     self.set(Sanitize::Running(self.progress()));
+                } else {
+                    self.fill(scratch);
                 }
             }
             Stage::Flush | Stage::Over => return self.end(Sanitize::Idle, Response::good()),

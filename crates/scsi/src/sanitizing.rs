@@ -1,0 +1,120 @@
+//! What is kept of a sanitize operation, so that it goes on after a restart (SBC-4, 4.11).
+//!
+//! Kept when it begins, after each pass, and when it fails; nothing is kept once it has succeeded or its failure was
+//! left. A pass that was interrupted begins anew.
+
+/// What is done to every block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// Written with this block.
+    Write(Vec<u8>),
+    WriteZeroes,
+    Discard,
+}
+
+/// A sanitize operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub failed: bool,
+    /// AUSE: a failure may be left without another operation.
+    pub may_exit: bool,
+    /// The pass that is under way.
+    pub pass: usize,
+    pub passes: Vec<Pass>,
+}
+
+const FORMAT: u8 = 1;
+const FAILED: u8 = 1;
+const MAY_EXIT: u8 = 2;
+
+impl Kept {
+    pub fn encode(&self) -> Vec<u8> {
+        let failed = if self.failed { FAILED } else { 0 };
+        let may_exit = if self.may_exit { MAY_EXIT } else { 0 };
+        let mut bytes = vec![FORMAT, failed | may_exit, self.pass as u8];
+        for pass in &self.passes {
+            let (kind, block): (u8, &[u8]) = match pass {
+                Pass::Write(block) => (0, block),
+                Pass::WriteZeroes => (1, &[]),
+                Pass::Discard => (2, &[]),
+            };
+            bytes.push(kind);
+            bytes.extend((block.len() as u32).to_be_bytes());
+            bytes.extend_from_slice(block);
+        }
+        bytes
+    }
+
+    /// What was kept, if anything was. What cannot be read is a failure that may not be left: some of the medium may not
+    /// have been erased.
+    pub fn decode(bytes: &[u8], block_size: usize) -> Option<Kept> {
+        if bytes.is_empty() {
+            return None;
+        }
+        let unreadable = Kept {
+            failed: true,
+            may_exit: false,
+            pass: 0,
+            passes: Vec::new(),
+        };
+        Some(Kept::parse(bytes, block_size).unwrap_or(unreadable))
+    }
+
+    fn parse(bytes: &[u8], block_size: usize) -> Option<Kept> {
+        let (&[format, flags, pass], mut rest) = bytes.split_first_chunk::<3>()?;
+        let mut passes = Vec::new();
+        while let Some((&[kind, length @ ..], after)) = rest.split_first_chunk::<5>() {
+            let length = usize::try_from(u32::from_be_bytes(length)).ok()?;
+            let (block, after) = after.split_at_checked(length)?;
+            rest = after;
+            passes.push(match (kind, length) {
+                (0, length) if length == block_size => Pass::Write(block.to_vec()),
+                (1, 0) => Pass::WriteZeroes,
+                (2, 0) => Pass::Discard,
+                _ => return None,
+            });
+        }
+        let pass = usize::from(pass);
+        (format == FORMAT && rest.is_empty() && pass <= passes.len()).then_some(Kept {
+            failed: flags & FAILED != 0,
+            may_exit: flags & MAY_EXIT != 0,
+            pass,
+            passes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_kept_comes_back(
+            failed: bool, may_exit: bool, at in 0usize..31,
+            kinds in prop::collection::vec((0u8..3, any::<u8>()), 1..31),
+        ) {
+            let passes: Vec<Pass> = kinds
+                .iter()
+                .map(|&(kind, byte)| match kind {
+                    0 => Pass::Write(vec![byte; 512]),
+                    1 => Pass::WriteZeroes,
+                    _ => Pass::Discard,
+                })
+                .collect();
+            let kept = Kept { failed, may_exit, pass: at.min(passes.len()), passes };
+            prop_assert_eq!(Kept::decode(&kept.encode(), 512), Some(kept.clone()));
+            // cut short, it is a failure, or has fewer passes
+            let bytes = kept.encode();
+            let cut = &bytes[..bytes.len() - 1];
+            prop_assert_ne!(Kept::decode(cut, 512), Some(kept));
+        }
+
+        #[test]
+        fn any_bytes_are_something(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            prop_assert_eq!(Kept::decode(&bytes, 512).is_none(), bytes.is_empty());
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! PERSISTENT RESERVE OUT with any parameter list, from three initiators of which one comes through another port: no
+//! panic, and what PERSISTENT RESERVE IN says afterwards is whole.
+//!
+//! `cargo fuzz run persistent_reserve_out`. Keys and names are few, so that registrations meet.
+
+#![no_main]
+
+#[path = "../../crates/scsi/tests/common/mod.rs"]
+mod common;
+
+use common::{Bed, initiator, port};
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use scsi::{Status, TransportId};
+use std::sync::Arc;
+
+#[derive(Arbitrary, Debug)]
+struct Service {
+    who: u8,
+    action: u8,
+    scope_and_type: u8,
+    own: u8,
+    new: u8,
+    flags: u8,
+    list: List,
+    /// What the CDB says beyond the truth.
+    length: i8,
+}
+
+#[derive(Arbitrary, Debug)]
+enum List {
+    Plain,
+    /// TransportIDs of initiators that may be there.
+    Ports(Vec<u8>),
+    Any(Vec<u8>),
+    /// For REGISTER AND MOVE: to which port and initiator.
+    Move(u8, u8),
+}
+
+fn keys(service: &Service) -> Vec<u8> {
+    let mut list = vec![0; 16];
+    list[7] = service.own % 4;
+    list[15] = service.new % 4;
+    list
+}
+
+fn parameter_list(service: &Service) -> Vec<u8> {
+    let mut list = keys(service);
+    match &service.list {
+        List::Plain => list.extend([0, 0, 0, 0, service.flags, 0, 0, 0]),
+        List::Any(bytes) => list.extend(bytes),
+        List::Ports(ports) => {
+            list.extend([0, 0, 0, 0, service.flags | 0x08, 0, 0, 0]);
+            let ids: Vec<u8> = ports
+                .iter()
+                .flat_map(|&number| id(number).as_bytes().to_vec())
+                .collect();
+            list.extend((ids.len() as u32).to_be_bytes());
+            list.extend(ids);
+        }
+        List::Move(relative_port, number) => {
+            list.extend([0, service.flags, 0, relative_port % 3]);
+            let id = id(*number);
+            list.extend((id.as_bytes().len() as u32).to_be_bytes());
+            list.extend(id.as_bytes());
+        }
+    }
+    list
+}
+
+fn id(number: u8) -> TransportId {
+    match number & 4 {
+        0 => initiator(number % 4),
+        _ => TransportId::iscsi_device("iqn.2026-11.org.example:i"),
+    }
+}
+
+libfuzzer_sys::fuzz_target!(|services: Vec<Service>| {
+    let mut bed = Bed::new(512, 64);
+    let second = bed.other_nexus(2);
+    let third = bed.target.attach_nexus(initiator(3), port(2));
+    let nexuses = [Arc::clone(&bed.nexus), second, third];
+    for service in services.iter().take(32) {
+        let list = parameter_list(service);
+        let length = (list.len() as i64 + i64::from(service.length)).clamp(0, 0xffff) as u32;
+        let [a, b, c, d] = length.to_be_bytes();
+        let cdb = [0x5f, service.action & 0x1f, service.scope_and_type, 0, 0, a, b, c, d, 0];
+        let nexus = &nexuses[usize::from(service.who % 3)];
+        bed.run_as(nexus, 0, &cdb, &list, 0);
+
+        let keys = bed.run(0, &[0x5e, 0x00, 0, 0, 0, 0, 0, 0xff, 0xff, 0], &[], 0xffff);
+        assert_eq!(keys.status, Status::Good);
+        let said = u32::from_be_bytes(keys.data[4..8].try_into().unwrap()) as usize;
+        assert_eq!(keys.data.len(), 8 + said);
+        assert!(said.is_multiple_of(8));
+        let held = bed.run(0, &[0x5e, 0x01, 0, 0, 0, 0, 0, 0xff, 0xff, 0], &[], 0xffff);
+        let said = u32::from_be_bytes(held.data[4..8].try_into().unwrap()) as usize;
+        assert_eq!(held.data.len(), 8 + said);
+        assert!(matches!(said, 0 | 16));
+        // nobody holds what nobody registered for
+        assert!(said == 0 || keys.data.len() > 8);
+        let full = bed.run(0, &[0x5e, 0x03, 0, 0, 0, 0, 0, 0xff, 0xff, 0], &[], 0xffff);
+        let mut descriptors = full.data.get(8..).unwrap_or_default();
+        let mut count = 0;
+        while !descriptors.is_empty() {
+            let more = u32::from_be_bytes(descriptors[20..24].try_into().unwrap()) as usize;
+            descriptors = &descriptors[24 + more..];
+            count += 1;
+        }
+        assert_eq!(count, (keys.data.len() - 8) / 8);
+    }
+});
