@@ -1,0 +1,321 @@
+//! The control socket: what a crash leaves, how much it holds, who may ask, and many who ask at once.
+#![forbid(unsafe_code)]
+
+use daemon::control::{Client, ClientError, Method};
+use end_to_end::{Daemon, DaemonBuilder, Result, Rig, Scratch, bail, ensure};
+use front_end::VerifiedLoad;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+fn client(daemon: &Daemon) -> Client {
+    Client::new(&daemon.control()).patient(Duration::from_secs(120))
+}
+
+fn status_of(answer: std::result::Result<(u16, Value), ClientError>) -> Result<u16> {
+    match answer {
+        Ok((status, _)) => Ok(status),
+        Err(ClientError::Problem { problem }) => Ok(problem.status),
+        Err(error) => bail!("no answer: {error}"),
+    }
+}
+
+/// What a daemon has, in a form to compare.
+fn objects(client: &Client) -> Result<Value> {
+    Ok(client.get("/v1/config")?)
+}
+
+/// Steps at which a change can be interrupted: those of the state's file, and those of a resize.
+const STEPS: [&str; 12] = [
+    "before-keep",
+    "created",
+    "written",
+    "synchronised",
+    "renamed",
+    "after-keep",
+    "after-begin-resize",
+    "created:2",
+    "written:2",
+    "synchronised:2",
+    "renamed:2",
+    "after-end-resize",
+];
+
+#[test]
+fn after_a_crash_at_any_step_there_is_the_state_of_before_or_of_after() -> Result<()> {
+    let changes: [(Method, &str, Value); 4] = [
+        (
+            Method::PUT,
+            "/v1/disks/new",
+            json!({"backend": "ram", "size": "1M"}),
+        ),
+        (Method::PUT, "/v1/exports/c/luns/4:0", json!({"disk": "b"})),
+        (
+            Method::PUT,
+            "/v1/disks/a/size?force=true",
+            json!({"size": 3 << 20}),
+        ),
+        (Method::DELETE, "/v1/exports/c/luns/0:0", Value::Null),
+    ];
+    let mut killed = 0;
+    for step in STEPS {
+        for (method, path, body) in &changes {
+            let scratch = Scratch::new()?;
+            let plain = DaemonBuilder::new(&scratch)
+                .disk("a=file:a.raw,size=2M")
+                .disk("b=ram:1M")
+                .vhost_scsi("c")
+                .lun("c/0:0=a")
+                .arguments(["--state", "state"]);
+            let wanted = format!("LUNETTE_FAULT={step}");
+            let mut daemon = plain.clone().under(&["env", &wanted]).start()?;
+            let before = objects(&client(&daemon))?;
+            let body = (!body.is_null()).then_some(body);
+            let answer = client(&daemon).change(method.clone(), path, body);
+            let after = match answer {
+                // This change does not pass that step.
+                Ok(_) => continue,
+                Err(_) => {
+                    let status = daemon.process().wait(Duration::from_secs(20))?;
+                    ensure!(!status.success(), "it ended by itself: {status}");
+                    killed += 1;
+                    // The same change in another place, whole.
+                    let other = Scratch::new()?;
+                    let undisturbed = DaemonBuilder::new(&other)
+                        .disk("a=file:a.raw,size=2M")
+                        .disk("b=ram:1M")
+                        .vhost_scsi("c")
+                        .lun("c/0:0=a")
+                        .start()?;
+                    client(&undisturbed).change(method.clone(), path, body)?;
+                    objects(&client(&undisturbed))?
+                }
+            };
+            let again = match plain.start() {
+                Ok(daemon) => daemon,
+                Err(error) => bail!("{step}, {path}: does not start again: {error:#}"),
+            };
+            let now = strip_paths(objects(&client(&again))?);
+            let (before, after) = (strip_paths(before), strip_paths(after));
+            ensure!(
+                now == before || now == after,
+                "{step}, {path}: {now}\nbefore {before}\nafter {after}"
+            );
+            let size = std::fs::metadata(scratch.file("a.raw"))?.len();
+            let told = now.pointer("/disks/0/size").and_then(Value::as_u64);
+            ensure!(
+                Some(size) == told,
+                "{step}, {path}: the file has {size} bytes, not {told:?}"
+            );
+        }
+    }
+    ensure!(killed >= 24, "only {killed} crashes");
+    Ok(())
+}
+
+/// Scratch directories differ from daemon to daemon.
+fn strip_paths(mut objects: Value) -> Value {
+    let exports = objects
+        .pointer_mut("/exports")
+        .and_then(Value::as_array_mut);
+    for export in exports.into_iter().flatten() {
+        if let Some(export) = export.as_object_mut() {
+            export.remove("socket");
+        }
+    }
+    objects
+}
+
+#[test]
+fn sixteen_thousand_units_come_in_one_call_and_come_back_after_a_restart() -> Result<()> {
+    const TARGETS: usize = 256;
+    const LUNS: usize = 64;
+    let mut rig = Rig::new(|daemon| daemon.vhost_scsi("c").arguments(["--state", "state"]))?;
+    let resident = |rig: &mut Rig| -> Result<u64> {
+        let id = rig.daemon.process().id();
+        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+        let word = line.and_then(|line| line.split_whitespace().nth(1));
+        Ok(word.unwrap_or("0").parse::<u64>()? * 1024)
+    };
+    let bare = resident(&mut rig)?;
+    let name = |target: usize, lun: usize| format!("d{target}-{lun}");
+    let all = || (0..TARGETS).flat_map(|target| (0..LUNS).map(move |lun| (target, lun)));
+    let disks: Vec<Value> = all()
+        .map(|(t, l)| json!({"name": name(t, l), "backend": "null", "size": "1M"}))
+        .collect();
+    let luns: Vec<Value> = all()
+        .map(|(t, l)| json!({"target": t, "lun": l, "disk": name(t, l)}))
+        .collect();
+    let export = json!({"kind": "vhost-scsi", "name": "c", "socket": rig.socket("c"), "queues": 254, "lun": luns});
+    let begun = Instant::now();
+    let body = json!({"disks": disks, "exports": [export]});
+    let (status, summary) = client(&rig.daemon).change(Method::PUT, "/v1/config", Some(&body))?;
+    println!("one call: {:?}", begun.elapsed());
+    ensure!(
+        status == 200 && summary["luns_added"] == json!(TARGETS * LUNS),
+        "{summary}"
+    );
+    let used = resident(&mut rig)?.saturating_sub(bare);
+    println!(
+        "resident memory: {} bytes a unit",
+        used / (TARGETS * LUNS) as u64
+    );
+    rig.daemon.stop(Duration::from_secs(20))?;
+    let begun = Instant::now();
+    rig.daemon.start_again()?;
+    println!("start with all of them: {:?}", begun.elapsed());
+    let found: Vec<Value> = client(&rig.daemon).get("/v1/exports/c/luns")?;
+    ensure!(
+        found.len() == TARGETS * LUNS,
+        "{} units came back",
+        found.len()
+    );
+    let before = rig.daemon.process().cpu_time()?;
+    std::thread::sleep(Duration::from_secs(5));
+    let idle = rig.daemon.process().cpu_time()? - before;
+    ensure!(
+        idle < Duration::from_millis(50),
+        "idle for 5 s, it used {idle:?}"
+    );
+    let alone = client(&rig.daemon).change(Method::DELETE, "/v1/disks/d0-0?force=true", None);
+    ensure!(status_of(alone)? == 204);
+    Ok(())
+}
+
+#[test]
+fn another_user_gets_nothing_from_the_socket() -> Result<()> {
+    let rig = Rig::new(|daemon| daemon.disk("d=ram:1M"))?;
+    if !rustix::process::geteuid().is_root() {
+        println!("only root can become another user");
+        return Ok(());
+    }
+    let control = rig.daemon.control();
+    // The way to it is open: only the socket's own mode stands between.
+    let mut folder = control.parent();
+    while let Some(open) = folder.filter(|folder| folder.starts_with(std::env::temp_dir())) {
+        use std::os::unix::fs::PermissionsExt;
+        if open != std::env::temp_dir() {
+            std::fs::set_permissions(open, std::fs::Permissions::from_mode(0o755))?;
+        }
+        folder = open.parent();
+    }
+    let script = "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])";
+    let tried = |user: &str| -> Result<std::process::Output> {
+        let ids = [format!("--reuid={user}"), format!("--regid={user}")];
+        let output = std::process::Command::new("setpriv")
+            .args(ids)
+            .args(["--clear-groups", "python3", "-c", script])
+            .arg(&control)
+            .output()?;
+        Ok(output)
+    };
+    ensure!(tried("0")?.status.success(), "root cannot connect");
+    let refused = tried("65534")?;
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(
+        !refused.status.success() && told.contains("PermissionError"),
+        "{told}"
+    );
+    Ok(())
+}
+
+/// A generator that needs no crate: splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+}
+
+fn any_call(random: &mut Random) -> (Method, String, Option<Value>) {
+    let disk = format!("x{}", random.below(8));
+    let forced = ["", "?force=true", "?force=maybe"][random.below(3) as usize];
+    match random.below(12) {
+        0 => (Method::GET, "/v1/config".to_owned(), None),
+        1 => (Method::GET, "/v1/status".to_owned(), None),
+        2 => {
+            let size = [1 << 20, 2 << 20, 7, -1][random.below(4) as usize];
+            let body = json!({"backend": "ram", "size": size});
+            (Method::PUT, format!("/v1/disks/{disk}{forced}"), Some(body))
+        }
+        3 => (Method::DELETE, format!("/v1/disks/{disk}{forced}"), None),
+        4 => {
+            let at = format!("{}:{}", random.below(300), random.below(4));
+            let path = format!("/v1/exports/c/luns/{at}{forced}");
+            (Method::PUT, path, Some(json!({ "disk": disk })))
+        }
+        5 => {
+            let path = format!("/v1/exports/c/luns/{}:1{forced}", random.below(3));
+            (Method::DELETE, path, None)
+        }
+        6 => {
+            let size = (1 + random.below(4)) << 20;
+            let path = format!("/v1/disks/{disk}/size{forced}");
+            (Method::PUT, path, Some(json!({ "size": size })))
+        }
+        7 => (
+            Method::PUT,
+            format!("/v1/exports/{disk}"),
+            Some(json!([disk, {"kind": 7}])),
+        ),
+        8 => (Method::GET, "/v1/nothing/here".to_owned(), None),
+        9 => (Method::GET, "/v1/reservations".to_owned(), None),
+        10 => (Method::POST, format!("/v1/config/reload{forced}"), None),
+        _ => (Method::GET, format!("/v1/disks/{disk}"), None),
+    }
+}
+
+#[test]
+fn two_hundred_clients_at_once_disturb_neither_data_nor_each_other() -> Result<()> {
+    const CLIENTS: u64 = 200;
+    const CALLS: u64 = 20;
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("data=ram:32M")
+            .vhost_blk("data")
+            .vhost_scsi("c")
+            .arguments(["--state", "state", "--workers", "2"])
+    })?;
+    let (socket, control) = (rig.socket("data"), rig.daemon.control());
+    let verified = std::thread::scope(|scope| -> Result<()> {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|seed| {
+                let client = Client::new(&control).patient(Duration::from_secs(300));
+                scope.spawn(move || -> Result<()> {
+                    let mut random = Random(seed);
+                    for _ in 0..CALLS {
+                        let (method, path, body) = any_call(&mut random);
+                        let answer = client.change(method.clone(), &path, body.as_ref());
+                        let status = status_of(answer)?;
+                        ensure!(status < 500, "{method} {path} is answered {status}");
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        // Meanwhile another client of the data path writes, reads back and compares.
+        let load = VerifiedLoad::start(&socket)?;
+        for client in clients {
+            match client.join() {
+                Ok(result) => result?,
+                Err(_) => bail!("a client panicked"),
+            }
+        }
+        let verified = load.finish()?;
+        ensure!(verified > 0, "nothing was verified");
+        println!("{verified} requests verified meanwhile");
+        Ok(())
+    });
+    verified?;
+    let before = objects(&client(&rig.daemon))?;
+    rig.daemon.stop(Duration::from_secs(20))?;
+    rig.daemon.start_again()?;
+    let after = objects(&client(&rig.daemon))?;
+    ensure!(before == after, "torn state: {before}\n{after}");
+    Ok(())
+}
