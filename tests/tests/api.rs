@@ -64,11 +64,13 @@ fn after_a_crash_at_any_step_there_is_the_state_of_before_or_of_after() -> Resul
                 .disk("a=file:a.raw,size=2M")
                 .disk("b=ram:1M")
                 .vhost_scsi("c")
-                .lun("c/0:0=a")
-                .arguments(["--state", "state"]);
+                .lun("c/0:0=a");
             let wanted = format!("LUNETTE_FAULT={step}");
             let mut daemon = plain.clone().under(&["env", &wanted]).start()?;
-            let before = objects(&client(&daemon))?;
+            let before = match objects(&client(&daemon)) {
+                Ok(before) => before,
+                Err(error) => bail!("{step}: {error:#}\n{}", daemon.process().log_tail()),
+            };
             let body = (!body.is_null()).then_some(body);
             let answer = client(&daemon).change(method.clone(), path, body);
             let after = match answer {
@@ -94,7 +96,7 @@ fn after_a_crash_at_any_step_there_is_the_state_of_before_or_of_after() -> Resul
                 Ok(daemon) => daemon,
                 Err(error) => bail!("{step}, {path}: does not start again: {error:#}"),
             };
-            let now = strip_paths(objects(&client(&again))?);
+            let now = strip_paths(first_answer(&again)?);
             let (before, after) = (strip_paths(before), strip_paths(after));
             ensure!(
                 now == before || now == after,
@@ -110,6 +112,18 @@ fn after_a_crash_at_any_step_there_is_the_state_of_before_or_of_after() -> Resul
     }
     ensure!(killed >= 24, "only {killed} crashes");
     Ok(())
+}
+
+/// Its log has the lines of the daemon before it too, which say nothing of this one: asks until it answers.
+fn first_answer(daemon: &Daemon) -> Result<Value> {
+    let begun = Instant::now();
+    loop {
+        match objects(&client(daemon)) {
+            Ok(objects) => return Ok(objects),
+            Err(error) if begun.elapsed() > Duration::from_secs(20) => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
 }
 
 /// Scratch directories differ from daemon to daemon.
@@ -129,7 +143,7 @@ fn strip_paths(mut objects: Value) -> Value {
 fn sixteen_thousand_units_come_in_one_call_and_come_back_after_a_restart() -> Result<()> {
     const TARGETS: usize = 256;
     const LUNS: usize = 64;
-    let mut rig = Rig::new(|daemon| daemon.vhost_scsi("c").arguments(["--state", "state"]))?;
+    let mut rig = Rig::new(|daemon| daemon.vhost_scsi("c"))?;
     let resident = |rig: &mut Rig| -> Result<u64> {
         let id = rig.daemon.process().id();
         let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
@@ -199,23 +213,20 @@ fn another_user_gets_nothing_from_the_socket() -> Result<()> {
         }
         folder = open.parent();
     }
-    let script = "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])";
-    let tried = |user: &str| -> Result<std::process::Output> {
+    // Whoever may write to a socket's file may connect to it: unix(7).
+    let may_connect = |user: &str| -> Result<bool> {
         let ids = [format!("--reuid={user}"), format!("--regid={user}")];
-        let output = std::process::Command::new("setpriv")
+        let status = std::process::Command::new("setpriv")
             .args(ids)
-            .args(["--clear-groups", "python3", "-c", script])
+            .args(["--clear-groups", "test", "-S"])
             .arg(&control)
-            .output()?;
-        Ok(output)
+            .args(["-a", "-w"])
+            .arg(&control)
+            .status()?;
+        Ok(status.success())
     };
-    ensure!(tried("0")?.status.success(), "root cannot connect");
-    let refused = tried("65534")?;
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(
-        !refused.status.success() && told.contains("PermissionError"),
-        "{told}"
-    );
+    ensure!(may_connect("0")?, "root cannot connect");
+    ensure!(!may_connect("65534")?, "anybody can connect");
     Ok(())
 }
 
@@ -279,7 +290,7 @@ fn two_hundred_clients_at_once_disturb_neither_data_nor_each_other() -> Result<(
             .disk("data=ram:32M")
             .vhost_blk("data")
             .vhost_scsi("c")
-            .arguments(["--state", "state", "--workers", "2"])
+            .arguments(["--workers", "2"])
     })?;
     let (socket, control) = (rig.socket("data"), rig.daemon.control());
     let verified = std::thread::scope(|scope| -> Result<()> {

@@ -119,6 +119,7 @@ pub(crate) struct Overview {
 pub fn start(config: Config, options: StartOptions) -> Result<Running, StartError> {
     limits::raise_descriptors();
     let mut reasons = Vec::new();
+    let access = config.access.clone();
     let can_be_asked =
         config.control.is_some() || options.control.is_some() || options.passed_control.is_some();
     let control = match options.passed_control {
@@ -164,7 +165,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
                 events,
                 reload: options.reload.clone(),
             };
-            let server = control::Server::start(bound, api)
+            let server = control::Server::start(bound, api, access)
                 .map_err(|error| format!("cannot serve the control socket: {error}"))?;
             Some(server)
         }
@@ -196,8 +197,12 @@ fn bind_control(
     usual: Option<PathBuf>,
     reasons: &mut Vec<String>,
 ) -> Option<control::Bound> {
+    let bind = match config.access.has_groups() {
+        true => control::bind_for_all,
+        false => control::bind,
+    };
     if let Some(path) = &config.control {
-        return match control::bind(path) {
+        return match bind(path) {
             Ok(bound) => Some(bound),
             Err(error) => {
                 reasons.push(format!("control socket: {error}"));
@@ -205,7 +210,7 @@ fn bind_control(
             }
         };
     }
-    match control::bind(&usual?) {
+    match bind(&usual?) {
         Ok(bound) => Some(bound),
         Err(error @ BindError::InUse { .. }) => {
             tracing::warn!("no control socket: {error} with --control");

@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use daemon::config::{
-    BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, IscsiLimits, LUNS_MAX,
-    LimitsConfig, LunConfig, Placement, PollLimit, SCSI_QUEUES_MAX, ShownConfig, VhostBlkConfig,
-    VhostScsiConfig, WorkersConfig, nearest,
+    AccessConfig, BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, IscsiLimits,
+    LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit, SCSI_QUEUES_MAX, ShownConfig,
+    VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
 };
 use daemon::{Inherited, StartOptions};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -121,6 +121,7 @@ fn empty() -> Config {
     Config {
         control: None,
         state: None,
+        access: AccessConfig::default(),
         metrics_listen: None,
         workers: WorkersConfig {
             placement: Placement::Count(1),

@@ -60,6 +60,7 @@ impl BlkQueue {
 
     /// The disk's shape from now on.
     pub(crate) fn set_info(&mut self, info: Arc<DiskInfo>) {
+        self.limits = Limits::of(&info);
         self.info = info;
     }
 

@@ -59,6 +59,7 @@ pub fn complete(
 
     let mut config = Config {
         control: draft.control.map(|at| at.value),
+        access: draft.access,
         state: draft.state.map(|at| at.value),
         metrics_listen: draft.metrics_listen.map(|at| at.value),
         workers: WorkersConfig {

@@ -33,10 +33,10 @@ pub use json_source::{
     JsonExport, disk_json, export_json, lun_json, luns_json, objects_json, size_json,
 };
 pub use model::{
-    Around, BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, ExportConfig, ExportRef,
-    LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, PollLimit,
-    SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX, VhostBlkConfig,
-    VhostScsiConfig, WORKERS_MAX, WorkersConfig,
+    AccessConfig, Around, BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig,
+    ExportConfig, ExportRef, LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX,
+    Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX,
+    VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
 pub use place::{At, Place, Source};
 pub use render::render;

@@ -34,6 +34,8 @@ pub const POLL_MICROS_MAX: u32 = 1_000_000;
 pub struct Config {
     /// Where the control socket is; `None`: at the usual place, see [`crate::control::default_socket`].
     pub control: Option<PathBuf>,
+    /// Who may ask there.
+    pub access: AccessConfig,
     /// Where what must survive a restart is kept; `None`: at the usual place, see [`crate::state::default_folder`].
     pub state: Option<PathBuf>,
     /// Where metrics are served over TCP; `None`: on the control socket only.
@@ -62,6 +64,7 @@ impl Config {
     pub fn without_objects(&self) -> Config {
         Config {
             control: self.control.clone(),
+            access: self.access.clone(),
             state: self.state.clone(),
             metrics_listen: self.metrics_listen,
             workers: self.workers.clone(),
@@ -127,6 +130,22 @@ impl Config {
         }
         let found = self.iscsi.iter_mut().find(|e| e.name == export)?;
         Some(&mut found.luns)
+    }
+}
+
+/// Who may ask on the control socket beside root and the daemon's own user, by groups; without any nobody.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessConfig {
+    /// Its members may do everything.
+    pub control_group: Option<String>,
+    /// Its members may look on.
+    pub control_readers: Option<String>,
+}
+
+impl AccessConfig {
+    /// Is any group named?
+    pub fn has_groups(&self) -> bool {
+        self.control_group.is_some() || self.control_readers.is_some()
     }
 }
 

@@ -11,9 +11,9 @@ use super::diagnostics::{Mistake, MistakeKind};
 use super::iscsi::{IscsiDraft, read_iscsi};
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::model::{
-    Around, BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX,
-    POLL_MICROS_MAX, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX,
-    WORKERS_MAX,
+    AccessConfig, Around, BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX,
+    LunConfig, NAME_MAX, POLL_MICROS_MAX, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
+    TARGETS_MAX, WORKERS_MAX,
 };
 use super::place::At;
 use super::shown::{read_limits, read_shown};
@@ -23,6 +23,7 @@ use super::{Diagnostics, diagnostics::one_of};
 const NAME_ALLOWED: &str =
     "1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit";
 const SOCKET_ALLOWED: &str = "a path of at most 107 bytes, such as \"/run/lunette/d0.sock\"";
+const GROUP_ALLOWED: &str = "the name of a group of this machine";
 const ADDRESS_ALLOWED: &str =
     "an IP address and a port, such as \"127.0.0.1:9752\" or \"[::1]:9752\"";
 const LUN_EXAMPLE: &str = "tables such as { target = 0, lun = 0, disk = \"d0\" }";
@@ -82,6 +83,7 @@ impl LunDraft {
 #[derive(Default)]
 pub struct Draft {
     pub control: Option<At<PathBuf>>,
+    pub access: AccessConfig,
     /// Where state is kept.
     pub state: Option<At<PathBuf>>,
     /// Where metrics are served over TCP.
@@ -103,6 +105,14 @@ pub struct Draft {
 pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let mut reader = Reader::new(fields, "configuration", diagnostics);
     let control = read_socket(&mut reader, "control");
+    let access = AccessConfig {
+        control_group: reader
+            .text("control_group", GROUP_ALLOWED)
+            .map(|at| at.value),
+        control_readers: reader
+            .text("control_readers", GROUP_ALLOWED)
+            .map(|at| at.value),
+    };
     let state = read_folder(&mut reader, "state");
     let metrics_listen = read_address(&mut reader, "metrics_listen");
     let count = reader.raw("workers");
@@ -119,6 +129,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     });
     Draft {
         control,
+        access,
         state,
         metrics_listen,
         workers: WorkersDraft {

@@ -19,6 +19,12 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     if let Some(control) = &config.control {
         writeln!(text, "control = {}", quoted_path(control))?;
     }
+    if let Some(group) = &config.access.control_group {
+        writeln!(text, "control_group = {}", quoted(group))?;
+    }
+    if let Some(group) = &config.access.control_readers {
+        writeln!(text, "control_readers = {}", quoted(group))?;
+    }
     if let Some(state) = &config.state {
         writeln!(text, "state = {}", quoted_path(state))?;
     }

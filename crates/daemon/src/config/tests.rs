@@ -504,6 +504,10 @@ fn config() -> impl Strategy<Value = Config> {
                 .collect();
             let disk_name = |index: usize| format!("disk-{}", index % count);
             Config {
+                access: AccessConfig {
+                    control_group: control.clone(),
+                    control_readers: None,
+                },
                 state: control
                     .as_ref()
                     .map(|path| PathBuf::from(format!("/var/{path}"))),

@@ -13,6 +13,7 @@ use axum::routing::get;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::broadcast;
+use utoipa::openapi::{Content, Ref, RefOr, Response};
 use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -94,7 +95,31 @@ pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, Problem
 ))]
 struct Document;
 
+/// Changes may be refused to those who may only look on: said of all of them here.
+fn forbid(document: &mut utoipa::openapi::OpenApi) {
+    let told = Response::builder()
+        .description("Who asks may look on, and change nothing")
+        .content(
+            "application/problem+json",
+            Content::new(Some(Ref::from_schema_name("Problem"))),
+        )
+        .build();
+    for path in document.paths.paths.values_mut() {
+        let changes = [&mut path.put, &mut path.post, &mut path.delete];
+        for operation in changes.into_iter().flatten() {
+            let responses = &mut operation.responses.responses;
+            responses.insert("403".to_owned(), RefOr::T(told.clone()));
+        }
+    }
+}
+
 fn described() -> OpenApiRouter<Api> {
+    let mut described = routes();
+    forbid(described.get_openapi_mut());
+    described
+}
+
+fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(latency::get))
         .routes(routes!(log::show, log::change))

@@ -1,8 +1,9 @@
 //! The control socket: HTTP/JSON over a Unix socket, one file per resource.
 //!
 //! Served on a thread of its own, so that nobody who asks can delay a request of a guest. What is asked for is
-//! behind the trait [`View`]; whoever may open the socket (mode 0600) may ask.
+//! behind the trait [`View`]; who may ask is for `access` to say.
 
+mod access;
 mod api;
 mod client;
 mod configuration;
@@ -29,7 +30,7 @@ pub use latency::path_of as latency_path;
 pub use log::Log;
 pub use problem::{FieldProblem, Problem};
 pub use server::Server;
-pub use socket::{BindError, Bound, bind};
+pub use socket::{BindError, Bound, bind, bind_for_all};
 pub use status::{DiskStatus, ExportStatus, LunStatus, Status};
 pub use version::Version;
 

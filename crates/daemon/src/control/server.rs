@@ -4,11 +4,14 @@ use std::io;
 use std::path::Path;
 use std::thread::JoinHandle;
 
+use axum::middleware;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 
+use super::access::{Guarded, Peer, check};
 use super::api::{Api, router};
 use super::{Bound, Problem};
+use crate::config::AccessConfig;
 
 /// A control socket that is being served; dropping it stops that and removes the socket.
 #[derive(Debug)]
@@ -20,7 +23,7 @@ pub struct Server {
 
 impl Server {
     /// Serves the API on a socket.
-    pub fn start(mut bound: Bound, api: Api) -> io::Result<Server> {
+    pub fn start(mut bound: Bound, api: Api, access: AccessConfig) -> io::Result<Server> {
         let listener = bound
             .take_listener()
             .ok_or_else(|| io::Error::other("the control socket is served already"))?;
@@ -34,7 +37,7 @@ impl Server {
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        result = serve(listener, api) => {
+                        result = serve(listener, api, access) => {
                             if let Err(error) = result {
                                 tracing::error!(%error, "control socket failed");
                             }
@@ -71,9 +74,16 @@ impl Drop for Server {
     }
 }
 
-async fn serve(listener: std::os::unix::net::UnixListener, api: Api) -> io::Result<()> {
+async fn serve(
+    listener: std::os::unix::net::UnixListener,
+    api: Api,
+    access: AccessConfig,
+) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
-    axum::serve(listener, router(api)).await
+    let guarded = Guarded::new(listener, access);
+    let routes = router(api).layer(middleware::from_fn(check));
+    let service = routes.into_make_service_with_connect_info::<Peer>();
+    axum::serve(guarded, service).await
 }
 
 /// Runs what may block beside the runtime's thread.
@@ -159,7 +169,7 @@ mod tests {
             events: Teller::default().sender(),
             reload: None,
         };
-        let server = Server::start(bind(&path).unwrap(), api).unwrap();
+        let server = Server::start(bind(&path).unwrap(), api, AccessConfig::default()).unwrap();
         (folder, server, path)
     }
 

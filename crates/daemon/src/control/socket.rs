@@ -1,4 +1,4 @@
-//! A Unix socket at a path: mode 0600 from the first moment, a stale one replaced, a live one never stolen.
+//! A Unix socket at a path: its mode (0600 unless others are let in) from the first moment, a stale one replaced, a live one never stolen.
 //!
 //! Two daemons that start at once are kept apart by a lock on the folder, held while the path is looked at.
 
@@ -87,8 +87,17 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// A socket at `path` that listens. The folder is made when it is not there.
+/// A socket at `path` that listens, for its owner only. The folder is made when it is not there.
 pub fn bind(path: &Path) -> Result<Bound, BindError> {
+    bind_with(path, Mode::RUSR | Mode::WUSR)
+}
+
+/// The same for everybody: whoever accepts looks at who comes.
+pub fn bind_for_all(path: &Path) -> Result<Bound, BindError> {
+    bind_with(path, Mode::from_raw_mode(0o666))
+}
+
+fn bind_with(path: &Path, mode: Mode) -> Result<Bound, BindError> {
     let system = |what| {
         move |source: io::Error| BindError::System {
             what,
@@ -108,7 +117,7 @@ pub fn bind(path: &Path) -> Result<Bound, BindError> {
         .map_err(|errno| system("lock the folder of")(errno.into()))?;
     remove_stale(path)?;
 
-    let listener = listen(path).map_err(system("listen on"))?;
+    let listener = listen(path, mode).map_err(system("listen on"))?;
     Ok(Bound {
         listener: Some(listener),
         path: path.to_owned(),
@@ -138,15 +147,16 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     }
 }
 
-fn listen(path: &Path) -> io::Result<UnixListener> {
+fn listen(path: &Path, mode: Mode) -> io::Result<UnixListener> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // Linux gives the socket file the mode of the socket: there is no moment in which others may connect.
-    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    fchmod(&socket, mode)?;
     rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, 64)?;
+    // Whoever finds it full is told to come again: rather wait in the line.
+    rustix::net::listen(&socket, 1024)?;
     Ok(UnixListener::from(socket))
 }
 

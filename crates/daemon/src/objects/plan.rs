@@ -71,6 +71,7 @@ impl Plan {
     fn fixed(&mut self, now: &Config, next: &Config) {
         let fixed = [
             ("/control", now.control != next.control),
+            ("/control_group", now.access != next.access),
             ("/state", now.state != next.state),
             ("/metrics_listen", now.metrics_listen != next.metrics_listen),
             ("/iscsi_limits", now.iscsi_limits != next.iscsi_limits),

@@ -1,0 +1,235 @@
+//! Who may ask: whoever the kernel says is at the other end (SO_PEERCRED), by the groups of the configuration.
+//!
+//! Root and the daemon's own user may do everything. Without groups nobody else can even connect: the socket has mode
+//! 0600. With groups anybody can connect, and who is in none of them is hung up on before a word. Membership is that of
+//! the peer's own group and of `/etc/group`, which a process cannot change under us.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, Request};
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::serve::{IncomingStream, Listener};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::Problem;
+use crate::config::AccessConfig;
+
+/// Connections at a time; further ones wait. Each may bring a body of some megabytes.
+const CONNECTIONS_MAX: usize = 512;
+
+/// What a peer may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Right {
+    /// Look on.
+    Read,
+    /// Everything.
+    Control,
+}
+
+/// A peer, as far as it matters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer {
+    right: Right,
+}
+
+/// A line of `/etc/passwd` or `/etc/group`, by its first field or its third.
+fn fields<'a>(text: &'a str, at: usize, wanted: &str) -> Option<Vec<&'a str>> {
+    let lines = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    lines
+        .filter(|fields| fields.len() > 3)
+        .find(|fields| fields.get(at) == Some(&wanted))
+}
+
+/// Is a user with this number and own group in the group of this name?
+fn is_member(users: &str, groups: &str, (uid, gid): (u32, u32), group: &str) -> bool {
+    let Some(group) = fields(groups, 0, group) else {
+        return false;
+    };
+    if group[2] == gid.to_string() {
+        return true;
+    }
+    let Some(user) = fields(users, 2, &uid.to_string()) else {
+        return false;
+    };
+    group[3].split(',').any(|member| member.trim() == user[0])
+}
+
+fn right(access: &AccessConfig, uid: u32, gid: u32) -> Option<Right> {
+    if uid == 0 || uid == rustix::process::geteuid().as_raw() {
+        return Some(Right::Control);
+    }
+    if !access.has_groups() {
+        return None;
+    }
+    // Read anew each time: somebody may have been taken out.
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let (users, groups) = (read("/etc/passwd"), read("/etc/group"));
+    let is_in = |group: &Option<String>| {
+        let group = group.as_ref();
+        group.is_some_and(|group| is_member(&users, &groups, (uid, gid), group))
+    };
+    if is_in(&access.control_group) {
+        Some(Right::Control)
+    } else if is_in(&access.control_readers) {
+        Some(Right::Read)
+    } else {
+        None
+    }
+}
+
+/// Accepts those who may ask.
+pub(super) struct Guarded {
+    listener: UnixListener,
+    access: AccessConfig,
+    room: Arc<Semaphore>,
+}
+
+impl Guarded {
+    /// Guards a listener.
+    pub fn new(listener: UnixListener, access: AccessConfig) -> Guarded {
+        Guarded {
+            listener,
+            access,
+            room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        }
+    }
+}
+
+impl Listener for Guarded {
+    type Io = Conversation;
+    type Addr = Peer;
+
+    async fn accept(&mut self) -> (Conversation, Peer) {
+        loop {
+            let Ok(room) = Arc::clone(&self.room).acquire_owned().await else {
+                // Nobody closes it.
+                std::future::pending::<()>().await;
+                continue;
+            };
+            let accepted = self.listener.accept().await;
+            let peer = accepted.and_then(|(stream, _)| {
+                let credentials = stream.peer_cred()?;
+                let right = right(&self.access, credentials.uid(), credentials.gid());
+                Ok((stream, credentials.uid(), right))
+            });
+            match peer {
+                Ok((stream, _, Some(right))) => {
+                    let conversation = Conversation {
+                        stream,
+                        _room: room,
+                    };
+                    return (conversation, Peer { right });
+                }
+                Ok((_, uid, None)) => tracing::debug!(uid, "control socket: not for this user"),
+                Err(error) => {
+                    tracing::debug!("control socket: {error}");
+                    // Out of descriptors, say.
+                    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                }
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Peer> {
+        Ok(Peer {
+            right: Right::Control,
+        })
+    }
+}
+
+impl Connected<IncomingStream<'_, Guarded>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Guarded>) -> Peer {
+        *stream.remote_addr()
+    }
+}
+
+/// Who may only look on changes nothing.
+pub(super) async fn check(
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let looks = matches!(*request.method(), Method::GET | Method::HEAD);
+    if looks || peer.right == Right::Control {
+        return next.run(request).await;
+    }
+    let detail = "this user may look on, and change nothing";
+    Problem::new(StatusCode::FORBIDDEN, detail).into_response()
+}
+
+/// A connection, and its place among those that there may be.
+pub(super) struct Conversation {
+    stream: UnixStream,
+    _room: OwnedSemaphorePermit,
+}
+
+impl AsyncRead for Conversation {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Conversation {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USERS: &str =
+        "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/:/bin/sh\nbob:x:1001:1001::/:\n";
+    const GROUPS: &str = "root:x:0:\nann:x:1000:\ndisks:x:500:bob,carl\nempty:x:501:\n";
+
+    #[test]
+    fn members_are_those_of_the_own_group_and_of_the_list() {
+        let is_in = |who, group| is_member(USERS, GROUPS, who, group);
+        assert!(is_in((1001, 1001), "disks"));
+        assert!(is_in((1000, 500), "disks"));
+        assert!(!is_in((1000, 1000), "disks"));
+        assert!(!is_in((1001, 1001), "empty"));
+        assert!(!is_in((1001, 1001), "nothing"));
+        assert!(!is_in((7, 7), "disks"), "a user whom nobody knows");
+    }
+
+    #[test]
+    fn without_groups_only_root_and_the_own_user_may_ask() {
+        let none = AccessConfig::default();
+        assert_eq!(right(&none, 0, 0), Some(Right::Control));
+        let own = rustix::process::geteuid().as_raw();
+        assert_eq!(right(&none, own, 12345), Some(Right::Control));
+        assert_eq!(right(&none, own + 54321, 12345), None);
+        let some = AccessConfig {
+            control_group: Some("no-such-group".to_owned()),
+            control_readers: Some("root".to_owned()),
+        };
+        assert_eq!(right(&some, own + 54321, 12345), None);
+        assert_eq!(right(&some, own + 54321, 0), Some(Right::Read));
+    }
+}
