@@ -21,7 +21,14 @@ fn status_of(answer: std::result::Result<(u16, Value), ClientError>) -> Result<u
 
 /// What a daemon has, in a form to compare.
 fn objects(client: &Client) -> Result<Value> {
-    Ok(client.get("/v1/config")?)
+    let mut objects: Value = client.get("/v1/config")?;
+    // They have no order.
+    for kind in ["disks", "exports"] {
+        if let Some(all) = objects[kind].as_array_mut() {
+            all.sort_by_key(|one| one["name"].to_string());
+        }
+    }
+    Ok(objects)
 }
 
 /// Steps at which a change can be interrupted: those of the state's file, and those of a resize.

@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn events_are_those_of_5_6_6_3() {
-        assert_eq!(Event::Added.encode(1, 2)[..8], [1, 0, 0, 0, 1, 1, 0x40, 2]);
+        assert_eq!(Event::Added.encode(1, 2)[..8], [1, 0, 0, 0, 1, 1, 0, 2]);
         assert_eq!(Event::Added.encode(1, 2)[12..], [1, 0, 0, 0]);
         assert_eq!(Event::Removed.encode(0, 0)[12..], [2, 0, 0, 0]);
         let resized = Event::Changed {

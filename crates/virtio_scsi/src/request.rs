@@ -50,10 +50,10 @@ impl Address {
         })
     }
 
-    /// The LUN field of a unit, in the flat form that drivers expect from 256 on.
+    /// The LUN field of a unit, in the form in which REPORT LUNS lists it: Linux holds one against the other.
     pub fn encode(target: u8, lun: u16) -> [u8; 8] {
-        let [high, low] = lun.to_be_bytes();
-        [1, target, 0x40 | high, low, 0, 0, 0, 0]
+        let [first, second, ..] = Lun::unit(lun).0;
+        [1, target, first, second, 0, 0, 0, 0]
     }
 }
 
@@ -208,6 +208,8 @@ mod tests {
         let well_known = Address::parse(&[0xc1, 1, 0, 0, 0, 0, 0, 0]).unwrap();
         assert_eq!(well_known.lun, Lun::REPORT_LUNS);
         assert_eq!(Address::encode(3, 0x1234), [1, 3, 0x52, 0x34, 0, 0, 0, 0]);
+        assert_eq!(Address::encode(3, 0x100), [1, 3, 0x41, 0, 0, 0, 0, 0]);
+        assert_eq!(Address::encode(3, 0xff), [1, 3, 0, 0xff, 0, 0, 0, 0]);
     }
 
     #[test]

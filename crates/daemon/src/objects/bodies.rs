@@ -281,7 +281,12 @@ fn acl(entry: &AclEntry) -> Acl {
 impl Export {
     /// An export as it is configured.
     pub fn of(export: ExportRef<'_>) -> Export {
-        let luns = |luns: &[LunConfig]| luns.iter().map(Lun::of).collect();
+        // In whatever order they came: as an initiator lists them.
+        let luns = |luns: &[LunConfig]| {
+            let mut luns: Vec<Lun> = luns.iter().map(Lun::of).collect();
+            luns.sort_by_key(|lun| (lun.target, lun.lun));
+            luns
+        };
         match export {
             ExportRef::VhostBlk(export) => Export::VhostBlk(VhostBlk {
                 name: export.name.clone(),
