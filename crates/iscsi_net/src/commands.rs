@@ -746,35 +746,6 @@ impl Connection {
             _ => Ok(()),
         }
     }
-
-    fn disk(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
-        match self.disks.get(id.0 as usize) {
-            Some(Some(handle)) => Some(*handle),
-            _ => self.open(io, id),
-        }
-    }
-
-    #[cold]
-    fn open(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
-        let disk = self.shared().units.disk(id)?;
-        match io.open(&disk) {
-            Ok(handle) => {
-                let index = id.0 as usize;
-                if self.disks.len() <= index {
-                    self.disks.resize(index + 1, None);
-                }
-                self.disks[index] = Some(handle);
-                Some(handle)
-            }
-            Err(error) => {
-                tracing::error!(
-                    disk = disk.name(),
-                    "cannot open disk for another worker: {error}"
-                );
-                None
-            }
-        }
-    }
 }
 
 /// Gives an I/O to its disk; `None` when it is pending.

@@ -17,8 +17,8 @@ use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::{ConnectionKey, SessionKind};
 use reactor::{DiskHandle, Io, Source};
 use ring::{Completion, Owner, RingFd};
-use scsi::{AbortScope, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
-use scsi_tasks::{Hold, Registration, TaskOrder};
+use scsi::{AbortScope, DiskId, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
+use scsi_tasks::{DiskHandles, Hold, Registration, TaskOrder};
 use timeline::{Labels, Operation, QueueRecord, QueueTimeline, SlowRequest, Stamp, Stamps};
 
 use crate::buffers::Buffers;
@@ -63,8 +63,7 @@ pub(crate) struct Connection {
     pub(crate) slots: Slots,
     pub(crate) session: Option<Attached>,
     key: Option<ConnectionKey>,
-    /// By `DiskId`: this worker's handles.
-    pub(crate) disks: Vec<Option<DiskHandle>>,
+    disks: DiskHandles,
     /// Slots with a step that can be taken now.
     pub(crate) batch: Vec<SlotId>,
     /// Slots whose responses are there.
@@ -127,7 +126,7 @@ impl Connection {
             slots: Slots::default(),
             session: None,
             key: None,
-            disks: Vec::new(),
+            disks: DiskHandles::default(),
             batch: Vec::new(),
             done: Vec::new(),
             starved: VecDeque::new(),
@@ -161,6 +160,11 @@ impl Connection {
 
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// This connection's handle on a unit's disk.
+    pub fn disk(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
+        self.disks.get(io, &self.shared.units, id)
     }
 
     pub fn is_over(&self) -> bool {
@@ -415,17 +419,11 @@ impl Source for Connection {
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
-        for place in &mut self.disks {
-            if let Some(handle) = place.take_if(|handle| io.is_of(*handle, disk)) {
-                io.close(handle);
-            }
-        }
+        self.disks.let_go(io, disk);
     }
 
     fn closed(&mut self, io: &mut Io) {
-        for handle in self.disks.drain(..).flatten() {
-            io.close(handle);
-        }
+        self.disks.close(io);
         io.disown(self.owner);
         self.held_until_drained.clear();
         self.registration = None;

@@ -8,12 +8,14 @@
 #![forbid(unsafe_code)]
 
 mod background;
+mod handles;
 mod order;
 mod runners;
 mod task;
 mod units;
 
 pub use background::go_on_in_background;
+pub use handles::DiskHandles;
 pub use order::{Admission, StartTask, TaskOrder, Ticket};
 pub use runners::{Call, Hold, Holding, Registration, Runner, Runners, Want};
 pub use task::{Task, TaskStep};

@@ -15,7 +15,8 @@ use scsi::{
     TaskAttribute, TaskTag,
 };
 use scsi_tasks::{
-    Admission, Call, Hold, StartTask, Task, TaskOrder, TaskStep, Ticket, Want, go_on_in_background,
+    Admission, Call, DiskHandles, Hold, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
+    go_on_in_background,
 };
 use timeline::Operation;
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
@@ -38,8 +39,7 @@ pub(crate) struct RequestQueue {
     worker: WorkerHandle,
     generation: u64,
     targets: Vec<Option<Seen>>,
-    /// By [`DiskId`]: this worker's handles.
-    disks: Vec<Option<DiskHandle>>,
+    disks: DiskHandles,
     stopping: bool,
 }
 
@@ -102,7 +102,7 @@ impl RequestQueue {
             worker,
             generation: 0,
             targets: Vec::new(),
-            disks: Vec::new(),
+            disks: DiskHandles::default(),
             stopping: false,
         }
     }
@@ -161,32 +161,7 @@ impl RequestQueue {
 
     #[inline]
     fn disk(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
-        match self.disks.get(id.0 as usize) {
-            Some(Some(handle)) => Some(*handle),
-            _ => self.open(io, id),
-        }
-    }
-
-    #[cold]
-    fn open(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
-        let disk = self.shared.units.disk(id)?;
-        match io.open(&disk) {
-            Ok(handle) => {
-                let index = id.0 as usize;
-                if self.disks.len() <= index {
-                    self.disks.resize(index + 1, None);
-                }
-                self.disks[index] = Some(handle);
-                Some(handle)
-            }
-            Err(error) => {
-                tracing::error!(
-                    disk = disk.name(),
-                    "cannot open disk for another worker: {error}"
-                );
-                None
-            }
-        }
+        self.disks.get(io, &self.shared.units, id)
     }
 
     /// A task's step as the queue takes it.
@@ -426,17 +401,11 @@ impl Protocol for RequestQueue {
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
-        for place in &mut self.disks {
-            if let Some(handle) = place.take_if(|handle| io.is_of(*handle, disk)) {
-                io.close(handle);
-            }
-        }
+        self.disks.let_go(io, disk);
     }
 
     fn close(&mut self, io: &mut Io) {
-        for handle in self.disks.drain(..).flatten() {
-            io.close(handle);
-        }
+        self.disks.close(io);
     }
 }
 
