@@ -70,6 +70,7 @@ impl Worker {
             mailbox: mailbox.clone(),
             index,
         };
+        ring::guard::guard_this_thread()?;
         let clock = ledger.clock().clone();
         let mut io = Io::new(Ring::new(RING_ENTRIES)?, handle.clone(), ledger.clone());
         let bell = RingFd::from(mailbox.bell().try_clone()?);

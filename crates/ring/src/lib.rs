@@ -4,10 +4,11 @@
 //! call; [`Ring::turn`] submits all of them, and waits where asked, with one. No allocation per operation once
 //! as many slots exist as operations were ever in flight together. One of the two crates where `unsafe`
 //! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
-//! Also here, because it needs a raw system call: [`file_lock`]. Tests: `tests/`.
+//! Also here, because they need raw system calls: [`file_lock`] and [`guard`]. Tests: `tests/`.
 
 mod fd;
 pub mod file_lock;
+pub mod guard;
 mod message;
 mod ring;
 mod setup;

@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reactor::{Pool, RateLimit};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -19,6 +19,9 @@ use crate::session::{self, SessionHandle};
 use crate::socket::{SocketError, bind};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+
+/// How long an export is left alone whose front end made a worker wait: it can do so for a moment each time that it comes.
+const SHUNNED: Duration = Duration::from_secs(30);
 
 /// A session's stack: it handles messages of a few hundred bytes.
 const SESSION_STACK: usize = 256 * 1024;
@@ -44,9 +47,15 @@ struct Export {
     thread: Option<JoinHandle<()>>,
     /// One that came while its predecessor's requests are still being drained.
     waiting: Option<UnixStream>,
+    /// When a front end last made a worker wait.
+    held_up: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Export {
+    fn is_shunned(&self) -> bool {
+        lock(&self.held_up).is_some_and(|since| since.elapsed() < SHUNNED)
+    }
+
     fn is_connected(&self) -> bool {
         lock(&self.session).is_some()
     }
@@ -166,6 +175,7 @@ impl Server {
             session,
             thread: None,
             waiting: None,
+            held_up: Arc::default(),
         });
         self.state.wake();
         Ok(())
@@ -271,6 +281,7 @@ fn accept_all(state: &Arc<State>) {
 fn accept_one(export: &mut Export, state: &Arc<State>) {
     if !export.is_connected()
         && let Some(stream) = export.waiting.take()
+        && !export.is_shunned()
     {
         start_or_log(export, stream, state);
     }
@@ -293,6 +304,16 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
             return;
         }
     };
+    if export.is_shunned() {
+        if let Some(unlogged) = REFUSAL_LOG.pass() {
+            tracing::warn!(
+                export = export.device.name(),
+                unlogged,
+                "front end refused: the last one held a worker up, and nobody is served for {SHUNNED:?}"
+            );
+        }
+        return;
+    }
     let (connected, leaving, silent) = match &*lock(&export.session) {
         Some(session) => (true, session.is_leaving(), session.is_silent()),
         None => (false, false, false),
@@ -347,6 +368,7 @@ impl Drop for Leaving {
 fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
+    let held_up = export.held_up.clone();
     // The handle is there before the thread runs on, so that whoever ends the session finds it.
     let (ready, started) = std::sync::mpsc::sync_channel(1);
     let name = format!("session-{}", device.name());
@@ -359,10 +381,12 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
                 slot,
                 state: state.clone(),
             };
-            let served = session::serve(stream, device, state.pool.clone(), move |handle| {
+            let started = move |handle| {
                 *lock(&in_place) = Some(handle);
                 ready.send(()).ok();
-            });
+            };
+            let held_up = move || *lock(&held_up) = Some(Instant::now());
+            let served = session::serve(stream, device, state.pool.clone(), started, held_up);
             if let Err(error) = served {
                 tracing::warn!("cannot set up a session: {error}");
             }

@@ -25,7 +25,7 @@ use vhost::vhost_user::{
     Backend, BackendReqHandler, Error, GpuBackend, VhostUserBackendReqHandlerMut,
     VhostUserProtocolFeatures as Protocol,
 };
-use virtio::{OnBroken, QueueChange, VirtioDevice};
+use virtio::{Breach, OnBroken, QueueChange, VirtioDevice};
 
 use crate::inflight::InflightRegion;
 use crate::vring::{Context, UserAddresses, Vring};
@@ -100,12 +100,14 @@ impl SessionHandle {
     }
 }
 
-/// Serves one front end until it leaves; call on a thread of its own. `started` is given the session's handle.
+/// Serves one front end until it leaves; call on a thread of its own. `started` is given the session's handle;
+/// `held_up` is called when the front end made a worker wait.
 pub(crate) fn serve(
     stream: UnixStream,
     device: Arc<dyn VirtioDevice>,
     pool: Arc<Pool>,
     started: impl FnOnce(SessionHandle),
+    held_up: impl Fn() + Send + Sync + 'static,
 ) -> io::Result<()> {
     stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
     stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
@@ -120,7 +122,10 @@ pub(crate) fn serve(
     });
     let name = device.name().to_owned();
     let breaker = stream.try_clone()?;
-    let on_broken: OnBroken = Arc::new(move |_index, _why| {
+    let on_broken: OnBroken = Arc::new(move |breach, _why| {
+        if breach == Breach::HeldUp {
+            held_up();
+        }
         breaker.shutdown(std::net::Shutdown::Read).ok();
     });
     let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));

@@ -2,13 +2,16 @@
 
 mod support;
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use front_end::{
-    Case, Cuts, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad, Verifier, hostile,
+    Case, Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad, Verifier,
+    hostile, kind,
 };
 use reactor::PollLimit;
+use rustix::event::{EventfdFlags, eventfd};
 use support::{Rig, connect, start_blk};
 
 /// Far above what a batch takes, far below "it stands still".
@@ -77,4 +80,33 @@ fn hostile_front_end_of_a_controller_ends_its_own_session_and_no_other() {
 fn front_end_that_stops_amid_a_message_is_given_up() {
     let cases = hostile::cases().filter(|case| case.slow);
     suffer(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
+}
+
+/// `O_NONBLOCK` belongs to the eventfd, not to us: a front end can take it away between two requests.
+#[test]
+fn front_end_that_makes_its_interrupt_block_holds_nobody_up_and_is_left_alone_for_a_while() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let (bad, good) = (rig.serve_ram("bad", 1), rig.serve_ram("good", 1));
+    let bystander = VerifiedLoad::start(&good).unwrap();
+    let mut front_end = connect(&bad);
+    let mut queue = start_blk(&mut front_end, 0);
+    let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    front_end.set_call(0, Some(call.as_fd())).unwrap();
+    // Full, and only then blocking: nobody who asked before could know.
+    while rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).is_err() {
+        rustix::io::read(&call, &mut [0; 8]).unwrap();
+    }
+    rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
+    let slot = queue.take().unwrap();
+    queue.submit(slot, kind::FLUSH, 0, 0, 0);
+    queue.queue().driver().enable_interrupts();
+    queue.publish();
+    queue.queue().kick();
+    front_end.channel().wait_closed(SOON).unwrap();
+    bystander.goes_on(SOON).unwrap();
+    drop((queue, front_end));
+    let again = FrontEnd::connect(&bad, &Options::default()).map(drop);
+    assert!(again.is_err(), "it is served again at once");
+    disk_serves(&rig.serve_ram("other", 1)).unwrap();
+    bystander.finish().unwrap();
 }

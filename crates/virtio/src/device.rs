@@ -8,8 +8,17 @@ use reactor::{Io, Source, SourceId};
 use timeline::Labels;
 use virtqueue::{QueueConfig, QueueError};
 
-/// Told once, from the worker's thread, when a queue ends because of its driver.
-pub type OnBroken = Arc<dyn Fn(u16, &str) + Send + Sync>;
+/// Told once, from the worker's thread, when a queue ends because of its driver or front end: how, and in words.
+pub type OnBroken = Arc<dyn Fn(Breach, &str) + Send + Sync>;
+
+/// How a queue was broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Breach {
+    /// Rules of the ring or the device were broken.
+    Rules,
+    /// The worker was made to wait for a descriptor of the front end's, and everybody else that it serves with it.
+    HeldUp,
+}
 
 /// A front end's access to the configuration space was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ mod signal;
 mod slots;
 
 pub use device::{
-    BuiltQueue, ConfigError, OnBroken, QueueChange, QueueControl, QueueMaker, QueueSetup,
+    Breach, BuiltQueue, ConfigError, OnBroken, QueueChange, QueueControl, QueueMaker, QueueSetup,
     VirtioDevice,
 };
 pub use protocol::{Answer, Job, Malformed, Protocol, Request, Start, Step};

@@ -17,9 +17,9 @@ use ring::RingFd;
 use timeline::{Operation, QueueRecord, QueueTimeline, SlowRequest, Stage, Stamp, Stamps};
 use virtqueue::{DeviceQueue, QueueError};
 
-use crate::device::{BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
+use crate::device::{Breach, BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
 use crate::protocol::{Malformed, Protocol, Request, Start, Step};
-use crate::signal::Signal;
+use crate::signal::{HeldUp, Signal};
 use crate::slots::{Fill, Slots};
 
 /// Most requests taken in one go: bounds how long other sources of the worker wait.
@@ -177,6 +177,16 @@ impl<P: Protocol> Queue<P> {
     }
 
     fn end(&mut self, why: &dyn std::fmt::Display) {
+        self.end_by(Breach::Rules, why);
+    }
+
+    #[cold]
+    fn held_up(&mut self) {
+        self.call = None;
+        self.end_by(Breach::HeldUp, &"its interrupt held a worker up");
+    }
+
+    fn end_by(&mut self, mut breach: Breach, why: &dyn std::fmt::Display) {
         if std::mem::replace(&mut self.broken, true) {
             return;
         }
@@ -190,10 +200,12 @@ impl<P: Protocol> Queue<P> {
                 "driver broke the rules, its queue ends: {why}"
             );
         }
-        if let Some(error) = &self.error {
-            error.send();
+        if let Some(error) = self.error.take()
+            && error.send() == Err(HeldUp)
+        {
+            breach = Breach::HeldUp;
         }
-        (self.on_broken)(self.index, &why.to_string());
+        (self.on_broken)(breach, &why.to_string());
     }
 
     /// Hop 2: takes chains from the ring into slots.
@@ -576,9 +588,12 @@ impl<P: Protocol> Source for Queue<P> {
         let answered = self.stamp(io);
         let mut notified = answered;
         if interrupt && let Some(call) = &self.call {
-            call.send();
+            let sent = call.send();
             self.timeline.counters().notifications.add(1);
             notified = self.stamp(io);
+            if sent == Err(HeldUp) {
+                self.held_up();
+            }
         }
         if !self.done.is_empty() {
             self.tell_probes();
@@ -678,8 +693,10 @@ impl<P: Protocol> QueueControl for Queue<P> {
             QueueChange::Call(call) => {
                 self.call = call.map(Signal::new);
                 // What was answered before the driver gave its interrupt would otherwise never be told.
-                if let Some(call) = &self.call {
-                    call.send();
+                if let Some(call) = &self.call
+                    && call.send() == Err(HeldUp)
+                {
+                    self.held_up();
                 }
             }
             QueueChange::Kick(kick) => self.kick = kick.map(RingFd::from),

@@ -1,18 +1,24 @@
 //! A descriptor of the front end's that a worker writes to: an interrupt, or an error notification.
 //!
 //! Its counter may be full, and nothing but the front end's good will makes it an eventfd that does not block. A worker
-//! that waited for it would keep everybody else waiting too, so one that can block is asked first.
+//! that waited for it would keep everybody else waiting too. So one that blocks from the start is asked first; one that
+//! is made to block later shows in a write that the worker's guard had to interrupt: see [`ring::guard`].
 
 use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
 
 /// Something to signal.
 pub(crate) struct Signal {
     fd: OwnedFd,
     blocks: bool,
 }
+
+/// The front end held its worker up: nothing may be written to the descriptor any more.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct HeldUp;
 
 impl Signal {
     /// Signals through an eventfd, or what the front end takes for one.
@@ -22,13 +28,19 @@ impl Signal {
     }
 
     /// Signals, unless that would have to wait: a full counter means that a signal is pending anyway.
+    ///
+    /// # Errors
+    /// When it has waited all the same.
     #[inline]
-    pub fn send(&self) {
+    pub fn send(&self) -> Result<(), HeldUp> {
         if self.blocks && !self.has_room() {
-            return;
+            return Ok(());
         }
         // It fails when the counter is full, or nobody listens any more.
-        rustix::io::write(&self.fd, &1u64.to_ne_bytes()).ok();
+        match ring::guard::brief(|| rustix::io::write(&self.fd, &1u64.to_ne_bytes())) {
+            Err(Errno::INTR) => Err(HeldUp),
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     #[cold]
@@ -56,8 +68,8 @@ mod tests {
         for flags in [EventfdFlags::NONBLOCK, EventfdFlags::empty()] {
             let fd = eventfd(0, flags).unwrap();
             let signal = Signal::new(fd.try_clone().unwrap());
-            signal.send();
-            signal.send();
+            signal.send().unwrap();
+            signal.send().unwrap();
             assert_eq!(counter(&fd), 2);
         }
     }
@@ -66,7 +78,20 @@ mod tests {
     fn full_counter_that_blocks_is_left_alone() {
         let fd = eventfd(0, EventfdFlags::empty()).unwrap();
         rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        Signal::new(fd.try_clone().unwrap()).send();
+        let signal = Signal::new(fd.try_clone().unwrap());
+        assert_eq!(signal.send(), Ok(()));
+        assert_eq!(counter(&fd), u64::MAX - 1);
+    }
+
+    #[test]
+    fn full_counter_that_is_made_to_block_later_holds_nobody_up_for_long() {
+        ring::guard::guard_this_thread().unwrap();
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let signal = Signal::new(fd.try_clone().unwrap());
+        rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        assert_eq!(signal.send(), Ok(()));
+        rustix::fs::fcntl_setfl(&fd, OFlags::empty()).unwrap();
+        assert_eq!(signal.send(), Err(HeldUp));
         assert_eq!(counter(&fd), u64::MAX - 1);
     }
 }
