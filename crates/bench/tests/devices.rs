@@ -161,33 +161,6 @@ fn an_injected_service_time_is_what_is_measured_or_more() {
     );
 }
 
-/// Timing decides here, so it is for a quiet machine: `cargo test --release -p bench --test devices -- --ignored`.
-#[test]
-#[ignore = "measures time"]
-fn an_injected_service_time_agrees_within_two_percent() {
-    let delay = Duration::from_millis(5);
-    let options = [("rw", "randread"), ("io_size", "4m"), ("iodepth", "1")];
-    // A driver that waits leaves the CPUs to the device; the median is not moved by a turn that came late.
-    let median = |engine: Arc<dyn Engine>| {
-        let rig = Rig::new();
-        let driver = DriverOptions {
-            polling: false,
-            ..DriverOptions::default()
-        };
-        let plan = plan(vec![rig.blk(engine, 1)], vec![job(&options)], driver);
-        let latency = outcome(&plan).subjects[0].repetitions[0].latency();
-        latency.quantile_ns(0.5) as f64
-    };
-    let own = median(null(1 << 20));
-    let all = median(Arc::new(Delay::new(null(1 << 20), delay)));
-    // What is left when the way there and back is taken away is the service time, the timer's slack included.
-    let error = (all - own - 5e6).abs();
-    assert!(
-        error <= 0.02 * 5e6,
-        "{all} ns with, {own} ns without the delay"
-    );
-}
-
 /// Does one thing wrong, at one place.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {

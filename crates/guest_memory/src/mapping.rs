@@ -31,7 +31,8 @@ impl Mapping {
     /// Maps `length` bytes of `file` at `offset`, shared, readable and writable.
     ///
     /// # Errors
-    /// `EINVAL` for an empty or unaligned range, for one that ends beyond the file, or whatever mmap says.
+    /// `EINVAL` for an empty or unaligned range, or for one that ends beyond the file; in words for a file system whose
+    /// pages somebody else may keep us waiting for, or when too many mappings are watched; or whatever mmap says.
     pub fn shared_file(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -57,15 +58,20 @@ impl Mapping {
                 offset,
             )?
         };
-        let base = base.cast::<u8>();
-        // A client can truncate its file later; then the watch turns SIGBUS into a poisoned mapping.
-        let watch = sigbus::Watch::new(base as usize, mapped);
-        Ok(Arc::new(Mapping {
-            base,
+        let mut mapping = Mapping {
+            base: base.cast(),
             length,
             mapped,
-            watch: Some(watch),
-        }))
+            watch: None,
+        };
+        // A client can truncate its file later; then the watch turns SIGBUS into a poisoned mapping.
+        mapping.watch = sigbus::Watch::new(base as usize, mapped);
+        match mapping.watch {
+            Some(_) => Ok(Arc::new(mapping)),
+            None => Err(io::Error::other(
+                "no more mappings can be watched for truncation: clients share too many regions",
+            )),
+        }
     }
 
     /// Maps `length` bytes of private zeroes that take memory only when touched.
@@ -221,16 +227,36 @@ impl std::ops::Deref for MappingView {
     }
 }
 
+/// File systems (linux/magic.h) whose pages the kernel itself brings. With any other, FUSE or NFS, a page fault waits for
+/// another program, perhaps the client itself, and a worker with it.
+const FILE_SYSTEMS: [u64; 9] = [
+    0x0102_1994, // tmpfs: memfd, shared memory, devices
+    0x9584_58f6, // hugetlbfs
+    0x8584_58f6, // ramfs
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // btrfs
+    0xf2f5_2010, // F2FS
+    0x2fc1_2fc1, // ZFS
+    0x794c_7630, // overlayfs
+];
+const HUGETLBFS: u64 = FILE_SYSTEMS[1];
+
+/// Bytes per page of a file of a file system.
+fn page_bytes(file_system: u64, block: u64) -> io::Result<usize> {
+    match file_system & 0xffff_ffff {
+        HUGETLBFS => Ok(usize::try_from(block).unwrap_or(4096)),
+        known if FILE_SYSTEMS.contains(&known) => Ok(4096),
+        other => Err(io::Error::other(format!(
+            "its file system (type {other:#x}) may make us wait; use memfd, hugetlbfs or a local disk"
+        ))),
+    }
+}
+
 /// Bytes per page of a file: 4096, or its huge page size on hugetlbfs.
 pub(crate) fn page_size(file: BorrowedFd<'_>) -> io::Result<usize> {
-    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
     let stat = rustix::fs::fstatfs(file)?;
-    let huge = stat.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC;
-    Ok(if huge {
-        usize::try_from(stat.f_bsize).unwrap_or(4096)
-    } else {
-        4096
-    })
+    page_bytes(stat.f_type as u64, stat.f_bsize as u64)
 }
 
 impl Drop for Mapping {
@@ -255,6 +281,22 @@ impl std::fmt::Debug for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_whose_pages_come_from_another_program_is_refused() {
+        // FUSE, NFS, 9P, CIFS, Ceph
+        for other in [0x6573_5546, 0x6969, 0x0102_1997, 0xff53_4d42, 0x00c3_6400] {
+            assert!(page_bytes(other, 4096).is_err(), "{other:#x}");
+        }
+        for (ours, block, page) in [
+            (0x0102_1994, 4096, 4096),
+            (0xef53, 1024, 4096),
+            (0x5846_5342, 4096, 4096),
+            (0xffff_ffff_9584_58f6, 2 << 20, 2 << 20),
+        ] {
+            assert_eq!(page_bytes(ours, block).unwrap(), page, "{ours:#x}");
+        }
+    }
 
     #[test]
     fn what_is_written_is_read() {

@@ -43,12 +43,12 @@ pub fn hits() -> u32 {
 
 /// Watches one mapping for as long as it lives.
 pub(crate) struct Watch {
-    /// `None`: the table was full, and the mapping goes unwatched.
-    slot: Option<usize>,
+    slot: usize,
 }
 
 impl Watch {
-    pub(crate) fn new(start: usize, length: usize) -> Watch {
+    /// `None`: as many are watched as there may be. A mapping that is not watched must not be used.
+    pub(crate) fn new(start: usize, length: usize) -> Option<Watch> {
         for (index, slot) in TABLE.iter().enumerate() {
             if slot
                 .state
@@ -59,23 +59,20 @@ impl Watch {
                 slot.length.store(length, Ordering::Relaxed);
                 USED.fetch_max(index + 1, Ordering::AcqRel);
                 slot.state.store(WATCHED, Ordering::Release);
-                return Watch { slot: Some(index) };
+                return Some(Watch { slot: index });
             }
         }
-        Watch { slot: None }
+        None
     }
 
     pub(crate) fn is_poisoned(&self) -> bool {
-        self.slot
-            .is_some_and(|index| TABLE[index].state.load(Ordering::Acquire) == POISONED)
+        TABLE[self.slot].state.load(Ordering::Acquire) == POISONED
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if let Some(index) = self.slot {
-            TABLE[index].state.store(FREE, Ordering::Release);
-        }
+        TABLE[self.slot].state.store(FREE, Ordering::Release);
     }
 }
 

@@ -5,15 +5,13 @@
 use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use backend::Disk;
-use reactor::{Pool, RateLimit};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use reactor::{Accepting, Pool, RateLimit};
 use scsi::AttachError;
 use scsi_tasks::{Hold, Units};
 
@@ -121,16 +119,7 @@ struct State {
     /// Not shared with connections: whoever drops it last joins the workers.
     pool: Arc<Pool>,
     listeners: Mutex<Vec<Listening>>,
-    /// Tells the accepting thread that the listeners have changed, or that it shall end.
-    changed: OwnedFd,
-    ending: AtomicBool,
-}
-
-impl State {
-    fn wake(&self) {
-        // A full counter wakes it too.
-        rustix::io::write(&self.changed, &1u64.to_ne_bytes()).ok();
-    }
+    accepting: Accepting,
 }
 
 /// All iSCSI targets of a process. Dropping it ends every session.
@@ -149,8 +138,7 @@ impl Server {
             shared: Arc::new(Shared::new(units, limits)),
             pool,
             listeners: Mutex::default(),
-            changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            ending: false.into(),
+            accepting: Accepting::new()?,
         });
         let accepting = state.clone();
         let thread = std::thread::Builder::new()
@@ -204,7 +192,7 @@ impl Server {
             .add_luns(&shared.units, luns)
             .map_err(ServerError::Lun)?;
         lock(&shared.targets).insert(name, Arc::new(target));
-        self.state.wake();
+        self.state.accepting.wake();
         Ok(bound.iter().map(|portal| portal.address).collect())
     }
 
@@ -280,7 +268,7 @@ impl Server {
         let asked: HashSet<SocketAddr> = asked.map(|portal| portal.address).collect();
         drop(targets);
         lock(&self.state.listeners).retain(|listening| asked.contains(&listening.asked));
-        self.state.wake();
+        self.state.accepting.wake();
     }
 
     fn listen(&self, asked: SocketAddr) -> Result<SocketAddr, ServerError> {
@@ -365,8 +353,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.state.ending.store(true, Ordering::SeqCst);
-        self.state.wake();
+        self.state.accepting.end();
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
         }
@@ -397,31 +384,15 @@ impl Drop for Server {
 fn accept_all(state: &Arc<State>) {
     let mut half_open = VecDeque::new();
     let mut last_tick = Instant::now();
-    while !state.ending.load(Ordering::SeqCst) {
+    while state.accepting.goes_on() {
         let listeners: Vec<Arc<TcpListener>> = lock(&state.listeners)
             .iter()
             .map(|listening| listening.listener.clone())
             .collect();
-        let mut waits = vec![PollFd::from_borrowed_fd(
-            state.changed.as_fd(),
-            PollFlags::IN,
-        )];
-        waits.extend(
-            listeners
-                .iter()
-                .map(|l| PollFd::from_borrowed_fd(l.as_fd(), PollFlags::IN)),
-        );
         let busy = state.shared.connection_count() > 0;
         let left = SECOND.saturating_sub(last_tick.elapsed());
-        let timeout = Timespec::try_from(left).ok().filter(|_| busy);
-        match poll(&mut waits, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => {
-                tracing::error!("cannot wait for initiators: {errno}");
-                std::thread::sleep(SECOND);
-            }
-        }
-        rustix::io::read(&state.changed, &mut [0u8; 8]).ok();
+        let timeout = busy.then_some(left);
+        state.accepting.wait(&listeners, timeout, "initiators");
         for listener in &listeners {
             accept_one(listener, state, &mut half_open);
         }

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accepting;
 mod changes;
 mod disks;
 mod ledger;
@@ -18,6 +19,7 @@ mod rate_limit;
 mod source;
 mod worker;
 
+pub use accepting::Accepting;
 pub use disks::{DiskHandle, Io, Tag};
 pub use ledger::{DiskCounters, KindCounters};
 pub use mailbox::{WorkerGone, WorkerHandle};

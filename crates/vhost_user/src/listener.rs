@@ -4,15 +4,13 @@
 //! unless the first has never said a word: then the newcomer has its place.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use reactor::{Pool, RateLimit};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use reactor::{Accepting, Pool, RateLimit};
 use virtio::VirtioDevice;
 
 use crate::session::{self, SessionHandle};
@@ -74,17 +72,7 @@ impl Export {
 struct State {
     exports: Mutex<Vec<Export>>,
     pool: Arc<Pool>,
-    /// Tells the accepting thread that the exports have changed, or that it shall end.
-    changed: OwnedFd,
-    ending: std::sync::atomic::AtomicBool,
-}
-
-impl State {
-    /// Has the accepting thread look at everything anew.
-    fn wake(&self) {
-        // A full counter wakes it too.
-        rustix::io::write(&self.changed, &1u64.to_ne_bytes()).ok();
-    }
+    accepting: Accepting,
 }
 
 /// All vhost-user sockets of a process. Dropping it ends every session and removes the socket files.
@@ -107,8 +95,7 @@ impl Server {
         let state = Arc::new(State {
             exports: Mutex::new(Vec::new()),
             pool,
-            changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            ending: false.into(),
+            accepting: Accepting::new()?,
         });
         let accepting = state.clone();
         let thread = std::thread::Builder::new()
@@ -177,7 +164,7 @@ impl Server {
             waiting: None,
             held_up: Arc::default(),
         });
-        self.state.wake();
+        self.state.accepting.wake();
         Ok(())
     }
 
@@ -212,7 +199,7 @@ impl Server {
                 .position(|export| export.device.name() == name);
             at.map(|at| exports.swap_remove(at))
         };
-        self.state.wake();
+        self.state.accepting.wake();
         removed.is_some_and(|export| {
             close(export);
             true
@@ -230,10 +217,7 @@ fn close(mut export: Export) {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.state
-            .ending
-            .store(true, std::sync::atomic::Ordering::SeqCst);
-        self.state.wake();
+        self.state.accepting.end();
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
         }
@@ -249,28 +233,12 @@ impl Drop for Server {
 }
 
 fn accept_all(state: &Arc<State>) {
-    while !state.ending.load(std::sync::atomic::Ordering::SeqCst) {
+    while state.accepting.goes_on() {
         let listeners: Vec<Arc<UnixListener>> = lock(&state.exports)
             .iter()
             .filter_map(|export| export.listener.clone())
             .collect();
-        let mut waits = vec![PollFd::from_borrowed_fd(
-            state.changed.as_fd(),
-            PollFlags::IN,
-        )];
-        waits.extend(
-            listeners
-                .iter()
-                .map(|l| PollFd::from_borrowed_fd(l.as_fd(), PollFlags::IN)),
-        );
-        match poll(&mut waits, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => {
-                tracing::error!("cannot wait for front ends: {errno}");
-                std::thread::sleep(Duration::from_secs(1));
-            }
-        }
-        rustix::io::read(&state.changed, &mut [0u8; 8]).ok();
+        state.accepting.wait(&listeners, None, "front ends");
         for export in lock(&state.exports).iter_mut() {
             accept_one(export, state);
         }
@@ -361,7 +329,7 @@ struct Leaving {
 impl Drop for Leaving {
     fn drop(&mut self) {
         *lock(&self.slot) = None;
-        self.state.wake();
+        self.state.accepting.wake();
     }
 }
 

@@ -1,0 +1,88 @@
+//! What a door's accepting thread waits for: that somebody comes to one of its listeners, or that they have changed.
+//!
+//! Shared by that thread and whoever changes its listeners. Accepting itself is the door's.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+/// Wakes and ends an accepting thread.
+pub struct Accepting {
+    changed: OwnedFd,
+    ending: AtomicBool,
+}
+
+impl Accepting {
+    /// For one accepting thread.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn new() -> std::io::Result<Accepting> {
+        Ok(Accepting {
+            changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            ending: false.into(),
+        })
+    }
+
+    /// Has the thread look at everything anew.
+    pub fn wake(&self) {
+        // A full counter wakes it too.
+        rustix::io::write(&self.changed, &1u64.to_ne_bytes()).ok();
+    }
+
+    /// Has the thread end.
+    pub fn end(&self) {
+        self.ending.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Shall the thread go on?
+    pub fn goes_on(&self) -> bool {
+        !self.ending.load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until somebody comes to a listener, the thread is woken, or the time is up. `whom` is for the log.
+    pub fn wait<L: AsFd>(&self, listeners: &[Arc<L>], timeout: Option<Duration>, whom: &str) {
+        let mut waits = Vec::with_capacity(1 + listeners.len());
+        waits.push(PollFd::new(&self.changed, PollFlags::IN));
+        waits.extend(listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)));
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        match poll(&mut waits, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => {
+                tracing::error!("cannot wait for {whom}: {errno}");
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        }
+        rustix::io::read(&self.changed, &mut [0u8; 8]).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn whoever_comes_or_wakes_it_ends_the_wait() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("door");
+        let listeners = [Arc::new(UnixListener::bind(&path).unwrap())];
+        let accepting = Accepting::new().unwrap();
+        let _comer = UnixStream::connect(&path).unwrap();
+        accepting.wait(&listeners, None, "nobody");
+        listeners[0].accept().unwrap();
+        accepting.wake();
+        accepting.wait(&listeners, None, "nobody");
+        accepting.wait(&listeners, Some(Duration::from_millis(1)), "nobody");
+        assert!(accepting.goes_on());
+        accepting.end();
+        accepting.wait(&listeners, None, "nobody");
+        assert!(!accepting.goes_on());
+    }
+}
