@@ -57,6 +57,24 @@ fn capabilities_are_printed_as_the_back_end_conventions_say() -> Result<()> {
 }
 
 #[test]
+fn a_configuration_with_mistakes_has_an_exit_code_of_its_own() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let control = scratch.file("control.sock");
+    let control = control.to_string_lossy();
+    let serve = ["serve", "--control", &control, "--disk"];
+    let mistaken = lunette(&serve)?.arg("d0=ram:many").output()?;
+    ensure!(mistaken.status.code() == Some(2), "{}", mistaken.status);
+    // What may be better the next time is another matter: a service manager tries again.
+    let socket = scratch.file("no folder/d0.sock");
+    let export = format!("d0:{}", socket.display());
+    let failed = lunette(&serve)?
+        .args(["d0=ram:1M", "--vhost-blk", &export])
+        .output()?;
+    ensure!(failed.status.code() == Some(1), "{}", failed.status);
+    Ok(())
+}
+
+#[test]
 fn a_back_end_program_serves_its_socket_and_ends_at_once_on_sigterm() -> Result<()> {
     for kind in ["vhost-user-blk", "vhost-user-scsi"] {
         let scratch = Scratch::new()?;

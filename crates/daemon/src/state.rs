@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -65,7 +66,15 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let beside = path.with_extension("new");
-    let mut file = File::create(&beside)?;
+    // Whatever the umask: what is kept here decides what is served.
+    let mut file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&beside)?;
+    // A crash may have left it with another mode.
+    file.set_permissions(fs::Permissions::from_mode(0o600))?;
     fault("created");
     file.write_all(bytes)?;
     fault("written");
@@ -140,6 +149,24 @@ mod tests {
             2,
             "no file is left beside"
         );
+    }
+
+    #[test]
+    fn what_is_kept_is_for_the_daemons_user_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kept");
+        // As a file is made under the umask of a daemon whose group may connect to its sockets.
+        fs::write(path.with_extension("new"), b"left by a crash").unwrap();
+        fs::set_permissions(
+            path.with_extension("new"),
+            fs::Permissions::from_mode(0o660),
+        )
+        .unwrap();
+        for _ in 0..2 {
+            replace(&path, b"state").unwrap();
+            let mode = fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
     }
 
     #[test]

@@ -30,7 +30,10 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
             writeln!(stdout, "{}", json!({"valid": false, "mistakes": mistakes}))?;
             Err(Failure::Told)
         }
-        Err(mistakes) => Err(mistakes.into()),
+        Err(mistakes) => {
+            eprintln!("{mistakes}");
+            Err(Failure::Told)
+        }
     }
 }
 

@@ -233,7 +233,7 @@ pub struct LatencyArguments {
     /// Only this export, disk or queue (EXPORT/NUMBER) [default: one table set for each export]
     #[arg(value_name = "EXPORT|DISK|QUEUE")]
     pub selector: Option<String>,
-    /// The daemon's control socket [default: as for serve --control]
+    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Print JSON; with --watch one object a line
@@ -284,7 +284,7 @@ pub struct TopArguments {
     /// Print one frame as plain text, for pipes
     #[arg(long)]
     pub once: bool,
-    /// The daemon's control socket [default: as for serve --control]
+    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -306,7 +306,7 @@ pub struct LogArguments {
     /// Log this from now on: a level (off, error, warn, info, debug, trace), or PART=LEVEL,... [default: show it]
     #[arg(value_name = "FILTER")]
     pub filter: Option<String>,
-    /// The daemon's control socket [default: as for serve --control]
+    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }

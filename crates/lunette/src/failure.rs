@@ -14,9 +14,14 @@ pub enum Failure {
     Reasons(Vec<String>),
     /// The reasons have been printed already, in the form that was asked for.
     Told,
+    /// The configuration has mistakes, which have been printed: trying again will not help.
+    Mistaken,
     /// Nobody reads what is printed: that is no failure.
     NobodyReads,
 }
+
+/// The exit code for a command line or a configuration with mistakes, the same as clap's: a service manager need not try again.
+const MISTAKEN: u8 = 2;
 
 /// What a subcommand gives back.
 pub type Outcome = Result<(), Failure>;
@@ -37,7 +42,7 @@ impl From<StartError> for Failure {
 impl From<Diagnostics> for Failure {
     fn from(mistakes: Diagnostics) -> Self {
         eprintln!("{mistakes}");
-        Failure::Told
+        Failure::Mistaken
     }
 }
 
@@ -67,6 +72,7 @@ pub fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) | Err(Failure::NobodyReads) => ExitCode::SUCCESS,
         Err(Failure::Told) => ExitCode::FAILURE,
+        Err(Failure::Mistaken) => ExitCode::from(MISTAKEN),
         Err(Failure::Reasons(reasons)) => {
             for reason in reasons {
                 eprintln!("lunette: {reason}");

@@ -50,12 +50,14 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
 
 /// The control socket that was named, or else the usual one.
 pub fn control_socket(named: Option<&PathBuf>) -> Result<PathBuf, Failure> {
-    let chosen = named.cloned().or_else(control::default_socket);
-    chosen.ok_or_else(|| {
-        Failure::because(
-            "XDG_RUNTIME_DIR is not set, so there is no usual control socket: name it with --socket PATH",
-        )
-    })
+    if let Some(named) = named {
+        return Ok(named.clone());
+    }
+    match control::default_socket() {
+        // A daemon of one's own comes first; else the system's, which may let one's group in.
+        Some(own) if own.exists() => Ok(own),
+        _ => Ok(PathBuf::from(control::SYSTEM_SOCKET)),
+    }
 }
 
 fn ask(socket: &Path, selector: Option<&str>) -> Result<Snapshot, Failure> {

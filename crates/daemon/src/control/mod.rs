@@ -56,11 +56,14 @@ pub trait View: Send + Sync + 'static {
     }
 }
 
+/// The control socket of a daemon that runs as a service of the system.
+pub const SYSTEM_SOCKET: &str = "/run/lunette/lunette.sock";
+
 /// Where the control socket is when nothing is said: `/run/lunette/lunette.sock` for root,
 /// `$XDG_RUNTIME_DIR/lunette.sock` for everybody else; `None` where that is not set.
 pub fn default_socket() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return Some(PathBuf::from("/run/lunette/lunette.sock"));
+        return Some(PathBuf::from(SYSTEM_SOCKET));
     }
     let folder = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty())?;
     Some(PathBuf::from(folder).join("lunette.sock"))
