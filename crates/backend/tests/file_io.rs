@@ -256,3 +256,39 @@ fn full_file_system_is_no_space_and_the_rest_goes_on() {
     assert_eq!(worker.write(2 * MIB as u64, &data[..4096]), Ok(()));
     assert_eq!(file.durability_lost(), None);
 }
+
+#[test]
+fn buffer_that_is_used_again_is_registered_where_that_spares_and_moves_the_same() {
+    for cache in MODES {
+        let mut s = setup(MIB as u64, cache);
+        let mut buffer = IoBuffer::owned(64 << 10);
+        let mut content = vec![0; MIB];
+        for round in 0..64usize {
+            let offset = round * 37 % 16 * (64 << 10);
+            let data: Vec<u8> = pattern(64 << 10).iter().map(|b| b ^ round as u8).collect();
+            buffer.write_at(0, &data);
+            content[offset..offset + data.len()].copy_from_slice(&data);
+            let tag = s
+                .worker
+                .submit(IoRequest::write(offset as u64, 64 << 10), buffer);
+            let (outcome, back) = s.worker.wait(tag);
+            outcome.unwrap();
+            let other = round * 11 % 16 * (64 << 10);
+            let tag = s
+                .worker
+                .submit(IoRequest::read(other as u64, 64 << 10), back);
+            let (outcome, back) = s.worker.wait(tag);
+            outcome.unwrap();
+            assert!(
+                bytes(&back) == content[other..other + (64 << 10)],
+                "{cache} {round}"
+            );
+            buffer = back;
+        }
+        let registered = usize::from(cache == CacheMode::None);
+        assert_eq!(s.worker.ring.adopted(), registered, "{cache}");
+        drop(buffer);
+        assert_eq!(s.worker.ring.adopted(), 0);
+        assert!(s.worker.read(0, MIB).unwrap() == content);
+    }
+}

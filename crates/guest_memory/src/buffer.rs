@@ -6,11 +6,12 @@
 //! heap space. Offsets are asserted: they are ours, never a peer's.
 
 use std::alloc::Layout;
+use std::cell::{Cell, OnceCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::{GuestView, Mapping, MappingView, copy};
+use crate::{GuestView, Mapping, MappingView, Registration, copy};
 
 /// A contiguous piece of memory, laid out as `struct iovec`.
 #[repr(C)]
@@ -45,9 +46,15 @@ impl Segment {
 struct Owned {
     base: NonNull<u8>,
     layout: Layout,
+    /// How often a ring was asked to move it.
+    moves: Cell<u32>,
+    registration: OnceCell<Registration>,
 }
 
 const PAGE: usize = 4096;
+
+/// Memory that is moved less often is not worth being registered, which costs as much as a few moves spare.
+const MOVES_BEFORE_REGISTRATION: u32 = 8;
 
 impl Owned {
     fn new(length: usize) -> Rc<Owned> {
@@ -58,7 +65,12 @@ impl Owned {
         let Some(base) = NonNull::new(base) else {
             std::alloc::handle_alloc_error(layout)
         };
-        Rc::new(Owned { base, layout })
+        Rc::new(Owned {
+            base,
+            layout,
+            moves: Cell::new(0),
+            registration: OnceCell::new(),
+        })
     }
 }
 
@@ -75,8 +87,8 @@ enum Keep {
     #[default]
     Nothing,
     Guest(GuestView),
+    Owned(Rc<Owned>),
     // Those below are never read: they are held for their drop.
-    Owned(#[expect(dead_code)] Rc<Owned>),
     Mapping(#[expect(dead_code)] Arc<Mapping>),
     View(#[expect(dead_code)] MappingView),
 }
@@ -131,6 +143,39 @@ impl IoBuffer {
     #[inline]
     pub fn is_owned(&self) -> bool {
         matches!(self.keep, Keep::Owned(_))
+    }
+
+    /// Where the memory of a segment is registered with a ring, if it is.
+    #[inline]
+    pub fn registration(&self) -> Option<&Registration> {
+        match &self.keep {
+            Keep::Owned(memory) => memory.registration.get(),
+            _ => None,
+        }
+    }
+
+    /// All of the memory to register, when it is memory of our own that is moved again and again and is not registered.
+    /// Asked once per move: after some moves it says so, and should it not come to it, again after twice as many.
+    #[inline]
+    pub fn to_register(&self) -> Option<Segment> {
+        let Keep::Owned(memory) = &self.keep else {
+            return None;
+        };
+        if memory.registration.get().is_some() {
+            return None;
+        }
+        let moves = memory.moves.get().saturating_add(1);
+        memory.moves.set(moves);
+        let due = moves >= MOVES_BEFORE_REGISTRATION && moves.is_power_of_two();
+        due.then(|| Segment::new(memory.base.as_ptr(), memory.layout.size()))
+    }
+
+    /// The memory that [`IoBuffer::to_register`] gave is registered.
+    pub fn registered(&self, registration: Registration) {
+        if let Keep::Owned(memory) = &self.keep {
+            // One that has a place already keeps it, and the new one is vacated.
+            drop(memory.registration.set(registration));
+        }
     }
 
     /// Empties the buffer and drops its pin, keeping its heap space.

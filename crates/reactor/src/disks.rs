@@ -178,6 +178,8 @@ pub struct Io {
     pub(crate) listeners: Vec<Listener>,
     /// Sources record what their requests' stages take.
     pub(crate) recording: bool,
+    /// I/Os that disks have taken and that are not finished.
+    pub(crate) pending: usize,
     disks: Vec<Option<OpenDisk>>,
     worker: WorkerHandle,
     ledger: Arc<Ledger>,
@@ -192,6 +194,7 @@ impl Io {
             worker,
             listeners: vec![Listener::Mailbox, Listener::Pace],
             recording: true,
+            pending: 0,
             disks: Vec::new(),
         }
     }
@@ -329,7 +332,10 @@ impl Io {
             open.submit_paced(&mut self.ring, request, buffer, tag.pack(), handle.0)
         };
         match &submitted {
-            Submission::Pending => open.record.pended(),
+            Submission::Pending => {
+                self.pending += 1;
+                open.record.pended();
+            }
             Submission::Done(outcome) => open.record.ended(outcome),
         }
         submitted

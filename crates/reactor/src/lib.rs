@@ -12,6 +12,7 @@ mod changes;
 mod disks;
 mod ledger;
 mod mailbox;
+mod naps;
 mod pacing;
 mod polling;
 mod pool;

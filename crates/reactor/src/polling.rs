@@ -61,6 +61,11 @@ impl Polling {
         self.limit == PollLimit::Always || self.window > 0
     }
 
+    /// May a worker that polls close its eyes for a moment?
+    pub(crate) fn may_nap(&self) -> bool {
+        self.limit != PollLimit::Always
+    }
+
     /// There was none: go on polling, or sleep?
     pub(crate) fn idle(&mut self, now: Stamp) -> Idle {
         if self.limit == PollLimit::Always {
@@ -154,5 +159,6 @@ mod tests {
         let mut always = polling(PollLimit::Always);
         assert_eq!(always.idle(Stamp(0)), Idle::Poll);
         assert_eq!(always.idle(Stamp(u64::MAX)), Idle::Poll);
+        assert!(!always.may_nap());
     }
 }

@@ -13,6 +13,7 @@ use timeline::{Clock, Stamp};
 use crate::disks::{Io, Listener, Tag};
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
+use crate::naps::Naps;
 use crate::polling::{Idle, PollLimit, Polling};
 use crate::source::{Source, SourceId};
 
@@ -48,6 +49,9 @@ pub struct Worker {
     touched: Vec<SourceId>,
     stopping: Vec<SourceId>,
     polling: Polling,
+    naps: Naps,
+    /// It naps: hot sources' clients notify, and are to stop it.
+    napping: bool,
     ledger: Arc<Ledger>,
     completions: Vec<Completion>,
     finished: Vec<Finished>,
@@ -84,6 +88,8 @@ impl Worker {
             touched: Vec::new(),
             stopping: Vec::new(),
             polling: Polling::new(poll, &clock),
+            naps: Naps::new(&clock),
+            napping: false,
             ledger,
             completions: Vec::with_capacity(RING_ENTRIES as usize),
             finished: Vec::with_capacity(RING_ENTRIES as usize),
@@ -253,6 +259,9 @@ impl Worker {
         if self.polling.slept() {
             self.polling.woke(noticed);
         }
+        if std::mem::take(&mut self.napping) {
+            self.disarm_hot();
+        }
         let mut worked = !completions.is_empty();
         for completion in completions.drain(..) {
             self.heard(completion, noticed);
@@ -336,6 +345,7 @@ impl Worker {
             return false;
         }
         let mut finished = std::mem::take(&mut self.finished);
+        self.io.pending -= finished.len();
         for Finished {
             tag,
             buffer,
@@ -439,6 +449,7 @@ impl Worker {
     fn next_wait(&mut self, worked: bool, noticed: Stamp) -> Wait {
         if worked {
             self.polling.worked();
+            self.naps.worked(noticed);
             if self.polling.is_on() {
                 return Wait::No;
             }
@@ -446,18 +457,9 @@ impl Worker {
         // An empty turn took no time to speak of.
         let now = if worked { self.io.now() } else { noticed };
         if self.polling.idle(now) == Idle::Poll {
-            if !worked {
-                std::hint::spin_loop();
-            }
-            return Wait::No;
+            return if worked { Wait::No } else { self.nap(now) };
         }
-        let mut raced = false;
-        for id in &self.hot {
-            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
-                raced |= place.source.arm();
-            }
-        }
-        if raced {
+        if self.arm_hot() {
             // They stay hot and armed: a kick too many costs less than a look too few.
             return Wait::No;
         }
@@ -469,5 +471,136 @@ impl Worker {
         self.ledger.turns.sleeps.add(1);
         self.polling.sleeping(now);
         Wait::Until(None)
+    }
+
+    /// Polls on, or first sleeps through most of what a disk takes.
+    #[inline]
+    fn nap(&mut self, now: Stamp) -> Wait {
+        if self.io.pending > 0
+            && self.polling.may_nap()
+            && let Some(nap) = self.naps.nap(now)
+        {
+            self.napping = true;
+            if !self.arm_hot() {
+                self.ledger.turns.sleeps.add(1);
+                return Wait::Until(Some(nap));
+            }
+        }
+        std::hint::spin_loop();
+        Wait::No
+    }
+
+    /// Asks hot sources' clients for notifications; true when work came meanwhile.
+    fn arm_hot(&mut self) -> bool {
+        let mut raced = false;
+        for id in &self.hot {
+            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+                raced |= place.source.arm();
+            }
+        }
+        raced
+    }
+
+    fn disarm_hot(&mut self) {
+        for id in &self.hot {
+            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+                place.source.disarm();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use disk::IoOutcome;
+    use guest_memory::IoBuffer;
+    use timeline::QueueRecord;
+
+    use super::*;
+
+    /// What was asked of a source.
+    #[derive(Default)]
+    struct Seen {
+        armed: usize,
+        disarmed: usize,
+        /// Work comes while it is armed.
+        races: bool,
+    }
+
+    struct Client(Rc<RefCell<Seen>>);
+
+    impl Source for Client {
+        fn ready(&self) -> bool {
+            false
+        }
+        fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
+        fn finish(&mut self, _: &mut Io, _: u32, _: IoBuffer, _: IoOutcome, _: Stamp) {}
+        fn publish(&mut self, _io: &mut Io) {}
+        fn arm(&mut self) -> bool {
+            self.0.borrow_mut().armed += 1;
+            self.0.borrow().races
+        }
+        fn disarm(&mut self) {
+            self.0.borrow_mut().disarmed += 1;
+        }
+        fn in_flight(&self) -> usize {
+            0
+        }
+        fn kick(&self) -> Option<RingFd> {
+            None
+        }
+        fn stop(&mut self) {}
+        fn closed(&mut self, _io: &mut Io) {}
+        fn record(&self) -> Option<Arc<QueueRecord>> {
+            None
+        }
+    }
+
+    /// A worker that polls, has a client, and knows that its disk takes about 20 microseconds.
+    fn worker_that_waits() -> (Worker, Rc<RefCell<Seen>>) {
+        let (clock, _) = Clock::simulated();
+        let ledger = Ledger::new(clock);
+        let mailbox = Mailbox::new().unwrap();
+        let mut worker = Worker::new(mailbox, 0, PollLimit::Micros(50), ledger).unwrap();
+        let seen = Rc::new(RefCell::new(Seen::default()));
+        let client = Client(seen.clone());
+        let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
+        assert!(added.is_ok());
+        for wait in 0..1_000u64 {
+            assert!(worker.naps.nap(Stamp(wait)).is_none() || wait > 0);
+            worker.naps.worked(Stamp(wait + 20_000));
+        }
+        (worker, seen)
+    }
+
+    #[test]
+    fn worker_that_waits_for_a_disk_naps_with_notifications_on_and_then_polls_on() {
+        let (mut worker, seen) = worker_that_waits();
+        assert_eq!(worker.next_wait(false, Stamp(1_000)), Wait::No);
+        assert_eq!(seen.borrow().armed, 0, "no disk is waited for");
+        worker.io.pending = 1;
+        let wait = worker.next_wait(false, Stamp(1_000));
+        assert!(matches!(wait, Wait::Until(Some(_))), "{wait:?}");
+        let before = seen.borrow().disarmed;
+        assert_eq!(seen.borrow().armed, 1);
+        let (worked, _) = worker.turn(wait);
+        assert!(!worked);
+        assert_eq!(seen.borrow().disarmed, before + 1);
+        assert_eq!(worker.next_wait(false, Stamp(19_000)), Wait::No);
+        assert_eq!(seen.borrow().armed, 1, "one nap per wait");
+    }
+
+    #[test]
+    fn worker_does_not_nap_when_work_comes_just_then() {
+        let (mut worker, seen) = worker_that_waits();
+        worker.io.pending = 1;
+        seen.borrow_mut().races = true;
+        assert_eq!(worker.next_wait(false, Stamp(1_000)), Wait::No);
+        let before = seen.borrow().disarmed;
+        worker.turn(Wait::No);
+        assert_eq!(seen.borrow().disarmed, before + 1);
     }
 }

@@ -9,6 +9,7 @@
 mod fd;
 pub mod file_lock;
 pub mod guard;
+mod memory;
 mod message;
 mod ring;
 mod setup;

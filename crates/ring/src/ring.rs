@@ -14,6 +14,7 @@ use io_uring::types::{FsyncFlags, SubmitArgs, TimeoutFlags, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode};
 
 use crate::fd::{Registry, RingFd};
+use crate::memory::Memory;
 use crate::message::Message;
 use crate::slab::{Slab, Use};
 use crate::{Completion, Owner, setup};
@@ -44,6 +45,7 @@ pub struct Ring {
     again: Vec<(u32, Again)>,
     watches: usize,
     registry: Registry,
+    memory: Memory,
     closing: bool,
 }
 
@@ -82,6 +84,7 @@ impl Ring {
             again: Vec::new(),
             watches: 0,
             registry: Registry::default(),
+            memory: Memory::default(),
             closing: false,
         }
     }
@@ -103,16 +106,33 @@ impl Ring {
         self.registry.register(&self.io.submitter(), fd.into())
     }
 
+    /// Has the kernel keep the buffer's memory at hand, if it is memory of our own that is moved often: to be called before
+    /// reads and writes that go to the device directly, which then cost less. Whether it did makes no other difference.
+    #[inline]
+    pub fn adopt(&mut self, buffer: &IoBuffer) {
+        self.memory.adopt(&self.io.submitter(), buffer);
+    }
+
+    /// How many buffers' memory is registered.
+    pub fn adopted(&self) -> usize {
+        self.memory.count()
+    }
+
     /// Reads into the window of `buffer`, at most 1024 segments, from byte `offset`.
     pub fn read(&mut self, owner: Owner, token: u64, fd: &RingFd, offset: u64, buffer: IoBuffer) {
         let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
         let file = fd.number();
-        let segments = self.slab.slot(slot).buffer.segments();
-        let entry = match segments {
-            [one] => opcode::Read::new(file, one.base(), transfer_length(one.len()))
+        let buffer = &self.slab.slot(slot).buffer;
+        let entry = match (buffer.segments(), self.memory.place(buffer)) {
+            ([one], Some(place)) => {
+                opcode::ReadFixed::new(file, one.base(), transfer_length(one.len()), place)
+                    .offset(offset)
+                    .build()
+            }
+            ([one], None) => opcode::Read::new(file, one.base(), transfer_length(one.len()))
                 .offset(offset)
                 .build(),
-            many => opcode::Readv::new(file, many.as_ptr().cast(), many.len() as u32)
+            (many, _) => opcode::Readv::new(file, many.as_ptr().cast(), many.len() as u32)
                 .offset(offset)
                 .build(),
         };
@@ -133,13 +153,19 @@ impl Ring {
         let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
         let file = fd.number();
         let flags = if durable { libc::RWF_DSYNC } else { 0 };
-        let segments = self.slab.slot(slot).buffer.segments();
-        let entry = match segments {
-            [one] => opcode::Write::new(file, one.base(), transfer_length(one.len()))
+        let buffer = &self.slab.slot(slot).buffer;
+        let entry = match (buffer.segments(), self.memory.place(buffer)) {
+            ([one], Some(place)) => {
+                opcode::WriteFixed::new(file, one.base(), transfer_length(one.len()), place)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build()
+            }
+            ([one], None) => opcode::Write::new(file, one.base(), transfer_length(one.len()))
                 .offset(offset)
                 .rw_flags(flags)
                 .build(),
-            many => opcode::Writev::new(file, many.as_ptr().cast(), many.len() as u32)
+            (many, _) => opcode::Writev::new(file, many.as_ptr().cast(), many.len() as u32)
                 .offset(offset)
                 .rw_flags(flags)
                 .build(),
@@ -309,6 +335,7 @@ impl Ring {
     pub fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
         let before = out.len();
         self.registry.sweep(&self.io.submitter());
+        self.memory.sweep(&self.io.submitter());
         self.reap(out);
         let mut queued = self.queue_backlog();
         // Whatever is waited for may still be in the backlog: all of it goes first, as far as the kernel takes it.
@@ -506,6 +533,7 @@ impl Drop for Ring {
             }
         }
         self.registry.close(&self.io.submitter());
+        self.memory.close(&self.io.submitter());
     }
 }
 

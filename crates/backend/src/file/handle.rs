@@ -177,6 +177,9 @@ impl FileBackend {
             }
             bounce
         };
+        if self.shared.cache == CacheMode::None {
+            ring.adopt(&buffer);
+        }
         let offset = slot.io.offset + slot.done;
         let (owner, token) = (self.owner, index.into());
         match slot.io.kind {

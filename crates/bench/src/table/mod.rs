@@ -202,7 +202,7 @@ fn subjects(medium: Medium, place: &Place, with_peer: bool) -> Result<Vec<Subjec
         ));
     }
     if medium == Medium::File {
-        let file = place.file("lunette");
+        let file = place.file();
         list.push(format!("file:{},name=no device (io_uring)", file.display()));
     }
     list.iter().map(|text| Subject::parse(text)).collect()

@@ -38,15 +38,13 @@ impl Place {
             // A socket's path is at most 107 bytes long.
             sockets: builder().prefix("lb").tempdir_in("/tmp")?,
         };
-        for owner in ["lunette", "qemu"] {
-            prepare_file(&place.file(owner), SIZE)?;
-        }
+        prepare_file(&place.file(), SIZE)?;
         Ok(place)
     }
 
-    /// The file that a daemon serves.
-    pub fn file(&self, owner: &str) -> PathBuf {
-        self.folder.path().join(format!("{owner}.raw"))
+    /// The file that all daemons serve, read-only: two files would lie at different places of the device.
+    pub fn file(&self) -> PathBuf {
+        self.folder.path().join("file.raw")
     }
 
     /// A socket.
@@ -121,11 +119,14 @@ pub fn lunette(program: &Path, place: &Place, cpu: usize) -> Result<Daemon> {
         .arg(cpu.to_string());
     let control = place.sockets.path().join("control");
     command.arg("--control").arg(&control);
-    let file = place.file("lunette");
+    let file = place.file();
     for (name, engine) in [
         ("null", format!("null:{NULL_SIZE}")),
         ("ram", format!("ram:{SIZE}")),
-        ("file", format!("file:{},cache=none", file.display())),
+        (
+            "file",
+            format!("file:{},cache=none,read_only=true", file.display()),
+        ),
     ] {
         command.arg("--disk").arg(format!("{name}={engine}"));
     }
@@ -157,16 +158,17 @@ pub fn qemu(place: &Place, cpu: usize) -> Result<Daemon> {
             memory.display()
         ),
         format!(
-            "driver=file,node-name=file,filename={},cache.direct=on,aio=io_uring",
-            place.file("qemu").display()
+            "driver=file,node-name=file,filename={},cache.direct=on,aio=io_uring,read-only=on",
+            place.file().display()
         ),
     ];
     let mut sockets = Vec::new();
     for (medium, node) in MEDIA.iter().zip(nodes) {
         let socket = place.socket("qemu", medium, "blk");
+        let writable = if *medium == "file" { "off" } else { "on" };
         command.arg("--blockdev").arg(node);
         command.arg("--export").arg(format!(
-            "type=vhost-user-blk,id=e-{medium},node-name={medium},addr.type=unix,addr.path={},writable=on",
+            "type=vhost-user-blk,id=e-{medium},node-name={medium},addr.type=unix,addr.path={},writable={writable}",
             socket.display()
         ));
         sockets.push(socket);
