@@ -1,7 +1,7 @@
 //! Messages to a worker, run between its turns: the only way in from other threads.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -14,6 +14,8 @@ pub(crate) struct Mailbox {
     messages: Mutex<Vec<Message>>,
     closed: AtomicBool,
     bell: OwnedFd,
+    /// Sources that the worker has, for whoever places the next one.
+    pub(crate) sources: AtomicUsize,
 }
 
 impl Mailbox {
@@ -23,6 +25,7 @@ impl Mailbox {
             messages: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
             bell,
+            sources: AtomicUsize::new(0),
         }))
     }
 

@@ -117,10 +117,14 @@ impl Pool {
         self.workers.len()
     }
 
-    /// The worker for a new source: each in its turn.
+    /// The worker for a new source: the one with the fewest; among equals each in its turn.
     pub fn place(&self) -> WorkerHandle {
-        let next = self.next.fetch_add(1, Ordering::Relaxed) as usize;
-        self.workers[next % self.workers.len()].0.clone()
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) as usize;
+        let counts: Vec<usize> = self
+            .workers()
+            .map(|worker| worker.mailbox.sources.load(Ordering::Relaxed))
+            .collect();
+        self.workers[fewest(&counts, turn)].0.clone()
     }
 
     /// Whether sources from now on record what their requests' stages take; they do unless told. Without is what the
@@ -244,6 +248,15 @@ fn start_worker(
     }
 }
 
+/// Which of these counts is the least; of equal ones the next from `turn` on, round the circle.
+fn fewest(counts: &[usize], turn: usize) -> usize {
+    let workers = counts.len().max(1);
+    let first = turn % workers;
+    let each = counts.iter().enumerate();
+    each.min_by_key(|(index, count)| (**count, (index + workers - first) % workers))
+        .map_or(0, |(index, _)| index)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,6 +267,21 @@ mod tests {
             cpus: Vec::new(),
             poll: PollLimit::Micros(10),
         }
+    }
+
+    #[test]
+    fn a_new_source_goes_where_there_are_fewest() {
+        for turn in 0..6 {
+            assert_eq!(fewest(&[0, 0, 0], turn), turn % 3);
+            assert_eq!(fewest(&[2, 1, 2], turn), 1);
+            assert_eq!(fewest(&[7], turn), 0);
+        }
+        // Every second one ends at once, as where a driver asks a disk before it uses it.
+        let mut counts = [0; 2];
+        for turn in (0..16).step_by(2) {
+            counts[fewest(&counts, turn + 1)] += 1;
+        }
+        assert_eq!(counts, [4, 4]);
     }
 
     #[test]

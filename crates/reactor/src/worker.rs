@@ -5,6 +5,7 @@
 //! while it is polled; a worker without work arms its hot sources and sleeps in io_uring.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use backend::{Disk, Finished};
 use ring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
@@ -165,6 +166,7 @@ impl Worker {
         if let Some(record) = source.record() {
             self.ledger.register(record);
         }
+        self.handle.mailbox.sources.fetch_add(1, Ordering::Relaxed);
         self.places[index] = Some(Place {
             source,
             hot: false,
@@ -412,6 +414,7 @@ impl Worker {
             let Some(mut place) = slot.take() else {
                 continue;
             };
+            self.handle.mailbox.sources.fetch_sub(1, Ordering::Relaxed);
             place.source.closed(&mut self.io);
             if let Some(record) = place.source.record() {
                 self.ledger.retire(&record);
