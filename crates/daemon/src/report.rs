@@ -8,6 +8,7 @@ use serde::Serialize;
 use timeline::table::{Table, time};
 use timeline::{
     Counters, Labels, Latencies, Operation, Report, SlowRequestSnapshot, Snapshot, Span, Stage,
+    UnitAddress,
 };
 
 /// The stages in their order, for the head of a print-out.
@@ -115,6 +116,9 @@ pub struct SlowReport {
     pub operation: Operation,
     /// Descriptor head or initiator task tag.
     pub tag: u64,
+    /// Which unit it was for, where the export may have several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unit: Option<UnitAddress>,
     /// First byte on the disk.
     pub offset: u64,
     /// The same in sectors of 512 bytes.
@@ -135,7 +139,15 @@ impl SlowReport {
     fn new(queue: &Labels, slow: &SlowRequestSnapshot) -> SlowReport {
         let stages = Stage::ALL.iter().map(|stage| stage.name());
         SlowReport {
-            queue: queue.clone(),
+            queue: Labels {
+                disk: if slow.disk.is_empty() {
+                    queue.disk.clone()
+                } else {
+                    slow.disk.clone()
+                },
+                ..queue.clone()
+            },
+            unit: slow.unit,
             operation: slow.operation,
             tag: slow.tag,
             offset: slow.offset,
@@ -151,17 +163,20 @@ impl SlowReport {
 
 impl fmt::Display for SlowReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
+        write!(
             f,
-            "{:>8}  {} at byte {} + {}, tag {}, {}, {} ago",
+            "{:>8}  {} at byte {} + {}, tag {}, {}",
             time(self.total_ns as f64),
             self.operation,
             self.offset,
             self.length,
             self.tag,
             self.queue,
-            time(self.age_ns as f64),
         )?;
+        if let Some(UnitAddress { target, lun }) = self.unit {
+            write!(f, " unit {target}:{lun}")?;
+        }
+        writeln!(f, ", {} ago", time(self.age_ns as f64))?;
         let at = |stage: Stage| self.way.get(stage as usize).copied().unwrap_or(0);
         write!(f, "         ")?;
         for span in Span::STEPS {
@@ -250,6 +265,8 @@ mod tests {
         let mut one = snapshot();
         one.queues[0].slow.push(SlowRequestSnapshot {
             operation: Operation::Write,
+            unit: None,
+            disk: String::new(),
             tag: 7,
             offset: 4096,
             length: 512,

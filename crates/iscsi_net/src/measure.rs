@@ -1,8 +1,8 @@
 //! What commands leave behind for the tables: stamps of data that had to be asked for, counters, the slowest whole.
 
 use reactor::Io;
-use scsi::{Response, Status};
-use timeline::{Clock, Operation, SlowRequest, Stage, Stamp};
+use scsi::{Lun, LunAddress, Response, Status};
+use timeline::{Clock, Operation, SlowRequest, Stage, Stamp, UnitAddress};
 
 use crate::connection::Connection;
 
@@ -83,6 +83,12 @@ impl Connection {
             self.slow.push(SlowRequest {
                 operation,
                 tag: task.map_or(0, |command| u64::from(command.itt)),
+                unit: task.and_then(|command| {
+                    let LunAddress::Unit(lun) = Lun(command.lun).address() else {
+                        return None;
+                    };
+                    Some(UnitAddress { target: 0, lun })
+                }),
                 offset: slot.offset,
                 length: u64::from(slot.bytes),
                 stamps,

@@ -230,7 +230,8 @@ All mistakes are reported at once. Exit code 0: none, 1: some.";
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LATENCY)]
 pub struct LatencyArguments {
-    /// Only this export, disk or queue (EXPORT/NUMBER) [default: one table set for each export]
+    /// Only this export, disk or queue (EXPORT/NUMBER) [default: one table set for each export]. Disks behind one controller or
+    /// target share its queues and their tables; --slowest tells them apart
     #[arg(value_name = "EXPORT|DISK|QUEUE")]
     pub selector: Option<String>,
     /// The daemon's control socket [default: as for serve --control; where there is none, the system's]

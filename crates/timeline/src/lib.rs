@@ -25,7 +25,7 @@ pub use histogram::Histogram;
 pub use queue::{Counters, OperationCounters, QueueTimeline, Stamps};
 pub use record::{CounterWords, QueueRecord};
 pub use report::{Ends, Layer, OperationReport, Report, Row};
-pub use slow::{SlowLog, SlowRequest, SlowRequestSnapshot};
+pub use slow::{SlowLog, SlowRequest, SlowRequestSnapshot, UnitAddress};
 pub use snapshot::{Labels, Latencies, OperationLatencies, QueueSnapshot, Snapshot};
 pub use sparse::SparseHistogram;
 pub use stage::{Operation, Share, Span, Stage};

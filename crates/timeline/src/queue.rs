@@ -545,6 +545,7 @@ mod tests {
         let described = SlowRequest {
             operation: Operation::Read,
             tag: 1,
+            unit: None,
             offset: 0,
             length: 512,
             stamps: BATCH,

@@ -16,6 +16,15 @@ const WINDOWS: usize = 7;
 /// Slow requests kept for each queue and window.
 pub(crate) const KEPT: usize = 16;
 
+/// Which of an export's logical units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnitAddress {
+    /// Target; 0 where there is but one.
+    pub target: u8,
+    /// Logical unit number.
+    pub lun: u16,
+}
+
 /// One request, as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowRequest {
@@ -23,6 +32,8 @@ pub struct SlowRequest {
     pub operation: Operation,
     /// Descriptor head or initiator task tag.
     pub tag: u64,
+    /// Which unit it was for, where the export may have several.
+    pub unit: Option<UnitAddress>,
     /// First byte on the disk.
     pub offset: u64,
     /// Bytes.
@@ -49,6 +60,12 @@ pub struct SlowRequestSnapshot {
     pub operation: Operation,
     /// Descriptor head or initiator task tag.
     pub tag: u64,
+    /// Which unit it was for, where the export may have several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<UnitAddress>,
+    /// The disk there, where whoever hands this out knows it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub disk: String,
     /// First byte on the disk.
     pub offset: u64,
     /// Bytes.
@@ -137,6 +154,8 @@ impl SlowLog {
             SlowRequestSnapshot {
                 operation: request.operation,
                 tag: request.tag,
+                unit: request.unit,
+                disk: String::new(),
                 offset: request.offset,
                 length: request.length,
                 age_ns: clock.nanos(now.since(request.notified())),
@@ -178,6 +197,7 @@ mod tests {
             log.offer(SlowRequest {
                 operation: Operation::Read,
                 tag: *total,
+                unit: None,
                 offset: 0,
                 length: 512,
                 stamps,

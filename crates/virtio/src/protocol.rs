@@ -11,7 +11,7 @@ use backend::Disk;
 use disk::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag};
-use timeline::Operation;
+use timeline::{Operation, UnitAddress};
 use virtqueue::Chain;
 
 /// A request, in the slot that it keeps from its first hop to its last: hops hand on which slot, not what is in it.
@@ -109,6 +109,11 @@ pub trait Protocol: 'static {
     /// Goes on after [`Step::AnswerAndGoOn`], without a chain.
     fn go_on(&mut self, _io: &mut Io, _request: &mut Request<Self::State>) -> Step {
         Step::Over
+    }
+
+    /// Which of several logical units a request is for.
+    fn unit(&self, _request: &Request<Self::State>) -> Option<UnitAddress> {
+        None
     }
 
     /// The queue is being stopped: what is in flight is to end soon.

@@ -455,6 +455,7 @@ impl<P: Protocol> Queue<P> {
             let request = SlowRequest {
                 operation: slot.operation,
                 tag: u64::from(slot.request.chain.id),
+                unit: self.protocol.unit(&slot.request),
                 offset: slot.offset,
                 length: u64::from(slot.bytes),
                 stamps,

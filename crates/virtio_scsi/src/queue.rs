@@ -18,7 +18,7 @@ use scsi_tasks::{
     Admission, Call, DiskHandles, Hold, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
     go_on_in_background,
 };
-use timeline::Operation;
+use timeline::{Operation, UnitAddress};
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::Chain;
 
@@ -374,6 +374,11 @@ impl Protocol for RequestQueue {
         let task = std::mem::take(&mut request.state.task);
         go_on_in_background(&self.worker, &self.shared.units, task, Task::go_on);
         Step::Over
+    }
+
+    fn unit(&self, request: &Request<Self::State>) -> Option<UnitAddress> {
+        let (target, lun) = request.state.key?;
+        Some(UnitAddress { target, lun })
     }
 
     fn stop(&mut self) {

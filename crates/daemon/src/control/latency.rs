@@ -1,7 +1,8 @@
 //! `GET /v1/latency[?select=EXPORT|DISK|EXPORT/QUEUE][&slowest=N]`: what every queue measured, queue by queue, and on
 //! request the N slowest requests of the last minute, each with its queue.
 //!
-//! The answer is a [`timeline::Snapshot`]; whoever asks merges, subtracts and prints it.
+//! The answer is a [`timeline::Snapshot`]; whoever asks merges, subtracts and prints it. Queues of a controller with several
+//! disks have tables for all of them together; of slow requests each says its disk.
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -37,8 +38,9 @@ pub(super) async fn get(
 ) -> Result<Json<Snapshot>, Problem> {
     let Query(selection) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
     let chosen = move || {
-        let mut snapshot = select(&*api.view, selection.select.as_deref())?;
-        keep_slowest(&mut snapshot, selection.slowest.unwrap_or(0));
+        let slowest = selection.slowest.unwrap_or(0);
+        let mut snapshot = select(&*api.view, selection.select.as_deref(), slowest > 0)?;
+        keep_slowest(&mut snapshot, slowest);
         Ok(snapshot)
     };
     let snapshot = blocking(chosen).await?;
@@ -61,31 +63,65 @@ fn keep_slowest(snapshot: &mut Snapshot, count: usize) {
     }
 }
 
-fn select(view: &dyn View, selector: Option<&str>) -> Result<Snapshot, Problem> {
+fn select(
+    view: &dyn View,
+    selector: Option<&str>,
+    with_slowest: bool,
+) -> Result<Snapshot, Problem> {
     let mut snapshot = view.snapshot();
+    if with_slowest {
+        name_disks(&mut snapshot, &view.status());
+    }
     let Some(selector) = selector else {
         return Ok(snapshot);
     };
-    snapshot
-        .queues
-        .retain(|queue| queue.labels.matches(selector));
+    snapshot.queues.retain_mut(|queue| {
+        if queue.labels.matches(selector) {
+            return true;
+        }
+        // Of a queue that serves several disks, this one's requests.
+        queue.slow.retain(|slow| slow.disk == selector);
+        !queue.slow.is_empty()
+    });
     if snapshot.queues.is_empty() {
-        explain_nothing(&view.status(), selector)?;
+        explain_nothing(&view.status(), selector, with_slowest)?;
     }
     Ok(snapshot)
 }
 
+/// Says of each slow request for a unit which disk is there.
+fn name_disks(snapshot: &mut Snapshot, status: &super::Status) {
+    for queue in &mut snapshot.queues {
+        let export = status
+            .exports
+            .iter()
+            .find(|e| e.name == queue.labels.export);
+        let Some(export) = export else { continue };
+        for slow in &mut queue.slow {
+            let unit = slow.unit.map(|unit| (unit.target, unit.lun));
+            let there = export.luns.iter().find(|l| Some((l.target, l.lun)) == unit);
+            slow.disk = there.map_or_else(String::new, |there| there.disk.clone());
+        }
+    }
+}
+
 /// Why no queue is meant: an export that no client uses is no mistake, everything else is.
-fn explain_nothing(status: &super::Status, selector: &str) -> Result<(), Problem> {
+fn explain_nothing(
+    status: &super::Status,
+    selector: &str,
+    with_slowest: bool,
+) -> Result<(), Problem> {
     let name = selector.split_once('/').map_or(selector, |(name, _)| name);
     let serves = |export: &&super::ExportStatus| export.luns.iter().any(|l| l.disk == selector);
     let mut exports = status.exports.iter();
     if exports.any(|export| export.name == name || (serves(&export) && export.luns.len() == 1)) {
         return Ok(());
     }
-    if let Some(controller) = status.exports.iter().find(serves) {
+    let controller = status.exports.iter().find(serves);
+    if let Some(controller) = controller.filter(|_| !with_slowest) {
         return Err(Problem::not_found(format!(
-            "disk {selector} shares the queues of controller {0} with other disks: ask for {0}",
+            "disk {selector} shares the queues of {0} with other disks, and their tables: ask for {0}, or with --slowest \
+             for this disk's slowest requests",
             controller.name
         )));
     }
@@ -151,11 +187,12 @@ mod tests {
             ..Status::default()
         };
         for known in ["blk", "blk/3", "a", "c0", "d"] {
-            assert_eq!(explain_nothing(&status, known), Ok(()), "{known}");
+            assert_eq!(explain_nothing(&status, known, false), Ok(()), "{known}");
         }
-        let problem = explain_nothing(&status, "c").unwrap_err();
+        assert_eq!(explain_nothing(&status, "c", true), Ok(()));
+        let problem = explain_nothing(&status, "c", false).unwrap_err();
         assert!(problem.detail.contains("ask for c0"), "{problem:?}");
-        assert!(explain_nothing(&status, "e").is_err());
+        assert!(explain_nothing(&status, "e", true).is_err());
     }
 
     #[test]
@@ -171,6 +208,8 @@ mod tests {
         let slow = |total_ns| timeline::SlowRequestSnapshot {
             operation: timeline::Operation::Read,
             tag: 0,
+            unit: None,
+            disk: String::new(),
             offset: 0,
             length: 512,
             age_ns: 1,
