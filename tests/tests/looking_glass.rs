@@ -5,7 +5,7 @@
 use end_to_end::{Context, IscsiSession, Profile, Result, Rig, bail, ensure};
 use lab::lunette_program;
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -265,5 +265,118 @@ fn trace_scripts_use_probes_that_there_are() -> Result<()> {
         }
     }
     ensure!(scripts >= 7, "{scripts} scripts");
+    Ok(())
+}
+
+/// Kernels and compilers refuse what looks right: each script is attached to a daemon that works.
+#[test]
+fn every_script_can_be_attached_and_tells_something() -> Result<()> {
+    if !std::path::Path::new("/sys/kernel/tracing/uprobe_events").exists() {
+        eprintln!(
+            "not run: this kernel has no CONFIG_UPROBE_EVENTS, or /sys/kernel/tracing is not for us"
+        );
+        return Ok(());
+    }
+    let mut rig = rig()?;
+    let folder = lab::workspace().join("scripts/trace");
+    let portal = portal(&mut rig)?;
+    let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
+    for (script, argument, word) in [
+        ("stages.bt", None, "submitted_us"),
+        ("slow.bt", Some("0"), " us: queue "),
+        ("follow.bt", Some("1048576"), " notified "),
+        ("errors.bt", None, "Attaching"),
+        ("sizes.bt", None, "[4K, 8K)"),
+        ("batches.bt", None, "@"),
+        ("r2t.bt", None, "@"),
+    ] {
+        let mut tracing = Command::new("bpftrace")
+            .arg("-p")
+            .arg(rig.daemon.process().id().to_string())
+            .arg(folder.join(script))
+            .args(argument)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot run bpftrace; mend: apt-get install bpftrace")?;
+        let mut printed = BufReader::new(tracing.stdout.take().context("no pipe")?);
+        let mut text = String::new();
+        while !text.contains("Attaching") {
+            let more = printed.read_line(&mut text)?;
+            ensure!(more > 0, "{script} was not attached");
+        }
+        // It says that it begins to attach, not when it has done so.
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(300));
+            drive(&subject)?;
+            let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+            let large = [0x2a, 0, 0, 0, 0, 0, 0, 8, 0, 0];
+            session.command(&large, Some(&vec![1; 1 << 20]), 0)?;
+        }
+        let pid = rustix::process::Pid::from_child(&tracing);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+        printed.read_to_string(&mut text)?;
+        let output = tracing.wait_with_output()?;
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        // That it may not lock more memory is no reason not to work.
+        let mut errors = complaints.lines().filter(|line| line.starts_with("ERROR"));
+        let refused = errors.find(|line| !line.contains("RLIMIT_MEMLOCK"));
+        ensure!(refused.is_none(), "{script}: {complaints}");
+        ensure!(
+            word == "Attaching" || text.contains(word),
+            "{script}: {text}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_run_over_iscsi_is_told_from_published_to_seen_with_the_wait_for_data_apart() -> Result<()> {
+    let mut rig = rig()?;
+    let portal = portal(&mut rig)?;
+    let control = rig.scratch.socket("control.sock");
+    let subject = format!("iscsi://{portal}/{TARGET}/0,control={}", control.display());
+    let run = |more: &[&str]| -> Result<String> {
+        let output = Command::new(lunette_program(Profile::Dev)?)
+            .args([
+                "bench",
+                &subject,
+                "--rw",
+                "write",
+                "--bs",
+                "1m",
+                "--interrupts",
+            ])
+            .args(["--set", "io_size=16m", "--warm-up-ms=0"])
+            .args(more)
+            .output()?;
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{complaints}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let text = run(&[])?;
+    let table = text.split_once("stages of").context("no table")?.1;
+    let mut last = 0;
+    for word in STAGES.into_iter().chain(["seen"]) {
+        let row = |line: &str| line.split_whitespace().next() == Some(word);
+        let at = table.lines().position(row);
+        let at = at.with_context(|| format!("no row {word}:\n{text}"))?;
+        ensure!(at > last, "{word} comes too early:\n{text}");
+        last = at;
+    }
+    let document: Value = serde_json::from_str(&run(&["--json"])?)?;
+    let one = &document["lunette"]["outcome"]["subjects"][0]["repetitions"][0];
+    ensure!(
+        one["ends"][1]["count"].as_u64() == Some(16),
+        "{}",
+        one["ends"]
+    );
+    let write = &one["stages"]["operations"]["write"];
+    for stage in ["awaited", "received"] {
+        ensure!(
+            write[stage]["count"].as_u64() == Some(16),
+            "{stage}: {write}"
+        );
+    }
     Ok(())
 }
