@@ -23,6 +23,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # A failed end-to-end test explains itself; a backtrace of the test runner adds nothing.
 export RUST_LIB_BACKTRACE := 0
 target_directory = $(or $(CARGO_TARGET_DIR),target)
+# Result files of `lunette bench` say which commit they are of.
+export LUNETTE_COMMIT := $(shell git describe --always --dirty 2>/dev/null)
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
 .PHONY: help build demo bench bench-iscsi test check unit guests fuzz install uninstall clean
@@ -44,14 +46,14 @@ bench: ## Measures both doors beside qemu-storage-daemon and notes the table in 
 	@scripts/setup build
 	@echo "bench: building in release"
 	@$(CARGO) build --quiet --release -p lunette
-	@LUNETTE_COMMIT=$$(git describe --always --dirty 2>/dev/null) $(target_directory)/release/lunette bench table \
+	@$(target_directory)/release/lunette bench table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 bench-iscsi: ## Measures the iSCSI door beside tgt and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench-iscsi
 	@echo "bench-iscsi: building in release"
 	@$(CARGO) build --quiet --release -p lunette
-	@LUNETTE_COMMIT=$$(git describe --always --dirty 2>/dev/null) $(as_root) $(target_directory)/release/lunette bench iscsi-table \
+	@$(as_root) $(target_directory)/release/lunette bench iscsi-table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 test: ## Formatting, clippy, unit and property tests, then tests in real guests

@@ -33,17 +33,22 @@ fn null(size: u64) -> Arc<dyn Engine> {
     Arc::new(Null::create(options).unwrap())
 }
 
-/// Polling and waiting, indirect and direct, with event indices and without.
+/// Polling and waiting, indirect and direct, with event indices and without, in rings of either kind.
 fn ways() -> Vec<DriverOptions> {
     let mut ways = Vec::new();
     for polling in [true, false] {
-        for (indirect, event_idx) in [(true, true), (false, false)] {
-            ways.push(DriverOptions {
-                polling,
-                indirect,
-                event_idx,
-                ..DriverOptions::default()
-            });
+        for packed in [true, false] {
+            for (indirect, event_idx) in
+                [(true, true), (true, false), (false, true), (false, false)]
+            {
+                ways.push(DriverOptions {
+                    polling,
+                    indirect,
+                    event_idx,
+                    packed,
+                    ..DriverOptions::default()
+                });
+            }
         }
     }
     ways
@@ -74,6 +79,57 @@ fn every_way_of_driving_makes_just_the_ios_that_were_asked_for() {
             assert!(subject.repetitions[0].device_cpu_per_million.is_none());
         }
     }
+}
+
+/// What was written through either kind of ring is what is read through the other.
+#[test]
+fn packed_rings_carry_the_same_data() {
+    let rig = Rig::new();
+    for subject in [rig.blk(ram(4 << 20), 2), rig.scsi(ram(4 << 20), 2)] {
+        for packed in [true, false] {
+            for indirect in [true, false] {
+                let driver = |packed| DriverOptions {
+                    packed,
+                    indirect,
+                    ..DriverOptions::default()
+                };
+                let write = [
+                    ("rw", "randwrite"),
+                    ("bssplit", "512/30:4k/40:64k/30"),
+                    ("iodepth", "32"),
+                    ("fsync", "7"),
+                    ("verify", "crc32c"),
+                ];
+                let plan_of = |jobs, packed| plan(vec![subject.clone()], jobs, driver(packed));
+                let wrote = outcome(&plan_of(vec![job(&write)], packed));
+                let result = &wrote.subjects[0].repetitions[0].jobs[0];
+                assert_eq!((result.errors, result.differences), (0, 0), "{packed}");
+                assert!(result.verified_bytes > 0 && result.tallies[2].ios > 0);
+                let over = [("rw", "write"), ("bs", "8k"), ("verify", "crc32c")];
+                let again = [("rw", "randread"), ("bs", "8k"), ("verify", "crc32c")];
+                outcome(&plan_of(vec![job(&over)], packed));
+                let read = outcome(&plan_of(vec![job(&again)], !packed));
+                let result = &read.subjects[0].repetitions[0].jobs[0];
+                assert_eq!((result.differences, result.verified_bytes), (0, 4 << 20));
+            }
+        }
+    }
+}
+
+/// Needs eight pages; says how to have them where there are none.
+#[test]
+fn guest_memory_may_be_huge_pages() {
+    let rig = Rig::new();
+    let driver = DriverOptions {
+        huge_pages: true,
+        ..DriverOptions::default()
+    };
+    let options = [("rw", "randwrite"), ("size", "1m"), ("verify", "crc32c")];
+    let plan = plan(vec![rig.blk(ram(1 << 20), 1)], vec![job(&options)], driver);
+    let outcome = outcome(&plan);
+    let result = &outcome.subjects[0].repetitions[0].jobs[0];
+    assert_eq!((result.errors, result.differences), (0, 0));
+    assert_eq!(result.verified_bytes, 1 << 20);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Job files: no text panics, and what is printed about one names the file.
 
 use bench::driver::Subject;
-use bench::job::{HONOURED, Job, amount, bytes, duration, parse};
+use bench::job::{HONOURED, Job, Surroundings, amount, bytes, duration, parse};
+use bench::workload::{Extent, Generator};
 use proptest::prelude::*;
 
 /// Lines that look like options, with values that look like values.
@@ -10,7 +11,7 @@ fn lines() -> impl Strategy<Value = String> {
     let value = prop_oneof![
         "[0-9]{1,22}[kmgtpKi%]{0,3}",
         "[0-9kmg/:,.-]{0,24}",
-        "(zipf|pareto|normal|random):[0-9.]{0,6}",
+        "(zipf|pareto|normal|random|zoned|zoned_abs):[0-9./:]{0,6}",
         "[a-z0-9_-]{0,12}",
         any::<String>(),
     ];
@@ -25,11 +26,16 @@ proptest! {
     #[test]
     fn no_text_panics(text in any::<String>(), lines in lines()) {
         for text in [text, lines] {
-            match parse("some.fio", &text, &Job::default()) {
+            match Surroundings::none(|none| parse("some.fio", &text, &Job::default(), none)) {
                 Ok(jobs) => {
                     for job in jobs {
                         for capacity in [0, 511, 1 << 20, u64::MAX] {
-                            let generator = bench::workload::Generator::new(&job, 3, capacity, 512);
+                            let generator = Generator::new(&job, 3, Extent {
+                                capacity,
+                                block_size: 512,
+                                shared_by: 2,
+                                cuts: capacity > 511,
+                            });
                             if let Ok(generator) = generator {
                                 for io in generator.take(20) {
                                     prop_assert!(io.offset <= capacity - u64::from(io.length));

@@ -50,6 +50,17 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
+    /// The machine has not set aside as many huge pages.
+    #[error(
+        "{pages} huge pages of 2 MiB are needed ({error}); mend, as root: \
+         echo $(($(cat /proc/sys/vm/nr_hugepages) + {pages})) > /proc/sys/vm/nr_hugepages"
+    )]
+    HugePages {
+        /// How many are needed.
+        pages: u64,
+        /// What the kernel said.
+        error: std::io::Error,
+    },
     /// Nothing came in time.
     #[error("no answer within {0:?}")]
     Timeout(std::time::Duration),

@@ -14,6 +14,9 @@ const USER_OFFSET: u64 = 0x7f00_0000_0000;
 /// Nothing lies at guest-physical address 0, so that a forgotten address is a wrong one.
 const FIRST_ADDRESS: u64 = 0x10_0000;
 
+/// Bytes of a huge page.
+pub const HUGE_PAGE: u64 = 2 << 20;
+
 /// A range of a region, to be read and written.
 #[derive(Clone)]
 pub struct Area {
@@ -68,11 +71,24 @@ impl Region {
     fn new(guest_address: u64, size: usize, huge_pages: bool) -> Result<Region> {
         let mut flags = MemfdFlags::CLOEXEC;
         if huge_pages {
-            flags |= MemfdFlags::HUGETLB;
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         }
-        let file = File::from(memfd_create("front-end", flags)?);
-        file.set_len(size as u64)?;
-        let mapping = Mapping::shared_file(file.as_fd(), 0, size)?;
+        // Huge pages are set aside when they are mapped, so that a lack of them is told here.
+        let make = || {
+            let file = File::from(memfd_create("front-end", flags)?);
+            file.set_len(size as u64)?;
+            let mapping = Mapping::shared_file(file.as_fd(), 0, size)?;
+            Ok::<_, Error>((file, mapping))
+        };
+        let (file, mapping) = match make() {
+            Err(Error::Io(error)) if huge_pages => {
+                return Err(Error::HugePages {
+                    pages: (size as u64).div_ceil(HUGE_PAGE),
+                    error,
+                });
+            }
+            made => made?,
+        };
         Ok(Region {
             spec: RegionSpec {
                 guest_address,

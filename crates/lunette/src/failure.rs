@@ -16,12 +16,17 @@ pub enum Failure {
     Told,
     /// The configuration has mistakes, which have been printed: trying again will not help.
     Mistaken,
+    /// Ctrl-C, or its like, came before the end; what there was has been printed.
+    Interrupted,
     /// Nobody reads what is printed: that is no failure.
     NobodyReads,
 }
 
 /// The exit code for a command line or a configuration with mistakes, the same as clap's: a service manager need not try again.
 const MISTAKEN: u8 = 2;
+
+/// As a shell tells of a command that SIGINT has ended.
+const INTERRUPTED: u8 = 128 + 2;
 
 /// What a subcommand gives back.
 pub type Outcome = Result<(), Failure>;
@@ -73,6 +78,7 @@ pub fn exit_code(outcome: Outcome) -> ExitCode {
         Ok(()) | Err(Failure::NobodyReads) => ExitCode::SUCCESS,
         Err(Failure::Told) => ExitCode::FAILURE,
         Err(Failure::Mistaken) => ExitCode::from(MISTAKEN),
+        Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(Failure::Reasons(reasons)) => {
             for reason in reasons {
                 eprintln!("lunette: {reason}");

@@ -72,6 +72,8 @@ pub struct StreamResult {
     pub verified_bytes: u64,
     /// The first of both, in words.
     pub complaints: Vec<String>,
+    /// Which clone of it.
+    pub clone: u32,
     /// For log files.
     pub log: Vec<LogEntry>,
 }
@@ -95,6 +97,7 @@ struct Measures {
 pub struct Stream {
     job: Arc<Job>,
     index: usize,
+    clone: u32,
     generators: Vec<Generator>,
     next_device: usize,
     current_device: u16,
@@ -151,6 +154,7 @@ impl Stream {
         };
         Stream {
             index,
+            clone,
             generators,
             next_device: 0,
             current_device: 0,
@@ -436,6 +440,7 @@ impl Stream {
         });
         StreamResult {
             job: self.index,
+            clone: self.clone,
             tallies,
             moments: self.moments,
             elapsed_ns: clock.nanos(until.since(self.since)).max(1),

@@ -52,6 +52,8 @@ pub struct DriverOptions {
     pub indirect: bool,
     /// Tells the other side by index when it wants to be told, as Linux does it where the device can.
     pub event_idx: bool,
+    /// Rings are packed (VIRTIO_F_RING_PACKED), else split.
+    pub packed: bool,
     /// Guest memory consists of huge pages.
     pub huge_pages: bool,
 }
@@ -64,6 +66,7 @@ impl Default for DriverOptions {
             queues: None,
             indirect: true,
             event_idx: true,
+            packed: false,
             huge_pages: false,
         }
     }

@@ -3,18 +3,24 @@
 //! [`parse`] reads a file into sections (`syntax`), each option into a [`Job`] (`options`, with values in `value`), and
 //! reports all mistakes at once, each with file, line and option. An option that is not honoured is refused by
 //! name, never ignored; what fio does by default and what a job here does is the same unless said otherwise.
-//! Pure: text in, data out. Trusts nothing in the text. Tests: here, and a property test in `tests/`.
+//! Pure but for [`Surroundings`], which included files and variables come from. Trusts nothing in the text. Tests:
+//! here, a property test in `tests/`, and beside fio itself in the workspace's `tests/`.
 
 mod model;
 mod options;
+mod refused;
 mod syntax;
 mod value;
 
-pub use model::{Amount, Checksum, Distribution, Job, LogKind, Logs, Pattern, Rate, Sizes, Verify};
+pub use model::{
+    Amount, Checksum, Distribution, Job, LogKind, Logs, Pattern, Rate, Sizes, Verify, Zone,
+};
 pub use options::{HONOURED, apply, check};
+pub use refused::REFUSED;
 pub use value::{amount, bytes, duration};
 
-use std::fmt;
+use std::path::Path;
+use std::{fmt, io};
 
 /// A mistake in a job file or in a flag that stands for an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,9 +67,52 @@ impl fmt::Display for Mistakes {
 
 impl std::error::Error for Mistakes {}
 
+/// Where a job file's text gets the rest from.
+pub struct Surroundings<'a> {
+    /// Reads a file that is included.
+    pub read: &'a dyn Fn(&Path) -> io::Result<String>,
+    /// A variable of the environment.
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    /// fio's words for what the machine has, and their numbers.
+    pub words: &'a [(&'static str, u64)],
+}
+
+impl Surroundings<'_> {
+    /// Calls back with this machine's files, environment and numbers.
+    pub fn here<T>(use_them: impl FnOnce(&Surroundings<'_>) -> T) -> T {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let page = rustix::param::page_size() as u64;
+        let system = rustix::system::sysinfo();
+        let memory = (system.totalram as u64).saturating_mul(system.mem_unit.into()) >> 20;
+        use_them(&Surroundings {
+            read: &|path| std::fs::read_to_string(path),
+            variable: &|name| std::env::var(name).ok(),
+            words: &[
+                ("$ncpus", cpus),
+                ("$pagesize", page),
+                ("$mb_memory", memory),
+            ],
+        })
+    }
+
+    /// Calls back with nothing at all.
+    pub fn none<T>(use_them: impl FnOnce(&Surroundings<'_>) -> T) -> T {
+        use_them(&Surroundings {
+            read: &|_| Err(io::ErrorKind::NotFound.into()),
+            variable: &|_| None,
+            words: &[],
+        })
+    }
+}
+
 /// Jobs, in the order of the file. `base` holds what flags have set: a file's options count more.
-pub fn parse(file: &str, text: &str, base: &Job) -> Result<Vec<Job>, Mistakes> {
-    let (sections, mut mistakes) = syntax::sections(file, text);
+pub fn parse(
+    file: &str,
+    text: &str,
+    base: &Job,
+    surroundings: &Surroundings<'_>,
+) -> Result<Vec<Job>, Mistakes> {
+    let (sections, mut mistakes) = syntax::sections(file, text, surroundings);
     let mut global = base.clone();
     let mut jobs = Vec::new();
     for section in sections {
@@ -76,7 +125,7 @@ pub fn parse(file: &str, text: &str, base: &Job) -> Result<Vec<Job>, Mistakes> {
         for line in &section.lines {
             if let Err(message) = apply(&mut job, &line.option, line.value.as_deref()) {
                 mistakes.push(Mistake {
-                    file: file.to_owned(),
+                    file: line.file.to_string(),
                     line: line.number,
                     option: line.option.clone(),
                     message,
@@ -91,7 +140,7 @@ pub fn parse(file: &str, text: &str, base: &Job) -> Result<Vec<Job>, Mistakes> {
         if let Err((option, message)) = check(&job) {
             let at = section.lines.iter().rev().find(|l| l.option == option);
             mistakes.push(Mistake {
-                file: file.to_owned(),
+                file: at.map_or(&section.file, |line| &line.file).to_string(),
                 line: at.map_or(section.number, |line| line.number),
                 option: option.to_owned(),
                 message,
@@ -112,7 +161,8 @@ pub fn parse(file: &str, text: &str, base: &Job) -> Result<Vec<Job>, Mistakes> {
     if mistakes.is_empty() {
         Ok(jobs)
     } else {
-        mistakes.sort_by_key(|mistake| mistake.line);
+        // The file itself first, each file's in the order of its lines.
+        mistakes.sort_by_key(|mistake| (mistake.file != file, mistake.file.clone(), mistake.line));
         mistakes.dedup();
         Err(Mistakes(mistakes))
     }
@@ -125,11 +175,12 @@ mod tests {
     use super::*;
 
     fn jobs(text: &str) -> Vec<Job> {
-        parse("j.fio", text, &Job::default()).unwrap_or_else(|mistakes| panic!("{mistakes}"))
+        let jobs = Surroundings::none(|none| parse("j.fio", text, &Job::default(), none));
+        jobs.unwrap_or_else(|mistakes| panic!("{mistakes}"))
     }
 
     fn mistakes(text: &str) -> Vec<String> {
-        match parse("j.fio", text, &Job::default()) {
+        match Surroundings::none(|none| parse("j.fio", text, &Job::default(), none)) {
             Ok(jobs) => panic!("{jobs:?}"),
             Err(mistakes) => mistakes.0.iter().map(ToString::to_string).collect(),
         }
@@ -239,7 +290,14 @@ runtime=5 parsecs
         );
         assert_eq!(
             mistakes("[a]\nfilename=$HOME/x\n")[0],
-            "j.fio:2: filename: variables such as `$HOME/x` are not expanded here"
+            "j.fio:2: filename: `$HOME/x` is not honoured here; ${NAME}, $ncpus, $pagesize and $mb_memory are"
+        );
+        assert_eq!(
+            mistakes("[a]\nfilename=${HOME}/x\nname=${A\n"),
+            [
+                "j.fio:2: filename: the environment has no variable HOME",
+                "j.fio:3: name: `${A` has no end"
+            ]
         );
         assert_eq!(
             mistakes("[a]\nrw=trim\n")[0],
@@ -277,7 +335,7 @@ runtime=5 parsecs
     fn split_percentages_must_fit() {
         assert_eq!(
             mistakes("[a]\nbssplit=4k/60:8k/60\n"),
-            ["j.fio:2: bssplit: the percentages make 120, not 100"]
+            ["j.fio:2: bssplit: the percentages make 120, more than 100"]
         );
     }
 

@@ -95,13 +95,22 @@ impl Amount {
     pub fn of(self, capacity: u64) -> u64 {
         match self {
             Amount::Bytes(bytes) => bytes,
-            Amount::Percent(percent) => capacity / 100 * u64::from(percent),
+            Amount::Percent(percent) => (u128::from(capacity) * u128::from(percent) / 100) as u64,
         }
     }
 }
 
+/// A part of the disk that gets its own share of the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zone {
+    /// How many of 100 requests.
+    pub access: u8,
+    /// How much of the disk, after the zones before it.
+    pub extent: Amount,
+}
+
 /// Where random requests go.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Distribution {
     /// Everywhere alike.
     Uniform,
@@ -109,8 +118,10 @@ pub enum Distribution {
     Zipf(f64),
     /// Pareto, with this power.
     Pareto(f64),
-    /// Normal around the middle, with this deviation in percent of the size.
+    /// fio's normal distribution, with this deviation in percent of the size.
     Normal(f64),
+    /// Zone by zone.
+    Zoned(Vec<Zone>),
 }
 
 /// What a verified block carries a sum of.
@@ -177,6 +188,8 @@ pub struct Logs {
     pub latency: Option<String>,
     /// `write_iops_log`.
     pub iops: Option<String>,
+    /// With each request's place (`log_offset`).
+    pub offset: bool,
     /// One line for so long; `None`: one for each request.
     pub average: Option<Duration>,
 }
@@ -199,6 +212,10 @@ pub struct Job {
     pub filenames: Vec<String>,
     /// Order and mixture.
     pub pattern: Pattern,
+    /// So many requests in sequence for each random place (`rw=randread:8`).
+    pub burst: u32,
+    /// Bytes left out between two requests in sequence (`rw=write:4k`).
+    pub skip: u64,
     /// `rwmixread`, as given.
     pub mix_read: Option<u8>,
     /// `rwmixwrite`, as given.
@@ -217,6 +234,8 @@ pub struct Job {
     pub offset: Amount,
     /// By how much it begins later for each further clone.
     pub offset_increment: Amount,
+    /// Ends after so many requests.
+    pub ios_max: Option<u64>,
     /// How often.
     pub loops: u32,
     /// Ends then at the latest.
@@ -251,8 +270,14 @@ pub struct Job {
     pub zero_buffers: bool,
     /// Log files.
     pub logs: Logs,
+    /// Percentiles of completion latencies are printed.
+    pub clat_percentiles: bool,
+    /// Percentiles of whole latencies are printed.
+    pub lat_percentiles: bool,
     /// Percentiles to be printed.
     pub percentiles: Vec<f64>,
+    /// Options as they were given, in their order.
+    pub given: Vec<(String, String)>,
 }
 
 impl Default for Job {
@@ -262,6 +287,8 @@ impl Default for Job {
             description: String::new(),
             filenames: Vec::new(),
             pattern: Pattern::new(false, 100),
+            burst: 1,
+            skip: 0,
             mix_read: None,
             mix_write: None,
             sizes: [Sizes::Fixed(4096), Sizes::Fixed(4096)],
@@ -271,6 +298,7 @@ impl Default for Job {
             io_size: None,
             offset: Amount::Bytes(0),
             offset_increment: Amount::Bytes(0),
+            ios_max: None,
             loops: 1,
             runtime: None,
             time_based: false,
@@ -288,10 +316,13 @@ impl Default for Job {
             cpus: Vec::new(),
             zero_buffers: false,
             logs: Logs::default(),
+            clat_percentiles: true,
+            lat_percentiles: false,
             percentiles: vec![
                 1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5,
                 99.9, 99.95, 99.99,
             ],
+            given: Vec::new(),
         }
     }
 }

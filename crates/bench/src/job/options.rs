@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::value::{
     amount, bytes, cpus, duration, filenames, fixed_sizes, number, size_ranges, size_splits, switch,
 };
-use super::{Amount, Checksum, Distribution, Job, Pattern, Rate, Verify};
+use super::{Amount, Checksum, Distribution, Job, Pattern, REFUSED, Rate, Verify, Zone};
 
 /// Options that are honoured.
 pub const HONOURED: &[&str] = &[
@@ -15,6 +15,8 @@ pub const HONOURED: &[&str] = &[
     "bs",
     "bsrange",
     "bssplit",
+    "buffered",
+    "clat_percentiles",
     "cpus_allowed",
     "cpus_allowed_policy",
     "description",
@@ -26,24 +28,29 @@ pub const HONOURED: &[&str] = &[
     "fsync",
     "group_reporting",
     "io_size",
-    "ioengine",
     "iodepth",
+    "ioengine",
+    "lat_percentiles",
     "log_avg_msec",
+    "log_offset",
     "loops",
     "name",
     "norandommap",
+    "number_ios",
     "numjobs",
     "offset",
     "offset_increment",
+    "per_job_logs",
     "percentile_list",
     "ramp_time",
+    "random_distribution",
     "randrepeat",
     "randseed",
-    "random_distribution",
     "rate_iops",
     "readwrite",
     "runtime",
     "rw",
+    "rw_sequencer",
     "rwmixread",
     "rwmixwrite",
     "size",
@@ -59,176 +66,32 @@ pub const HONOURED: &[&str] = &[
     "zero_buffers",
 ];
 
-/// Options of fio that are known and not honoured, so that a refusal does not call them mistakes.
-const REFUSED: &[&str] = &[
-    "allow_file_create",
-    "allow_mounted_write",
-    "atomic",
-    "ba",
-    "block_error_percentiles",
-    "blockalign",
-    "bs_is_seq_rand",
-    "bs_unaligned",
-    "buffer_compress_chunk",
-    "buffer_compress_percentage",
-    "buffer_pattern",
-    "cgroup",
-    "clat_percentiles",
-    "clocksource",
-    "continue_on_error",
-    "cpuchunks",
-    "cpuload",
-    "cpumask",
-    "create_fsync",
-    "create_on_open",
-    "create_only",
-    "create_serialize",
-    "dedupe_percentage",
-    "directory",
-    "disable_bw_measurement",
-    "disable_clat",
-    "disable_lat",
-    "disable_slat",
-    "disk_util",
-    "error_dump",
-    "exec_postrun",
-    "exec_prerun",
-    "exitall",
-    "exitall_on_error",
-    "fadvise_hint",
-    "fallocate",
-    "file_append",
-    "file_service_type",
-    "filename_format",
-    "fill_device",
-    "fill_fs",
-    "filesize",
-    "fixedbufs",
-    "force_async",
-    "gtod_cpu",
-    "gtod_reduce",
-    "hipri",
-    "hugepage-size",
-    "ignore_error",
-    "include",
-    "inherit",
-    "invalidate",
-    "io_limit",
-    "io_submit_mode",
-    "iodepth_batch",
-    "iodepth_batch_complete",
-    "iodepth_batch_complete_max",
-    "iodepth_batch_complete_min",
-    "iodepth_batch_submit",
-    "iodepth_low",
-    "iomem",
-    "kb_base",
-    "lat_percentiles",
-    "latency_percentile",
-    "latency_target",
-    "latency_window",
-    "lockfile",
-    "lockmem",
-    "log_compression",
-    "log_hist_msec",
-    "log_max_value",
-    "log_offset",
-    "log_unix_epoch",
-    "max_latency",
-    "mem",
-    "new_group",
-    "nice",
-    "nonvectored",
-    "norandommap_map",
-    "nrfiles",
-    "numa_cpu_nodes",
-    "numa_mem_policy",
-    "nowait",
-    "offset_align",
-    "opendir",
-    "openfiles",
-    "overwrite",
-    "per_job_logs",
-    "percentage_random",
-    "prio",
-    "prioclass",
-    "rate",
-    "rate_cycle",
-    "rate_iops_min",
-    "rate_min",
-    "rate_process",
-    "random_generator",
-    "read_iolog",
-    "readonly",
-    "refill_buffers",
-    "registerfiles",
-    "replay_redirect",
-    "rw_sequencer",
-    "scramble_buffers",
-    "serialize_overlap",
-    "slat_percentiles",
-    "softrandommap",
-    "sqthread_poll",
-    "ss",
-    "ss_dur",
-    "startdelay",
-    "steadystate",
-    "sync",
-    "sync_file_range",
-    "thinktime",
-    "thinktime_blocks",
-    "trim_backlog",
-    "trim_percentage",
-    "unified_rw_reporting",
-    "unique_filename",
-    "unlink",
-    "uring_cmd",
-    "use_os_rand",
-    "userspace_reap",
-    "verify_async",
-    "verify_backlog",
-    "verify_dump",
-    "verify_interval",
-    "verify_offset",
-    "verify_only",
-    "verify_pattern",
-    "verify_state_load",
-    "verify_state_save",
-    "verifysort",
-    "wait_for",
-    "write_barrier",
-    "write_hint",
-    "write_hist_log",
-    "write_iolog",
-    "zonecapacity",
-    "zonemode",
-    "zonerange",
-    "zonesize",
-    "zoneskip",
-    "experimental_verify",
-    "cmdprio_percentage",
-    "fsync_on_close",
-];
-
 /// Most requests in flight of one clone: as many as the largest ring of any device here.
 const IODEPTH_MAX: u16 = 1024;
 const NUMJOBS_MAX: u16 = 4096;
+const LOGS: [&str; 3] = ["write_bw_log", "write_lat_log", "write_iops_log"];
 const RANDOM_WORDS: &str = "read, write, randread, randwrite, rw, readwrite, randrw";
 
 /// Applies one option.
 pub fn apply(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), String> {
-    if let Some(text) = value.filter(|text| text.contains('$')) {
-        return Err(format!("variables such as `{text}` are not expanded here"));
-    }
+    set(job, option, value)?;
+    let given = (option.to_owned(), value.unwrap_or("1").to_owned());
+    job.given.push(given);
+    Ok(())
+}
+
+fn set(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), String> {
     if let Some(done) = switches(job, option, value) {
         return done;
     }
     if !HONOURED.contains(&option) {
         return Err(refusal(option));
     }
-    let Some(text) = value.filter(|text| !text.is_empty()) else {
+    let text = value.unwrap_or_default();
+    // A log without a name is called after its job.
+    if text.is_empty() && !LOGS.contains(&option) {
         return Err("needs a value".to_owned());
-    };
+    }
     valued(job, option, text)
 }
 
@@ -263,6 +126,15 @@ fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(
         "end_fsync" => set(&mut job.flush_at_end),
         "zero_buffers" => set(&mut job.zero_buffers),
         "direct" => switch(value).map(|on| job.direct = Some(on)),
+        "buffered" => switch(value).map(|on| job.direct = Some(!on)),
+        "log_offset" => set(&mut job.logs.offset),
+        "clat_percentiles" => set(&mut job.clat_percentiles),
+        "lat_percentiles" => set(&mut job.lat_percentiles),
+        "per_job_logs" => match switch(value) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("each clone of a job has log files of its own here".to_owned()),
+            Err(error) => Err(error),
+        },
         // Clones are always threads.
         "thread" => match switch(value) {
             Ok(true) => Ok(()),
@@ -271,7 +143,11 @@ fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(
         },
         "randrepeat" | "allrandrepeat" => match switch(value) {
             Ok(true) => Ok(()),
-            Ok(false) => Err("random numbers are always those of randseed here".to_owned()),
+            Ok(false) => {
+                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                job.seed = now.map_or(0, |time| time.as_nanos() as u64);
+                Ok(())
+            }
             Err(error) => Err(error),
         },
         "do_verify" => switch(value).map(|on| verify(job).read_back = on),
@@ -295,7 +171,12 @@ fn valued(job: &mut Job, option: &str, text: &str) -> Result<(), String> {
         "name" => job.name = text.to_owned(),
         "description" => job.description = text.to_owned(),
         "filename" => job.filenames = filenames(text),
-        "rw" | "readwrite" => job.pattern = pattern(job, text)?,
+        "rw" | "readwrite" => order(job, text)?,
+        "rw_sequencer" if text == "sequential" => {}
+        "rw_sequencer" => {
+            return Err(format!("`{text}` is not honoured here; sequential is"));
+        }
+        "number_ios" => job.ios_max = Some(number(text, 1, u64::MAX)?),
         "rwmixread" => {
             job.mix_read = Some(number(text, 0, 100)?);
             mix(job);
@@ -342,6 +223,24 @@ fn valued(job: &mut Job, option: &str, text: &str) -> Result<(), String> {
         "percentile_list" => job.percentiles = percentiles(text)?,
         other => return Err(refusal(other)),
     }
+    Ok(())
+}
+
+/// `rw`, and what may follow its colon: how many requests follow a random one in sequence, or how many bytes are left out
+/// between two in sequence.
+fn order(job: &mut Job, text: &str) -> Result<(), String> {
+    let (word, more) = match text.split_once(':') {
+        Some((word, more)) => (word, Some(more)),
+        None => (text, None),
+    };
+    let pattern = pattern(job, word)?;
+    (job.burst, job.skip) = (1, 0);
+    match more {
+        Some(more) if pattern.random => job.burst = number(more, 1, u32::MAX)?,
+        Some(more) => job.skip = bytes(more)?,
+        None => {}
+    }
+    job.pattern = pattern;
     Ok(())
 }
 
@@ -395,8 +294,16 @@ fn rate(text: &str) -> Result<Rate, String> {
 }
 
 fn distribution(text: &str) -> Result<Distribution, String> {
+    if text.contains(',') {
+        return Err(
+            "one distribution for reads and another for writes is not honoured here".to_owned(),
+        );
+    }
     let (word, parameter) = text.split_once(':').unwrap_or((text, ""));
-    let number = |default: f64, low: f64, high: f64| {
+    let parameter_of = |default: f64, low: f64, high: f64| {
+        if parameter.contains(':') {
+            return Err(format!("the centre in `{parameter}` is not honoured here"));
+        }
         if parameter.is_empty() {
             return Ok(default);
         }
@@ -409,19 +316,51 @@ fn distribution(text: &str) -> Result<Distribution, String> {
     };
     match word {
         "random" if parameter.is_empty() => Ok(Distribution::Uniform),
-        "zipf" => match number(1.1, 0.0, 10.0)? {
+        "zipf" => match parameter_of(1.1, 0.0, 10.0)? {
             1.0 => Err("zipf has no theta of 1".to_owned()),
             theta => Ok(Distribution::Zipf(theta)),
         },
-        "pareto" => number(0.2, 0.0, 1.0).map(Distribution::Pareto),
-        "normal" => number(20.0, 0.0, 100.001).map(Distribution::Normal),
-        "zoned" | "zoned_abs" => Err(format!(
-            "`{word}` is not honoured here; random, zipf, pareto, normal are"
-        )),
+        "pareto" => parameter_of(0.2, 0.0, 1.0).map(Distribution::Pareto),
+        "normal" => parameter_of(20.0, 0.0, 100.001).map(Distribution::Normal),
+        "zoned" => zones(parameter, |size| match number(size, 0, 100)? {
+            0 => Err("a zone has 1 to 100 % of the disk".to_owned()),
+            percent => Ok(Amount::Percent(percent)),
+        }),
+        "zoned_abs" => zones(parameter, |size| bytes(size).map(Amount::Bytes)),
         _ => Err(format!(
-            "`{text}` is not one of random, zipf:THETA, pareto:POWER, normal:DEVIATION"
+            "`{text}` is not one of random, zipf:THETA, pareto:POWER, normal:DEVIATION, zoned:ACCESS/SIZE:..."
         )),
     }
+}
+
+/// `60/10:30/20:10/70`: so many of 100 requests go to so much of the disk.
+fn zones(
+    text: &str,
+    extent: impl Fn(&str) -> Result<Amount, String>,
+) -> Result<Distribution, String> {
+    let mut zones: Vec<Zone> = Vec::new();
+    for part in text.split(':') {
+        let (access, size) = part
+            .split_once('/')
+            .ok_or_else(|| format!("`{part}` is not a zone such as 60/10"))?;
+        zones.push(Zone {
+            access: number(access, 1, 100)?,
+            extent: extent(size)?,
+        });
+    }
+    let access: u32 = zones.iter().map(|zone| u32::from(zone.access)).sum();
+    if access != 100 {
+        return Err(format!("the zones get {access} of 100 requests"));
+    }
+    let percent = |zone: &Zone| match zone.extent {
+        Amount::Percent(percent) => u32::from(percent),
+        Amount::Bytes(_) => 0,
+    };
+    let sizes: u32 = zones.iter().map(percent).sum();
+    if sizes > 100 {
+        return Err(format!("the zones have {sizes} % of the disk"));
+    }
+    Ok(Distribution::Zoned(zones))
 }
 
 fn checksum(text: &str) -> Result<Checksum, String> {
@@ -471,6 +410,10 @@ pub fn check(job: &Job) -> Result<(), (&'static str, String)> {
     }
     if job.time_based && job.runtime.is_none_or(|time| time.is_zero()) {
         return Err(("time_based", "needs a runtime".to_owned()));
+    }
+    if !job.skip.is_multiple_of(512) {
+        let message = format!("{} bytes left out are not a multiple of 512", job.skip);
+        return Err(("rw", message));
     }
     for size in job.sizes.iter().flat_map(|sizes| sizes.named()) {
         if size % 512 != 0 {

@@ -1,9 +1,13 @@
-//! A job file's lines: sections, options, comments.
+//! A job file's lines: sections, options, comments, included files, variables.
 
-use super::Mistake;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::{Mistake, Surroundings};
 
 /// `option=value`, or `option` alone.
 pub struct Line {
+    pub file: Rc<str>,
     pub number: usize,
     pub option: String,
     pub value: Option<String>,
@@ -11,64 +15,148 @@ pub struct Line {
 
 /// `[name]` and what follows it.
 pub struct Section {
+    pub file: Rc<str>,
     pub number: usize,
     pub name: String,
     pub lines: Vec<Line>,
 }
 
-/// A comment starts the line, or follows a blank.
+/// Files that include each other have to end somewhere.
+const INCLUDES_MAX: usize = 16;
+
+/// Either sign starts a comment, wherever it stands.
 fn without_comment(line: &str) -> &str {
-    let mut before_is_blank = true;
-    for (at, character) in line.char_indices() {
-        if before_is_blank && matches!(character, '#' | ';') {
-            return line[..at].trim();
-        }
-        before_is_blank = character.is_whitespace();
-    }
-    line.trim()
+    let end = line.find(['#', ';']).unwrap_or(line.len());
+    line[..end].trim()
+}
+
+struct Reader<'a> {
+    surroundings: &'a Surroundings<'a>,
+    sections: Vec<Section>,
+    mistakes: Vec<Mistake>,
 }
 
 /// Sections in order, and what could not be read.
-pub fn sections(file: &str, text: &str) -> (Vec<Section>, Vec<Mistake>) {
-    let mut sections: Vec<Section> = Vec::new();
-    let mut mistakes = Vec::new();
-    let mut mistake = |line: usize, option: &str, message: &str| {
-        mistakes.push(Mistake {
+pub fn sections(
+    file: &str,
+    text: &str,
+    surroundings: &Surroundings<'_>,
+) -> (Vec<Section>, Vec<Mistake>) {
+    let mut reader = Reader {
+        surroundings,
+        sections: Vec::new(),
+        mistakes: Vec::new(),
+    };
+    reader.read(&file.into(), text, 0);
+    (reader.sections, reader.mistakes)
+}
+
+impl Reader<'_> {
+    fn mistake(&mut self, file: &str, line: usize, option: &str, message: impl Into<String>) {
+        self.mistakes.push(Mistake {
             file: file.to_owned(),
             line,
             option: option.to_owned(),
-            message: message.to_owned(),
+            message: message.into(),
         });
-    };
-    for (line, number) in text.lines().zip(1..) {
-        let line = without_comment(line);
-        if line.is_empty() {
-            continue;
-        }
-        if let Some(name) = line.strip_prefix('[') {
-            match name.strip_suffix(']').map(str::trim) {
-                None => mistake(number, "", "a section's name ends with `]`"),
-                Some("") => mistake(number, "", "a section needs a name"),
-                Some(name) => sections.push(Section {
-                    number,
-                    name: name.to_owned(),
-                    lines: Vec::new(),
-                }),
+    }
+
+    fn read(&mut self, file: &Rc<str>, text: &str, depth: usize) {
+        for (line, number) in text.lines().zip(1..) {
+            let line = without_comment(line);
+            if line.is_empty() {
+                continue;
             }
-            continue;
+            if let Some(name) = line.strip_prefix('[') {
+                self.section(file, number, name);
+                continue;
+            }
+            let words = line.split_once(char::is_whitespace);
+            if let Some(("include", path)) = words.filter(|(_, path)| !path.contains('=')) {
+                self.include(file, number, path.trim(), depth);
+                continue;
+            }
+            self.option(file, number, line);
         }
+    }
+
+    fn section(&mut self, file: &Rc<str>, number: usize, name: &str) {
+        match name.strip_suffix(']').map(str::trim) {
+            None => self.mistake(file, number, "", "a section's name ends with `]`"),
+            Some("") => self.mistake(file, number, "", "a section needs a name"),
+            Some(name) => self.sections.push(Section {
+                file: file.clone(),
+                number,
+                name: name.to_owned(),
+                lines: Vec::new(),
+            }),
+        }
+    }
+
+    fn option(&mut self, file: &Rc<str>, number: usize, line: &str) {
         let (option, value) = match line.split_once('=') {
-            Some((option, value)) => (option.trim(), Some(value.trim().to_owned())),
+            Some((option, value)) => (option.trim(), Some(value.trim())),
             None => (line, None),
         };
-        match sections.last_mut() {
-            None => mistake(number, option, "stands before the first section"),
+        let value = match value.map(|text| self.expand(text)).transpose() {
+            Ok(value) => value,
+            Err(message) => return self.mistake(file, number, option, message),
+        };
+        match self.sections.last_mut() {
+            None => self.mistake(file, number, option, "stands before the first section"),
             Some(section) => section.lines.push(Line {
+                file: file.clone(),
                 number,
                 option: option.to_owned(),
                 value,
             }),
         }
     }
-    (sections, mistakes)
+
+    /// `include FILE`: as if its lines stood here. A relative path counts from here, else from the including file.
+    fn include(&mut self, file: &Rc<str>, number: usize, path: &str, depth: usize) {
+        if depth == INCLUDES_MAX {
+            let message = format!("more than {INCLUDES_MAX} files include each other");
+            return self.mistake(file, number, "include", message);
+        }
+        let beside = Path::new(&**file)
+            .parent()
+            .map_or_else(|| PathBuf::from(path), |folder| folder.join(path));
+        let read = self.surroundings.read;
+        match read(Path::new(path)).or_else(|error| read(&beside).map_err(|_| error)) {
+            Ok(text) => self.read(&path.into(), &text, depth + 1),
+            Err(error) => {
+                let message = format!("cannot read {path}: {error}");
+                self.mistake(file, number, "include", message);
+            }
+        }
+    }
+
+    /// Replaces `${NAME}` by what the environment says, and fio's own words for the machine.
+    fn expand(&self, text: &str) -> Result<String, String> {
+        let mut expanded = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("${") {
+            expanded.push_str(before);
+            let Some((name, after)) = after.split_once('}') else {
+                return Err(format!("`${{{after}` has no end"));
+            };
+            match (self.surroundings.variable)(name) {
+                Some(value) => expanded.push_str(&value),
+                None => return Err(format!("the environment has no variable {name}")),
+            }
+            rest = after;
+        }
+        expanded.push_str(rest);
+        for (word, number) in self.surroundings.words {
+            expanded = expanded.replace(word, &number.to_string());
+        }
+        match expanded.find('$') {
+            Some(at) => Err(format!(
+                "`{}` is not honoured here; ${{NAME}}, $ncpus, $pagesize and $mb_memory are",
+                &expanded[at..]
+            )),
+            None => Ok(expanded),
+        }
+    }
 }

@@ -159,24 +159,21 @@ fn split(text: &str) -> Result<Sizes, String> {
     }
     let given: u32 = parts.iter().filter_map(|(_, p)| p.map(u32::from)).sum();
     let open = parts.iter().filter(|(_, p)| p.is_none()).count() as u32;
-    if given > 100 || (open == 0 && given != 100) {
-        return Err(format!("the percentages make {given}, not 100"));
+    if given > 100 {
+        return Err(format!("the percentages make {given}, more than 100"));
     }
-    // Those without a percentage share the rest; what does not divide goes to the first of them.
-    let rest = 100 - given;
-    let mut first = true;
-    let parts = parts.into_iter().map(|(size, percent)| {
-        let percent = percent.map_or_else(
-            || {
-                let extra = if first { rest % open } else { 0 };
-                first = false;
-                rest / open + extra
-            },
-            u32::from,
-        );
-        (size, percent as u8)
-    });
-    Ok(Sizes::Split(parts.collect()))
+    // Those without a percentage share the rest; what is left then belongs to the last.
+    let share = (100 - given).checked_div(open).unwrap_or(0);
+    let parts = parts
+        .into_iter()
+        .map(|(size, percent)| (size, percent.unwrap_or(share as u8)));
+    let mut parts: Vec<(u32, u8)> = parts.filter(|(_, percent)| *percent > 0).collect();
+    let sum: u8 = parts.iter().map(|(_, percent)| *percent).sum();
+    match parts.last_mut() {
+        Some((_, percent)) => *percent += 100 - sum,
+        None => return Err(format!("`{text}` leaves nothing")),
+    }
+    Ok(Sizes::Split(parts))
 }
 
 /// `filename`: several are separated by colons, a colon in a name is written `\:`.

@@ -147,24 +147,32 @@ fn polling(study: &Study) -> String {
     } else {
         "waited for interrupts"
     };
-    let single = study.records.iter().filter(|record| record.depth == 1);
-    let (mut seen, mut inside, mut count) = (0.0, 0.0, 0.0);
-    for record in single {
+    // By turn: time of requests, time inside of the device.
+    let mut turns: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+    for record in study.records.iter().filter(|record| record.depth == 1) {
         let device: f64 = record.steps_ns.iter().map(|(_, ns)| ns).sum();
         if device > 0.0 {
-            seen += record.latency_ns[0];
-            inside += device;
-            count += 1.0;
+            let turn = turns.entry(record.turn).or_default();
+            turn.0 += record.latency_ns[0];
+            turn.1 += device;
         }
     }
-    if count == 0.0 || seen <= 0.0 {
+    let share = |(seen, inside): &(f64, f64)| 100.0 * (1.0 - (inside / seen).min(1.0));
+    let shares: Vec<f64> = turns.values().filter(|t| t.0 > 0.0).map(share).collect();
+    if shares.is_empty() {
         return format!(
             "The driver {how}; without the device's stages nothing can be said about polling."
         );
     }
-    let share = 100.0 * (1.0 - (inside / seen).min(1.0));
+    let over = spread(&shares);
+    let share = over.median;
+    let sure = match shares.len() {
+        0..=2 => "too few turns to be sure".to_owned(),
+        count => format!("{:.0} to {:.0} % over {count} turns", over.min, over.max),
+    };
     let text = format!(
-        "The driver {how}: at depth 1, {share:.0} % of a request's time passed outside of the device, in kicks, interrupts and waking up"
+        "The driver {how}: at depth 1, {share:.0} % of a request's time passed outside of the device, in kicks, interrupts and waking up \
+         ({sure})"
     );
     if study.polling {
         format!("{text}; make the same study without polling to see what it saves.")

@@ -244,8 +244,8 @@ impl Chart {
                 ));
                 if !self.stacked && point.high > point.low {
                     let x = x + bar / 2.0;
-                    svg.push_str(&format!(
-                        "<path d=\"M{x:.1} {:.1}V{:.1}M{:.1} {:.1}h{:.1}M{:.1} {:.1}h{:.1}\" stroke=\"#222\" fill=\"none\"/>\n",
+                    let path = format!(
+                        "M{x:.1} {:.1}V{:.1}M{:.1} {:.1}h{:.1}M{:.1} {:.1}h{:.1}",
                         y(point.low),
                         y(point.high),
                         x - bar * 0.25,
@@ -254,7 +254,13 @@ impl Chart {
                         x - bar * 0.25,
                         y(point.high),
                         bar * 0.5
-                    ));
+                    );
+                    // A light line below the dark one: seen on every colour.
+                    for (stroke, width) in [("#fff", 3), ("#222", 1)] {
+                        svg.push_str(&format!(
+                            "<path d=\"{path}\" stroke=\"{stroke}\" stroke-width=\"{width}\" fill=\"none\"/>\n"
+                        ));
+                    }
                 }
                 below += point.value;
             }

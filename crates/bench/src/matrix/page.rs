@@ -183,7 +183,7 @@ fn table(chart: &Chart) -> String {
 const STYLE: &str = "body{font-family:DejaVu Sans,Verdana,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#111;background:#fff}\
 svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:12px;margin:.5em 0 1em}\
 th,td{border:1px solid #bbb;padding:.2em .5em;text-align:right}th{background:#f2f2f2}\
-details{overflow-x:auto;margin-bottom:2em}summary{cursor:pointer}small{color:#555}li{margin:.3em 0}";
+tr>th:first-child{text-align:left;white-space:nowrap}details{overflow-x:auto;margin-bottom:2em}summary{cursor:pointer}small{color:#555}li{margin:.3em 0}";
 
 /// Writes the page, and each picture beside it as SVG and PNG; gives all paths.
 pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
@@ -228,8 +228,8 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Lunette: which door, how many workers and queues</title>\
          <style>{STYLE}</style></head><body>\n<h1>Which door, how many workers and queues</h1>\n\
-         <p>{} RAM disks at once, 4 KiB requests, {} turns of {} ms, driver {}. Bars are medians, lines reach from the least to the \
-         largest turn.<br>{}, {} CPUs {}, lunette {}{}.</p>\n<h2>Advice</h2>\n<ul>\n",
+         <p>{} RAM disks at once, 4 KiB requests, {} turns of {} ms, driver {}. 75/25: 75 % reads, 25 % writes; QD: requests in flight \
+         of each disk and queue. Bars are medians, lines reach from the least to the largest turn.<br>{}, {} CPUs {}, lunette {}{}.</p>\n<h2>Advice</h2>\n<ul>\n",
         study.disks,
         turns,
         study.turn_ms,

@@ -253,6 +253,7 @@ fn open(options: &StudyOptions) -> Result<Study> {
             study.turn_ms,
             study.polling
         );
+        cut_torn_line(&options.results)?;
         return Ok(study);
     }
     let header = Header {
@@ -271,6 +272,22 @@ fn open(options: &StudyOptions) -> Result<Study> {
         polling: header.polling,
         records: Vec::new(),
     })
+}
+
+/// Takes away a last line that has no end, so that the next one begins at a line of its own.
+fn cut_torn_line(path: &Path) -> Result<()> {
+    let bytes = std::fs::read(path)?;
+    let whole = bytes
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1);
+    if whole < bytes.len() {
+        OpenOptions::new()
+            .write(true)
+            .open(path)?
+            .set_len(whole as u64)?;
+    }
+    Ok(())
 }
 
 /// Bytes of each disk.
@@ -506,6 +523,9 @@ mod tests {
         let study = open(&options).unwrap();
         assert_eq!(study.records.len(), 1);
         assert_eq!(study.records[0].key(), record(1).key());
+        // What is appended next is a line of its own.
+        let text = std::fs::read_to_string(&options.results).unwrap();
+        assert!(text.ends_with(&format!("{line}\n")), "{text}");
         let other = StudyOptions {
             disks: 4,
             ..options.clone()

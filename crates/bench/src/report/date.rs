@@ -18,9 +18,37 @@ pub fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
+/// As C's `ctime` writes it, UTC: `Sat Nov 21 09:41:22 2026`.
+pub fn clock(seconds: u64) -> String {
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
+    let date = date(seconds);
+    let mut parts = date.split('-');
+    let year = parts.next().unwrap_or_default();
+    let month = parts.next().and_then(|month| month.parse::<usize>().ok());
+    let month = month.and_then(|month| MONTHS.get(month.wrapping_sub(1)));
+    let day = parts.next().unwrap_or_default().trim_start_matches('0');
+    format!(
+        "{} {} {day:>2} {:02}:{:02}:{:02} {year}",
+        DAYS[(seconds / 86_400 % 7) as usize],
+        month.unwrap_or(&""),
+        seconds / 3600 % 24,
+        seconds / 60 % 60,
+        seconds % 60
+    )
+}
+
 #[cfg(test)]
 mod tests {
-    use super::date;
+    use super::{clock, date};
+
+    #[test]
+    fn moments_are_written_as_c_does() {
+        assert_eq!(clock(0), "Thu Jan  1 00:00:00 1970");
+        assert_eq!(clock(1_795_254_082), "Sat Nov 21 09:41:22 2026");
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

@@ -8,19 +8,24 @@ use crate::drive::Tally;
 use crate::job::Job;
 use crate::run::{JobResult, Outcome, bootstrap_ratio, spread};
 
-/// The whole document.
-pub fn to_json(outcome: &Outcome, jobs: &[Job]) -> Value {
+/// The whole document; with `bins` (fio's `json+`) the histograms are in it.
+pub fn to_json(outcome: &Outcome, jobs: &[Job], bins: bool) -> Value {
     let mut entries = Vec::new();
-    for (subject, group) in outcome.subjects.iter().zip(0u64..) {
+    let mut group = 0u64;
+    for subject in &outcome.subjects {
         let Some(one) = subject.median_repetition() else {
             continue;
         };
-        for result in &one.jobs {
-            let job = jobs.iter().find(|job| job.name == result.name);
-            let mut entry = entry(result, job, group);
+        // As with fio a group ends where a job waits for those before it.
+        let first = group;
+        for (index, result) in one.jobs.iter().enumerate() {
+            let job = jobs.get(index);
+            group = first + result.phase as u64;
+            let mut entry = entry(result, job, group, bins);
             entry.insert("subject".into(), json!(subject.name));
             entries.push(Value::Object(entry));
         }
+        group += 1;
     }
     let first = outcome.subjects.first();
     let comparisons: Vec<Value> = outcome
@@ -49,8 +54,7 @@ pub fn to_json(outcome: &Outcome, jobs: &[Job]) -> Value {
         "fio version": format!("fio-3 (lunette {})", outcome.environment.version),
         "timestamp": outcome.environment.time,
         "timestamp_ms": outcome.environment.time * 1000,
-        "time": outcome.environment.time.to_string(),
-        "global options": {},
+        "time": super::date::clock(outcome.environment.time),
         "jobs": entries,
         "disk_util": [],
         "lunette": {
@@ -71,8 +75,14 @@ pub fn read(text: &str) -> Result<Outcome> {
     serde_json::from_value(outcome.clone()).context("its `lunette` makes no sense")
 }
 
-fn entry(result: &JobResult, job: Option<&Job>, group: u64) -> Map<String, Value> {
-    let percentiles = job.map_or_else(|| Job::default().percentiles, |job| job.percentiles.clone());
+fn entry(result: &JobResult, job: Option<&Job>, group: u64, bins_too: bool) -> Map<String, Value> {
+    let usual = Job::default();
+    let told = Told {
+        percentiles: &job.unwrap_or(&usual).percentiles,
+        clat: job.is_none_or(|job| job.clat_percentiles),
+        lat: job.is_some_and(|job| job.lat_percentiles),
+        bins: bins_too,
+    };
     let depth = job.map_or(1, |job| job.iodepth);
     let seconds = result.elapsed_ns / 1_000_000_000;
     let mut all = SparseHistogram::default();
@@ -97,16 +107,13 @@ fn entry(result: &JobResult, job: Option<&Job>, group: u64) -> Map<String, Value
         entry.insert("job options".into(), options(job));
     }
     for (name, tally) in ["read", "write"].iter().zip(&result.tallies) {
-        entry.insert(
-            (*name).into(),
-            direction(tally, result.elapsed_ns, &percentiles),
-        );
+        entry.insert((*name).into(), direction(tally, result.elapsed_ns, &told));
     }
-    entry.insert("trim".into(), direction(&Tally::default(), 0, &percentiles));
+    entry.insert("trim".into(), direction(&Tally::default(), 0, &told));
     let flushes = &result.tallies[2];
     entry.insert(
         "sync".into(),
-        json!({"total_ios": flushes.ios, "lat_ns": latency(&flushes.latency, &percentiles)}),
+        json!({"total_ios": flushes.ios, "lat_ns": latency(&flushes.latency, &told, told.clat)}),
     );
     entry.insert("job_runtime".into(), json!(result.elapsed_ns / 1_000_000));
     entry.insert("latency_depth".into(), json!(depth));
@@ -152,26 +159,46 @@ fn entry(result: &JobResult, job: Option<&Job>, group: u64) -> Map<String, Value
     entry
 }
 
+/// As given, and what tells a job from another where nothing was said.
 fn options(job: &Job) -> Value {
     let sizes = |at: usize| match &job.sizes[at] {
         crate::job::Sizes::Fixed(size) => size.to_string(),
         other => format!("{}-{}", other.min(), other.max()),
     };
-    json!({
-        "name": job.name,
-        "rw": job.pattern.word(),
-        "bs": if job.sizes[0] == job.sizes[1] { sizes(0) } else { format!("{},{}", sizes(0), sizes(1)) },
-        "iodepth": job.iodepth.to_string(),
-        "numjobs": job.numjobs.to_string(),
-        "rwmixread": job.pattern.read_percent.to_string(),
-    })
+    let bs = if job.sizes[0] == job.sizes[1] {
+        sizes(0)
+    } else {
+        format!("{},{}", sizes(0), sizes(1))
+    };
+    let mut options = Map::new();
+    for (option, value) in [
+        ("name", job.name.clone()),
+        ("rw", job.pattern.word().to_owned()),
+        ("bs", bs),
+        ("iodepth", job.iodepth.to_string()),
+        ("numjobs", job.numjobs.to_string()),
+        ("rwmixread", job.pattern.read_percent.to_string()),
+    ] {
+        options.insert(option.to_owned(), json!(value));
+    }
+    for (option, value) in &job.given {
+        options.insert(option.clone(), json!(value));
+    }
+    Value::Object(options)
 }
 
-fn direction(tally: &Tally, elapsed_ns: u64, percentiles: &[f64]) -> Value {
+/// What is told of latencies.
+struct Told<'a> {
+    percentiles: &'a [f64],
+    clat: bool,
+    lat: bool,
+    bins: bool,
+}
+
+fn direction(tally: &Tally, elapsed_ns: u64, told: &Told<'_>) -> Value {
     let per_second = |value: u64| value as f64 * 1e9 / elapsed_ns.max(1) as f64;
     let bandwidth = per_second(tally.bytes);
     let iops = per_second(tally.ios);
-    let times = latency(&tally.latency, percentiles);
     json!({
         "io_bytes": tally.bytes,
         "io_kbytes": tally.bytes / 1024,
@@ -182,9 +209,9 @@ fn direction(tally: &Tally, elapsed_ns: u64, percentiles: &[f64]) -> Value {
         "total_ios": tally.ios,
         "short_ios": 0,
         "drop_ios": 0,
-        "slat_ns": latency(&SparseHistogram::default(), &[]),
-        "clat_ns": times,
-        "lat_ns": latency(&tally.latency, &[]),
+        "slat_ns": latency(&SparseHistogram::default(), told, false),
+        "clat_ns": latency(&tally.latency, told, told.clat),
+        "lat_ns": latency(&tally.latency, told, told.lat),
         "bw_min": bandwidth as u64 / 1024,
         "bw_max": bandwidth as u64 / 1024,
         "bw_agg": 100.0,
@@ -199,7 +226,7 @@ fn direction(tally: &Tally, elapsed_ns: u64, percentiles: &[f64]) -> Value {
     })
 }
 
-fn latency(histogram: &SparseHistogram, percentiles: &[f64]) -> Value {
+fn latency(histogram: &SparseHistogram, told: &Told<'_>, percentiles: bool) -> Value {
     let mean = histogram.mean_ns();
     let count = histogram.count.max(1) as f64;
     let squares: f64 = histogram
@@ -214,12 +241,23 @@ fn latency(histogram: &SparseHistogram, percentiles: &[f64]) -> Value {
         "stddev": (squares / count).sqrt(),
         "N": histogram.count,
     });
-    if !percentiles.is_empty() && histogram.count > 0 {
-        let list: Map<String, Value> = percentiles
+    if !percentiles || histogram.count == 0 {
+        return object;
+    }
+    if !told.percentiles.is_empty() {
+        let list: Map<String, Value> = told
+            .percentiles
             .iter()
             .map(|p| (format!("{p:.6}"), json!(histogram.quantile_ns(p / 100.0))))
             .collect();
         object["percentile"] = Value::Object(list);
+    }
+    if told.bins {
+        let bins = histogram.buckets.iter();
+        let bins: Map<String, Value> = bins
+            .map(|(nanos, count)| (nanos.to_string(), json!(count)))
+            .collect();
+        object["bins"] = Value::Object(bins);
     }
     object
 }
@@ -282,7 +320,7 @@ mod tests {
 
     #[test]
     fn numbers_stand_where_fio_s_readers_look_for_them() {
-        let document = to_json(&outcome(), &[]);
+        let document = to_json(&outcome(), &[], false);
         let job = &document["jobs"][0];
         assert_eq!(job["jobname"], "j");
         assert_eq!(job["read"]["total_ios"], 3);
@@ -301,8 +339,16 @@ mod tests {
     }
 
     #[test]
+    fn histograms_are_in_json_plus() {
+        let of = |bins| to_json(&outcome(), &[], bins)["jobs"][0]["read"]["clat_ns"].clone();
+        assert_eq!(of(false).get("bins"), None);
+        let bins = of(true)["bins"].clone();
+        assert_eq!((&bins["1000"], &bins["3000"]), (&json!(1), &json!(1)));
+    }
+
+    #[test]
     fn what_is_written_can_be_read_again() {
-        let text = to_json(&outcome(), &[]).to_string();
+        let text = to_json(&outcome(), &[], false).to_string();
         let again = read(&text).unwrap();
         assert_eq!(again.subjects[0].repetitions[0].jobs[0].ios(), 3);
         assert!(read("{}").unwrap_err().to_string().contains("lunette"));

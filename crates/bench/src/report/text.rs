@@ -115,6 +115,17 @@ pub fn to_text(outcome: &Outcome) -> String {
                 .count()
         })
         .sum();
+    let again: u32 = outcome
+        .subjects
+        .iter()
+        .flat_map(|subject| &subject.repetitions)
+        .map(|one| one.attempts.saturating_sub(1))
+        .sum();
+    if again > 0 {
+        text.push_str(&format!(
+            "\n{again} times a repetition was run again because it was disturbed\n"
+        ));
+    }
     if disturbed > 0 {
         text.push_str(&format!(
             "\nwarning: {disturbed} repetitions were disturbed by other work on this machine, \

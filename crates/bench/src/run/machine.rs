@@ -19,7 +19,7 @@ pub struct Environment {
     pub governor: Option<String>,
     /// Version of this program.
     pub version: String,
-    /// Commit, where the environment's LUNETTE_COMMIT says it.
+    /// Commit, where LUNETTE_COMMIT says it in the environment, or said it when this was built, as `make` does.
     pub commit: Option<String>,
     /// The command line.
     pub command: Vec<String>,
@@ -48,6 +48,7 @@ pub fn environment() -> Environment {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: std::env::var("LUNETTE_COMMIT")
             .ok()
+            .or(option_env!("LUNETTE_COMMIT").map(str::to_owned))
             .filter(|text| !text.is_empty()),
         command: std::env::args().collect(),
         time: now.map_or(0, |time| time.as_secs()),
@@ -139,5 +140,57 @@ impl Busy {
             foreign_ns: all.saturating_sub(ours).min(most),
             stolen_ns: self.stolen_ns.saturating_sub(earlier.stolen_ns),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_is_what_neither_this_process_nor_the_device_used() {
+        let before = Busy {
+            all_ns: 10_000,
+            stolen_ns: 50,
+            own_ns: 100,
+            device_ns: 200,
+        };
+        let after = Busy {
+            all_ns: 16_000,
+            stolen_ns: 75,
+            own_ns: 2100,
+            device_ns: 1200,
+        };
+        let spent = after.since(&before, Duration::from_secs(1));
+        assert_eq!(
+            (spent.device_ns, spent.foreign_ns, spent.stolen_ns),
+            (1000, 3000, 25)
+        );
+        // A device that is gone has used nothing, and ticks may lag behind.
+        let gone = Busy {
+            device_ns: 0,
+            all_ns: 10_000,
+            ..after
+        };
+        let spent = gone.since(&before, Duration::from_secs(1));
+        assert_eq!((spent.device_ns, spent.foreign_ns), (0, 0));
+    }
+
+    /// Work of another process is foreign, unless that process is the device.
+    #[test]
+    fn a_busy_process_is_seen() {
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        while cpu_of(pid) < 100_000_000 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let device = Busy::now(&[pid]);
+        child.kill().ok();
+        child.wait().ok();
+        assert!(device.device_ns >= 100_000_000);
+        assert!(device.all_ns >= device.device_ns / 2);
     }
 }

@@ -66,9 +66,9 @@ pub struct JobResult {
     pub verified_bytes: u64,
     /// Errors and differences in words.
     pub complaints: Vec<String>,
-    /// For log files.
+    /// For log files, by clone.
     #[serde(skip)]
-    pub log: Vec<LogEntry>,
+    pub logs: Vec<(u32, Vec<LogEntry>)>,
     /// When reads, writes and flushes were published and seen.
     #[serde(skip)]
     pub moments: [Moments; 3],
@@ -110,6 +110,9 @@ pub struct Repetition {
     pub stolen_cpus: f64,
     /// It was disturbed, and so were all attempts to run it again.
     pub disturbed: bool,
+    /// How often it was run; beyond the first time because it was disturbed.
+    #[serde(default)]
+    pub attempts: u32,
     /// What a Lunette's stages measured.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stages: Option<Latencies>,
@@ -219,15 +222,23 @@ pub fn run(
     for repetition in 1..=plan.repetitions {
         for (subject, result) in named.iter().zip(&mut outcome.subjects) {
             let title = format!("{} {repetition}/{}", result.name, plan.repetitions);
-            let one = attempt(
-                plan,
-                &phases,
-                *subject,
-                clock,
-                interrupted,
-                progress,
-                &title,
-            )?;
+            let told = |one: &Repetition| {
+                progress.note(&format!(
+                    "{title}: disturbed: others used {:.2} CPUs, the hypervisor took {:.2}",
+                    one.foreign_cpus, one.stolen_cpus
+                ));
+            };
+            let one = attempt(plan, interrupted, told, || {
+                turn(
+                    plan,
+                    &phases,
+                    *subject,
+                    clock,
+                    interrupted,
+                    progress,
+                    &title,
+                )
+            })?;
             let ended = interrupted.load(Ordering::Relaxed);
             // What a signal cut short is worth showing only where there is nothing else.
             if !ended || result.repetitions.is_empty() {
@@ -245,31 +256,24 @@ pub fn run(
 /// One repetition, again where it was disturbed; of disturbed ones the least disturbed counts.
 fn attempt(
     plan: &Plan,
-    phases: &[Phase],
-    subject: Option<&Subject>,
-    clock: &Clock,
-    interrupted: &Arc<AtomicBool>,
-    progress: &Progress,
-    title: &str,
+    interrupted: &AtomicBool,
+    note: impl Fn(&Repetition),
+    mut turn: impl FnMut() -> Result<Repetition>,
 ) -> Result<Repetition> {
+    let noise = |one: &Repetition| one.foreign_cpus + one.stolen_cpus;
     let mut best: Option<Repetition> = None;
-    for _ in 0..=plan.retries {
-        let mut one = turn(plan, phases, subject, clock, interrupted, progress, title)?;
-        let noise = one.foreign_cpus + one.stolen_cpus;
-        one.disturbed = noise > plan.disturbance_max;
+    for attempt in 1..=plan.retries + 1 {
+        let mut one = turn()?;
+        one.disturbed = noise(&one) > plan.disturbance_max;
+        one.attempts = attempt;
         let ended = interrupted.load(Ordering::Relaxed);
         if !one.disturbed || ended || one.errors() > 0 {
             return Ok(one);
         }
-        progress.note(&format!(
-            "{title}: disturbed: others used {:.2} CPUs, the hypervisor took {:.2}",
-            one.foreign_cpus, one.stolen_cpus
-        ));
-        if best
-            .as_ref()
-            .is_none_or(|best| noise < best.foreign_cpus + best.stolen_cpus)
-        {
-            best = Some(one);
+        note(&one);
+        match &mut best {
+            Some(best) if noise(best) <= noise(&one) => best.attempts = attempt,
+            best => *best = Some(one),
         }
     }
     Ok(best.unwrap_or_default())
@@ -388,4 +392,62 @@ fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<L
     })?;
     let grown = after.since(&before.unwrap_or_default());
     Some(grown.merged_by(|labels| labels.export == export.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(retries: u32) -> Plan {
+        Plan {
+            subjects: Vec::new(),
+            jobs: Vec::new(),
+            driver: DriverOptions::default(),
+            repetitions: 1,
+            warm_up: Duration::ZERO,
+            cpus: Vec::new(),
+            retries,
+            disturbance_max: 0.1,
+        }
+    }
+
+    /// Foreign CPUs and stolen CPUs of each turn, as they come.
+    fn attempted(retries: u32, turns: &[(f64, f64)]) -> (Repetition, usize) {
+        let told = std::cell::Cell::new(0);
+        let mut turns = turns.iter();
+        let one = attempt(
+            &plan(retries),
+            &AtomicBool::new(false),
+            |_| told.set(told.get() + 1),
+            || {
+                let (foreign_cpus, stolen_cpus) = *turns.next().unwrap();
+                Ok(Repetition {
+                    foreign_cpus,
+                    stolen_cpus,
+                    ..Repetition::default()
+                })
+            },
+        );
+        assert!(turns.next().is_none(), "not all turns were run");
+        (one.unwrap(), told.get())
+    }
+
+    #[test]
+    fn a_disturbed_repetition_is_run_again_and_the_quiet_one_counts() {
+        let (one, told) = attempted(2, &[(0.5, 0.0), (0.02, 0.03)]);
+        assert_eq!((one.foreign_cpus, one.disturbed), (0.02, false));
+        assert_eq!((one.attempts, told), (2, 1));
+        let (one, told) = attempted(2, &[(0.05, 0.05)]);
+        assert_eq!((one.disturbed, one.attempts, told), (false, 1, 0));
+    }
+
+    #[test]
+    fn where_all_are_disturbed_the_least_disturbed_counts_and_is_marked() {
+        let (one, told) = attempted(2, &[(0.9, 0.0), (0.1, 0.2), (0.5, 0.0)]);
+        assert_eq!((one.foreign_cpus, one.stolen_cpus), (0.1, 0.2));
+        assert!(one.disturbed);
+        assert_eq!((one.attempts, told), (3, 3));
+        // What the hypervisor takes disturbs as well.
+        assert!(attempted(0, &[(0.0, 0.2)]).0.disturbed);
+    }
 }

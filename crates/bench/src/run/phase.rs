@@ -14,7 +14,7 @@ use super::{JobResult, Plan, Progress};
 use crate::drive::{Crew, CrewResult, Shared, Stream, Window};
 use crate::driver::{Demand, DriverOptions, Kind, Seed, Session, Subject, prepare_file};
 use crate::job::{Amount, Job};
-use crate::workload::Generator;
+use crate::workload::{Extent, Generator};
 
 /// Jobs that run at the same time.
 pub struct Phase {
@@ -148,7 +148,7 @@ impl Phase {
             if let (Kind::File, Some(Amount::Bytes(size))) =
                 (target.kind, jobs().find_map(|job| job.size))
             {
-                prepare_file(&target.path, size)?;
+                prepare_file(&target.path, size / group.targets.len().max(1) as u64)?;
             }
             let count = group.clones.len();
             let session = Session::open(target, &driver, whole, count, group.direct)?;
@@ -185,10 +185,15 @@ impl Phase {
                     .zip(&group.targets)
                     .map(|(session, target)| {
                         let info = session.info();
-                        Generator::new(&self.jobs[*job], *clone, info.capacity, info.block_size)
-                            .with_context(|| {
-                                format!("job {} on {}", self.jobs[*job].name, target.name)
-                            })
+                        let disk = Extent {
+                            capacity: info.capacity,
+                            block_size: info.block_size,
+                            shared_by: group.targets.len() as u64,
+                            cuts: !target.path.is_file(),
+                        };
+                        Generator::new(&self.jobs[*job], *clone, disk).with_context(|| {
+                            format!("job {} on {}", self.jobs[*job].name, target.name)
+                        })
                     });
                 let generators = generators.collect::<Result<Vec<_>>>()?;
                 streams.push(Stream::new(
@@ -319,6 +324,7 @@ impl Phase {
             })
             .collect();
         for stream in crews.into_iter().flat_map(|crew| crew.streams) {
+            let job_logs = self.jobs[stream.job].logs.any();
             let job = &mut jobs[stream.job];
             for (sum, one) in job.tallies.iter_mut().zip(&stream.tallies) {
                 sum.ios += one.ios;
@@ -333,7 +339,9 @@ impl Phase {
             job.differences += stream.differences;
             job.verified_bytes += stream.verified_bytes;
             job.complaints.extend(stream.complaints);
-            job.log.extend(stream.log);
+            if job_logs {
+                job.logs.push((stream.clone, stream.log));
+            }
         }
         jobs
     }

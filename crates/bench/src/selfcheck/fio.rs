@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{CheckOptions, Finding, Runner, Verdict, folder_in, judged};
 use crate::driver::prepare_file;
-use crate::job::{Job, parse};
+use crate::job::{Job, Surroundings, parse};
 use crate::run::bootstrap_ratio;
 
 /// Bytes of the device: soon written, more than a device's cache of one's own.
@@ -94,7 +94,8 @@ fn turn_of(document: &Value) -> Result<Turn> {
 }
 
 fn by_us(runner: &Runner<'_>, file: &Path, text: &str) -> Result<Turn> {
-    let jobs = parse(&file.display().to_string(), text, &Job::default());
+    let name = file.display().to_string();
+    let jobs = Surroundings::none(|none| parse(&name, text, &Job::default(), none));
     let jobs = jobs.map_err(|mistakes| anyhow::anyhow!("{mistakes:?}"))?;
     let [job] = &jobs[..] else { bail!("one job") };
     let one = runner.run(Vec::new(), job.clone(), false)?;
@@ -105,7 +106,7 @@ fn by_us(runner: &Runner<'_>, file: &Path, text: &str) -> Result<Turn> {
         }],
         ..crate::run::Outcome::default()
     };
-    turn_of(&crate::report::to_json(&outcome, &jobs))
+    turn_of(&crate::report::to_json(&outcome, &jobs, false))
 }
 
 /// What fio and we say of the same device.
@@ -162,7 +163,8 @@ mod tests {
     #[test]
     fn the_job_file_is_one_that_we_run_too() {
         let text = job_file(Path::new("/dev/loop9"));
-        let jobs = parse("check.fio", &text, &Job::default()).unwrap();
+        let jobs = Surroundings::none(|none| parse("check.fio", &text, &Job::default(), none));
+        let jobs = jobs.unwrap();
         assert_eq!(jobs.len(), 1);
         assert_eq!(jobs[0].filenames, ["/dev/loop9"]);
         assert_eq!(jobs[0].iodepth, 4);

@@ -227,7 +227,8 @@ fn percentiles(runner: &Runner<'_>, served: &Served) -> Result<Finding> {
         ("write_lat_log", &log),
     ])?;
     let one = runner.run(vec![served.subject(NULL)?], job, true)?;
-    let entries = one.jobs.iter().flat_map(|job| &job.log);
+    let logs = one.jobs.iter().flat_map(|job| &job.logs);
+    let entries = logs.flat_map(|(_, entries)| entries);
     let mut sorted: Vec<u64> = entries.map(|entry| entry.latency_ns).collect();
     sorted.sort_unstable();
     let latency = one.latency();

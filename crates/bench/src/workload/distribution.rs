@@ -1,7 +1,8 @@
-//! Places that are hit with different frequency: zipf, pareto, normal.
+//! Places that are hit with different frequency: zipf, pareto, normal, zones.
 
-use super::random::{Random, mix};
-use crate::job::Distribution;
+use super::Permutation;
+use super::random::Random;
+use crate::job::{Amount, Distribution, Zone};
 
 /// Draws places.
 #[derive(Clone, Debug)]
@@ -23,6 +24,8 @@ pub enum Sampler {
         alpha: f64,
         /// A constant of the method.
         eta: f64,
+        /// From rank to place, so that popular ones do not lie side by side.
+        places: Permutation,
     },
     /// Power law.
     Pareto {
@@ -30,15 +33,33 @@ pub enum Sampler {
         count: u64,
         /// log h / log (1 - h).
         power: f64,
+        /// From rank to place.
+        places: Permutation,
     },
-    /// Around the middle.
+    /// As fio draws it: the mean of twelve uniform numbers, moved by up to half of the deviation.
     Normal {
         /// Places.
         count: u64,
         /// In places.
         deviation: f64,
+        /// From rank to place.
+        places: Permutation,
     },
+    /// Zone by zone.
+    Zoned(Vec<Part>),
 }
+
+/// A zone.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Up to which of 100 requests it is hit.
+    below: u8,
+    first: u64,
+    count: u64,
+}
+
+/// The same places are popular whatever the seed of the requests is.
+const SCATTER: u64 = 0x6c75_6e65;
 
 /// Up to here the sum is made term by term, from there on as an integral: the error is below 1e-6 of it.
 const EXACT_TERMS: u64 = 10_000;
@@ -55,9 +76,9 @@ fn zeta(count: u64, theta: f64) -> f64 {
 
 impl Sampler {
     /// For `count` places.
-    pub fn new(distribution: Distribution, count: u64) -> Sampler {
+    pub fn new(distribution: &Distribution, count: u64, unit: u64) -> Sampler {
         let count = count.max(1);
-        match distribution {
+        match *distribution {
             Distribution::Uniform => Sampler::Uniform { count },
             Distribution::Zipf(theta) => {
                 let whole = zeta(count, theta);
@@ -68,16 +89,21 @@ impl Sampler {
                     zeta: whole,
                     alpha: 1.0 / (1.0 - theta),
                     eta: (1.0 - (2.0 / count as f64).powf(1.0 - theta)) / (1.0 - two / whole),
+                    places: Permutation::new(count, SCATTER),
                 }
             }
             Distribution::Pareto(h) => Sampler::Pareto {
                 count,
                 power: h.ln() / (1.0 - h).ln(),
+                places: Permutation::new(count, SCATTER),
             },
             Distribution::Normal(percent) => Sampler::Normal {
                 count,
-                deviation: count as f64 * percent / 100.0,
+                // Half of the disk is as far as it goes.
+                deviation: (count as f64 * percent / 100.0).min(count as f64 / 2.0),
+                places: Permutation::new(count, SCATTER),
             },
+            Distribution::Zoned(ref zones) => Sampler::Zoned(parts(zones, count, unit)),
         }
     }
 
@@ -85,6 +111,11 @@ impl Sampler {
     #[inline]
     pub fn draw(&self, random: &mut Random) -> u64 {
         match *self {
+            Sampler::Zoned(ref parts) => {
+                let point = random.below(100) as u8;
+                let part = parts.iter().find(|part| point < part.below);
+                part.map_or(0, |part| part.first + random.below(part.count))
+            }
             Sampler::Uniform { count } => random.below(count),
             Sampler::Zipf {
                 count,
@@ -92,6 +123,7 @@ impl Sampler {
                 zeta,
                 alpha,
                 eta,
+                ref places,
             } => {
                 let u = random.unit();
                 let uz = u * zeta;
@@ -102,29 +134,54 @@ impl Sampler {
                 } else {
                     (count as f64 * (eta * u - eta + 1.0).powf(alpha)) as u64
                 };
-                // The popular ones do not lie side by side.
-                spread(rank.min(count - 1), count)
+                places.place(rank.min(count - 1))
             }
-            Sampler::Pareto { count, power } => {
+            Sampler::Pareto {
+                count,
+                power,
+                ref places,
+            } => {
                 let rank = ((count - 1) as f64 * random.unit().powf(power)) as u64;
-                spread(rank.min(count - 1), count)
+                places.place(rank.min(count - 1))
             }
-            Sampler::Normal { count, deviation } => {
-                // Box and Muller; what falls off the disk is drawn again.
-                loop {
-                    let radius = (-2.0 * (1.0 - random.unit()).ln()).sqrt();
-                    let angle = std::f64::consts::TAU * random.unit();
-                    let at = count as f64 / 2.0 + deviation * radius * angle.cos();
-                    if at >= 0.0 && at < count as f64 {
-                        return at as u64;
-                    }
+            Sampler::Normal {
+                count,
+                deviation,
+                ref places,
+            } => {
+                let sum: f64 = (0..12).map(|_| random.unit()).sum();
+                let middle = sum / 12.0 * count as f64;
+                let mut at = deviation * (random.unit() - 0.5);
+                // What would fall off the disk comes nearer to the middle.
+                while !(0.0..count as f64).contains(&(middle + at)) {
+                    at /= 2.0;
                 }
+                places.place(((middle + at) as u64).min(count - 1))
             }
         }
     }
 }
 
-#[inline]
-fn spread(rank: u64, count: u64) -> u64 {
-    mix(rank) % count
+/// Zones in places, one after the other; each has at least one place, and none lies beyond the end.
+fn parts(zones: &[Zone], count: u64, unit: u64) -> Vec<Part> {
+    let (mut below, mut at, mut percent) = (0, 0, 0);
+    let part = |zone: &Zone| {
+        let end = match zone.extent {
+            Amount::Percent(more) => {
+                percent += u64::from(more);
+                (u128::from(count) * u128::from(percent) / 100) as u64
+            }
+            Amount::Bytes(bytes) => at + bytes / unit,
+        };
+        let first = at.min(count - 1);
+        let end = end.clamp(first + 1, count);
+        below += zone.access;
+        at = end;
+        Part {
+            below,
+            first,
+            count: end - first,
+        }
+    };
+    zones.iter().map(part).collect()
 }

@@ -12,7 +12,7 @@ pub use distribution::Sampler;
 pub use permutation::Permutation;
 pub use random::Random;
 
-use crate::job::{Distribution, Job, Sizes};
+use crate::job::{Amount, Distribution, Job, Sizes};
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,19 @@ pub struct Io {
     pub offset: u64,
     /// Bytes.
     pub length: u32,
+}
+
+/// A disk as a job sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes.
+    pub capacity: u64,
+    /// Logical block in bytes.
+    pub block_size: u32,
+    /// Over so many disks or files the job divides a size in bytes.
+    pub shared_by: u64,
+    /// It has the size that it has: a job's larger one is cut, as fio does it with devices.
+    pub cuts: bool,
 }
 
 /// Why a job does not fit a disk.
@@ -56,6 +69,13 @@ pub struct Generator {
     places: Places,
     /// Per direction: how far sequential requests have come.
     position: [u64; 2],
+    /// Bytes left out between two in sequence.
+    skip: u64,
+    /// Requests in sequence for each random place, and how many are left of them, from where.
+    burst: u32,
+    burst_left: u32,
+    burst_at: u64,
+    ios_left: u64,
     seed: u64,
     /// Bytes to make in one loop, bytes made in it, loops left after it.
     per_loop: u64,
@@ -64,8 +84,13 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// The requests of clone number `clone` on a disk of `capacity` bytes with blocks of `block_size`.
-    pub fn new(job: &Job, clone: u32, capacity: u64, block_size: u32) -> Result<Generator, Misfit> {
+    /// The requests of clone number `clone` on a disk.
+    pub fn new(job: &Job, clone: u32, disk: Extent) -> Result<Generator, Misfit> {
+        let (capacity, block_size) = (disk.capacity, disk.block_size);
+        let of = |amount: Amount| match amount {
+            Amount::Bytes(bytes) => bytes / disk.shared_by.max(1),
+            percent => percent.of(capacity),
+        };
         let smallest = job.smallest();
         let largest = u64::from(job.largest());
         for size in job.sizes.iter().flat_map(Sizes::named) {
@@ -84,7 +109,10 @@ impl Generator {
             .ok_or_else(|| Misfit(format!("offset: lies beyond the end of {capacity} bytes")))?;
         let start = start - start % u64::from(block_size);
         let room = capacity - start;
-        let length = job.size.map_or(room, |size| size.of(capacity));
+        let mut length = job.size.map_or(room, of);
+        if disk.cuts {
+            length = length.min(room);
+        }
         if length > room {
             return Err(Misfit(format!(
                 "size: {length} bytes from {start} reach beyond the end of {capacity} bytes"
@@ -103,8 +131,12 @@ impl Generator {
         let seed = job.seed ^ (u64::from(clone) << 32);
         let places = if !job.pattern.random {
             Places::Sequential
-        } else if job.distribution != Distribution::Uniform || job.no_random_map || !alike {
-            Places::Drawn(Sampler::new(job.distribution, units))
+        } else if job.distribution != Distribution::Uniform
+            || job.no_random_map
+            || job.burst > 1
+            || !alike
+        {
+            Places::Drawn(Sampler::new(&job.distribution, units, unit))
         } else {
             Places::Once(Permutation::new(units, seed))
         };
@@ -117,8 +149,15 @@ impl Generator {
             unit,
             places,
             position: [0; 2],
+            skip: job.skip,
+            burst: job.burst,
+            burst_left: 0,
+            burst_at: 0,
+            ios_left: job
+                .ios_max
+                .map_or(u64::MAX, |ios| ios.div_ceil(disk.shared_by.max(1))),
             seed,
-            per_loop: job.io_size.map_or(length, |size| size.of(capacity)),
+            per_loop: job.io_size.map_or(length, of),
             made: 0,
             loops_left: if job.time_based {
                 u32::MAX
@@ -186,18 +225,23 @@ impl Iterator for Generator {
             percent => self.random.below(100) as u8 >= percent,
         };
         let length = self.size(usize::from(write));
-        if self.per_loop - self.made < u64::from(length) && !self.begin_loop() {
+        if self.ios_left == 0 {
+            return None;
+        }
+        if self.per_loop.saturating_sub(self.made) < u64::from(length) && !self.begin_loop() {
             return None;
         }
         let bytes = u64::from(length);
         let at = match &mut self.places {
             Places::Sequential => {
                 let position = &mut self.position[usize::from(write)];
-                if self.length - *position < bytes {
+                if self.length.saturating_sub(*position) < bytes {
                     *position = 0;
                 }
                 let at = *position;
-                *position += bytes;
+                *position += bytes + self.skip;
+                // What is left out counts as if it had been moved, so that a loop is one way through.
+                self.made += self.skip;
                 at
             }
             Places::Once(permutation) => match permutation.next() {
@@ -209,12 +253,21 @@ impl Iterator for Generator {
                     permutation.next()? * self.unit
                 }
             },
+            Places::Drawn(_) if self.burst_left > 0 && self.length - self.burst_at >= bytes => {
+                self.burst_left -= 1;
+                let at = self.burst_at;
+                self.burst_at += bytes;
+                at
+            }
             Places::Drawn(sampler) => {
                 let at = sampler.draw(&mut self.random) * self.unit;
-                at.min((self.length - bytes) / self.unit * self.unit)
+                let at = at.min((self.length - bytes) / self.unit * self.unit);
+                (self.burst_left, self.burst_at) = (self.burst - 1, at + bytes);
+                at
             }
         };
         self.made += bytes;
+        self.ios_left -= 1;
         Some(Io {
             write,
             offset: self.start + at,
@@ -228,7 +281,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::job::{Amount, Pattern, apply};
+    use crate::job::{Pattern, apply};
 
     fn job(options: &[(&str, &str)]) -> Job {
         let mut job = Job::default();
@@ -238,8 +291,17 @@ mod tests {
         job
     }
 
+    fn disk(capacity: u64) -> Extent {
+        Extent {
+            capacity,
+            block_size: 512,
+            shared_by: 1,
+            cuts: false,
+        }
+    }
+
     fn ios(options: &[(&str, &str)]) -> Vec<Io> {
-        Generator::new(&job(options), 0, 1 << 20, 512)
+        Generator::new(&job(options), 0, disk(1 << 20))
             .unwrap()
             .collect()
     }
@@ -278,7 +340,7 @@ mod tests {
             ("bssplit", "4k/90:64k/10"),
         ]);
         job.time_based = true;
-        let ios: Vec<Io> = Generator::new(&job, 0, 1 << 30, 512)
+        let ios: Vec<Io> = Generator::new(&job, 0, disk(1 << 30))
             .unwrap()
             .take(20_000)
             .collect();
@@ -297,7 +359,7 @@ mod tests {
         for (name, hot_share) in [("zipf:1.2", 0.5), ("pareto:0.1", 0.5), ("normal:10", 0.6)] {
             let mut job = job(&[("rw", "randread"), ("random_distribution", name)]);
             job.time_based = true;
-            let ios: Vec<Io> = Generator::new(&job, 0, 400 << 12, 512)
+            let ios: Vec<Io> = Generator::new(&job, 0, disk(400 << 12))
                 .unwrap()
                 .take(10_000)
                 .collect();
@@ -320,7 +382,11 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_told() {
-        let misfit = |job: &Job| Generator::new(job, 1, 1 << 20, 4096).err().unwrap().0;
+        let blocks = Extent {
+            block_size: 4096,
+            ..disk(1 << 20)
+        };
+        let misfit = |job: &Job| Generator::new(job, 1, blocks).err().unwrap().0;
         assert!(misfit(&job(&[("bs", "512")])).contains("blocks of 4096"));
         assert!(misfit(&job(&[("size", "2m")])).contains("beyond the end"));
         assert!(misfit(&job(&[("offset_increment", "1m")])).contains("offset"));
@@ -329,5 +395,70 @@ mod tests {
         assert!(misfit(&small).contains("less than one request"));
         small.pattern = Pattern::new(true, 100);
         assert!(misfit(&small).contains("less than one request"));
+    }
+
+    /// As fio does it with `filename=a:b` and `size=8m`: four for each.
+    #[test]
+    fn a_size_in_bytes_is_for_all_files_and_a_device_cuts_it() {
+        let of = |size: &str, disk: Extent| {
+            let generator = Generator::new(&job(&[("size", size)]), 0, disk).unwrap();
+            generator.map(|io| u64::from(io.length)).sum::<u64>()
+        };
+        let two = Extent {
+            shared_by: 2,
+            ..disk(1 << 20)
+        };
+        assert_eq!(of("512k", two), 256 << 10);
+        assert_eq!(of("50%", two), 512 << 10);
+        let device = Extent {
+            cuts: true,
+            ..disk(1 << 20)
+        };
+        assert_eq!(of("8m", device), 1 << 20);
+    }
+
+    #[test]
+    fn bytes_are_left_out_between_requests_in_sequence() {
+        let places = |options: &[(&str, &str)]| -> Vec<u64> {
+            ios(options).iter().map(|io| io.offset >> 12).collect()
+        };
+        let some = places(&[("rw", "read:8k"), ("size", "64k")]);
+        assert_eq!(some, [0, 3, 6, 9, 12, 15]);
+        assert_eq!(places(&[("rw", "write:0"), ("size", "8k")]), [0, 1]);
+        assert_eq!(places(&[("rw", "read"), ("number_ios", "3")]), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_random_place_is_followed_by_as_many_as_asked() {
+        let ios = ios(&[("rw", "randrw:8"), ("loops", "4")]);
+        assert_eq!(ios.len(), 1024);
+        let jumps = ios
+            .windows(2)
+            .filter(|pair| pair[1].offset != pair[0].offset + 4096)
+            .count();
+        // 128 bursts, a few cut short by the end, a few in sequence by chance.
+        assert!((110..160).contains(&jumps), "{jumps}");
+    }
+
+    #[test]
+    fn zones_get_the_share_that_was_asked_for() {
+        for zones in ["zoned:60/10:30/20:10/50", "zoned_abs:60/10m:30/20m:10/50m"] {
+            let mut job = job(&[("rw", "randread"), ("random_distribution", zones)]);
+            job.time_based = true;
+            let ios = Generator::new(&job, 0, disk(100 << 20)).unwrap();
+            let mut counts = [0u32; 4];
+            for io in ios.take(10_000) {
+                let zone = match io.offset >> 20 {
+                    0..10 => 0,
+                    10..30 => 1,
+                    30..80 => 2,
+                    _ => 3,
+                };
+                counts[zone] += 1;
+            }
+            assert!(counts[0].abs_diff(6000) < 300, "{zones}: {counts:?}");
+            assert!(counts[1].abs_diff(3000) < 300, "{zones}: {counts:?}");
+            assert_eq!(counts[3], 0, "{zones}");
+        }
     }
 }

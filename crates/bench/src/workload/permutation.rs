@@ -28,6 +28,17 @@ impl Permutation {
         }
     }
 
+    /// The number that stands for another: one to one below the bound. `value` has to be below it.
+    #[inline]
+    pub fn place(&self, value: u64) -> u64 {
+        let mut place = self.spread(value);
+        // Every number of the next power of two lies on a circle of such steps, and `value` itself is below the bound.
+        while place >= self.bound {
+            place = self.spread(place);
+        }
+        place
+    }
+
     #[inline]
     fn spread(&self, value: u64) -> u64 {
         let [add, first, second] = self.keys;
@@ -70,6 +81,10 @@ mod tests {
                 );
                 seen.sort_unstable();
                 assert!(seen.into_iter().eq(0..bound), "{bound} {seed}");
+                let one = Permutation::new(bound, seed);
+                let mut places: Vec<u64> = (0..bound).map(|value| one.place(value)).collect();
+                places.sort_unstable();
+                assert!(places.into_iter().eq(0..bound), "{bound} {seed}");
             }
         }
     }

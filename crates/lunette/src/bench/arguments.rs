@@ -70,6 +70,18 @@ pub enum Format {
     Normal,
     /// fio's JSON
     Json,
+    /// fio's JSON with the histograms
+    #[value(name = "json+")]
+    JsonPlus,
+}
+
+/// Kinds of rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RingKind {
+    /// Descriptors, available ring and used ring
+    Split,
+    /// One ring of descriptors (VIRTIO_F_RING_PACKED), where the device has it
+    Packed,
 }
 
 /// One trial.
@@ -221,7 +233,10 @@ pub struct Driver {
     /// Without VIRTIO_F_EVENT_IDX
     #[arg(long)]
     pub no_event_idx: bool,
-    /// Guest memory from huge pages
+    /// Kind of rings
+    #[arg(long, value_enum, default_value_t = RingKind::Split)]
+    pub ring: RingKind,
+    /// Guest memory from huge pages of 2 MiB, which the machine must have set aside
     #[arg(long)]
     pub huge_pages: bool,
 }

@@ -9,7 +9,7 @@ use bench::stamps::{StampOptions, render, stamp_cost as measure};
 use serde_json::json;
 
 use super::arguments::{SelfCheckArguments, StampArguments};
-use super::interrupted;
+use super::{interrupted, to_its_end};
 use crate::failure::{Failure, Outcome};
 
 /// Measures what stamps cost, and prints it.
@@ -23,7 +23,8 @@ pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
         turn: Duration::from_millis(arguments.turn_ms.max(10)),
     };
     let progress = Progress::new(None);
-    let costs = measure(&options, &interrupted()?, &progress)?;
+    let interrupted = interrupted()?;
+    let costs = measure(&options, &interrupted, &progress)?;
     drop(progress);
     let mut stdout = std::io::stdout().lock();
     if arguments.json {
@@ -35,7 +36,7 @@ pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
     } else {
         write!(stdout, "{}", render(&costs))?;
     }
-    Ok(())
+    to_its_end(&interrupted)
 }
 
 /// Checks the tool, a line for each claim; fails when one does not hold.

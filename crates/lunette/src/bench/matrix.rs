@@ -7,7 +7,7 @@ use bench::matrix::{StudyOptions, report, run as run_study};
 use bench::run::Progress;
 
 use super::arguments::MatrixArguments;
-use super::interrupted;
+use super::{interrupted, to_its_end};
 use crate::failure::{Failure, Outcome};
 
 /// Numbers of workers that the study looks at where the machine has the CPUs.
@@ -35,10 +35,11 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         polling: arguments.polling,
     };
     let progress = Progress::new(None);
-    let study = run_study(&options, &interrupted()?, &progress)?;
+    let interrupted = interrupted()?;
+    let study = run_study(&options, &interrupted, &progress)?;
     drop(progress);
     for path in report(&study, &place.join("index.html"))? {
         writeln!(std::io::stdout(), "{}", path.display())?;
     }
-    Ok(())
+    to_its_end(&interrupted)
 }

@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bench::driver::{DriverOptions, Subject};
-use bench::job::{Job, Mistake, Mistakes, apply, check, parse};
+use bench::job::{Job, Mistake, Mistakes, Surroundings, apply, check, parse};
 use bench::report;
 use bench::run::{Plan, Progress, run as run_plan};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use timeline::Clock;
 
 pub use arguments::BenchArguments;
-use arguments::{BenchCommand, Format, Quick, Trial};
+use arguments::{BenchCommand, Format, Quick, RingKind, Trial};
 
 use crate::failure::{Failure, Outcome};
 
@@ -44,6 +44,14 @@ fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
         signal_hook::flag::register(signal, flag.clone())?;
     }
     Ok(flag)
+}
+
+/// Did it come to its end? What there is has been printed.
+fn to_its_end(interrupted: &AtomicBool) -> Outcome {
+    match interrupted.load(Ordering::Relaxed) {
+        true => Err(Failure::Interrupted),
+        false => Ok(()),
+    }
 }
 
 fn compare(first: &Path, second: &Path) -> Outcome {
@@ -99,28 +107,28 @@ fn trial(trial: &Trial) -> Outcome {
     if errors > 0 {
         return Err(Failure::because(format!("{errors} errors or differences")));
     }
-    if interrupted.load(Ordering::Relaxed) {
-        return Err(Failure::Told);
-    }
-    Ok(())
+    to_its_end(&interrupted)
 }
 
 fn logs(plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
     let Some(one) = outcome.subjects.first().and_then(|s| s.repetitions.last()) else {
         return Ok(());
     };
-    for (number, (job, result)) in (1..).zip(plan.jobs.iter().zip(&one.jobs)) {
+    let mut number = 1;
+    for (job, result) in plan.jobs.iter().zip(&one.jobs) {
         for name in report::write_logs(job, number, result)? {
             eprintln!("lunette: wrote {name}");
         }
+        number += u32::from(job.numjobs);
     }
     Ok(())
 }
 
 fn print(trial: &Trial, plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
-    let as_json = trial.json || trial.output_format == Format::Json;
+    let as_json = trial.json || trial.output_format != Format::Normal;
     let text = if as_json {
-        format!("{:#}\n", report::to_json(outcome, &plan.jobs))
+        let bins = trial.output_format == Format::JsonPlus;
+        format!("{:#}\n", report::to_json(outcome, &plan.jobs, bins))
     } else {
         report::to_text(outcome)
     };
@@ -147,6 +155,7 @@ fn plan(trial: &Trial, subjects: Vec<Subject>, jobs: Vec<Job>) -> Result<Plan, F
             queues: driver.queues,
             indirect: !driver.direct_descriptors,
             event_idx: !driver.no_event_idx,
+            packed: driver.ring == RingKind::Packed,
             huge_pages: driver.huge_pages,
         },
         repetitions: trial.repetitions.unwrap_or(if several { 5 } else { 1 }),
@@ -187,7 +196,7 @@ fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
     let mut mistakes = Mistakes::default();
     for file in files {
         match std::fs::read_to_string(file) {
-            Ok(text) => match parse(file, &text, &base) {
+            Ok(text) => match Surroundings::here(|here| parse(file, &text, &base, here)) {
                 Ok(more) => jobs.extend(more),
                 Err(more) => mistakes.0.extend(more.0),
             },

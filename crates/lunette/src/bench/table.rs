@@ -12,7 +12,7 @@ use bench::run::Progress;
 use bench::table::{TableOptions, iscsi_table, table};
 
 use super::arguments::TableArguments;
-use super::interrupted;
+use super::{interrupted, to_its_end};
 use crate::failure::{Failure, Outcome};
 
 /// A table, and the goal of `make` that makes it.
@@ -45,9 +45,11 @@ pub fn run(arguments: TableArguments, table: &Table) -> Outcome {
         only: arguments.only,
     };
     let progress = Progress::new(None);
-    let text = (table.make)(&options, &interrupted()?, &progress)?;
+    let interrupted = interrupted()?;
+    let text = (table.make)(&options, &interrupted, &progress)?;
     drop(progress);
     write!(std::io::stdout(), "{text}")?;
+    to_its_end(&interrupted)?;
     if let Some(folder) = arguments.notes {
         note(&folder, table.goal, &text)?;
     }

@@ -1,0 +1,197 @@
+//! virtio-blk and virtio-scsi over vhost-user, written for rates that no guest's driver reaches.
+//!
+//! A [`VhostSession`] connects and shares memory; each [`VhostQueue`] is one virtqueue (`queue`) in a ring of either kind
+//! (`split`, `packed`), owned by one thread.
+
+mod packed;
+mod queue;
+mod split;
+
+use anyhow::{Context, Result, bail, ensure};
+use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest, feature};
+
+pub use queue::VhostQueue;
+
+use super::{Demand, DeviceInfo, DriverOptions, Kind, Subject};
+
+/// Bytes of slots' own memory, for each of them. Like lies beside like: all headers, then all answers, then all tables.
+const SLOT: usize = 256;
+/// First request queue of a SCSI controller.
+const SCSI_FIRST_QUEUE: u16 = 2;
+
+mod blk_feature {
+    pub const READ_ONLY: u64 = 1 << 5;
+    pub const BLOCK_SIZE: u64 = 1 << 6;
+    pub const MQ: u64 = 1 << 12;
+}
+
+/// A connection to a device.
+pub struct VhostSession {
+    front_end: FrontEnd,
+    kind: Kind,
+    info: DeviceInfo,
+    used: u16,
+    pid: Option<u32>,
+}
+
+impl VhostSession {
+    /// Connects with memory for `queues` queues of such a demand.
+    pub fn open(
+        subject: &Subject,
+        options: &DriverOptions,
+        demand: Demand,
+        queues: usize,
+    ) -> Result<VhostSession> {
+        let per_queue = (1usize << 17) + usize::from(demand.slots) * (SLOT + stride(demand));
+        // A controller is first asked for its capacity, over a queue that stays in memory.
+        let memory = ((8usize << 20) + queues * per_queue).next_multiple_of(2 << 20);
+        let wanted = Options {
+            packed: options.packed,
+            event_idx: options.event_idx,
+            memory,
+            huge_pages: options.huge_pages,
+            ..Options::default()
+        };
+        let place = subject.path.display();
+        let mut front_end = FrontEnd::connect(&subject.path, &wanted)
+            .with_context(|| format!("cannot drive the device at {place}"))?;
+        ensure!(
+            !options.packed || front_end.has(feature::RING_PACKED),
+            "the device at {place} has no packed rings: it does not offer VIRTIO_F_RING_PACKED"
+        );
+        let peer = rustix::net::sockopt::socket_peercred(front_end.channel().stream()).ok();
+        let pid = subject
+            .pid
+            .or(peer.map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs()));
+        let info = match subject.kind {
+            Kind::VhostScsi { target, lun } => scsi_info(&mut front_end, target, lun)
+                .with_context(|| format!("target {target} LUN {lun} of {place}"))?,
+            _ => blk_info(&front_end).with_context(|| format!("configuration of {place}"))?,
+        };
+        Ok(VhostSession {
+            front_end,
+            kind: subject.kind,
+            info,
+            used: 0,
+            pid,
+        })
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> DeviceInfo {
+        self.info
+    }
+
+    /// The process at the other end.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// One more queue.
+    pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<Box<VhostQueue>> {
+        ensure!(
+            self.used < self.info.queues,
+            "the device has {} queues, not more",
+            self.info.queues
+        );
+        let first = match self.kind {
+            Kind::VhostScsi { .. } => SCSI_FIRST_QUEUE,
+            _ => 0,
+        };
+        let index = first + self.used;
+        self.used += 1;
+        VhostQueue::start(
+            &mut self.front_end,
+            self.kind,
+            self.info,
+            index,
+            options,
+            demand,
+        )
+        .with_context(|| format!("queue {index}"))
+    }
+}
+
+fn stride(demand: Demand) -> usize {
+    (demand.largest as usize).next_multiple_of(4096)
+}
+
+fn le<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N]> {
+    let part = bytes.get(at..at + N).and_then(|part| part.try_into().ok());
+    part.context("the configuration is too short")
+}
+
+fn blk_info(front_end: &FrontEnd) -> Result<DeviceInfo> {
+    let config = front_end.config(0, 36)?;
+    let sectors = u64::from_le_bytes(le(&config, 0)?);
+    let block_size = if front_end.has(blk_feature::BLOCK_SIZE) {
+        u32::from_le_bytes(le(&config, 20)?).max(512)
+    } else {
+        512
+    };
+    let queues = if front_end.has(blk_feature::MQ) {
+        u16::from_le_bytes(le(&config, 34)?).max(1)
+    } else {
+        1
+    };
+    Ok(DeviceInfo {
+        capacity: sectors.checked_mul(512).context("impossible capacity")?,
+        block_size,
+        queues: queues.min(front_end.queue_count().max(1)),
+        read_only: front_end.has(blk_feature::READ_ONLY),
+    })
+}
+
+/// Asks the logical unit over a queue that is stopped again.
+fn scsi_info(front_end: &mut FrontEnd, target: u8, lun: u16) -> Result<DeviceInfo> {
+    const TRIES: usize = 8;
+    let options = QueueOptions::default();
+    let mut queue = ScsiQueue::start(front_end, SCSI_FIRST_QUEUE, &options, 1, 4096, Cuts::Usual)?;
+    let mut answer = [0; 32];
+    // READ CAPACITY(16); unit attentions are told once each.
+    let cdb = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
+    let request = ScsiRequest {
+        target,
+        lun,
+        tag: 1,
+        cdb: &cdb,
+    };
+    let mut last = None;
+    for _ in 0..TRIES {
+        let done = queue.run(&request, &[], &mut answer)?;
+        let good = done.response == 0 && done.status == 0;
+        last = Some(done);
+        if good {
+            break;
+        }
+    }
+    match last {
+        Some(done) if done.response == 0 && done.status == 0 => {}
+        Some(done) => bail!(
+            "READ CAPACITY(16) ends with response {} status {} sense {:02x?}",
+            done.response,
+            done.status,
+            done.sense
+        ),
+        None => bail!("nothing was asked"),
+    }
+    front_end.stop_queue(SCSI_FIRST_QUEUE)?;
+    let mut last_block = [0; 8];
+    last_block.copy_from_slice(&answer[..8]);
+    let block_size = u32::from_be_bytes([answer[8], answer[9], answer[10], answer[11]]);
+    ensure!(
+        block_size >= 512 && block_size.is_power_of_two(),
+        "blocks of {block_size} bytes"
+    );
+    let capacity = u64::from_be_bytes(last_block)
+        .checked_add(1)
+        .and_then(|blocks| blocks.checked_mul(u64::from(block_size)));
+    // Control and event queue are counted in where the device counts.
+    let queues = front_end.queue_count().saturating_sub(SCSI_FIRST_QUEUE);
+    Ok(DeviceInfo {
+        capacity: capacity.context("impossible capacity")?,
+        block_size,
+        queues: queues.max(1),
+        read_only: false,
+    })
+}

@@ -1,0 +1,447 @@
+//! One virtqueue: slots, what lies in them, and its signals.
+//!
+//! A slot has its header, its table and its data for good; a request changes the address on the disk in the header, and a table
+//! only where length or direction changes. What the driver writes, what the device writes and what stays as it is
+//! lie apart, so that few cache lines travel per request. The ring itself is `split` or `packed`.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use front_end::{Area, FrontEnd, feature};
+use guest_memory::RingMemory;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use virtqueue::PACKED_START;
+use virtqueue::driver::RingLayout;
+use virtqueue::layout::{DESCRIPTOR_SIZE, Descriptor, NEXT, WRITE};
+use zerocopy::little_endian::U64;
+
+use super::packed::PackedRing;
+use super::split::SplitRing;
+use super::{SLOT, stride};
+use crate::driver::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind};
+use crate::workload::Random;
+
+/// virtio-blk: headers of 16 bytes, statuses of one.
+const BLK_HEADER: u32 = 16;
+const BLK_SECTOR: usize = 8;
+/// virtio-scsi: requests of 51 bytes, a cache line each; responses of 108 bytes, two lines each.
+const SCSI_REQUEST: u32 = 51;
+const SCSI_REQUEST_ROOM: usize = 64;
+const SCSI_CDB: usize = 19;
+const SCSI_RESPONSE_BYTES: u32 = 108;
+const SCSI_RESPONSE_ROOM: usize = 128;
+/// Bytes 10 and 11 of the response: SCSI status, then how virtio-scsi fared.
+const SCSI_STATUS: usize = 10;
+/// Three descriptors, in a cache line that stays as it is.
+const TABLE: usize = 64;
+/// Descriptors of a request: header, data, status.
+pub const PARTS: usize = 3;
+
+/// Rings are no larger than any device takes.
+const RING_SIZE_MAX: u16 = 1024;
+const RING_SIZE_MIN: u16 = 128;
+
+/// A part of a request: address, length, and whether the device writes it.
+pub type Part = (u64, u32, bool);
+
+/// A request in a ring of either kind.
+pub enum Chain<'a> {
+    /// The table of a slot, at an address, of so many descriptors.
+    Table(u64, usize),
+    /// Its parts, in the ring itself.
+    Parts(&'a [Part]),
+}
+
+/// Either kind of ring.
+enum Vring {
+    Split(SplitRing),
+    Packed(PackedRing),
+}
+
+macro_rules! either {
+    ($vring:expr, $ring:ident => $call:expr) => {
+        match $vring {
+            Vring::Split($ring) => $call,
+            Vring::Packed($ring) => $call,
+        }
+    };
+}
+
+/// What a slot's table says at the moment.
+type Shape = (Ask, u32);
+
+/// One vring and its slots.
+pub struct VhostQueue {
+    is_scsi: bool,
+    lun: [u8; 4],
+    block_shift: u32,
+    indirect: bool,
+    polling: bool,
+    vring: Vring,
+    slots: RingMemory,
+    slots_address: u64,
+    data: Area,
+    stride: usize,
+    shapes: Box<[Option<Shape>]>,
+    in_flight: Box<[bool]>,
+    call: OwnedFd,
+    epoll: OwnedFd,
+    kick: OwnedFd,
+    kicks: u64,
+    interrupts: u64,
+}
+
+impl VhostQueue {
+    pub fn start(
+        front_end: &mut FrontEnd,
+        kind: Kind,
+        info: DeviceInfo,
+        index: u16,
+        options: &DriverOptions,
+        demand: Demand,
+    ) -> Result<Box<VhostQueue>> {
+        let indirect = options.indirect && front_end.has(feature::INDIRECT_DESC);
+        let entries = if indirect {
+            usize::from(demand.slots)
+        } else {
+            PARTS * usize::from(demand.slots)
+        };
+        ensure!(
+            entries <= usize::from(RING_SIZE_MAX),
+            "{} requests in flight do not fit into a ring of {RING_SIZE_MAX}",
+            demand.slots
+        );
+        let ring_size = (entries as u16).next_power_of_two().max(RING_SIZE_MIN);
+        let packed = front_end.has(feature::RING_PACKED);
+        let bytes = RingLayout::at(0, ring_size, packed).end as usize;
+        let ring = front_end.allocate(bytes, 4096)?;
+        let layout = RingLayout::at(ring.address, ring_size, packed);
+        let count = usize::from(demand.slots);
+        let slots = front_end.allocate(SLOT * count, 4096)?;
+        let stride = stride(demand);
+        let data = front_end.allocate(stride * count, 4096)?;
+        let table = front_end.table()?;
+        let event_idx = front_end.has(feature::EVENT_IDX);
+        let (vring, base) = if packed {
+            let ring = PackedRing::new(&layout, &table, event_idx, demand.slots)?;
+            (Vring::Packed(ring), PACKED_START)
+        } else {
+            let ring = SplitRing::new(&layout, &table, event_idx, indirect)?;
+            (Vring::Split(ring), 0)
+        };
+        let lun = match kind {
+            Kind::VhostScsi { target, lun } => {
+                let lun = lun.to_be_bytes();
+                [1, target, lun[0] | 0x40, lun[1]]
+            }
+            _ => [0; 4],
+        };
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let mut queue = Box::new(VhostQueue {
+            is_scsi: matches!(kind, Kind::VhostScsi { .. }),
+            lun,
+            block_shift: info.block_size.trailing_zeros(),
+            indirect,
+            polling: options.polling,
+            vring,
+            slots: table.ring(slots.address, (SLOT * count) as u64)?,
+            slots_address: slots.address,
+            data,
+            stride,
+            shapes: vec![None; count].into(),
+            in_flight: vec![false; count].into(),
+            call: eventfd(0, flags)?,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            kick: eventfd(0, flags)?,
+            kicks: 0,
+            interrupts: 0,
+        });
+        queue.lay_out(demand);
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(
+            &queue.epoll,
+            &queue.call,
+            epoll::EventData::new_u64(0),
+            edges,
+        )?;
+        let (call, kick) = (queue.call.as_fd(), queue.kick.as_fd());
+        front_end.begin_ring(index, &layout, base, call, kick)?;
+        Ok(queue)
+    }
+
+    /// Writes what stays as it is, and touches all memory.
+    fn lay_out(&mut self, demand: Demand) {
+        if self.polling {
+            match &mut self.vring {
+                Vring::Split(ring) => ring.never_interrupt(),
+                Vring::Packed(ring) => ring.disarm(),
+            }
+        }
+        let mut noise = Random::new(demand.slots.into());
+        let mut page = vec![0; self.stride];
+        for slot in 0..demand.slots {
+            if !demand.zeroes {
+                for chunk in page.chunks_exact_mut(8) {
+                    chunk.copy_from_slice(&noise.draw().to_le_bytes());
+                }
+            }
+            self.data.write(usize::from(slot) * self.stride, &page);
+            let (header, answer) = (self.header_at(slot), self.answer_at(slot));
+            if self.is_scsi {
+                self.slots.write(header, self.lun);
+                self.slots.write(header + 8, U64::new(slot.into()));
+                self.slots.write(answer + SCSI_STATUS, [0xffu8; 2]);
+            } else {
+                self.slots.write(answer, 0xffu8);
+            }
+        }
+    }
+
+    /// Where a slot's header lies among the slots' memory.
+    #[inline]
+    fn header_at(&self, slot: u16) -> usize {
+        let room = if self.is_scsi {
+            SCSI_REQUEST_ROOM
+        } else {
+            BLK_HEADER as usize
+        };
+        usize::from(slot) * room
+    }
+
+    /// Where what the device answers lies.
+    #[inline]
+    fn answer_at(&self, slot: u16) -> usize {
+        let room = if self.is_scsi { SCSI_RESPONSE_ROOM } else { 1 };
+        self.in_flight.len() * SCSI_REQUEST_ROOM + usize::from(slot) * room
+    }
+
+    /// Where its table lies.
+    fn table_at(&self, slot: u16) -> usize {
+        self.in_flight.len() * (SCSI_REQUEST_ROOM + SCSI_RESPONSE_ROOM) + usize::from(slot) * TABLE
+    }
+
+    /// Address and length of each part of a request, and whether the device writes it.
+    fn parts(&self, slot: u16, ask: Ask, length: u32) -> ([Part; PARTS], usize) {
+        let first = self.slots_address + self.header_at(slot) as u64;
+        let answer = self.slots_address + self.answer_at(slot) as u64;
+        let data = self.data.address + (usize::from(slot) * self.stride) as u64;
+        let (header, answer) = if self.is_scsi {
+            (
+                (first, SCSI_REQUEST, false),
+                (answer, SCSI_RESPONSE_BYTES, true),
+            )
+        } else {
+            ((first, BLK_HEADER, false), (answer, 1, true))
+        };
+        match (ask, self.is_scsi) {
+            // What the device writes comes last; a SCSI response comes before the data (virtio 1.3, 5.6.6.1).
+            (Ask::Read, true) => ([header, answer, (data, length, true)], 3),
+            (Ask::Read, false) => ([header, (data, length, true), answer], 3),
+            (Ask::Write, _) => ([header, (data, length, false), answer], 3),
+            (Ask::Flush, _) => ([header, answer, answer], 2),
+        }
+    }
+
+    /// A request as its ring takes it.
+    #[inline]
+    fn chain<'a>(&self, slot: u16, parts: &'a [Part]) -> Chain<'a> {
+        if self.indirect {
+            let table = self.slots_address + self.table_at(slot) as u64;
+            Chain::Table(table, parts.len())
+        } else {
+            Chain::Parts(parts)
+        }
+    }
+
+    fn fill_table(&self, slot: u16, parts: &[Part]) {
+        let packed = matches!(self.vring, Vring::Packed(_));
+        let table = self.table_at(slot);
+        for (at, &(address, length, device_writes)) in parts.iter().enumerate() {
+            let last = at + 1 == parts.len();
+            let direction = if device_writes { WRITE } else { 0 };
+            // In a packed table descriptors follow each other: the ID says nothing, and its place is that of the split one's flags.
+            let (flags, next) = match (packed, last) {
+                (true, _) => (0, direction),
+                (false, true) => (direction, 0),
+                (false, false) => (direction | NEXT, at as u16 + 1),
+            };
+            let descriptor = Descriptor {
+                address: address.into(),
+                length: length.into(),
+                flags: flags.into(),
+                next: next.into(),
+            };
+            self.slots.write(table + at * DESCRIPTOR_SIZE, descriptor);
+        }
+    }
+
+    #[cold]
+    fn reshape(&mut self, slot: u16, ask: Ask, length: u32) {
+        let (parts, count) = self.parts(slot, ask, length);
+        if self.indirect {
+            self.fill_table(slot, &parts[..count]);
+        }
+        if let Vring::Split(ring) = &self.vring {
+            ring.describe(slot, &self.chain(slot, &parts[..count]));
+        }
+        if !self.is_scsi {
+            let kind: u32 = match ask {
+                Ask::Read => 0,
+                Ask::Write => 1,
+                Ask::Flush => 4,
+            };
+            let base = self.header_at(slot);
+            self.slots.write(base, kind.to_le_bytes());
+            self.slots.write(base + 4, 0u32.to_le_bytes());
+        }
+        self.shapes[usize::from(slot)] = Some((ask, length));
+    }
+
+    /// READ(10) and its like where they reach, else the ones with 16 bytes.
+    #[inline]
+    fn write_command(&mut self, base: usize, ask: Ask, offset: u64, length: u32) {
+        let at = base + SCSI_CDB;
+        let block = offset >> self.block_shift;
+        let blocks = length >> self.block_shift;
+        let mut cdb = [0u8; 16];
+        match (u32::try_from(block), u16::try_from(blocks)) {
+            (Ok(block), Ok(blocks)) => {
+                cdb[0] = match ask {
+                    Ask::Read => 0x28,
+                    Ask::Write => 0x2a,
+                    Ask::Flush => 0x35,
+                };
+                cdb[2..6].copy_from_slice(&block.to_be_bytes());
+                cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
+            }
+            _ => {
+                cdb[0] = match ask {
+                    Ask::Read => 0x88,
+                    Ask::Write => 0x8a,
+                    Ask::Flush => 0x91,
+                };
+                cdb[2..10].copy_from_slice(&block.to_be_bytes());
+                cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+            }
+        }
+        self.slots.write(at, cdb);
+    }
+
+    /// Puts a request into a slot.
+    #[inline]
+    pub fn submit(&mut self, slot: u16, ask: Ask, offset: u64, length: u32) {
+        let base = self.header_at(slot);
+        if self.shapes[usize::from(slot)] != Some((ask, length)) {
+            self.reshape(slot, ask, length);
+        }
+        if self.is_scsi {
+            self.write_command(base, ask, offset, length);
+        } else {
+            let sector = if ask == Ask::Flush { 0 } else { offset >> 9 };
+            self.slots.write(base + BLK_SECTOR, U64::new(sector));
+        }
+        self.in_flight[usize::from(slot)] = true;
+        match &mut self.vring {
+            Vring::Split(ring) => ring.offer(slot),
+            Vring::Packed(_) => self.offer_packed(slot, ask, length),
+        }
+    }
+
+    #[inline]
+    fn offer_packed(&mut self, slot: u16, ask: Ask, length: u32) {
+        let (parts, count) = self.parts(slot, ask, length);
+        let chain = self.chain(slot, &parts[..count]);
+        if let Vring::Packed(ring) = &mut self.vring {
+            ring.offer(slot, &chain);
+        }
+    }
+
+    /// Shows the device what was submitted, with one kick where it wants it.
+    #[inline]
+    pub fn publish(&mut self) -> Result<()> {
+        if either!(&mut self.vring, ring => ring.publish()) {
+            self.kicks += 1;
+            // A full counter means that a kick is pending anyway.
+            rustix::io::write(&self.kick, &1u64.to_ne_bytes()).ok();
+        }
+        Ok(())
+    }
+
+    /// Takes what has come back, a batch at a time.
+    #[inline]
+    pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        let first = done.len();
+        // Each pop takes one from those in flight, so that it ends.
+        while let Some(slot) = either!(&mut self.vring, ring => ring.pop()) {
+            let known = usize::try_from(slot)
+                .ok()
+                .and_then(|slot| self.in_flight.get_mut(slot));
+            match known {
+                Some(in_flight) if *in_flight => *in_flight = false,
+                _ => bail!("the device gave back buffer {slot}, which is not in flight"),
+            }
+            self.slots.prefetch(self.answer_at(slot as u16));
+            done.push(Done {
+                slot: slot as u16,
+                ok: true,
+            });
+        }
+        // By now the lines that the device wrote are on their way.
+        for done in &mut done[first..] {
+            let answer = self.answer_at(done.slot);
+            done.ok = if self.is_scsi {
+                self.slots.read::<[u8; 2]>(answer + SCSI_STATUS) == [0, 0]
+            } else {
+                self.slots.read::<u8>(answer) == 0
+            };
+        }
+        Ok(())
+    }
+
+    /// Arms the interrupt and waits for it.
+    pub fn wait(&mut self, limit: Duration) -> Result<()> {
+        if self.polling {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        if !either!(&mut self.vring, ring => ring.arm()) {
+            // Edge-triggered: the counter need not be read, and adds up to the number of interrupts.
+            let limit = (limit < Duration::from_secs(1)).then(|| Timespec::try_from(limit));
+            let limit = limit.and_then(Result::ok);
+            let mut events = [const { MaybeUninit::uninit() }; 1];
+            match epoll::wait(&self.epoll, &mut events, limit.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => bail!("cannot wait for an interrupt: {errno}"),
+            }
+        }
+        either!(&mut self.vring, ring => ring.disarm());
+        Ok(())
+    }
+
+    /// Its interrupt, for whoever wants to wake the thread.
+    pub fn waker(&self) -> Result<OwnedFd> {
+        Ok(self.call.try_clone()?)
+    }
+
+    /// Kicks and interrupts so far.
+    pub fn signals(&mut self) -> (u64, u64) {
+        let mut count = [0; 8];
+        // An error means that there was none since the last time.
+        if rustix::io::read(&self.call, &mut count).is_ok() {
+            self.interrupts += u64::from_ne_bytes(count);
+        }
+        (self.kicks, self.interrupts)
+    }
+
+    /// Changes a slot's data.
+    pub fn write_data(&self, slot: u16, data: &[u8]) {
+        self.data.write(usize::from(slot) * self.stride, data);
+    }
+
+    /// Looks at a slot's data.
+    pub fn read_data(&self, slot: u16, into: &mut [u8]) {
+        self.data.read(usize::from(slot) * self.stride, into);
+    }
+}

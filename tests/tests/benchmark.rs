@@ -1,0 +1,530 @@
+//! `lunette bench` as a program: Ctrl-C, tables from published to seen, comparing, a study that goes on where it stopped, rings of
+//! either kind against whoever has them.
+#![forbid(unsafe_code)]
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use end_to_end::{Context, Profile, Result, Rig, Scratch, bail, ensure};
+use lab::lunette_program;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn bench() -> Result<Command> {
+    let mut command = Command::new(lunette_program(Profile::Dev)?);
+    command.arg("bench");
+    Ok(command)
+}
+
+fn said(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stdout);
+    format!(
+        "{}\n{text}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+fn document(output: &Output) -> Result<Value> {
+    serde_json::from_slice(&output.stdout).with_context(|| said(output))
+}
+
+fn rig() -> Result<Rig> {
+    Rig::new(|daemon| {
+        daemon
+            .disk("d0=ram:64M")
+            .vhost_blk("d0")
+            .disk("d1=ram:64M")
+            .vhost_scsi("c0")
+            .lun("c0/0:0=d0")
+            .lun("c0/3:7=d1")
+    })
+}
+
+fn interrupt(child: &Child) -> Result<()> {
+    let pid = Pid::from_child(child);
+    kill_process(pid, Signal::INT).context("it is gone")
+}
+
+#[test]
+fn ctrl_c_prints_what_there_is_and_the_exit_code_says_so() -> Result<()> {
+    let rig = rig()?;
+    let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
+    for (format, repetitions) in [("json", "1"), ("normal", "50")] {
+        let child = bench()?
+            .args([
+                &subject,
+                "--rw",
+                "randread",
+                "--runtime",
+                "1h",
+                "--interrupts",
+            ])
+            .args(["--repetitions", repetitions, "--output-format", format])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        // It works when the daemon has seen requests of it.
+        let begun = Instant::now();
+        while !rig.daemon.latency(&["d0"])?.contains("read") {
+            ensure!(begun.elapsed() < PATIENCE, "nothing was read");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        interrupt(&child)?;
+        let output = child.wait_with_output()?;
+        ensure!(output.status.code() == Some(130), "{}", said(&output));
+        if format == "json" {
+            let document = document(&output)?;
+            ensure!(document["lunette"]["outcome"]["interrupted"] == true);
+            let ios = document["jobs"][0]["read"]["total_ios"].as_u64();
+            ensure!(ios.is_some_and(|ios| ios > 0), "{document}");
+        } else {
+            let text = String::from_utf8_lossy(&output.stdout);
+            ensure!(
+                text.contains("interrupted: this is what there is"),
+                "{text}"
+            );
+            ensure!(text.contains("IOPS"), "{text}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_table_goes_from_published_to_seen() -> Result<()> {
+    let rig = rig()?;
+    let control = rig.scratch.socket("control.sock");
+    for (subject, read_write) in [
+        (
+            format!("vhost-user-blk:{}", rig.socket("d0").display()),
+            "randrw",
+        ),
+        (
+            format!("vhost-user-scsi:{}:3:7", rig.socket("c0").display()),
+            "randread",
+        ),
+    ] {
+        let named = format!("{subject},control={}", control.display());
+        let trial = ["--rw", read_write, "--set", "io_size=16m", "--warm-up-ms=0"];
+        let output = bench()?
+            .arg(&named)
+            .args(trial)
+            .args(["--interrupts"])
+            .output()?;
+        ensure!(output.status.success(), "{}", said(&output));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let lines: Vec<&str> = text
+            .lines()
+            .skip_while(|line| !line.contains("stages of"))
+            .collect();
+        let at = |word: &str| {
+            let row = |line: &&str| line.split_whitespace().next() == Some(word);
+            lines
+                .iter()
+                .position(row)
+                .with_context(|| format!("no row {word}:\n{text}"))
+        };
+        let order = [
+            "noticed",
+            "popped",
+            "parsed",
+            "submitted",
+            "reaped",
+            "answered",
+            "notified",
+            "seen",
+        ];
+        let mut last = 0;
+        for word in order {
+            let here = at(word)?;
+            ensure!(here > last, "{word} comes too early:\n{text}");
+            last = here;
+        }
+
+        let output = bench()?
+            .arg(&named)
+            .args(trial)
+            .arg("--interrupts")
+            .arg("--json")
+            .output()?;
+        let document = document(&output)?;
+        let one = &document["lunette"]["outcome"]["subjects"][0]["repetitions"][0];
+        let ends = &one["ends"][0];
+        let reads = document["jobs"][0]["read"]["total_ios"].as_u64();
+        ensure!(reads.is_some() && ends["count"].as_u64() == reads, "{ends}");
+        // On one clock: a request is noticed after it was published. A driver that looks at the ring while the device still
+        // tells it of an answer sees it before the notification is over.
+        ensure!(
+            ends["noticed_ns"].as_f64().is_some_and(|ns| ns > 0.0),
+            "{ends}"
+        );
+        ensure!(
+            ends["seen_ns"].as_f64().is_some_and(|ns| ns >= 0.0),
+            "{ends}"
+        );
+        let stages = &one["stages"]["operations"]["read"]["total"]["count"];
+        ensure!(stages.as_u64() == reads, "{stages}");
+    }
+    Ok(())
+}
+
+#[test]
+fn two_result_files_are_compared() -> Result<()> {
+    let rig = rig()?;
+    let folder = Scratch::new()?;
+    let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
+    let file = |name: &str| folder.files().join(name);
+    for name in ["a.json", "b.json"] {
+        let output = bench()?
+            .args([
+                &subject,
+                "--rw",
+                "randread",
+                "--runtime",
+                "50ms",
+                "--interrupts",
+            ])
+            .args(["--repetitions=4", "--warm-up-ms=0", "--json", "--output"])
+            .arg(file(name))
+            .output()?;
+        ensure!(output.status.success(), "{}", said(&output));
+        ensure!(output.stdout.is_empty(), "it printed beside the file");
+    }
+    let compare = |a: &Path, b: &Path| {
+        bench()?
+            .arg("compare")
+            .args([a, b])
+            .output()
+            .context("no program")
+    };
+    let output = compare(&file("a.json"), &file("b.json"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{}", said(&output));
+    for word in [
+        subject.as_str(),
+        "ratio (95 %)",
+        "verdict",
+        "a.json",
+        "b.json",
+    ] {
+        ensure!(text.contains(word), "{word}:\n{text}");
+    }
+    std::fs::write(file("c.json"), "{\"jobs\": []}")?;
+    for other in ["c.json", "none.json"] {
+        let output = compare(&file("a.json"), &file(other))?;
+        ensure!(output.status.code() == Some(1), "{}", said(&output));
+        ensure!(said(&output).contains(other), "{}", said(&output));
+    }
+    Ok(())
+}
+
+/// The result file's runs: each a line, each another.
+fn runs(path: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut keys = Vec::new();
+    for line in text.lines().skip(1) {
+        let Ok(record) = serde_json::from_str::<Value>(line) else {
+            continue;
+        };
+        let part = |key: &str| record[key].to_string();
+        keys.push(
+            ["configuration", "mixture", "depth", "turn"]
+                .map(part)
+                .join(" "),
+        );
+    }
+    Ok(keys)
+}
+
+#[test]
+fn a_study_goes_on_where_it_stopped() -> Result<()> {
+    let folder = Scratch::new()?;
+    let place = folder.files().join("study");
+    let results = place.join("results.jsonl");
+    let study = || -> Result<Command> {
+        let mut command = bench()?;
+        command.args([
+            "matrix",
+            "--disks=2",
+            "--workers=0",
+            "--queues=1",
+            "--repetitions=1",
+        ]);
+        command.arg("--turn-ms=10").arg("--place").arg(&place);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(command)
+    };
+    let child = study()?.spawn()?;
+    let begun = Instant::now();
+    while runs(&results)?.len() < 4 {
+        ensure!(begun.elapsed() < PATIENCE, "it makes no progress");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    interrupt(&child)?;
+    let output = child.wait_with_output()?;
+    ensure!(output.status.code() == Some(130), "{}", said(&output));
+    let before = runs(&results)?;
+    ensure!((4..30).contains(&before.len()), "{} runs", before.len());
+    // There is a page of what there is.
+    ensure!(place.join("index.html").exists());
+    // A crash in the middle of a line.
+    let mut text = std::fs::read_to_string(&results)?;
+    text.push_str("{\"configuration\":{\"door\":\"bl");
+    std::fs::write(&results, &text)?;
+
+    let output = study()?.output()?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let after = runs(&results)?;
+    let different: HashSet<&String> = after.iter().collect();
+    ensure!(
+        after.len() == 30,
+        "{} runs, not 2 doors times 15 cases",
+        after.len()
+    );
+    ensure!(different.len() == 30, "a run was made twice");
+    ensure!(
+        after[..before.len()] == before[..],
+        "what was there is gone"
+    );
+    ensure!(
+        said(&output).contains("going on after"),
+        "{}",
+        said(&output)
+    );
+
+    // Another study does not mix with it.
+    let output = study()?.arg("--polling").output()?;
+    ensure!(!output.status.success() && said(&output).contains("another study"));
+    Ok(())
+}
+
+#[test]
+fn packed_rings_are_driven_where_there_are_some_and_refused_elsewhere() -> Result<()> {
+    let rig = rig()?;
+    for subject in [
+        format!("vhost-user-blk:{}", rig.socket("d0").display()),
+        format!("vhost-user-scsi:{}:3:7", rig.socket("c0").display()),
+    ] {
+        for more in [
+            &["--interrupts"][..],
+            &["--direct-descriptors"],
+            &["--no-event-idx"],
+        ] {
+            let output = bench()?
+                .args([
+                    &subject,
+                    "--ring=packed",
+                    "--rw",
+                    "randwrite",
+                    "--iodepth=16",
+                ])
+                .args([
+                    "--set",
+                    "io_size=4m",
+                    "--size=4m",
+                    "--verify=crc32c",
+                    "--json",
+                ])
+                .args(more)
+                .output()?;
+            ensure!(
+                output.status.success(),
+                "{subject} {more:?}: {}",
+                said(&output)
+            );
+            let document = document(&output)?;
+            let job = &document["lunette"]["outcome"]["subjects"][0]["repetitions"][0]["jobs"][0];
+            ensure!(job["verified_bytes"].as_u64() == Some(4 << 20), "{job}");
+        }
+    }
+
+    let folder = Scratch::new()?;
+    let socket = folder.socket("qemu");
+    let mut qemu = Command::new("qemu-storage-daemon")
+        .args([
+            "--blockdev",
+            "driver=null-co,node-name=n,size=16777216",
+            "--export",
+        ])
+        .arg(format!(
+            "type=vhost-user-blk,id=e,node-name=n,writable=on,addr.type=unix,addr.path={}",
+            socket.display()
+        ))
+        .stdin(Stdio::null())
+        .spawn()
+        .context("cannot run qemu-storage-daemon; mend: apt-get install qemu-system-common")?;
+    let begun = Instant::now();
+    while !socket.exists() && begun.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let run = |ring: &str| {
+        bench()?
+            .arg(format!("vhost-user-blk:{}", socket.display()))
+            .args([
+                "--ring",
+                ring,
+                "--rw",
+                "randread",
+                "--set",
+                "io_size=1m",
+                "--interrupts",
+            ])
+            .output()
+            .context("no program")
+    };
+    let (split, packed) = (run("split"), run("packed"));
+    qemu.kill()?;
+    qemu.wait()?;
+    let (split, packed) = (split?, packed?);
+    ensure!(split.status.success(), "{}", said(&split));
+    // A later one may have them; this one says in clear words that it has not.
+    if !packed.status.success() {
+        let text = said(&packed);
+        ensure!(
+            text.contains("does not offer VIRTIO_F_RING_PACKED"),
+            "{text}"
+        );
+    }
+    Ok(())
+}
+
+/// The page as people see it: all pictures are drawn, and nothing is fetched for it.
+#[test]
+fn the_page_of_a_study_is_drawn_without_anything_from_outside() -> Result<()> {
+    let folder = Scratch::new()?;
+    let place = folder.files().join("study");
+    let output = bench()?
+        .args(["matrix", "--disks=2", "--workers=0", "--queues=1"])
+        .args(["--repetitions=1", "--turn-ms=10", "--place"])
+        .arg(&place)
+        .output()?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let net_log = folder.files().join("net.json");
+    let mut log_net = std::ffi::OsString::from("--log-net-log=");
+    log_net.push(&net_log);
+    let mut profile = std::ffi::OsString::from("--user-data-dir=");
+    profile.push(folder.files().join("profile"));
+    let mut page = std::ffi::OsString::from("file://");
+    page.push(place.join("index.html"));
+    let output = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        .args([log_net, profile, page])
+        .output()
+        .context("cannot run chromium; mend: apt-get install chromium")?;
+    let dom = String::from_utf8_lossy(&output.stdout);
+    ensure!(dom.matches("<svg").count() == 6, "{}", said(&output));
+    ensure!(dom.matches("<table").count() == 6 && dom.contains("<h2>Advice</h2>"));
+    // A browser calls home by itself; a page that loads something names its host.
+    let fetched = std::fs::read_to_string(&net_log)?;
+    let urls = fetched.split("\"url\":\"").skip(1);
+    for url in urls.filter_map(|rest| rest.split('"').next()) {
+        let own = ["google.com/", "googleapis.com/", "gvt1.com/"];
+        ensure!(own.iter().any(|host| url.contains(host)), "{url}");
+    }
+    Ok(())
+}
+
+/// Needs a dozen huge pages; where there are none it has to say how to have them.
+#[test]
+fn huge_pages_are_used_or_asked_for() -> Result<()> {
+    let rig = rig()?;
+    let trial = || {
+        bench()?
+            .arg(format!("vhost-user-blk:{}", rig.socket("d0").display()))
+            .args([
+                "--huge-pages",
+                "--rw",
+                "randwrite",
+                "--size=1m",
+                "--verify=crc32c",
+            ])
+            .output()
+            .context("no program")
+    };
+    let output = trial()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = said(&output);
+    let Some((_, mend)) = text.split_once("mend, as root: ") else {
+        bail!("no word of how to mend it: {text}");
+    };
+    ensure!(mend.contains("/proc/sys/vm/nr_hugepages"), "{text}");
+    ensure!(text.contains("huge pages of 2 MiB are needed"), "{text}");
+    Ok(())
+}
+
+/// Two disks behind one controller share its queues; a slow request says whose it was.
+#[test]
+fn slow_requests_of_a_shared_controller_say_their_disk() -> Result<()> {
+    let rig = rig()?;
+    for (unit, offset) in [("0:0", "1m"), ("3:7", "2m")] {
+        let output = bench()?
+            .arg(format!(
+                "vhost-user-scsi:{}:{unit}",
+                rig.socket("c0").display()
+            ))
+            .args([
+                "--rw",
+                "write",
+                "--interrupts",
+                "--retries=0",
+                "--set",
+                "size=32k",
+                "--set",
+            ])
+            .arg(format!("offset={offset}"))
+            .output()?;
+        ensure!(output.status.success(), "{}", said(&output));
+    }
+    let slowest = |selector: &[&str]| -> Result<Vec<Value>> {
+        let arguments = [&["--slowest=100", "--json"], selector].concat();
+        let document: Value = serde_json::from_str(&rig.daemon.latency(&arguments)?)?;
+        Ok(document["slowest"].as_array().context("no list")?.clone())
+    };
+    let writes = |list: &[Value]| -> Vec<(String, u64, u64, u64)> {
+        let writes = list.iter().filter(|one| one["operation"] == "write");
+        let one = |one: &Value| {
+            let number = |value: &Value| value.as_u64().unwrap_or(u64::MAX);
+            let unit = (number(&one["unit"]["target"]), number(&one["unit"]["lun"]));
+            let disk = one["disk"].as_str().unwrap_or_default().to_owned();
+            (disk, unit.0, unit.1, number(&one["offset"]) >> 20)
+        };
+        writes.map(one).collect()
+    };
+    let of_all = writes(&slowest(&[])?);
+    let count = |wanted: (&str, u64, u64, u64)| {
+        let same = |one: &&(String, u64, u64, u64)| (one.0.as_str(), one.1, one.2, one.3) == wanted;
+        of_all.iter().filter(same).count()
+    };
+    ensure!(
+        count(("d0", 0, 0, 1)) == 8 && count(("d1", 3, 7, 2)) == 8,
+        "{of_all:?}"
+    );
+    let of_one = writes(&slowest(&["d1"])?);
+    ensure!(
+        of_one.len() == 8 && of_one.iter().all(|one| one.0 == "d1"),
+        "{of_one:?}"
+    );
+    let text = rig.daemon.latency(&["--slowest", "d1"])?;
+    ensure!(
+        text.contains("disk d1 ") && text.contains(" unit 3:7"),
+        "{text}"
+    );
+    // Their tables are of the controller.
+    let output = Command::new(lunette_program(Profile::Dev)?)
+        .args(["latency", "d1", "--socket"])
+        .arg(rig.scratch.socket("control.sock"))
+        .output()?;
+    ensure!(
+        !output.status.success() && said(&output).contains("--slowest"),
+        "{}",
+        said(&output)
+    );
+    Ok(())
+}
