@@ -38,14 +38,18 @@ impl Limits {
         if (offset | length) & self.block_mask != 0 {
             return Err(IoErrorKind::OutOfRange.into());
         }
+        if !io.modifies() {
+            return Ok(());
+        }
         match io.kind {
-            IoKind::Read | IoKind::Flush => Ok(()),
-            IoKind::Write | IoKind::Discard | IoKind::WriteZeroes if self.read_only => {
-                Err(IoErrorKind::ReadOnly.into())
-            }
+            _ if self.read_only => Err(IoErrorKind::ReadOnly.into()),
             IoKind::Discard if !self.discard => Err(IoErrorKind::Unsupported.into()),
             IoKind::WriteZeroes if !self.write_zeroes => Err(IoErrorKind::Unsupported.into()),
-            IoKind::Write | IoKind::Discard | IoKind::WriteZeroes => Ok(()),
+            IoKind::Read
+            | IoKind::Flush
+            | IoKind::Write
+            | IoKind::Discard
+            | IoKind::WriteZeroes => Ok(()),
         }
     }
 }

@@ -50,28 +50,27 @@ impl<'a> Appender<'a> {
 }
 
 /// Fills a buffer with ranges that need no search and no room to be made. It is small and stays in registers: nothing
-/// that it calls takes its address.
+/// that it calls takes its address. A buffer whose filler was not finished has to be filled anew before it is used.
 pub struct Filler<'a> {
     buffer: &'a mut IoBuffer,
-    hits: Hits,
-    /// Where the next segment goes, in the spare space of the buffer's segments, and where that space ends.
-    next: *mut Segment,
-    end: *mut Segment,
-    view: PhantomData<&'a GuestView>,
+    hits: &'a Hits,
+    /// Where segments go, in the spare space of the buffer's; how many are there, and how many may be.
+    segments: *mut Segment,
+    count: usize,
+    most: usize,
 }
 
 impl<'a> Filler<'a> {
     #[inline(always)]
-    pub(crate) fn new(view: &'a GuestView, buffer: &'a mut IoBuffer) -> Filler<'a> {
-        buffer.start(view);
+    pub(crate) fn new(view: &'a GuestView, buffer: &'a mut IoBuffer, most: usize) -> Filler<'a> {
+        buffer.refill(view);
         let spare = buffer.segments_mut().spare_capacity_mut();
-        let spare = spare.as_mut_ptr_range();
         Filler {
             hits: view.hits(),
-            next: spare.start.cast(),
-            end: spare.end.cast(),
+            segments: spare.as_mut_ptr().cast(),
+            count: 0,
+            most: spare.len().min(most),
             buffer,
-            view: PhantomData,
         }
     }
 
@@ -82,27 +81,27 @@ impl<'a> Filler<'a> {
         let Some(host) = self.hits.find(address, u64::from(length)) else {
             return false;
         };
-        if self.next == self.end {
+        if self.count == self.most {
             return false;
         }
-        // SAFETY: below `end`, so in the spare space of the vector, which nobody else touches while `buffer` is
+        // SAFETY: there is room, in the spare space of the vector, which nobody else touches while `buffer` is
         // borrowed here.
         unsafe {
-            self.next.write(Segment::new(host, length as usize));
-            self.next = self.next.add(1);
+            let next = self.segments.add(self.count);
+            next.write(Segment::new(host, length as usize));
         }
+        self.count += 1;
         true
     }
 
-    /// Makes what was appended, `total` bytes, the buffer's, and its window.
+    /// Makes what was appended, `total` bytes, the buffer's, and its window; gives the number of segments.
     #[inline(always)]
-    pub fn finish(self, total: usize) {
-        let segments = self.buffer.segments_mut();
-        // The vector has been empty since `new`, so that its spare space started at its start.
-        let count = (self.next as usize - segments.as_ptr() as usize) / size_of::<Segment>();
-        // SAFETY: so many were written from the vector's start on.
-        unsafe { segments.set_len(count) }
+    pub fn finish(self, total: usize) -> usize {
+        // SAFETY: so many were written from the vector's start on: it has been empty since `new`, so that its spare
+        // space started there.
+        unsafe { self.buffer.segments_mut().set_len(self.count) }
         self.buffer.filled(total);
+        self.count
     }
 
     /// `count` entries of one type, if all of them lie in a region that was looked up lately.

@@ -205,6 +205,15 @@ impl IoBuffer {
         }
     }
 
+    /// As [`IoBuffer::start`] for a filler, which sets all else when it has finished.
+    #[inline(always)]
+    pub(crate) fn refill(&mut self, view: &GuestView) {
+        self.segments.clear();
+        if !matches!(&self.keep, Keep::Guest(held) if held.is_same(view)) {
+            self.start(view);
+        }
+    }
+
     /// Appends a segment without widening the window: [`IoBuffer::open`] does that, once for many.
     #[inline(always)]
     pub(crate) fn extend(&mut self, segment: Segment) {
@@ -290,7 +299,17 @@ impl IoBuffer {
 
     /// Index of the segment that starts `skip` bytes after the start, after a split if none did.
     #[inline(always)]
-    fn border(&mut self, mut skip: usize) -> usize {
+    fn border(&mut self, skip: usize) -> usize {
+        // As nearly all drivers cut their requests: a header, or a header and room for an answer, before the data.
+        match &self.segments[..] {
+            [first, ..] if first.length == skip => 1,
+            [first, second, ..] if skip.checked_sub(first.length) == Some(second.length) => 2,
+            _ => self.border_anywhere(skip),
+        }
+    }
+
+    #[inline(never)]
+    fn border_anywhere(&mut self, mut skip: usize) -> usize {
         let mut index = 0;
         while skip > 0 {
             // The caller has checked that there are so many bytes.
@@ -306,7 +325,16 @@ impl IoBuffer {
 
     /// Index behind the segment that ends `skip` bytes before the end, after a split if none did.
     #[inline(always)]
-    fn border_back(&mut self, mut skip: usize) -> usize {
+    fn border_back(&mut self, skip: usize) -> usize {
+        match &self.segments[..] {
+            all if skip == 0 => all.len(),
+            [before @ .., last] if last.length == skip => before.len(),
+            _ => self.border_back_anywhere(skip),
+        }
+    }
+
+    #[inline(never)]
+    fn border_back_anywhere(&mut self, mut skip: usize) -> usize {
         let mut index = self.segments.len();
         while skip > 0 {
             let length = self.segments[index - 1].length;
@@ -332,6 +360,14 @@ impl IoBuffer {
         }
     }
 
+    /// As [`front`](Self::front), if those bytes lie in one piece: then the caller keeps in registers what it reads of them.
+    #[inline(always)]
+    pub fn front_near<const N: usize>(&self) -> Option<[u8; N]> {
+        let first = self.segments.first().filter(|first| first.length >= N)?;
+        // SAFETY: as in `front`.
+        Some(unsafe { first.base.cast::<[u8; N]>().read() })
+    }
+
     #[cold]
     fn front_in_pieces<const N: usize>(&self) -> [u8; N] {
         let mut bytes = [0; N];
@@ -351,24 +387,16 @@ impl IoBuffer {
         unsafe { last.base.add(last.length - 1).write(byte) }
     }
 
-    /// As [`write_whole`](Self::write_whole), for few bytes that begin in one of the first segments and end there.
+    /// As [`write_whole`](Self::write_whole), for few bytes at the start of the second segment, as a request's answer is.
     #[inline(always)]
-    pub fn write_near<const N: usize>(&self, offset: usize, from: &[u8; N]) {
-        let mut skip = offset;
-        for segment in &self.segments {
-            if skip < segment.length {
-                if N <= segment.length - skip {
-                    // SAFETY: inside of the segment, memory kept by `self.keep`; `from` is ours.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(from.as_ptr(), segment.base.add(skip), N);
-                    }
-                    return;
-                }
-                break;
+    pub fn write_near<const N: usize>(&self, offset: usize, from: [u8; N]) {
+        match &self.segments[..] {
+            [first, second, ..] if first.length == offset && second.length >= N => {
+                // SAFETY: inside of the segment, memory kept by `self.keep`; an array of bytes needs no alignment.
+                unsafe { second.base.cast::<[u8; N]>().write(from) }
             }
-            skip -= segment.length;
+            _ => self.write_whole(offset, &from),
         }
-        self.write_whole(offset, from);
     }
 
     #[cold]
@@ -593,11 +621,27 @@ impl IoBuffer {
             .all(|s| (s.base as usize | s.length) & (alignment - 1) == 0)
     }
 
-    /// Starts fetching the first cache line of the window.
-    #[inline]
+    /// Starts fetching the first cache line of the whole buffer: a request's header.
+    #[inline(always)]
     pub fn prefetch(&self) {
-        if let Some(segment) = self.segments.get(self.first) {
+        if let Some(segment) = self.segments.first() {
             prefetch_line(segment.base);
+        }
+    }
+
+    /// Starts taking the cache line of the whole buffer's last byte, to be written soon.
+    #[inline(always)]
+    pub fn prefetch_last(&self) {
+        if let Some(last) = self.segments.last() {
+            prefetch_line_to_write(last.base.wrapping_add(last.length).wrapping_sub(1));
+        }
+    }
+
+    /// Starts taking the first cache line of the whole buffer's second segment, to be written soon.
+    #[inline(always)]
+    pub fn prefetch_second(&self) {
+        if let Some(second) = self.segments.get(1) {
+            prefetch_line_to_write(second.base);
         }
     }
 }
@@ -609,6 +653,18 @@ impl std::fmt::Debug for IoBuffer {
             .field("segments", &self.segments())
             .finish()
     }
+}
+
+/// Asks the processor to fetch a cache line to be written: it is taken from whoever else has it.
+#[inline(always)]
+pub(crate) fn prefetch_line_to_write(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in `prefetch_line`; a processor that does not know it does nothing.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// Asks the processor to fetch a cache line; any address is allowed, for a prefetch never faults.
@@ -675,6 +731,41 @@ mod tests {
             prop_assert_eq!(&got, &want);
             buffer.set_window(0, total);
             prop_assert_eq!(buffer.len(), total);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn window_between_two_segments_splits_none(lengths in prop::collection::vec(1usize..30, 1..7), a in 0usize..7, b in 0usize..7) {
+            let mut buffer = buffer_of(&lengths);
+            let (first, end) = (a.min(b).min(lengths.len()), a.max(b).min(lengths.len()));
+            let (start, length) = (lengths[..first].iter().sum(), lengths[first..end].iter().sum());
+            buffer.set_window(start, length);
+            // An empty window may lie before or behind the same border.
+            if length > 0 {
+                let got: Vec<_> = buffer.segments().iter().map(Segment::len).collect();
+                prop_assert_eq!(&got[..], &lengths[first..end]);
+            }
+            prop_assert_eq!((buffer.len(), buffer.segments.len()), (length, lengths.len()));
+        }
+
+        #[test]
+        fn the_near_ways_do_what_the_whole_ones_do(lengths in prop::collection::vec(1usize..30, 1..4), at in 0usize..20, header: [u8; 12]) {
+            let (near, whole) = (buffer_of(&lengths), buffer_of(&lengths));
+            let total = near.total_len();
+            let at = if at < 4 { lengths[0] } else { at };
+            if at + 12 <= total {
+                near.write_near(at, header);
+                whole.write_whole(at, &header);
+            }
+            let (mut a, mut b) = (vec![0; total], vec![0; total]);
+            near.read_whole(0, &mut a);
+            whole.read_whole(0, &mut b);
+            prop_assert_eq!(&a, &b);
+            match near.front_near::<12>() {
+                Some(front) => prop_assert_eq!(&front[..], &a[..12]),
+                None => prop_assert!(lengths[0] < 12),
+            }
         }
     }
 

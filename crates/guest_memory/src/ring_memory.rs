@@ -104,6 +104,20 @@ impl RingMemory {
             .store(value.to_le(), Ordering::Release);
     }
 
+    /// Writes a little-endian `u16` after every earlier store and before every later [`load_ordered_u16`](Self::load_ordered_u16):
+    /// for two sides that each write and then look what the other wrote. One exchange, which costs less than a fence.
+    #[inline(always)]
+    pub fn store_ordered_u16(&self, offset: usize, value: u16) {
+        self.atomic_u16(offset)
+            .swap(value.to_le(), Ordering::SeqCst);
+    }
+
+    /// Reads a little-endian `u16` after every earlier [`store_ordered_u16`](Self::store_ordered_u16).
+    #[inline(always)]
+    pub fn load_ordered_u16(&self, offset: usize) -> u16 {
+        u16::from_le(self.atomic_u16(offset).load(Ordering::SeqCst))
+    }
+
     /// Reads a little-endian `u32` and orders every later load after it.
     #[inline(always)]
     pub fn load_acquire_u32(&self, offset: usize) -> u32 {
@@ -200,6 +214,12 @@ impl<T> RingEntries<T> {
     #[inline(always)]
     pub fn prefetch(&self, index: u16) {
         crate::buffer::prefetch_line(self.at(index).cast());
+    }
+
+    /// Asks the processor to take an entry's cache line, to be written soon.
+    #[inline(always)]
+    pub fn prefetch_to_write(&self, index: u16) {
+        crate::buffer::prefetch_line_to_write(self.at(index).cast());
     }
 }
 

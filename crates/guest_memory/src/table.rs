@@ -249,32 +249,31 @@ pub struct GuestView {
 struct Inner {
     table: Arc<MemoryTable>,
     /// The regions that the last look-ups hit: nearly always the next one's too.
-    hits: Cell<Hits>,
+    hits: Hits,
 }
 
 /// The last region that was looked up, and another before it: below and above the hole that a PC leaves under 4 GiB.
-#[derive(Clone, Copy)]
 pub(crate) struct Hits {
-    last: Hit,
-    other: Hit,
+    last: Cell<Hit>,
+    other: Cell<Hit>,
 }
 
 impl Hits {
     /// Host address of a range, if it lies wholly in one of the regions.
     #[inline(always)]
     pub fn find(&self, address: u64, length: u64) -> Option<*mut u8> {
-        match self.last.find(address, length) {
+        match self.last.get().find(address, length) {
             Some(host) => Some(host),
-            None => self.other.find(address, length),
+            None => self.other.get().find(address, length),
         }
     }
 
-    fn note(&mut self, hit: Hit) {
-        if hit.guest_address != self.last.guest_address {
-            self.other = std::mem::replace(&mut self.last, hit);
+    fn note(&self, hit: Hit) {
+        let last = self.last.replace(hit);
+        // But for the first look-up of all: its address may be that of no region.
+        if hit.guest_address != last.guest_address {
+            self.other.set(last);
         }
-        // The first look-up of all: its address may be that of no region.
-        self.last = hit;
     }
 }
 
@@ -312,10 +311,10 @@ impl GuestView {
         GuestView {
             inner: Rc::new(Inner {
                 table,
-                hits: Cell::new(Hits {
-                    last: Hit::NONE,
-                    other: Hit::NONE,
-                }),
+                hits: Hits {
+                    last: Cell::new(Hit::NONE),
+                    other: Cell::new(Hit::NONE),
+                },
             }),
         }
     }
@@ -340,7 +339,7 @@ impl GuestView {
         buffer: &mut IoBuffer,
     ) -> Result<(), MemoryError> {
         buffer.hold_guest(self);
-        if let Some(host) = self.inner.hits.get().find(address, u64::from(length)) {
+        if let Some(host) = self.inner.hits.find(address, u64::from(length)) {
             buffer.push(Segment::new(host, length as usize));
             return Ok(());
         }
@@ -355,10 +354,10 @@ impl GuestView {
         Appender::new(self, buffer)
     }
 
-    /// As [`appender`](Self::appender), for ranges of which nothing is unusual.
+    /// As [`appender`](Self::appender), for ranges of which nothing is unusual, `most` of them at most.
     #[inline(always)]
-    pub fn filler<'a>(&'a self, buffer: &'a mut IoBuffer) -> Filler<'a> {
-        Filler::new(self, buffer)
+    pub fn filler<'a>(&'a self, buffer: &'a mut IoBuffer, most: usize) -> Filler<'a> {
+        Filler::new(self, buffer, most)
     }
 
     #[cold]
@@ -385,13 +384,11 @@ impl GuestView {
                 return Err(MemoryError::NotMapped { address, length });
             };
             let region = &inner.table.regions[index];
-            let mut hits = inner.hits.get();
-            hits.note(Hit {
+            inner.hits.note(Hit {
                 guest_address: region.spec.guest_address,
                 size: region.spec.size,
                 host: region.host(0),
             });
-            inner.hits.set(hits);
             let offset = at - region.spec.guest_address;
             let here = left.min(region.spec.size - offset);
             each(Segment::new(region.host(offset), here as usize));
@@ -411,7 +408,7 @@ impl GuestView {
     #[inline]
     pub fn read<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
         const { assert!(size_of::<T>() > 0, "nothing to read") };
-        if let Some(host) = self.inner.hits.get().find(address, size_of::<T>() as u64) {
+        if let Some(host) = self.inner.hits.find(address, size_of::<T>() as u64) {
             // SAFETY: in a region, which the table keeps mapped; FromBytes makes any bytes a value.
             return Ok(unsafe { host.cast::<T>().read_unaligned() });
         }
@@ -438,14 +435,14 @@ impl GuestView {
     /// Starts fetching the cache line at a guest-physical address, if it is in the region of the last look-up.
     #[inline]
     pub fn prefetch(&self, address: u64) {
-        if let Some(host) = self.inner.hits.get().find(address, 1) {
+        if let Some(host) = self.inner.hits.find(address, 1) {
             prefetch_line(host);
         }
     }
 
     #[inline(always)]
-    pub(crate) fn hits(&self) -> Hits {
-        self.inner.hits.get()
+    pub(crate) fn hits(&self) -> &Hits {
+        &self.inner.hits
     }
 
     #[inline(always)]
@@ -500,13 +497,13 @@ mod tests {
         let view = GuestView::new(Arc::new(two_regions()));
         let (mut one, mut other) = (IoBuffer::default(), IoBuffer::default());
         assert!(
-            !view.filler(&mut other).append(0x1000, 1),
+            !view.filler(&mut other, 8).append(0x1000, 1),
             "nothing is known"
         );
         for address in [0x3000, 0x1000] {
             view.append(address, 1, &mut other).unwrap();
         }
-        let mut filler = view.filler(&mut other);
+        let mut filler = view.filler(&mut other, 3);
         assert!(
             filler.table::<u64>(0x2ff0, 3).is_none(),
             "of one region only"
@@ -519,10 +516,12 @@ mod tests {
         for (address, length) in [(0x2fff, 2), (0x3001, 4096), (0xfff, 1), (u64::MAX, 2)] {
             assert!(!filler.append(address, length), "{address:#x}");
         }
-        filler.finish(4113);
+        assert!(!filler.append(0x1000, 1), "three at most");
+        assert_eq!(filler.finish(4113), 3);
         assert_eq!((one.segments(), one.total_len()), (other.segments(), 4113));
-        let mut unfinished = view.filler(&mut other);
+        let mut unfinished = view.filler(&mut other, 8);
         while unfinished.append(0x1000, 1) {}
+        view.appender(&mut other).finish();
         assert!(other.segments().is_empty(), "it was not finished");
     }
 
@@ -533,7 +532,7 @@ mod tests {
         let view = GuestView::new(Arc::new(table));
         assert!(view.read::<u8>(0x1000).is_ok());
         let mut buffer = IoBuffer::default();
-        let entries = view.filler(&mut buffer).table::<u64>(0x2ff0, 2).unwrap();
+        let entries = view.filler(&mut buffer, 8).table::<u64>(0x2ff0, 2).unwrap();
         assert_eq!(entries.read(0), Some(0));
         assert_eq!(entries.read(1), Some(u64::from_le(7)));
         assert_eq!(entries.read(2), None);

@@ -34,10 +34,12 @@ pub use directory::{Directory, MemoryStore, Store};
 pub use logical_unit::{DiskId, Holes, LogicalUnit, MediumHold, UnitConfig, UnitId};
 pub use lun::{Lun, LunAddress, MAX_UNITS};
 pub use nexus::{Nexus, NexusId, TargetPort, TransportId};
-pub use plan::{DATA_OUT_MAX, DirectIo, Exclusive, Pending, Plan, Run, SCRATCH_MAX, Step};
+pub use plan::{
+    DATA_OUT_MAX, DirectIo, Exclusive, Pending, PlainEnd, PlainIo, Plan, Run, SCRATCH_MAX, Step,
+};
 pub use reservations::{RegistrationStatus, ReservationStatus};
 pub use response::{Residual, Response, Status};
 pub use sense::{SENSE_LENGTH_MAX, Sense, SenseBytes, SenseCode, SenseKey, SenseSpecific};
-pub use target::{AttachError, LunMap, Target, TargetView};
+pub use target::{AttachError, LunMap, PlainUnit, Target, TargetView};
 pub use task_management::{AbortScope, Managed, TaskManagementFunction, TaskTag};
 pub use unit_state::AccessState;

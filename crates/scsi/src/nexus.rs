@@ -166,7 +166,13 @@ impl Nexus {
     /// May a unit attention for this unit wait? Never a wrong no.
     #[inline]
     pub(crate) fn may_have_attention(&self, unit: UnitId) -> bool {
-        self.filter.load(Ordering::Acquire) & unit.filter_bit() != 0
+        self.has_in_filter(unit.filter_bit())
+    }
+
+    /// As [`Nexus::may_have_attention`], for the units that have this bit.
+    #[inline]
+    pub(crate) fn has_in_filter(&self, bit: u64) -> bool {
+        self.filter.load(Ordering::Acquire) & bit != 0
     }
 
     /// Is the unit's reservation, as it was at this epoch, known to be no obstacle for this nexus?

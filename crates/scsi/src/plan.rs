@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use disk::{IoOutcome, IoRequest};
+use disk::{IoErrorKind, IoOutcome, IoRequest};
 
 use crate::logical_unit::DiskId;
 use crate::response::{Residual, Response, Status};
@@ -65,14 +65,71 @@ impl DirectIo {
     }
 
     #[cold]
-    fn failed(&self, kind: disk::IoErrorKind) -> Response {
-        let sense = Sense {
-            descriptor_format: self.descriptor_sense,
-            ..Sense::of_io_error(kind)
+    fn failed(&self, kind: IoErrorKind) -> Response {
+        failed(kind, self.expected, self.descriptor_sense)
+    }
+}
+
+/// The answer to a transfer of which the initiator expects so many bytes, when its I/O has failed.
+fn failed(kind: IoErrorKind, expected: u64, descriptor_sense: bool) -> Response {
+    let sense = Sense {
+        descriptor_format: descriptor_sense,
+        ..Sense::of_io_error(kind)
+    };
+    Response {
+        residual: Residual::between(0, expected),
+        ..Response::check(sense)
+    }
+}
+
+/// A [`DirectIo`] of which nothing is remarkable: its buffer is as long as its transfer, and its success is GOOD.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainIo {
+    /// What; checked against the disk.
+    pub request: IoRequest,
+    /// How it ends.
+    pub end: PlainEnd,
+}
+
+/// What the answer to a [`PlainIo`] is made of.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlainEnd {
+    /// Bytes; a transfer is far below 4 GiB.
+    expected: u32,
+    descriptor_sense: bool,
+}
+
+impl PlainIo {
+    #[inline(always)]
+    pub(crate) fn new(request: IoRequest, descriptor_sense: bool) -> PlainIo {
+        let end = PlainEnd {
+            expected: request.length as u32,
+            descriptor_sense,
         };
-        Response {
-            residual: Residual::between(0, self.expected),
-            ..Response::check(sense)
+        PlainIo { request, end }
+    }
+
+    /// With the disk that it is for.
+    #[inline(always)]
+    pub(crate) fn on(self, disk: DiskId) -> DirectIo {
+        DirectIo {
+            disk,
+            request: self.request,
+            exclusive: false,
+            residual: Residual::None,
+            success: Status::Good,
+            expected: self.request.length,
+            descriptor_sense: self.end.descriptor_sense,
+        }
+    }
+}
+
+impl PlainEnd {
+    /// The answer, once the I/O has ended.
+    pub fn finish(&self, outcome: IoOutcome) -> Response {
+        match outcome {
+            Ok(()) => Response::good(),
+            Err(error) => failed(error.kind, self.expected.into(), self.descriptor_sense),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::commands;
 use crate::logical_unit::LogicalUnit;
 use crate::lun::{Lun, LunAddress, MAX_UNITS};
 use crate::nexus::{Nexus, TargetPort, TransportId};
-use crate::plan::{DirectIo, Plan};
+use crate::plan::{DirectIo, PlainIo, Plan};
 use crate::sense::SenseCode;
 use crate::sync::lock;
 
@@ -269,6 +269,18 @@ impl TargetView {
         commands::begin_direct(self.unit(command.lun)?, command, cdb)
     }
 
+    /// What is looked up for plain commands to a unit, to be kept as long as [`PlainUnit::is_current`].
+    pub fn plain_unit(&self, nexus: &Arc<Nexus>, lun: Lun) -> Option<PlainUnit> {
+        let unit = Arc::clone(self.unit(lun)?);
+        Some(PlainUnit {
+            filter_bit: unit.id().filter_bit(),
+            nexus: Arc::clone(nexus),
+            unit,
+            target: Arc::clone(&self.target),
+            generation: self.generation,
+        })
+    }
+
     /// What to do about a command.
     #[inline]
     pub fn begin(&self, command: &Command<'_>) -> Plan {
@@ -284,6 +296,35 @@ impl TargetView {
             Some(unit) => commands::begin(&self.map, unit, command, cdb),
             None => commands::begin_without_unit(&self.map, command, cdb),
         }
+    }
+}
+
+/// A logical unit through a nexus, as [`TargetView::plain_unit`] gave it.
+#[derive(Clone, Debug)]
+pub struct PlainUnit {
+    unit: Arc<LogicalUnit>,
+    nexus: Arc<Nexus>,
+    filter_bit: u64,
+    target: Arc<Target>,
+    generation: u64,
+}
+
+impl PlainUnit {
+    /// The one I/O that a command is, if it is a plain READ or WRITE and nothing special holds: the shortest way of
+    /// [`TargetView::begin`], which gives the same. Of the CDB there are 16 bytes, needed or not.
+    #[inline(always)]
+    pub fn begin(&self, cdb: &[u8; 16], data_in: u64, data_out: u64) -> Option<PlainIo> {
+        if !self.is_current() {
+            return None;
+        }
+        let (unit, nexus) = (&*self.unit, &*self.nexus);
+        commands::begin_plain(unit, nexus, self.filter_bit, cdb, data_in, data_out)
+    }
+
+    /// Is the target's map still the one in which it was looked up? One load.
+    #[inline(always)]
+    pub fn is_current(&self) -> bool {
+        self.target.generation.load(Ordering::Acquire) == self.generation
     }
 }
 

@@ -3,8 +3,10 @@
 mod common;
 
 use common::*;
+use disk::IoErrorKind;
 use proptest::prelude::*;
 use scsi::*;
+use std::sync::Arc;
 
 /// Small numbers are likely, so that ranges hit the disk and its end.
 fn byte() -> impl Strategy<Value = u8> {
@@ -116,5 +118,51 @@ proptest! {
         let data = vec![7; length];
         prop_assert_eq!(short.run(0, &cdb, &data, length), general.run(0, &cdb, &data, length));
         prop_assert_eq!(short.disks.log, general.disks.log);
+    }
+
+    /// What is kept of a unit for plain commands plans what a look-up for each command plans, or leaves it to that.
+    #[test]
+    fn the_kept_unit_and_the_look_up_agree(
+        (cdb, length) in near_plain(),
+        before in prop::sample::select(vec![
+            &[0x00u8; 6][..],                           // nothing
+            &[0x16, 0, 0, 0, 0, 0],                     // RESERVE
+            &[0x1b, 0, 0, 0, 0x02, 0],                  // eject
+        ]),
+        (attention, change, fails) in any::<(bool, bool, bool)>(),
+    ) {
+        let mut bed = Bed::with(info(512, 64, 0), true);
+        let nexus = Arc::clone(&bed.nexus);
+        let mut view = bed.target.view();
+        let kept = view.plain_unit(&nexus, Lun::unit(0)).unwrap();
+        bed.run(0, before, &[], 0);
+        if attention {
+            bed.unit(0).update(info(512, 60, 0));
+        }
+        if change {
+            bed.target.detach_unit(0);
+        }
+        let mut whole = [0; 16];
+        whole[..cdb.len()].copy_from_slice(&cdb);
+        let plain = kept.begin(&whole, length as u64, length as u64);
+        prop_assert_eq!(kept.is_current(), !change);
+        prop_assert!(plain.is_none() || !(change || attention || before[0] != 0));
+        view.refresh();
+        let command = Command {
+            nexus: &nexus,
+            lun: Lun::unit(0),
+            cdb: &whole,
+            attribute: TaskAttribute::Simple,
+            data_out_length: length as u64,
+            data_in_length: length as u64,
+        };
+        let usual = before[0] == 0 && !attention && !change;
+        let looked_up = usual.then(|| view.begin_direct(&command)).flatten();
+        prop_assert_eq!(plain.is_some(), looked_up.is_some());
+        if let (Some(plain), Some(looked_up)) = (plain, looked_up) {
+            prop_assert_eq!(plain.request, looked_up.request);
+            let outcome = if fails { Err(IoErrorKind::ReadMedium.into()) } else { Ok(()) };
+            prop_assert_eq!(plain.end.finish(outcome), looked_up.finish(outcome));
+        }
     }
 }

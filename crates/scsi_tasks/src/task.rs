@@ -10,7 +10,9 @@
 use backend::Lease;
 use disk::{IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use scsi::{AbortScope, DirectIo, DiskId, Pending, Plan, Residual, Response, Run, Status, Step};
+use scsi::{
+    AbortScope, DirectIo, DiskId, Pending, PlainEnd, Plan, Residual, Response, Run, Status, Step,
+};
 
 /// What the door has to do next.
 #[derive(Debug)]
@@ -33,19 +35,33 @@ pub enum TaskStep {
 
 /// A command under way.
 ///
-/// What a plain READ or WRITE needs lies beside the rest, in fields without a destructor: such a task is written into
-/// its place and read from there, and nothing is moved or dropped on its way.
+/// What a plain READ or WRITE needs lies at the end, beside what its owner keeps of it: a line or two of the cache. What
+/// other READs and WRITEs need is in fields without a destructor: nothing is moved or dropped on their way.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Task {
-    /// It is one I/O.
-    direct: Option<DirectIo>,
-    /// It has ended, as nearly all do: no data, no sense.
-    plain: Option<(Status, Residual)>,
-    /// What else it may be doing, and how else it may have ended.
+    /// What it may be doing, and how it may have ended, if it is nothing of what follows.
     doing: Doing,
     response: Option<Response>,
     /// The range that is held while the task runs.
     lease: Option<Lease>,
+    /// It is one I/O.
+    direct: Option<DirectIo>,
+    /// It has ended, as nearly all do: no data, no sense.
+    plain: Option<(Status, Residual)>,
+    /// It is a plain I/O; then nothing above is used.
+    end: PlainEnd,
+    quick: Quick,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Quick {
+    #[default]
+    No,
+    /// Its I/O is under way.
+    Io,
+    /// It is GOOD.
+    Good,
 }
 
 #[derive(Debug, Default)]
@@ -89,8 +105,46 @@ impl Task {
         self.direct = Some(io);
     }
 
+    /// Begins with a plain I/O, where nothing is left of an earlier task: see [`Task::is_idle`].
+    #[inline(always)]
+    pub fn start_plain(&mut self, end: PlainEnd) {
+        (self.quick, self.end) = (Quick::Io, end);
+    }
+
+    /// The I/O of a task that is a plain one has succeeded. False: it is another kind of task.
+    #[inline(always)]
+    #[must_use]
+    pub fn end_plain(&mut self) -> bool {
+        let plain = self.quick == Quick::Io;
+        if plain {
+            self.quick = Quick::Good;
+        }
+        plain
+    }
+
+    /// Takes the response, if it is a plain I/O's success: GOOD and nothing else.
+    #[inline(always)]
+    pub fn take_good(&mut self) -> bool {
+        let good = self.quick == Quick::Good;
+        if good {
+            self.quick = Quick::No;
+        }
+        good
+    }
+
+    /// Is there no task, nor anything left of one?
+    pub fn is_idle(&self) -> bool {
+        self.quick == Quick::No
+            && self.direct.is_none()
+            && self.plain.is_none()
+            && matches!(self.doing, Doing::Nothing)
+            && self.response.is_none()
+            && self.lease.is_none()
+    }
+
     #[inline(always)]
     fn forget(&mut self) {
+        self.quick = Quick::No;
         (self.direct, self.plain) = (None, None);
         if self.response.is_some() || !matches!(self.doing, Doing::Nothing) {
             self.forget_the_rest();
@@ -188,6 +242,10 @@ impl Task {
     /// Goes on after an I/O; `scratch` is the memory of a [`TaskStep::Scratch`].
     #[inline]
     pub fn resume(&mut self, outcome: IoOutcome, scratch: Option<IoBuffer>) -> TaskStep {
+        if std::mem::take(&mut self.quick) == Quick::Io {
+            let response = self.end.finish(outcome);
+            return self.answer(response);
+        }
         if let Some(io) = self.direct.take() {
             return self.answer(io.finish(outcome));
         }
@@ -238,6 +296,9 @@ impl Task {
     /// The response, once a step has said that it is there.
     #[inline]
     pub fn take_response(&mut self) -> Response {
+        if self.take_good() {
+            return Response::good();
+        }
         if let Some((status, residual)) = self.take_plain() {
             return Response {
                 residual,

@@ -29,12 +29,23 @@ pub struct Histogram {
 }
 
 /// The bucket of a value, below [`BUCKETS`] for every value.
-#[inline]
+#[inline(always)]
 const fn bucket_of(value: u64) -> usize {
-    let value = if value > VALUE_MAX { VALUE_MAX } else { value };
+    if value > VALUE_MAX {
+        return BUCKETS - 1;
+    }
     // For a value below 2 * SUB_BUCKETS the shift is 0 and the bucket is the value itself.
     let shift = (63 - (value | SUB_BUCKETS as u64).leading_zeros()) - SUB_BITS;
     shift as usize * SUB_BUCKETS + (value >> shift) as usize
+}
+
+/// Adds to a count, which stays at its largest value.
+#[inline]
+fn add(count: &Word, weight: u64) {
+    match count.get().checked_add(weight) {
+        Some(sum) => count.set(sum),
+        None => count.set(u64::MAX),
+    }
 }
 
 /// The middle of a bucket: within 1/64 of each of its values.
@@ -62,11 +73,15 @@ impl Histogram {
     }
 
     /// Counts `weight` requests that each took `ticks`.
-    #[inline]
+    #[inline(always)]
     pub fn record(&self, ticks: u64, weight: u64) {
+        if ticks == 0 {
+            // A span without work in it, such as a notification that was not wanted: neither sum nor maximum changes.
+            return add(&self.buckets[0], weight);
+        }
         // `bucket_of` is in range; the pattern spares a panic path that could never be taken.
         if let Some(bucket) = self.buckets.get(bucket_of(ticks)) {
-            bucket.set(bucket.get().saturating_add(weight));
+            add(bucket, weight);
         }
         // Branches that are as good as never taken cost less than the arithmetic without them.
         match ticks

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{CounterWords, QueueRecord};
+use crate::record::{CounterWords, QueueRecord, SpanHistograms};
 use crate::snapshot::{Labels, QueueSnapshot};
 use crate::{Clock, Histogram, Operation, SlowRequest, Span, Stage, Stamp};
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ impl Stamps {
     }
 
     /// Sets the stamp of a stage, and of the later ones until they get their own.
-    #[inline]
+    #[inline(always)]
     pub fn mark(&mut self, stage: Stage, at: Stamp) {
         for stamp in self.0.iter_mut().skip(stage as usize) {
             *stamp = at;
@@ -50,7 +50,7 @@ impl Stamps {
     }
 
     /// Ticks of a span.
-    #[inline]
+    #[inline(always)]
     pub const fn span(&self, span: Span) -> u64 {
         self.at(span.to()).since(self.at(span.from()))
     }
@@ -342,7 +342,14 @@ impl QueueTimeline {
 
     /// Counts service and answering of all requests noted since the last call. A turn may reap and answer more
     /// than once.
+    #[inline]
     pub fn record_answered(&mut self, reaped: Stamp, answered: Stamp) {
+        if !self.runs.is_empty() {
+            self.record_runs_answered(reaped, answered);
+        }
+    }
+
+    fn record_runs_answered(&mut self, reaped: Stamp, answered: Stamp) {
         for run in self.runs.iter_mut().skip(self.unanswered) {
             run.answered = answered;
             let histograms = self.record.spans(run.operation);
@@ -354,7 +361,14 @@ impl QueueTimeline {
     }
 
     /// Counts notification and the whole way of all answered requests, and forgets them.
+    #[inline]
     pub fn record_notified(&mut self, notified: Stamp) {
+        if !self.runs.is_empty() {
+            self.record_runs_notified(notified);
+        }
+    }
+
+    fn record_runs_notified(&mut self, notified: Stamp) {
         for index in 0..self.unanswered {
             let Some(run) = self.runs.get(index).copied() else {
                 break;
@@ -398,10 +412,22 @@ impl QueueTimeline {
         let words = self.record.words();
         words.noticed(operation, stamps.at(Stage::Noticed), weight);
         let histograms = self.record.spans(operation);
-        for span in Span::COMMON {
-            histograms[span as usize].record(stamps.span(span), u64::from(weight));
-        }
+        // [`Span::COMMON`], one by one: each then knows its two stamps and its histogram.
+        record_span::<{ Span::Popped as usize }>(histograms, stamps, weight);
+        record_span::<{ Span::Parsed as usize }>(histograms, stamps, weight);
+        record_span::<{ Span::Submitted as usize }>(histograms, stamps, weight);
+        record_span::<{ Span::Reaped as usize }>(histograms, stamps, weight);
+        record_span::<{ Span::Answered as usize }>(histograms, stamps, weight);
+        record_span::<{ Span::Notified as usize }>(histograms, stamps, weight);
+        record_span::<{ Span::Total as usize }>(histograms, stamps, weight);
     }
+}
+
+#[inline(always)]
+fn record_span<const SPAN: usize>(histograms: &SpanHistograms, stamps: &Stamps, weight: u32) {
+    let (from, to) = const { (Span::ALL[SPAN].from(), Span::ALL[SPAN].to()) };
+    let ticks = stamps.at(to).since(stamps.at(from));
+    histograms[SPAN].record(ticks, u64::from(weight));
 }
 
 /// The operations of a batch that are in it.

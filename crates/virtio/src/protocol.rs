@@ -86,6 +86,10 @@ pub trait Protocol: 'static {
     /// What a request needs to remember; reused by later requests of its slot.
     type State: Default;
 
+    /// A batch of requests is about to begin: time to look at what changes between turns only.
+    #[inline(always)]
+    fn look(&mut self) {}
+
     /// Reads a request. Sets the window of the chain's buffer to the data when there is any.
     ///
     /// # Errors
@@ -105,6 +109,17 @@ pub trait Protocol: 'static {
         outcome: IoOutcome,
         scratch: Option<IoBuffer>,
     ) -> Step;
+
+    /// As [`Protocol::resume`] after a [`Step::Data`].
+    #[inline(always)]
+    fn resume_data(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Self::State>,
+        outcome: IoOutcome,
+    ) -> Step {
+        self.resume(io, request, outcome, None)
+    }
 
     /// Goes on after [`Step::AnswerAndGoOn`], without a chain.
     fn go_on(&mut self, _io: &mut Io, _request: &mut Request<Self::State>) -> Step {

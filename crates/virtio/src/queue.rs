@@ -212,6 +212,7 @@ impl<P: Protocol> Queue<P> {
     fn pop_batch(&mut self) {
         let limit = BATCH.min(self.protocol.batch_limit());
         let mut bytes = 0;
+        self.slots.guess();
         while self.batch.len() < limit && bytes < BATCH_BYTES {
             match self.slots.fill(|chain| self.ring.pop(&self.view, chain)) {
                 Fill::Filled(index, more) => {
@@ -229,8 +230,9 @@ impl<P: Protocol> Queue<P> {
 
     /// Hop 3: reads each request.
     fn begin_batch(&mut self, io: &mut Io) {
-        for at in 0..self.batch.len() {
-            let index = self.batch[at];
+        self.protocol.look();
+        let batch = std::mem::take(&mut self.batch);
+        for &index in &batch {
             let tag = self.tag(index);
             let slot = self.slots.get(index);
             match self.protocol.begin(io, &mut slot.request, tag) {
@@ -240,22 +242,23 @@ impl<P: Protocol> Queue<P> {
                     bytes,
                 }) => {
                     (slot.operation, slot.bytes) = (operation, bytes);
-                    slot.offset = match &step {
-                        Step::Data | Step::Scratch(_) => slot.request.job.io.offset,
-                        _ => 0,
-                    };
                     slot.pended = false;
-                    slot.step = Some(step);
+                    slot.offset = slot.request.job.io.offset;
+                    if !matches!(step, Step::Data) {
+                        slot.begin_otherwise(step);
+                    }
                 }
                 Err(malformed) => self.refuse(index, malformed),
             }
         }
+        self.batch = batch;
     }
 
-    /// A chain that cannot be answered: its slot is free again, without a step.
+    /// A chain that cannot be answered: its request is over.
     #[cold]
     fn refuse(&mut self, index: u16, malformed: Malformed) {
-        self.slots.release(index, &self.view);
+        let slot = self.slots.answered(index, &self.view);
+        slot.begin_otherwise(Step::Over);
         self.end(&malformed.0);
     }
 
@@ -273,15 +276,15 @@ impl<P: Protocol> Queue<P> {
         let mut pending = [0; Operation::COUNT];
         let mut batch = std::mem::take(&mut self.batch);
         let done_before = self.done.len();
-        for index in batch.drain(..) {
-            let slot = self.slots.get(index);
-            let Some(step) = slot.step.take() else {
-                continue;
-            };
-            let operation = slot.operation as usize;
-            match self.take_first_step(io, index, step) {
+        let mut done = 0;
+        for at in 0..batch.len() {
+            let index = batch[at];
+            let operation = self.slots.get(index).operation as usize;
+            match self.take_first_step(io, index) {
                 Progress::Done => {
-                    self.done.push(index);
+                    // Behind what is still to be submitted.
+                    batch[done] = index;
+                    done += 1;
                     at_once[operation] += 1;
                 }
                 Progress::Pending => {
@@ -291,6 +294,8 @@ impl<P: Protocol> Queue<P> {
                 Progress::Over => self.slots.free_slot(index),
             }
         }
+        self.done.extend_from_slice(&batch[..done]);
+        batch.clear();
         self.batch = batch;
         let now = self.stamp(io);
         let (probed, at_once_ones) = (self.probed, self.done.get(done_before..).unwrap_or(&[]));
@@ -322,20 +327,27 @@ impl<P: Protocol> Queue<P> {
 
     /// Takes a request's first step, which mostly is an I/O, and mostly the only one.
     #[inline(always)]
-    fn take_first_step(&mut self, io: &mut Io, index: u16, step: Step) -> Progress {
-        let Step::Data = step else {
-            return self.advance(io, index, step);
-        };
+    fn take_first_step(&mut self, io: &mut Io, index: u16) -> Progress {
         let tag = self.tag(index);
-        let request = &mut self.slots.get(index).request;
+        let slot = self.slots.get(index);
+        if slot.step.is_some() {
+            return self.take_other_step(io, index);
+        }
+        let request = &mut slot.request;
         let job = &request.job;
         match io.submit(job.disk, &job.io, &mut request.chain.buffer, tag) {
             Submission::Pending => Progress::Pending,
-            Submission::Done(outcome) => match self.protocol.resume(io, request, outcome, None) {
+            Submission::Done(outcome) => match self.protocol.resume_data(io, request, outcome) {
                 Step::Answer => Progress::Done,
                 step => self.advance(io, index, step),
             },
         }
+    }
+
+    #[inline(never)]
+    fn take_other_step(&mut self, io: &mut Io, index: u16) -> Progress {
+        let step = self.slots.get(index).step.take();
+        self.advance(io, index, step.unwrap_or(Step::Data))
     }
 
     /// Takes a request's steps as far as they go without waiting.

@@ -12,7 +12,7 @@ use crate::protocol::{Request, Step};
 /// A request's place.
 pub(crate) struct Slot<S> {
     pub request: Request<S>,
-    /// What is to be done next, between two hops of a batch.
+    /// What is to be done next, between two hops of a batch, if it is not [`Step::Data`].
     pub step: Option<Step>,
     pub operation: Operation,
     pub bytes: u32,
@@ -59,6 +59,15 @@ impl<S: Default> Default for Slot<S> {
 }
 
 impl<S> Slot<S> {
+    /// Begins with another step than an I/O on the chain's buffer.
+    #[inline(never)]
+    pub fn begin_otherwise(&mut self, step: Step) {
+        if !matches!(step, Step::Scratch(_)) {
+            self.offset = 0;
+        }
+        self.step = Some(step);
+    }
+
     #[inline(always)]
     fn make_free(&mut self) {
         (self.scratch, self.waiting, self.goes_on) = (false, false, false);
@@ -82,8 +91,8 @@ pub(crate) enum Fill<E> {
 pub(crate) struct Slots<S> {
     slots: Vec<Slot<S>>,
     free: Vec<u16>,
-    /// One bit per chain ID in flight.
-    busy: Vec<u64>,
+    /// By chain ID: is it in flight?
+    busy: Vec<bool>,
 }
 
 impl<S: Default> Slots<S> {
@@ -93,7 +102,7 @@ impl<S: Default> Slots<S> {
                 .take(usize::from(size))
                 .collect(),
             free: (0..size).rev().collect(),
-            busy: vec![0; usize::from(size).div_ceil(64)],
+            busy: vec![false; usize::from(size)],
         }
     }
 
@@ -106,6 +115,19 @@ impl<S: Default> Slots<S> {
     #[inline]
     pub fn has_free(&self) -> bool {
         !self.free.is_empty()
+    }
+
+    /// Fetches what the last request of the next slot to be taken began with: where few are in flight, the next one lies
+    /// there as a rule.
+    #[inline(always)]
+    pub fn guess(&self) {
+        if let Some(&index) = self.free.last() {
+            self.slots[usize::from(index)]
+                .request
+                .chain
+                .buffer
+                .prefetch();
+        }
     }
 
     /// Takes a free slot for the chain that `pop` gives, and notes the chain's ID.
@@ -126,12 +148,12 @@ impl<S: Default> Slots<S> {
         }
         chain.buffer.prefetch();
         let (id, bytes) = (chain.id, chain.buffer.total_len() as u64);
-        let word = self.busy.get_mut(usize::from(id / 64));
-        let Some(word) = word.filter(|word| **word & bit(id) == 0) else {
+        let busy = self.busy.get_mut(usize::from(id));
+        let Some(busy) = busy.filter(|busy| !**busy) else {
             chain.clear();
             return Fill::Twice(id);
         };
-        *word |= bit(id);
+        *busy = true;
         slot.active = true;
         self.free.pop();
         Fill::Filled(index, bytes)
@@ -143,8 +165,8 @@ impl<S: Default> Slots<S> {
     pub fn answered(&mut self, index: u16, view: &GuestView) -> &mut Slot<S> {
         let slot = &mut self.slots[usize::from(index)];
         let id = slot.request.chain.id;
-        if let Some(word) = self.busy.get_mut(usize::from(id / 64)) {
-            *word &= !bit(id);
+        if let Some(busy) = self.busy.get_mut(usize::from(id)) {
+            *busy = false;
         }
         slot.request.chain.recycle(view);
         slot.active = false;
@@ -188,12 +210,6 @@ impl<S: Default> Slots<S> {
     pub fn active(&mut self) -> impl Iterator<Item = &mut Slot<S>> {
         self.slots.iter_mut().filter(|slot| slot.active)
     }
-}
-
-/// An ID's bit in its word.
-#[inline(always)]
-fn bit(id: u16) -> u64 {
-    1 << (id % 64)
 }
 
 #[cfg(test)]

@@ -108,15 +108,51 @@ impl BlkQueue {
         Step::Data
     }
 
-    /// What is neither a read nor a write of data.
+    #[inline(always)]
+    fn begin_transfer(
+        &self,
+        request: &mut Request<Pending>,
+        (way, offset, length): (Transfer, u64, u32),
+    ) -> Start {
+        let chain = &mut request.chain;
+        let (io, operation) = match way {
+            Transfer::In => {
+                let start = chain.readable as usize;
+                chain.buffer.set_window(start, length as usize);
+                request.state.data_in = length;
+                let io = IoRequest::read(offset, length.into());
+                (io, Operation::Read)
+            }
+            Transfer::Out => {
+                chain.buffer.set_window(HEADER_SIZE, length as usize);
+                let mut io = IoRequest::write(offset, length.into());
+                if self.is_writethrough() {
+                    io = io.flagged(IoFlags::FUA);
+                }
+                (io, Operation::Write)
+            }
+        };
+        Start {
+            step: self.data(request, io),
+            operation,
+            bytes: length,
+        }
+    }
+
+    /// What is not plainly a read or a write of data, or has its header in pieces. That is read anew, and only this time
+    /// counts.
     #[inline(never)]
-    fn begin_other(
+    fn begin_unusual(
         &mut self,
         request: &mut Request<Pending>,
-        parsed: Result<request::Request, u8>,
+        readable: u32,
         writable: u32,
     ) -> Start {
-        let parsed = match parsed {
+        let header = request.chain.buffer.front::<HEADER_SIZE>();
+        if let Some(transfer) = request::parse_plain(&header, readable, writable, &self.limits) {
+            return self.begin_transfer(request, transfer);
+        }
+        let parsed = match request::parse(&header, readable, writable, &self.info) {
             Ok(parsed) => parsed,
             Err(status) => {
                 request.state.status = status;
@@ -217,47 +253,35 @@ impl Protocol for BlkQueue {
         if chain.writable == 0 {
             return Err(Malformed("request has no room for its status"));
         }
-        let header = chain.buffer.front::<HEADER_SIZE>();
         let readable = chain.readable - HEADER_SIZE as u32;
         let writable = chain.writable - 1;
+        chain.buffer.prefetch_last();
+        let header = chain.buffer.front_near::<HEADER_SIZE>();
         request.state = Pending::default();
-        match request::parse_plain(&header, readable, writable, &self.limits) {
-            Some((Transfer::In, offset, length)) => {
-                let start = chain.readable as usize;
-                chain.buffer.set_window(start, length as usize);
-                request.state.data_in = length;
-                Ok(Start {
-                    step: self.data(request, IoRequest::read(offset, length.into())),
-                    operation: Operation::Read,
-                    bytes: length,
-                })
-            }
-            Some((Transfer::Out, offset, length)) => {
-                chain.buffer.set_window(HEADER_SIZE, length as usize);
-                let mut io = IoRequest::write(offset, length.into());
-                if self.is_writethrough() {
-                    io = io.flagged(IoFlags::FUA);
-                }
-                Ok(Start {
-                    step: self.data(request, io),
-                    operation: Operation::Write,
-                    bytes: length,
-                })
-            }
-            None => {
-                let parsed = request::parse(&header, readable, writable, &self.info);
-                Ok(self.begin_other(request, parsed, writable))
-            }
+        match header
+            .and_then(|header| request::parse_plain(&header, readable, writable, &self.limits))
+        {
+            Some(transfer) => Ok(self.begin_transfer(request, transfer)),
+            None => Ok(self.begin_unusual(request, readable, writable)),
         }
     }
 
-    #[inline(always)]
     fn resume(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        outcome: IoOutcome,
+        _scratch: Option<IoBuffer>,
+    ) -> Step {
+        self.resume_data(io, request, outcome)
+    }
+
+    #[inline(always)]
+    fn resume_data(
         &mut self,
         _io: &mut Io,
         request: &mut Request<Pending>,
         outcome: IoOutcome,
-        _scratch: Option<IoBuffer>,
     ) -> Step {
         let status = status_of(outcome);
         request.state.status = status;

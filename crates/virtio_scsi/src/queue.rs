@@ -1,7 +1,8 @@
 //! A request queue: commands through the SCSI core, plans through their I/Os, responses back.
 //!
 //! Owned by one worker. A target look-up is an index; the map of targets is looked at anew when its generation
-//! changes, one relaxed load per request. Disks are opened at their first use by this worker.
+//! changes, one load per batch. Disks are opened at their first use by this worker. A plain READ or WRITE to a unit that
+//! had one before goes the short way, `Known`, which looks nothing up; a test holds what it plans against the rest.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,11 +12,11 @@ use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
 use scsi::{
-    AbortScope, Command, DiskId, Nexus, Plan, Residual, Response, Status, TargetView,
+    AbortScope, Command, DiskId, Nexus, PlainUnit, Plan, Residual, Response, Status, TargetView,
     TaskAttribute, TaskTag,
 };
 use scsi_tasks::{
-    Admission, Call, DiskHandles, Hold, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
+    Admission, Call, DiskHandles, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
     go_on_in_background,
 };
 use timeline::{Operation, UnitAddress};
@@ -24,7 +25,8 @@ use virtqueue::Chain;
 
 use crate::control;
 use crate::device::Shared;
-use crate::request::{self, Address, Header, REQUEST_SIZE, RESPONSE_SIZE, SENSE_SIZE};
+use crate::pending::Pending;
+use crate::request::{self, Address, Header, PLAIN_SIZE, REQUEST_SIZE, RESPONSE_SIZE, SENSE_SIZE};
 
 /// A target as this queue sees it.
 struct Seen {
@@ -33,66 +35,36 @@ struct Seen {
     order: Arc<TaskOrder>,
 }
 
+/// A unit to which plain commands go, and all that is looked up on the way to it.
+struct Known {
+    /// The request's LUN field, as it lies in memory.
+    field: [u8; 8],
+    key: (u8, u16),
+    unit: PlainUnit,
+    order: Arc<TaskOrder>,
+    disk: DiskHandle,
+}
+
+/// How many units a queue knows at a time. Of more, some keep their places and the others are looked up each time.
+const KNOWN: usize = 16;
+
+/// Where a unit is known: by its target, and the lower byte of its number.
+#[inline(always)]
+fn place(field: &[u8; 8]) -> usize {
+    usize::from(field[1] ^ field[3]) % KNOWN
+}
+
 /// Virtio-scsi's half of a request queue.
 pub(crate) struct RequestQueue {
     shared: Arc<Shared>,
     worker: WorkerHandle,
     generation: u64,
     targets: Vec<Option<Seen>>,
+    known: [Option<Known>; KNOWN],
+    /// Commands for units that are not known.
+    unknown: u8,
     disks: DiskHandles,
     stopping: bool,
-}
-
-/// What a request remembers until it is answered.
-#[derive(Default)]
-pub(crate) struct Pending {
-    task: Task,
-    /// Which task it is, for task management.
-    pub key: Option<(u8, u16)>,
-    pub id: u64,
-    /// The response code, when the command did not get as far as the core.
-    code: u8,
-    data_in_room: u32,
-    data_in: u32,
-    /// Set by task management: [`request::S_ABORTED`] or [`request::S_RESET`].
-    pub aborted: Option<u8>,
-    /// Task management functions that wait for this task to end.
-    waits: Vec<Hold>,
-    /// Where it is, so that it can be resumed.
-    tag: Option<Tag>,
-    /// It waits until the tasks that it aborts have ended; an abort that means itself passes it by.
-    aborting: bool,
-    /// It has not begun, for others come before it.
-    parked: bool,
-    /// Its place among the others, if it is not SIMPLE.
-    ticket: Option<Ticket>,
-}
-
-impl Pending {
-    /// `hold` is kept until the task has ended, which is soon with `abort`.
-    pub fn hold(&mut self, abort: bool, hold: &Hold) {
-        if abort {
-            // There is no such unit any more.
-            self.abort(request::S_BAD_TARGET, hold);
-        } else {
-            self.waits.push(hold.clone());
-        }
-    }
-
-    /// Marks the task as aborted; `hold` is kept until it has been answered.
-    pub fn abort(&mut self, code: u8, hold: &Hold) {
-        if !self.aborting {
-            self.aborted = Some(code);
-            self.waits.push(hold.clone());
-        }
-    }
-
-    /// Keeps `hold` until the task has been answered, if it has begun.
-    pub fn wait_for(&mut self, hold: &Hold) {
-        if !self.parked {
-            self.waits.push(hold.clone());
-        }
-    }
 }
 
 impl RequestQueue {
@@ -102,6 +74,8 @@ impl RequestQueue {
             worker,
             generation: 0,
             targets: Vec::new(),
+            known: [const { None }; KNOWN],
+            unknown: 0,
             disks: DiskHandles::default(),
             stopping: false,
         }
@@ -119,6 +93,7 @@ impl RequestQueue {
     fn look_again(&mut self) {
         let (generation, targets) = self.shared.targets();
         self.generation = generation;
+        self.known = [const { None }; KNOWN];
         let units = self.shared.units.clone();
         self.targets.clear();
         self.targets.extend(targets.into_iter().map(|seen| {
@@ -307,55 +282,54 @@ impl Protocol for RequestQueue {
         if (chain.writable as usize) < RESPONSE_SIZE {
             return Err(Malformed("request has no room for its response"));
         }
-        let bytes = chain.buffer.front::<REQUEST_SIZE>();
-        let header = Header::parse(&bytes);
-        pending.key = header.address.map(|address| key(&address));
-        pending.id = header.id;
-        pending.tag = Some(tag);
-        (pending.code, pending.data_in, pending.aborted) = (request::S_OK, 0, None);
-        pending.data_in_room = chain.writable - RESPONSE_SIZE as u32;
-        let seen = match header.address {
-            Some(address) => self.target(address.target).map(|seen| (address.lun, seen)),
-            None => None,
-        };
-        let Some((lun, seen)) = seen else {
-            pending.code = request::S_BAD_TARGET;
+        let data_in = chain.writable - RESPONSE_SIZE as u32;
+        let data_out = chain.readable - REQUEST_SIZE as u32;
+        if pending.plain
+            && let Some(bytes) = chain.buffer.front_near::<PLAIN_SIZE>()
+            && let Some(header) = request::PlainHeader::parse(&bytes)
+            && let Some(known) = &self.known[place(&header.lun)]
+            && known.field == header.lun
+            && known.order.is_free(TaskAttribute::Simple)
+            && let Some(io) = known
+                .unit
+                .begin(header.cdb, data_in.into(), data_out.into())
+        {
+            (pending.key, pending.id) = (Some(known.key), header.id);
+            (pending.tag, pending.data_in_room) = (Some(tag), data_in);
+            pending.task.start_plain(io.end);
+            // One transfer is far below 4 GiB, and the buffer is as long as it.
+            let bytes = io.request.length as u32;
+            let (operation, start) = if io.request.kind == IoKind::Read {
+                // The answer's place; behind the data of a write it is left to chance.
+                chain.buffer.prefetch_second();
+                pending.data_in = bytes;
+                (Operation::Read, chain.readable as usize + RESPONSE_SIZE)
+            } else {
+                pending.data_in = 0;
+                (Operation::Write, REQUEST_SIZE)
+            };
+            chain.buffer.set_window(start, bytes as usize);
+            request.job = Job {
+                disk: known.disk,
+                io: io.request,
+            };
             return Ok(Start {
-                step: Step::Answer,
-                operation: Operation::Other,
-                bytes: 0,
+                step: Step::Data,
+                operation,
+                bytes,
             });
-        };
-        if !seen.order.is_free(header.attribute) {
-            let (order, attribute) = (seen.order.clone(), header.attribute);
-            return Ok(self.take_turn(io, request, attribute, &order));
         }
-        seen.view.refresh();
-        let command = Command {
-            nexus: &seen.nexus,
-            lun,
-            cdb: header.cdb,
-            attribute: header.attribute,
-            data_out_length: u64::from(chain.readable) - REQUEST_SIZE as u64,
-            data_in_length: u64::from(pending.data_in_room),
-        };
-        let Some(direct) = seen.view.begin_direct(&command) else {
-            let plan = seen.view.begin(&command);
-            return Ok(self.begin_planned(io, request, header.cdb[0], plan));
-        };
-        let Some(disk) = self.disk(io, direct.disk) else {
-            return Ok(self.begin_planned(io, request, header.cdb[0], Plan::Io(direct)));
-        };
-        pending.task.start_direct(direct);
-        Ok(Start {
-            operation: operation(header.cdb[0], Some(&direct.request)),
-            // One transfer is far below 4 GiB.
-            bytes: direct.request.length as u32,
-            step: data(request, disk, direct.request),
-        })
+        Ok(self.begin_any(io, request, tag))
     }
 
     #[inline(always)]
+    fn look(&mut self) {
+        if self.shared.generation.load(Ordering::Acquire) != self.generation {
+            self.look_again();
+        }
+    }
+
+    #[inline(never)]
     fn resume(
         &mut self,
         io: &mut Io,
@@ -364,10 +338,27 @@ impl Protocol for RequestQueue {
         scratch: Option<IoBuffer>,
     ) -> Step {
         let pending = &mut request.state;
-        if outcome.is_ok() && pending.aborted.is_none() && pending.task.end_direct() {
+        if outcome.is_ok()
+            && pending.aborted.is_none()
+            && (pending.task.end_plain() || pending.task.end_direct())
+        {
             return Step::Answer;
         }
         self.resume_slowly(io, request, outcome, scratch)
+    }
+
+    #[inline(always)]
+    fn resume_data(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        outcome: IoOutcome,
+    ) -> Step {
+        let pending = &mut request.state;
+        if pending.plain && outcome.is_ok() && pending.task.end_plain() {
+            return Step::Answer;
+        }
+        self.resume(io, request, outcome, None)
     }
 
     fn go_on(&mut self, _io: &mut Io, request: &mut Request<Pending>) -> Step {
@@ -388,33 +379,105 @@ impl Protocol for RequestQueue {
     #[inline(always)]
     fn answer(&mut self, request: &mut Request<Pending>) -> Answer {
         let (chain, pending) = (&request.chain, &mut request.state);
-        let code = pending.aborted.unwrap_or(pending.code);
-        if code == request::S_OK
-            && pending.waits.is_empty()
-            && pending.ticket.is_none()
-            && let Some((status, residual)) = pending.task.take_plain()
-        {
-            let (residual, code) = residual_fields(residual);
-            let header = request::response_header(0, residual, status as u8, code);
-            chain.buffer.write_near(chain.readable as usize, &header);
+        if pending.plain && pending.task.take_good() {
+            let header = [0; request::RESPONSE_HEADER_SIZE];
+            chain.buffer.write_near(chain.readable as usize, header);
             return Answer {
                 written: RESPONSE_SIZE as u32 + pending.data_in,
                 good: true,
             };
         }
-        answer_slowly(chain, pending, code)
+        answer_any(chain, pending)
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        self.known = [const { None }; KNOWN];
         self.disks.let_go(io, disk);
     }
 
     fn close(&mut self, io: &mut Io) {
+        self.known = [const { None }; KNOWN];
         self.disks.close(io);
     }
 }
 
 impl RequestQueue {
+    /// Any command. Its header is read anew, and only this time counts.
+    #[inline(never)]
+    fn begin_any(&mut self, io: &mut Io, request: &mut Request<Pending>, tag: Tag) -> Start {
+        let (chain, pending) = (&mut request.chain, &mut request.state);
+        let bytes = chain.buffer.front::<REQUEST_SIZE>();
+        let header = Header::parse(&bytes);
+        pending.plain = false;
+        pending.key = header.address.map(|address| key(&address));
+        pending.id = header.id;
+        pending.tag = Some(tag);
+        (pending.code, pending.data_in, pending.aborted) = (request::S_OK, 0, None);
+        pending.data_in_room = chain.writable - RESPONSE_SIZE as u32;
+        let seen = match header.address {
+            Some(address) => self.target(address.target).map(|seen| (address, seen)),
+            None => None,
+        };
+        let Some((address, seen)) = seen else {
+            pending.code = request::S_BAD_TARGET;
+            return Start {
+                step: Step::Answer,
+                operation: Operation::Other,
+                bytes: 0,
+            };
+        };
+        if !seen.order.is_free(header.attribute) {
+            let (order, attribute) = (seen.order.clone(), header.attribute);
+            return self.take_turn(io, request, attribute, &order);
+        }
+        seen.view.refresh();
+        let command = Command {
+            nexus: &seen.nexus,
+            lun: address.lun,
+            cdb: header.cdb,
+            attribute: header.attribute,
+            data_out_length: u64::from(chain.readable) - REQUEST_SIZE as u64,
+            data_in_length: u64::from(pending.data_in_room),
+        };
+        let Some(direct) = seen.view.begin_direct(&command) else {
+            let plan = seen.view.begin(&command);
+            return self.begin_planned(io, request, header.cdb[0], plan);
+        };
+        let Some(disk) = self.disk(io, direct.disk) else {
+            return self.begin_planned(io, request, header.cdb[0], Plan::Io(direct));
+        };
+        pending.task.start_direct(direct);
+        self.know(header.lun, &address, disk);
+        Start {
+            operation: operation(header.cdb[0], Some(&direct.request)),
+            // One transfer is far below 4 GiB.
+            bytes: direct.request.length as u32,
+            step: data(request, disk, direct.request),
+        }
+    }
+
+    /// The next plain command for this unit goes the short way, if there is a place for it.
+    fn know(&mut self, field: &[u8; 8], address: &Address, disk: DiskHandle) {
+        let known = &mut self.known[place(field)];
+        self.unknown = self.unknown.wrapping_add(1);
+        let keep = known.as_ref().is_some_and(|known| known.unit.is_current());
+        if keep && self.unknown % KNOWN as u8 != 0 {
+            return;
+        }
+        let seen = self.targets.get(usize::from(address.target));
+        let Some(Some(seen)) = seen else { return };
+        *known = seen
+            .view
+            .plain_unit(&seen.nexus, address.lun)
+            .map(|unit| Known {
+                field: *field,
+                key: key(address),
+                unit,
+                order: seen.order.clone(),
+                disk,
+            });
+    }
+
     /// A command of which something is unusual.
     #[inline(never)]
     fn begin_planned(
@@ -546,17 +609,29 @@ impl RequestQueue {
     }
 }
 
-/// An answer of which something is unusual.
+/// An answer to a command that is not a plain one.
 #[inline(never)]
-fn answer_slowly(chain: &Chain, pending: &mut Pending, code: u8) -> Answer {
+fn answer_any(chain: &Chain, pending: &mut Pending) -> Answer {
+    let code = pending.aborted.unwrap_or(pending.code);
+    if code == request::S_OK
+        && let Some((status, residual)) = pending.task.take_plain()
+    {
+        let (residual, code) = residual_fields(residual);
+        let header = request::response_header(0, residual, status as u8, code);
+        chain.buffer.write_near(chain.readable as usize, header);
+        pending.answered();
+        return Answer {
+            written: RESPONSE_SIZE as u32 + pending.data_in,
+            good: true,
+        };
+    }
     if code != request::S_OK {
         pending.task.abandon();
         chain.buffer.write_whole(
             chain.readable as usize,
             &request::response_header(0, 0, 0, code),
         );
-        pending.waits.clear();
-        pending.ticket = None;
+        pending.answered();
         return Answer {
             written: RESPONSE_SIZE as u32,
             // A bus scan asks every target: one that is not there is no error.
@@ -566,8 +641,7 @@ fn answer_slowly(chain: &Chain, pending: &mut Pending, code: u8) -> Answer {
     let response = pending.task.take_response();
     let good = matches!(response.status, Status::Good | Status::ConditionMet);
     write_response(chain, pending, &response);
-    pending.waits.clear();
-    pending.ticket = None;
+    pending.answered();
     Answer {
         written: RESPONSE_SIZE as u32 + pending.data_in,
         good,

@@ -4,6 +4,8 @@ use scsi::{Lun, TaskAttribute};
 
 /// Bytes of a request's header.
 pub const REQUEST_SIZE: usize = 51;
+/// Bytes of a request's header that a plain command needs: 16 of its CDB.
+pub const PLAIN_SIZE: usize = 35;
 /// Bytes of a response before its data-in.
 pub const RESPONSE_SIZE: usize = 108;
 /// Bytes of a response before its sense data.
@@ -60,6 +62,8 @@ impl Address {
 /// A request's header, over its bytes: copied out of the driver's memory once, and no second time.
 #[derive(Clone, Copy, Debug)]
 pub struct Header<'a> {
+    /// The LUN field.
+    pub lun: &'a [u8; 8],
     /// Whom it is for; `None`: no form of LUN that we know.
     pub address: Option<Address>,
     /// The driver's tag.
@@ -85,11 +89,38 @@ impl Header<'_> {
             _ => TaskAttribute::Simple,
         };
         Header {
+            lun,
             address: Address::parse(lun),
             id: u64::from_le_bytes(*id),
             attribute,
             cdb: split::<CDB_SIZE>(rest).0,
         }
+    }
+}
+
+/// The header of a SIMPLE command, as far as a plain one needs it: the short way of [`Header`], which says the same.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainHeader<'a> {
+    /// The LUN field, in whatever form.
+    pub lun: [u8; 8],
+    /// The driver's tag.
+    pub id: u64,
+    /// The first bytes of the command.
+    pub cdb: &'a [u8; 16],
+}
+
+impl PlainHeader<'_> {
+    /// Reads the first bytes of a header; `None`: it is not a SIMPLE command's.
+    #[inline(always)]
+    pub fn parse(bytes: &[u8; PLAIN_SIZE]) -> Option<PlainHeader<'_>> {
+        let (lun, rest) = split::<8>(bytes);
+        let (id, rest) = split::<8>(rest);
+        let (attributes, rest) = split::<3>(rest);
+        (attributes[0] == 0).then(|| PlainHeader {
+            lun: *lun,
+            id: u64::from_le_bytes(*id),
+            cdb: split::<16>(rest).0,
+        })
     }
 }
 
@@ -250,6 +281,22 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn plain_header_says_what_a_header_says(bytes in prop::array::uniform(any::<u8>()), simple: bool) {
+            let mut bytes: [u8; REQUEST_SIZE] = bytes;
+            if simple {
+                bytes[16] = 0;
+            }
+            let header = Header::parse(&bytes);
+            let Some(plain) = PlainHeader::parse(bytes.first_chunk().unwrap()) else {
+                prop_assert!(bytes[16] != 0);
+                return Ok(());
+            };
+            prop_assert_eq!(header.attribute, TaskAttribute::Simple);
+            prop_assert_eq!((&plain.lun, plain.id), (header.lun, header.id));
+            prop_assert_eq!(&plain.cdb[..], &header.cdb[..16]);
+        }
+
         #[test]
         fn no_bytes_panic(header in prop::array::uniform(any::<u8>()), control in prop::collection::vec(any::<u8>(), 0..40)) {
             Header::parse(&header);

@@ -68,7 +68,8 @@ pub(crate) enum Table {
 /// nothing but yes or no; whatever is not so is read anew by a [`Collector`], the general way, which alone knows
 /// what is wrong. A test holds that the two agree.
 pub(crate) struct Plain<'a> {
-    filler: Filler<'a>,
+    view: &'a GuestView,
+    buffer: &'a mut IoBuffer,
     limits: Limits,
 }
 
@@ -76,12 +77,13 @@ impl<'a> Plain<'a> {
     #[inline(always)]
     pub fn new(view: &'a GuestView, buffer: &'a mut IoBuffer, limits: Limits) -> Plain<'a> {
         Plain {
-            filler: view.filler(buffer),
+            view,
+            buffer,
             limits,
         }
     }
 
-    /// A chain of direct descriptors; gives its readable and writable bytes and how many they are.
+    /// A chain of at most `limit` direct descriptors; gives its readable and writable bytes and how many they are.
     #[inline(always)]
     pub fn direct(
         self,
@@ -89,7 +91,8 @@ impl<'a> Plain<'a> {
         limit: u16,
         next: impl Fn(u32) -> Option<Descriptor>,
     ) -> Option<(u32, u32, u16)> {
-        self.walk(first, limit, Table::Linked, next)
+        let filler = self.view.filler(self.buffer, usize::from(limit));
+        walk(filler, self.limits, first, Table::Linked, next)
     }
 
     /// A chain that is one indirect table.
@@ -99,59 +102,84 @@ impl<'a> Plain<'a> {
         if !self.limits.indirect || !length.is_multiple_of(DESCRIPTOR_SIZE as u32) {
             return None;
         }
-        let entries = self.filler.table::<Descriptor>(table, count)?;
-        let first = entries.read(0)?;
         let limit = self.limits.indirect_descriptors;
+        let filler = self.view.filler(self.buffer, usize::from(limit));
+        let entries = filler.table::<Descriptor>(table, count)?;
+        let first = entries.read(0)?;
         let read = |index| entries.read(index);
-        let (readable, writable, _) = match kind {
-            Table::Linked => self.walk(first, limit, kind, read)?,
-            // Packed tables are read in order, to their end.
-            Table::InOrder if count > u32::from(limit) => return None,
-            Table::InOrder => self.walk(first, count as u16, kind, read)?,
-        };
+        let (readable, writable, _) = walk(filler, self.limits, first, kind, read)?;
         Some((readable, writable))
     }
+}
 
+/// Reads the elements of a chain; `next` has none behind the end of a table that is read in order.
+#[inline(always)]
+fn walk(
+    filler: Filler<'_>,
+    limits: Limits,
+    first: Descriptor,
+    kind: Table,
+    next: impl Fn(u32) -> Option<Descriptor>,
+) -> Option<(u32, u32, u16)> {
+    let mut way = Way {
+        filler,
+        kind,
+        next,
+        d: first,
+        index: 0,
+    };
+    let (readable, more) = way.half(0)?;
+    let writable = if more { way.half(WRITE)?.0 } else { 0 };
+    let total = readable + writable;
+    if total > u64::from(limits.bytes) {
+        return None;
+    }
+    // No more than `limit`, which is a u16.
+    let count = way.filler.finish(total as usize) as u16;
+    // The limit is a u32, so both fit.
+    Some((readable as u32, writable as u32, count))
+}
+
+/// A walk along a chain.
+struct Way<'a, N> {
+    filler: Filler<'a>,
+    kind: Table,
+    next: N,
+    /// The next element.
+    d: Descriptor,
+    index: u32,
+}
+
+impl<N: Fn(u32) -> Option<Descriptor>> Way<'_, N> {
+    /// The elements of one half, those that are readable or those that are writable: their bytes, and whether there are more
+    /// behind them.
     #[inline(always)]
-    fn walk(
-        mut self,
-        mut d: Descriptor,
-        limit: u16,
-        kind: Table,
-        next: impl Fn(u32) -> Option<Descriptor>,
-    ) -> Option<(u32, u32, u16)> {
-        let (mut total, mut readable) = (0u64, 0u64);
-        let mut count = 0;
+    fn half(&mut self, wanted: u16) -> Option<(u64, bool)> {
+        let mut bytes = 0;
         loop {
-            let (length, flags) = (d.length.get(), kind.flags(&d));
-            if length == 0 || flags & INDIRECT != 0 || count == limit {
+            let (length, flags) = (self.d.length.get(), self.kind.flags(&self.d));
+            if flags & (INDIRECT | WRITE) != wanted {
+                // Only the first half may end so; what is neither ends the second one, too.
+                return (wanted == 0).then_some((bytes, true));
+            }
+            // There is room for as many as a chain may have.
+            if length == 0 || !self.filler.append(self.d.address.get(), length) {
                 return None;
             }
-            count += 1;
-            if flags & WRITE == 0 {
-                // No element is empty, so this says whether there was a writable one.
-                if total != readable {
-                    return None;
+            bytes += u64::from(length);
+            let next = match self.kind {
+                Table::Linked if flags & NEXT == 0 => return Some((bytes, false)),
+                Table::Linked => (self.next)(u32::from(self.d.next.get()))?,
+                Table::InOrder => {
+                    self.index += 1;
+                    match (self.next)(self.index) {
+                        Some(next) => next,
+                        None => return Some((bytes, false)),
+                    }
                 }
-                readable += u64::from(length);
-            }
-            total += u64::from(length);
-            if !self.filler.append(d.address.get(), length) {
-                return None;
-            }
-            d = match kind {
-                Table::Linked if flags & NEXT == 0 => break,
-                Table::Linked => next(u32::from(d.next.get()))?,
-                Table::InOrder if count == limit => break,
-                Table::InOrder => next(u32::from(count))?,
             };
+            self.d = next;
         }
-        if total > u64::from(self.limits.bytes) {
-            return None;
-        }
-        self.filler.finish(total as usize);
-        // The limit is a u32, so both fit.
-        Some((readable as u32, (total - readable) as u32, count))
     }
 }
 

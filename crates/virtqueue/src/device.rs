@@ -98,7 +98,10 @@ impl DeviceQueue {
     /// The driver's mistake, once. The queue is broken then: later calls give `Ok(false)`.
     #[inline(always)]
     pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
-        each!(&mut self.ring, ring => ring.pop(view, chain))
+        match &mut self.ring {
+            Ring::Split(ring) => ring.pop(view, chain),
+            Ring::Packed(ring) => ring.pop(view, chain),
+        }
     }
 
     /// Gives a chain back, with the number of bytes written to it. The driver sees it after [`publish`](Self::publish).

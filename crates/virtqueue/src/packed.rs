@@ -109,7 +109,7 @@ impl PackedQueue {
         u16::from(!self.broken && self.is_available(self.next_available))
     }
 
-    #[inline]
+    #[inline(never)]
     pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
         if self.available() == 0 {
             return Ok(false);

@@ -16,8 +16,9 @@ use crate::layout::{
 };
 use crate::{Chain, Inflight, QueueConfig, QueueError};
 
-/// How many chains ahead a head's descriptor is fetched, and what that descriptor points to.
-const DESCRIPTORS_AHEAD: u16 = 8;
+/// How many chains ahead a head's descriptor is fetched, when their entries are first seen, and what that descriptor
+/// points to, while they are popped.
+const DESCRIPTORS_AHEAD: u16 = 128;
 const ELEMENTS_AHEAD: u16 = 4;
 
 /// The ring's memory: whole areas for their single fields, and their entries, which need no bounds check.
@@ -55,6 +56,8 @@ pub struct SplitQueue {
     next_available: u16,
     /// The driver's index when last looked at: entries before it are known to be there.
     known_available: u16,
+    /// Head and table of the last chain: where few are in flight, the next one's too as a rule.
+    last: (u16, u64),
     /// Next element to push.
     next_used: u16,
     /// The used index that the driver sees.
@@ -77,6 +80,7 @@ impl SplitQueue {
             limits: Limits::new(config),
             next_available: base,
             known_available: base,
+            last: (0, 0),
             next_used: used,
             published_used: used,
             inflight: None,
@@ -184,9 +188,16 @@ impl SplitQueue {
             }));
         }
         self.known_available = index;
-        // The first of a batch get what `fetch_ahead` does for the later ones; the very first is read at once.
+        if ahead != 0 {
+            // What is to be read is on another core, one thing behind the other: a good guess has all on their way at once.
+            self.areas.descriptors.prefetch(self.last.0);
+            view.prefetch(self.last.1);
+            self.areas.elements.prefetch_to_write(self.next_used);
+        }
+        // The very first is read at once; the next ones get what `fetch_ahead` does for the later ones.
         for i in 1..ahead.min(DESCRIPTORS_AHEAD) {
-            self.fetch_descriptor(self.next_available.wrapping_add(i));
+            let head = self.areas.heads.read(self.next_available.wrapping_add(i));
+            self.areas.descriptors.prefetch(head.get());
         }
         for i in 1..ahead.min(ELEMENTS_AHEAD) {
             self.fetch_element(view, self.next_available.wrapping_add(i));
@@ -196,19 +207,9 @@ impl SplitQueue {
 
     #[inline(always)]
     fn fetch_ahead(&self, view: &GuestView, at: u16) {
-        let known = self.known_available.wrapping_sub(at);
-        if known > DESCRIPTORS_AHEAD {
-            self.fetch_descriptor(at.wrapping_add(DESCRIPTORS_AHEAD));
-        }
-        if known > ELEMENTS_AHEAD {
+        if self.known_available.wrapping_sub(at) > ELEMENTS_AHEAD {
             self.fetch_element(view, at.wrapping_add(ELEMENTS_AHEAD));
         }
-    }
-
-    #[inline(always)]
-    fn fetch_descriptor(&self, at: u16) {
-        let head = self.areas.heads.read(at).get();
-        self.areas.descriptors.prefetch(head);
     }
 
     /// Fetches what the first descriptor points to: a request's header, or its indirect table.
@@ -228,22 +229,39 @@ impl SplitQueue {
 
     /// The short way: see [`Plain`].
     #[inline(always)]
-    fn read_plain(&self, head: u16, view: &GuestView, chain: &mut Chain) -> bool {
+    fn read_plain(&mut self, head: u16, view: &GuestView, chain: &mut Chain) -> bool {
         if head >= self.size {
             return false;
         }
         let descriptor = self.areas.descriptors.read(head);
+        if descriptor.flags.get() & (INDIRECT | NEXT) != INDIRECT {
+            return self.read_direct(head, descriptor, view, chain);
+        }
         let plain = Plain::new(view, &mut chain.buffer, self.limits);
-        let read = if descriptor.flags.get() & (INDIRECT | NEXT) == INDIRECT {
-            let (address, length) = (descriptor.address.get(), descriptor.length.get());
-            let read = plain.indirect(address, length, Table::Linked);
-            read.map(|(readable, writable)| (readable, writable, 1))
-        } else {
-            plain.direct(descriptor, self.size, |next| {
-                let next = u16::try_from(next).ok().filter(|next| *next < self.size)?;
-                Some(self.areas.descriptors.read(next))
-            })
+        let (address, length) = (descriptor.address.get(), descriptor.length.get());
+        let Some((readable, writable)) = plain.indirect(address, length, Table::Linked) else {
+            return false;
         };
+        self.last = (head, address);
+        (chain.id, chain.descriptors) = (head, 1);
+        (chain.readable, chain.writable) = (readable, writable);
+        true
+    }
+
+    /// The short way for a chain of direct descriptors: see [`Plain`].
+    #[inline(never)]
+    fn read_direct(
+        &self,
+        head: u16,
+        first: Descriptor,
+        view: &GuestView,
+        chain: &mut Chain,
+    ) -> bool {
+        let plain = Plain::new(view, &mut chain.buffer, self.limits);
+        let read = plain.direct(first, self.size, |next| {
+            let next = u16::try_from(next).ok().filter(|next| *next < self.size)?;
+            Some(self.areas.descriptors.read(next))
+        });
         let Some((readable, writable, descriptors)) = read else {
             return false;
         };
@@ -313,19 +331,19 @@ impl SplitQueue {
         if old == new {
             return false;
         }
-        self.areas.used.store_release_u16(INDEX, new);
+        // The store must be seen before flags or used_event are read, or both sides could miss each other.
+        self.areas.used.store_ordered_u16(INDEX, new);
         self.published_used = new;
         if let Some(inflight) = &mut self.inflight {
             inflight.published(new);
         }
         let first = !std::mem::replace(&mut self.signalled, true);
-        // The store must be seen before flags or used_event are read, or both sides could miss each other.
-        fence(Ordering::SeqCst);
+        let available = &self.areas.available;
         if self.event_idx {
-            let event = self.areas.available.load_relaxed_u16(used_event(self.size));
+            let event = available.load_ordered_u16(used_event(self.size));
             first || passes_event(event, old, new)
         } else {
-            self.areas.available.load_relaxed_u16(0) & NO_INTERRUPT == 0
+            available.load_ordered_u16(0) & NO_INTERRUPT == 0
         }
     }
 

@@ -36,7 +36,7 @@ use disk::{Blocks, IoRequest, Lba};
 use crate::command::{Cdb, Command, cdb_length, opcode::*};
 use crate::logical_unit::{DiskId, LogicalUnit, Word};
 use crate::nexus::Nexus;
-use crate::plan::{Answering, DirectIo, Plan};
+use crate::plan::{Answering, DirectIo, PlainIo, Plan};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::table;
@@ -122,6 +122,25 @@ pub(crate) fn begin_direct(
         return None;
     }
     let (data_in, data_out) = (command.data_in_length, command.data_out_length);
+    let plain = request_path::begin(unit, word, cdb, data_in, data_out)?;
+    Some(plain.on(unit.disk()))
+}
+
+/// As [`begin_direct`], for a whole CDB through a nexus whose filter has this bit for the unit; who is privileged by a
+/// reservation does not go this way.
+#[inline(always)]
+pub(crate) fn begin_plain(
+    unit: &LogicalUnit,
+    nexus: &Nexus,
+    filter_bit: u64,
+    cdb: &Cdb,
+    data_in: u64,
+    data_out: u64,
+) -> Option<PlainIo> {
+    let word = unit.word();
+    if word.is_slow() || nexus.has_in_filter(filter_bit) {
+        return None;
+    }
     request_path::begin(unit, word, cdb, data_in, data_out)
 }
 

@@ -9,8 +9,7 @@ use disk::{Blocks, IoFlags, IoKind, IoRequest, Lba};
 use super::read_write::TRANSFER_MAX;
 use crate::command::{Cdb, be16, be32, be64, opcode::*};
 use crate::logical_unit::{LogicalUnit, Word};
-use crate::plan::DirectIo;
-use crate::response::{Residual, Status};
+use crate::plan::PlainIo;
 
 const FUA: u8 = 0x08;
 const DPO: u8 = 0x10;
@@ -23,17 +22,18 @@ pub(super) fn begin(
     cdb: &Cdb,
     data_in: u64,
     data_out: u64,
-) -> Option<DirectIo> {
-    let (kind, offered) = match cdb[0] {
-        READ_10 | READ_16 => (IoKind::Read, data_in),
-        WRITE_10 | WRITE_16 => (IoKind::Write, data_out),
+) -> Option<PlainIo> {
+    /// What tells a WRITE from a READ, of 10 and of 16 bytes.
+    const WRITE: u8 = WRITE_10 ^ READ_10;
+    const { assert!(WRITE == WRITE_16 ^ READ_16) };
+    let (lba, blocks, control) = match cdb[0] & !WRITE {
+        READ_10 => (be32(cdb, 2).into(), be16(cdb, 7).into(), cdb[9]),
+        READ_16 => (be64(cdb, 2), be32(cdb, 10).into(), cdb[15]),
         _ => return None,
     };
-    // the group code tells the two lengths apart: 001b and 100b
-    let (lba, blocks, control) = if cdb[0] & 0x80 == 0 {
-        (be32(cdb, 2).into(), be16(cdb, 7).into(), cdb[9])
-    } else {
-        (be64(cdb, 2), be32(cdb, 10).into(), cdb[15])
+    let (kind, offered) = match cdb[0] & WRITE {
+        0 => (IoKind::Read, data_in),
+        _ => (IoKind::Write, data_out),
     };
     let (offset, length) = unit.geometry().check(Lba(lba), Blocks(blocks)).ok()?;
     let plain = cdb[1] & !(FUA | DPO) == 0 && control & 0x04 == 0;
@@ -49,18 +49,11 @@ pub(super) fn begin(
             flags = IoFlags::FUA;
         }
     }
-    Some(DirectIo {
-        disk: unit.disk(),
-        request: IoRequest {
-            kind,
-            flags,
-            offset,
-            length,
-        },
-        exclusive: false,
-        residual: Residual::None,
-        success: Status::Good,
-        expected: length,
-        descriptor_sense: word.has(Word::DESCRIPTOR_SENSE),
-    })
+    let request = IoRequest {
+        kind,
+        flags,
+        offset,
+        length,
+    };
+    Some(PlainIo::new(request, word.has(Word::DESCRIPTOR_SENSE)))
 }

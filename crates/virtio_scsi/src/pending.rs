@@ -1,0 +1,95 @@
+//! What a request queue remembers of a request, in its slot, until it is answered; task management looks at it, too.
+
+use reactor::Tag;
+use scsi_tasks::{Hold, Task, Ticket};
+
+use crate::request;
+
+/// What a request remembers until it is answered. What a plain one needs lies together, from the end of its task on.
+#[repr(C)]
+pub(crate) struct Pending {
+    /// Task management functions that wait for this task to end.
+    pub waits: Vec<Hold>,
+    /// Its place among the others, if it is not SIMPLE.
+    pub ticket: Option<Ticket>,
+    pub task: Task,
+    pub id: u64,
+    /// Which task it is, for task management.
+    pub key: Option<(u8, u16)>,
+    /// Where it is, so that it can be resumed.
+    pub tag: Option<Tag>,
+    pub data_in_room: u32,
+    pub data_in: u32,
+    /// The response code, when the command did not get as far as the core.
+    pub code: u8,
+    /// Set by task management: [`request::S_ABORTED`] or [`request::S_RESET`].
+    pub aborted: Option<u8>,
+    /// It waits until the tasks that it aborts have ended; an abort that means itself passes it by.
+    pub aborting: bool,
+    /// It has not begun, for others come before it.
+    pub parked: bool,
+    /// It is a plain command, or none yet: what is said here of unusual ones is not so, but for its task, its key, its ID
+    /// and its data.
+    pub plain: bool,
+}
+
+impl Default for Pending {
+    fn default() -> Pending {
+        Pending {
+            task: Task::default(),
+            key: None,
+            id: 0,
+            code: request::S_OK,
+            data_in_room: 0,
+            data_in: 0,
+            aborted: None,
+            waits: Vec::new(),
+            tag: None,
+            aborting: false,
+            parked: false,
+            ticket: None,
+            plain: true,
+        }
+    }
+}
+
+impl Pending {
+    /// `hold` is kept until the task has ended, which is soon with `abort`.
+    pub fn hold(&mut self, abort: bool, hold: &Hold) {
+        if abort {
+            // There is no such unit any more.
+            self.abort(request::S_BAD_TARGET, hold);
+        } else {
+            self.keep(hold);
+        }
+    }
+
+    /// Marks the task as aborted; `hold` is kept until it has been answered.
+    pub fn abort(&mut self, code: u8, hold: &Hold) {
+        if !self.aborting {
+            self.aborted = Some(code);
+            self.keep(hold);
+        }
+    }
+
+    /// Keeps `hold` until the task has been answered, if it has begun.
+    pub fn wait_for(&mut self, hold: &Hold) {
+        if !self.parked {
+            self.keep(hold);
+        }
+    }
+
+    fn keep(&mut self, hold: &Hold) {
+        self.plain = false;
+        self.waits.push(hold.clone());
+    }
+
+    /// It has been answered: the next request of its slot may be a plain one, if this one does not go on.
+    pub fn answered(&mut self) {
+        self.waits.clear();
+        self.ticket = None;
+        (self.code, self.aborted) = (request::S_OK, None);
+        (self.aborting, self.parked) = (false, false);
+        self.plain = self.task.is_idle();
+    }
+}
