@@ -57,9 +57,22 @@ impl IscsiSession {
 
     /// One command on LUN 0.
     pub fn command(&mut self, cdb: &[u8], out: Option<&[u8]>, into: u32) -> Result<CommandDone> {
+        self.command_on(0, cdb, out, into)
+    }
+
+    /// One command on a LUN below 256.
+    pub fn command_on(
+        &mut self,
+        lun: u8,
+        cdb: &[u8],
+        out: Option<&[u8]>,
+        into: u32,
+    ) -> Result<CommandDone> {
+        // SAM-5, 4.7.7.2: peripheral device addressing, the number in the second byte.
+        let lun = u64::from(lun) << 48;
         let request = match out {
-            Some(data) => Initiator::write(0, cdb, data.to_vec()),
-            None => Initiator::read(0, cdb, into),
+            Some(data) => Initiator::write(lun, cdb, data.to_vec()),
+            None => Initiator::read(lun, cdb, into),
         };
         let itt = self.initiator.command(self.cid, request)?;
         loop {

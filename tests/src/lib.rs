@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod files;
+pub mod http;
 pub mod initiator;
 pub mod rig;
 

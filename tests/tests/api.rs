@@ -1,9 +1,10 @@
-//! The control socket: what a crash leaves, how much it holds, who may ask, and many who ask at once.
+//! The control socket: what a crash leaves, how much it holds, many who ask at once, and what the document promises.
 #![forbid(unsafe_code)]
 
 use daemon::control::{Client, ClientError, Method};
-use end_to_end::{Daemon, DaemonBuilder, Result, Rig, Scratch, bail, ensure};
+use end_to_end::{Daemon, DaemonBuilder, Profile, Result, Rig, Scratch, bail, ensure};
 use front_end::VerifiedLoad;
+use lab::{lunette_program, workspace};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -203,40 +204,6 @@ fn sixteen_thousand_units_come_in_one_call_and_come_back_after_a_restart() -> Re
     Ok(())
 }
 
-#[test]
-fn another_user_gets_nothing_from_the_socket() -> Result<()> {
-    let rig = Rig::new(|daemon| daemon.disk("d=ram:1M"))?;
-    if !rustix::process::geteuid().is_root() {
-        println!("only root can become another user");
-        return Ok(());
-    }
-    let control = rig.daemon.control();
-    // The way to it is open: only the socket's own mode stands between.
-    let mut folder = control.parent();
-    while let Some(open) = folder.filter(|folder| folder.starts_with(std::env::temp_dir())) {
-        use std::os::unix::fs::PermissionsExt;
-        if open != std::env::temp_dir() {
-            std::fs::set_permissions(open, std::fs::Permissions::from_mode(0o755))?;
-        }
-        folder = open.parent();
-    }
-    // Whoever may write to a socket's file may connect to it: unix(7).
-    let may_connect = |user: &str| -> Result<bool> {
-        let ids = [format!("--reuid={user}"), format!("--regid={user}")];
-        let status = std::process::Command::new("setpriv")
-            .args(ids)
-            .args(["--clear-groups", "test", "-S"])
-            .arg(&control)
-            .args(["-a", "-w"])
-            .arg(&control)
-            .status()?;
-        Ok(status.success())
-    };
-    ensure!(may_connect("0")?, "root cannot connect");
-    ensure!(!may_connect("65534")?, "anybody can connect");
-    Ok(())
-}
-
 /// A generator that needs no crate: splitmix64.
 struct Random(u64);
 
@@ -335,5 +302,95 @@ fn two_hundred_clients_at_once_disturb_neither_data_nor_each_other() -> Result<(
     rig.daemon.start_again()?;
     let after = objects(&client(&rig.daemon))?;
     ensure!(before == after, "torn state: {before}\n{after}");
+    Ok(())
+}
+
+/// Where scripts/setup puts it.
+fn schemathesis() -> Result<std::path::PathBuf> {
+    let program = workspace().join("build/python/bin/schemathesis");
+    if !program.exists() {
+        bail!(
+            "there is no {}; mend: scripts/setup test",
+            program.display()
+        );
+    }
+    Ok(program)
+}
+
+#[test]
+fn answers_are_as_the_document_promises_whatever_is_asked() -> Result<()> {
+    const TOKEN: &str = "schemathesis-0123456789";
+    let schemathesis = schemathesis()?;
+    let own = rustix::process::geteuid().as_raw();
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let token = scratch.file("token");
+        std::fs::write(&token, TOKEN)?;
+        std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        let mut daemon = daemon
+            .disk("d=ram:1M")
+            .disk("e=ram:1M")
+            .vhost_blk("d")
+            .vhost_scsi("c")
+            .lun("c/0:0=d")
+            .arguments(["--api-listen", "127.0.0.1:0", "--token-file"])
+            .arguments([token.to_string_lossy().as_ref()]);
+        if own == 0 {
+            // It asks for files and sockets at any path: as somebody who may not make them everywhere.
+            for path in [scratch.files(), scratch.sockets(), &token] {
+                chown(path, Some(NOBODY), Some(NOBODY))?;
+            }
+            open_the_way(scratch.sockets())?;
+            let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+            let program = scratch.file("lunette");
+            std::fs::copy(lunette_program(Profile::Dev)?, &program)?;
+            open_the_way(&program)?;
+            let wrapper = [&["setpriv"][..], &nobody].concat();
+            daemon = daemon.program(&program).under(&wrapper);
+        }
+        Ok(daemon)
+    })?;
+    let log = rig.daemon.process().log();
+    let address = log.lines().find_map(|line| line.split_once("address="));
+    let Some((_, address)) = address else {
+        bail!("nothing is served over TCP:\n{log}");
+    };
+    let checks = "not_a_server_error,status_code_conformance,content_type_conformance,\
+        response_schema_conformance,response_headers_conformance,allow_header_conformance";
+    let report = rig.scratch.file("schemathesis.log");
+    let mut command = std::process::Command::new(schemathesis);
+    command
+        .arg("run")
+        .arg(format!("http://{}/v1/openapi.json", address.trim()))
+        .args(["--header", &format!("Authorization: Bearer {TOKEN}")])
+        // It has no end.
+        .args(["--exclude-path", "/v1/events"])
+        .args(["--checks", &checks.replace(' ', "")])
+        .args(["--phases", "examples,coverage,fuzzing"])
+        .args(["--max-time", "60", "--request-timeout", "60"])
+        .args(["--continue-on-failure", "--no-shrink", "--no-color"])
+        .args(["--generation-database", "none"])
+        .current_dir(rig.scratch.files());
+    let mut running = lab::Process::start("schemathesis", &command, &report)?;
+    let status = running.wait(Duration::from_secs(500))?;
+    let told = running.log();
+    rig.daemon.process().check_running()?;
+    ensure!(status.success(), "{status}:\n{told}");
+    let tested = told.lines().filter(|line| line.contains("Tested:"));
+    println!("{}", tested.collect::<Vec<_>>().join("\n"));
+    Ok(())
+}
+
+const NOBODY: u32 = 65534;
+
+/// Lets everybody come to a path below the folder for temporary files.
+fn open_the_way(path: &std::path::Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let temporary = std::env::temp_dir();
+    let mut next = Some(path);
+    while let Some(open) = next.filter(|open| open.starts_with(&temporary) && *open != temporary) {
+        std::fs::set_permissions(open, std::fs::Permissions::from_mode(0o755))?;
+        next = open.parent();
+    }
     Ok(())
 }

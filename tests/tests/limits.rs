@@ -102,3 +102,154 @@ fn daemon_ends_at_once_with_requests_that_wait_for_limits() -> Result<()> {
     ensure!(status.success(), "{status}");
     Ok(())
 }
+
+/// Counts of one moment: when, requests of the disk, requests of each export's queues.
+struct Counted {
+    at_ns: f64,
+    requests: f64,
+    bytes: f64,
+    by_export: [f64; 2],
+}
+
+fn counted(rig: &Rig, disk: &str, exports: [&str; 2]) -> Result<Counted> {
+    let statistics: Value = daemon::control::get(&rig.daemon.control(), "/v1/statistics")?;
+    let disks = statistics["disks"].as_array().context("no disks")?;
+    let found = disks.iter().find(|one| one["name"] == disk);
+    let read = &found.context("no such disk")?["operations"]["read"];
+    let queues = statistics["queues"].as_array().context("no queues")?;
+    let of = |export: &str| -> f64 {
+        let ours = queues.iter().filter(|q| q["labels"]["export"] == export);
+        let counters =
+            ours.filter_map(|q| q["latencies"]["counters"]["operations"][0]["requests"].as_u64());
+        counters.sum::<u64>() as f64
+    };
+    Ok(Counted {
+        at_ns: statistics["at_ns"].as_f64().context("no time")?,
+        requests: read["requests"].as_f64().context("no requests")?,
+        bytes: read["bytes"].as_f64().context("no bytes")?,
+        by_export: exports.map(of),
+    })
+}
+
+/// What a disk did in a second, over a window of some seconds, by the daemon's own clock and counters.
+fn window(rig: &Rig, disk: &str, exports: [&str; 2]) -> Result<(f64, f64, [f64; 2])> {
+    let before = counted(rig, disk, exports)?;
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    let after = counted(rig, disk, exports)?;
+    let seconds = (after.at_ns - before.at_ns) / 1e9;
+    let of = |index: usize| (after.by_export[index] - before.by_export[index]) / seconds;
+    Ok((
+        (after.requests - before.requests) / seconds,
+        (after.bytes - before.bytes) / seconds,
+        [of(0), of(1)],
+    ))
+}
+
+#[test]
+fn limits_are_set_changed_and_taken_away_under_load_and_hold_within_five_percent() -> Result<()> {
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("d=null:1G")
+            .vhost_blk("d")
+            .vhost_scsi("c")
+            .lun("c/0:0=d")
+            .arguments(["--workers", "2"])
+    })?;
+    let exports = ["d", "c"];
+    let subject = |kind: &str, export: &str| format!("{kind}:{}", rig.socket(export).display());
+    let drive = |subject: &str, depth: &str| -> Result<Child> {
+        Command::new(lunette_program(Profile::Dev)?)
+            .args(["bench", subject, "--rw", "randread", "--bs", "4k"])
+            .args(["--iodepth", depth, "--runtime", "600s", "--interrupts"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("lunette bench")
+    };
+    // They end with the daemon.
+    let mut drivers = [
+        drive(&subject("vhost-user-blk", "d"), "32")?,
+        drive(&subject("vhost-user-scsi", "c"), "8")?,
+    ];
+    let begun = wait_until(std::time::Duration::from_secs(30), || {
+        let now = counted(&rig, "d", exports).ok()?;
+        now.by_export.iter().all(|n| *n > 1000.0).then_some(())
+    });
+    ensure!(begun.is_some(), "the drivers do not begin");
+
+    // A fifth of a second's worth may come at once: longer pauses of this machine would be seen.
+    let steps = [
+        ("iops=1000,iops_burst=200", Some(1000.0), None),
+        ("iops=3000,iops_burst=600", Some(3000.0), None),
+        (
+            "bandwidth=8M,bandwidth_burst=1600K",
+            None,
+            Some(8_388_608.0),
+        ),
+        ("iops=500,iops_burst=100,bandwidth=1G", Some(500.0), None),
+        ("none", None, None),
+    ];
+    for (limits, iops, bandwidth) in steps {
+        rig.daemon.lunette(&["disk", "limit", "d", limits])?;
+        // What came before, and the burst, are over.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        let mut seen = Vec::new();
+        let holds = (0..8).find_map(|_| {
+            let (requests, bytes, shares) = window(&rig, "d", exports).ok()?;
+            let is_near = |rate: f64, limit: Option<f64>| {
+                limit.is_none_or(|limit| (limit * 0.95..=limit * 1.05).contains(&rate))
+            };
+            let is_fair = (shares[0] / (shares[0] + shares[1]) - 0.5).abs() <= 0.05;
+            let is_free = requests > 4000.0;
+            seen.push((requests, bytes, shares));
+            match (iops, bandwidth) {
+                (None, None) => is_free.then_some(()),
+                _ => {
+                    (is_near(requests, iops) && is_near(bytes, bandwidth) && is_fair).then_some(())
+                }
+            }
+        });
+        ensure!(holds.is_some(), "{limits}: {seen:.0?}");
+        // More than was allowed is never excused by a busy machine.
+        for (requests, bytes, _) in &seen {
+            ensure!(
+                iops.is_none_or(|iops| *requests <= iops * 1.05),
+                "{limits}: {seen:.0?}"
+            );
+            ensure!(
+                bandwidth.is_none_or(|bandwidth| *bytes <= bandwidth * 1.05),
+                "{limits}: {seen:.0?}"
+            );
+        }
+        println!("{limits}: {:.1?}", seen.last());
+    }
+
+    // By PUT of the whole disk too, and they come back after a restart.
+    let client = daemon::control::Client::new(&rig.daemon.control());
+    let mut disk: Value = client.get("/v1/disks/d")?;
+    disk["iops"] = 700.into();
+    client.change(daemon::control::Method::PUT, "/v1/disks/d", Some(&disk))?;
+    for driver in &mut drivers {
+        driver.kill()?;
+        driver.wait()?;
+    }
+    rig.daemon.stop(std::time::Duration::from_secs(20))?;
+    rig.daemon.start_again()?;
+    let disk: Value = client.get("/v1/disks/d")?;
+    ensure!(disk["iops"] == 700, "{disk}");
+    for (body, pointer) in [
+        (serde_json::json!({"iops": 0}), "/iops"),
+        (serde_json::json!({"iops_burst": 7}), "/iops_burst"),
+        (serde_json::json!({"bandwith": 7}), "/bandwith"),
+    ] {
+        let path = "/v1/disks/d/limits";
+        match client.change(daemon::control::Method::PUT, path, Some(&body)) {
+            Err(daemon::control::ClientError::Problem { problem }) => {
+                ensure!(problem.status == 422, "{problem:?}");
+                ensure!(problem.errors[0].pointer == pointer, "{problem:?}");
+            }
+            other => end_to_end::bail!("{body}: {other:?}"),
+        }
+    }
+    Ok(())
+}

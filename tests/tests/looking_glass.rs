@@ -380,3 +380,59 @@ fn a_run_over_iscsi_is_told_from_published_to_seen_with_the_wait_for_data_apart(
     }
     Ok(())
 }
+
+#[test]
+fn what_an_initiator_did_is_counted_by_session_and_stays_when_it_leaves() -> Result<()> {
+    let mut rig = rig()?;
+    let metrics = |rig: &Rig| -> Result<String> {
+        Ok(daemon::control::Client::new(&rig.daemon.control()).text("/metrics")?)
+    };
+    let portal = rig.iscsi_portal(TARGET)?;
+    let mut session = IscsiSession::login(&portal, TARGET, 5)?;
+    // READ(10) of 8 blocks, at 0 and beyond every end.
+    let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+    let beyond = [0x28, 0, 0xff, 0xff, 0xff, 0xf0, 0, 0, 8, 0];
+    for _ in 0..5 {
+        ensure!(session.command(&read, None, 4096)?.status == 0);
+    }
+    ensure!(session.command(&beyond, None, 4096)?.status == 2);
+    let listed = rig.daemon.lunette(&["session", "list", "--json"])?;
+    let listed: Vec<Value> = serde_json::from_str(&listed)?;
+    let ours = listed
+        .iter()
+        .find(|one| one["initiator"] == "iqn.2026-11.org.example:i5")
+        .context("it is not listed")?;
+    ensure!(ours["requests"].as_u64() >= Some(6), "{ours}");
+    ensure!(ours["errors"].as_u64() >= Some(1), "{ours}");
+    let labels =
+        format!("export=\"{TARGET}\",initiator=\"iqn.2026-11.org.example:i5\",operation=\"read\"");
+    let counted =
+        |name: &str, value: u64| format!("lunette_initiator_{name}_total{{{labels}}} {value}\n");
+    let sessions = |count: usize| {
+        let labels = format!("export=\"{TARGET}\",initiator=\"iqn.2026-11.org.example:i5\"");
+        format!("lunette_initiator_sessions{{{labels}}} {count}\n")
+    };
+    let page = metrics(&rig)?;
+    ensure!(page.contains(&counted("requests", 5)), "{page}");
+    ensure!(page.contains(&counted("bytes", 5 * 4096)), "{page}");
+    // What is refused before it becomes an I/O is of no operation.
+    ensure!(page.contains(&counted("errors", 0)), "{page}");
+    let refused = labels.replace("\"read\"", "\"other\"");
+    let refused = format!("lunette_initiator_errors_total{{{refused}}} ");
+    let refused = page.lines().find_map(|line| line.strip_prefix(&refused));
+    ensure!(refused.is_some_and(|count| count != "0"), "{page}");
+    ensure!(page.contains(&sessions(1)), "{page}");
+    drop(session);
+    let left = lab::wait_until(std::time::Duration::from_secs(20), || {
+        let page = metrics(&rig).ok()?;
+        page.contains(&sessions(0)).then_some(page)
+    });
+    let page = left.context("it is still there")?;
+    ensure!(page.contains(&counted("requests", 5)), "{page}");
+    let mut again = IscsiSession::login(&portal, TARGET, 5)?;
+    ensure!(again.command(&read, None, 4096)?.status == 0);
+    let page = metrics(&rig)?;
+    ensure!(page.contains(&counted("requests", 6)), "{page}");
+    ensure!(page.contains(&sessions(1)), "{page}");
+    Ok(())
+}

@@ -119,3 +119,59 @@ fn aptpl_reservation_of_either_door_survives_kills_and_stops_writes_through_the_
     );
     Ok(())
 }
+
+#[test]
+fn registrations_stay_with_their_ports_whatever_comes_first_after_a_restart() -> Result<()> {
+    const OTHER: &str = "iqn.2026-11.org.example:t1";
+    // READ KEYS and READ FULL STATUS are told by the daemon: each registration with its port.
+    let held = |daemon: &end_to_end::Daemon| -> Result<Vec<Value>> {
+        let held: Vec<Value> = daemon::control::get(&daemon.control(), "/v1/reservations")?;
+        let registrations = held.first().and_then(|one| one["registrations"].as_array());
+        Ok(registrations.cloned().unwrap_or_default())
+    };
+    let builder = |targets: [&str; 2], scratch: &end_to_end::Scratch| {
+        let mut daemon = end_to_end::DaemonBuilder::new(scratch)
+            .disk("d=file:d.raw,size=1M")
+            .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"]);
+        for target in targets {
+            daemon = daemon.arguments(["--iscsi", &format!("{target}=d")]);
+        }
+        daemon
+    };
+    let portal = |daemon: &mut end_to_end::Daemon, target: &str| -> Result<String> {
+        let log = daemon.process().log();
+        let announced = format!("ready iscsi {target} ");
+        let mut lines = log.lines().rev();
+        let line = lines.find_map(|line| line.strip_prefix(&announced));
+        Ok(line.unwrap_or_default().trim().to_owned())
+    };
+    let scratch = end_to_end::Scratch::new()?;
+    let mut daemon = builder([TARGET, OTHER], &scratch).start()?;
+    let at = portal(&mut daemon, OTHER)?;
+    let mut session = IscsiSession::login(&at, OTHER, 1)?;
+    reserve(&mut session, 0, 0, 0xabc)?;
+    reserve(&mut session, 1, 0xabc, 0)?;
+    let before = held(&daemon)?;
+    ensure!(before.len() == 1, "{before:?}");
+    daemon.kill()?;
+    drop(daemon);
+
+    // The other way round: without what was kept, the first to come had the other's number.
+    let mut daemon = builder([OTHER, TARGET], &scratch).start()?;
+    // Its log has the lines of the daemon before it too, which say nothing of this one: asks until it answers.
+    let after = lab::wait_until(std::time::Duration::from_secs(30), || held(&daemon).ok());
+    ensure!(after.as_ref() == Some(&before), "{after:?}, not {before:?}");
+    let at = portal(&mut daemon, OTHER)?;
+    let mut same = IscsiSession::login(&at, OTHER, 1)?;
+    let done = same.command(&WRITE, Some(&[7; 4096]), 0)?;
+    ensure!(done.status == GOOD, "its holder: status {}", done.status);
+    let at = portal(&mut daemon, TARGET)?;
+    let mut stranger = IscsiSession::login(&at, TARGET, 1)?;
+    let done = stranger.command(&WRITE, Some(&[7; 4096]), 0)?;
+    ensure!(
+        done.status == CONFLICT,
+        "the same initiator by another port: status {}",
+        done.status
+    );
+    Ok(())
+}

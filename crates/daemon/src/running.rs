@@ -15,12 +15,14 @@ use timeline::Snapshot;
 use crate::config::{
     Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
 };
-use crate::control::{self, Api, BindError, DiskStatus, ExportStatus, LunStatus, Status, View};
+use crate::control::{
+    self, Api, BindError, DiskStatus, ExportStatus, LunStatus, Status, Tokens, View,
+};
 use crate::exports::{self, Door, ReadyExport};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{How, Keeper, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers};
-use crate::statistics::{DiskStatistics, Statistics, WorkerStatistics};
+use crate::statistics::{DiskStatistics, InitiatorStatistics, Statistics, WorkerStatistics};
 use crate::watchdog::Watchdog;
 use crate::{limits, metrics, state};
 
@@ -98,6 +100,7 @@ fn all_well(reasons: &[String]) -> Result<(), StartError> {
 pub struct Running {
     // In the order in which they end: nobody looks on any more, nothing changes, then no client, then no worker.
     control: Option<control::Server>,
+    api: Option<control::TcpServer>,
     metrics: Option<metrics::Listener>,
     manager: Option<ManagerThread>,
     overview: Arc<Overview>,
@@ -120,8 +123,11 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     limits::raise_descriptors();
     let mut reasons = Vec::new();
     let access = config.access.clone();
-    let can_be_asked =
-        config.control.is_some() || options.control.is_some() || options.passed_control.is_some();
+    let tokens = Tokens::of(&access)?;
+    let can_be_asked = config.control.is_some()
+        || options.control.is_some()
+        || options.passed_control.is_some()
+        || access.api_listen.is_some();
     let control = match options.passed_control {
         Some(passed) => Some(control::Bound::passed(passed.path, passed.listener)),
         None => bind_control(&config, options.control, &mut reasons),
@@ -156,16 +162,30 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     })?;
     let events = owner.events();
     let manager = Manager::start(owner).map_err(|error| error.to_string())?;
+    let asked = Api {
+        view: overview.clone(),
+        manager: manager.manager(),
+        overview: Some(overview.clone()),
+        events,
+        reload: options.reload.clone(),
+    };
+    // Nobody is served over TCP whom no token tells apart: the configuration was checked for one.
+    let api = match (access.api_listen, &tokens) {
+        (Some(address), Some(tokens)) => {
+            let server = control::TcpServer::start(address, asked.clone(), tokens.clone());
+            let server =
+                server.map_err(|error| format!("cannot serve the API on {address}: {error}"))?;
+            tracing::info!(address = %server.address(), "the API is served over TCP, by token");
+            Some(server)
+        }
+        (Some(address), None) => {
+            return Err(format!("no token for the API on {address}: name a token_file").into());
+        }
+        (None, _) => None,
+    };
     let control = match control {
         Some(bound) => {
-            let api = Api {
-                view: overview.clone(),
-                manager: manager.manager(),
-                overview: Some(overview.clone()),
-                events,
-                reload: options.reload.clone(),
-            };
-            let server = control::Server::start(bound, api, access)
+            let server = control::Server::start(bound, asked, access)
                 .map_err(|error| format!("cannot serve the control socket: {error}"))?;
             Some(server)
         }
@@ -175,7 +195,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     let metrics = match address {
         Some(address) => {
             let view: Arc<dyn View> = overview.clone();
-            let listener = metrics::Listener::start(address, view)
+            let listener = metrics::Listener::start(address, view, tokens)
                 .map_err(|error| format!("cannot serve metrics on {address}: {error}"))?;
             Some(listener)
         }
@@ -183,6 +203,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     };
     Ok(Running {
         control,
+        api,
         metrics,
         manager: Some(manager),
         overview,
@@ -316,6 +337,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.control = None;
+        self.api = None;
         self.metrics = None;
         self.manager = None;
         self.overview.servers.end();
@@ -348,7 +370,11 @@ impl View for Overview {
         let disks = names
             .into_iter()
             .map(|name| DiskStatistics::new(name, used.get(name)));
+        let doors = self.servers.doors();
+        let initiators = doors.map(|doors| doors.iscsi.initiators());
+        let initiators = initiators.unwrap_or_default().into_iter();
         Statistics {
+            initiators: initiators.map(InitiatorStatistics::from).collect(),
             workers: workers
                 .map(|(worker, counters)| WorkerStatistics::new(worker, counters))
                 .collect(),

@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 
 use disk::{IoErrorKind, IoKind};
+use iscsi_net::InitiatorStatus;
 use reactor::{DiskCounters, WorkerCounters};
 use serde::{Deserialize, Serialize};
-use timeline::Snapshot;
+use timeline::{Operation, Snapshot};
 
 /// All that was counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -18,6 +19,9 @@ pub struct Statistics {
     pub workers: Vec<WorkerStatistics>,
     /// By disk, in order of their names. One that was never used has zeroes.
     pub disks: Vec<DiskStatistics>,
+    /// By iSCSI target and initiator.
+    #[serde(default)]
+    pub initiators: Vec<InitiatorStatistics>,
     /// By queue, with latencies.
     #[serde(flatten)]
     pub latency: Snapshot,
@@ -47,6 +51,50 @@ impl WorkerStatistics {
             empty_turns: counters.empty_turns,
             sleeps: counters.sleeps,
             messages: counters.messages,
+        }
+    }
+}
+
+/// What an iSCSI initiator did with a target, in all its sessions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InitiatorStatistics {
+    /// The target's name.
+    pub export: String,
+    /// The initiator's name.
+    pub initiator: String,
+    /// Sessions that it has.
+    pub sessions: usize,
+    /// By operation, as queues name them; one that never happened is absent.
+    pub operations: BTreeMap<String, RequestStatistics>,
+}
+
+/// Requests of one operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestStatistics {
+    /// How many were answered.
+    pub requests: u64,
+    /// Bytes of data that they moved.
+    pub bytes: u64,
+    /// How many of them were answered with an error.
+    pub errors: u64,
+}
+
+impl From<InitiatorStatus> for InitiatorStatistics {
+    fn from(status: InitiatorStatus) -> InitiatorStatistics {
+        let operations = Operation::ALL.into_iter().filter_map(|operation| {
+            let counted = status.counters.of(operation);
+            let statistics = RequestStatistics {
+                requests: counted.requests,
+                bytes: counted.bytes,
+                errors: counted.errors,
+            };
+            (counted.requests > 0).then(|| (operation.name().to_owned(), statistics))
+        });
+        InitiatorStatistics {
+            operations: operations.collect(),
+            export: status.target,
+            initiator: status.initiator,
+            sessions: status.sessions,
         }
     }
 }

@@ -218,6 +218,10 @@ impl Connection {
         let mut timeline = QueueTimeline::new(labels, TIMELINE_DEPTH);
         timeline.set_recording(io.is_recording());
         io.register(timeline.record().clone());
+        let record = timeline.record().clone();
+        self.shared
+            .tallies
+            .connected(key.tsih, self.number(), record);
         self.timeline = Some(timeline);
         self.session = Some(Attached {
             view: found.target.scsi.view(),
@@ -272,6 +276,9 @@ impl Connection {
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
             self.abort_slot(io, index, None);
+        }
+        if let Some(key) = self.key {
+            self.shared.tallies.disconnected(key.tsih, self.number());
         }
         let closed = self.iscsi.close();
         for key in closed.drop {

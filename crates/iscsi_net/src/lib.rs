@@ -20,6 +20,7 @@ mod receive;
 mod server;
 mod shared;
 mod slots;
+mod tallies;
 mod target;
 
 pub use access::{AclEntry, DemoMode, Network, Portal};
@@ -28,4 +29,6 @@ pub use iscsi::chap::Secret;
 pub use iscsi::login::{ChapUser, is_iscsi_name};
 pub use limits::DoorLimits;
 pub use server::{Server, ServerError, SessionStatus, TargetStatus};
+pub use shared::SessionChange;
+pub use tallies::InitiatorStatus;
 pub use target::TargetOptions;

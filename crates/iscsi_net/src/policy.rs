@@ -54,8 +54,9 @@ impl Shared {
     }
 
     /// Gives up the nexus of a session that is gone.
-    fn lose_nexus(nexus: &SessionNexus) {
+    fn lose_nexus(&self, tsih: u16, nexus: &SessionNexus) {
         nexus.target.scsi.detach_nexus(&nexus.nexus);
+        self.session_changed(tsih, nexus, false);
     }
 }
 
@@ -109,7 +110,7 @@ impl TargetPolicy for Shared {
             if old.tsih != tsih
                 && let Some(nexus) = nexuses.remove(&old.tsih)
             {
-                Shared::lose_nexus(&nexus);
+                self.lose_nexus(old.tsih, &nexus);
             }
         }
         if identity.kind == SessionKind::Normal && !nexuses.contains_key(&tsih) {
@@ -127,8 +128,10 @@ impl TargetPolicy for Shared {
             let nexus = SessionNexus {
                 nexus: target.scsi.attach_nexus(initiator, group.port.clone()),
                 read_only: permission.read_only,
+                initiator: identity.initiator_name.clone(),
                 target,
             };
+            self.session_changed(tsih, &nexus, true);
             nexuses.insert(tsih, nexus);
         }
         Ok(attachment)
@@ -140,7 +143,7 @@ impl TargetPolicy for Shared {
         if self.sessions.session(connection.tsih).is_none()
             && let Some(nexus) = nexuses.remove(&connection.tsih)
         {
-            Shared::lose_nexus(&nexus);
+            self.lose_nexus(connection.tsih, &nexus);
         }
         dropped
     }

@@ -18,7 +18,8 @@ use scsi_tasks::{Hold, Units};
 use crate::access::Portal;
 use crate::connection::Connection;
 use crate::limits::DoorLimits;
-use crate::shared::{Place, Shared, lock};
+use crate::shared::{Place, SessionChange, Shared, lock};
+use crate::tallies::InitiatorStatus;
 use crate::target::{IscsiTarget, TargetOptions};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
@@ -106,6 +107,8 @@ pub struct SessionStatus {
     pub portal_group: u16,
     /// Identifiers of its connections.
     pub connections: Vec<u16>,
+    /// What it has counted.
+    pub counters: timeline::Counters,
 }
 
 struct Listening {
@@ -340,9 +343,20 @@ impl Server {
                 isid: identity.isid,
                 portal_group: identity.portal_group_tag,
                 connections: session.connections().iter().map(|key| key.cid).collect(),
+                counters: self.state.shared.tallies.of_session(session.tsih),
             })
         };
         sessions.into_iter().filter_map(status).collect()
+    }
+
+    /// Every initiator that has sessions, and the last ones that had, with what they did.
+    pub fn initiators(&self) -> Vec<InitiatorStatus> {
+        self.state.shared.tallies.all()
+    }
+
+    /// Has whoever wants to know told of every session that comes or goes. It must not block; only the first counts.
+    pub fn watch_sessions(&self, watcher: impl Fn(SessionChange) + Send + Sync + 'static) {
+        self.state.shared.watcher.set(Box::new(watcher)).ok();
     }
 
     /// TCP connections, logged in or not.

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use iscsi::session::{ConnectionKey, SessionTable};
 use reactor::{Io, SourceId, Worker, WorkerHandle};
@@ -13,6 +13,7 @@ use scsi_tasks::{Hold, Units};
 
 use crate::connection::Connection;
 use crate::limits::DoorLimits;
+use crate::tallies::Tallies;
 use crate::target::IscsiTarget;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -63,6 +64,8 @@ pub(crate) struct SessionNexus {
     pub target: Arc<IscsiTarget>,
     pub nexus: Arc<Nexus>,
     pub read_only: bool,
+    /// The initiator's name.
+    pub initiator: String,
 }
 
 #[derive(Default)]
@@ -83,9 +86,28 @@ pub(crate) struct Shared {
     pub sessions: SessionTable,
     /// By TSIH.
     pub nexuses: Mutex<HashMap<u16, SessionNexus>>,
+    /// What sessions did.
+    pub tallies: Tallies,
+    /// Who wants to know of sessions.
+    pub watcher: OnceLock<SessionWatcher>,
     places: Mutex<Places>,
     numbers: AtomicU64,
 }
+
+/// A session has come or gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionChange {
+    /// Names it as long as it lasts.
+    pub tsih: u16,
+    /// The target's name.
+    pub target: String,
+    /// The initiator's name.
+    pub initiator: String,
+    /// Has it come?
+    pub opened: bool,
+}
+
+pub(crate) type SessionWatcher = Box<dyn Fn(SessionChange) + Send + Sync>;
 
 impl Shared {
     pub fn new(units: Arc<Units>, limits: DoorLimits) -> Shared {
@@ -96,8 +118,27 @@ impl Shared {
             sessions: SessionTable::new(limits.sessions, window),
             nexuses: Mutex::default(),
             places: Mutex::default(),
+            tallies: Tallies::default(),
+            watcher: OnceLock::new(),
             numbers: AtomicU64::new(1),
             limits,
+        }
+    }
+
+    /// A session with a target has begun, or is over. Call with `nexuses` held, so that what is told is in order.
+    pub fn session_changed(&self, tsih: u16, nexus: &SessionNexus, opened: bool) {
+        let (target, initiator) = (&nexus.target.options.name, &nexus.initiator);
+        match opened {
+            true => self.tallies.opened(tsih, target, initiator),
+            false => self.tallies.closed(tsih),
+        }
+        if let Some(tell) = self.watcher.get() {
+            tell(SessionChange {
+                tsih,
+                target: target.clone(),
+                initiator: initiator.clone(),
+                opened,
+            });
         }
     }
 

@@ -60,10 +60,11 @@ impl IscsiTarget {
                 group.portals.push(portal.address);
                 continue;
             }
+            let name = format!("{},t,0x{:04x}", options.name, portal.group);
             let port = TargetPort {
-                relative_id: units.next_port_id(),
+                relative_id: units.port_id(&name),
                 group: 1,
-                name: Some(format!("{},t,0x{:04x}", options.name, portal.group)),
+                name: Some(name),
                 device_name: Some(options.name.clone()),
             };
             groups.push(Group {

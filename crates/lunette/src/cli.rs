@@ -11,6 +11,7 @@ use crate::objects::arguments::{
     ConfigCommand, DiskCommand, ExportCommand, LookArguments, LunCommand, ReloadArguments,
     ReservationCommand, SessionCommand,
 };
+use crate::whom::Whom;
 
 /// Serves disks to virtual machines, and shows where every request's time goes.
 #[derive(Debug, Parser)]
@@ -148,7 +149,17 @@ pub struct Configuration {
     /// Where reservations and saved mode pages are kept [default: /var/lib/lunette for root, else in ~/.local/state]
     #[arg(long, value_name = "DIR")]
     pub state: Option<String>,
-    /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, to whoever can reach it
+    /// Serve the API over TCP too, to whoever shows the token of --token-file
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub api_listen: Option<String>,
+    /// Who shows this token over TCP may do everything: a file of mode 600 with one line
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<String>,
+    /// Who shows this token over TCP may look on: a file of mode 600 with one line
+    #[arg(long, value_name = "FILE")]
+    pub readers_token_file: Option<String>,
+    /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, to whoever can reach it,
+    /// or with a token file to whoever shows a token
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<String>,
 }
@@ -171,6 +182,9 @@ impl Configuration {
             poll_us: self.poll_us.clone(),
             control: self.control.clone(),
             state: self.state.clone(),
+            api_listen: self.api_listen.clone(),
+            token_file: self.token_file.clone(),
+            readers_token_file: self.readers_token_file.clone(),
             metrics_listen: self.metrics_listen.clone(),
         }
     }
@@ -234,9 +248,9 @@ pub struct LatencyArguments {
     /// target share its queues and their tables; --slowest tells them apart
     #[arg(value_name = "EXPORT|DISK|QUEUE")]
     pub selector: Option<String>,
-    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
+    /// Which daemon
+    #[command(flatten)]
+    pub whom: Whom,
     /// Print JSON; with --watch one object a line
     #[arg(long)]
     pub json: bool,
@@ -285,9 +299,9 @@ pub struct TopArguments {
     /// Print one frame as plain text, for pipes
     #[arg(long)]
     pub once: bool,
-    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
+    /// Which daemon
+    #[command(flatten)]
+    pub whom: Whom,
 }
 
 const AFTER_TOP: &str = "\
@@ -307,9 +321,9 @@ pub struct LogArguments {
     /// Log this from now on: a level (off, error, warn, info, debug, trace), or PART=LEVEL,... [default: show it]
     #[arg(value_name = "FILTER")]
     pub filter: Option<String>,
-    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
+    /// Which daemon
+    #[command(flatten)]
+    pub whom: Whom,
 }
 
 const AFTER_LOG: &str = "\

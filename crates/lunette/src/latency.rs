@@ -1,9 +1,9 @@
 //! `lunette latency`: asks a daemon what its queues measured, and prints it.
 
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use daemon::control::Client;
 use daemon::{QueueReport, SlowReport, control, reports, slowest};
 use serde_json::json;
 use timeline::Snapshot;
@@ -16,15 +16,15 @@ const INTERVAL_SECONDS_MAX: f64 = 86_400.0;
 
 /// Asks once, or again and again.
 pub fn run(arguments: &LatencyArguments) -> Outcome {
-    let socket = control_socket(arguments.socket.as_ref())?;
+    let client = arguments.whom.client()?;
     let selector = arguments.selector.as_deref();
     if let Some(count) = arguments.slowest {
         let path = control::latency_path(selector, count);
-        let snapshot: Snapshot = control::get(&socket, &path)?;
+        let snapshot: Snapshot = client.get(&path)?;
         return print_slowest(&slowest(&snapshot, count), arguments.json);
     }
     let Some(seconds) = arguments.watch else {
-        let snapshot = ask(&socket, selector)?;
+        let snapshot = ask(&client, selector)?;
         return print(&reports(&snapshot, selector), arguments.json);
     };
     if !(0.1..=INTERVAL_SECONDS_MAX).contains(&seconds) {
@@ -32,10 +32,10 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
             "--watch={seconds}: the interval must be 0.1 to {INTERVAL_SECONDS_MAX} seconds"
         )));
     }
-    let mut before = (ask(&socket, selector)?, Instant::now());
+    let mut before = (ask(&client, selector)?, Instant::now());
     loop {
         std::thread::sleep(Duration::from_secs_f64(seconds));
-        let now = (ask(&socket, selector)?, Instant::now());
+        let now = (ask(&client, selector)?, Instant::now());
         let interval = now.1 - before.1;
         let reports = reports(&now.0.since(&before.0), selector).into_iter();
         let reports: Vec<QueueReport> = reports.map(|report| report.over(interval)).collect();
@@ -48,20 +48,8 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     }
 }
 
-/// The control socket that was named, or else the usual one.
-pub fn control_socket(named: Option<&PathBuf>) -> Result<PathBuf, Failure> {
-    if let Some(named) = named {
-        return Ok(named.clone());
-    }
-    match control::default_socket() {
-        // A daemon of one's own comes first; else the system's, which may let one's group in.
-        Some(own) if own.exists() => Ok(own),
-        _ => Ok(PathBuf::from(control::SYSTEM_SOCKET)),
-    }
-}
-
-fn ask(socket: &Path, selector: Option<&str>) -> Result<Snapshot, Failure> {
-    Ok(control::get(socket, &control::latency_path(selector, 0))?)
+fn ask(client: &Client, selector: Option<&str>) -> Result<Snapshot, Failure> {
+    Ok(client.get(&control::latency_path(selector, 0))?)
 }
 
 fn print(reports: &[QueueReport], as_json: bool) -> Outcome {

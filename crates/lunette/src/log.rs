@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use daemon::control::{Client, Log, Method};
+use daemon::control::{Log, Method};
 use serde_json::json;
 
 use crate::cli::LogArguments;
@@ -10,8 +10,7 @@ use crate::failure::Outcome;
 
 /// Asks or changes.
 pub fn run(arguments: &LogArguments) -> Outcome {
-    let socket = crate::latency::control_socket(arguments.socket.as_ref())?;
-    let client = Client::new(&socket);
+    let client = arguments.whom.client()?;
     if let Some(filter) = &arguments.filter {
         client.change(Method::PUT, "/v1/log", Some(&json!({"filter": filter})))?;
     }

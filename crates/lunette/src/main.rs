@@ -17,6 +17,7 @@ mod passed;
 mod program;
 mod serve;
 mod top;
+mod whom;
 
 use std::process::ExitCode;
 

@@ -10,6 +10,7 @@
 mod background;
 mod handles;
 mod order;
+mod ports;
 mod runners;
 mod task;
 mod units;

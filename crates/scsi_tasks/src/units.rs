@@ -2,7 +2,6 @@
 //! it, so that reservations hold across all of them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use backend::Disk;
@@ -10,6 +9,7 @@ use reactor::Pool;
 
 use scsi::{Directory, DiskId, Holes, LogicalUnit, Nexus, NexusId, Plan, Store, UnitConfig};
 
+use crate::ports::{Ports, WithPorts};
 use crate::{Runners, Task, TaskOrder, go_on_in_background};
 
 type Entry = (Arc<Disk>, Arc<LogicalUnit>);
@@ -44,7 +44,7 @@ pub struct Units {
     me: Weak<Units>,
     directory: Arc<Directory>,
     entries: RwLock<Entries>,
-    next_port: AtomicU16,
+    ports: Arc<Ports>,
     runners: Arc<Runners>,
     orders: Mutex<HashMap<NexusId, Weak<TaskOrder>>>,
     /// Where tasks run that no door brought.
@@ -54,11 +54,12 @@ pub struct Units {
 impl Units {
     /// An empty registry. `store` keeps what has to survive a restart: reservations with APTPL, saved mode pages.
     pub fn new(store: Box<dyn Store>) -> Arc<Units> {
+        let (store, ports) = WithPorts::over(store);
         Arc::new_cyclic(|me| Units {
             me: me.clone(),
-            directory: Directory::new(store),
+            directory: Directory::new(Box::new(store)),
             entries: RwLock::default(),
-            next_port: AtomicU16::new(1),
+            ports,
             runners: Arc::default(),
             orders: Mutex::default(),
             pool: OnceLock::new(),
@@ -103,9 +104,10 @@ impl Units {
         unit
     }
 
-    /// A relative target port identifier that no other door of the process has (SPC-5, 7.8.6.7).
-    pub fn next_port_id(&self) -> u16 {
-        self.next_port.fetch_add(1, Ordering::Relaxed)
+    /// The relative target port identifier of the port of this name: no other door of the process has it (SPC-5,
+    /// 7.8.6.7), and the name has it again after a restart where registrations are kept.
+    pub fn port_id(&self, name: &str) -> u16 {
+        self.ports.number(name)
     }
 
     /// Everybody who runs tasks on these units.

@@ -6,7 +6,7 @@
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -69,10 +69,23 @@ impl Export {
     }
 }
 
+/// Told the name of an export, and whether its front end has come or gone.
+type SessionWatcher = Box<dyn Fn(&str, bool) + Send + Sync>;
+
 struct State {
     exports: Mutex<Vec<Export>>,
+    /// Who wants to know of front ends.
+    watcher: OnceLock<SessionWatcher>,
     pool: Arc<Pool>,
     accepting: Accepting,
+}
+
+impl State {
+    fn session_changed(&self, export: &str, came: bool) {
+        if let Some(tell) = self.watcher.get() {
+            tell(export, came);
+        }
+    }
 }
 
 /// All vhost-user sockets of a process. Dropping it ends every session and removes the socket files.
@@ -94,6 +107,7 @@ impl Server {
         guest_memory::sigbus::install()?;
         let state = Arc::new(State {
             exports: Mutex::new(Vec::new()),
+            watcher: OnceLock::new(),
             pool,
             accepting: Accepting::new()?,
         });
@@ -166,6 +180,11 @@ impl Server {
         });
         self.state.accepting.wake();
         Ok(())
+    }
+
+    /// Has whoever wants to know told of every front end that comes or goes. It must not block; only the first counts.
+    pub fn watch_sessions(&self, watcher: impl Fn(&str, bool) + Send + Sync + 'static) {
+        self.state.watcher.set(Box::new(watcher)).ok();
     }
 
     /// Every export and whether it is in use.
@@ -324,11 +343,17 @@ fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
 struct Leaving {
     slot: Arc<Mutex<Option<SessionHandle>>>,
     state: Arc<State>,
+    export: String,
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        *lock(&self.slot) = None;
+        let mut slot = lock(&self.slot);
+        if slot.take().is_some() {
+            // With the slot held, so that nobody hears of the next one first.
+            self.state.session_changed(&self.export, false);
+        }
+        drop(slot);
         self.state.accepting.wake();
     }
 }
@@ -345,12 +370,17 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
         .stack_size(SESSION_STACK)
         .spawn(move || {
             let in_place = slot.clone();
+            let (watched, export) = (state.clone(), device.name().to_owned());
             let _leaving = Leaving {
                 slot,
                 state: state.clone(),
+                export: export.clone(),
             };
             let started = move |handle| {
-                *lock(&in_place) = Some(handle);
+                let mut slot = lock(&in_place);
+                *slot = Some(handle);
+                watched.session_changed(&export, true);
+                drop(slot);
                 ready.send(()).ok();
             };
             let held_up = move || *lock(&held_up) = Some(Instant::now());

@@ -188,7 +188,8 @@ impl ScsiDevice {
             targets.resize_with(index + 1, || None);
         }
         let entry = targets[index].get_or_insert_with(|| {
-            let relative_id = self.shared.units.next_port_id();
+            let name = format!("vhost-scsi {} target {number}", self.shared.name);
+            let relative_id = self.shared.units.port_id(&name);
             let port = Arc::new(TargetPort {
                 relative_id,
                 group: 1,

@@ -5,7 +5,8 @@ use std::path::{Component, Path, PathBuf};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::model::{
-    Config, LunConfig, Placement, PollLimit, VhostBlkConfig, VhostScsiConfig, WorkersConfig,
+    AccessConfig, Config, LunConfig, Placement, PollLimit, VhostBlkConfig, VhostScsiConfig,
+    WorkersConfig,
 };
 use super::objects::{Draft, LunDraft, WorkersDraft};
 use super::place::{At, Place};
@@ -55,11 +56,17 @@ pub fn complete(
     check_luns(controllers.chain(targets), diagnostics);
     check_sockets(&draft, diagnostics);
     check_files(&draft, diagnostics);
+    check_tokens(&draft, diagnostics);
     let placement = placement(&draft.workers, surroundings, diagnostics);
 
     let mut config = Config {
         control: draft.control.map(|at| at.value),
-        access: draft.access,
+        access: AccessConfig {
+            api_listen: draft.api_listen.map(|at| at.value),
+            token_file: draft.token_file.map(|at| at.value),
+            readers_token_file: draft.readers_token_file.map(|at| at.value),
+            ..draft.access
+        },
         state: draft.state.map(|at| at.value),
         metrics_listen: draft.metrics_listen.map(|at| at.value),
         workers: WorkersConfig {
@@ -266,6 +273,22 @@ fn check_files(draft: &Draft, diagnostics: &mut Diagnostics) {
                 mistake.help("give a `size` to have it created, or correct the path (relative to the folder that the daemon is started in)"),
             );
         }
+    }
+}
+
+/// Over TCP nobody is known but by a token.
+fn check_tokens(draft: &Draft, diagnostics: &mut Diagnostics) {
+    if let Some(address) = &draft.api_listen
+        && draft.token_file.is_none()
+    {
+        let message = format!(
+            "`api_listen`: the API is served on {} only to those who show a token, and there is no `token_file`",
+            address.value
+        );
+        let mistake = Mistake::new(MistakeKind::Relation, &address.place, message);
+        diagnostics.push(mistake.help(
+            "write a token to a file of mode 600, (umask 077; openssl rand -hex 32 > token), and name it with `token_file`",
+        ));
     }
 }
 

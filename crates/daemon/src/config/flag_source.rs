@@ -41,6 +41,12 @@ pub struct Flags {
     pub control: Option<String>,
     /// `--state DIR`
     pub state: Option<String>,
+    /// `--api-listen ADDRESS:PORT`
+    pub api_listen: Option<String>,
+    /// `--token-file FILE`
+    pub token_file: Option<String>,
+    /// `--readers-token-file FILE`
+    pub readers_token_file: Option<String>,
     /// `--metrics-listen ADDRESS:PORT`
     pub metrics_listen: Option<String>,
 }

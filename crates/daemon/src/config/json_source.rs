@@ -8,9 +8,12 @@ use serde_json::Value;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
 use super::iscsi::{IscsiConfig, read_iscsi};
-use super::model::{Config, DiskConfig, ExportConfig, LunConfig, VhostBlkConfig, VhostScsiConfig};
+use super::model::{
+    Config, DiskConfig, ExportConfig, LimitsConfig, LunConfig, VhostBlkConfig, VhostScsiConfig,
+};
 use super::objects::{LunDraft, check_size, read_disk, read_lun, read_vhost_blk, read_vhost_scsi};
 use super::place::{At, Place, Source};
+use super::shown::read_limits;
 use super::value::{Field, Fields, Raw, Reader, wrong};
 
 /// An export, or what is wrong with it.
@@ -247,6 +250,21 @@ pub fn size_json(value: &Value, block_size: u32) -> Result<u64, Diagnostics> {
         size
     });
     settled(read, diagnostics).map(|size| size.value)
+}
+
+/// The limits of a disk from their JSON; what is not said is not limited.
+///
+/// # Errors
+/// All mistakes, each with the pointer of its field.
+pub fn limits_json(value: &Value) -> Result<LimitsConfig, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let read = object(value, &mut diagnostics).map(|fields| {
+        let mut reader = Reader::new(&fields, "limits", &mut diagnostics);
+        let limits = read_limits(&mut reader);
+        reader.finish(|_| None);
+        limits
+    });
+    settled(read, diagnostics)
 }
 
 /// All disks and exports from their JSON, `{"disks": [...], "exports": [...]}`, over a configuration without any.

@@ -30,7 +30,7 @@ pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FOR
 pub use iscsi::{AclEntry, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users};
 pub use iscsi_limits::{ISCSI_LIMITS_FORM, IscsiLimits};
 pub use json_source::{
-    JsonExport, disk_json, export_json, lun_json, luns_json, objects_json, size_json,
+    JsonExport, disk_json, export_json, limits_json, lun_json, luns_json, objects_json, size_json,
 };
 pub use model::{
     AccessConfig, Around, BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig,
@@ -183,6 +183,24 @@ fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
         let fields = single("metrics_listen", word);
         let mut reader = Reader::new(&fields, "metrics_listen", diagnostics);
         draft.metrics_listen = objects::read_address(&mut reader, "metrics_listen");
+    }
+    if let Some(text) = &flags.api_listen {
+        let word = flag_source::word_flag(&source("--api-listen", text));
+        let fields = single("api_listen", word);
+        let mut reader = Reader::new(&fields, "api_listen", diagnostics);
+        draft.api_listen = objects::read_address(&mut reader, "api_listen");
+    }
+    if let Some(text) = &flags.token_file {
+        let word = flag_source::word_flag(&source("--token-file", text));
+        let fields = single("token_file", word);
+        let mut reader = Reader::new(&fields, "token_file", diagnostics);
+        draft.token_file = objects::read_file_name(&mut reader, "token_file");
+    }
+    if let Some(text) = &flags.readers_token_file {
+        let word = flag_source::word_flag(&source("--readers-token-file", text));
+        let fields = single("readers_token_file", word);
+        let mut reader = Reader::new(&fields, "readers_token_file", diagnostics);
+        draft.readers_token_file = objects::read_file_name(&mut reader, "readers_token_file");
     }
 }
 

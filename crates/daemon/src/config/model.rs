@@ -133,16 +133,38 @@ impl Config {
     }
 }
 
-/// Who may ask on the control socket beside root and the daemon's own user, by groups; without any nobody.
+/// Who may ask beside root and the daemon's own user: on the control socket by groups, over TCP by tokens; without
+/// any nobody.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessConfig {
     /// Its members may do everything.
     pub control_group: Option<String>,
     /// Its members may look on.
     pub control_readers: Option<String>,
+    /// Where the API is served over TCP; `None`: nowhere.
+    pub api_listen: Option<SocketAddr>,
+    /// Who shows the token in this file over TCP may do everything.
+    pub token_file: Option<PathBuf>,
+    /// Who shows the token in this file over TCP may look on.
+    pub readers_token_file: Option<PathBuf>,
 }
 
 impl AccessConfig {
+    /// Does the control socket let the same people in?
+    pub fn is_same_group(&self, other: &AccessConfig) -> bool {
+        (&self.control_group, &self.control_readers)
+            == (&other.control_group, &other.control_readers)
+    }
+
+    /// Is the API served alike over TCP?
+    pub fn is_same_over_tcp(&self, other: &AccessConfig) -> bool {
+        let over_tcp = |access: &AccessConfig| {
+            let files = (access.token_file.clone(), access.readers_token_file.clone());
+            (access.api_listen, files)
+        };
+        over_tcp(self) == over_tcp(other)
+    }
+
     /// Is any group named?
     pub fn has_groups(&self) -> bool {
         self.control_group.is_some() || self.control_readers.is_some()

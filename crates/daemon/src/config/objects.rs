@@ -84,6 +84,9 @@ impl LunDraft {
 pub struct Draft {
     pub control: Option<At<PathBuf>>,
     pub access: AccessConfig,
+    pub api_listen: Option<At<SocketAddr>>,
+    pub token_file: Option<At<PathBuf>>,
+    pub readers_token_file: Option<At<PathBuf>>,
     /// Where state is kept.
     pub state: Option<At<PathBuf>>,
     /// Where metrics are served over TCP.
@@ -112,7 +115,11 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
         control_readers: reader
             .text("control_readers", GROUP_ALLOWED)
             .map(|at| at.value),
+        ..AccessConfig::default()
     };
+    let api_listen = read_address(&mut reader, "api_listen");
+    let token_file = read_file_name(&mut reader, "token_file");
+    let readers_token_file = read_file_name(&mut reader, "readers_token_file");
     let state = read_folder(&mut reader, "state");
     let metrics_listen = read_address(&mut reader, "metrics_listen");
     let count = reader.raw("workers");
@@ -130,6 +137,9 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     Draft {
         control,
         access,
+        api_listen,
+        token_file,
+        readers_token_file,
         state,
         metrics_listen,
         workers: WorkersDraft {
@@ -233,6 +243,19 @@ pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<
     let path = reader.text(key, ALLOWED)?;
     if path.value.is_empty() || path.value.contains('\0') {
         let message = format!("`{key}`: not the path of a folder");
+        let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
+        reader.diagnostics().push(mistake.allowed(ALLOWED));
+        return None;
+    }
+    Some(At::new(PathBuf::from(path.value), path.place))
+}
+
+/// A file with a secret, which is read later.
+pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
+    const ALLOWED: &str = "the path of a file, such as /etc/lunette/token";
+    let path = reader.text(key, ALLOWED)?;
+    if path.value.is_empty() || path.value.contains('\0') {
+        let message = format!("`{key}`: not the path of a file");
         let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
         reader.diagnostics().push(mistake.allowed(ALLOWED));
         return None;

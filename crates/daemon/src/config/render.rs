@@ -25,6 +25,15 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     if let Some(group) = &config.access.control_readers {
         writeln!(text, "control_readers = {}", quoted(group))?;
     }
+    if let Some(address) = &config.access.api_listen {
+        writeln!(text, "api_listen = \"{address}\"")?;
+    }
+    if let Some(path) = &config.access.token_file {
+        writeln!(text, "token_file = {}", quoted_path(path))?;
+    }
+    if let Some(path) = &config.access.readers_token_file {
+        writeln!(text, "readers_token_file = {}", quoted_path(path))?;
+    }
     if let Some(state) = &config.state {
         writeln!(text, "state = {}", quoted_path(state))?;
     }

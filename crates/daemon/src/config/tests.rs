@@ -52,12 +52,18 @@ fn flags_say_the_same_as_a_file() {
         control: Some("control.sock".to_owned()),
         state: Some("kept".to_owned()),
         metrics_listen: Some("[::1]:9752".to_owned()),
+        api_listen: Some("[::1]:9753".to_owned()),
+        token_file: Some("token".to_owned()),
+        readers_token_file: Some("token2".to_owned()),
         ..Flags::default()
     };
     let text = r#"
         control = "control.sock"
         state = "kept"
         metrics_listen = "[::1]:9752"
+        api_listen = "[::1]:9753"
+        token_file = "token"
+        readers_token_file = "token2"
         workers = 2
         cpus = [2, 3]
         poll_us = 50
@@ -507,6 +513,13 @@ fn config() -> impl Strategy<Value = Config> {
                 access: AccessConfig {
                     control_group: control.clone(),
                     control_readers: None,
+                    token_file: control
+                        .as_ref()
+                        .map(|path| PathBuf::from(format!("/etc/{path}"))),
+                    readers_token_file: None,
+                    api_listen: control
+                        .as_ref()
+                        .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
                 },
                 state: control
                     .as_ref()
@@ -578,6 +591,9 @@ proptest! {
             poll_us: Some(flag.clone()),
             control: Some(flag.clone()),
             metrics_listen: Some(flag.clone()),
+            api_listen: Some(flag.clone()),
+            token_file: Some(flag.clone()),
+            readers_token_file: Some(flag.clone()),
             state: Some(flag.clone()),
             iscsi_limits: Some(flag),
         };

@@ -37,7 +37,7 @@ pub(super) enum Right {
 /// A peer, as far as it matters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
-    right: Right,
+    pub(super) right: Right,
 }
 
 /// A line of `/etc/passwd` or `/etc/group`, by its first field or its third.
@@ -161,7 +161,7 @@ pub(super) async fn check(
     if looks || peer.right == Right::Control {
         return next.run(request).await;
     }
-    let detail = "this user may look on, and change nothing";
+    let detail = "who asks may look on, and change nothing";
     Problem::new(StatusCode::FORBIDDEN, detail).into_response()
 }
 
@@ -228,6 +228,7 @@ mod tests {
         let some = AccessConfig {
             control_group: Some("no-such-group".to_owned()),
             control_readers: Some("root".to_owned()),
+            ..AccessConfig::default()
         };
         assert_eq!(right(&some, own + 54321, 12345), None);
         assert_eq!(right(&some, own + 54321, 0), Some(Right::Read));

@@ -1,23 +1,24 @@
 //! What all resources share: the state that they are asked of, bodies and options of requests, the router with its
 //! OpenAPI document, which is made of the handlers' own descriptions.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Query};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
-use axum::routing::get;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::broadcast;
-use utoipa::openapi::{Content, Ref, RefOr, Response};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::answers::problem;
 use super::{Problem, View};
 use super::{
     configuration, disks, events, exports, latency, log, lookers, luns, metrics, status, version,
@@ -89,33 +90,48 @@ pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, Problem
 }
 
 #[derive(OpenApi)]
-#[openapi(info(
-    title = "Lunette",
-    description = "Disks, exports and logical units of a running daemon. The names are those of its configuration file."
-))]
+#[openapi(
+    info(
+        title = "Lunette",
+        description = "Disks, exports and logical units of a running daemon. The names are those of its configuration file."
+    ),
+    components(schemas(Problem))
+)]
 struct Document;
 
-/// Changes may be refused to those who may only look on: said of all of them here.
-fn forbid(document: &mut utoipa::openapi::OpenApi) {
-    let told = Response::builder()
-        .description("Who asks may look on, and change nothing")
-        .content(
-            "application/problem+json",
-            Content::new(Some(Ref::from_schema_name("Problem"))),
-        )
-        .build();
+/// Who asks at all, and who may change something, is the same question for all operations: said here.
+fn guard(document: &mut utoipa::openapi::OpenApi) {
+    let unknown = problem("Over TCP: no token, or not the daemon's");
+    let looks = problem("Who asks may look on, and change nothing");
     for path in document.paths.paths.values_mut() {
-        let changes = [&mut path.put, &mut path.post, &mut path.delete];
+        let (get, changes) = (
+            [&mut path.get],
+            [&mut path.put, &mut path.post, &mut path.delete],
+        );
+        for operation in get.into_iter().flatten() {
+            let responses = &mut operation.responses.responses;
+            responses.insert("401".to_owned(), RefOr::T(unknown.clone()));
+        }
         for operation in changes.into_iter().flatten() {
             let responses = &mut operation.responses.responses;
-            responses.insert("403".to_owned(), RefOr::T(told.clone()));
+            responses.insert("401".to_owned(), RefOr::T(unknown.clone()));
+            responses.insert("403".to_owned(), RefOr::T(looks.clone()));
         }
     }
+    let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme("token", bearer);
+    // Over TCP a token, and on the control socket nothing.
+    let either = [
+        SecurityRequirement::new("token", Vec::<String>::new()),
+        SecurityRequirement::default(),
+    ];
+    document.security = Some(either.to_vec());
 }
 
 fn described() -> OpenApiRouter<Api> {
     let mut described = routes();
-    forbid(described.get_openapi_mut());
+    guard(described.get_openapi_mut());
     described
 }
 
@@ -130,6 +146,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(disks::list))
         .routes(routes!(disks::show, disks::put, disks::remove))
         .routes(routes!(disks::resize))
+        .routes(routes!(disks::limit))
         .routes(routes!(exports::list))
         .routes(routes!(exports::show, exports::put, exports::remove))
         .routes(routes!(luns::list, luns::replace))
@@ -143,6 +160,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(configuration::changes))
         .routes(routes!(configuration::reload))
         .routes(routes!(events::listen))
+        .routes(routes!(describe))
 }
 
 /// The OpenAPI document of all resources.
@@ -150,20 +168,24 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     described().into_openapi()
 }
 
+/// It does not change: made once.
+static DOCUMENT: LazyLock<String> = LazyLock::new(|| openapi().to_json().unwrap_or_default());
+
+/// This document.
+#[utoipa::path(get, path = "/v1/openapi.json", responses(
+    (status = 200, description = "What all requests and answers look like", body = Object),
+))]
+async fn describe() -> impl IntoResponse {
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        DOCUMENT.as_str(),
+    )
+}
+
+/// What is described, and nothing else.
 pub(super) fn router(api: Api) -> Router {
-    let (router, document) = described().split_for_parts();
-    // It does not change: made once.
-    let document = document.to_json().unwrap_or_default();
-    let document: Arc<str> = document.into();
-    let serve = move || {
-        let document = document.clone();
-        async move {
-            let kind = [(axum::http::header::CONTENT_TYPE, "application/json")];
-            (kind, document.to_string()).into_response()
-        }
-    };
+    let (router, _) = described().split_for_parts();
     router
-        .route("/v1/openapi.json", get(serve))
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
         .layer(DefaultBodyLimit::max(BODY_MAX))
@@ -177,4 +199,150 @@ async fn unknown(uri: Uri) -> Problem {
 async fn not_allowed(method: Method, uri: Uri) -> Problem {
     let detail = format!("{method} is not for {}", uri.path());
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use axum::body::Body;
+    use axum::extract::Request;
+    use http_body_util::BodyExt;
+    use hyper::service::Service;
+    use hyper_util::service::TowerToHyperService;
+
+    use super::*;
+    use crate::statistics::Statistics;
+
+    const METHODS: [&str; 6] = ["GET", "PUT", "POST", "DELETE", "PATCH", "TRACE"];
+    const TABLE: &str = include_str!("../../../../docs/api.md");
+
+    struct Nothing;
+
+    impl View for Nothing {
+        fn snapshot(&self) -> timeline::Snapshot {
+            timeline::Snapshot::default()
+        }
+
+        fn status(&self) -> crate::control::Status {
+            crate::control::Status::default()
+        }
+
+        fn statistics(&self) -> Statistics {
+            Statistics::default()
+        }
+    }
+
+    fn api() -> Api {
+        Api {
+            view: Arc::new(Nothing),
+            manager: Manager::idle(),
+            overview: None,
+            events: crate::objects::Teller::default().sender(),
+            reload: None,
+        }
+    }
+
+    /// Every path of the document, and every method that it has there.
+    fn documented() -> BTreeSet<(String, String)> {
+        let document = serde_json::to_value(openapi()).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        let operations = paths.iter().flat_map(|(path, operations)| {
+            let methods = operations.as_object().unwrap().keys();
+            methods.map(|method| (path.clone(), method.to_uppercase()))
+        });
+        operations.collect()
+    }
+
+    /// `PATH` with something in the place of its parameters.
+    fn filled(path: &str) -> String {
+        path.replace("{address}", "0:0")
+            .split('/')
+            .map(|part| if part.starts_with('{') { "x" } else { part })
+            .collect::<Vec<_>>()
+            .join("/")
+    }
+
+    #[tokio::test]
+    async fn what_is_served_is_what_the_document_says_method_by_method() {
+        let documented = documented();
+        let router = TowerToHyperService::new(router(api()));
+        let paths: BTreeSet<&String> = documented.iter().map(|(path, _)| path).collect();
+        assert!(paths.len() > 20, "{paths:?}");
+        for path in paths {
+            for method in METHODS {
+                let request = Request::builder().method(method).uri(filled(path));
+                let request = request.body(Body::empty()).unwrap();
+                let response = router.call(request).await.unwrap();
+                let is_documented = documented.contains(&(path.clone(), method.to_owned()));
+                let status = response.status();
+                let is_served = status != StatusCode::METHOD_NOT_ALLOWED;
+                assert_eq!(is_served, is_documented, "{method} {path}: {status}");
+                if !is_served {
+                    let allowed = response.headers().get(header::ALLOW).cloned();
+                    let allowed = allowed.unwrap_or_else(|| panic!("{method} {path}: no Allow"));
+                    assert!(!allowed.to_str().unwrap().contains(method), "{allowed:?}");
+                }
+                if status == StatusCode::NOT_FOUND {
+                    let body = response.into_body().collect().await.unwrap().to_bytes();
+                    let told = String::from_utf8_lossy(&body);
+                    assert!(!told.contains("no resource"), "{method} {path}: {told}");
+                }
+            }
+        }
+    }
+
+    /// The router is made of the described handlers only; so one that is not in the document is one that nobody mounted.
+    #[test]
+    fn every_handler_that_is_described_is_mounted_and_nothing_else_is() {
+        let mut written = BTreeSet::new();
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/control");
+        for file in std::fs::read_dir(folder).unwrap() {
+            let source = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            let source = source.split("#[cfg(test)]").next().unwrap();
+            for way in [".route(", ".nest(", ".merge(", ".route_service("] {
+                assert!(!source.contains(way), "routes are made by routes!() alone");
+            }
+            for described in source.split("#[utoipa::path(").skip(1) {
+                let (method, rest) = described.split_once(',').unwrap();
+                let path = rest.split('"').nth(1).unwrap();
+                written.insert((path.to_owned(), method.trim().to_uppercase()));
+            }
+        }
+        assert_eq!(written, documented());
+    }
+
+    #[test]
+    fn the_table_for_people_lists_the_same() {
+        let mut listed = BTreeSet::new();
+        for line in TABLE.lines().filter(|line| line.starts_with("| `/")) {
+            let mut cells = line.split('|').map(str::trim).skip(1);
+            let (path, methods) = (cells.next().unwrap(), cells.next().unwrap());
+            for method in methods.split(", ") {
+                listed.insert((path.trim_matches('`').to_owned(), method.to_owned()));
+            }
+        }
+        assert_eq!(listed, documented());
+    }
+
+    #[test]
+    fn every_answer_that_is_no_success_is_a_problem() {
+        let document = serde_json::to_value(openapi()).unwrap();
+        let schema = document.pointer("/components/schemas/Problem/properties/detail");
+        assert!(schema.is_some());
+        for (path, operations) in document["paths"].as_object().unwrap() {
+            for (method, operation) in operations.as_object().unwrap() {
+                let responses = operation["responses"].as_object().unwrap();
+                assert!(responses.contains_key("401"), "{method} {path}");
+                let changes = method != "get";
+                assert_eq!(responses.contains_key("403"), changes, "{method} {path}");
+                for (status, response) in responses.iter().filter(|(s, _)| !s.starts_with('2')) {
+                    let place = "/content/application~1problem+json/schema/$ref";
+                    let told = response.pointer(place).and_then(Value::as_str);
+                    let told = told.unwrap_or_else(|| panic!("{method} {path}: {status}"));
+                    assert_eq!(told, "#/components/schemas/Problem");
+                }
+            }
+        }
+    }
 }

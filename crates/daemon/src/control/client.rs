@@ -1,5 +1,7 @@
-//! The other end: asks a daemon over its control socket. For the command line, so it simply blocks.
+//! The other end: asks a daemon over its control socket, or over TCP with a token. For the command line, so it simply
+//! blocks.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,9 +12,10 @@ use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 
-use super::Problem;
+use super::{Problem, Token};
 
 /// A daemon that has not answered by then does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -55,11 +58,21 @@ pub enum ClientError {
         /// What it says.
         problem: Problem,
     },
+    /// Nobody answers at an address.
+    #[error(
+        "no daemon at {address}: {what}; start one with `lunette serve --api-listen ADDRESS:PORT --token-file FILE`"
+    )]
+    Unreachable {
+        /// The address.
+        address: String,
+        /// What the system says.
+        what: String,
+    },
     /// The conversation failed.
-    #[error("cannot ask {}: {what}", socket.display())]
+    #[error("cannot ask {way}: {what}")]
     Conversation {
-        /// The socket's path.
-        socket: PathBuf,
+        /// The socket's path, or the address.
+        way: String,
         /// How.
         what: String,
     },
@@ -68,10 +81,27 @@ pub enum ClientError {
 /// What is to be done with a resource.
 pub use hyper::Method;
 
+/// The way to a daemon.
+#[derive(Clone, Debug)]
+enum Way {
+    Socket(PathBuf),
+    /// `HOST:PORT`, and what opens it.
+    Tcp(String, Token),
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Socket(path) => path.display().fmt(f),
+            Way::Tcp(authority, _) => write!(f, "http://{authority}"),
+        }
+    }
+}
+
 /// Asks one daemon.
 #[derive(Clone, Debug)]
 pub struct Client {
-    socket: PathBuf,
+    way: Way,
     patience: Duration,
 }
 
@@ -101,9 +131,35 @@ impl Client {
     /// A client of the daemon whose control socket this is.
     pub fn new(socket: &Path) -> Client {
         Client {
-            socket: socket.to_owned(),
+            way: Way::Socket(socket.to_owned()),
             patience: PATIENCE,
         }
+    }
+
+    /// A client of the daemon that serves its API at `http://HOST:PORT`.
+    ///
+    /// # Errors
+    /// When that is no such address.
+    pub fn over_tcp(url: &str, token: Token) -> Result<Client, String> {
+        let wrong = |why: &str| format!("{url:?} {why}, such as http://127.0.0.1:9753");
+        if url.starts_with("https:") {
+            return Err(wrong(
+                "asks for TLS, which the daemon does not speak: put a tunnel before it, and name its end",
+            ));
+        }
+        let Some(authority) = url.strip_prefix("http://") else {
+            return Err(wrong("is no http://ADDRESS:PORT"));
+        };
+        let authority = authority.strip_suffix('/').unwrap_or(authority);
+        let parsed: Option<hyper::http::uri::Authority> = authority.parse().ok();
+        let fits = |a: &hyper::http::uri::Authority| a.port().is_some() && !authority.contains('@');
+        if !parsed.as_ref().is_some_and(fits) {
+            return Err(wrong("is no http://ADDRESS:PORT"));
+        }
+        Ok(Client {
+            way: Way::Tcp(authority.to_owned(), token),
+            patience: PATIENCE,
+        })
     }
 
     /// The same, waiting for answers as long as this.
@@ -149,7 +205,7 @@ impl Client {
 
     fn failed(&self, what: String) -> ClientError {
         ClientError::Conversation {
-            socket: self.socket.clone(),
+            way: self.way.to_string(),
             what,
         }
     }
@@ -170,7 +226,7 @@ impl Client {
             .build()
             .map_err(|error| self.failed(error.to_string()))?;
         let asked = async {
-            let conversation = self.converse(method, path, body);
+            let conversation = self.converse(method, (path, body));
             match tokio::time::timeout(self.patience, conversation).await {
                 Ok(answer) => answer,
                 Err(_) => {
@@ -192,22 +248,54 @@ impl Client {
     async fn converse(
         &self,
         method: Method,
-        path: &str,
-        body: Option<&Value>,
+        path_and_body: (&str, Option<&Value>),
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        match &self.way {
+            Way::Socket(path) => {
+                let stream = connect(path).await.map_err(|error| match error {
+                    Ok(known) => known,
+                    Err(other) => self.failed(other.to_string()),
+                })?;
+                self.converse_over(stream, method, path_and_body).await
+            }
+            Way::Tcp(authority, _) => {
+                let unreachable = |error: io::Error| ClientError::Unreachable {
+                    address: self.way.to_string(),
+                    what: error.to_string(),
+                };
+                let stream = TcpStream::connect(authority).await.map_err(unreachable)?;
+                self.converse_over(stream, method, path_and_body).await
+            }
+        }
+    }
+
+    async fn converse_over(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        method: Method,
+        (path, body): (&str, Option<&Value>),
     ) -> Result<(StatusCode, Bytes), ClientError> {
         let failed = |what: &dyn std::fmt::Display| self.failed(what.to_string());
-        let stream = self.connect().await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| failed(&error))?;
         // Ends with the runtime; what fails in it fails the request too.
         let _connection = tokio::spawn(connection);
         let body = body.map(Value::to_string).unwrap_or_default();
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(hyper::header::HOST, "lunette")
-            .header(hyper::header::CONTENT_TYPE, "application/json")
+            .header(hyper::header::CONTENT_TYPE, "application/json");
+        request = match &self.way {
+            Way::Socket(_) => request.header(hyper::header::HOST, "lunette"),
+            Way::Tcp(authority, token) => {
+                let shown = format!("Bearer {}", token.expose());
+                request
+                    .header(hyper::header::HOST, authority)
+                    .header(hyper::header::AUTHORIZATION, shown)
+            }
+        };
+        let request = request
             .body(Full::<Bytes>::from(body))
             .map_err(|error| failed(&error))?;
         let response = sender
@@ -221,15 +309,47 @@ impl Client {
             .map_err(|error| failed(&error))?;
         Ok((status, body.to_bytes()))
     }
+}
 
-    async fn connect(&self) -> Result<UnixStream, ClientError> {
-        let socket = || self.socket.clone();
-        let connected = UnixStream::connect(&self.socket).await;
-        connected.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => ClientError::NoSocket { socket: socket() },
-            io::ErrorKind::ConnectionRefused => ClientError::Stale { socket: socket() },
-            io::ErrorKind::PermissionDenied => ClientError::NotAllowed { socket: socket() },
-            _ => self.failed(error.to_string()),
-        })
+/// Connects to a socket; what goes wrong usually is told apart.
+async fn connect(socket: &Path) -> Result<UnixStream, Result<ClientError, io::Error>> {
+    UnixStream::connect(socket).await.map_err(|error| {
+        let socket = socket.to_owned();
+        match error.kind() {
+            io::ErrorKind::NotFound => Ok(ClientError::NoSocket { socket }),
+            io::ErrorKind::ConnectionRefused => Ok(ClientError::Stale { socket }),
+            io::ErrorKind::PermissionDenied => Ok(ClientError::NotAllowed { socket }),
+            _ => Err(error),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_an_address_with_a_port_and_without_tls_is_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, "0123456789abcdef").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let token = Token::read(&path).unwrap();
+        for url in ["http://127.0.0.1:1", "http://[::1]:1/", "http://storage:1"] {
+            let client = Client::over_tcp(url, token.clone()).unwrap();
+            assert!(!format!("{client:?}").contains("0123456789abcdef"));
+        }
+        for (url, told) in [
+            ("https://127.0.0.1:1", "TLS"),
+            ("127.0.0.1:1", "no http"),
+            ("http://127.0.0.1", "no http"),
+            ("http://user@storage:1", "no http"),
+            ("http://storage:1/v1", "no http"),
+        ] {
+            let error = Client::over_tcp(url, token.clone()).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
     }
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Problem;
+use super::answers::{Alters, Looks, Takes};
 use super::api::{Api, Force, ForceQuery, force, json};
 use super::server::blocking;
 use crate::config::{objects_json, render};
@@ -75,7 +76,7 @@ impl Summary {
 /// All disks and exports as they are in effect.
 #[utoipa::path(get, path = "/v1/config", responses(
     (status = 200, description = "All disks and exports", body = Objects),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn show(State(api): State<Api>) -> Result<Json<Objects>, Problem> {
     let live = api.overview()?.live();
@@ -88,12 +89,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Json<Objects>, Proble
 /// There are these disks and exports and no others: the smallest set of changes is made, or none.
 #[utoipa::path(put, path = "/v1/config", params(Force), request_body = Objects, responses(
     (status = 200, description = "It is so", body = Summary),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "It cannot be so", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Alters, Takes,
 ))]
 pub(super) async fn replace(
     State(api): State<Api>,
@@ -112,7 +108,7 @@ pub(super) async fn replace(
 /// The configuration that is in effect, as the text of a file.
 #[utoipa::path(get, path = "/v1/config/file", responses(
     (status = 200, description = "TOML", body = String, content_type = "text/plain"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn text(State(api): State<Api>) -> Result<impl IntoResponse, Problem> {
     let text = render(&api.overview()?.live().config);
@@ -122,7 +118,7 @@ pub(super) async fn text(State(api): State<Api>) -> Result<impl IntoResponse, Pr
 /// What was changed at run time, beside the file and the flags.
 #[utoipa::path(get, path = "/v1/config/changes", responses(
     (status = 200, description = "The changes", body = Changes),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn changes(State(api): State<Api>) -> Result<Json<Changes>, Problem> {
     let overview = api.overview()?;
@@ -136,11 +132,7 @@ pub(super) async fn changes(State(api): State<Api>) -> Result<Json<Changes>, Pro
 /// Reads the file anew: the smallest set of changes is made, or none. What was changed at run time stays.
 #[utoipa::path(post, path = "/v1/config/reload", params(Force), responses(
     (status = 200, description = "It is as the file says", body = Summary),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "Something is in the way, or there is no file", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The file cannot be so", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Alters,
 ))]
 pub(super) async fn reload(
     State(api): State<Api>,

@@ -7,16 +7,17 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
 use super::Problem;
+use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, force, json};
-use crate::config::{disk_json, size_json};
-use crate::objects::bodies::{Disk, DiskStatus, Size};
+use crate::config::{disk_json, limits_json, size_json};
+use crate::objects::bodies::{Disk, DiskStatus, Limits, Size};
 use crate::objects::{Change, Live, Refusal, users_of_all};
 use crate::running::Overview;
 
 /// All disks.
 #[utoipa::path(get, path = "/v1/disks", responses(
     (status = 200, description = "All disks", body = Vec<Disk>),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, Problem> {
     let live = api.overview()?.live();
@@ -26,9 +27,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, Prob
 /// One disk.
 #[utoipa::path(get, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The disk", body = Disk),
-    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Names, Looks,
 ))]
 pub(super) async fn show(
     State(api): State<Api>,
@@ -42,12 +41,7 @@ pub(super) async fn show(
     request_body = Disk, responses(
     (status = 200, description = "It was there, and is now as it was said", body = Disk),
     (status = 201, description = "It is there now", body = Disk),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "It cannot be as it was said", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Alters, Takes,
 ))]
 pub(super) async fn put(
     State(api): State<Api>,
@@ -69,13 +63,7 @@ pub(super) async fn put(
 #[utoipa::path(put, path = "/v1/disks/{disk}/size", params(("disk" = String, Path, description = "Its name"), Force),
     request_body = Size, responses(
     (status = 200, description = "It has", body = Disk),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is no such disk", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "It cannot have", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Names, Alters, Takes,
 ))]
 pub(super) async fn resize(
     State(api): State<Api>,
@@ -94,16 +82,28 @@ pub(super) async fn resize(
     one(api.overview()?, &name).map(Json)
 }
 
+/// The clients of a disk may do so much in a second, and no more limits than these hold.
+#[utoipa::path(put, path = "/v1/disks/{disk}/limits", params(("disk" = String, Path, description = "Its name")),
+    request_body = Limits, responses(
+    (status = 200, description = "They may", body = Disk),
+    Names, Alters, Takes,
+))]
+pub(super) async fn limit(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Disk>, Problem> {
+    let limits = limits_json(&json(body)?).map_err(Refusal::from)?;
+    let change = Change::LimitDisk(name.clone(), limits);
+    api.change(change, false).await?;
+    one(api.overview()?, &name).map(Json)
+}
+
 /// A disk is not there.
 #[utoipa::path(delete, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Its name"), Force),
     responses(
     (status = 204, description = "It is not there any more"),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "It is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "It cannot be taken away", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Names, Alters,
 ))]
 pub(super) async fn remove(
     State(api): State<Api>,

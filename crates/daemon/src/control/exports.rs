@@ -9,6 +9,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
 use super::Problem;
+use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, force, json};
 use crate::config::{ExportRef, export_json};
 use crate::objects::bodies::{Export, ExportState};
@@ -18,7 +19,7 @@ use crate::running::Overview;
 /// All exports.
 #[utoipa::path(get, path = "/v1/exports", responses(
     (status = 200, description = "All exports", body = Vec<Export>),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Export>>, Problem> {
     let overview = api.overview()?;
@@ -35,9 +36,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Export>>, Pr
 #[utoipa::path(get, path = "/v1/exports/{export}", params(("export" = String, Path, description = "Its name")),
     responses(
     (status = 200, description = "The export", body = Export),
-    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Names, Looks,
 ))]
 pub(super) async fn show(
     State(api): State<Api>,
@@ -52,12 +51,7 @@ pub(super) async fn show(
     request_body = Export, responses(
     (status = 200, description = "It was there, and is now as it was said", body = Export),
     (status = 201, description = "It is there now", body = Export),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "It cannot be as it was said", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Alters, Takes,
 ))]
 pub(super) async fn put(
     State(api): State<Api>,
@@ -79,12 +73,7 @@ pub(super) async fn put(
 #[utoipa::path(delete, path = "/v1/exports/{export}",
     params(("export" = String, Path, description = "Its name"), Force), responses(
     (status = 204, description = "It is not there any more"),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "It has a client", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "It cannot be taken away", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Names, Alters,
 ))]
 pub(super) async fn remove(
     State(api): State<Api>,

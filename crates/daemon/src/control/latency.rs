@@ -11,6 +11,7 @@ use serde::Deserialize;
 use timeline::Snapshot;
 use utoipa::IntoParams;
 
+use super::answers::{Looks, Names};
 use super::api::Api;
 use super::server::blocking;
 use super::{Problem, View};
@@ -28,9 +29,7 @@ pub(super) struct Selection {
 /// What every queue measured since the daemon started: histograms by operation and stage.
 #[utoipa::path(get, path = "/v1/latency", params(Selection), responses(
     (status = 200, description = "A snapshot, queue by queue", body = Object),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is no such export, disk or queue", body = Problem, content_type = "application/problem+json"),
-    (status = 500, description = "A defect of the daemon", body = Problem, content_type = "application/problem+json"),
+    Names, Looks,
 ))]
 pub(super) async fn get(
     State(api): State<Api>,

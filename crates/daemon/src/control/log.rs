@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Problem;
+use super::answers::{Looks, Names, Takes};
 use super::api::{self, Api};
 
 /// What is logged.
@@ -26,7 +27,7 @@ fn handle(api: &Api) -> Result<crate::LogHandle, Problem> {
 /// What is logged.
 #[utoipa::path(get, path = "/v1/log", responses(
     (status = 200, description = "The filter in force", body = Log),
-    (status = 404, description = "This daemon has no log of its own", body = Problem, content_type = "application/problem+json"),
+    Names, Looks,
 ))]
 pub(super) async fn show(State(api): State<Api>) -> Result<Json<Log>, Problem> {
     let filter = handle(&api)?.0.filter();
@@ -36,9 +37,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Json<Log>, Problem> {
 /// Logs something else from now on, until the daemon ends.
 #[utoipa::path(put, path = "/v1/log", request_body = Log, responses(
     (status = 200, description = "The filter in force", body = Log),
-    (status = 400, description = "That is no filter", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "This daemon has no log of its own", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "The body is too long", body = Problem, content_type = "application/problem+json"),
+    Names, Looks, Takes,
 ))]
 pub(super) async fn change(
     State(api): State<Api>,

@@ -5,16 +5,18 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
 use super::Problem;
+use super::answers::{Looks, Names};
 use super::api::Api;
 use super::server::blocking;
 use crate::config::Placement;
 use crate::objects::bodies::{Registration, Reservation, Session, Worker};
+use crate::objects::{iscsi_session, vhost_session};
 use crate::running::Overview;
 
 /// All workers.
 #[utoipa::path(get, path = "/v1/workers", responses(
     (status = 200, description = "All workers", body = Vec<Worker>),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>, Problem> {
     let overview = api.overview()?.clone();
@@ -37,7 +39,7 @@ pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>,
 /// All sessions: the clients of all exports.
 #[utoipa::path(get, path = "/v1/sessions", responses(
     (status = 200, description = "All sessions", body = Vec<Session>),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn sessions(State(api): State<Api>) -> Result<Json<Vec<Session>>, Problem> {
     Ok(Json(all_sessions(api.overview()?)))
@@ -51,20 +53,26 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
     let vhost = vhost
         .filter(|export| export.connected)
         .map(|export| Session {
-            id: format!("vhost-{}", export.name),
+            id: vhost_session(&export.name),
             export: export.name,
             kind: "vhost-user".to_owned(),
             initiator: None,
             portal_group: None,
             connections: 1,
+            requests: None,
+            bytes: None,
+            errors: None,
         });
     let iscsi = doors.iscsi.sessions().into_iter().map(|session| Session {
-        id: format!("iscsi-{}", session.tsih),
+        id: iscsi_session(session.tsih),
         export: session.target,
         kind: "iscsi".to_owned(),
         initiator: Some(session.initiator),
         portal_group: Some(session.portal_group),
         connections: session.connections.len(),
+        requests: Some(session.counters.requests()),
+        bytes: Some(session.counters.bytes()),
+        errors: Some(session.counters.errors()),
     });
     vhost.chain(iscsi).collect()
 }
@@ -73,10 +81,8 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
 #[utoipa::path(delete, path = "/v1/sessions/{session}",
     params(("session" = String, Path, description = "Its id")), responses(
     (status = 204, description = "It ends"),
-    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "It cannot be ended from here", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Names, Looks,
 ))]
 pub(super) async fn end_session(
     State(api): State<Api>,
@@ -103,7 +109,7 @@ pub(super) async fn end_session(
 /// What initiators hold, of every disk that they hold something of.
 #[utoipa::path(get, path = "/v1/reservations", responses(
     (status = 200, description = "All registrations and reservations", body = Vec<Reservation>),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn reservations(
     State(api): State<Api>,

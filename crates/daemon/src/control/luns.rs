@@ -7,6 +7,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
 use super::Problem;
+use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, force, json};
 use crate::config::{LUNS_MAX, LunConfig, lun_json, luns_json};
 use crate::objects::bodies::{Lun, LunDisk};
@@ -17,9 +18,7 @@ use crate::running::Overview;
 #[utoipa::path(get, path = "/v1/exports/{export}/luns", params(("export" = String, Path, description = "Its name")),
     responses(
     (status = 200, description = "Its logical units", body = Vec<Lun>),
-    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is no such export", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Names, Looks,
 ))]
 pub(super) async fn list(
     State(api): State<Api>,
@@ -32,13 +31,7 @@ pub(super) async fn list(
 #[utoipa::path(put, path = "/v1/exports/{export}/luns",
     params(("export" = String, Path, description = "Its name"), Force), request_body = Vec<Lun>, responses(
     (status = 200, description = "It has", body = Vec<Lun>),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is no such export", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "It cannot have", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Names, Alters, Takes,
 ))]
 pub(super) async fn replace(
     State(api): State<Api>,
@@ -59,9 +52,7 @@ pub(super) async fn replace(
     ("address" = String, Path, description = "TARGET:LUN"),
 ), responses(
     (status = 200, description = "The logical unit", body = Lun),
-    (status = 400, description = "The address makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
+    Names, Looks,
 ))]
 pub(super) async fn show(
     State(api): State<Api>,
@@ -78,13 +69,7 @@ pub(super) async fn show(
 ), request_body = LunDisk, responses(
     (status = 200, description = "It was there", body = Lun),
     (status = 201, description = "It is there now", body = Lun),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is no such export", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "Something is in the way", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "It cannot be there", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Names, Alters, Takes,
 ))]
 pub(super) async fn put(
     State(api): State<Api>,
@@ -113,12 +98,7 @@ pub(super) async fn put(
     Force,
 ), responses(
     (status = 204, description = "It is not there any more"),
-    (status = 400, description = "The request makes no sense", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "It is reserved", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "It cannot be taken away", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "The daemon ends", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "It cannot be kept", body = Problem, content_type = "application/problem+json"),
+    Names, Alters,
 ))]
 pub(super) async fn remove(
     State(api): State<Api>,

@@ -6,6 +6,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
 use super::Problem;
+use super::answers::Looks;
 use super::api::Api;
 use super::server::blocking;
 use crate::statistics::Statistics;
@@ -13,7 +14,7 @@ use crate::statistics::Statistics;
 /// All counters as Prometheus reads them.
 #[utoipa::path(get, path = "/metrics", responses(
     (status = 200, description = "The page", body = String, content_type = "text/plain"),
-    (status = 500, description = "A defect of the daemon", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Problem> {
     let page = blocking(move || api.view.metrics()).await?;
@@ -24,7 +25,7 @@ pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Problem>
 /// What workers, disks and queues have counted since the daemon started.
 #[utoipa::path(get, path = "/v1/statistics", responses(
     (status = 200, description = "All counters", body = Object),
-    (status = 500, description = "A defect of the daemon", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn statistics(State(api): State<Api>) -> Result<Json<Statistics>, Problem> {
     blocking(move || api.view.statistics()).await.map(Json)

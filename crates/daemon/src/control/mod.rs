@@ -4,6 +4,7 @@
 //! behind the trait [`View`]; who may ask is for `access` to say.
 
 mod access;
+mod answers;
 mod api;
 mod client;
 mod configuration;
@@ -19,6 +20,8 @@ mod problem;
 mod server;
 mod socket;
 mod status;
+mod tcp;
+mod token;
 mod version;
 
 use std::path::PathBuf;
@@ -32,6 +35,8 @@ pub use problem::{FieldProblem, Problem};
 pub use server::Server;
 pub use socket::{BindError, Bound, bind, bind_for_all};
 pub use status::{DiskStatus, ExportStatus, LunStatus, Status};
+pub use tcp::TcpServer;
+pub use token::{Token, Tokens};
 pub use version::Version;
 
 /// What the control socket shows. Calls may block for as long as a worker's turn takes.

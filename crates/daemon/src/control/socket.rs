@@ -155,6 +155,8 @@ fn listen(path: &Path, mode: Mode) -> io::Result<UnixListener> {
     // Linux gives the socket file the mode of the socket: there is no moment in which others may connect.
     fchmod(&socket, mode)?;
     rustix::net::bind(&socket, &address)?;
+    // The umask has its say in that; where it took something away, the path gets it back.
+    rustix::fs::chmod(path, mode)?;
     // Whoever finds it full is told to come again: rather wait in the line.
     rustix::net::listen(&socket, 1024)?;
     Ok(UnixListener::from(socket))
@@ -175,6 +177,19 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn everybody_may_connect_where_groups_are_told_apart_whatever_the_umask() {
+        let folder = tempfile::tempdir().unwrap();
+        let before = rustix::process::umask(Mode::from_raw_mode(0o077));
+        let bound = bind_for_all(&folder.path().join("s"));
+        rustix::process::umask(before);
+        let mode = std::fs::metadata(bound.unwrap().path())
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o666);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Problem;
+use super::answers::Looks;
 use super::api::Api;
 use super::server::blocking;
 
@@ -78,7 +79,7 @@ pub struct LunStatus {
 /// What is served, and to whom, in short.
 #[utoipa::path(get, path = "/v1/status", responses(
     (status = 200, description = "What is served", body = Status),
-    (status = 500, description = "A defect of the daemon", body = Problem, content_type = "application/problem+json"),
+    Looks,
 ))]
 pub(super) async fn get(State(api): State<Api>) -> Result<Json<Status>, Problem> {
     blocking(move || api.view.status()).await.map(Json)

@@ -1,7 +1,7 @@
 //! Metrics over TCP, for a Prometheus that cannot open the control socket: `GET /metrics`, and nothing else.
 //!
-//! Whoever can reach the address may read. A connection lives for seconds and there are few at a time, so that nobody
-//! can hold the daemon's descriptors; the control socket is not concerned.
+//! Whoever can reach the address may read, or where there are tokens whoever shows one. A connection lives for seconds
+//! and there are few at a time, so that nobody can hold the daemon's descriptors; the control socket is not concerned.
 
 use std::convert::Infallible;
 use std::io;
@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
 use hyper::server::conn::http1;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::control::View;
+use crate::control::{Tokens, View};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
@@ -40,7 +40,11 @@ impl Listener {
     ///
     /// # Errors
     /// When it cannot be listened on.
-    pub fn start(address: SocketAddr, view: Arc<dyn View>) -> io::Result<Listener> {
+    pub fn start(
+        address: SocketAddr,
+        view: Arc<dyn View>,
+        tokens: Option<Tokens>,
+    ) -> io::Result<Listener> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -54,7 +58,7 @@ impl Listener {
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        result = accept_all(listener, view) => {
+                        result = accept_all(listener, view, tokens) => {
                             if let Err(error) = result {
                                 tracing::error!(%error, "metrics are not served any more");
                             }
@@ -91,7 +95,11 @@ impl Drop for Listener {
     }
 }
 
-async fn accept_all(listener: TcpListener, view: Arc<dyn View>) -> io::Result<()> {
+async fn accept_all(
+    listener: TcpListener,
+    view: Arc<dyn View>,
+    tokens: Option<Tokens>,
+) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
@@ -106,9 +114,11 @@ async fn accept_all(listener: TcpListener, view: Arc<dyn View>) -> io::Result<()
                 continue;
             }
         };
-        let view = view.clone();
+        let (view, tokens) = (view.clone(), tokens.clone());
         tokio::spawn(async move {
-            let service = hyper::service::service_fn(move |request| answer(request, view.clone()));
+            let service = hyper::service::service_fn(move |request| {
+                answer(request, view.clone(), tokens.clone())
+            });
             let serving = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(CONNECTION_TIME)
@@ -124,6 +134,7 @@ async fn accept_all(listener: TcpListener, view: Arc<dyn View>) -> io::Result<()
 async fn answer(
     request: Request<Incoming>,
     view: Arc<dyn View>,
+    tokens: Option<Tokens>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let plain = |status: StatusCode, kind: &'static str, text: String| {
         let mut response = Response::new(Full::from(text));
@@ -133,6 +144,15 @@ async fn answer(
         response
     };
     const TEXT: &str = "text/plain; charset=utf-8";
+    if let Some(tokens) = tokens
+        && let Err(unknown) = tokens.may_look(request.headers())
+    {
+        let text = format!("{}\n", unknown.detail());
+        let mut response = plain(StatusCode::UNAUTHORIZED, TEXT, text);
+        let challenge = hyper::header::HeaderValue::from_static(unknown.challenge());
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+        return Ok(response);
+    }
     if request.uri().path() != "/metrics" {
         let text = "there is only /metrics here\n".to_owned();
         return Ok(plain(StatusCode::NOT_FOUND, TEXT, text));

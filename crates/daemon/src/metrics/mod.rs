@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use timeline::{Operation, OperationCounters, Snapshot, Span, SparseHistogram};
 
 use crate::control::Status;
-use crate::statistics::Statistics;
+use crate::statistics::{RequestStatistics, Statistics};
 use process::Process;
 use text::{Family, Kind, Page};
 
@@ -57,6 +57,7 @@ pub fn render(status: &Status, statistics: &Statistics) -> String {
     write_workers(&mut page, statistics);
     write_disks(&mut page, status, statistics);
     write_exports(&mut page, status);
+    write_initiators(&mut page, statistics);
     write_queues(&mut page, &statistics.latency);
     write_latencies(&mut page, &statistics.latency);
     page.into_text()
@@ -184,6 +185,49 @@ fn write_exports(page: &mut Page, status: &Status) {
     let mut luns = page.family("lunette_export_luns", Kind::Gauge, help);
     for export in &status.exports {
         luns.sample(&[("export", &export.name)], export.luns.len());
+    }
+}
+
+fn write_initiators(page: &mut Page, statistics: &Statistics) {
+    let help = "Sessions of an iSCSI initiator with a target.";
+    let mut sessions = page.family("lunette_initiator_sessions", Kind::Gauge, help);
+    for one in &statistics.initiators {
+        let labels = [
+            ("export", one.export.as_str()),
+            ("initiator", &one.initiator),
+        ];
+        sessions.sample(&labels, one.sessions);
+    }
+    type Number = fn(&RequestStatistics) -> u64;
+    let families: [(&'static str, &str, Number); 3] = [
+        (
+            "lunette_initiator_requests_total",
+            "Commands answered to an iSCSI initiator, in all its sessions with a target.",
+            |one| one.requests,
+        ),
+        (
+            "lunette_initiator_bytes_total",
+            "Bytes of data that an iSCSI initiator's commands moved.",
+            |one| one.bytes,
+        ),
+        (
+            "lunette_initiator_errors_total",
+            "Commands answered to an iSCSI initiator with an error.",
+            |one| one.errors,
+        ),
+    ];
+    for (name, help, number) in families {
+        let mut family = page.family(name, Kind::Counter, help);
+        for one in &statistics.initiators {
+            for (operation, counted) in &one.operations {
+                let labels = [
+                    ("export", one.export.as_str()),
+                    ("initiator", &one.initiator),
+                    ("operation", operation),
+                ];
+                family.sample(&labels, number(counted));
+            }
+        }
     }
 }
 

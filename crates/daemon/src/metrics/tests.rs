@@ -9,7 +9,7 @@ use timeline::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use super::*;
 use crate::control::{DiskStatus, ExportStatus, LunStatus, View};
-use crate::statistics::{DiskStatistics, IoStatistics, WorkerStatistics};
+use crate::statistics::{DiskStatistics, InitiatorStatistics, IoStatistics, WorkerStatistics};
 
 const DASHBOARD: &str = include_str!("../../../../contrib/grafana/lunette.json");
 const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
@@ -80,6 +80,20 @@ fn statistics() -> Statistics {
             errors: [("no_space".to_owned(), 2)].into(),
             in_flight: 6,
             ..DiskStatistics::new("d\"0", None)
+        }],
+        initiators: vec![InitiatorStatistics {
+            export: "e".to_owned(),
+            initiator: "iqn.2026-11.org.example:i".to_owned(),
+            sessions: 2,
+            operations: [(
+                "read".to_owned(),
+                RequestStatistics {
+                    requests: 9,
+                    bytes: 36_864,
+                    errors: 1,
+                },
+            )]
+            .into(),
         }],
         latency: Snapshot {
             queues: vec![queue("e", 0, 4), queue("e", 1, 2), queue("f", 0, 0)],
@@ -307,7 +321,7 @@ fn ask(listener: &Listener, request: &str) -> String {
 
 #[test]
 fn over_tcp_there_is_the_page_and_nothing_else() {
-    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed)).unwrap();
+    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed), None).unwrap();
     let page = ask(&listener, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     let (head, body) = page.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
@@ -334,11 +348,47 @@ fn over_tcp_there_is_the_page_and_nothing_else() {
 
 #[test]
 fn clients_that_say_nothing_do_not_keep_others_out_for_ever() {
-    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed)).unwrap();
+    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed), None).unwrap();
     let silent: Vec<TcpStream> = (0..8)
         .map(|_| TcpStream::connect(listener.address()).unwrap())
         .collect();
     let page = ask(&listener, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(page.starts_with("HTTP/1.1 200"));
     drop(silent);
+}
+
+#[test]
+fn where_there_are_tokens_the_page_is_for_those_who_show_one() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    std::fs::write(&path, "0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let access = crate::config::AccessConfig {
+        readers_token_file: Some(path),
+        ..crate::config::AccessConfig::default()
+    };
+    let tokens = crate::control::Tokens::of(&access).unwrap();
+    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed), tokens).unwrap();
+    for (token, told) in [
+        (None, "Bearer realm=\"lunette\"\r"),
+        (Some("0123456789abcdeg"), "invalid_token"),
+    ] {
+        let header = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
+        let header = header.unwrap_or_default();
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: x\r\n{header}\r\n");
+        let answer = ask(&listener, &request);
+        assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+        assert!(
+            answer.contains(told) && !answer.contains("lunette_"),
+            "{answer}"
+        );
+    }
+    let header = "Authorization: Bearer 0123456789abcdef\r\n";
+    let answer = ask(
+        &listener,
+        &format!("GET /metrics HTTP/1.1\r\nHost: x\r\n{header}\r\n"),
+    );
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }

@@ -12,7 +12,7 @@ pub struct Disk {
     #[serde(default)]
     pub name: String,
     /// The engine that does its I/O.
-    #[schema(pattern = "^(ram|null|file)$")]
+    #[schema(pattern = "^(ram|null|delay|file)$")]
     pub backend: String,
     /// Bytes; in a request also a text such as "10G". Not needed for a file that is there.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -162,6 +162,27 @@ pub struct Size {
         format = "int64"
     )]
     pub size: u64,
+}
+
+/// What all clients of a disk together may do. What is not said is not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Limits {
+    /// Most requests in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1_000_000_000)]
+    pub iops: Option<u64>,
+    /// Requests that may come at once after a pause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1_000_000_000)]
+    pub iops_burst: Option<u64>,
+    /// Most bytes in a second; in a request also a text such as "10M".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub bandwidth: Option<u64>,
+    /// Bytes that may come at once after a pause; in a request also a text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub bandwidth_burst: Option<u64>,
 }
 
 /// An export: `kind` says which.
@@ -374,6 +395,15 @@ pub struct Session {
     pub portal_group: Option<u16>,
     /// How many connections it has.
     pub connections: usize,
+    /// Of iSCSI: commands answered. A virtual machine's are those of its export's queues, in `/v1/statistics`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u64>,
+    /// Of iSCSI: bytes of data that they moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Of iSCSI: commands answered with an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub errors: Option<u64>,
 }
 
 /// What initiators hold of a disk.

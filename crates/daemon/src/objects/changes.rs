@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::plan::with_size;
 use super::refusal::{Fault, Refusal};
-use crate::config::{Config, DiskConfig, ExportConfig, ExportRef, LunConfig};
+use crate::config::{Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig};
 
 /// One change, by the names of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub enum Change {
     PutDisk(DiskConfig),
     /// This disk has so many bytes.
     ResizeDisk(String, u64),
+    /// The clients of this disk may do so much.
+    LimitDisk(String, LimitsConfig),
     /// This disk is not there.
     RemoveDisk(String),
     /// This export is there, as it is said, with these logical units.
@@ -87,6 +89,10 @@ impl Change {
                 let disk = next.disks.iter_mut().find(|disk| disk.name == name);
                 let disk = disk.ok_or_else(|| not_there("disk", &name))?;
                 disk.backend = with_size(&disk.backend, Some(size));
+            }
+            Change::LimitDisk(name, limits) => {
+                let disk = next.disks.iter_mut().find(|disk| disk.name == name);
+                disk.ok_or_else(|| not_there("disk", &name))?.limits = limits;
             }
             Change::RemoveDisk(name) => remove_disk(&mut next, &name, force)?,
             Change::PutExport(export) => next.put_export(export),

@@ -1,5 +1,7 @@
 //! What has changed, told to whoever listens.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use utoipa::ToSchema;
@@ -13,9 +15,10 @@ pub struct Event {
     /// Counts the daemon's events, from 1.
     pub id: u64,
     /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`,
-    /// `export.added`, `export.removed`, `lun.added`, `lun.removed`.
+    /// `export.added`, `export.removed`, `lun.added`, `lun.removed`,
+    /// `session.opened`, `session.closed`.
     pub event: String,
-    /// The disk, the export, or the export that the LUN is of.
+    /// The disk, the export, or the export that the LUN or the session is of.
     pub name: String,
     /// Of a LUN: its target.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,20 +32,30 @@ pub struct Event {
     /// Of a resized disk: its bytes now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
+    /// Of a session: its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// Of a session over iSCSI: the initiator's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initiator: Option<String>,
 }
 
 /// Tells events to all listeners; those that are slow miss some rather than hold it up.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Teller {
     sender: broadcast::Sender<Event>,
-    told: u64,
+    /// How many so far. Held while one is told, so that they come in the order of their numbers.
+    told: Arc<Mutex<u64>>,
 }
 
 /// Nobody listens yet.
 impl Default for Teller {
     fn default() -> Teller {
         let (sender, _) = broadcast::channel(BACKLOG);
-        Teller { sender, told: 0 }
+        Teller {
+            sender,
+            told: Arc::default(),
+        }
     }
 }
 
@@ -53,7 +66,7 @@ impl Teller {
     }
 
     /// Tells an event about an object.
-    pub fn tell(&mut self, event: &str, name: &str) {
+    pub fn tell(&self, event: &str, name: &str) {
         self.send(Event {
             event: event.to_owned(),
             name: name.to_owned(),
@@ -62,7 +75,7 @@ impl Teller {
     }
 
     /// Tells an event about a logical unit.
-    pub fn tell_lun(&mut self, event: &str, export: &str, lun: &crate::config::LunConfig) {
+    pub fn tell_lun(&self, event: &str, export: &str, lun: &crate::config::LunConfig) {
         self.send(Event {
             event: event.to_owned(),
             name: export.to_owned(),
@@ -74,7 +87,7 @@ impl Teller {
     }
 
     /// Tells that a disk has another size.
-    pub fn tell_size(&mut self, disk: &str, size: u64) {
+    pub fn tell_size(&self, disk: &str, size: u64) {
         self.send(Event {
             event: "disk.resized".to_owned(),
             name: disk.to_owned(),
@@ -83,15 +96,32 @@ impl Teller {
         });
     }
 
-    fn send(&mut self, event: Event) {
-        self.told += 1;
+    /// Tells that a session has come or gone.
+    pub fn tell_session(
+        &self,
+        opened: bool,
+        export: &str,
+        session: String,
+        initiator: Option<String>,
+    ) {
+        let event = match opened {
+            true => "session.opened",
+            false => "session.closed",
+        };
+        self.send(Event {
+            event: event.to_owned(),
+            name: export.to_owned(),
+            session: Some(session),
+            initiator,
+            ..Event::empty()
+        });
+    }
+
+    fn send(&self, event: Event) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        *told += 1;
         // Nobody listens: nobody is told.
-        self.sender
-            .send(Event {
-                id: self.told,
-                ..event
-            })
-            .ok();
+        self.sender.send(Event { id: *told, ..event }).ok();
     }
 }
 
@@ -105,6 +135,8 @@ impl Event {
             lun: None,
             disk: None,
             size: None,
+            session: None,
+            initiator: None,
         }
     }
 }

@@ -29,7 +29,7 @@ pub use overlay::{Overlay, lun_bodies};
 pub use owner::{How, Live, Made, Owner};
 pub use plan::Plan;
 pub use refusal::{Fault, Refusal};
-pub use servers::{Doors, Servers};
+pub use servers::{Doors, Servers, iscsi_session, vhost_session};
 
 type Message = Box<dyn FnOnce(&mut Owner) + Send>;
 

@@ -89,6 +89,8 @@ impl Owner {
             base: Arc::new(base.clone()),
             disks: Arc::default(),
         };
+        let teller = Teller::default();
+        servers.tell_sessions(&teller);
         Owner {
             config,
             base,
@@ -98,7 +100,7 @@ impl Owner {
             servers,
             live: Arc::new(RwLock::new(live)),
             keeper,
-            teller: Teller::default(),
+            teller,
             ending: false,
         }
     }

@@ -71,7 +71,8 @@ impl Plan {
     fn fixed(&mut self, now: &Config, next: &Config) {
         let fixed = [
             ("/control", now.control != next.control),
-            ("/control_group", now.access != next.access),
+            ("/control_group", !now.access.is_same_group(&next.access)),
+            ("/api_listen", !now.access.is_same_over_tcp(&next.access)),
             ("/state", now.state != next.state),
             ("/metrics_listen", now.metrics_listen != next.metrics_listen),
             ("/iscsi_limits", now.iscsi_limits != next.iscsi_limits),

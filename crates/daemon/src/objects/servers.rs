@@ -5,6 +5,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use reactor::Pool;
 use scsi_tasks::Units;
 
+use super::events::Teller;
+
+/// What names the session of a vhost-user export.
+pub fn vhost_session(export: &str) -> String {
+    format!("vhost-{export}")
+}
+
+/// What names an iSCSI session.
+pub fn iscsi_session(tsih: u16) -> String {
+    format!("iscsi-{tsih}")
+}
+
 /// Workers, units and doors of a daemon.
 pub struct Servers {
     /// The workers.
@@ -46,6 +58,20 @@ impl Servers {
             units,
             doors: Mutex::new(Some(doors)),
         })
+    }
+
+    /// Has sessions told as they come and go.
+    pub fn tell_sessions(&self, teller: &Teller) {
+        let Some(doors) = self.doors() else { return };
+        let tell = teller.clone();
+        doors.vhost.watch_sessions(move |export, came| {
+            tell.tell_session(came, export, vhost_session(export), None);
+        });
+        let tell = teller.clone();
+        doors.iscsi.watch_sessions(move |change| {
+            let id = iscsi_session(change.tsih);
+            tell.tell_session(change.opened, &change.target, id, Some(change.initiator));
+        });
     }
 
     /// The doors; `None` once the daemon ends.

@@ -1,15 +1,15 @@
 //! The definitions of `lunette disk`, `export`, `lun`, `session`, `reservation`, `config`, `status` and `reload`.
 
-use std::path::PathBuf;
-
 use clap::{Args, Subcommand};
+
+use crate::whom::Whom;
 
 /// Which daemon is asked, and how the answer is printed.
 #[derive(Clone, Debug, Args)]
 pub struct Ask {
-    /// The daemon's control socket [default: as for serve --control]
-    #[arg(long, value_name = "PATH", global = true)]
-    pub socket: Option<PathBuf>,
+    /// Which daemon
+    #[command(flatten)]
+    pub whom: Whom,
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
@@ -49,6 +49,8 @@ Examples:
     lunette disk add scratch=ram:512M
     lunette disk add d1=file:vm.raw,size=10G,cache=none
     lunette disk resize d1 20G
+    lunette disk limit d1 iops=500,bandwidth=20M   and no others
+    lunette disk limit d1 none
     lunette disk remove scratch";
 
 /// What to do with disks.
@@ -76,6 +78,14 @@ pub enum DiskAction {
         /// Shrink it, although what is beyond the new end is lost
         #[arg(long)]
         force: bool,
+    },
+    /// Limit what all clients of a disk together may do in a second; holds at once
+    Limit {
+        /// Its name
+        disk: String,
+        /// All its limits: iops, iops_burst, bandwidth, bandwidth_burst; or none
+        #[arg(value_name = "KEY=VALUE,...|none")]
+        limits: String,
     },
     /// Remove a disk
     Remove {

@@ -2,7 +2,7 @@
 
 use daemon::config::{Flags, parse_size};
 use daemon::control::{Method, escape};
-use daemon::objects::bodies::Disk;
+use daemon::objects::bodies::{Disk, Limits};
 use serde_json::json;
 
 use super::arguments::{Ask, DiskAction, DiskCommand};
@@ -34,6 +34,11 @@ pub fn run(command: DiskCommand) -> Outcome {
             let path = format!("{}/size{}", path(&disk), force(forced));
             ask.change(Method::PUT, &path, Some(&json!({ "size": bytes })))
         }
+        DiskAction::Limit { disk, limits } => {
+            let limits = limits_of(&limits)?;
+            let path = format!("{}/limits", path(&disk));
+            ask.change(Method::PUT, &path, Some(&json!(limits)))
+        }
         DiskAction::Remove {
             disk,
             force: forced,
@@ -46,6 +51,36 @@ pub fn run(command: DiskCommand) -> Outcome {
 
 fn path(disk: &str) -> String {
     format!("/v1/disks/{}", escape(disk))
+}
+
+/// Read as a part of a disk, so that a mistake is told as for `serve --disk`.
+fn limits_of(text: &str) -> Result<Limits, Failure> {
+    if text == "none" {
+        return Ok(Limits::default());
+    }
+    let known = ["iops=", "iops_burst=", "bandwidth=", "bandwidth_burst="];
+    let is_known = |part: &str| {
+        let part = part.replace('-', "_");
+        known.iter().any(|key| part.starts_with(key))
+    };
+    if let Some(other) = text.split(',').find(|part| !is_known(part)) {
+        return Err(Failure::because(format!(
+            "{other:?} is no limit: iops=N, iops_burst=N, bandwidth=SIZE, bandwidth_burst=SIZE, or none"
+        )));
+    }
+    let flags = Flags {
+        disk: vec![format!("limited=null:1M,{text}")],
+        ..Flags::default()
+    };
+    let read = read_flags(&flags, &[])?;
+    let limits = read.disks.first().map(|disk| disk.limits);
+    let limits = limits.unwrap_or_default();
+    Ok(Limits {
+        iops: limits.iops,
+        iops_burst: limits.iops_burst,
+        bandwidth: limits.bandwidth,
+        bandwidth_burst: limits.bandwidth_burst,
+    })
 }
 
 fn add(ask: &Ask, flag: String) -> Outcome {

@@ -18,7 +18,6 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::failure::{Failure, Outcome};
-use crate::latency::control_socket;
 use arguments::Ask;
 use table::Table;
 
@@ -27,8 +26,7 @@ const CHANGE_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Ask {
     fn client(&self) -> Result<Client, Failure> {
-        let socket = control_socket(self.socket.as_ref())?;
-        Ok(Client::new(&socket).patient(CHANGE_PATIENCE))
+        Ok(self.whom.client()?.patient(CHANGE_PATIENCE))
     }
 
     /// Has a change made, and prints what is said of it if JSON was asked for.

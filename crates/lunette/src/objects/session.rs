@@ -30,14 +30,29 @@ pub fn run(command: SessionCommand) -> Outcome {
     }
 }
 
+fn counted(number: Option<u64>) -> String {
+    number.map_or_else(|| "-".to_owned(), |number| number.to_string())
+}
+
 fn table(sessions: &[Session]) -> Table {
-    let head = Table::new(&["ID", "EXPORT", "INITIATOR", "CONNECTIONS"]);
+    let head = Table::new(&[
+        "ID",
+        "EXPORT",
+        "INITIATOR",
+        "CONNECTIONS",
+        "REQUESTS",
+        "BYTES",
+        "ERRORS",
+    ]);
     sessions.iter().fold(head, |table, session| {
         table.row([
             session.id.clone(),
             session.export.clone(),
             session.initiator.clone().unwrap_or_else(|| "-".to_owned()),
             session.connections.to_string(),
+            counted(session.requests),
+            counted(session.bytes),
+            counted(session.errors),
         ])
     })
 }

@@ -11,11 +11,10 @@ mod tests;
 mod units;
 
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use daemon::control;
+use daemon::control::{Client, ClientError};
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::layout::Rect;
@@ -34,7 +33,7 @@ const LINES_MAX: u16 = 2000;
 
 /// Shows it until a key ends it, or once.
 pub fn run(arguments: &TopArguments) -> Outcome {
-    let socket = crate::latency::control_socket(arguments.socket.as_ref())?;
+    let client = arguments.whom.client()?;
     if !(0.1..=3600.0).contains(&arguments.interval) {
         return Err(Failure::because(format!(
             "--interval {}: must be 0.1 to 3600 seconds",
@@ -46,7 +45,7 @@ pub fn run(arguments: &TopArguments) -> Outcome {
     screen.view = view(&arguments.view)?;
     screen.filter = arguments.filter.clone().unwrap_or_default();
     if arguments.once {
-        return once(&socket, interval, &mut screen);
+        return once(&client, interval, &mut screen);
     }
     if !std::io::stdout().is_terminal() {
         return Err(Failure::because(
@@ -54,9 +53,9 @@ pub fn run(arguments: &TopArguments) -> Outcome {
         ));
     }
     // Before the screen is taken: a daemon that is not there is better told on an ordinary line.
-    screen.looked(Ok(look(&socket)?));
+    screen.looked(Ok(look(&client)?));
     let mut terminal = ratatui::try_init()?;
-    let outcome = show(&mut terminal, socket, interval, &mut screen);
+    let outcome = show(&mut terminal, client, interval, &mut screen);
     ratatui::restore();
     outcome
 }
@@ -69,16 +68,16 @@ fn view(word: &str) -> Result<View, Failure> {
     })
 }
 
-fn look(socket: &Path) -> Result<Look, control::ClientError> {
+fn look(client: &Client) -> Result<Look, ClientError> {
     Ok(Look {
-        status: control::get(socket, "/v1/status")?,
-        statistics: control::get(socket, "/v1/statistics")?,
+        status: client.get("/v1/status")?,
+        statistics: client.get("/v1/statistics")?,
     })
 }
 
 fn show(
     terminal: &mut ratatui::DefaultTerminal,
-    socket: PathBuf,
+    client: Client,
     interval: Duration,
     screen: &mut Screen,
 ) -> Outcome {
@@ -87,7 +86,7 @@ fn show(
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(interval);
-            let answer = look(&socket).map_err(|error| error.to_string());
+            let answer = look(&client).map_err(|error| error.to_string());
             if looked.send(answer).is_err() {
                 return;
             }
@@ -126,10 +125,10 @@ fn show(
 }
 
 /// One frame as plain text, as long as it needs.
-fn once(socket: &Path, interval: Duration, screen: &mut Screen) -> Outcome {
-    screen.looked(Ok(look(socket)?));
+fn once(client: &Client, interval: Duration, screen: &mut Screen) -> Outcome {
+    screen.looked(Ok(look(client)?));
     std::thread::sleep(interval);
-    screen.looked(Ok(look(socket)?));
+    screen.looked(Ok(look(client)?));
     let columns = std::env::var("COLUMNS").ok();
     let columns = columns.and_then(|text| text.parse().ok());
     let columns = columns

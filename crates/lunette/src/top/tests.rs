@@ -73,6 +73,7 @@ fn look(seconds: u64) -> Look {
                 })
                 .collect(),
             disks: vec![disk("d0", 1500), disk("shared", 10)],
+            initiators: Vec::new(),
             latency: Snapshot {
                 queues: vec![queue("d0", "d0", 0, 100), queue("d0", "d0", 1, 1400)],
             },

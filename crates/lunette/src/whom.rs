@@ -1,0 +1,53 @@
+//! Which daemon a command asks: by its control socket, or over TCP with a token.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use daemon::control::{self, Client, Token};
+
+use crate::failure::Failure;
+
+/// Which daemon is asked.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Whom {
+    /// The daemon's control socket [default: as for serve --control]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub socket: Option<PathBuf>,
+    /// Ask over TCP instead, where serve's --api-listen is; needs --token-file
+    #[arg(long, value_name = "http://ADDRESS:PORT", global = true)]
+    pub api: Option<String>,
+    /// The token to show there: a file of mode 600 with one line
+    #[arg(long, value_name = "FILE", global = true)]
+    pub token_file: Option<PathBuf>,
+}
+
+impl Whom {
+    /// A client of that daemon.
+    ///
+    /// # Errors
+    /// When it cannot be told which one, or the token cannot be read.
+    pub fn client(&self) -> Result<Client, Failure> {
+        match (&self.socket, &self.api, &self.token_file) {
+            (Some(_), Some(_), _) => Err(Failure::because(
+                "--socket and --api name two ways to a daemon: leave one of them out",
+            )),
+            (_, Some(url), Some(file)) => {
+                let token = Token::read(file).map_err(Failure::because)?;
+                Client::over_tcp(url, token)
+                    .map_err(|why| Failure::because(format!("--api: {why}")))
+            }
+            (_, Some(_), None) => Err(Failure::because(
+                "--api asks over TCP, where a token is needed: name its file with --token-file",
+            )),
+            (_, None, Some(_)) => Err(Failure::because(
+                "--token-file is for --api http://ADDRESS:PORT; the control socket needs no token",
+            )),
+            (socket, None, None) => {
+                let chosen = socket.clone().or_else(control::default_socket);
+                let missing = "XDG_RUNTIME_DIR is not set, so there is no usual control socket: name it with --socket PATH";
+                let chosen = chosen.ok_or_else(|| Failure::because(missing))?;
+                Ok(Client::new(&chosen))
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Relative target port identifiers by the ports' names, the same after a restart whatever comes first.
+//!
+//! Registrations that persist name their port by this number. So the numbers are written down together with them, through
+//! the same store and before them: as long as nothing is kept, nothing of this is either.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use scsi::Store;
+
+/// The store's key for them.
+const KEY: &str = "ports";
+
+#[derive(Default)]
+struct Numbers {
+    by_name: BTreeMap<String, u16>,
+    taken: HashSet<u16>,
+    /// Names that this process has given out numbers for.
+    used: HashSet<String>,
+    /// Is what is written down all of them?
+    written: bool,
+}
+
+/// The identifiers of all ports of a process.
+#[derive(Default)]
+pub(crate) struct Ports(Mutex<Numbers>);
+
+impl Numbers {
+    /// One line a port: its number, a space, its name. What makes no sense is passed over.
+    fn decode(text: &[u8]) -> Numbers {
+        let mut numbers = Numbers::default();
+        for line in String::from_utf8_lossy(text).lines() {
+            let Some((number, name)) = line.split_once(' ') else {
+                continue;
+            };
+            if let Ok(number @ 1..) = number.parse::<u16>()
+                && !numbers.by_name.contains_key(name)
+                && numbers.taken.insert(number)
+            {
+                numbers.by_name.insert(name.to_owned(), number);
+            }
+        }
+        numbers.written = true;
+        numbers
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let lines = self.by_name.iter();
+        let lines = lines.map(|(name, number)| format!("{number} {name}\n"));
+        lines.collect::<String>().into_bytes()
+    }
+
+    fn number(&mut self, name: &str) -> u16 {
+        // A name is one line of the file.
+        let name = name.replace('\n', " ");
+        self.used.insert(name.clone());
+        if let Some(number) = self.by_name.get(&name) {
+            return *number;
+        }
+        let free = (1..=u16::MAX).find(|number| !self.taken.contains(number));
+        let number = free.or_else(|| self.forget_one());
+        let Some(number) = number else {
+            tracing::error!(name, "more target ports than there are identifiers");
+            return u16::MAX;
+        };
+        self.taken.insert(number);
+        self.by_name.insert(name, number);
+        self.written = false;
+        number
+    }
+
+    /// Frees the number of a port that this process has never had.
+    fn forget_one(&mut self) -> Option<u16> {
+        let unused = self.by_name.keys().find(|name| !self.used.contains(*name));
+        let name = unused.cloned()?;
+        self.by_name.remove(&name)
+    }
+}
+
+impl Ports {
+    fn lock(&self) -> MutexGuard<'_, Numbers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The identifier of the port of this name, never 0.
+    pub fn number(&self, name: &str) -> u16 {
+        self.lock().number(name)
+    }
+}
+
+/// A store that keeps the ports' identifiers beside what refers to them.
+pub(crate) struct WithPorts {
+    inner: Box<dyn Store>,
+    ports: Arc<Ports>,
+}
+
+impl WithPorts {
+    /// The store, and the identifiers that were kept in it.
+    pub fn over(inner: Box<dyn Store>) -> (WithPorts, Arc<Ports>) {
+        let numbers = inner.load(KEY).map(|text| Numbers::decode(&text));
+        let ports = Arc::new(Ports(Mutex::new(numbers.unwrap_or_default())));
+        let store = WithPorts {
+            inner,
+            ports: Arc::clone(&ports),
+        };
+        (store, ports)
+    }
+}
+
+impl Store for WithPorts {
+    fn load(&self, key: &str) -> Option<Vec<u8>> {
+        self.inner.load(key)
+    }
+
+    fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
+        {
+            let mut numbers = self.ports.lock();
+            if !numbers.written {
+                self.inner.save(KEY, &numbers.encode())?;
+                numbers.written = true;
+            }
+        }
+        self.inner.save(key, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use scsi::MemoryStore;
+
+    use super::*;
+
+    /// One store for several lives.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<MemoryStore>);
+
+    impl Store for Kept {
+        fn load(&self, key: &str) -> Option<Vec<u8>> {
+            self.0.load(key)
+        }
+
+        fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
+            self.0.save(key, bytes)
+        }
+    }
+
+    #[test]
+    fn a_port_keeps_its_number_whatever_comes_first_after_a_restart() {
+        let kept = Kept::default();
+        let (store, ports) = WithPorts::over(Box::new(kept.clone()));
+        assert_eq!((ports.number("a"), ports.number("b")), (1, 2));
+        assert_eq!(ports.number("a"), 1);
+        assert_eq!(kept.load(KEY), None, "nothing refers to them yet");
+        store.save("reservations", b"of b").unwrap();
+        assert_eq!(kept.load(KEY).as_deref(), Some(&b"1 a\n2 b\n"[..]));
+
+        let (store, ports) = WithPorts::over(Box::new(kept.clone()));
+        assert_eq!(ports.number("c"), 3);
+        assert_eq!((ports.number("b"), ports.number("a")), (2, 1));
+        store.save("reservations", b"of c").unwrap();
+        assert_eq!(kept.load(KEY).as_deref(), Some(&b"1 a\n2 b\n3 c\n"[..]));
+    }
+
+    #[test]
+    fn numbers_of_ports_that_are_gone_are_given_anew_when_there_are_no_others() {
+        let kept = Kept::default();
+        let lines: String = (1..=u16::MAX).map(|n| format!("{n} old{n:05}\n")).collect();
+        kept.save(KEY, lines.as_bytes()).unwrap();
+        let (_, ports) = WithPorts::over(Box::new(kept));
+        assert_eq!(ports.number("old00001"), 1);
+        assert_eq!(ports.number("new"), 2);
+        assert_eq!(ports.number("newer"), 3);
+        assert_eq!(ports.number("old00001"), 1);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_passed_over() {
+        let numbers = Numbers::decode(b"0 zero\nx\n\xff\n70000 big\n5 a\n5 b\n6 a\n7 c d\n");
+        let all: Vec<_> = numbers.by_name.iter().collect();
+        assert_eq!(all, [(&"a".to_owned(), &5), (&"c d".to_owned(), &7)]);
+    }
+}

@@ -1,0 +1,315 @@
+//! Who may ask the daemon, by which way: users and groups at the control socket, tokens over TCP.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, DaemonBuilder, Profile, Result, Rig, Scratch, bail, ensure, http};
+use lab::lunette_program;
+use serde_json::Value;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const CONTROL: &str = "Qm9fTm90X1RlbGxfVGhpcw==";
+const READERS: &str = "only-to-look-on-0123456789";
+
+fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
+    std::fs::write(path, text)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    Ok(())
+}
+
+/// Where the log says that something is served over TCP.
+fn address(rig: &mut Rig, what: &str) -> Result<String> {
+    let log = rig.daemon.process().log();
+    let line = log.lines().find(|line| line.contains(what));
+    let line = line.with_context(|| format!("{what}:\n{log}"))?;
+    let word = line.rsplit("address=").next().unwrap_or_default();
+    Ok(word.trim().to_owned())
+}
+
+/// A daemon that is asked over TCP too, and where.
+fn over_tcp() -> Result<(Rig, String)> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        let (control, readers) = (scratch.file("token"), scratch.file("readers"));
+        write(&control, &format!("{CONTROL}\n"), 0o600)?;
+        write(&readers, &format!("{READERS}\n"), 0o400)?;
+        let (control, readers) = (control.display(), readers.display());
+        Ok(daemon.disk("d=ram:1M").arguments([
+            "--log",
+            "trace",
+            "--api-listen",
+            "127.0.0.1:0",
+            "--token-file",
+            &control.to_string(),
+            "--readers-token-file",
+            &readers.to_string(),
+        ]))
+    })?;
+    let address = address(&mut rig, "the API is served over TCP")?;
+    Ok((rig, address))
+}
+
+#[test]
+fn over_tcp_only_a_token_opens_and_it_is_never_told() -> Result<()> {
+    let (mut rig, address) = over_tcp()?;
+    let ask = |method: &str, path: &str, token: Option<&str>, body: &str| {
+        let header = token.map(|token| format!("Authorization: {token}"));
+        let headers: Vec<&str> = header.iter().map(String::as_str).collect();
+        http::ask(TcpStream::connect(&address)?, method, path, &headers, body)
+    };
+    let control = format!("Bearer {CONTROL}");
+    let readers = format!("Bearer {READERS}");
+    // Nothing is told to strangers, not even what there is.
+    for (token, challenge) in [
+        (None, "Bearer realm=\"lunette\""),
+        (Some("Basic Ym9iOmJvYg=="), "Bearer realm=\"lunette\""),
+        (
+            Some("Bearer Qm9fTm90X1RlbGxfVGhpcw=x"),
+            "Bearer realm=\"lunette\", error=\"invalid_token\"",
+        ),
+        (Some("Bearer"), "Bearer realm=\"lunette\""),
+    ] {
+        for path in ["/v1/disks", "/v1/nothing", "/metrics", "/v1/openapi.json"] {
+            let answer = ask("GET", path, token, "")?;
+            ensure!(answer.status == 401, "{path}, {token:?}: {answer:?}");
+            let told = answer.header("www-authenticate");
+            ensure!(told == Some(challenge), "{path}, {token:?}: {answer:?}");
+            let kind = answer.header("content-type");
+            ensure!(kind == Some("application/problem+json"), "{answer:?}");
+            let problem: Value = serde_json::from_str(&answer.body)?;
+            ensure!(problem["status"] == 401, "{problem}");
+        }
+    }
+    let body = "{\"backend\": \"ram\", \"size\": \"1M\"}";
+    ensure!(ask("GET", "/v1/disks/d", Some(&readers), "")?.status == 200);
+    ensure!(ask("GET", "/metrics", Some(&readers), "")?.status == 200);
+    let refused = ask("PUT", "/v1/disks/e", Some(&readers), body)?;
+    ensure!(refused.status == 403, "{refused:?}");
+    ensure!(ask("PUT", "/v1/disks/e", None, body)?.status == 401);
+    ensure!(ask("PUT", "/v1/disks/e", Some(&control), body)?.status == 201);
+    ensure!(ask("DELETE", "/v1/disks/e", Some(&control), "")?.status == 204);
+
+    // Another token counts at once, and the one before no more.
+    let other = "another-token-that-is-long";
+    write(&rig.scratch.file("token"), other, 0o600)?;
+    ensure!(ask("GET", "/v1/disks", Some(&control), "")?.status == 401);
+    let answer = ask("GET", "/v1/disks", Some(&format!("Bearer {other}")), "")?;
+    ensure!(answer.status == 200, "{answer:?}");
+    // A file that others may read opens nothing.
+    write(&rig.scratch.file("token"), other, 0o644)?;
+    let answer = ask("GET", "/v1/disks", Some(&format!("Bearer {other}")), "")?;
+    ensure!(answer.status == 401, "{answer:?}");
+
+    let log = rig.daemon.process().log();
+    ensure!(log.contains("chmod 600"), "nobody is told why:\n{log}");
+    for secret in [CONTROL, READERS, other] {
+        ensure!(!log.contains(secret), "the log tells the token {secret}");
+    }
+    Ok(())
+}
+
+#[test]
+fn commands_ask_over_tcp_with_a_token() -> Result<()> {
+    let (rig, address) = over_tcp()?;
+    let lunette = |words: &[&str], token: &str| -> Result<Output> {
+        let output = Command::new(lunette_program(Profile::Dev)?)
+            .args(words)
+            .args(["--api", &format!("http://{address}"), "--token-file"])
+            .arg(rig.scratch.file(token))
+            .output()?;
+        Ok(output)
+    };
+    for words in [
+        &["disk", "add", "e=ram:1M"][..],
+        &["disk", "limit", "e", "iops=10"],
+        &["disk", "list"],
+        &["status"],
+        &["latency"],
+        &["log", "debug"],
+        &["top", "--once", "--interval", "0.1"],
+        &["disk", "remove", "e"],
+    ] {
+        let output = lunette(words, "token")?;
+        ensure!(output.status.success(), "{words:?}: {output:?}");
+    }
+    let output = lunette(&["disk", "add", "e=ram:1M"], "readers")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1) && said.contains("look on"));
+    write(&rig.scratch.file("wrong"), "0123456789abcdef", 0o600)?;
+    let output = lunette(&["status"], "wrong")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.contains("not the daemon's token"), "{said}");
+    write(&rig.scratch.file("open"), CONTROL, 0o640)?;
+    let output = lunette(&["status"], "open")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        said.contains("chmod 600") && !said.contains(CONTROL),
+        "{said}"
+    );
+    for (words, told) in [
+        (
+            &["status", "--api", "http://127.0.0.1:1"][..],
+            "--token-file",
+        ),
+        (&["status", "--token-file", "x"], "--api"),
+        (
+            &["status", "--api", "http://127.0.0.1:1", "--socket", "x"],
+            "two ways",
+        ),
+    ] {
+        let output = Command::new(lunette_program(Profile::Dev)?)
+            .args(words)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(!output.status.success() && said.contains(told), "{said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn without_a_safe_token_nothing_is_served_over_tcp() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let file = |name: &str, text: &str, mode| -> Result<String> {
+        write(&scratch.file(name), text, mode)?;
+        Ok(scratch.file(name).display().to_string())
+    };
+    for (token, told) in [
+        (None, "there is no `token_file`"),
+        (Some(file("open", CONTROL, 0o644)?), "chmod 600"),
+        (Some(file("short", "short", 0o600)?), "holds no token"),
+        (
+            Some("/nonexistent/token".to_owned()),
+            "cannot read the token",
+        ),
+    ] {
+        let mut daemon = DaemonBuilder::new(&scratch).arguments(["--api-listen", "127.0.0.1:0"]);
+        if let Some(token) = &token {
+            daemon = daemon.arguments(["--token-file", token]);
+        }
+        let (status, log) = daemon.start_refused()?;
+        ensure!(!status.success() && log.contains(told), "{status}: {log}");
+        ensure!(!log.contains(CONTROL), "{log}");
+    }
+    Ok(())
+}
+
+/// Runs as another user and group, or says what lets it.
+fn as_user(user: u32, group: u32, program: &Path, words: &[&str]) -> Result<Output> {
+    let mut words_before = vec!["setpriv"];
+    if !rustix::process::geteuid().is_root() {
+        words_before.splice(0..0, ["sudo", "-n"]);
+        let may = Command::new("sudo").args(["-n", "true"]).output();
+        if !may.is_ok_and(|output| output.status.success()) {
+            bail!(
+                "only root can become another user; mend: run the tests as root, or `sudo -v` before them"
+            );
+        }
+    }
+    let mut command = Command::new(words_before[0]);
+    command
+        .args(&words_before[1..])
+        .arg(format!("--reuid={user}"))
+        .arg(format!("--regid={group}"))
+        .arg("--clear-groups")
+        .arg(program)
+        .args(words);
+    command
+        .output()
+        .context("cannot run setpriv; mend: apt-get install util-linux")
+}
+
+/// The program where every user can run it, and the way to the control socket open: only what the daemon says of the socket
+/// stands between.
+fn opened(rig: &Rig) -> Result<PathBuf> {
+    let program = rig.scratch.file("lunette");
+    std::fs::copy(lunette_program(Profile::Dev)?, &program)?;
+    for path in [program.clone(), rig.daemon.control()] {
+        let mut folder = path.parent();
+        while let Some(open) = folder.filter(|folder| folder.starts_with(std::env::temp_dir())) {
+            if open != std::env::temp_dir() {
+                std::fs::set_permissions(open, std::fs::Permissions::from_mode(0o755))?;
+            }
+            folder = open.parent();
+        }
+    }
+    Ok(program)
+}
+
+const NOBODY: u32 = 65534;
+
+#[test]
+fn another_user_gets_nothing_from_the_socket() -> Result<()> {
+    let rig = Rig::new(|daemon| daemon.disk("d=ram:1M"))?;
+    let program = opened(&rig)?;
+    let control = rig.daemon.control().display().to_string();
+    let words = ["disk", "list", "--socket", &control];
+    let own = rustix::process::geteuid().as_raw();
+    let output = as_user(own, own, &program, &words)?;
+    ensure!(output.status.success(), "the daemon's own user: {output:?}");
+    for (user, group) in [(NOBODY, NOBODY), (NOBODY, 0)] {
+        let output = as_user(user, group, &program, &words)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.code() == Some(1),
+            "{user}:{group}: {output:?}"
+        );
+        ensure!(said.contains("may not open"), "{user}:{group}: {said}");
+        ensure!(output.stdout.is_empty(), "{user}:{group}: {output:?}");
+    }
+    Ok(())
+}
+
+/// A group of this machine that is not root's.
+fn group(name: &str) -> Result<u32> {
+    let groups = std::fs::read_to_string("/etc/group")?;
+    let line = groups
+        .lines()
+        .find(|line| line.starts_with(&format!("{name}:")));
+    let number = line.and_then(|line| line.split(':').nth(2));
+    let number = number.with_context(|| format!("this machine has no group {name}"))?;
+    Ok(number.parse()?)
+}
+
+#[test]
+fn groups_look_on_or_change_as_the_configuration_says_and_others_are_hung_up_on() -> Result<()> {
+    let rig = Rig::prepared(|scratch, daemon| {
+        let file = scratch.file("lunette.toml");
+        write(
+            &file,
+            "control_group = \"games\"\ncontrol_readers = \"users\"\n",
+            0o644,
+        )?;
+        let file = file.display().to_string();
+        Ok(daemon.disk("d=ram:1M").arguments(["--config", &file]))
+    })?;
+    let program = opened(&rig)?;
+    let control = rig.daemon.control().display().to_string();
+    let run = |gid: u32, words: &[&str]| {
+        let words = [words, &["--socket", &control]].concat();
+        as_user(NOBODY, gid, &program, &words)
+    };
+    let (games, users) = (group("games")?, group("users")?);
+
+    let output = run(users, &["disk", "list"])?;
+    ensure!(output.status.success(), "readers: {output:?}");
+    for words in [
+        &["disk", "add", "e=ram:1M"][..],
+        &["disk", "remove", "d"],
+        &["log", "debug"],
+        &["reload"],
+    ] {
+        let output = run(users, words)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1), "readers: {output:?}");
+        ensure!(said.contains("look on, and change nothing"), "{said}");
+    }
+    let output = run(games, &["disk", "add", "e=ram:1M"])?;
+    ensure!(output.status.success(), "control group: {output:?}");
+
+    let output = run(NOBODY, &["disk", "list"])?;
+    ensure!(output.status.code() == Some(1), "others: {output:?}");
+    ensure!(output.stdout.is_empty(), "others: {output:?}");
+    let known = rig.daemon.lunette(&["disk", "list"])?;
+    ensure!(known.contains('e') && known.contains('d'), "{known}");
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Unit attentions while the daemon runs: every nexus is told of a change once, and only once.
+#![forbid(unsafe_code)]
+
+use end_to_end::{IscsiSession, Result, Rig, ensure};
+
+const FIRST: &str = "iqn.2026-11.org.example:t0";
+const SECOND: &str = "iqn.2026-11.org.example:t1";
+
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+/// READ CAPACITY(10).
+const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// REPORT LUNS, 256 bytes.
+const REPORT_LUNS: [u8; 12] = [0xa0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+/// CAPACITY DATA HAS CHANGED.
+const CAPACITY_CHANGED: (u8, u8, u8) = (6, 0x2a, 0x09);
+/// REPORTED LUNS DATA HAS CHANGED.
+const LUNS_CHANGED: (u8, u8, u8) = (6, 0x3f, 0x0e);
+/// LOGICAL UNIT NOT SUPPORTED.
+const NOT_SUPPORTED: (u8, u8, u8) = (5, 0x25, 0x00);
+
+/// What TEST UNIT READY says: sense key and additional sense code with its qualifier; `None`: ready.
+fn said(session: &mut IscsiSession, lun: u8) -> Result<Option<(u8, u8, u8)>> {
+    let done = session.command_on(lun, &TEST_UNIT_READY, None, 0)?;
+    if done.status == 0 {
+        return Ok(None);
+    }
+    ensure!(done.status == 2, "status {}", done.status);
+    let sense = &done.sense;
+    ensure!(sense.len() >= 14 && sense[0] & 0x7f == 0x70, "{sense:?}");
+    Ok(Some((sense[2] & 0xf, sense[12], sense[13])))
+}
+
+/// LUNs of the target, as REPORT LUNS lists them.
+fn luns(session: &mut IscsiSession) -> Result<Vec<u8>> {
+    let done = session.command(&REPORT_LUNS, None, 256)?;
+    ensure!(done.status == 0, "REPORT LUNS: status {}", done.status);
+    let length = done.data.get(3).map_or(0, |length| usize::from(*length));
+    let entries = done.data.get(8..8 + length).unwrap_or_default();
+    Ok(entries.chunks(8).map(|entry| entry[1]).collect())
+}
+
+fn rig() -> Result<(Rig, String)> {
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("d=ram:4M")
+            .disk("e=ram:1M")
+            .arguments(["--iscsi", &format!("{FIRST}=d")])
+            .arguments(["--iscsi", &format!("{SECOND}=d")])
+            .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"])
+            .arguments(["--workers", "2"])
+    })?;
+    let portal = rig.iscsi_portal(FIRST)?;
+    Ok((rig, portal))
+}
+
+/// The last block of LUN 0.
+fn last_block(session: &mut IscsiSession) -> Result<u32> {
+    let done = session.command(&READ_CAPACITY, None, 8)?;
+    ensure!(done.status == 0, "READ CAPACITY: status {}", done.status);
+    let bytes = done.data.get(..4).unwrap_or(&[0; 4]);
+    Ok(u32::from_be_bytes(bytes.try_into()?))
+}
+
+#[test]
+fn another_size_is_told_to_every_nexus_once() -> Result<()> {
+    let (mut rig, portal) = rig()?;
+    let second = rig.iscsi_portal(SECOND)?;
+    let mut sessions = [
+        IscsiSession::login(&portal, FIRST, 1)?,
+        IscsiSession::login(&portal, FIRST, 2)?,
+        // The same disk by another target.
+        IscsiSession::login(&second, SECOND, 1)?,
+    ];
+    for (words, last) in [
+        (&["disk", "resize", "d", "8M"][..], (8 << 20) / 512 - 1),
+        (
+            &["disk", "resize", "d", "2M", "--force"],
+            (2 << 20) / 512 - 1,
+        ),
+    ] {
+        for session in &mut sessions {
+            ensure!(said(session, 0)?.is_none(), "before {words:?}");
+        }
+        rig.daemon.lunette(words)?;
+        for (number, session) in sessions.iter_mut().enumerate() {
+            let first = said(session, 0)?;
+            ensure!(first == Some(CAPACITY_CHANGED), "{number}: {first:02x?}");
+            let next = said(session, 0)?;
+            ensure!(next.is_none(), "{number}, again: {next:02x?}");
+            ensure!(last_block(session)? == last, "{number} sees another size");
+        }
+    }
+    // One that logs in later is told what every new nexus is told, and nothing of the past.
+    let mut late = IscsiSession::login(&portal, FIRST, 3)?;
+    ensure!(said(&mut late, 0)?.is_none());
+    Ok(())
+}
+
+#[test]
+fn units_that_come_and_go_are_told_to_every_nexus_of_the_target_once() -> Result<()> {
+    let (mut rig, portal) = rig()?;
+    let second = rig.iscsi_portal(SECOND)?;
+    let mut sessions = [
+        IscsiSession::login(&portal, FIRST, 1)?,
+        IscsiSession::login(&portal, FIRST, 2)?,
+    ];
+    let mut other = IscsiSession::login(&second, SECOND, 1)?;
+    for _ in 0..3 {
+        rig.daemon.lunette(&["lun", "add", FIRST, "0:5", "e"])?;
+        for (number, session) in sessions.iter_mut().enumerate() {
+            let first = said(session, 0)?;
+            ensure!(first == Some(LUNS_CHANGED), "{number}: {first:02x?}");
+            let next = said(session, 0)?;
+            ensure!(next.is_none(), "{number}, again: {next:02x?}");
+            let listed = luns(session)?;
+            ensure!(listed == [0, 5], "{number} is told of {listed:?}");
+            // The unit is new to the nexus, which may have something to hear from it first.
+            let mut ready = false;
+            for _ in 0..4 {
+                ready |= said(session, 5)?.is_none();
+            }
+            ensure!(ready, "{number}: the new unit does not become ready");
+        }
+        rig.daemon.lunette(&["lun", "remove", FIRST, "0:5"])?;
+        for (number, session) in sessions.iter_mut().enumerate() {
+            let first = said(session, 0)?;
+            ensure!(first == Some(LUNS_CHANGED), "{number}: {first:02x?}");
+            let next = said(session, 0)?;
+            ensure!(next.is_none(), "{number}, again: {next:02x?}");
+            let gone = said(session, 5)?;
+            ensure!(gone == Some(NOT_SUPPORTED), "{number}: {gone:02x?}");
+            let listed = luns(session)?;
+            ensure!(listed == [0], "{number} is told of {listed:?}");
+        }
+    }
+    ensure!(said(&mut other, 0)?.is_none(), "another target is told");
+    Ok(())
+}
+
+#[test]
+fn report_luns_takes_the_news_away_for_all_units_of_its_nexus() -> Result<()> {
+    let (rig, portal) = rig()?;
+    let mut session = IscsiSession::login(&portal, FIRST, 1)?;
+    let mut other = IscsiSession::login(&portal, FIRST, 2)?;
+    rig.daemon.lunette(&["lun", "add", FIRST, "0:5", "e"])?;
+    ensure!(luns(&mut session)? == [0, 5]);
+    // SPC-5, 6.35: REPORT LUNS clears it on every unit, for this nexus alone.
+    let next = said(&mut session, 0)?;
+    ensure!(next.is_none(), "{next:02x?}");
+    ensure!(said(&mut other, 0)? == Some(LUNS_CHANGED));
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! Server-sent events: every change is told, in order, and nobody who listens slowly holds anybody up.
+#![forbid(unsafe_code)]
+
+use daemon::control::{Client, Method};
+use end_to_end::http::Events;
+use end_to_end::{Daemon, IscsiSession, Result, Rig, bail, client, ensure};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+
+fn api(daemon: &Daemon) -> Client {
+    Client::new(&daemon.control()).patient(Duration::from_secs(120))
+}
+
+/// Hears the next event, which must be this one; gives its data.
+fn expect(events: &mut Events, event: &str, fields: &Value) -> Result<Value> {
+    let (heard, data) = events.hear()?;
+    let data: Value = serde_json::from_str(&data)?;
+    ensure!(heard == event, "{heard} instead of {event}: {data}");
+    ensure!(data["event"] == event, "{data}");
+    for (key, value) in fields.as_object().into_iter().flatten() {
+        ensure!(data[key] == *value, "{event}: {key} of {data}");
+    }
+    Ok(data)
+}
+
+#[test]
+fn every_change_is_told_in_order() -> Result<()> {
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("d=ram:1M")
+            .vhost_blk("d")
+            .vhost_scsi("c")
+            .arguments(["--iscsi", &format!("{TARGET}=d")])
+            .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"])
+    })?;
+    let mut events = Events::listen(&rig.daemon.control())?;
+    let run = |words: &[&str]| rig.daemon.lunette(words);
+    run(&["disk", "add", "e=ram:1M"])?;
+    run(&["disk", "resize", "e", "2M"])?;
+    run(&["disk", "limit", "e", "iops=100"])?;
+    run(&["lun", "add", "c", "4:7", "e"])?;
+    run(&["lun", "remove", "c", "4:7"])?;
+    let socket = rig.scratch.socket("e.sock").display().to_string();
+    run(&["export", "add", "vhost-blk", &format!("e:{socket}")])?;
+    run(&["export", "remove", "e"])?;
+    run(&["disk", "remove", "e"])?;
+    let mut last = 0;
+    for (event, fields) in [
+        ("disk.added", json!({"name": "e"})),
+        ("disk.resized", json!({"name": "e", "size": 2 << 20})),
+        ("disk.limited", json!({"name": "e"})),
+        (
+            "lun.added",
+            json!({"name": "c", "target": 4, "lun": 7, "disk": "e"}),
+        ),
+        (
+            "lun.removed",
+            json!({"name": "c", "target": 4, "lun": 7, "disk": "e"}),
+        ),
+        ("export.added", json!({"name": "e"})),
+        ("export.removed", json!({"name": "e"})),
+        ("disk.removed", json!({"name": "e"})),
+    ] {
+        let data = expect(&mut events, event, &fields)?;
+        let id = data["id"].as_u64().unwrap_or(0);
+        ensure!(id == last + 1, "{event} has number {id} after {last}");
+        last = id;
+    }
+
+    // Sessions of both doors, which come by themselves.
+    let front_end = json!({"name": "d", "session": "vhost-d"});
+    let mut session = client::Client::connect(&rig.socket("d"))?;
+    session.features()?;
+    expect(&mut events, "session.opened", &front_end)?;
+    drop(session);
+    expect(&mut events, "session.closed", &front_end)?;
+
+    let portal = rig.iscsi_portal(TARGET)?;
+    let session = IscsiSession::login(&portal, TARGET, 7)?;
+    let initiator = json!({"name": TARGET, "initiator": "iqn.2026-11.org.example:i7"});
+    let opened = expect(&mut events, "session.opened", &initiator)?;
+    let listed: Vec<Value> = api(&rig.daemon).get("/v1/sessions")?;
+    let id = opened["session"].clone();
+    ensure!(listed.iter().any(|one| one["id"] == id), "{listed:?}");
+    drop(session);
+    let closed = expect(&mut events, "session.closed", &initiator)?;
+    ensure!(closed["session"] == id, "{closed}");
+
+    // One that is thrown out.
+    let _session = IscsiSession::login(&portal, TARGET, 8)?;
+    let opened = expect(&mut events, "session.opened", &json!({}))?;
+    let id = opened["session"].as_str().unwrap_or_default();
+    rig.daemon.lunette(&["session", "remove", id])?;
+    expect(&mut events, "session.closed", &json!({"session": id}))?;
+    Ok(())
+}
+
+#[test]
+fn a_listener_that_reads_nothing_holds_nobody_up_and_is_told_what_it_missed() -> Result<()> {
+    const UNITS: u16 = 4000;
+    const ROUNDS: usize = 6;
+    let mut rig = Rig::new(|daemon| daemon.disk("d=null:1M").vhost_scsi("c"))?;
+    let mut slow = Events::listen(&rig.daemon.control())?;
+    let api = api(&rig.daemon);
+    let luns: Vec<Value> = (0..UNITS)
+        .map(|lun| json!({"target": 0, "lun": lun, "disk": "d"}))
+        .collect();
+    let resident = |rig: &mut Rig| -> Result<u64> {
+        let id = rig.daemon.process().id();
+        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+        let word = line.and_then(|line| line.split_whitespace().nth(1));
+        Ok(word.unwrap_or("0").parse::<u64>()? * 1024)
+    };
+    let mut after_first = 0;
+    for round in 0..ROUNDS {
+        // Each of these is four thousand events.
+        for body in [json!(luns), json!([])] {
+            api.change(Method::PUT, "/v1/exports/c/luns", Some(&body))?;
+        }
+        if round == 0 {
+            after_first = resident(&mut rig)?;
+        }
+    }
+    let grown = resident(&mut rig)?.saturating_sub(after_first);
+    ensure!(grown < 32 << 20, "it grew by {grown} bytes");
+    // What the socket and the bounded backlog held comes in order, with a hole that is told.
+    let all = u64::from(UNITS) * 2 * ROUNDS as u64;
+    let (mut next, mut missed) = (1, 0);
+    while next <= all {
+        let (event, data) = slow.hear()?;
+        if event == "missed" {
+            let count: u64 = data.parse()?;
+            missed += count;
+            next += count;
+            continue;
+        }
+        let data: Value = serde_json::from_str(&data)?;
+        let id = data["id"].as_u64().unwrap_or(0);
+        if id != next {
+            bail!("event {id} after {}, and nothing said of a hole", next - 1);
+        }
+        next += 1;
+    }
+    ensure!(missed > 0, "all {all} events were kept for it");
+    Ok(())
+}
