@@ -18,13 +18,14 @@ use crate::whom::Whom;
 #[command(name = "lunette", version, arg_required_else_help = true, after_help = AFTER)]
 pub struct Cli {
     /// What to log: a level (error, warn, info, debug, trace), or PART=LEVEL,... [default: RUST_LOG, or info]
-    #[arg(long, value_name = "FILTER", global = true)]
+    #[arg(long, value_name = "FILTER", global = true, help_heading = "Log")]
     pub log: Option<String>,
     /// How to log: text (without time under systemd, whose journal has its own) or json
     #[arg(
         long,
         value_name = "FORMAT",
         global = true,
+        help_heading = "Log",
         value_enum,
         default_value = "text",
         hide_possible_values = true
@@ -146,7 +147,7 @@ pub struct Configuration {
     /// The control socket [default: /run/lunette/lunette.sock for root, else $XDG_RUNTIME_DIR/lunette.sock]
     #[arg(long, value_name = "PATH")]
     pub control: Option<String>,
-    /// Where reservations and saved mode pages are kept [default: /var/lib/lunette for root, else in ~/.local/state]
+    /// Where reservations, saved mode pages and, if it is said, changes at run time are kept [default: /var/lib/lunette for root, else in ~/.local/state]
     #[arg(long, value_name = "DIR")]
     pub state: Option<String>,
     /// Serve the API over TCP too, to whoever shows the token of --token-file

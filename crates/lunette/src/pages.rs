@@ -16,7 +16,7 @@ pub fn completion(arguments: &CompletionArguments) -> Outcome {
     Ok(())
 }
 
-/// Writes a man page for the command and one for each subcommand.
+/// Writes a man page for the command and one for each subcommand, and for what these have in turn.
 pub fn man(arguments: &ManArguments) -> Outcome {
     let folder = &arguments.folder;
     let failed = |path: &Path, error: std::io::Error| {
@@ -34,19 +34,32 @@ pub fn man(arguments: &ManArguments) -> Outcome {
 fn pages() -> Vec<(String, String)> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
-    let mut pages = vec![(String::from("lunette.1"), page(&command, "lunette"))];
-    for subcommand in command.get_subcommands().filter(|c| !c.is_hide_set()) {
-        let name = format!("lunette-{}", subcommand.get_name());
-        pages.push((format!("{name}.1"), page(subcommand, &name)));
-    }
+    let mut pages = Vec::new();
+    add_pages(&command, "lunette", None, &mut pages);
     pages
 }
 
-fn page(command: &clap::Command, name: &str) -> String {
+fn add_pages(
+    command: &clap::Command,
+    name: &str,
+    parent: Option<&str>,
+    pages: &mut Vec<(String, String)>,
+) {
+    pages.push((format!("{name}.1"), page(command, name, parent)));
+    let shown = command.get_subcommands().filter(|c| !c.is_hide_set());
+    for subcommand in shown.filter(|c| c.get_name() != "help") {
+        let own = format!("{name}-{}", subcommand.get_name());
+        add_pages(subcommand, &own, Some(name), pages);
+    }
+}
+
+fn page(command: &clap::Command, name: &str, parent: Option<&str>) -> String {
     let title = name.to_uppercase();
     // Examples and tables are laid out already: they have a section of their own, as they are.
     let after = command.get_after_help().map(ToString::to_string);
-    let command = command.clone().after_help("");
+    let has_subcommands = command.has_subcommands();
+    // Its pages are found by this name: lunette-disk(1) lists lunette-disk-add(1).
+    let command = command.clone().after_help("").display_name(name.to_owned());
     let man = clap_mangen::Man::new(command)
         .title(title)
         .date("")
@@ -59,14 +72,18 @@ fn page(command: &clap::Command, name: &str) -> String {
         .and_then(|()| man.render_synopsis_section(&mut page))
         .and_then(|()| man.render_description_section(&mut page))
         .and_then(|()| man.render_options_section(&mut page))
-        .and_then(|()| match name {
-            "lunette" => man.render_subcommands_section(&mut page),
-            _ => Ok(()),
+        .and_then(|()| match has_subcommands {
+            true => man.render_subcommands_section(&mut page),
+            false => Ok(()),
         });
     written.expect("a Vec takes all that is written to it");
     let mut page = String::from_utf8_lossy(&page).into_owned();
     if let Some(after) = after {
         page.push_str(&verbatim("NOTES", &after));
+    }
+    if let Some(parent) = parent {
+        let parent = parent.replace('-', "\\-");
+        page.push_str(&format!(".SH \"SEE ALSO\"\n{parent}(1)\n"));
     }
     page
 }
@@ -120,6 +137,20 @@ mod tests {
         );
         let (_, main) = &pages[0];
         assert!(main.contains("lunette\\-latency(1)"), "{main}");
+        let text = |wanted: &str| {
+            let found = pages.iter().find(|(name, _)| name == wanted);
+            let (_, page) = found.unwrap_or_else(|| panic!("{wanted} is missing"));
+            page.clone()
+        };
+        assert!(text("lunette-disk.1").contains("lunette\\-disk\\-limit(1)"));
+        assert!(text("lunette-disk-limit.1").contains("lunette\\-disk(1)"));
+        assert!(text("lunette-export-add-iscsi.1").contains("demo"));
+        // Each leaf of the tree has one, and nothing else does.
+        fn count(command: &clap::Command) -> usize {
+            let shown = command.get_subcommands().filter(|c| !c.is_hide_set());
+            1 + shown.map(count).sum::<usize>()
+        }
+        assert_eq!(pages.len(), count(&Cli::command()));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 
 /// Which daemon is asked.
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Which daemon")]
 pub struct Whom {
     /// The daemon's control socket [default: as for serve --control]
     #[arg(long, value_name = "PATH", global = true)]

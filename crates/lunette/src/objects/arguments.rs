@@ -11,7 +11,7 @@ pub struct Ask {
     #[command(flatten)]
     pub whom: Whom,
     /// Print JSON
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Options")]
     pub json: bool,
 }
 
@@ -63,9 +63,9 @@ pub enum DiskAction {
         /// Its name
         disk: String,
     },
-    /// Add a disk: NAME=ram:SIZE, NAME=null:SIZE or NAME=file:PATH, then ,KEY=VALUE as for serve --disk
+    /// Add a disk, which exports and logical units then can show
     Add {
-        /// What it is
+        /// NAME=ram:SIZE, NAME=null:SIZE or NAME=file:PATH, then ,KEY=VALUE as for serve --disk
         #[arg(value_name = "NAME=BACKEND:...")]
         disk: String,
     },
