@@ -11,7 +11,7 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Which daemon")]
 pub struct Whom {
-    /// The daemon's control socket [default: as for serve --control]
+    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
     #[arg(long, value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
     /// Ask over TCP instead, where serve's --api-listen is; needs --token-file
@@ -20,6 +20,12 @@ pub struct Whom {
     /// The token to show there: a file of mode 600 with one line
     #[arg(long, value_name = "FILE", global = true)]
     pub token_file: Option<PathBuf>,
+}
+
+/// A daemon of one's own comes first; else the system's, which may let one's group in.
+fn usual_socket() -> PathBuf {
+    let own = control::default_socket().filter(|own| own.exists());
+    own.unwrap_or_else(|| PathBuf::from(control::SYSTEM_SOCKET))
 }
 
 impl Whom {
@@ -44,9 +50,7 @@ impl Whom {
                 "--token-file is for --api http://ADDRESS:PORT; the control socket needs no token",
             )),
             (socket, None, None) => {
-                let chosen = socket.clone().or_else(control::default_socket);
-                let missing = "XDG_RUNTIME_DIR is not set, so there is no usual control socket: name it with --socket PATH";
-                let chosen = chosen.ok_or_else(|| Failure::because(missing))?;
+                let chosen = socket.clone().unwrap_or_else(usual_socket);
                 Ok(Client::new(&chosen))
             }
         }
