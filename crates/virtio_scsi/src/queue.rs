@@ -461,7 +461,7 @@ impl RequestQueue {
         let known = &mut self.known[place(field)];
         self.unknown = self.unknown.wrapping_add(1);
         let keep = known.as_ref().is_some_and(|known| known.unit.is_current());
-        if keep && self.unknown % KNOWN as u8 != 0 {
+        if keep && !self.unknown.is_multiple_of(KNOWN as u8) {
             return;
         }
         let seen = self.targets.get(usize::from(address.target));
