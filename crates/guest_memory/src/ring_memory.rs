@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -125,6 +125,15 @@ impl RingMemory {
         assert!(at.is_aligned(), "unaligned atomic in a ring");
         // SAFETY: in range and aligned; atomics are how memory that another process writes is read.
         u32::from_le(unsafe { AtomicU32::from_ptr(at) }.load(Ordering::Acquire))
+    }
+
+    /// Writes a little-endian `u64` at once, after every earlier store.
+    #[inline(always)]
+    pub fn store_release_u64(&self, offset: usize, value: u64) {
+        let at = self.at::<u64>(offset);
+        assert!(at.is_aligned(), "unaligned atomic in a ring");
+        // SAFETY: in range and aligned; the client sees the whole value or nothing of it.
+        unsafe { AtomicU64::from_ptr(at) }.store(value.to_le(), Ordering::Release);
     }
 
     #[inline(always)]

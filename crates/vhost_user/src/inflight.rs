@@ -1,7 +1,7 @@
 //! The memory in which requests in flight are kept, so that a daemon that comes after one that died takes them again:
 //! `GET_INFLIGHT_FD` and `SET_INFLIGHT_FD` (vhost-user protocol, "Inflight I/O tracking").
 //!
-//! The front end keeps the file; each split queue has a part of it ([`virtqueue::Inflight`]).
+//! The front end keeps the file; each queue has a part of it ([`virtqueue::Inflight`], [`virtqueue::PackedInflight`]).
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -9,22 +9,31 @@ use std::os::fd::AsFd;
 use guest_memory::{MemoryTable, RegionSpec, RingMemory};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserInflight;
-use virtqueue::Inflight;
+use virtqueue::{Inflight, PackedInflight};
 
 /// A region that the front end has given.
 pub(crate) struct InflightRegion {
     memory: MemoryTable,
     queues: u16,
-    stride: usize,
+    size: u16,
+    bytes: u64,
+}
+
+/// Bytes of a queue's part.
+fn stride(size: u16, packed: bool) -> usize {
+    match packed {
+        true => PackedInflight::stride(size),
+        false => Inflight::stride(size),
+    }
 }
 
 impl InflightRegion {
-    /// Makes the memory for a front end to keep.
+    /// Makes the memory for a front end to keep, with room for either kind of queue: it may not have said which it wants.
     ///
     /// # Errors
     /// When there is no memory or no descriptor left, in words.
     pub fn create(queues: u16, size: u16) -> Result<(VhostUserInflight, File), String> {
-        let bytes = (Inflight::stride(size) * usize::from(queues)) as u64;
+        let bytes = (stride(size, true) * usize::from(queues)) as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let made = memfd_create("lunette-in-flight", flags).and_then(|file| {
             ftruncate(&file, bytes)?;
@@ -39,16 +48,8 @@ impl InflightRegion {
     /// Maps what a front end has kept.
     ///
     /// # Errors
-    /// When it is too small for its queues or cannot be mapped, in words.
+    /// When it cannot be mapped, in words.
     pub fn map(said: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
-        let stride = Inflight::stride(said.queue_size);
-        let needed = (stride * usize::from(said.num_queues)) as u64;
-        if said.mmap_size < needed {
-            return Err(format!(
-                "an in-flight region of {} bytes for {} queues of {}, which need {needed}",
-                said.mmap_size, said.num_queues, said.queue_size
-            ));
-        }
         let spec = RegionSpec {
             guest_address: 0,
             size: said.mmap_size,
@@ -61,16 +62,38 @@ impl InflightRegion {
         Ok(InflightRegion {
             memory,
             queues: said.num_queues,
-            stride,
+            size: said.queue_size,
+            bytes: said.mmap_size,
         })
     }
 
     /// The part of queue `index`, if it has one.
-    pub fn part(&self, index: u16) -> Option<RingMemory> {
+    ///
+    /// # Errors
+    /// When the region is too small for its queues, in words.
+    pub fn part(&self, index: u16, packed: bool) -> Result<Option<RingMemory>, String> {
         if index >= self.queues {
-            return None;
+            return Ok(None);
         }
-        let offset = (self.stride * usize::from(index)) as u64;
-        self.memory.ring(offset, self.stride as u64).ok()
+        let stride = stride(self.size, packed) as u64;
+        let needed = stride * u64::from(self.queues);
+        if self.bytes < needed {
+            return Err(format!(
+                "an in-flight region of {} bytes for {} queues of {}, which need {needed}",
+                self.bytes, self.queues, self.size
+            ));
+        }
+        let part = self.memory.ring(stride * u64::from(index), stride);
+        part.map(Some).map_err(|error| error.to_string())
+    }
+
+    /// The front end knows where a queue that has stopped stands, and may start it again as another kind: see
+    /// [`PackedInflight::settle`].
+    pub fn settle(&self, index: u16, packed: bool) {
+        match (self.part(index, packed), packed) {
+            (Ok(Some(part)), true) => PackedInflight::settle(&part, self.size),
+            (Ok(Some(part)), false) => Inflight::settle(&part, self.size),
+            _ => {}
+        }
     }
 }

@@ -269,9 +269,14 @@ impl Session {
         };
         // Without protocol features there is no message to enable a ring: it is from the start.
         let always_enabled = self.features & F_PROTOCOL_FEATURES == 0;
-        let inflight = self.inflight.as_ref();
+        let packed = self.is_packed();
+        let region = self.inflight.as_ref();
+        let inflight = match region.map_or(Ok(None), |region| region.part(number, packed)) {
+            Ok(part) => part,
+            Err(why) => return self.refuse(why),
+        };
         let context = Context {
-            inflight: inflight.and_then(|region| region.part(number)),
+            inflight,
             device: &self.device,
             features: self.features,
             memory: &self.memory,
@@ -281,6 +286,17 @@ impl Session {
         vring.enabled |= always_enabled;
         let started = vring.start(number, kick, &worker, context);
         self.checked(index, started)
+    }
+
+    fn is_packed(&self) -> bool {
+        self.features & F_RING_PACKED != 0
+    }
+
+    /// The front end knows, or says anew, where a queue goes on that has stopped, and as what kind.
+    fn settle(&self, index: u16) {
+        if let Some(region) = &self.inflight {
+            region.settle(index, self.is_packed());
+        }
     }
 
     fn use_memory(&mut self, memory: MemoryTable) -> Reply<()> {
@@ -306,6 +322,9 @@ impl Session {
     /// Rings stop and are disabled; what the front end says once per connection stays: memory, channel, descriptors.
     fn reset(&mut self) {
         self.stop_vrings();
+        for index in 0..self.device.queue_count() {
+            self.settle(index);
+        }
         self.features = 0;
         self.vrings.iter_mut().for_each(Vring::reset);
         self.device.reset();
@@ -424,6 +443,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .stop(index as u16, &device)
             .or(vring.base)
             .unwrap_or(0);
+        self.settle(index as u16);
         Ok(VhostUserVringState::new(index, base))
     }
 

@@ -45,15 +45,12 @@ impl DeviceQueue {
     }
 
     /// Keeps track of what is in flight in `part`, which outlives this process, and takes again what an earlier device
-    /// left unanswered there. Only for split queues, before the first pop; a packed queue is not tracked.
+    /// left unanswered there. Before the first pop.
     ///
     /// # Errors
     /// When `part` cannot be used.
     pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
-        match &mut self.ring {
-            Ring::Split(ring) => ring.track(part),
-            Ring::Packed(_) => Ok(()),
-        }
+        each!(&mut self.ring, ring => ring.track(part))
     }
 
     /// Finds the ring again in a changed memory table; the queue's state stays.

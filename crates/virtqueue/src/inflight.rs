@@ -45,6 +45,15 @@ impl Inflight {
         (STATES + STATE_SIZE * usize::from(size)).next_multiple_of(ALIGNMENT)
     }
 
+    /// A queue that has stopped may start again with other features, and its part as a packed queue's: unless something is
+    /// still in flight, the part is as one that nobody has used.
+    pub fn settle(part: &RingMemory, size: u16) {
+        let mut states = (0..usize::from(size)).map(|head| STATES + STATE_SIZE * head);
+        if part.len() >= Inflight::stride(size) && states.all(|at| part.read::<u8>(at) == 0) {
+            part.store_release_u16(VERSION, 0);
+        }
+    }
+
     /// Takes a queue's part over. `used` is the used index in the ring: what the last device showed its driver.
     ///
     /// # Errors

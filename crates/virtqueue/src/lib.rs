@@ -18,6 +18,7 @@ pub mod fuzzing;
 mod inflight;
 pub mod layout;
 mod packed;
+mod packed_inflight;
 mod split;
 
 pub use chain::Chain;
@@ -25,3 +26,4 @@ pub use config::{PACKED_START, QueueConfig};
 pub use device::DeviceQueue;
 pub use error::QueueError;
 pub use inflight::Inflight;
+pub use packed_inflight::PackedInflight;

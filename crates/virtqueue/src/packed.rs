@@ -15,6 +15,7 @@ use crate::layout::{
     AVAIL, DESCRIPTOR_SIZE, EVENTS_DESCRIPTOR, EVENTS_DISABLE, EVENTS_ENABLE, INDIRECT, NEXT,
     PACKED_FLAGS, PackedDescriptor, Place, USED, WRITE,
 };
+use crate::packed_inflight::PackedInflight;
 use crate::{Chain, QueueConfig, QueueError};
 
 /// How many descriptors ahead the ring is fetched: four fill a cache line.
@@ -49,6 +50,8 @@ pub struct PackedQueue {
     published_used: Place,
     /// Flags of its first used descriptor, held back; it has one.
     held_flags: Option<u16>,
+    /// Where what is in flight outlives this process.
+    inflight: Option<Box<PackedInflight>>,
 }
 
 impl PackedQueue {
@@ -68,7 +71,26 @@ impl PackedQueue {
             next_used,
             published_used: next_used,
             held_flags: None,
+            inflight: None,
         })
+    }
+
+    /// Goes on where the last device ended, whatever the front end said of it.
+    pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
+        let places = [self.next_available, self.next_used];
+        let (inflight, [available, used]) =
+            PackedInflight::new(part, self.size, places, &self.descriptors)?;
+        (self.next_available, self.next_used) = (available, used);
+        self.published_used = used;
+        self.inflight = Some(Box::new(inflight));
+        Ok(())
+    }
+
+    #[inline]
+    fn has_again(&self) -> bool {
+        self.inflight
+            .as_ref()
+            .is_some_and(|inflight| inflight.has_again())
     }
 
     pub fn set_areas(&mut self, areas: Areas) {
@@ -106,7 +128,7 @@ impl PackedQueue {
 
     #[inline]
     pub fn available(&self) -> u16 {
-        u16::from(!self.broken && self.is_available(self.next_available))
+        u16::from(!self.broken && (self.is_available(self.next_available) || self.has_again()))
     }
 
     #[inline(never)]
@@ -114,22 +136,62 @@ impl PackedQueue {
         if self.available() == 0 {
             return Ok(false);
         }
-        let ahead = Self::offset(self.next_available.index) + DESCRIPTOR_SIZE * DESCRIPTORS_AHEAD;
-        self.descriptors.prefetch(ahead);
-        if self.read_plain(view, chain) {
-            self.next_available = self.next_available.advance(1, self.size);
-            return Ok(true);
+        if self.has_again() {
+            return self.pop_again(view, chain);
         }
-        match self.read_chain(view, chain) {
-            Ok(next) => {
-                self.next_available = next;
-                Ok(true)
-            }
-            Err(error) => {
-                self.broken = true;
-                Err(error)
-            }
+        let place = self.next_available;
+        self.descriptors
+            .prefetch(Self::offset(place.index) + DESCRIPTOR_SIZE * DESCRIPTORS_AHEAD);
+        self.next_available = if self.read_plain(view, chain) {
+            place.advance(1, self.size)
+        } else {
+            let read = self.read_chain(view, chain);
+            self.checked(read)?
+        };
+        if self.inflight.is_some() {
+            self.note(place, chain)?;
         }
+        Ok(true)
+    }
+
+    /// The driver's mistake ends the queue.
+    fn checked<T>(&mut self, read: Result<T, QueueError>) -> Result<T, QueueError> {
+        self.broken |= read.is_err();
+        read
+    }
+
+    /// Notes that the chain at `place` is in flight.
+    #[inline(never)]
+    fn note(&mut self, place: Place, chain: &Chain) -> Result<(), QueueError> {
+        let (descriptors, size) = (&self.descriptors, self.size);
+        let read = |nth| descriptors.read(Self::offset(place.advance(nth, size).index));
+        let noted = match &mut self.inflight {
+            Some(inflight) => inflight.took(chain.id, chain.descriptors, read),
+            None => Ok(()),
+        };
+        self.checked(noted)
+    }
+
+    /// Takes a chain that an earlier device has taken and not answered.
+    #[cold]
+    fn pop_again(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
+        let Some(inflight) = &mut self.inflight else {
+            return Ok(false);
+        };
+        let Some(head) = inflight.next_again() else {
+            return Ok(false);
+        };
+        let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
+        let mut read = Ok(());
+        (chain.id, chain.descriptors) = (0, 0);
+        for descriptor in inflight.descriptors(head) {
+            chain.descriptors += 1;
+            chain.id = descriptor.id.get();
+            read = read.and_then(|()| collect(&mut collector, &descriptor, chain.descriptors));
+        }
+        let read = read.and_then(|()| collector.finish());
+        (chain.readable, chain.writable) = self.checked(read)?;
+        Ok(true)
     }
 
     /// The short way, for a chain that is one indirect table: see [`Plain`].
@@ -171,16 +233,7 @@ impl PackedQueue {
                 return Err(QueueError::TooManyDescriptors { head, limit: size });
             }
             descriptors += 1;
-            let (address, length) = (descriptor.address.get(), descriptor.length.get());
-            if flags & INDIRECT != 0 {
-                // "each list only contains descriptors of a given type" (2.8.5).
-                if flags & NEXT != 0 || descriptors > 1 {
-                    return Err(QueueError::IndirectLinked { table: address });
-                }
-                collector.indirect(address, length, 0, Table::InOrder)?;
-            } else {
-                collector.element(address, length, flags)?;
-            }
+            collect(&mut collector, &descriptor, descriptors)?;
             place = place.advance(1, size);
             if flags & NEXT == 0 {
                 break descriptor.id.get();
@@ -211,6 +264,9 @@ impl PackedQueue {
             self.descriptors.store_release_u16(at + PACKED_FLAGS, flags);
         }
         self.next_used = place.advance(descriptors, self.size);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.answering(id);
+        }
     }
 
     #[inline]
@@ -220,7 +276,13 @@ impl PackedQueue {
         };
         let (old, new) = (self.published_used, self.next_used);
         let at = Self::offset(old.index) + PACKED_FLAGS;
-        self.descriptors.store_release_u16(at, flags);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.publishing(new);
+            self.descriptors.store_release_u16(at, flags);
+            inflight.published(new);
+        } else {
+            self.descriptors.store_release_u16(at, flags);
+        }
         self.published_used = new;
         let first = !std::mem::replace(&mut self.signalled, true);
         fence(Ordering::SeqCst);
@@ -252,4 +314,23 @@ impl PackedQueue {
     pub fn disable_notifications(&mut self) {
         self.device_events.store_release_u16(2, EVENTS_DISABLE);
     }
+}
+
+/// Takes one descriptor, the `nth` of its chain, into what the chain is made of.
+#[inline]
+fn collect(
+    collector: &mut Collector<'_>,
+    descriptor: &PackedDescriptor,
+    nth: u16,
+) -> Result<(), QueueError> {
+    let flags = descriptor.flags.get();
+    let (address, length) = (descriptor.address.get(), descriptor.length.get());
+    if flags & INDIRECT == 0 {
+        return collector.element(address, length, flags);
+    }
+    // "each list only contains descriptors of a given type" (2.8.5).
+    if flags & NEXT != 0 || nth > 1 {
+        return Err(QueueError::IndirectLinked { table: address });
+    }
+    collector.indirect(address, length, 0, Table::InOrder)
 }

@@ -1,0 +1,372 @@
+//! Which requests of a packed queue are in flight, in memory that outlives this process: the region that vhost-user's
+//! `GET_INFLIGHT_FD` describes ("In-flight I/O tracking", queue region for packed virtqueues).
+//!
+//! A packed ring is written over as requests are answered, so a chain's descriptors are kept here, in entries linked like
+//! those of a split queue's table; the free ones are a list too. Each step becomes true with one store: a chain is in
+//! flight when `old_free_head` is behind its entries, a batch is answered when the driver sees the flags of its first
+//! descriptor. What was written before that store is taken back by the next device, what was to follow is made up for. The front end can write to the
+//! region: each value is read once and checked, and the worst that a wrong one does is to break its own queue.
+
+use std::collections::VecDeque;
+
+use guest_memory::RingMemory;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::QueueError;
+use crate::layout::{AVAIL, DESCRIPTOR_SIZE, PACKED_FLAGS, PackedDescriptor, Place, USED};
+
+/// Offsets in a queue's part: features are 8 bytes of zero before the version.
+const VERSION: usize = 8;
+const ENTRIES: usize = 10;
+const FREE_HEAD: usize = 12;
+const OLD_FREE_HEAD: usize = 14;
+const USED_INDEX: usize = 16;
+const OLD_USED_INDEX: usize = 18;
+const USED_WRAP: usize = 20;
+const OLD_USED_WRAP: usize = 21;
+/// 7 bytes of padding, and what the entries' alignment adds.
+const STATES: usize = 32;
+/// Offset in an entry.
+const NEXT: usize = 2;
+/// The layout's only version; 0 is a region that nobody has used, or that was settled.
+const LAYOUT_VERSION: u16 = 1;
+/// Parts of a region begin at multiples of a cache line.
+const ALIGNMENT: usize = 64;
+
+/// An entry: one descriptor of a chain. `last`, `count` and `counter` only in a chain's first.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct State {
+    in_flight: u8,
+    padding: u8,
+    next: U16,
+    last: U16,
+    count: U16,
+    counter: U64,
+    id: U16,
+    flags: U16,
+    length: U32,
+    address: U64,
+}
+
+const STATE_SIZE: usize = size_of::<State>();
+
+/// The part of an in-flight region that belongs to one packed queue.
+pub struct PackedInflight {
+    part: RingMemory,
+    size: u16,
+    counter: u64,
+    /// Each entry's next one, as in the region, which is only believed at the start.
+    next: Vec<u16>,
+    free_head: u16,
+    free: u16,
+    /// By buffer id: the first entry of the chain in flight.
+    heads: Vec<u16>,
+    /// By first entry: the last one, and how many there are.
+    chains: Vec<(u16, u16)>,
+    /// First entries of chains given back since the last publication.
+    answered: Vec<u16>,
+    /// Where the last batch that the driver has seen ended.
+    shown: Place,
+    /// Taken by an earlier device and never answered.
+    again: VecDeque<u16>,
+}
+
+impl PackedInflight {
+    /// Bytes of one queue's part in a region for queues of so many entries.
+    pub fn stride(size: u16) -> usize {
+        (STATES + STATE_SIZE * usize::from(size)).next_multiple_of(ALIGNMENT)
+    }
+
+    /// The front end now knows where a queue stands that has stopped, and says so when it starts it again: unless
+    /// something is still in flight, the part is as one that nobody has used.
+    pub fn settle(part: &RingMemory, size: u16) {
+        let mut states = (0..usize::from(size)).map(|entry| STATES + STATE_SIZE * entry);
+        if part.len() >= PackedInflight::stride(size) && states.all(|at| part.read::<u8>(at) == 0) {
+            part.store_release_u16(VERSION, 0);
+        }
+    }
+
+    /// Takes a queue's part over. `places` are where the front end has the queue go on, available and used: they count
+    /// for a part that nobody has used. Gives where it really goes on.
+    ///
+    /// # Errors
+    /// When the part is too small for `size` entries, or holds what no device writes.
+    pub(crate) fn new(
+        part: RingMemory,
+        size: u16,
+        places: [Place; 2],
+        ring: &RingMemory,
+    ) -> Result<(PackedInflight, [Place; 2]), QueueError> {
+        if part.len() < PackedInflight::stride(size) || !part.is_aligned(ALIGNMENT) {
+            return Err(wrong("it is too small for the queue"));
+        }
+        let entries = usize::from(size);
+        let mut tracked = PackedInflight {
+            part,
+            size,
+            counter: 0,
+            next: (1..=size).collect(),
+            free_head: 0,
+            free: size,
+            heads: vec![0; entries],
+            chains: vec![(0, 0); entries],
+            answered: Vec::with_capacity(entries),
+            shown: places[1],
+            again: VecDeque::new(),
+        };
+        let places = match tracked.word(VERSION) {
+            LAYOUT_VERSION if tracked.word(ENTRIES) == size => tracked.recover(ring)?,
+            // Another size: the driver has made its queue anew, and nothing in the region is of it.
+            0 | LAYOUT_VERSION => {
+                tracked.begin(places[1]);
+                places
+            }
+            _ => return Err(wrong("its version is not known")),
+        };
+        tracked.shown = places[1];
+        Ok((tracked, places))
+    }
+
+    fn begin(&mut self, used: Place) {
+        for entry in 0..self.size {
+            let at = self.state(entry);
+            self.part.write::<u8>(at, 0);
+            self.part.write(at + NEXT, U16::new(entry + 1));
+        }
+        self.part.write(ENTRIES, U16::new(self.size));
+        self.part.write(FREE_HEAD, U16::new(0));
+        self.part.write(OLD_FREE_HEAD, U16::new(0));
+        self.set_places(used, used);
+        self.part.store_release_u16(VERSION, LAYOUT_VERSION);
+    }
+
+    /// Settles what the last device was at when it died, and gives where the ring goes on.
+    fn recover(&mut self, ring: &RingMemory) -> Result<[Place; 2], QueueError> {
+        let new = (self.place([USED_INDEX, USED_WRAP])?, self.word(FREE_HEAD));
+        let old = (
+            self.place([OLD_USED_INDEX, OLD_USED_WRAP])?,
+            self.word(OLD_FREE_HEAD),
+        );
+        // A batch was answered when the flags of its first descriptor are no longer as the driver has made them.
+        let first = DESCRIPTOR_SIZE * usize::from(old.0.index) + PACKED_FLAGS;
+        let flags = ring.load_acquire_u16(first) & (AVAIL | USED);
+        let was_shown = new.0 != old.0 && flags != old.0.available_flags();
+        let (used, free_head) = if was_shown { new } else { old };
+        self.part.store_release_u16(FREE_HEAD, free_head);
+        self.part.store_release_u16(OLD_FREE_HEAD, free_head);
+        self.set_places(used, used);
+        let claimed = self.read_free(free_head);
+        let taken = self.read_taken(claimed)?;
+        self.claim_ring(ring, used, taken);
+        Ok([used.advance(taken, self.size), used])
+    }
+
+    /// Reads the links and the list of what is free; gives whose entries these are. No chain begins there, whatever was
+    /// noted of one.
+    fn read_free(&mut self, head: u16) -> Vec<bool> {
+        self.next = (0..self.size)
+            .map(|entry| self.word(self.state(entry) + NEXT))
+            .collect();
+        let mut claimed = vec![false; self.next.len()];
+        (self.free_head, self.free) = (head, 0);
+        let mut at = head;
+        while let Some(claimed) = claimed.get_mut(usize::from(at))
+            && !std::mem::replace(claimed, true)
+        {
+            self.part.write::<u8>(self.state(at), 0);
+            self.free += 1;
+            at = self.next[usize::from(at)];
+        }
+        claimed
+    }
+
+    /// Reads the chains in flight, in the order in which they were taken; gives how many descriptors they have.
+    fn read_taken(&mut self, mut claimed: Vec<bool>) -> Result<u16, QueueError> {
+        let mut taken = Vec::new();
+        let mut descriptors = 0;
+        for head in 0..self.size {
+            let state: State = self.part.read(self.state(head));
+            if state.in_flight != 1 {
+                continue;
+            }
+            let (mut at, mut last) = (head, head);
+            let count = state.count.get();
+            if count == 0 || count > self.size - descriptors {
+                return Err(wrong("it has chains of more descriptors than the queue"));
+            }
+            for _ in 0..count {
+                match claimed.get_mut(usize::from(at)) {
+                    Some(claimed) if !*claimed => *claimed = true,
+                    _ => return Err(wrong("its chains are not linked")),
+                }
+                (last, at) = (at, self.next[usize::from(at)]);
+            }
+            let state_of_last: State = self.part.read(self.state(last));
+            match self.heads.get_mut(usize::from(state_of_last.id.get())) {
+                Some(of_id) => *of_id = head,
+                None => return Err(wrong("a buffer id is beyond the queue")),
+            }
+            self.chains[usize::from(head)] = (last, count);
+            taken.push((state.counter.get(), head));
+            descriptors += count;
+        }
+        if self.free != self.size - descriptors {
+            return Err(wrong("its list of free entries does not fit"));
+        }
+        taken.sort_unstable();
+        self.counter = taken.last().map_or(0, |(last, _)| last.wrapping_add(1));
+        self.again = taken.into_iter().map(|(_, head)| head).collect();
+        Ok(descriptors)
+    }
+
+    /// The ring's descriptors from the used place on belong to chains in flight. Of a batch that was never shown some may
+    /// look used already: behind the next batch, the driver would take them for answers.
+    fn claim_ring(&self, ring: &RingMemory, used: Place, descriptors: u16) {
+        for ahead in 0..descriptors {
+            let place = used.advance(ahead, self.size);
+            let at = DESCRIPTOR_SIZE * usize::from(place.index) + PACKED_FLAGS;
+            if ring.load_relaxed_u16(at) & (AVAIL | USED) != place.available_flags() {
+                ring.store_release_u16(at, place.available_flags());
+            }
+        }
+    }
+
+    fn word(&self, offset: usize) -> u16 {
+        self.part.load_relaxed_u16(offset)
+    }
+
+    fn place(&self, [index, wrap]: [usize; 2]) -> Result<Place, QueueError> {
+        let place = Place {
+            index: self.word(index),
+            wrap: self.part.read::<u8>(wrap) != 0,
+        };
+        if place.index < self.size {
+            Ok(place)
+        } else {
+            Err(wrong("its used index is beyond the queue"))
+        }
+    }
+
+    /// `used_idx` and `used_wrap_counter`, and the old ones: 8 bytes that must never be seen half written.
+    #[inline]
+    fn set_places(&self, new: Place, old: Place) {
+        let indices = u64::from(new.index) | u64::from(old.index) << 16;
+        let wraps = u64::from(new.wrap) | u64::from(old.wrap) << 8;
+        self.part
+            .store_release_u64(USED_INDEX, indices | wraps << 32);
+    }
+
+    #[inline]
+    fn state(&self, entry: u16) -> usize {
+        STATES + STATE_SIZE * usize::from(entry)
+    }
+
+    /// Is there a chain that has to be taken again?
+    #[inline]
+    pub(crate) fn has_again(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    /// The next chain that has to be taken again: its first entry.
+    pub(crate) fn next_again(&mut self) -> Option<u16> {
+        self.again.pop_front()
+    }
+
+    /// The descriptors of a chain in flight.
+    pub(crate) fn descriptors(&self, head: u16) -> impl Iterator<Item = PackedDescriptor> {
+        let (_, count) = self.chains[usize::from(head)];
+        let entries = std::iter::successors(Some(head), |at| Some(self.next[usize::from(*at)]));
+        entries.take(usize::from(count)).map(|entry| {
+            let state: State = self.part.read(self.state(entry));
+            PackedDescriptor {
+                address: state.address,
+                length: state.length,
+                id: state.id,
+                flags: state.flags,
+            }
+        })
+    }
+
+    /// A chain was taken from the ring, of these descriptors. `id` is below the queue's size.
+    ///
+    /// # Errors
+    /// When the driver has more in flight than the queue has descriptors.
+    pub(crate) fn took(
+        &mut self,
+        id: u16,
+        count: u16,
+        descriptor: impl Fn(u16) -> PackedDescriptor,
+    ) -> Result<(), QueueError> {
+        if count > self.free {
+            return Err(wrong("more is in flight than the queue has descriptors"));
+        }
+        let head = self.free_head;
+        let (mut at, mut last) = (head, head);
+        for nth in 0..count {
+            let read = descriptor(nth);
+            let next = self.next[usize::from(at)];
+            let state = State {
+                in_flight: 0,
+                padding: 0,
+                next: next.into(),
+                last: U16::ZERO,
+                count: count.into(),
+                counter: self.counter.into(),
+                id: read.id,
+                flags: read.flags,
+                length: read.length,
+                address: read.address,
+            };
+            self.part.write(self.state(at), state);
+            (last, at) = (at, next);
+        }
+        self.counter = self.counter.wrapping_add(1);
+        let first = self.state(head);
+        self.part.write(first + NEXT + 2, U16::new(last));
+        self.part.write::<u8>(first, 1);
+        self.part.store_release_u16(FREE_HEAD, at);
+        self.part.store_release_u16(OLD_FREE_HEAD, at);
+        (self.free_head, self.free) = (at, self.free - count);
+        self.heads[usize::from(id)] = head;
+        self.chains[usize::from(head)] = (last, count);
+        Ok(())
+    }
+
+    /// A chain is about to be given back with the next batch.
+    #[inline]
+    pub(crate) fn answering(&mut self, id: u16) {
+        self.answered.push(self.heads[usize::from(id)]);
+    }
+
+    /// The driver is about to see the batch, which ends at `used`.
+    #[inline]
+    pub(crate) fn publishing(&mut self, used: Place) {
+        for head in &self.answered {
+            let (last, count) = self.chains[usize::from(*head)];
+            self.next[usize::from(last)] = self.free_head;
+            let link = STATES + STATE_SIZE * usize::from(last) + NEXT;
+            self.part.store_release_u16(link, self.free_head);
+            (self.free_head, self.free) = (*head, self.free + count);
+        }
+        self.part.store_release_u16(FREE_HEAD, self.free_head);
+        self.set_places(used, self.shown);
+    }
+
+    /// The driver sees the batch, which ends at `used`.
+    #[inline]
+    pub(crate) fn published(&mut self, used: Place) {
+        for head in self.answered.drain(..) {
+            let at = STATES + STATE_SIZE * usize::from(head);
+            self.part.write::<u8>(at, 0);
+        }
+        self.part.store_release_u16(OLD_FREE_HEAD, self.free_head);
+        self.set_places(used, used);
+        self.shown = used;
+    }
+}
+
+fn wrong(what: &'static str) -> QueueError {
+    QueueError::Inflight { what }
+}

@@ -1,0 +1,324 @@
+//! A device of a packed ring that dies at any moment, between any two stores, and the one after it on the same in-flight
+//! region: each request is answered once.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use common::{DATA, Pair};
+use guest_memory::{Mapping, RingMemory};
+use proptest::prelude::*;
+use virtqueue::{Chain, DeviceQueue, Inflight, PackedInflight, QueueError};
+
+const SIZE: u16 = 8;
+const RING_BYTES: usize = 16 * SIZE as usize;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A request of so many descriptors, or, with 0, of an indirect table.
+    Add(u8),
+    Pop,
+    /// Answers one of those in flight.
+    Answer(usize),
+    Publish,
+    /// The process is killed between two steps.
+    Die,
+    /// It is killed while it notes a chain that it takes: some of the stores have come through, not the last.
+    DieTaking(u64),
+    /// It is killed while it shows a batch: some of the stores before the driver sees it have come through, or all of
+    /// these and some of those after it.
+    DieShowing(bool, u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0..4u8).prop_map(Step::Add),
+        4 => Just(Step::Pop),
+        4 => any::<prop::sample::Index>().prop_map(|at| Step::Answer(at.index(usize::from(SIZE)))),
+        3 => Just(Step::Publish),
+        1 => Just(Step::Die),
+        1 => any::<u64>().prop_map(Step::DieTaking),
+        1 => any::<(bool, u64)>().prop_map(|(shown, some)| Step::DieShowing(shown, some)),
+    ];
+    prop::collection::vec(step, 1..300)
+}
+
+fn token(p: &Pair, chain: &Chain) -> u64 {
+    (p.memory.elements(chain)[0].0 - DATA) / 8
+}
+
+fn made_again(p: &mut Pair, region: &Arc<Mapping>) {
+    // The front end says where the ring stood at its start, or anything else: the region counts.
+    p.device = DeviceQueue::new(p.device.config().clone(), &p.memory.table).unwrap();
+    let part = RingMemory::new(region.clone(), 0, PackedInflight::stride(SIZE));
+    p.device.track(part).unwrap();
+}
+
+fn image(region: &Mapping) -> Vec<u8> {
+    let mut bytes = vec![0; PackedInflight::stride(SIZE)];
+    region.read(0, &mut bytes);
+    bytes
+}
+
+/// Is this byte of the region stored before the driver sees a batch? `free_head`, `used_idx`, `used_wrap_counter`, links.
+fn is_stored_before(at: usize) -> bool {
+    match at {
+        0..32 => matches!(at, 12 | 13 | 16 | 17 | 20),
+        entry => matches!(entry % 32, 2 | 3),
+    }
+}
+
+/// What has come through of `after`: words of two bytes, of which `some` picks. That is more than any order of stores
+/// could leave.
+fn mixed(before: &[u8], after: &[u8], some: u64, came: impl Fn(usize, bool) -> bool) -> Vec<u8> {
+    let mut picked = some;
+    let mut bytes = before.to_vec();
+    for at in (0..bytes.len()).step_by(2) {
+        picked = picked.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let pick = picked >> 63 == 1;
+        for at in at..at + 2 {
+            if came(at, pick) {
+                bytes[at] = after[at];
+            }
+        }
+    }
+    bytes
+}
+
+proptest! {
+    #[test]
+    fn every_request_is_answered_once_wherever_the_device_dies(steps in steps()) {
+        let region = Mapping::anonymous(4096).unwrap();
+        let mut p = Pair::new(SIZE, true, false, 0);
+        made_again(&mut p, &region);
+        let mut chain = Chain::default();
+        let mut added = 0_u64;
+        // What the device of the moment has taken, in order, and what it has answered and not shown.
+        let mut taken: Vec<(u64, u16, u16)> = Vec::new();
+        let mut hidden: Vec<(u64, u16, u16)> = Vec::new();
+        let mut expected_next = 0_u64;
+        let mut again: VecDeque<u64> = VecDeque::new();
+        let mut seen: Vec<u64> = Vec::new();
+        let all = steps.into_iter().chain([Step::Die]);
+        // In the end everything is taken and answered.
+        let rest = std::iter::repeat_n([Step::Pop, Step::Answer(0), Step::Publish], 2 * usize::from(SIZE)).flatten();
+        for step in all.chain(rest) {
+            let dies = matches!(step, Step::Die | Step::DieTaking(_) | Step::DieShowing(..));
+            match step {
+                Step::Add(descriptors) => {
+                    let first = (DATA + 8 * added, 1);
+                    let elements = [first, (DATA, 1), (DATA, 1)];
+                    let added_now = match descriptors {
+                        0 => p.driver.add_indirect(&elements[..2], &[], added),
+                        count => p.driver.add(&elements[..usize::from(count)], &[], added),
+                    };
+                    if added_now.is_some() {
+                        p.driver.publish();
+                        added += 1;
+                    }
+                }
+                Step::Pop | Step::DieTaking(_) => {
+                    let more = !again.is_empty() || expected_next < added;
+                    prop_assert_eq!(p.device.available() > 0, more);
+                    let before = image(&region);
+                    let noted = again.is_empty();
+                    let popped = p.device.pop(&p.memory.view, &mut chain).unwrap();
+                    prop_assert_eq!(popped, more);
+                    if let Step::DieTaking(some) = step && noted {
+                        // All but `old_free_head`, which is the last.
+                        let bytes = mixed(&before, &image(&region), some, |at, pick| pick && !(14..16).contains(&at));
+                        region.write(0, &bytes);
+                    } else if popped {
+                        let want = again.pop_front().unwrap_or_else(|| {
+                            expected_next += 1;
+                            expected_next - 1
+                        });
+                        prop_assert_eq!(token(&p, &chain), want);
+                        taken.push((want, chain.id, chain.descriptors));
+                    }
+                }
+                Step::Answer(at) if !taken.is_empty() => {
+                    let one = taken.remove(at % taken.len());
+                    p.device.push(one.1, one.2, 0);
+                    hidden.push(one);
+                }
+                Step::Answer(_) => {}
+                Step::Publish => {
+                    p.device.publish();
+                    hidden.clear();
+                }
+                Step::DieShowing(shown, some) => {
+                    let ring = p.memory.bytes(0, RING_BYTES);
+                    let before = image(&region);
+                    p.device.publish();
+                    let bytes = mixed(&before, &image(&region), some, |at, pick| {
+                        // The old used place, 18 to 21, is the last of all, in one store.
+                        let last = matches!(at, 18 | 19 | 21);
+                        is_stored_before(at) && (shown || pick) || shown && pick && !last
+                    });
+                    region.write(0, &bytes);
+                    if shown {
+                        hidden.clear();
+                    } else {
+                        p.memory.mapping.write(0, &ring);
+                    }
+                }
+                Step::Die => {}
+            }
+            if dies {
+                // In the order in which they were first taken: what was to be taken again comes first.
+                let mut open: Vec<u64> = again.drain(..).collect();
+                open.extend(taken.drain(..).chain(hidden.drain(..)).map(|(token, ..)| token));
+                open.sort_unstable();
+                again.extend(open);
+                made_again(&mut p, &region);
+            }
+            while let Some(used) = p.driver.pop_used() {
+                prop_assert!(!seen.contains(&used.token), "{} was answered twice", used.token);
+                seen.push(used.token);
+            }
+        }
+        seen.sort_unstable();
+        prop_assert_eq!(seen, (0..added).collect::<Vec<_>>());
+    }
+
+    /// The front end can write what it likes: a device is made or refused, and its queue breaks or goes on.
+    #[test]
+    fn any_bytes_as_a_region_harm_nobody(
+        bytes in prop::collection::vec(prop_oneof![0..9_u8, any::<u8>()], PackedInflight::stride(SIZE)),
+        small in any::<bool>(),
+    ) {
+        let region = Mapping::anonymous(4096).unwrap();
+        region.write(0, &bytes);
+        if small {
+            // So small that most of them are allowed.
+            let few: Vec<u8> = bytes.iter().map(|byte| byte % 9 * (byte % 2)).collect();
+            region.write(12, &few[12..]);
+        }
+        region.write(8, &[1, 0, SIZE as u8, 0]);
+        let mut p = Pair::new(SIZE, true, false, 0);
+        let part = RingMemory::new(region, 0, PackedInflight::stride(SIZE));
+        if p.device.track(part).is_err() {
+            return Ok(());
+        }
+        let mut chain = Chain::default();
+        for token in 0..3 * u64::from(SIZE) {
+            p.driver.add(&[(DATA, 1)], &[], token);
+            p.driver.publish();
+            if let Ok(true) = p.device.pop(&p.memory.view, &mut chain) {
+                p.device.push(chain.id, chain.descriptors, 0);
+            }
+            p.device.publish();
+        }
+    }
+}
+
+#[test]
+fn region_that_is_too_small_or_of_another_layout_is_refused() {
+    let region = Mapping::anonymous(4096).unwrap();
+    let mut p = Pair::new(SIZE, true, false, 0);
+    let short = RingMemory::new(region.clone(), 0, PackedInflight::stride(SIZE) - 64);
+    assert!(matches!(
+        p.device.track(short),
+        Err(QueueError::Inflight { .. })
+    ));
+    region.write(8, &[2, 0, SIZE as u8, 0]);
+    let part = RingMemory::new(region, 0, PackedInflight::stride(SIZE));
+    assert!(matches!(
+        p.device.track(part),
+        Err(QueueError::Inflight { .. })
+    ));
+}
+
+/// The layout is the protocol's: another back end goes on from it (vhost-user, "For packed virtqueue").
+#[test]
+fn region_is_laid_out_as_the_protocol_says() {
+    let region = Mapping::anonymous(4096).unwrap();
+    let mut p = Pair::new(SIZE, true, false, 0);
+    made_again(&mut p, &region);
+    let mut chain = Chain::default();
+    let elements = [(DATA, 1), (DATA + 16, 2)];
+    for token in 0..2 {
+        p.driver.add(&elements, &[], token).unwrap();
+        p.driver.publish();
+        assert_eq!(p.device.pop(&p.memory.view, &mut chain), Ok(true));
+    }
+    p.device.push(chain.id, 2, 0);
+    p.device.publish();
+    let bytes = image(&region);
+    // features, version 1, desc_num 8
+    assert_eq!(bytes[..12], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 8, 0]);
+    // free_head 2, old_free_head 2, used_idx 2, old_used_idx 2, both wrap counters 1
+    assert_eq!(bytes[12..22], [2, 0, 2, 0, 2, 0, 2, 0, 1, 1]);
+    let state = |entry: usize| &bytes[32 + 32 * entry..][..32];
+    // inflight, padding, next 1, last 1, num 2, counter 0
+    assert_eq!(state(0)[..8], [1, 0, 1, 0, 1, 0, 2, 0]);
+    assert_eq!(state(0)[8..16], [0; 8]);
+    // id, flags: AVAIL and NEXT in the first, AVAIL in the last; len 1 and 2; addr
+    assert_eq!(state(0)[18..24], [0x81, 0, 1, 0, 0, 0]);
+    assert_eq!(state(0)[24..], DATA.to_le_bytes());
+    assert_eq!(state(1)[18..24], [0x80, 0, 2, 0, 0, 0]);
+    assert_eq!(state(1)[24..], (DATA + 16).to_le_bytes());
+    // The second is free again: it leads from 3 on to 4, and its own two are linked.
+    assert_eq!(state(2)[..8], [0, 0, 3, 0, 3, 0, 2, 0]);
+    assert_eq!(state(2)[8..16], [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(state(3)[2..4], [4, 0]);
+}
+
+/// After an orderly stop the front end knows where the ring stands, or sets it up anew.
+#[test]
+fn part_that_is_settled_believes_the_front_end() {
+    let region = Mapping::anonymous(4096).unwrap();
+    let part = || RingMemory::new(region.clone(), 0, PackedInflight::stride(SIZE));
+    let mut p = Pair::new(SIZE, true, false, 0);
+    made_again(&mut p, &region);
+    let mut chain = Chain::default();
+    for token in 0..2 {
+        p.driver.add(&[(DATA, 1)], &[], token).unwrap();
+        p.driver.publish();
+        assert_eq!(p.device.pop(&p.memory.view, &mut chain), Ok(true));
+        PackedInflight::settle(&part(), SIZE);
+        assert_eq!(region_version(&region), 1, "with something in flight");
+        p.device.push(chain.id, 1, 0);
+        p.device.publish();
+    }
+    let base = p.device.base();
+    PackedInflight::settle(&part(), SIZE);
+    assert_eq!(region_version(&region), 0);
+    let mut anew = Pair::new(SIZE, true, false, 0);
+    anew.device.track(part()).unwrap();
+    assert_ne!(anew.device.base(), base);
+    anew.driver.add(&[(DATA, 1)], &[], 7).unwrap();
+    anew.driver.publish();
+    assert_eq!(anew.device.pop(&anew.memory.view, &mut chain), Ok(true));
+}
+
+fn region_version(region: &Mapping) -> u8 {
+    let mut version = [0];
+    region.read(8, &mut version);
+    version[0]
+}
+
+/// Firmware may run the queue split, and the kernel that it starts packed, with the same region.
+#[test]
+fn part_of_a_split_queue_that_has_stopped_serves_a_packed_one() {
+    let region = Mapping::anonymous(4096).unwrap();
+    let part = || RingMemory::new(region.clone(), 0, PackedInflight::stride(SIZE));
+    let mut p = Pair::new(SIZE, false, false, 0);
+    p.device.track(part()).unwrap();
+    let mut chain = Chain::default();
+    for token in 0..3 {
+        p.driver.add(&[(DATA, 1)], &[], token).unwrap();
+        p.driver.publish();
+        assert_eq!(p.device.pop(&p.memory.view, &mut chain), Ok(true));
+        p.device.push(chain.id, 1, 0);
+        p.device.publish();
+    }
+    Inflight::settle(&part(), SIZE);
+    let mut anew = Pair::new(SIZE, true, false, 0);
+    anew.device.track(part()).unwrap();
+    anew.driver.add(&[(DATA, 1)], &[], 7).unwrap();
+    anew.driver.publish();
+    assert_eq!(anew.device.pop(&anew.memory.view, &mut chain), Ok(true));
+}
