@@ -1,9 +1,14 @@
-//! Page-aligned memory for command data: a pool per connection, bounded.
+//! Page-aligned memory for command data: a pool per connection, what is in use of it bounded per session (`memory`).
 //!
 //! Buffers are kept by size class and used again without being zeroed: what is sent of one is only what was put there
 //! for that command. Kept as well: shells, which point at memory of others, for their heap space.
 
+use std::sync::Arc;
+
 use guest_memory::IoBuffer;
+
+use crate::memory::{Lease, SessionMemory};
+use crate::shared::Place;
 
 /// Sizes that are kept.
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
@@ -17,7 +22,7 @@ pub(crate) struct Buffers {
     shells: Vec<IoBuffer>,
     kept: usize,
     in_use: usize,
-    limit: usize,
+    lease: Lease,
 }
 
 fn class(length: usize) -> Option<usize> {
@@ -29,30 +34,48 @@ fn size(length: usize) -> usize {
 }
 
 impl Buffers {
-    pub fn new(limit: usize) -> Buffers {
+    pub fn new(memory: Arc<SessionMemory>) -> Buffers {
         Buffers {
             free: Default::default(),
             shells: Vec::new(),
             kept: 0,
             in_use: 0,
-            limit,
+            lease: Lease::new(memory),
         }
     }
 
-    /// A buffer of at least so many bytes, unless too much is in use. One that is larger than the limit gets its memory when
-    /// nothing else has any.
+    /// From now on what is in use counts there.
+    pub fn count_in(&mut self, memory: Arc<SessionMemory>) {
+        self.lease = Lease::new(memory);
+        self.lease.force(self.in_use);
+    }
+
+    /// The connection is told when there may be more memory; it has to try once more first.
+    pub fn wait(&self, place: &Place) {
+        self.lease.memory().wait(place);
+    }
+
+    /// Is there memory for so many bytes beside what is in use? If there is, they are to be taken.
     #[inline]
-    pub fn take(&mut self, length: usize) -> Option<IoBuffer> {
-        let size = size(length);
-        if self.in_use > 0 && size > self.limit.saturating_sub(self.in_use) {
-            return None;
-        }
-        Some(self.take_anyway(length))
+    pub fn has(&mut self, length: usize) -> bool {
+        self.lease.covers(self.in_use + size(length))
     }
 
-    /// As [`Buffers::take`], whatever is in use: for what is bounded elsewhere.
+    /// A buffer of at least so many bytes, unless too much is in use.
+    #[cfg(test)]
+    fn take(&mut self, length: usize) -> Option<IoBuffer> {
+        self.has(length).then(|| self.hand_out(length))
+    }
+
+    /// A buffer of at least so many bytes, whatever is in use: for what [`Buffers::has`] has found room for, or what is
+    /// bounded elsewhere.
     #[inline]
     pub fn take_anyway(&mut self, length: usize) -> IoBuffer {
+        self.lease.force(self.in_use + size(length));
+        self.hand_out(length)
+    }
+
+    fn hand_out(&mut self, length: usize) -> IoBuffer {
         let class = class(length);
         self.in_use += size(length);
         match class.and_then(|class| self.free[class].pop()) {
@@ -87,6 +110,7 @@ impl Buffers {
         }
         let size = buffer.total_len();
         self.in_use -= size;
+        self.lease.shrink(self.in_use);
         if let Some(class) = CLASSES.iter().position(|class| *class == size)
             && self.kept + size <= KEPT_MAX
         {
@@ -98,6 +122,7 @@ impl Buffers {
     /// A buffer that somebody else may still write to is gone.
     pub fn lose(&mut self, buffer: &IoBuffer) {
         self.in_use -= buffer.total_len();
+        self.lease.shrink(self.in_use);
     }
 
     /// Bytes in use.
@@ -119,11 +144,14 @@ mod tests {
 
     #[test]
     fn memory_in_use_is_bounded_but_one_large_buffer_gets_through() {
-        let mut buffers = Buffers::new(64 << 10);
+        let mut buffers = Buffers::new(SessionMemory::new(64 << 10));
+        // One that finds no room gets through, and what is left is there for others.
         let large = buffers.take(1 << 20).unwrap();
-        assert!(buffers.take(1).is_none());
-        buffers.give(large);
         let held: Vec<_> = (0..16).map(|_| buffers.take(4096).unwrap()).collect();
+        assert!(buffers.take(1).is_none());
+        held.into_iter().for_each(|buffer| buffers.give(buffer));
+        buffers.give(large);
+        let held: Vec<_> = (0..17).map(|_| buffers.take(4096).unwrap()).collect();
         assert!(buffers.take(1).is_none());
         assert_eq!(buffers.take_anyway(1).total_len(), 4096);
         held.into_iter().for_each(|buffer| buffers.give(buffer));
@@ -132,7 +160,7 @@ mod tests {
 
     #[test]
     fn buffers_are_used_again_and_let_go_of() {
-        let mut buffers = Buffers::new(1 << 20);
+        let mut buffers = Buffers::new(SessionMemory::new(1 << 20));
         let buffer = buffers.take(5000).unwrap();
         buffer.write_at(0, b"moon");
         buffers.give(buffer);

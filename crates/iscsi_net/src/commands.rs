@@ -1,7 +1,5 @@
 //! Commands through the SCSI core, their plans through their I/Os, and their answers.
 
-use std::sync::Arc;
-
 use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use iscsi::target::{Completion, TaskId, Then, Transfer};
@@ -10,7 +8,7 @@ use scsi::{
     Command, DiskId, Lun, Plan, Residual, Response, Sense, SenseCode, SenseKey, Status,
     TaskAttribute, TaskTag,
 };
-use scsi_tasks::{Admission, Hold, StartTask, Task, TaskOrder, TaskStep, go_on_in_background};
+use scsi_tasks::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background};
 use timeline::{Operation, Stage, Stamp, Stamps};
 
 use crate::connection::Connection;
@@ -164,8 +162,7 @@ impl Connection {
         let attribute = attribute(command.attribute);
         match &self.session {
             Some(session) if !session.order.is_free(attribute) => {
-                let order = session.order.clone();
-                self.take_turn(index, &order, attribute);
+                self.take_turn(index, attribute);
             }
             _ => self.start(index),
         }
@@ -173,7 +170,17 @@ impl Connection {
 
     /// A command that is not SIMPLE, or comes while such a one is there: it begins when its turn has come.
     #[cold]
-    fn take_turn(&mut self, index: u32, order: &Arc<TaskOrder>, attribute: TaskAttribute) {
+    fn take_turn(&mut self, index: u32, attribute: TaskAttribute) {
+        let lun = Lun(self.slots.get(index).lun);
+        let unit = self.session.as_mut().and_then(|session| {
+            session.view.refresh();
+            let unit = session.view.unit(lun)?.id();
+            Some((session.order.clone(), unit))
+        });
+        // What no unit gets is in no task set.
+        let Some((order, unit)) = unit else {
+            return self.start(index);
+        };
         let (place, id) = (self.place.clone(), self.slots.id(index));
         let later = || -> StartTask {
             Box::new(move |ticket| {
@@ -186,7 +193,7 @@ impl Connection {
                 });
             })
         };
-        if let Admission::Now(ticket) = order.admit(attribute, later) {
+        if let Admission::Now(ticket) = order.admit(unit, attribute, later) {
             self.slots.get(index).ticket = ticket;
             self.start(index);
         }
@@ -480,22 +487,24 @@ impl Connection {
         if held >= length {
             return true;
         }
-        if held > 0 {
-            // Part of its data is there already: it is what others wait for.
+        if self.has_room(length) {
+            // With what was in it before, where part of its data is there already.
             self.buffer_for(index, length);
             return true;
         }
-        match self.buffers.take(length) {
-            Some(buffer) => {
-                slot.buffer = Some(buffer);
-                true
-            }
-            None => {
-                slot.step = Some(step);
-                self.starved.push_back(self.slots.id(index));
-                false
-            }
+        self.slots.get(index).step = Some(step);
+        self.starved.push_back(self.slots.id(index));
+        false
+    }
+
+    /// Is there memory for so many bytes? They are taken at once, then. Else the connection is told when there is.
+    #[inline]
+    fn has_room(&mut self, length: usize) -> bool {
+        if self.buffers.has(length) {
+            return true;
         }
+        self.buffers.wait(&self.place);
+        self.buffers.has(length)
     }
 
     /// Are the first so many bytes of a write here? Else they are asked for, and the step is kept until they are.
@@ -641,20 +650,12 @@ impl Connection {
                 Some(TaskStep::NeedData(length)) => *length,
                 _ => continue,
             };
-            match self.buffers.take(length) {
-                Some(buffer) if slot.buffer.is_none() => {
-                    slot.buffer = Some(buffer);
-                    self.batch.push(id);
-                }
-                Some(buffer) => {
-                    self.buffers.give(buffer);
-                    self.batch.push(id);
-                }
-                None => {
-                    self.starved.push_front(id);
-                    return;
-                }
+            if !self.has_room(length) {
+                self.starved.push_front(id);
+                return;
             }
+            self.buffer_for(id.index, length);
+            self.batch.push(id);
         }
     }
 

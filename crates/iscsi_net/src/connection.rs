@@ -23,6 +23,7 @@ use timeline::{Labels, Operation, QueueRecord, QueueTimeline, SlowRequest, Stamp
 
 use crate::buffers::Buffers;
 use crate::management::{After, hold, runner};
+use crate::memory::SessionMemory;
 use crate::output::Output;
 use crate::receive::Input;
 use crate::shared::{Place, Shared};
@@ -35,6 +36,9 @@ pub(crate) mod token {
     pub const RECEIVE_DATA: u64 = 1;
     pub const SEND: u64 = 2;
 }
+
+/// What a socket takes at once unless its peer is slow; below what stops receiving.
+const QUIET_BYTES_MAX: u64 = 64 << 10;
 
 /// Most requests in flight that the time line has room for at first.
 const TIMELINE_DEPTH: usize = 128;
@@ -122,7 +126,7 @@ impl Connection {
             operations: 0,
             input: Input::new(),
             output: Output::default(),
-            buffers: Buffers::new(shared.limits.data_bytes),
+            buffers: Buffers::new(SessionMemory::new(shared.limits.data_bytes)),
             slots: Slots::default(),
             session: None,
             key: None,
@@ -223,6 +227,7 @@ impl Connection {
             .tallies
             .connected(key.tsih, self.number(), record);
         self.timeline = Some(timeline);
+        self.buffers.count_in(found.memory);
         self.session = Some(Attached {
             view: found.target.scsi.view(),
             target: found.target,
@@ -329,8 +334,16 @@ impl Connection {
     fn flush(&mut self, io: &mut Io) {
         if let Some(message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers) {
             self.operations += 1;
-            io.ring()
-                .send(self.owner, token::SEND, &self.socket, message);
+            let nobody_waits = !self.closing && self.starved.is_empty();
+            let quiet = nobody_waits && self.output.owes_nobody();
+            let most = QUIET_BYTES_MAX.min(self.shared.limits.output_bytes);
+            if quiet && message.left() <= most {
+                io.ring()
+                    .send_quietly(self.owner, token::SEND, &self.socket, message);
+            } else {
+                io.ring()
+                    .send(self.owner, token::SEND, &self.socket, message);
+            }
         }
         if self.closing && !self.output.is_sending() {
             self.end(io, "over");

@@ -14,6 +14,7 @@ mod connection;
 mod limits;
 mod management;
 mod measure;
+mod memory;
 mod output;
 mod policy;
 mod receive;

@@ -19,7 +19,8 @@ pub struct DoorLimits {
     pub idle_time: Duration,
     /// A connection that is pinged, or owed output, and on which nothing moves for so long is dropped.
     pub silent_time: Duration,
-    /// Bytes of command data that one connection may hold before its next command waits for memory.
+    /// Bytes of command data that the connections of one session may hold together before the next command waits for
+    /// memory. Unsolicited data is taken beyond it: FirstBurstLength for each command of the window, at most.
     pub data_bytes: usize,
     /// Bytes of output that one connection may have queued before nothing more is received from it.
     pub output_bytes: u64,

@@ -11,17 +11,29 @@ use crate::buffers::Buffers;
 /// What is kept until data that lie on a disk have been sent.
 #[derive(Default)]
 struct Owed {
-    /// One of the tasks: all of a connection are of one nexus.
-    task: Option<TaskTag>,
+    /// One of the tasks of each unit: all of a connection are of one nexus.
+    tasks: Vec<TaskTag>,
     tickets: Vec<Ticket>,
     waits: Vec<Hold>,
 }
 
 impl Owed {
+    fn add(&mut self, task: TaskTag) {
+        if !self.tasks.contains(&task) {
+            self.tasks.push(task);
+        }
+    }
+
     fn append(&mut self, other: &mut Owed) {
-        self.task = other.task.take().or(self.task);
+        for task in other.tasks.drain(..) {
+            self.add(task);
+        }
         self.tickets.append(&mut other.tickets);
         self.waits.append(&mut other.waits);
+    }
+
+    fn is_part_of(&self, scope: &AbortScope) -> bool {
+        self.tasks.iter().any(|task| scope.matches(*task))
     }
 }
 
@@ -51,26 +63,33 @@ impl Output {
 
     /// The task is over when what is queued by now has left: only then its place and what waits for it may go.
     pub fn owe(&mut self, task: TaskTag, ticket: Option<Ticket>, waits: Vec<Hold>) {
-        self.owed.task = Some(task);
+        self.owed.add(task);
         self.owed.tickets.extend(ticket);
         self.owed.waits.extend(waits);
     }
 
     /// Keeps `hold` until the data of those tasks of the scope that are owed now have left.
     pub fn wait_for_owed(&mut self, scope: &AbortScope, hold: &Hold) {
-        let last = match self.owed.task {
-            None => &mut self.owed_in_message,
-            Some(_) => &mut self.owed,
-        };
-        if last.task.is_some_and(|task| scope.matches(task)) {
-            last.waits.push(hold.clone());
+        // What is queued leaves after what is in the message.
+        if self.owed.is_part_of(scope) {
+            self.owed.waits.push(hold.clone());
+        } else if self.owed_in_message.is_part_of(scope) {
+            self.owed_in_message.waits.push(hold.clone());
         }
+    }
+
+    /// Does nobody wait for what the message sends?
+    pub fn owes_nobody(&self) -> bool {
+        self.owed_in_message.tickets.is_empty() && self.owed_in_message.waits.is_empty()
     }
 
     /// Lets go of the tasks that are over now.
     pub fn settle(&mut self) {
-        if self.owed_in_message.task.is_some() && !self.is_sending() {
-            self.owed_in_message = Owed::default();
+        if !self.owed_in_message.tasks.is_empty() && !self.is_sending() {
+            let over = &mut self.owed_in_message;
+            over.tasks.clear();
+            over.tickets.clear();
+            over.waits.clear();
         }
     }
 

@@ -12,6 +12,7 @@ use iscsi::pdu::LoginStatus;
 use iscsi::session::{Attachment, Claim, ConnectionKey, Session, SessionKind};
 use scsi::TransportId;
 
+use crate::memory::SessionMemory;
 use crate::shared::{SessionNexus, Shared, lock};
 use crate::target::{IscsiTarget, Permission};
 
@@ -129,6 +130,7 @@ impl TargetPolicy for Shared {
                 nexus: target.scsi.attach_nexus(initiator, group.port.clone()),
                 read_only: permission.read_only,
                 initiator: identity.initiator_name.clone(),
+                memory: SessionMemory::new(self.limits.data_bytes),
                 target,
             };
             self.session_changed(tsih, &nexus, true);

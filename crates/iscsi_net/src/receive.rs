@@ -6,7 +6,7 @@
 use guest_memory::IoBuffer;
 use iscsi::target::{Placement, Received, Step};
 use reactor::Io;
-use ring::Completion;
+use ring::{Completion, Receive};
 use timeline::{Stage, Stamp, Stamps};
 
 use crate::connection::{Connection, token};
@@ -34,6 +34,8 @@ pub(crate) struct Input {
     window_bytes: usize,
     /// Data that the digest has to see.
     seen: Vec<u8>,
+    /// Commands that the last receive ended.
+    commands: u32,
     /// A receive into the buffer is in flight.
     receiving: bool,
     /// Whose data the kernel receives, and where.
@@ -52,6 +54,7 @@ impl Input {
             window: Vec::new(),
             window_bytes: WINDOW_BYTES,
             seen: Vec::new(),
+            commands: 0,
             receiving: false,
             direct: None,
             held: 0,
@@ -88,8 +91,13 @@ impl Connection {
             .unwrap_or_else(|| IoBuffer::owned(size));
         self.input.receiving = true;
         self.operations += 1;
+        // An initiator that gave one command will hardly have given the next before it has seen the answer.
+        let how = match self.input.commands {
+            1 => Receive::Later,
+            _ => Receive::Some,
+        };
         io.ring()
-            .receive(self.owner, token::RECEIVE, &self.socket, buffer, false);
+            .receive(self.owner, token::RECEIVE, &self.socket, buffer, how);
     }
 
     pub(crate) fn received(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
@@ -102,6 +110,7 @@ impl Connection {
             Ok(0) => self.end(io, "its peer has left"),
             Ok(bytes) => {
                 self.quiet = 0;
+                self.input.commands = 0;
                 (self.input.from, self.input.to) = (0, bytes as usize);
                 self.take_in(io, noticed);
             }
@@ -200,7 +209,10 @@ impl Connection {
             match step {
                 Step::More => return self.input.from < self.input.to,
                 Step::Data(placement) => return self.place_data(io, placement),
-                Step::Command(task) => self.begin(task),
+                Step::Command(task) => {
+                    self.input.commands = self.input.commands.saturating_add(1);
+                    self.begin(task);
+                }
                 Step::DataComplete(task) => {
                     if let Some(slot) = self.slots.find(task) {
                         self.data_arrived(slot.index, true);
@@ -280,7 +292,12 @@ impl Connection {
         self.slots.get(slot).receiving = true;
         self.input.direct = Some((self.slots.id(slot), placement.offset));
         self.operations += 1;
-        io.ring()
-            .receive(self.owner, token::RECEIVE_DATA, &self.socket, into, true);
+        io.ring().receive(
+            self.owner,
+            token::RECEIVE_DATA,
+            &self.socket,
+            into,
+            Receive::Whole,
+        );
     }
 }

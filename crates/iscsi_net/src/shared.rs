@@ -13,6 +13,7 @@ use scsi_tasks::{Hold, Units};
 
 use crate::connection::Connection;
 use crate::limits::DoorLimits;
+use crate::memory::SessionMemory;
 use crate::tallies::Tallies;
 use crate::target::IscsiTarget;
 
@@ -66,6 +67,7 @@ pub(crate) struct SessionNexus {
     pub read_only: bool,
     /// The initiator's name.
     pub initiator: String,
+    pub memory: Arc<SessionMemory>,
 }
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! What one connection may make the door hold, and what its order promises while its data are still here.
+//! What one session may make the door hold, and what its order promises while its data are still here.
 
 mod common;
 
@@ -14,7 +14,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 const LARGE: u32 = 256 << 10;
 
 fn client(door: &Door, offer: Offer) -> Client {
-    let mut client = Client::login(door.portal, settings(1, offer), 1);
+    client_of(door, offer, 1)
+}
+
+fn client_of(door: &Door, mut offer: Offer, connections: u16) -> Client {
+    offer.session.max_connections = connections;
+    let mut client = Client::login(door.portal, settings(1, offer), connections.into());
     client.settle();
     client
 }
@@ -143,4 +148,80 @@ fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
             .iter()
             .all(|done| done.status == 0)
     );
+}
+
+const CONNECTIONS: u16 = 16;
+
+/// A door that allows so much, with 16 connections of one session on two workers.
+fn session_of_sixteen(allowed: usize, offer: Offer) -> (Door, Client) {
+    let limits = DoorLimits {
+        data_bytes: allowed,
+        ..DoorLimits::default()
+    };
+    let delay = backend::Delay::new(ram(64), Duration::ZERO);
+    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
+    let client = client_of(&door, offer, CONNECTIONS);
+    (door, client)
+}
+
+#[test]
+fn connections_of_a_session_share_what_it_may_hold() {
+    let allowed = 4 << 20;
+    let (door, mut client) = session_of_sixteen(allowed, Offer::default());
+    // Far more for each connection than its sockets take.
+    let length = 2u32 << 20;
+    let cdb = cdb10(0x28, 0, (length as usize / BLOCK) as u16);
+    for number in 0..112 {
+        let request = Initiator::read(0, &cdb, length);
+        client
+            .initiator
+            .command(number % CONNECTIONS, request)
+            .unwrap();
+    }
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(300));
+    let held = door.server.memory_in_use();
+    // One command beyond the limit, and a header for each connection.
+    let most = allowed as u64 + u64::from(length) + u64::from(CONNECTIONS) * 4096;
+    assert!(
+        held >= allowed as u64 / 2 && held <= most,
+        "{held} bytes held, {allowed} allowed"
+    );
+    // And whoever waits is told when others are done.
+    let done = answers(&mut client, 112);
+    assert!(done.iter().all(|done| done.status == 0));
+    assert!(done.iter().all(|done| done.data.len() == length as usize));
+}
+
+#[test]
+fn begun_writes_of_many_connections_hold_what_a_session_may_and_all_end() {
+    let allowed = 2 << 20;
+    let (door, mut client) = session_of_sixteen(allowed, Offer::default());
+    // Twice FirstBurstLength: half of each comes unasked, and for the rest there is room for some only.
+    let (length, first) = (512 << 10, 256 << 10);
+    assert_eq!(Offer::default().session.first_burst_length, first);
+    let blocks = (length / BLOCK) as u16;
+    let writes = 48;
+    for number in 0..writes {
+        let cid = (number % u32::from(CONNECTIONS)) as u16;
+        let cdb = cdb10(0x2a, number * u32::from(blocks), blocks);
+        let write = Initiator::write(0, &cdb, vec![number as u8; length]);
+        client.initiator.command(cid, write).unwrap();
+    }
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(300));
+    let held = door.server.memory_in_use();
+    let unasked = u64::from(writes) * u64::from(first);
+    let most = allowed as u64 + unasked + length as u64 + u64::from(CONNECTIONS) * 4096;
+    assert!(
+        held >= u64::from(first) && held <= most,
+        "{held} bytes held, {most} allowed"
+    );
+    let done = answers(&mut client, writes as usize);
+    assert!(done.iter().all(|done| done.status == 0));
+    for number in 0..writes {
+        let read = client.read(0, number * u32::from(blocks), 1);
+        assert!(read.data.iter().all(|byte| *byte == number as u8));
+    }
+    assert_eq!(door.server.memory_in_use(), 0, "all is given back");
 }

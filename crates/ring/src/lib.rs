@@ -19,7 +19,7 @@ use guest_memory::IoBuffer;
 
 pub use fd::RingFd;
 pub use message::Message;
-pub use ring::{Ring, Wait, WatchId};
+pub use ring::{Receive, Ring, Wait, WatchId};
 
 /// Who is told of a completion: the reactor deals completions out by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

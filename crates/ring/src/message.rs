@@ -69,6 +69,11 @@ impl Message {
         self.left
     }
 
+    /// Does one call of the kernel take all that is left?
+    pub(crate) fn is_one_header(&self) -> bool {
+        self.ranges.len() - self.first <= RANGES_MAX && self.left <= u64::from(u32::MAX >> 1)
+    }
+
     /// So many more bytes are sent.
     ///
     /// # Panics

@@ -9,7 +9,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use guest_memory::IoBuffer;
-use io_uring::squeue::Entry;
+use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{FsyncFlags, SubmitArgs, TimeoutFlags, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode};
 
@@ -28,6 +28,17 @@ pub enum Wait {
     Until(Option<Duration>),
 }
 
+/// What a receive takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receive {
+    /// What is there.
+    Some,
+    /// The same; nothing is expected to be there yet, so that it is not looked for before something comes.
+    Later,
+    /// As much as fits.
+    Whole,
+}
+
 /// Names a watch, to end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchId {
@@ -43,6 +54,10 @@ pub struct Ring {
     backlog: VecDeque<Entry>,
     /// Watches to be armed again or ended once the completion queue has been read.
     again: Vec<(u32, Again)>,
+    /// Sends that have no completion if they went at once, with the generations of their slots.
+    quiet: Vec<(u32, u32)>,
+    can_be_quiet: bool,
+    knows_poll_first: bool,
     watches: usize,
     registry: Registry,
     memory: Memory,
@@ -59,6 +74,9 @@ enum Again {
 
 /// `user_data` of operations that nobody waits for.
 const NOBODY: u64 = u64::MAX;
+
+/// `IORING_RECVSEND_POLL_FIRST`.
+const POLL_FIRST: u16 = 1;
 
 /// The most that one read or write moves (Linux: `MAX_RW_COUNT`).
 const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
@@ -78,10 +96,14 @@ impl Ring {
 
     fn over(io: IoUring) -> Ring {
         Ring {
+            can_be_quiet: io.params().is_feature_skip_cqe_on_success(),
+            // Linux 6.0; poll first came before it.
+            knows_poll_first: io.params().is_setup_single_issuer(),
             io,
             slab: Slab::default(),
             backlog: VecDeque::new(),
             again: Vec::new(),
+            quiet: Vec::new(),
             watches: 0,
             registry: Registry::default(),
             memory: Memory::default(),
@@ -173,8 +195,7 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
-    /// Receives from a socket into the window of `buffer`, which is one segment: what is there, or with `whole` as
-    /// much as fits. 0 bytes: the peer sends no more.
+    /// Receives from a socket into the window of `buffer`, which is one segment. 0 bytes: the peer sends no more.
     ///
     /// # Panics
     /// When the window has several segments.
@@ -184,15 +205,21 @@ impl Ring {
         token: u64,
         fd: &RingFd,
         buffer: IoBuffer,
-        whole: bool,
+        how: Receive,
     ) {
         let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
-        let flags = if whole { libc::MSG_WAITALL } else { 0 };
+        let (flags, first) = match how {
+            Receive::Some => (0, 0),
+            Receive::Later if self.knows_poll_first => (0, POLL_FIRST),
+            Receive::Later => (0, 0),
+            Receive::Whole => (libc::MSG_WAITALL, 0),
+        };
         let [one] = self.slab.slot(slot).buffer.segments() else {
             panic!("receive buffer is not one segment")
         };
         let entry = opcode::Recv::new(fd.number(), one.base(), transfer_length(one.len()))
             .flags(flags)
+            .ioprio(first)
             .build();
         self.push_for(fd, slot, entry);
     }
@@ -200,12 +227,41 @@ impl Ring {
     /// Sends what is left of a message on a socket; it comes back with the completion, whose result says how many
     /// bytes to tell [`Message::sent`].
     pub fn send(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
-        let slot = self.occupy(owner, token, Use::Message, Some(fd), IoBuffer::default());
-        let header = self.slab.slot(slot).message.insert(message).header();
+        self.send_message(owner, token, fd, message, Use::Message);
+    }
+
+    /// As [`Ring::send`], for what nobody waits for: where the socket takes all of it at once, as it nearly always does
+    /// with a short message, the completion is told by the turn that sends it, but does not end that turn's wait. So a
+    /// turn that sends an answer and waits for the next request is one system call. What the socket does not take at
+    /// once completes with fewer bytes, or with `EAGAIN`.
+    pub fn send_quietly(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
+        let quiet = self.can_be_quiet && message.is_one_header();
+        let used = if quiet { Use::Quiet } else { Use::Message };
+        self.send_message(owner, token, fd, message, used);
+    }
+
+    fn send_message(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        message: Box<Message>,
+        used: Use,
+    ) {
+        let index = self.occupy(owner, token, used, Some(fd), IoBuffer::default());
+        let slot = self.slab.slot(index);
+        let header = slot.message.insert(message).header();
+        let mut flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let mut skip = Flags::empty();
+        if used == Use::Quiet {
+            self.quiet.push((index, slot.generation));
+            flags |= libc::MSG_DONTWAIT;
+            skip = Flags::SKIP_SUCCESS;
+        }
         let entry = opcode::SendMsg::new(fd.number(), header)
-            .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
+            .flags(flags as u32)
             .build();
-        self.push_for(fd, slot, entry);
+        self.push_for(fd, index, entry.flags(skip));
     }
 
     /// Makes a file's data durable; with `data_only` without metadata that is not needed to read it back.
@@ -354,9 +410,38 @@ impl Ring {
         };
         if queued > 0 || want.is_some() || self.kernel_has_work() {
             self.enter(queued, want)?;
+            let all_told = !self.io.submission().cq_overflow();
             self.reap(out);
+            if all_told {
+                self.settle_quiet(out);
+            }
         }
         Ok(())
+    }
+
+    /// Quiet sends that the kernel has taken and that have not failed are done: it works them off, and tells of failures,
+    /// before it takes the next entry.
+    fn settle_quiet(&mut self, out: &mut Vec<Completion>) {
+        if self.quiet.is_empty() || self.queued() > 0 || !self.backlog.is_empty() {
+            return;
+        }
+        while let Some((index, generation)) = self.quiet.pop() {
+            let slot = self.slab.slot(index);
+            if slot.used != Use::Quiet || slot.generation != generation {
+                continue;
+            }
+            let message = slot.message.take();
+            let bytes = message.as_ref().map_or(0, |message| message.left());
+            out.push(Completion {
+                owner: slot.owner,
+                token: slot.token,
+                result: Ok(bytes as u32),
+                buffer: None,
+                message,
+                more: false,
+            });
+            self.slab.give_back(index);
+        }
     }
 
     fn queued(&mut self) -> usize {
@@ -424,7 +509,7 @@ impl Ring {
                     }
                 }
                 Use::Buffered => completion.buffer = Some(std::mem::take(&mut slot.buffer)),
-                Use::Message => completion.message = slot.message.take(),
+                Use::Message | Use::Quiet => completion.message = slot.message.take(),
                 Use::Plain | Use::Silenced | Use::Free => {}
             }
             if !more && !completion.more {

@@ -21,6 +21,8 @@ pub(crate) enum Use {
     Buffered,
     /// A send, which gives its message back.
     Message,
+    /// The same, but without a completion if all of it goes at once.
+    Quiet,
     /// A multishot poll.
     Watch,
     /// A multishot poll that nobody wants to hear of any more.

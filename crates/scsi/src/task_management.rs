@@ -44,6 +44,11 @@ impl AbortScope {
         }
     }
 
+    /// What one nexus sent to one unit.
+    pub fn of_nexus_and_unit(nexus: NexusId, unit: UnitId) -> AbortScope {
+        AbortScope::of_nexuses(unit, vec![nexus])
+    }
+
     /// Has this task to be aborted?
     pub fn matches(&self, task: TaskTag) -> bool {
         self.units

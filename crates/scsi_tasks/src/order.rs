@@ -1,14 +1,14 @@
 //! The order of one nexus' tasks (SAM-5, 8.7) over all queues or connections that carry it, whichever workers own them.
 //!
-//! While all tasks are SIMPLE, each starts at once and pays one load. An ORDERED task waits until every task that was
-//! begun before it has ended, wherever it runs: [`Runners`] tells; meanwhile, and while a HEAD OF QUEUE task runs,
-//! those that come wait here. The units of a nexus are ordered together: more order than is asked for, and never less.
+//! While all tasks are SIMPLE, each starts at once and pays one load. An ORDERED task waits until every task of its unit
+//! that was begun before it has ended, wherever it runs: [`Runners`] tells; meanwhile, and while a HEAD OF QUEUE task runs,
+//! those that come for the same unit wait here. Each unit has a task set of its own (SAM-5, 4.9).
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use scsi::{AbortScope, Nexus, TaskAttribute};
+use scsi::{AbortScope, Nexus, NexusId, TaskAttribute, UnitId};
 
 use crate::{Call, Runners, Want};
 
@@ -27,12 +27,15 @@ pub enum Admission {
 
 /// The order of one nexus' tasks.
 pub struct TaskOrder {
-    /// Some task is not SIMPLE, or waits.
+    /// Some task of some unit is not SIMPLE, or waits.
     busy: AtomicBool,
-    state: Mutex<State>,
-    scope: Arc<AbortScope>,
+    /// Of units with such a task.
+    sets: Mutex<Sets>,
+    nexus: NexusId,
     runners: Arc<Runners>,
 }
+
+type Sets = HashMap<UnitId, State>;
 
 #[derive(Default)]
 struct State {
@@ -46,6 +49,7 @@ struct State {
 /// A task's place among others, until it is dropped.
 pub struct Ticket {
     attribute: TaskAttribute,
+    unit: UnitId,
     order: Arc<TaskOrder>,
 }
 
@@ -57,7 +61,7 @@ impl std::fmt::Debug for Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.order.ended(self.attribute);
+        self.order.ended(self.unit, self.attribute);
     }
 }
 
@@ -65,8 +69,8 @@ impl TaskOrder {
     pub(crate) fn new(nexus: &Nexus, runners: &Arc<Runners>) -> Arc<TaskOrder> {
         Arc::new(TaskOrder {
             busy: AtomicBool::new(false),
-            state: Mutex::default(),
-            scope: Arc::new(AbortScope::of_nexus(nexus)),
+            sets: Mutex::default(),
+            nexus: nexus.id(),
             runners: runners.clone(),
         })
     }
@@ -78,86 +82,103 @@ impl TaskOrder {
         simple && !self.busy.load(Ordering::Acquire)
     }
 
-    /// A new task. `later` makes what starts it when it has to wait. Without ACA conditions an ACA task is a SIMPLE one.
+    /// A new task for a unit. `later` makes what starts it when it has to wait. Without ACA conditions an ACA task is a
+    /// SIMPLE one.
     #[inline]
     pub fn admit(
         self: &Arc<Self>,
+        unit: UnitId,
         attribute: TaskAttribute,
         later: impl FnOnce() -> StartTask,
     ) -> Admission {
         if self.is_free(attribute) {
             return Admission::Now(None);
         }
-        self.admit_slowly(attribute, later())
+        self.admit_slowly(unit, attribute, later)
     }
 
     #[cold]
-    fn admit_slowly(self: &Arc<Self>, attribute: TaskAttribute, later: StartTask) -> Admission {
-        let mut state = self.lock();
+    fn admit_slowly(
+        self: &Arc<Self>,
+        unit: UnitId,
+        attribute: TaskAttribute,
+        later: impl FnOnce() -> StartTask,
+    ) -> Admission {
+        let mut sets = self.lock();
         match attribute {
             TaskAttribute::HeadOfQueue => {
-                state.heads += 1;
+                sets.entry(unit).or_default().heads += 1;
                 self.busy.store(true, Ordering::Release);
-                return Admission::Now(Some(self.ticket(attribute)));
+                return Admission::Now(Some(self.ticket(unit, attribute)));
             }
             TaskAttribute::Ordered => {}
-            TaskAttribute::Simple | TaskAttribute::Aca if state.is_idle() => {
+            TaskAttribute::Simple | TaskAttribute::Aca if !sets.contains_key(&unit) => {
                 return Admission::Now(None);
             }
             TaskAttribute::Simple | TaskAttribute::Aca => {}
         }
         // Before anybody is asked what runs: who does not see it has begun what it will be asked about.
         self.busy.store(true, Ordering::SeqCst);
-        state.waiting.push_back((attribute, later));
-        self.go_on(state);
+        let waiting = &mut sets.entry(unit).or_default().waiting;
+        waiting.push_back((attribute, later()));
+        self.go_on(sets, unit);
         Admission::Later
     }
 
-    fn ended(self: &Arc<Self>, attribute: TaskAttribute) {
-        let mut state = self.lock();
+    fn ended(self: &Arc<Self>, unit: UnitId, attribute: TaskAttribute) {
+        let mut sets = self.lock();
+        let Some(state) = sets.get_mut(&unit) else {
+            return;
+        };
         match attribute {
             TaskAttribute::HeadOfQueue => state.heads = state.heads.saturating_sub(1),
             TaskAttribute::Ordered => state.ordered = false,
             TaskAttribute::Simple | TaskAttribute::Aca => {}
         }
-        self.go_on(state);
+        self.go_on(sets, unit);
     }
 
     /// Starts what may start. SIMPLE tasks are started under the lock, so that an ORDERED one that comes next finds them
     /// begun; what an ORDERED one waits for may end at once, and call back, so it is asked for without.
-    fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    fn go_on(self: &Arc<Self>, mut sets: MutexGuard<'_, Sets>, unit: UnitId) {
         let mut ordered = None;
-        while state.heads == 0 && !state.ordered {
-            match state.waiting.pop_front() {
-                Some((TaskAttribute::Ordered, start)) => {
-                    state.ordered = true;
-                    ordered = Some(start);
+        if let Some(state) = sets.get_mut(&unit) {
+            while state.heads == 0 && !state.ordered {
+                match state.waiting.pop_front() {
+                    Some((TaskAttribute::Ordered, start)) => {
+                        state.ordered = true;
+                        ordered = Some(start);
+                    }
+                    Some((_, start)) => start(None),
+                    None => break,
                 }
-                Some((_, start)) => start(None),
-                None => break,
+            }
+            if state.is_idle() {
+                sets.remove(&unit);
             }
         }
-        self.busy.store(!state.is_idle(), Ordering::SeqCst);
-        drop(state);
+        self.busy.store(!sets.is_empty(), Ordering::SeqCst);
+        drop(sets);
         if let Some(start) = ordered {
-            let ticket = self.ticket(TaskAttribute::Ordered);
+            let ticket = self.ticket(unit, TaskAttribute::Ordered);
             let older = Call {
-                scope: self.scope.clone(),
+                scope: Arc::new(AbortScope::of_nexus_and_unit(self.nexus, unit)),
                 want: Want::End,
             };
             self.runners.call(&older, move || start(Some(ticket)));
         }
     }
 
-    fn ticket(self: &Arc<Self>, attribute: TaskAttribute) -> Ticket {
+    fn ticket(self: &Arc<Self>, unit: UnitId, attribute: TaskAttribute) -> Ticket {
         Ticket {
             attribute,
+            unit,
             order: self.clone(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Sets> {
+        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -171,17 +192,22 @@ impl State {
 mod tests {
     use std::collections::BTreeMap;
 
+    use disk::{DiskInfo, Geometry};
     use proptest::prelude::*;
     use scsi::TaskAttribute::{HeadOfQueue, Ordered, Simple};
-    use scsi::{Target, TargetPort, TransportId};
+    use scsi::{
+        Directory, DiskId, LogicalUnit, MemoryStore, Target, TargetPort, TransportId, UnitConfig,
+    };
 
     use super::*;
     use crate::{Hold, Registration};
+    use scsi::TaskTag;
 
     /// Queues of one nexus, whose messages come when they are let.
     struct Bed {
         order: Arc<TaskOrder>,
         queues: Vec<Arc<Queue>>,
+        units: [UnitId; 2],
         _registrations: Vec<Registration>,
     }
 
@@ -196,7 +222,7 @@ mod tests {
     #[derive(Default)]
     struct Tasks {
         /// What runs, by its number, and who waits for it.
-        running: BTreeMap<usize, (Option<Ticket>, Vec<Hold>)>,
+        running: BTreeMap<usize, (UnitId, Option<Ticket>, Vec<Hold>)>,
         started: Vec<usize>,
     }
 
@@ -221,15 +247,43 @@ mod tests {
             let target = Target::new(vec![port.clone()]);
             let initiator = TransportId::iscsi_device("iqn.2026-11.org.example:i");
             let nexus = target.attach_nexus(initiator, port);
+            let nexus_id = nexus.id();
+            let directory = Directory::new(Box::new(MemoryStore::default()));
+            let units = [1, 2].map(|number| {
+                let info = DiskInfo {
+                    geometry: Geometry::new(512, 512),
+                    physical_block_size: 512,
+                    optimal_io_size: 0,
+                    read_only: false,
+                    write_cache: false,
+                    discard_granularity: None,
+                    discard_zeroes: false,
+                    write_zeroes: false,
+                    rotational: false,
+                    serial: String::new(),
+                    naa: number,
+                };
+                let config = UnitConfig {
+                    disk: DiskId(number as u32),
+                    info,
+                    removable: false,
+                    holes: None,
+                };
+                LogicalUnit::new(&directory, config).id()
+            });
             let runners = Arc::new(Runners::default());
             let queues: Vec<Arc<Queue>> = (0..count).map(|_| Arc::default()).collect();
             let registrations = queues.iter().map(|queue| {
-                let queue = queue.clone();
+                let (queue, nexus) = (queue.clone(), nexus_id);
                 runners.register(Arc::new(move |call: &Call, hold: Hold| {
                     assert_eq!(call.want, Want::End);
+                    let scope = call.scope.clone();
                     queue.tell(move |tasks| {
-                        for (_, waits) in tasks.running.values_mut() {
-                            waits.push(hold.clone());
+                        for (unit, _, waits) in tasks.running.values_mut() {
+                            let tag = TaskTag { nexus, unit: *unit };
+                            if scope.matches(tag) {
+                                waits.push(hold.clone());
+                            }
                         }
                     });
                 }))
@@ -238,20 +292,26 @@ mod tests {
                 _registrations: registrations.collect(),
                 order: TaskOrder::new(&nexus, &runners),
                 queues,
+                units,
             }
         }
 
         fn come(&self, at: usize, attribute: TaskAttribute, number: usize) {
+            self.come_for(0, at, attribute, number);
+        }
+
+        fn come_for(&self, unit: usize, at: usize, attribute: TaskAttribute, number: usize) {
+            let unit = self.units[unit];
             let queue = self.queues[at].clone();
             let begin = move |tasks: &mut Tasks, ticket: Option<Ticket>| {
-                tasks.running.insert(number, (ticket, Vec::new()));
+                tasks.running.insert(number, (unit, ticket, Vec::new()));
                 tasks.started.push(number);
             };
             let later = || -> StartTask {
                 let queue = queue.clone();
                 Box::new(move |ticket| queue.tell(move |tasks| begin(tasks, ticket)))
             };
-            match self.order.admit(attribute, later) {
+            match self.order.admit(unit, attribute, later) {
                 Admission::Now(ticket) => begin(&mut queue.tasks(), ticket),
                 Admission::Later => {}
             }
@@ -318,6 +378,29 @@ mod tests {
         bed.end(1, 2);
         bed.settle();
         assert_eq!(bed.started(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn tasks_for_another_unit_are_not_held() {
+        let bed = Bed::new(2);
+        bed.come(0, Simple, 0);
+        bed.come(1, Ordered, 1);
+        bed.come(0, Simple, 2);
+        bed.come_for(1, 0, Simple, 3);
+        bed.come_for(1, 1, Ordered, 4);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 3]);
+        bed.end(0, 3);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 3, 4]);
+        bed.end(0, 0);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 1, 3, 4]);
+        bed.end(1, 1);
+        bed.end(1, 4);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 1, 2, 3, 4]);
+        assert!(!bed.order.busy.load(Ordering::SeqCst));
     }
 
     #[test]

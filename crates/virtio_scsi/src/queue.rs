@@ -13,7 +13,7 @@ use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
 use scsi::{
     AbortScope, Command, DiskId, Nexus, PlainUnit, Plan, Residual, Response, Status, TargetView,
-    TaskAttribute, TaskTag,
+    TaskAttribute, TaskTag, UnitId,
 };
 use scsi_tasks::{
     Admission, Call, DiskHandles, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
@@ -427,8 +427,10 @@ impl RequestQueue {
             };
         };
         if !seen.order.is_free(header.attribute) {
+            seen.view.refresh();
             let (order, attribute) = (seen.order.clone(), header.attribute);
-            return self.take_turn(io, request, attribute, &order);
+            let unit = seen.view.unit(address.lun).map(|unit| unit.id());
+            return self.take_turn(io, request, attribute, &order, unit);
         }
         seen.view.refresh();
         let command = Command {
@@ -542,7 +544,12 @@ impl RequestQueue {
         request: &mut Request<Pending>,
         attribute: TaskAttribute,
         order: &Arc<TaskOrder>,
+        unit: Option<UnitId>,
     ) -> Start {
+        // What no unit gets is in no task set.
+        let Some(unit) = unit else {
+            return self.begin_in_turn(io, request, None);
+        };
         let (worker, tag) = (self.worker.clone(), request.state.tag);
         let later = || -> StartTask {
             Box::new(move |ticket| {
@@ -557,7 +564,7 @@ impl RequestQueue {
                 });
             })
         };
-        match order.admit(attribute, later) {
+        match order.admit(unit, attribute, later) {
             Admission::Now(ticket) => self.begin_in_turn(io, request, ticket),
             Admission::Later => {
                 request.state.parked = true;

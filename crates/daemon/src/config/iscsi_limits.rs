@@ -34,7 +34,7 @@ pub struct IscsiLimits {
     pub commands_per_session: u64,
     /// Seconds to log in.
     pub login_s: u64,
-    /// Bytes of command data that one connection may hold; its next command waits.
+    /// Bytes of command data that the connections of one session may hold together; the next command waits.
     pub memory: u64,
 }
 
