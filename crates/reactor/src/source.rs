@@ -55,6 +55,11 @@ pub trait Source: Any {
     /// Tells the client that notifications are not needed while the worker polls.
     fn disarm(&mut self);
 
+    /// As [`Source::disarm`], after a nap that nobody's kick may have ended.
+    fn disarm_after_nap(&mut self) {
+        self.disarm();
+    }
+
     /// Requests taken and not yet answered.
     fn in_flight(&self) -> usize;
 

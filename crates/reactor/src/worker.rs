@@ -507,7 +507,7 @@ impl Worker {
     fn disarm_hot(&mut self) {
         for id in &self.hot {
             if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
-                place.source.disarm();
+                place.source.disarm_after_nap();
             }
         }
     }

@@ -652,6 +652,12 @@ impl<P: Protocol> Source for Queue<P> {
         }
     }
 
+    fn disarm_after_nap(&mut self) {
+        if !self.broken {
+            self.ring.disable_notifications();
+        }
+    }
+
     fn in_flight(&self) -> usize {
         self.slots.in_flight()
     }

@@ -361,8 +361,12 @@ impl SplitQueue {
     }
 
     pub fn disable_notifications(&mut self) {
-        // With event_idx nothing is to be done: avail_event stays behind, and is not passed again.
-        if !self.event_idx {
+        if self.event_idx {
+            // Behind what was taken it is not passed again; where it was asked for, the next request would pass it.
+            let behind = self.next_available.wrapping_sub(1);
+            let place = available_event(self.size);
+            self.areas.used.store_release_u16(place, behind);
+        } else {
             self.areas.used.store_release_u16(0, NO_NOTIFY);
         }
     }

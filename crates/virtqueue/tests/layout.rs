@@ -67,6 +67,19 @@ fn split_events_lie_after_the_rings() {
 }
 
 #[test]
+fn split_avail_event_asks_for_the_next_request_until_notifications_are_disabled() {
+    let mut b = Bench::new(4, false, |c| c.event_idx = true);
+    // avail_event: after flags, idx and four elements of eight bytes.
+    let avail_event = b.layout.device_area + 4 + 32;
+    assert!(!b.device.enable_notifications());
+    let bytes = b.memory.bytes(avail_event, 2);
+    assert_eq!(bytes, [0, 0], "the request with index 0");
+    b.device.disable_notifications();
+    let bytes = b.memory.bytes(avail_event, 2);
+    assert_eq!(bytes, [0xff, 0xff], "65535 requests from now");
+}
+
+#[test]
 fn split_flags_suppress_without_event_idx() {
     let mut b = Bench::split(4);
     b.device.push(0, 1, 0);
