@@ -1,6 +1,9 @@
-//! Initiators by the thousand, most of which say nothing: the one that works goes on, new ones get in, and silence costs
-//! nothing.
+//! Initiators by the thousand, most of which say nothing, and ones that break the rules: the one that works goes on, new
+//! ones get in, and silence costs nothing.
 #![forbid(unsafe_code)]
+
+#[path = "../../crates/iscsi_net/tests/common/hostile.rs"]
+mod hostile;
 
 use end_to_end::{IscsiSession, Result, Rig, bail, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -215,6 +218,35 @@ fn a_thousand_idle_sessions_and_half_open_logins_delay_nobody_and_cost_nothing()
         share * 100.0
     );
     drop(idle);
+    ensure!(rig.daemon.stop(SOON)?.success());
+    Ok(())
+}
+
+#[test]
+fn initiators_that_break_the_rules_harm_nobody_but_themselves() -> Result<()> {
+    let mut rig = Rig::new(|daemon| {
+        // One worker: whoever holds it up holds up everybody.
+        daemon
+            .disk("d0=ram:64M")
+            .arguments([
+                "--iscsi",
+                &format!("{TARGET}=d0"),
+                "--portal",
+                "127.0.0.1:0",
+            ])
+            .arguments(["--demo-mode", "rw", "--workers", "1"])
+    })?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    let address = portal.parse()?;
+    let load = Load::start(&portal)?;
+    load.goes_on("nothing")?;
+    for (name, case) in hostile::cases() {
+        let ended = std::panic::catch_unwind(|| case(address));
+        ensure!(ended.is_ok(), "{name}");
+        load.goes_on(name)?;
+        rig.daemon.process().check_running()?;
+    }
+    load.finish()?;
     ensure!(rig.daemon.stop(SOON)?.success());
     Ok(())
 }

@@ -122,6 +122,29 @@ fn users_file(scratch: &end_to_end::Scratch, user: (&str, &str)) -> Result<Strin
     Ok(users.to_string_lossy().into_owned())
 }
 
+/// Those of the tests that do not pass with a disk of this set-up.
+fn fails_with(set_up: &SetUp, tests: &[&str]) -> Result<Vec<String>> {
+    let folder = end_to_end::Scratch::new()?;
+    let (admit, user) = match set_up.user {
+        Some(user) => (
+            ["--chap-user".to_owned(), users_file(&folder, user)?],
+            format!("{}%{}@", user.0, user.1),
+        ),
+        None => (["--demo-mode".to_owned(), "rw".to_owned()], String::new()),
+    };
+    let (mut rig, portal) = rig(set_up.disk, &[&admit[0], &admit[1]])?;
+    let url = format!("iscsi://{user}{portal}/{TARGET}/0");
+    let mut failures = Vec::new();
+    for test in tests {
+        // Twice the same: the tests of several paths want two.
+        if let Some(text) = is_passed(test, &[&url, &url])? {
+            failures.push(format!("{test} with {}: {:?}", set_up.disk, said(&text)));
+        }
+        rig.daemon.process().check_running()?;
+    }
+    Ok(failures)
+}
+
 #[test]
 fn libiscsi_suite_passes() -> Result<()> {
     let list = run_ok(&["iscsi-test-cu", "-l"])?;
@@ -132,29 +155,26 @@ fn libiscsi_suite_passes() -> Result<()> {
         .filter(|test| *test != PASSES_NOWHERE)
         .collect();
     ensure!(left.len() >= 229, "the suite has only {} tests", left.len());
-    let mut failures = Vec::new();
+    let mut shares = Vec::new();
     for set_up in &SET_UPS {
         let wanted = |test: &&str| set_up.tests.iter().any(|name| test.starts_with(name));
         let (tests, others): (Vec<&str>, Vec<&str>) = left.into_iter().partition(wanted);
         left = others;
-        let folder = end_to_end::Scratch::new()?;
-        let (admit, user) = match set_up.user {
-            Some(user) => (
-                ["--chap-user".to_owned(), users_file(&folder, user)?],
-                format!("{}%{}@", user.0, user.1),
-            ),
-            None => (["--demo-mode".to_owned(), "rw".to_owned()], String::new()),
-        };
-        let (mut rig, portal) = rig(set_up.disk, &[&admit[0], &admit[1]])?;
-        let url = format!("iscsi://{user}{portal}/{TARGET}/0");
-        for test in tests {
-            // Twice the same: the tests of several paths want two.
-            if let Some(text) = is_passed(test, &[&url, &url])? {
-                failures.push(format!("{test} with {}: {:?}", set_up.disk, said(&text)));
-            }
-            rig.daemon.process().check_running()?;
-        }
+        shares.push((set_up, tests));
     }
+    // Each with a daemon of its own; most of the time goes by in the suite's own pauses.
+    let failures = std::thread::scope(|scope| {
+        let runs: Vec<_> = shares
+            .iter()
+            .map(|(set_up, tests)| scope.spawn(move || fails_with(set_up, tests)))
+            .collect();
+        let joined = runs.into_iter().map(|run| match run.join() {
+            Ok(failures) => failures,
+            Err(_) => bail!("a set-up failed"),
+        });
+        joined.collect::<Result<Vec<Vec<String>>>>()
+    })?;
+    let failures = failures.concat();
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(())
 }
