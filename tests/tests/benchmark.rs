@@ -95,6 +95,32 @@ fn ctrl_c_prints_what_there_is_and_the_exit_code_says_so() -> Result<()> {
     Ok(())
 }
 
+/// Without an end of its own a run would otherwise wait for answers that nobody gives.
+#[test]
+fn a_device_that_goes_away_ends_the_run_with_the_reason() -> Result<()> {
+    for waits in [&[][..], &["--interrupts"]] {
+        let mut rig = rig()?;
+        let child = bench()?
+            .arg(format!("vhost-user-blk:{}", rig.socket("d0").display()))
+            .args(["--rw", "randread", "--runtime", "1h"])
+            .args(waits)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let begun = Instant::now();
+        while !rig.daemon.latency(&["d0"])?.contains("read") {
+            ensure!(begun.elapsed() < PATIENCE, "nothing was read");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        rig.daemon.kill()?;
+        let output = child.wait_with_output()?;
+        ensure!(output.status.code() == Some(1), "{}", said(&output));
+        let text = said(&output);
+        ensure!(text.contains("the device has ended the session"), "{text}");
+    }
+    Ok(())
+}
+
 #[test]
 fn the_table_goes_from_published_to_seen() -> Result<()> {
     let rig = rig()?;

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use guest_memory::{Mapping, MemoryTable, RegionSpec};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, memfd_create};
 
 use crate::{Error, Result};
 
@@ -73,10 +73,14 @@ impl Region {
         if huge_pages {
             flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         }
-        // Huge pages are set aside when they are mapped, so that a lack of them is told here.
+        // Huge pages are taken here: to touch one that is not there would be SIGBUS.
         let make = || {
             let file = File::from(memfd_create("front-end", flags)?);
             file.set_len(size as u64)?;
+            if huge_pages {
+                let whole = (size as u64).next_multiple_of(HUGE_PAGE);
+                rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, whole)?;
+            }
             let mapping = Mapping::shared_file(file.as_fd(), 0, size)?;
             Ok::<_, Error>((file, mapping))
         };

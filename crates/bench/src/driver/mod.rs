@@ -153,6 +153,14 @@ impl Session {
         }
     }
 
+    /// Has the device gone away? A connection of an initiator says so itself.
+    pub fn is_closed(&self) -> bool {
+        match self {
+            Session::Vhost(session) => session.is_closed(),
+            Session::File(_) | Session::Iscsi(_) => false,
+        }
+    }
+
     /// One more queue.
     pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<Seed> {
         match self {

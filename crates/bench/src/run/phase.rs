@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use timeline::Clock;
 
@@ -263,6 +263,7 @@ impl Phase {
         let shared = Shared::default();
         let busy = Busy::now(&devices);
         let begin = Instant::now();
+        let mut gone = false;
         let results = std::thread::scope(|scope| {
             let handles: Vec<_> = threads
                 .into_iter()
@@ -273,7 +274,9 @@ impl Phase {
                 .collect();
             while !handles.iter().all(|handle| handle.is_finished()) {
                 std::thread::sleep(GLANCE);
-                let stop = interrupted.load(Ordering::Relaxed)
+                gone |= sessions.iter().any(Session::is_closed);
+                let stop = gone
+                    || interrupted.load(Ordering::Relaxed)
                     // One that failed ends all.
                     || shared.stop.load(Ordering::Relaxed);
                 shared.stop.store(stop, Ordering::Relaxed);
@@ -296,6 +299,9 @@ impl Phase {
         });
         let spent = Busy::now(&devices).since(&busy, begin.elapsed());
         drop(sessions);
+        if gone {
+            bail!("the device has ended the session: what it logged says why");
+        }
         let results = results.into_iter().collect::<Result<Vec<_>>>()?;
         totals.ios += shared.ios.load(Ordering::Relaxed);
         totals.elapsed += begin.elapsed();

@@ -99,6 +99,10 @@ pub fn plan(subjects: Vec<Subject>, jobs: Vec<Job>, driver: DriverOptions) -> Pl
 }
 
 pub fn outcome(plan: &Plan) -> Outcome {
+    try_outcome(plan).unwrap_or_else(|e| panic!("{e:#}"))
+}
+
+pub fn try_outcome(plan: &Plan) -> anyhow::Result<Outcome> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    run(plan, &Clock::new(), &interrupted, &Progress::silent()).unwrap_or_else(|e| panic!("{e:#}"))
+    run(plan, &Clock::new(), &interrupted, &Progress::silent())
 }

@@ -60,9 +60,9 @@ impl VhostSession {
             "the device at {place} has no packed rings: it does not offer VIRTIO_F_RING_PACKED"
         );
         let peer = rustix::net::sockopt::socket_peercred(front_end.channel().stream()).ok();
-        let pid = subject
-            .pid
-            .or(peer.map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs()));
+        // Whoever listens is told, and for sockets that a service manager keeps that is not the device.
+        let listener = peer.map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
+        let pid = subject.pid.or(listener.filter(|pid| *pid != 1));
         let info = match subject.kind {
             Kind::VhostScsi { target, lun } => scsi_info(&mut front_end, target, lun)
                 .with_context(|| format!("target {target} LUN {lun} of {place}"))?,
@@ -80,6 +80,11 @@ impl VhostSession {
     /// What the device is.
     pub fn info(&self) -> DeviceInfo {
         self.info
+    }
+
+    /// Has the other end hung up?
+    pub fn is_closed(&self) -> bool {
+        self.front_end.channel().is_closed()
     }
 
     /// The process at the other end.
