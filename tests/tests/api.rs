@@ -366,7 +366,7 @@ fn answers_are_as_the_document_promises_whatever_is_asked() -> Result<()> {
         // What a schema cannot say, such as that a disk has to be there, is refused too.
         .args(["--checks", "all"])
         .args(["--exclude-checks", "positive_data_acceptance"])
-        .args(["--max-time", "60", "--request-timeout", "60"])
+        .args(["--max-time", "25", "--request-timeout", "60"])
         .args(["--continue-on-failure", "--no-shrink", "--no-color"])
         .args(["--generation-database", "none"])
         .current_dir(rig.scratch.files());
