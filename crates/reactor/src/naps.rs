@@ -1,6 +1,7 @@
 //! Sleeping through most of the time that a disk takes, while the worker polls.
 //!
-//! A worker that has I/O under way and nothing else to do knows about how long that lasts: it sleeps until shortly before,
+//! A worker that has I/O under way and nothing else to do knows about how long that lasts: where that is longer than it may
+//! poll it sleeps until shortly before,
 //! with its clients' notifications on, and polls for the rest. It wakes by itself, so waking costs no time of the
 //! request's; an I/O that ends earlier wakes it too. What it expects follows the shorter ones of the waits it has seen, whatever
 //! ended them: where work comes quickly it never sleeps. Figures: `docs/performance.md`.
@@ -43,6 +44,12 @@ impl Naps {
             began: None,
             clock: clock.clone(),
         }
+    }
+
+    /// How long a wait lasts, as far as is known, in ticks.
+    #[inline]
+    pub(crate) fn expected(&self) -> u64 {
+        self.expected
     }
 
     /// There is nothing to do but to wait for a disk: how long to sleep first. At most one nap per wait.

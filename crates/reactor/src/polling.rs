@@ -61,9 +61,10 @@ impl Polling {
         self.limit == PollLimit::Always || self.window > 0
     }
 
-    /// May a worker that polls close its eyes for a moment?
-    pub(crate) fn may_nap(&self) -> bool {
-        self.limit != PollLimit::Always
+    /// May a worker that polls close its eyes, for a wait of about so many ticks? Not for one that is within the bound: whoever
+    /// allows that much polling wants the time that waking up late costs.
+    pub(crate) fn may_nap(&self, expected: u64) -> bool {
+        self.limit != PollLimit::Always && expected > self.max
     }
 
     /// There was none: go on polling, or sleep?
@@ -159,6 +160,9 @@ mod tests {
         let mut always = polling(PollLimit::Always);
         assert_eq!(always.idle(Stamp(0)), Idle::Poll);
         assert_eq!(always.idle(Stamp(u64::MAX)), Idle::Poll);
-        assert!(!always.may_nap());
+        assert!(!always.may_nap(u64::MAX));
+        let some = polling(PollLimit::Micros(50));
+        assert!(!some.may_nap(50_000), "within the bound");
+        assert!(some.may_nap(50_001));
     }
 }

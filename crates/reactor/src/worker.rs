@@ -480,7 +480,7 @@ impl Worker {
     #[inline]
     fn nap(&mut self, now: Stamp) -> Wait {
         if self.io.pending > 0
-            && self.polling.may_nap()
+            && self.polling.may_nap(self.naps.expected())
             && let Some(nap) = self.naps.nap(now)
         {
             self.napping = true;
@@ -562,7 +562,7 @@ mod tests {
         }
     }
 
-    /// A worker that polls, has a client, and knows that its disk takes about 20 microseconds.
+    /// A worker that polls, has a client, and knows that its disk takes about 60 microseconds.
     fn worker_that_waits() -> (Worker, Rc<RefCell<Seen>>) {
         let (clock, _) = Clock::simulated();
         let ledger = Ledger::new(clock);
@@ -572,9 +572,9 @@ mod tests {
         let client = Client(seen.clone());
         let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
         assert!(added.is_ok());
-        for wait in 0..1_000u64 {
+        for wait in 0..3_000u64 {
             assert!(worker.naps.nap(Stamp(wait)).is_none() || wait > 0);
-            worker.naps.worked(Stamp(wait + 20_000));
+            worker.naps.worked(Stamp(wait + 60_000));
         }
         (worker, seen)
     }
@@ -592,7 +592,7 @@ mod tests {
         let (worked, _) = worker.turn(wait);
         assert!(!worked);
         assert_eq!(seen.borrow().disarmed, before + 1);
-        assert_eq!(worker.next_wait(false, Stamp(19_000)), Wait::No);
+        assert_eq!(worker.next_wait(false, Stamp(45_000)), Wait::No);
         assert_eq!(seen.borrow().armed, 1, "one nap per wait");
     }
 
