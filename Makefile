@@ -68,9 +68,19 @@ unit: ## Unit and property tests; those that need root and loop devices with sud
 	$(CARGO) test --workspace --exclude end_to_end --no-fail-fast
 	$(as_root) $(CARGO) test -p backend --test machine -- --ignored
 
-guests: ## End-to-end tests, one after the other, for each guest wants the whole machine
+# End-to-end tests without guests that wait more than they work
+beside = access api events hostile_initiators iscsi
+alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
+end_to_end = $(CARGO) test -p end_to_end --no-fail-fast
+
+guests: ## End-to-end tests, one after the other, for each guest wants the whole machine; those that mostly wait beside them
 	$(CARGO) build -p lunette
-	$(CARGO) test -p end_to_end --no-fail-fast -- --test-threads=1
+	$(end_to_end) --no-run
+	@echo "guests: $(beside) run beside the others, and are printed last"
+	@log=$$(mktemp); status=0; \
+	$(end_to_end) $(addprefix --test ,$(beside)) -- --test-threads=1 > $$log 2>&1 & beside=$$!; \
+	$(end_to_end) $(addprefix --test ,$(alone)) -- --test-threads=1 || status=$$?; \
+	wait $$beside || status=$$?; cat $$log; rm -f $$log; exit $$status
 
 fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
 	@scripts/setup fuzz
