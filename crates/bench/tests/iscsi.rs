@@ -28,7 +28,7 @@ fn serve() -> (Server, String) {
     let workers = WorkerOptions {
         count: 2,
         cpus: Vec::new(),
-        poll: PollLimit::Micros(20),
+        poll: PollLimit::Micros(20).into(),
     };
     let pool = Arc::new(Pool::start(&workers).unwrap());
     let units = Units::new(Box::new(MemoryStore::default()));

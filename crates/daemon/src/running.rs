@@ -244,6 +244,14 @@ fn bind_control(
     }
 }
 
+fn poll_limit(configured: PollLimit) -> reactor::PollLimit {
+    match configured {
+        PollLimit::Never => reactor::PollLimit::Never,
+        PollLimit::Micros(micros) => reactor::PollLimit::Micros(micros),
+        PollLimit::Always => reactor::PollLimit::Always,
+    }
+}
+
 fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
     // Configuration bounds both: a CPU is at most 65535, and there are at most 128 workers.
     let cpus = match &workers.placement {
@@ -253,10 +261,9 @@ fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
     WorkerOptions {
         count: workers.placement.count() as u32,
         cpus,
-        poll: match workers.poll {
-            PollLimit::Never => reactor::PollLimit::Never,
-            PollLimit::Micros(micros) => reactor::PollLimit::Micros(micros),
-            PollLimit::Always => reactor::PollLimit::Always,
+        poll: reactor::PollLimits {
+            rings: poll_limit(workers.poll),
+            network: poll_limit(workers.network_poll),
         },
     }
 }

@@ -105,7 +105,7 @@ mod tests {
         let options = WorkerOptions {
             count: 2,
             cpus: Vec::new(),
-            poll: PollLimit::Never,
+            poll: PollLimit::Never.into(),
         };
         Arc::new(Pool::start(&options).unwrap())
     }

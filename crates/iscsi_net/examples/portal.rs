@@ -21,7 +21,7 @@ fn main() {
     let workers = WorkerOptions {
         count: 1,
         cpus: Vec::new(),
-        poll: PollLimit::Micros(50),
+        poll: PollLimit::Micros(50).into(),
     };
     let pool = Arc::new(Pool::start(&workers).expect("workers"));
     let units = Units::new(Box::new(MemoryStore::default()));

@@ -126,6 +126,7 @@ fn empty() -> Config {
         workers: WorkersConfig {
             placement: Placement::Count(1),
             poll: PollLimit::Micros(POLL_MICROS),
+            network_poll: PollLimit::Never,
         },
         disks: Vec::new(),
         vhost_blk: Vec::new(),

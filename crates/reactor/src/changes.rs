@@ -148,7 +148,7 @@ mod tests {
         let options = WorkerOptions {
             count: 1,
             cpus: Vec::new(),
-            poll: PollLimit::Never,
+            poll: PollLimit::Never.into(),
         };
         let pool = Pool::start(&options).unwrap();
         let gate = Arc::new(Gate::default());

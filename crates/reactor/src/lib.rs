@@ -24,7 +24,7 @@ pub use accepting::Accepting;
 pub use disks::{DiskHandle, Io, Tag};
 pub use ledger::{DiskCounters, KindCounters};
 pub use mailbox::{WorkerGone, WorkerHandle};
-pub use polling::PollLimit;
+pub use polling::{PollLimit, PollLimits};
 pub use pool::{Pool, PoolError, WorkerOptions};
 pub use rate_limit::RateLimit;
 pub use source::{Source, SourceId};

@@ -16,14 +16,68 @@ pub enum PollLimit {
     Always,
 }
 
+/// The bounds of a worker, by who may bring work next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollLimits {
+    /// While it serves rings in a guest's memory: seeing work there spares the guest's kick, and two wake-ups.
+    pub rings: PollLimit,
+    /// While all its clients are connections, whose work the kernel brings anyway: polling spares a wake-up only, and
+    /// a network's round trip is long beside that.
+    pub network: PollLimit,
+}
+
+impl From<PollLimit> for PollLimits {
+    /// The same for all.
+    fn from(limit: PollLimit) -> PollLimits {
+        PollLimits {
+            rings: limit,
+            network: limit,
+        }
+    }
+}
+
 /// First window after polling was off, in nanoseconds: about what a wake-up costs.
 const FIRST_NS: u64 = 4_000;
 
-pub(crate) struct Polling {
-    limit: PollLimit,
+/// How long to look for work, in ticks.
+struct Window {
     first: u64,
     max: u64,
-    window: u64,
+    now: u64,
+}
+
+impl Window {
+    fn new(limit: PollLimit, clock: &Clock) -> Window {
+        let ticks = |ns: u64| clock.ticks(std::time::Duration::from_nanos(ns));
+        let max = match limit {
+            PollLimit::Micros(us) => ticks(u64::from(us) * 1000),
+            PollLimit::Never | PollLimit::Always => 0,
+        };
+        Window {
+            first: ticks(FIRST_NS).min(max),
+            max,
+            now: max,
+        }
+    }
+
+    /// The worker was idle for so long.
+    fn learn(&mut self, idle: u64) {
+        self.now = if idle > self.max {
+            0
+        } else if idle > self.now {
+            (self.now * 2).clamp(self.first, self.max)
+        } else {
+            self.now
+        };
+    }
+}
+
+pub(crate) struct Polling {
+    always: bool,
+    rings: Window,
+    network: Window,
+    /// Are rings served, as far as is known since [`Polling::serves`]?
+    serves_rings: bool,
     idle_since: Option<Stamp>,
     slept_at: Option<Stamp>,
 }
@@ -35,19 +89,30 @@ pub(crate) enum Idle {
 }
 
 impl Polling {
-    pub(crate) fn new(limit: PollLimit, clock: &Clock) -> Polling {
-        let ticks = |ns: u64| clock.ticks(std::time::Duration::from_nanos(ns));
-        let max = match limit {
-            PollLimit::Micros(us) => ticks(u64::from(us) * 1000),
-            PollLimit::Never | PollLimit::Always => 0,
-        };
+    pub(crate) fn new(limits: PollLimits, clock: &Clock) -> Polling {
+        let PollLimits { rings, network } = limits;
         Polling {
-            limit,
-            first: ticks(FIRST_NS).min(max),
-            max,
-            window: max,
+            always: rings == PollLimit::Always || network == PollLimit::Always,
+            rings: Window::new(rings, clock),
+            network: Window::new(network, clock),
+            serves_rings: false,
             idle_since: None,
             slept_at: None,
+        }
+    }
+
+    /// Whose bound counts from now on.
+    #[inline]
+    pub(crate) fn serves(&mut self, rings: bool) {
+        self.serves_rings = rings;
+    }
+
+    #[inline]
+    fn window(&self) -> &Window {
+        if self.serves_rings {
+            &self.rings
+        } else {
+            &self.network
         }
     }
 
@@ -58,25 +123,26 @@ impl Polling {
 
     /// After work, is there polling at all?
     pub(crate) fn is_on(&self) -> bool {
-        self.limit == PollLimit::Always || self.window > 0
+        self.always || self.window().now > 0
     }
 
     /// May a worker that polls close its eyes, for a wait of about so many ticks? Not for one that is within the bound: whoever
     /// allows that much polling wants the time that waking up late costs.
     pub(crate) fn may_nap(&self, expected: u64) -> bool {
-        self.limit != PollLimit::Always && expected > self.max
+        !self.always && expected > self.window().max
     }
 
     /// There was none: go on polling, or sleep?
     pub(crate) fn idle(&mut self, now: Stamp) -> Idle {
-        if self.limit == PollLimit::Always {
+        if self.always {
             return Idle::Poll;
         }
-        if self.window == 0 {
+        let window = self.window().now;
+        if window == 0 {
             return Idle::Sleep;
         }
         let since = *self.idle_since.get_or_insert(now);
-        if now.since(since) < self.window {
+        if now.since(since) < window {
             Idle::Poll
         } else {
             Idle::Sleep
@@ -98,14 +164,12 @@ impl Polling {
         let Some(slept_at) = self.slept_at.take() else {
             return;
         };
-        let idle = now.since(slept_at);
-        self.window = if idle > self.max {
-            0
-        } else if idle > self.window {
-            (self.window * 2).clamp(self.first, self.max)
+        let window = if self.serves_rings {
+            &mut self.rings
         } else {
-            self.window
+            &mut self.network
         };
+        window.learn(now.since(slept_at));
     }
 }
 
@@ -115,7 +179,7 @@ mod tests {
 
     fn polling(limit: PollLimit) -> Polling {
         let (clock, _) = Clock::simulated();
-        Polling::new(limit, &clock)
+        Polling::new(limit.into(), &clock)
     }
 
     fn sleep(p: &mut Polling, at: u64, woke: u64) {
@@ -130,12 +194,12 @@ mod tests {
         assert_eq!(p.idle(Stamp(0)), Idle::Sleep, "a long sleep ends polling");
         for want in [4_000, 8_000, 16_000, 32_000, 50_000] {
             sleep(&mut p, 0, 49_000);
-            let got = p.window;
+            let got = p.network.now;
             assert_eq!(got, want.min(50_000));
         }
         sleep(&mut p, 0, 40_000);
         assert_eq!(
-            p.window, 50_000,
+            p.network.now, 50_000,
             "a sleep within the window changes nothing"
         );
     }
@@ -164,5 +228,34 @@ mod tests {
         let some = polling(PollLimit::Micros(50));
         assert!(!some.may_nap(50_000), "within the bound");
         assert!(some.may_nap(50_001));
+    }
+
+    #[test]
+    fn connections_are_slept_for_and_rings_polled_and_neither_learns_from_the_other() {
+        let (clock, _) = Clock::simulated();
+        let limits = PollLimits {
+            rings: PollLimit::Micros(50),
+            network: PollLimit::Never,
+        };
+        let mut p = Polling::new(limits, &clock);
+        assert!(!p.is_on());
+        assert_eq!(p.idle(Stamp(0)), Idle::Sleep);
+        sleep(&mut p, 0, 10_000);
+        assert!(
+            !p.is_on(),
+            "a short sleep changes nothing where none is allowed"
+        );
+        p.serves(true);
+        assert!(p.is_on());
+        assert_eq!(p.idle(Stamp(1_000)), Idle::Poll);
+        assert_eq!(p.idle(Stamp(50_999)), Idle::Poll);
+        assert_eq!(p.idle(Stamp(51_000)), Idle::Sleep);
+        sleep(&mut p, 51_000, 2_000_000);
+        assert!(!p.is_on(), "the rings were silent for long");
+        let always = PollLimits {
+            rings: PollLimit::Never,
+            network: PollLimit::Always,
+        };
+        assert_eq!(Polling::new(always, &clock).idle(Stamp(0)), Idle::Poll);
     }
 }

@@ -11,7 +11,7 @@ use timeline::{Clock, QueueSnapshot};
 
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
-use crate::{DiskCounters, PollLimit, Worker, WorkerCounters};
+use crate::{DiskCounters, PollLimits, Worker, WorkerCounters};
 
 /// How workers are started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct WorkerOptions {
     /// CPU of each worker, from the first on; workers beyond the list run where the kernel puts them.
     pub cpus: Vec<u32>,
     /// How long each may poll.
-    pub poll: PollLimit,
+    pub poll: PollLimits,
 }
 
 /// Why workers could not be started.
@@ -194,7 +194,7 @@ impl Drop for EndProcessOnPanic {
 fn start_worker(
     index: u32,
     cpu: Option<u32>,
-    poll: PollLimit,
+    poll: PollLimits,
     ledger: Arc<Ledger>,
 ) -> Result<(WorkerHandle, Option<JoinHandle<()>>), PoolError> {
     let start_error = |source| PoolError::Start {
@@ -265,7 +265,7 @@ mod tests {
         WorkerOptions {
             count,
             cpus: Vec::new(),
-            poll: PollLimit::Micros(10),
+            poll: crate::PollLimit::Micros(10).into(),
         }
     }
 

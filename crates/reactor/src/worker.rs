@@ -15,7 +15,7 @@ use crate::disks::{Io, Listener, Tag};
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
 use crate::naps::Naps;
-use crate::polling::{Idle, PollLimit, Polling};
+use crate::polling::{Idle, PollLimit, PollLimits, Polling};
 use crate::source::{Source, SourceId};
 
 /// What a worker counted since it started.
@@ -68,7 +68,7 @@ impl Worker {
     pub(crate) fn new(
         mailbox: Arc<Mailbox>,
         index: u32,
-        poll: PollLimit,
+        poll: PollLimits,
         ledger: Arc<Ledger>,
     ) -> std::io::Result<Worker> {
         let handle = WorkerHandle {
@@ -107,7 +107,7 @@ impl Worker {
     /// When the kernel gives no io_uring.
     pub fn standalone() -> std::io::Result<Worker> {
         let ledger = Ledger::new(Clock::new());
-        Worker::new(Mailbox::new()?, 0, PollLimit::Always, ledger)
+        Worker::new(Mailbox::new()?, 0, PollLimit::Always.into(), ledger)
     }
 
     /// Whether sources that are added from now on record what their requests' stages take; they do unless told. Without
@@ -450,6 +450,7 @@ impl Worker {
     }
 
     fn next_wait(&mut self, worked: bool, noticed: Stamp) -> Wait {
+        self.polling.serves(!self.hot.is_empty());
         if worked {
             self.polling.worked();
             self.naps.worked(noticed);
@@ -567,7 +568,7 @@ mod tests {
         let (clock, _) = Clock::simulated();
         let ledger = Ledger::new(clock);
         let mailbox = Mailbox::new().unwrap();
-        let mut worker = Worker::new(mailbox, 0, PollLimit::Micros(50), ledger).unwrap();
+        let mut worker = Worker::new(mailbox, 0, PollLimit::Micros(50).into(), ledger).unwrap();
         let seen = Rc::new(RefCell::new(Seen::default()));
         let client = Client(seen.clone());
         let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));

@@ -32,6 +32,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const CONTROL_PORTS: u32 = 32_000;
 
 const OURS: &str = "lunette";
+/// Ours with workers that look for the next request for a while, as they do not unless told.
+const POLLING: &str = "lunette-polling";
+/// How long, in microseconds.
+const POLLING_US: &str = "50";
 const PEER: &str = "tgt";
 
 struct Case {
@@ -39,6 +43,8 @@ struct Case {
     options: &'static [(&'static str, &'static str)],
     /// The driver looks again and again.
     polling: bool,
+    /// One request at a time: between two of them a worker sleeps or polls.
+    alone: bool,
     digests: bool,
 }
 
@@ -47,6 +53,7 @@ const fn case(name: &'static str, options: &'static [(&'static str, &'static str
         name,
         options,
         polling: false,
+        alone: false,
         digests: false,
     }
 }
@@ -59,14 +66,21 @@ const LARGE: (&str, &str) = ("bs", "256k");
 
 const CASES: &[Case] = &[
     case("4k read QD32", &[READ, DEPTH_32]),
-    case("4k read QD1", &[READ]),
+    Case {
+        alone: true,
+        ..case("4k read QD1", &[READ])
+    },
     Case {
         polling: true,
-        ..case("4k read QD1, polled", &[READ])
+        alone: true,
+        ..case("4k read QD1, driver polls", &[READ])
     },
     case("256k read QD8", &[READ, LARGE, DEPTH_8]),
     case("4k write QD32", &[WRITE, DEPTH_32]),
-    case("4k write QD1", &[WRITE]),
+    Case {
+        alone: true,
+        ..case("4k write QD1", &[WRITE])
+    },
     case("256k write QD8", &[WRITE, LARGE, DEPTH_8]),
     case("4k read 4 x QD32", &[READ, DEPTH_32, ("numjobs", "4")]),
     Case {
@@ -115,7 +129,15 @@ pub fn iscsi_table(
     let clock = Clock::new();
     let folder = tempfile::tempdir()?;
     progress.say("starting the targets and filling their disks");
-    let mut targets = vec![lunette(options, folder.path())?];
+    let mut targets = vec![
+        lunette(options, folder.path(), OURS, &[])?,
+        lunette(
+            options,
+            folder.path(),
+            POLLING,
+            &["--network-poll-us", POLLING_US],
+        )?,
+    ];
     match tgt(options, folder.path()) {
         Ok(peer) => targets.push(peer),
         Err(error) => progress.say(&format!(
@@ -138,6 +160,9 @@ pub fn iscsi_table(
             continue;
         }
         let mut subjects = all(case.digests)?;
+        if !case.alone {
+            subjects.retain(|subject| subject.name != POLLING);
+        }
         if case.digests {
             // tgtd has digests only where its administrator has demanded them of every initiator.
             subjects.truncate(1);
@@ -172,20 +197,26 @@ fn await_port(daemon: &mut Daemon, address: SocketAddr, log: &Path) -> Result<()
     Ok(())
 }
 
-fn lunette(options: &TableOptions, folder: &Path) -> Result<Served> {
+fn lunette(
+    options: &TableOptions,
+    folder: &Path,
+    name: &'static str,
+    flags: &[&str],
+) -> Result<Served> {
     let address = free_port()?;
     let cpu = options.device_cpu.to_string();
     let mut command = pinned(&options.program, options.device_cpu);
     command.args(["--log", "warn", "serve", "--cpus", &cpu, "--control"]);
-    command.arg(folder.join("control"));
+    command.arg(folder.join(name));
     command.args(["--disk", &format!("d0=ram:{SIZE}")]);
     command.args(["--iscsi", &format!("{TARGET}=d0")]);
     command.args(["--portal", &address.to_string(), "--demo-mode", "rw"]);
-    let log = folder.join("lunette.log");
+    command.args(flags);
+    let log = folder.join(format!("{name}.log"));
     let mut daemon = Daemon::start(command, &log, &[])?;
     await_port(&mut daemon, address, &log)?;
     Ok(Served {
-        name: OURS,
+        name,
         daemon,
         subject: format!("iscsi://{address}/{TARGET}/0"),
         _memory: None,
@@ -322,14 +353,30 @@ fn find<'a>(line: &'a Line, name: &str) -> Option<&'a SubjectResult> {
     subjects.find(|s| s.name == name && !s.repetitions.is_empty())
 }
 
+/// A line has a row for each of ours.
+fn rows_of(lines: &[Line]) -> impl Iterator<Item = (&Line, &'static str)> {
+    lines.iter().flat_map(|line| {
+        let ours = [OURS, POLLING].into_iter();
+        ours.filter(|name| find(line, name).is_some())
+            .map(move |name| (line, name))
+    })
+}
+
+fn called(line: &Line, name: &str) -> String {
+    match name {
+        POLLING => format!("{}, --network-poll-us {POLLING_US}", line.case.name),
+        _ => line.case.name.to_owned(),
+    }
+}
+
 fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> String {
     let mut text = introduction(options);
     text.push_str(
         "I/Os per second: median, half the spread; ratio of medians with its 95 % interval\n\n",
     );
     let mut rows = vec![head(&["case", OURS, PEER, "lunette / tgt", "bandwidth"])];
-    for line in lines {
-        let (ours, peer) = (find(line, OURS), find(line, PEER));
+    for (line, name) in rows_of(lines) {
+        let (ours, peer) = (find(line, name), find(line, PEER));
         let iops = |subject: &SubjectResult| subject.each(crate::run::Repetition::iops);
         let said = |subject: Option<&SubjectResult>| {
             subject.map_or_else(String::new, |subject| {
@@ -345,7 +392,7 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
         let bytes = ours.map(|subject| spread(&subject.each(crate::run::Repetition::bandwidth)));
         let bytes = bytes.map_or_else(String::new, |b| format!("{:.2} GB/s", b.median / 1e9));
         rows.push(vec![
-            line.case.name.to_owned(),
+            called(line, name),
             said(ours),
             said(peer),
             between,
@@ -357,7 +404,7 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
         "\nTime of one request; CPU seconds per million requests: of the target, and of the driver\n\n",
     );
     let mut rows = vec![head(&["case", OURS, PEER, "CPU of target, lunette / tgt"])];
-    for line in lines {
+    for (line, ours) in rows_of(lines) {
         let middle = |name| find(line, name).and_then(SubjectResult::median_repetition);
         let said = |name| {
             middle(name).map_or_else(String::new, |one| {
@@ -367,16 +414,11 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
             })
         };
         let cpu = |name| middle(name).and_then(|one| one.device_cpu_per_million);
-        let between = match (cpu(OURS), cpu(PEER)) {
+        let between = match (cpu(ours), cpu(PEER)) {
             (Some(a), Some(b)) if b > 0.0 => format!("x{:.2}", a / b),
             _ => String::new(),
         };
-        rows.push(vec![
-            line.case.name.to_owned(),
-            said(OURS),
-            said(PEER),
-            between,
-        ]);
+        rows.push(vec![called(line, ours), said(ours), said(PEER), between]);
     }
     text.push_str(&columns(&rows));
     text.push_str("\nIdle CPU, one session logged in:");

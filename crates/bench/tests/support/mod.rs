@@ -32,7 +32,7 @@ impl Rig {
         let options = WorkerOptions {
             count: 1,
             cpus: Vec::new(),
-            poll: PollLimit::Micros(20),
+            poll: PollLimit::Micros(20).into(),
         };
         let pool = Arc::new(Pool::start(&options).unwrap());
         Rig {

@@ -74,6 +74,7 @@ pub fn complete(
             poll: draft
                 .poll
                 .map_or(PollLimit::Micros(POLL_MICROS_DEFAULT), |at| at.value),
+            network_poll: draft.network_poll.map_or(PollLimit::Never, |at| at.value),
         },
         disks: Vec::new(),
         vhost_blk: Vec::new(),

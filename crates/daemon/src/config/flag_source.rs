@@ -37,6 +37,8 @@ pub struct Flags {
     pub cpus: Option<String>,
     /// `--poll-us N|always`
     pub poll_us: Option<String>,
+    /// `--network-poll-us N|always`
+    pub network_poll_us: Option<String>,
     /// `--control PATH`
     pub control: Option<String>,
     /// `--state DIR`

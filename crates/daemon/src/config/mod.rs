@@ -163,7 +163,11 @@ fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
     }
     if let Some(text) = &flags.poll_us {
         let value = flag_source::word_flag(&source("--poll-us", text));
-        draft.poll = objects::read_poll(&value, diagnostics);
+        draft.poll = objects::read_poll(objects::POLL_KEY, &value, diagnostics);
+    }
+    if let Some(text) = &flags.network_poll_us {
+        let value = flag_source::word_flag(&source("--network-poll-us", text));
+        draft.network_poll = objects::read_poll(objects::NETWORK_POLL_KEY, &value, diagnostics);
     }
     if let Some(text) = &flags.control {
         let fields = single(

@@ -297,8 +297,10 @@ impl<'a> ExportRef<'a> {
 pub struct WorkersConfig {
     /// How many, and whether each has a CPU of its own.
     pub placement: Placement,
-    /// How long a worker polls before it sleeps.
+    /// How long a worker that serves guests' rings polls before it sleeps.
     pub poll: PollLimit,
+    /// And one whose clients are all connections.
+    pub network_poll: PollLimit,
 }
 
 /// Where workers run.

@@ -27,6 +27,9 @@ const GROUP_ALLOWED: &str = "the name of a group of this machine";
 const ADDRESS_ALLOWED: &str =
     "an IP address and a port, such as \"127.0.0.1:9752\" or \"[::1]:9752\"";
 const LUN_EXAMPLE: &str = "tables such as { target = 0, lun = 0, disk = \"d0\" }";
+/// What the bounds on polling are called: for guests' rings, and for connections.
+pub const POLL_KEY: &str = "poll_us";
+pub const NETWORK_POLL_KEY: &str = "network_poll_us";
 const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \"always\"";
 const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3])";
 
@@ -93,6 +96,7 @@ pub struct Draft {
     pub metrics_listen: Option<At<SocketAddr>>,
     pub workers: WorkersDraft,
     pub poll: Option<At<PollLimit>>,
+    pub network_poll: Option<At<PollLimit>>,
     pub disks: Vec<DiskDraft>,
     pub vhost_blk: Vec<VhostBlkDraft>,
     pub vhost_scsi: Vec<VhostScsiDraft>,
@@ -124,7 +128,8 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let metrics_listen = read_address(&mut reader, "metrics_listen");
     let count = reader.raw("workers");
     let cpus = reader.raw("cpus");
-    let poll = reader.raw("poll_us");
+    let poll = reader.raw(POLL_KEY);
+    let network_poll = reader.raw(NETWORK_POLL_KEY);
     let disks = reader.objects("disk", "tables, each headed [[disk]]");
     let vhost_blk = reader.objects("vhost_blk", "tables, each headed [[vhost_blk]]");
     let vhost_scsi = reader.objects("vhost_scsi", "tables, each headed [[vhost_scsi]]");
@@ -146,7 +151,9 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
             count: count.and_then(|value| read_workers(value, diagnostics)),
             cpus: cpus.and_then(|value| read_cpus(value, diagnostics)),
         },
-        poll: poll.and_then(|value| read_poll(value, diagnostics)),
+        poll: poll.and_then(|value| read_poll(POLL_KEY, value, diagnostics)),
+        network_poll: network_poll
+            .and_then(|value| read_poll(NETWORK_POLL_KEY, value, diagnostics)),
         disks: disks.iter().map(|f| read_disk(f, diagnostics)).collect(),
         vhost_blk: vhost_blk
             .iter()
@@ -200,8 +207,12 @@ pub fn read_cpus(value: &At<Raw>, diagnostics: &mut Diagnostics) -> Option<At<Ve
     Some(At::new(cpus, value.place.clone()))
 }
 
-/// The bound on polling.
-pub fn read_poll(value: &At<Raw>, diagnostics: &mut Diagnostics) -> Option<At<PollLimit>> {
+/// A bound on polling.
+pub fn read_poll(
+    key: &'static str,
+    value: &At<Raw>,
+    diagnostics: &mut Diagnostics,
+) -> Option<At<PollLimit>> {
     let micros = match &value.value {
         Raw::Text(text) | Raw::Word(text) if text == "always" => {
             return Some(At::new(PollLimit::Always, value.place.clone()));
@@ -216,7 +227,7 @@ pub fn read_poll(value: &At<Raw>, diagnostics: &mut Diagnostics) -> Option<At<Po
             Some(At::new(PollLimit::Micros(micros), value.place.clone()))
         }
         _ => {
-            diagnostics.push(wrong("poll_us", value).allowed(POLL_ALLOWED));
+            diagnostics.push(wrong(key, value).allowed(POLL_ALLOWED));
             None
         }
     }

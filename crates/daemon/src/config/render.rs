@@ -6,6 +6,7 @@ use std::path::Path;
 use super::iscsi::{IscsiConfig, Portal};
 use super::iscsi_limits::IscsiLimits;
 use super::model::{BackendConfig, Config, LunConfig, Placement, PollLimit};
+use super::objects::{NETWORK_POLL_KEY, POLL_KEY};
 use super::size::render_size;
 
 /// The text of `config`, with every value said.
@@ -44,10 +45,16 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
         Placement::Count(count) => writeln!(text, "workers = {count}")?,
         Placement::Cpus(cpus) => writeln!(text, "cpus = {cpus:?}")?,
     }
-    match config.workers.poll {
-        PollLimit::Never => writeln!(text, "poll_us = 0")?,
-        PollLimit::Micros(micros) => writeln!(text, "poll_us = {micros}")?,
-        PollLimit::Always => writeln!(text, "poll_us = \"always\"")?,
+    let bounds = [
+        (POLL_KEY, config.workers.poll),
+        (NETWORK_POLL_KEY, config.workers.network_poll),
+    ];
+    for (key, bound) in bounds {
+        match bound {
+            PollLimit::Never => writeln!(text, "{key} = 0")?,
+            PollLimit::Micros(micros) => writeln!(text, "{key} = {micros}")?,
+            PollLimit::Always => writeln!(text, "{key} = \"always\"")?,
+        }
     }
     for disk in &config.disks {
         writeln!(text, "\n[[disk]]\nname = {}", quoted(&disk.name))?;

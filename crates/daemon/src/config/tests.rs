@@ -126,6 +126,7 @@ fn nothing_said_gives_defaults() {
     let config = from_file("").unwrap();
     assert_eq!(config.workers.placement, Placement::Count(2));
     assert_eq!(config.workers.poll, PollLimit::Micros(50));
+    assert_eq!(config.workers.network_poll, PollLimit::Never);
     assert!(config.disks.is_empty() && config.control.is_none());
 }
 
@@ -134,6 +135,7 @@ fn a_flag_replaces_a_single_value_and_adds_an_object() {
     let flags = Flags {
         lun: words(&["c0/1:0=d0"]),
         poll_us: Some("always".to_owned()),
+        network_poll_us: Some("20".to_owned()),
         workers: Some("3".to_owned()),
         ..Flags::default()
     };
@@ -142,6 +144,7 @@ fn a_flag_replaces_a_single_value_and_adds_an_object() {
     let config = parse(Some(("f", text)), &flags, &here()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(config.workers.placement, Placement::Count(3));
     assert_eq!(config.workers.poll, PollLimit::Always);
+    assert_eq!(config.workers.network_poll, PollLimit::Micros(20));
     assert_eq!(config.vhost_scsi[0].luns.len(), 2);
 }
 
@@ -481,86 +484,92 @@ fn config() -> impl Strategy<Value = Config> {
         proptest::collection::vec((0..100usize, 1..=BLK_QUEUES_MAX), 0..3),
         proptest::collection::vec((1..=SCSI_QUEUES_MAX, luns), 0..3),
         placement,
-        poll,
+        (poll.clone(), poll),
         proptest::option::of("[^\0]{1,20}"),
     )
-        .prop_map(|(disks, blk, scsi, placement, poll, control)| {
-            let count = disks.len();
-            let disks: Vec<DiskConfig> = disks
-                .into_iter()
-                .enumerate()
-                .map(
-                    |(i, (mut backend, block_size, read_only, serial, (mut shown, limits)))| {
-                        // no two may be the same
-                        shown.wwn = shown.wwn.map(|wwn| wwn + i as u64);
-                        if let BackendConfig::File { path, .. } = &mut backend {
-                            path.set_file_name(format!("{i}\"'\\\n.raw"));
-                        }
-                        DiskConfig {
-                            name: format!("disk-{i}"),
-                            backend,
-                            block_size,
-                            read_only,
-                            serial,
-                            shown,
-                            limits,
-                        }
+        .prop_map(
+            |(disks, blk, scsi, placement, (poll, network_poll), control)| {
+                let count = disks.len();
+                let disks: Vec<DiskConfig> = disks
+                    .into_iter()
+                    .enumerate()
+                    .map(
+                        |(i, (mut backend, block_size, read_only, serial, (mut shown, limits)))| {
+                            // no two may be the same
+                            shown.wwn = shown.wwn.map(|wwn| wwn + i as u64);
+                            if let BackendConfig::File { path, .. } = &mut backend {
+                                path.set_file_name(format!("{i}\"'\\\n.raw"));
+                            }
+                            DiskConfig {
+                                name: format!("disk-{i}"),
+                                backend,
+                                block_size,
+                                read_only,
+                                serial,
+                                shown,
+                                limits,
+                            }
+                        },
+                    )
+                    .collect();
+                let disk_name = |index: usize| format!("disk-{}", index % count);
+                Config {
+                    access: AccessConfig {
+                        control_group: control.clone(),
+                        control_readers: None,
+                        token_file: control
+                            .as_ref()
+                            .map(|path| PathBuf::from(format!("/etc/{path}"))),
+                        readers_token_file: None,
+                        api_listen: control
+                            .as_ref()
+                            .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
                     },
-                )
-                .collect();
-            let disk_name = |index: usize| format!("disk-{}", index % count);
-            Config {
-                access: AccessConfig {
-                    control_group: control.clone(),
-                    control_readers: None,
-                    token_file: control
+                    state: control
                         .as_ref()
-                        .map(|path| PathBuf::from(format!("/etc/{path}"))),
-                    readers_token_file: None,
-                    api_listen: control
+                        .map(|path| PathBuf::from(format!("/var/{path}"))),
+                    metrics_listen: control
                         .as_ref()
                         .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
-                },
-                state: control
-                    .as_ref()
-                    .map(|path| PathBuf::from(format!("/var/{path}"))),
-                metrics_listen: control
-                    .as_ref()
-                    .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
-                control: control.map(|path| PathBuf::from(format!("/run/control/{path}"))),
-                workers: WorkersConfig { placement, poll },
-                vhost_blk: blk
-                    .into_iter()
-                    .enumerate()
-                    .map(|(i, (disk, queues))| VhostBlkConfig {
-                        name: format!("blk{i}"),
-                        disk: disk_name(disk),
-                        socket: PathBuf::from(format!("/run/b{i}")),
-                        queues,
-                    })
-                    .collect(),
-                vhost_scsi: scsi
-                    .into_iter()
-                    .enumerate()
-                    .map(|(i, (queues, luns))| VhostScsiConfig {
-                        name: format!("scsi{i}"),
-                        socket: PathBuf::from(format!("/run/s{i}")),
-                        queues,
-                        luns: luns
-                            .into_iter()
-                            .map(|((target, lun), disk)| LunConfig {
-                                target,
-                                lun,
-                                disk: disk_name(disk),
-                            })
-                            .collect(),
-                    })
-                    .collect(),
-                iscsi: Vec::new(),
-                iscsi_limits: IscsiLimits::default(),
-                disks,
-            }
-        })
+                    control: control.map(|path| PathBuf::from(format!("/run/control/{path}"))),
+                    workers: WorkersConfig {
+                        placement,
+                        poll,
+                        network_poll,
+                    },
+                    vhost_blk: blk
+                        .into_iter()
+                        .enumerate()
+                        .map(|(i, (disk, queues))| VhostBlkConfig {
+                            name: format!("blk{i}"),
+                            disk: disk_name(disk),
+                            socket: PathBuf::from(format!("/run/b{i}")),
+                            queues,
+                        })
+                        .collect(),
+                    vhost_scsi: scsi
+                        .into_iter()
+                        .enumerate()
+                        .map(|(i, (queues, luns))| VhostScsiConfig {
+                            name: format!("scsi{i}"),
+                            socket: PathBuf::from(format!("/run/s{i}")),
+                            queues,
+                            luns: luns
+                                .into_iter()
+                                .map(|((target, lun), disk)| LunConfig {
+                                    target,
+                                    lun,
+                                    disk: disk_name(disk),
+                                })
+                                .collect(),
+                        })
+                        .collect(),
+                    iscsi: Vec::new(),
+                    iscsi_limits: IscsiLimits::default(),
+                    disks,
+                }
+            },
+        )
 }
 
 proptest! {
@@ -589,6 +598,7 @@ proptest! {
             workers: Some(flag.clone()),
             cpus: Some(flag.clone()),
             poll_us: Some(flag.clone()),
+            network_poll_us: Some(flag.clone()),
             control: Some(flag.clone()),
             metrics_listen: Some(flag.clone()),
             api_listen: Some(flag.clone()),

@@ -38,7 +38,7 @@ impl Rig {
         let options = WorkerOptions {
             count: workers,
             cpus: Vec::new(),
-            poll,
+            poll: poll.into(),
         };
         let pool = Arc::new(Pool::start(&options).unwrap());
         Rig {
