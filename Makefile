@@ -69,7 +69,7 @@ unit: ## Unit and property tests; those that need root and loop devices with sud
 	$(as_root) $(CARGO) test -p backend --test machine -- --ignored
 
 # End-to-end tests without guests that wait more than they work
-beside = access api events hostile_initiators iscsi
+beside = access api events hostile_initiators iscsi sanitize
 alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
 end_to_end = $(CARGO) test -p end_to_end --no-fail-fast
 

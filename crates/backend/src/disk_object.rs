@@ -185,6 +185,19 @@ impl Disk {
         &self.gate
     }
 
+    /// Closes the disk: from now on every I/O that is not [`disk::IoFlags::CLOSER`] fails, through every door, and those
+    /// that are wait until the changes that are in flight have ended. Quick; may be called twice.
+    pub fn close(&self) {
+        self.throttle.set_closed(true);
+        self.gate.close();
+    }
+
+    /// Opens the disk again.
+    pub fn reopen(&self) {
+        self.gate.reopen();
+        self.throttle.set_closed(false);
+    }
+
     /// Sets its limits anew, at any time: they hold for all doors together.
     pub fn set_limits(&self, limits: RateLimits) {
         self.throttle.set(limits);

@@ -3,11 +3,15 @@
 //! Open nearly always: a worker that is about to change the disk does one load. A task that must be atomic (COMPARE AND
 //! WRITE, WRITE ATOMIC) acquires its range; workers then set aside what would change it, and report when what they had
 //! begun before has ended; only then is the range granted. Control plane: locks and messages, none per plain I/O.
+//! A gate that is closed lets nobody pass but whom it was closed for, once all has settled: nothing that was begun
+//! before lands on what a sanitize operation has already been over.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use disk::{IoFlags, IoRequest};
 
 /// Kept by a worker until the changes that it had begun have ended; the last one to go grants the range.
 #[derive(Clone)]
@@ -17,7 +21,21 @@ pub struct Settling {
 
 type Granted = Box<dyn FnOnce(Lease) + Send>;
 
-struct OnLast(Mutex<Option<(Lease, Granted)>>);
+struct OnLast(Mutex<Option<Then>>);
+
+enum Then {
+    Grant(Lease, Granted),
+    /// What was in flight when the gate was closed this time has ended.
+    Closed(Arc<Gate>, u64),
+}
+
+impl OnLast {
+    fn settling(then: Then) -> Settling {
+        Settling {
+            _on_last: Arc::new(OnLast(Mutex::new(Some(then)))),
+        }
+    }
+}
 
 impl Drop for OnLast {
     fn drop(&mut self) {
@@ -26,10 +44,23 @@ impl Drop for OnLast {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        if let Some((lease, granted)) = last {
-            granted(lease);
+        match last {
+            Some(Then::Grant(lease, granted)) => granted(lease),
+            Some(Then::Closed(gate, closing)) => gate.settled(closing),
+            None => {}
         }
     }
+}
+
+/// What a gate makes of an I/O while it is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passage {
+    /// It passes: the gate is not closed, or was closed for it.
+    Free,
+    /// It was closed for it, and has not settled yet: set it aside until [`Member::reopened`].
+    Later,
+    /// It fails.
+    Refused,
 }
 
 /// A worker's handle on the disk, as the gate sees it. Called from any thread; must not block.
@@ -37,7 +68,7 @@ pub trait Member: Send + Sync {
     /// A range is being acquired: keep `settling` until every change that is in flight now has ended.
     fn settle(&self, settling: Settling);
 
-    /// A range was released: what was set aside may go on.
+    /// A range was released, or closing has settled: what was set aside may go on.
     fn reopened(&self);
 }
 
@@ -52,6 +83,16 @@ struct State {
     held: Vec<(u64, Range<u64>)>,
     waiting: VecDeque<Waiting>,
     members: Vec<(u64, Arc<dyn Member>)>,
+    closed: Closed,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Closed {
+    #[default]
+    No,
+    /// This time of closing has not settled.
+    Settling(u64),
+    Settled,
 }
 
 /// A disk's gate.
@@ -78,6 +119,13 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
+impl State {
+    fn members(&self) -> Vec<Arc<dyn Member>> {
+        let members = self.members.iter();
+        members.map(|(_, member)| member.clone()).collect()
+    }
+}
+
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -96,6 +144,58 @@ impl Gate {
             .held
             .iter()
             .any(|(_, held)| overlap(held, &range))
+    }
+
+    /// Closes the gate. What is set aside is looked at again, to fail.
+    pub(crate) fn close(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if state.closed != Closed::No {
+            return;
+        }
+        state.next += 1;
+        state.closed = Closed::Settling(state.next);
+        let settling = OnLast::settling(Then::Closed(self.clone(), state.next));
+        let members = state.members();
+        drop(state);
+        for member in members {
+            member.settle(settling.clone());
+            member.reopened();
+        }
+    }
+
+    fn settled(&self, closing: u64) {
+        let mut state = self.lock();
+        if state.closed != Closed::Settling(closing) {
+            return;
+        }
+        state.closed = Closed::Settled;
+        let members = state.members();
+        drop(state);
+        for member in members {
+            member.reopened();
+        }
+    }
+
+    /// Opens the gate again.
+    pub(crate) fn reopen(&self) {
+        let mut state = self.lock();
+        state.closed = Closed::No;
+        let members = state.members();
+        drop(state);
+        for member in members {
+            member.reopened();
+        }
+    }
+
+    /// May this I/O pass, as far as closing goes? To be asked where the disk's [`crate::Throttle::word`] is not 0.
+    pub fn passage(&self, request: &IoRequest) -> Passage {
+        let closer = request.flags.has(IoFlags::CLOSER);
+        match self.lock().closed {
+            Closed::No => Passage::Free,
+            Closed::Settling(_) if closer => Passage::Later,
+            Closed::Settled if closer => Passage::Free,
+            Closed::Settling(_) | Closed::Settled => Passage::Refused,
+        }
     }
 
     /// Enters a worker.
@@ -150,16 +250,9 @@ impl Gate {
                 gate: self.clone(),
                 key,
             };
-            let on_last = OnLast(Mutex::new(Some((lease, waiting.granted))));
-            settling.push(Settling {
-                _on_last: Arc::new(on_last),
-            });
+            settling.push(OnLast::settling(Then::Grant(lease, waiting.granted)));
         }
-        let members: Vec<_> = state
-            .members
-            .iter()
-            .map(|(_, member)| member.clone())
-            .collect();
+        let members = state.members();
         drop(state);
         for settling in settling {
             for member in &members {
@@ -174,11 +267,7 @@ impl Drop for Lease {
         let mut state = self.gate.lock();
         state.held.retain(|(key, _)| *key != self.key);
         self.gate.held.fetch_sub(1, Ordering::SeqCst);
-        let members: Vec<_> = state
-            .members
-            .iter()
-            .map(|(_, member)| member.clone())
-            .collect();
+        let members = state.members();
         self.gate.grant(state);
         for member in members {
             member.reopened();
@@ -294,5 +383,42 @@ mod tests {
         granted.release(3);
         granted.release(4);
         assert!(gate.is_open());
+    }
+
+    #[test]
+    fn closed_gate_refuses_all_but_whom_it_was_closed_for_which_waits_for_what_was_in_flight() {
+        let gate = Arc::new(Gate::default());
+        let worker = Arc::new(Worker::default());
+        let _membership = gate.join(worker.clone());
+        let (read, write) = (IoRequest::read(0, 512), IoRequest::write(0, 512));
+        let holder = write.flagged(IoFlags::HOLDER);
+        let closer = write.flagged(IoFlags::CLOSER);
+        let passages = |gate: &Gate| [read, write, holder, closer].map(|io| gate.passage(&io));
+        assert_eq!(passages(&gate), [Passage::Free; 4]);
+        let refused = [Passage::Refused; 3];
+
+        gate.close();
+        assert_eq!(passages(&gate)[..3], refused);
+        assert_eq!(passages(&gate)[3], Passage::Later, "a change is in flight");
+        let looked_again = worker.reopened.load(Ordering::SeqCst);
+        let in_flight = std::mem::take(&mut *worker.settling.lock().unwrap());
+        gate.close();
+        assert!(worker.settling.lock().unwrap().is_empty(), "closed already");
+        drop(in_flight);
+        assert_eq!(passages(&gate)[..3], refused);
+        assert_eq!(passages(&gate)[3], Passage::Free);
+        assert!(worker.reopened.load(Ordering::SeqCst) > looked_again);
+
+        // What has settled since is no word on the next time.
+        gate.reopen();
+        assert_eq!(passages(&gate), [Passage::Free; 4]);
+        gate.close();
+        let first = std::mem::take(&mut *worker.settling.lock().unwrap());
+        gate.reopen();
+        gate.close();
+        drop(first);
+        assert_eq!(passages(&gate)[3], Passage::Later);
+        worker.settling.lock().unwrap().clear();
+        assert_eq!(passages(&gate)[3], Passage::Free);
     }
 }

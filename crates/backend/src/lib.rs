@@ -35,7 +35,7 @@ pub use disk_object::{Disk, DiskOptions};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, File, FileOptions};
-pub use gate::{Gate, Lease, Member, Membership, Settling};
+pub use gate::{Gate, Lease, Member, Membership, Passage, Settling};
 pub use null::{Null, NullOptions};
 pub use ram::{Ram, RamOptions};
 pub use throttle::{Moment, RateLimits, Throttle};

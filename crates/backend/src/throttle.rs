@@ -3,6 +3,7 @@
 //! Two token buckets that all workers share, each one atomic word: the time at which it will be full again. A request
 //! reserves its tokens and is told when it may start; who waits, and in which order, is the workers' business.
 //! Without limits a request pays one load of a word that is zero. Limits change at any time, from any thread.
+//! The word also says that the disk is closed ([`crate::Disk::close`]), so that this costs no other load.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -102,12 +103,19 @@ impl Bucket {
 /// The limits of one disk, as its workers keep to them.
 #[derive(Debug)]
 pub struct Throttle {
-    /// 0: no limits. Else it tells one setting from the next.
+    /// 0: no limits, and the disk is open. Else it tells one setting from the next.
     word: AtomicU32,
     requests: Bucket,
     bytes: Bucket,
     began: Instant,
-    setting: Mutex<(u32, RateLimits)>,
+    setting: Mutex<Setting>,
+}
+
+#[derive(Debug, Default)]
+struct Setting {
+    generation: u32,
+    limits: RateLimits,
+    closed: bool,
 }
 
 impl Default for Throttle {
@@ -126,11 +134,23 @@ impl Throttle {
     /// Sets the limits anew; what waits is let go by the new ones within moments.
     pub fn set(&self, limits: RateLimits) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
-        let generation = setting.0.wrapping_add(1).max(1);
-        *setting = (generation, limits);
+        setting.limits = limits;
         self.requests.set(limits.iops, limits.iops_burst);
         self.bytes.set(limits.bandwidth, limits.bandwidth_burst);
-        let word = if limits.is_none() { 0 } else { generation };
+        self.tell(&mut setting);
+    }
+
+    /// The disk is closed, or open again: what comes from now on must look, with limits or without.
+    pub(crate) fn set_closed(&self, closed: bool) {
+        let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        setting.closed = closed;
+        self.tell(&mut setting);
+    }
+
+    fn tell(&self, setting: &mut Setting) {
+        setting.generation = setting.generation.wrapping_add(1).max(1);
+        let nothing = setting.limits.is_none() && !setting.closed;
+        let word = if nothing { 0 } else { setting.generation };
         self.word.store(word, Ordering::Release);
     }
 
@@ -139,10 +159,10 @@ impl Throttle {
         self.setting
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .1
+            .limits
     }
 
-    /// 0 while there are no limits; another number for every setting.
+    /// 0 while there are no limits and the disk is open; another number for every setting.
     #[inline]
     pub fn word(&self) -> u32 {
         self.word.load(Ordering::Acquire)

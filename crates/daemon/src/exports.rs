@@ -229,9 +229,11 @@ fn blk_device(
         .get(&config.disk)
         .ok_or_else(|| missing(&config.disk))?;
     let device = BlkDevice::new(Arc::clone(disk), options);
+    // A sanitize operation that a restart interrupted goes on, whichever door its disk has.
+    let unit = units.unit(disk);
     if disk.is_removable() {
         // virtio-blk has no word for a medium that is gone: SCSI initiators cannot eject it meanwhile.
-        let hold = units.unit(disk).hold_medium();
+        let hold = unit.hold_medium();
         return Ok(Arc::new(device.holding(hold)));
     }
     Ok(Arc::new(device))

@@ -24,13 +24,15 @@ pub enum IoErrorKind {
     ClientMemory,
     /// The disk is gone or cannot be reached.
     Offline,
+    /// The disk is there, but closed to all but an operation on the whole of it.
+    Closed,
     /// The I/O was cancelled before it touched the disk.
     Cancelled,
 }
 
 impl IoErrorKind {
     /// How many there are.
-    pub const COUNT: usize = 9;
+    pub const COUNT: usize = 10;
 
     /// All, in order.
     pub const ALL: [IoErrorKind; IoErrorKind::COUNT] = [
@@ -42,6 +44,7 @@ impl IoErrorKind {
         IoErrorKind::WriteMedium,
         IoErrorKind::ClientMemory,
         IoErrorKind::Offline,
+        IoErrorKind::Closed,
         IoErrorKind::Cancelled,
     ];
 
@@ -56,6 +59,7 @@ impl IoErrorKind {
             IoErrorKind::WriteMedium => "write_medium",
             IoErrorKind::ClientMemory => "client_memory",
             IoErrorKind::Offline => "offline",
+            IoErrorKind::Closed => "closed",
             IoErrorKind::Cancelled => "cancelled",
         }
     }
@@ -99,6 +103,7 @@ impl fmt::Display for IoErrorKind {
             IoErrorKind::WriteMedium => "write failed",
             IoErrorKind::ClientMemory => "client memory is gone",
             IoErrorKind::Offline => "disk is offline",
+            IoErrorKind::Closed => "disk is being sanitized, or that failed",
             IoErrorKind::Cancelled => "cancelled",
         })
     }

@@ -54,6 +54,8 @@ impl IoFlags {
     pub const UNMAP: IoFlags = IoFlags(2);
     /// Issued by whoever holds the range against all others.
     pub const HOLDER: IoFlags = IoFlags(4);
+    /// Issued by what the disk is closed for to all others.
+    pub const CLOSER: IoFlags = IoFlags(8);
 
     /// Both sets of flags.
     #[must_use]

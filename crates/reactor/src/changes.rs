@@ -81,6 +81,16 @@ impl Changes {
         !request.flags.has(IoFlags::HOLDER) && self.gate.holds(request.offset, request.length)
     }
 
+    /// Sets an I/O aside until its range is released, or the disk opens to it.
+    #[cold]
+    pub fn park(&mut self, request: &IoRequest, buffer: &mut IoBuffer, tag: Tag) {
+        self.parked.push(Parked {
+            request: *request,
+            buffer: std::mem::take(buffer),
+            tag,
+        });
+    }
+
     /// The tag of a change that is being submitted.
     #[inline]
     pub fn tag(&self, tag: Tag) -> Tag {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backend::{Backend, Disk, Finished, Settling, Submission, Throttle};
+use backend::{Backend, Disk, Finished, Passage, Settling, Submission, Throttle};
 use disk::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Owner, Ring};
@@ -93,7 +93,7 @@ impl OpenDisk {
         }
     }
 
-    /// Submits what the limits allow now, or sets it aside.
+    /// Refuses what a closed disk refuses; submits what the limits allow now, or sets it aside.
     #[cold]
     fn submit_paced(
         &mut self,
@@ -103,6 +103,9 @@ impl OpenDisk {
         tag: backend::Tag,
         handle: u32,
     ) -> Submission {
+        if let Some(submitted) = self.stopped(request, buffer, tag) {
+            return submitted;
+        }
         let source = Tag::unpack(tag).source.0;
         if self.pacing.may_start(&self.throttle, source, request) {
             return self.submit(ring, request, buffer, tag);
@@ -117,9 +120,33 @@ impl OpenDisk {
         Submission::Pending
     }
 
+    /// What becomes of an I/O that a closed disk lets not pass, or not yet.
+    #[cold]
+    fn stopped(
+        &mut self,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: backend::Tag,
+    ) -> Option<Submission> {
+        match self.disk.gate().passage(request) {
+            Passage::Free => None,
+            Passage::Refused => Some(Submission::Done(Err(IoErrorKind::Closed.into()))),
+            Passage::Later => {
+                self.changes.park(request, buffer, tag);
+                Some(Submission::Pending)
+            }
+        }
+    }
+
     /// Submits what was set aside.
     fn resume(&mut self, ring: &mut Ring, mut parked: Parked, finished: &mut Vec<Finished>) {
-        let submitted = self.submit(ring, &parked.request, &mut parked.buffer, parked.tag);
+        let (request, tag) = (parked.request, parked.tag);
+        let stopped = match self.throttle.word() {
+            0 => None,
+            _ => self.stopped(&request, &mut parked.buffer, tag),
+        };
+        let submitted =
+            stopped.unwrap_or_else(|| self.submit(ring, &request, &mut parked.buffer, tag));
         if let Submission::Done(outcome) = submitted {
             self.record.finished(&outcome);
             finished.push(Finished {
@@ -155,11 +182,7 @@ impl OpenDisk {
         tag: backend::Tag,
     ) -> Submission {
         if self.changes.must_wait(request) {
-            self.changes.parked.push(Parked {
-                request: *request,
-                buffer: std::mem::take(buffer),
-                tag,
-            });
+            self.changes.park(request, buffer, tag);
             return Submission::Pending;
         }
         let counted = self.changes.tag(tag);
@@ -345,7 +368,7 @@ impl Io {
     #[inline]
     pub fn look(&mut self, handle: DiskHandle, request: &IoRequest, buffer: &mut IoBuffer) -> bool {
         match self.disks.get_mut(handle.0 as usize) {
-            // What has limits waits for its turn, and is read.
+            // What has limits waits for its turn, and is read; what is closed refuses.
             Some(Some(open)) if open.throttle.word() == 0 => {
                 let seen = open.backend.look(request, buffer);
                 if seen {

@@ -31,7 +31,7 @@ mod unit_state;
 
 pub use command::{Command, TaskAttribute, opcode};
 pub use directory::{Directory, MemoryStore, Store};
-pub use logical_unit::{DiskId, Holes, LogicalUnit, MediumHold, UnitConfig, UnitId};
+pub use logical_unit::{DiskId, LogicalUnit, Medium, MediumHold, UnitConfig, UnitId};
 pub use lun::{Lun, LunAddress, MAX_UNITS};
 pub use nexus::{Nexus, NexusId, TargetPort, TransportId};
 pub use plan::{

@@ -15,7 +15,7 @@ use crate::plan::Run;
 use crate::reservations::ReservationStatus;
 use crate::sense::SenseCode;
 use crate::sync::lock;
-use crate::unit_state::{AccessState, UnitState};
+use crate::unit_state::{AccessState, Sanitize, UnitState};
 
 /// The caller's key for a disk and its backend. Nothing here looks into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,10 +90,18 @@ impl Word {
     }
 }
 
-/// Knows where a disk has nothing but zeroes.
-pub trait Holes: Send + Sync + std::fmt::Debug {
+/// What a unit has to ask, and to tell, the disk behind it besides I/O.
+pub trait Medium: Send + Sync + std::fmt::Debug {
     /// The first byte from `offset` on that may be other than zero. A hint that saves reading; quick.
-    fn next_data(&self, offset: u64) -> u64;
+    fn next_data(&self, offset: u64) -> u64 {
+        offset
+    }
+
+    /// Closes the disk to all I/O but that of [`disk::IoFlags::CLOSER`], through doors that do not know this unit too, or
+    /// opens it again. Called with the unit locked; quick.
+    fn set_closed(&self, closed: bool) {
+        let _ = closed;
+    }
 }
 
 /// What a logical unit is made from.
@@ -105,8 +113,8 @@ pub struct UnitConfig {
     pub info: DiskInfo,
     /// The medium can be ejected and loaded (START STOP UNIT).
     pub removable: bool,
-    /// Who knows the disk's holes, if anybody does.
-    pub holes: Option<Arc<dyn Holes>>,
+    /// The disk, beyond its I/O.
+    pub medium: Option<Arc<dyn Medium>>,
 }
 
 /// A logical unit.
@@ -120,7 +128,7 @@ pub struct LogicalUnit {
     word: AtomicU64,
     naa: u64,
     removable: bool,
-    holes: Option<Arc<dyn Holes>>,
+    medium: Option<Arc<dyn Medium>>,
     copies_from_anywhere: AtomicBool,
     directory: Arc<Directory>,
     state: Mutex<UnitState>,
@@ -134,7 +142,7 @@ impl LogicalUnit {
             disk,
             info,
             removable,
-            holes,
+            medium,
         } = config;
         let unit = Arc::new(LogicalUnit {
             id: UnitId(NEXT.fetch_add(1, Ordering::Relaxed)),
@@ -144,11 +152,12 @@ impl LogicalUnit {
             word: AtomicU64::new(0),
             naa: info.naa,
             removable,
-            holes,
+            medium,
             copies_from_anywhere: AtomicBool::new(false),
             directory: Arc::clone(directory),
             state: Mutex::new(UnitState::new(directory.store(), info)),
         });
+        unit.tell_sanitize(&unit.state());
         unit.refresh_word(&unit.state());
         directory.add(&unit);
         unit
@@ -250,8 +259,24 @@ impl LogicalUnit {
         self.removable
     }
 
-    pub(crate) fn holes(&self) -> Option<&Arc<dyn Holes>> {
-        self.holes.as_ref()
+    pub(crate) fn medium(&self) -> Option<&Arc<dyn Medium>> {
+        self.medium.as_ref()
+    }
+
+    /// Says what a sanitize operation has come to, here and to the disk.
+    pub(crate) fn set_sanitize(&self, state: &mut UnitState, sanitize: Sanitize) {
+        let closed = |sanitize: &Sanitize| *sanitize != Sanitize::Idle;
+        let before = std::mem::replace(&mut state.sanitize, sanitize);
+        if closed(&before) != closed(&state.sanitize) {
+            self.tell_sanitize(state);
+        }
+        self.refresh_word(state);
+    }
+
+    fn tell_sanitize(&self, state: &UnitState) {
+        if let Some(medium) = &self.medium {
+            medium.set_closed(state.sanitize != Sanitize::Idle);
+        }
     }
 
     pub(crate) fn directory(&self) -> &Arc<Directory> {

@@ -210,6 +210,7 @@ impl Sense {
             IoErrorKind::WriteMedium => (SenseKey::MediumError, SenseCode::WRITE_ERROR),
             IoErrorKind::ClientMemory => (SenseKey::AbortedCommand, SenseCode::DATA_PHASE_ERROR),
             IoErrorKind::Offline => (SenseKey::NotReady, SenseCode::LOGICAL_UNIT_NOT_READY),
+            IoErrorKind::Closed => (SenseKey::NotReady, SenseCode::SANITIZE_IN_PROGRESS),
             IoErrorKind::Cancelled => (SenseKey::AbortedCommand, SenseCode::NONE),
         };
         Sense::new(key, code)
@@ -338,5 +339,6 @@ mod tests {
         assert_eq!(wire(IoErrorKind::ReadMedium), (0x03, 0x11, 0x00));
         assert_eq!(wire(IoErrorKind::WriteMedium), (0x03, 0x0c, 0x00));
         assert_eq!(wire(IoErrorKind::Offline), (0x02, 0x04, 0x00));
+        assert_eq!(wire(IoErrorKind::Closed), (0x02, 0x04, 0x1b));
     }
 }

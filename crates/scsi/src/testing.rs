@@ -40,7 +40,7 @@ pub(crate) fn ram(block_size: u32, bytes: u64) -> Arc<LogicalUnit> {
             disk: DiskId(1),
             info,
             removable: false,
-            holes: None,
+            medium: None,
         },
     )
 }

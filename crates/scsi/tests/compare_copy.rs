@@ -278,7 +278,7 @@ fn a_unit_of_another_target_is_copied_only_where_it_allows_that() {
             disk: DiskId(1),
             info: info(512, 64, 1),
             removable: false,
-            holes: None,
+            medium: None,
         },
     );
     bed.disks.bytes.push(vec![7; 64 * 512]);
@@ -295,7 +295,7 @@ fn a_unit_of_another_target_is_copied_only_where_it_allows_that() {
 #[derive(Debug)]
 struct OneBlock(u64);
 
-impl Holes for OneBlock {
+impl Medium for OneBlock {
     fn next_data(&self, offset: u64) -> u64 {
         match self.0 {
             at if offset <= at => at,
@@ -313,7 +313,7 @@ fn get_lba_status_takes_known_holes_without_reading_them() {
         disk: DiskId(0),
         info: info(512, blocks, 7),
         removable: false,
-        holes: Some(std::sync::Arc::new(OneBlock(u64::MAX))),
+        medium: Some(std::sync::Arc::new(OneBlock(u64::MAX))),
     };
     let unit = LogicalUnit::new(&bed.directory, config);
     bed.target.attach_unit(7, unit).unwrap();
@@ -343,7 +343,7 @@ fn get_lba_status_reads_only_where_data_may_be() {
         disk: DiskId(1),
         info: info(512, 8192, 7),
         removable: false,
-        holes: Some(std::sync::Arc::new(OneBlock(1 << 20))),
+        medium: Some(std::sync::Arc::new(OneBlock(1 << 20))),
     };
     let unit = LogicalUnit::new(&bed.directory, config);
     bed.disks.bytes.push(vec![0; 8192 * 512]);

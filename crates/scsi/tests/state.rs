@@ -177,7 +177,10 @@ fn sanitize_overwrite_fills_every_block_with_the_pattern() {
     assert_eq!(bed.run(0, &cdb, &list, 0).status, Status::Good);
     let block: Vec<u8> = [!1u8, !2, !3].into_iter().cycle().take(512).collect();
     assert!(bed.disks.bytes[0].chunks(512).all(|chunk| chunk == block));
-    assert_eq!(bed.disks.log.last().unwrap().1, IoRequest::flush());
+    let flush = IoRequest::flush().flagged(IoFlags::CLOSER);
+    assert_eq!(bed.disks.log.last().unwrap().1, flush);
+    let passes = |io: &IoRequest| io.flags.has(IoFlags::CLOSER);
+    assert!(bed.disks.log.iter().all(|(_, io)| passes(io)));
     assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
 }
 
@@ -234,6 +237,7 @@ fn while_sanitizing_other_commands_see_the_progress() {
         };
         assert_eq!(request.kind, IoKind::Write);
     }
+    assert!(bed.shutter.is_closed());
     let sense = bed.run(0, &READY, &[], 0).sense;
     assert_eq!((sense[2], sense[12], sense[13]), (0x02, 0x04, 0x1b));
     assert_eq!(sense[15], 0x80);
@@ -244,11 +248,13 @@ fn while_sanitizing_other_commands_see_the_progress() {
     );
     drop(run);
     assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x03));
+    assert!(bed.shutter.is_closed(), "it has failed");
     // without AUSE only another sanitize operation leaves the failure
     let exit = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(bed.run(0, &exit, &[], 0).code(), (0x05, 0x24, 0x00));
     bed.run(0, &[0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0);
     assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
+    assert!(!bed.shutter.is_closed());
 }
 
 #[test]
@@ -258,9 +264,11 @@ fn a_sanitize_that_fails_with_ause_can_be_left() {
     let erase = [0x48, 0x22, 0, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(bed.run(0, &erase, &[], 0).code(), (0x03, 0x0c, 0x00));
     assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x03));
+    assert!(bed.shutter.is_closed());
     let exit = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(bed.run(0, &exit, &[], 0).status, Status::Good);
     assert_eq!(bed.run(0, &READY, &[], 0).status, Status::Good);
+    assert!(!bed.shutter.is_closed());
 }
 
 /// A store that outlives its directory, as a folder does.
@@ -308,6 +316,7 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
 
     let mut second = bed();
     assert_eq!(second.run(0, &READY, &[], 0).code(), (0x02, 0x04, 0x1b));
+    assert!(second.shutter.is_closed());
     let mut run = second.unit(0).resume_sanitize().unwrap();
     assert!(second.unit(0).resume_sanitize().is_none());
     let mut last = None;
@@ -323,6 +332,7 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
         }
     }
     assert_eq!(second.run(0, &READY, &[], 0).status, Status::Good);
+    assert!(!second.shutter.is_closed());
     let all_inverted = |chunk: &[u8]| chunk == [!1, !2];
     assert!(second.disks.bytes[0].chunks(2).all(all_inverted));
 
@@ -333,6 +343,7 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
 
     let mut fourth = bed();
     assert!(fourth.unit(0).resume_sanitize().is_none());
+    assert!(fourth.shutter.is_closed());
     assert_eq!(fourth.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x03));
     // AUSE was kept too
     let exit = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];

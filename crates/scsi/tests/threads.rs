@@ -69,7 +69,7 @@ fn io_goes_on_while_luns_nexuses_and_mode_pages_change() {
             disk: DiskId(9),
             info: info(512, 64, 9),
             removable: false,
-            holes: None,
+            medium: None,
         },
     );
     thread::scope(|scope| {

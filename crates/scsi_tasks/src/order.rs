@@ -267,7 +267,7 @@ mod tests {
                     disk: DiskId(number as u32),
                     info,
                     removable: false,
-                    holes: None,
+                    medium: None,
                 };
                 LogicalUnit::new(&directory, config).id()
             });

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use backend::Disk;
 use reactor::Pool;
 
-use scsi::{Directory, DiskId, Holes, LogicalUnit, Nexus, NexusId, Plan, Store, UnitConfig};
+use scsi::{Directory, DiskId, LogicalUnit, Medium, Nexus, NexusId, Plan, Store, UnitConfig};
 
 use crate::ports::{Ports, WithPorts};
 use crate::{Runners, Task, TaskOrder, go_on_in_background};
@@ -16,13 +16,22 @@ type Entry = (Arc<Disk>, Arc<LogicalUnit>);
 
 /// Does not keep the disk: a unit is remembered longer than its disk is there.
 #[derive(Debug)]
-struct DiskHoles(Weak<Disk>);
+struct DiskMedium(Weak<Disk>);
 
-impl Holes for DiskHoles {
+impl Medium for DiskMedium {
     fn next_data(&self, offset: u64) -> u64 {
         match self.0.upgrade() {
             Some(disk) => disk.engine().next_data(offset),
             None => offset,
+        }
+    }
+
+    fn set_closed(&self, closed: bool) {
+        let Some(disk) = self.0.upgrade() else { return };
+        if closed {
+            disk.close();
+        } else {
+            disk.reopen();
         }
     }
 }
@@ -84,7 +93,7 @@ impl Units {
             disk: DiskId(index as u32),
             info: (*disk.info()).clone(),
             removable: disk.is_removable(),
-            holes: Some(Arc::new(DiskHoles(Arc::downgrade(disk)))),
+            medium: Some(Arc::new(DiskMedium(Arc::downgrade(disk)))),
         };
         let unit = LogicalUnit::new(&self.directory, config);
         entries.all.push(Some((disk.clone(), unit.clone())));

@@ -231,6 +231,7 @@ fn status_of(outcome: IoOutcome) -> u8 {
             | IoErrorKind::WriteMedium
             | IoErrorKind::ClientMemory
             | IoErrorKind::Offline
+            | IoErrorKind::Closed
             | IoErrorKind::Cancelled => S_IOERR,
         },
     }

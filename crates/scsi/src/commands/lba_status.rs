@@ -10,7 +10,7 @@ use disk::{IoOutcome, IoRequest};
 
 use super::{Context, Planned};
 use crate::command::{be32, be64};
-use crate::logical_unit::{DiskId, Holes};
+use crate::logical_unit::{DiskId, Medium};
 use crate::plan::{Program, Run, SCRATCH_MAX, Step};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
@@ -54,7 +54,7 @@ pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
     let end = geometry.capacity_bytes();
     let scan = Scan {
         disk: c.unit.disk(),
-        holes: c.unit.holes().cloned(),
+        medium: c.unit.medium().cloned(),
         shift,
         unit,
         offset,
@@ -126,7 +126,7 @@ impl List {
 
 struct Scan {
     disk: DiskId,
-    holes: Option<Arc<dyn Holes>>,
+    medium: Option<Arc<dyn Medium>>,
     shift: u32,
     unit: u64,
     offset: u64,
@@ -145,10 +145,10 @@ impl Scan {
 
     /// Enters what is known to be a hole without reading; false when the list is full.
     fn skip(&mut self) -> bool {
-        let Some(holes) = &self.holes else {
+        let Some(medium) = &self.medium else {
             return true;
         };
-        let data = holes.next_data(self.offset).min(self.end);
+        let data = medium.next_data(self.offset).min(self.end);
         // where the disk ends there is no rest of a unit
         let whole = if data < self.end {
             data - data % self.unit

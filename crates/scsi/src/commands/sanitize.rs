@@ -1,4 +1,4 @@
-//! SANITIZE (SBC-4, 5.30): the whole medium is overwritten or erased, and nothing else goes on meanwhile.
+//! SANITIZE (SBC-4, 5.30): the whole medium is overwritten or erased, and nothing else goes on meanwhile, through no door.
 //!
 //! The operation goes on when its command is aborted or its nexus lost, and after a restart. One that cannot end leaves
 //! the unit failed until a sanitize operation succeeds or EXIT FAILURE MODE is accepted.
@@ -74,11 +74,10 @@ fn exit_failure_mode(c: &Context<'_>) -> Planned {
         Sanitize::Running(_) | Sanitize::Idle => {}
         Sanitize::Failed if state.sanitize_may_exit => {
             state.save_sanitize(c.unit.directory().store(), None)?;
-            state.sanitize = Sanitize::Idle;
+            c.unit.set_sanitize(&mut state, Sanitize::Idle);
         }
         Sanitize::Failed => return Err(Sense::cdb_bit(1, 4)),
     }
-    c.unit.refresh_word(&state);
     good()
 }
 
@@ -173,9 +172,8 @@ impl Operation {
             if let Err(sense) = state.save_sanitize(unit.directory().store(), Some(&kept)) {
                 return Plan::Done(sense.into());
             }
-            state.sanitize = Sanitize::Running(0);
             state.sanitize_may_exit = unrestricted_exit;
-            unit.refresh_word(&state);
+            unit.set_sanitize(&mut state, Sanitize::Running(0));
         }
         Plan::Run(Operation::run(unit, kept, immediate, Stage::Begin))
     }
@@ -195,8 +193,7 @@ impl Operation {
 
     fn set(&mut self, sanitize: Sanitize) {
         let mut state = self.unit.state();
-        state.sanitize = sanitize;
-        self.unit.refresh_word(&state);
+        self.unit.set_sanitize(&mut state, sanitize);
     }
 
     /// What is kept from now on; a store that fails has said so, and the operation goes on.
@@ -307,7 +304,7 @@ impl Program for Operation {
                 };
                 Step::Io {
                     disk,
-                    request,
+                    request: request.flagged(IoFlags::CLOSER),
                     scratch: 0..used,
                 }
             }
@@ -315,7 +312,7 @@ impl Program for Operation {
                 self.stage = Stage::Flush;
                 Step::Io {
                     disk,
-                    request: IoRequest::flush(),
+                    request: IoRequest::flush().flagged(IoFlags::CLOSER),
                     scratch: 0..0,
                 }
             }

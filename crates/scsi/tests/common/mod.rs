@@ -3,6 +3,7 @@
 #![allow(dead_code, missing_docs)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use disk::{DiskInfo, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use scsi::*;
@@ -90,6 +91,23 @@ pub struct Bed {
     pub target: Arc<Target>,
     pub nexus: Arc<Nexus>,
     pub disks: Disks,
+    pub shutter: Arc<Shutter>,
+}
+
+/// Whether the units have closed their disks.
+#[derive(Debug, Default)]
+pub struct Shutter(AtomicBool);
+
+impl Shutter {
+    pub fn is_closed(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Medium for Shutter {
+    fn set_closed(&self, closed: bool) {
+        self.0.store(closed, Ordering::Relaxed);
+    }
 }
 
 impl Bed {
@@ -115,6 +133,7 @@ impl Bed {
             target,
             nexus,
             disks: Disks::default(),
+            shutter: Arc::default(),
         };
         bed.add(0, info, removable);
         bed.run(0, &[0x00, 0, 0, 0, 0, 0], &[], 0);
@@ -132,7 +151,7 @@ impl Bed {
                 disk,
                 info,
                 removable,
-                holes: None,
+                medium: Some(self.shutter.clone()),
             },
         );
         self.target.attach_unit(lun, Arc::clone(&unit)).unwrap();

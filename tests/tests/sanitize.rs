@@ -1,0 +1,123 @@
+//! SANITIZE over iSCSI: it outlives a kill, and while it runs no door of the disk lets anything pass.
+#![forbid(unsafe_code)]
+
+use end_to_end::{IscsiSession, Result, Rig, bail, ensure};
+use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
+use std::time::{Duration, Instant};
+
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+const IDLE: (u8, u8, u8) = (0, 0, 0);
+/// NOT READY, SANITIZE IN PROGRESS.
+const UNDER_WAY: (u8, u8, u8) = (2, 0x04, 0x1b);
+
+fn rig(disk: &str, blk: bool) -> Result<(Rig, String)> {
+    let mut rig = Rig::new(|daemon| {
+        let target = format!("{TARGET}=d0");
+        let words = ["--portal", "127.0.0.1:0", "--demo-mode", "rw"];
+        let daemon = daemon.disk(disk).arguments(["--iscsi", &target]);
+        let daemon = daemon.arguments(words).arguments(["--workers", "2"]);
+        if blk { daemon.vhost_blk("d0") } else { daemon }
+    })?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    Ok((rig, portal))
+}
+
+/// Sense key, additional sense code and qualifier of a unit that does not just announce itself.
+fn ready(session: &mut IscsiSession) -> Result<(u8, u8, u8)> {
+    for _ in 0..4 {
+        let done = session.command(&[0; 6], None, 0)?;
+        match (done.status, done.sense.as_slice()) {
+            (0, _) => return Ok(IDLE),
+            (2, sense) if sense.len() >= 14 && sense[2] & 0x0f != 6 => {
+                return Ok((sense[2] & 0x0f, sense[12], sense[13]));
+            }
+            _ => {}
+        }
+    }
+    bail!("unit attentions without end")
+}
+
+/// Overwrites every block with a pattern, and answers when it has begun: IMMED.
+fn begin_overwriting(session: &mut IscsiSession, pattern: &[u8; 4]) -> Result<()> {
+    let list = [&[0x01, 0, 0, 4][..], pattern].concat();
+    let cdb = [0x48, 0x81, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+    ensure!(session.command(&cdb, Some(&list), 0)?.status == 0);
+    Ok(())
+}
+
+fn wait_for_its_end(session: &mut IscsiSession) -> Result<()> {
+    let begun = Instant::now();
+    while ready(session)? != IDLE {
+        ensure!(begun.elapsed() < Duration::from_secs(120), "it never ends");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+#[test]
+fn sanitize_goes_on_after_a_kill() -> Result<()> {
+    // So slow that a restart finds it under way.
+    let (mut rig, portal) = rig("d0=file:d0.raw,size=64M,bandwidth=4M", false)?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    begin_overwriting(&mut session, b"wipe")?;
+    ensure!(ready(&mut session)? == UNDER_WAY);
+    drop(session);
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    let mut session = IscsiSession::login_only(&portal, TARGET, 1)?;
+    ensure!(ready(&mut session)? == UNDER_WAY, "it goes on");
+    wait_for_its_end(&mut session)?;
+    let bytes = std::fs::read(rig.scratch.file("d0.raw"))?;
+    ensure!(bytes.len() == 64 << 20 && bytes.chunks(4).all(|word| word == b"wipe"));
+    Ok(())
+}
+
+/// What a guest with virtio-blk gets of each kind of request that reaches the disk.
+fn statuses(queue: &mut BlkQueue) -> Result<[u8; 3]> {
+    Ok([
+        queue.write(1 << 20, &[0x55; 4096])?,
+        queue.read(1 << 20, &mut [0; 4096])?,
+        queue.flush()?,
+    ])
+}
+
+#[test]
+fn sanitize_stops_virtio_blk_and_nothing_written_before_or_meanwhile_is_left() -> Result<()> {
+    let (rig, portal) = rig("d0=delay:300ms,size=4M,around=ram", true)?;
+    let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    ensure!(queue.write(0, &[0xaa; 4096])? == status::OK);
+
+    // One is in flight when the operation begins: it ends as it would have.
+    let slot = queue.take().expect("a queue of four");
+    queue.data(slot).write(0, &[0xbb; 4096]);
+    ensure!(queue.submit(slot, kind::OUT, 8, 4096, 0));
+    queue.publish();
+    begin_overwriting(&mut session, b"wipe")?;
+    let done = queue.wait()?;
+    queue.release(done.slot);
+    ensure!(done.status == status::OK, "status {}", done.status);
+
+    let refused = [status::IOERR; 3];
+    let found = statuses(&mut queue)?;
+    ensure!(found == refused, "{found:?} while it runs");
+    ensure!(ready(&mut session)? == UNDER_WAY, "the test took too long");
+    let metrics = daemon::control::Client::new(&rig.daemon.control()).text("/metrics")?;
+    let counted = "lunette_disk_io_errors_total{disk=\"d0\",class=\"closed\"} 3";
+    ensure!(metrics.contains(counted), "not counted:\n{metrics}");
+
+    wait_for_its_end(&mut session)?;
+    for offset in (0..4 << 20).step_by(1 << 20) {
+        let mut bytes = [0; 4096];
+        ensure!(queue.read(offset, &mut bytes)? == status::OK);
+        ensure!(bytes.chunks(4).all(|word| word == b"wipe"), "at {offset}");
+    }
+    let found = statuses(&mut queue)?;
+    ensure!(found == [status::OK; 3], "{found:?} afterwards");
+    let mut bytes = [0; 4096];
+    ensure!(queue.read(1 << 20, &mut bytes)? == status::OK && bytes == [0x55; 4096]);
+    Ok(())
+}
