@@ -26,7 +26,7 @@ pub use hostile::Case;
 pub use load::VerifiedLoad;
 pub use memory::{Area, Memory, Region};
 pub use queue::{Queue, QueueOptions};
-pub use scsi::{ScsiDone, ScsiQueue, ScsiRequest};
+pub use scsi::{ScsiDone, ScsiQueue, ScsiRequest, attribute};
 pub use session::{FrontEnd, Options, feature, protocol_feature};
 pub use verify::Verifier;
 

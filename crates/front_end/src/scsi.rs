@@ -17,6 +17,15 @@ const SMALL: usize = 192;
 const SMALL_RESPONSE: usize = 64;
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// Task attributes (5.6.6.1).
+pub mod attribute {
+    #![allow(missing_docs)]
+    pub const SIMPLE: u8 = 0;
+    pub const ORDERED: u8 = 1;
+    pub const HEAD_OF_QUEUE: u8 = 2;
+    pub const ACA: u8 = 3;
+}
+
 /// What is asked of a logical unit.
 #[derive(Clone, Copy, Debug)]
 pub struct ScsiRequest<'a> {
@@ -56,6 +65,7 @@ pub struct ScsiQueue {
     large: Area,
     room: usize,
     responses: Vec<Area>,
+    attribute: u8,
     free: Vec<u16>,
     readable: Vec<(u64, u32)>,
     writable: Vec<(u64, u32)>,
@@ -82,6 +92,7 @@ impl ScsiQueue {
             small,
             large,
             room,
+            attribute: attribute::SIMPLE,
             free: (0..depth).rev().collect(),
             readable: Vec::new(),
             writable: Vec::new(),
@@ -91,6 +102,11 @@ impl ScsiQueue {
     /// The queue below.
     pub fn queue(&mut self) -> &mut Queue {
         &mut self.queue
+    }
+
+    /// What is submitted from now on has this task attribute.
+    pub fn set_attribute(&mut self, attribute: u8) {
+        self.attribute = attribute;
     }
 
     /// Takes a slot.
@@ -137,6 +153,7 @@ impl ScsiQueue {
         bytes[..4].copy_from_slice(&[1, what.target, lun[0] | 0x40, lun[1]]);
         bytes[8..16].copy_from_slice(&what.tag.to_le_bytes());
         let cdb = what.cdb.len().min(32);
+        bytes[16] = self.attribute;
         bytes[19..19 + cdb].copy_from_slice(&what.cdb[..cdb]);
         request.write(0, &bytes);
         response.write(0, &[0xff; RESPONSE]);

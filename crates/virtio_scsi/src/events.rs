@@ -1,7 +1,8 @@
 //! The event queue (virtio 1.3, 5.6.6.3): tells the driver that units came, went or changed.
 //!
 //! The driver gives buffers in advance; they stay in the ring until there is an event. Events that find no buffer
-//! wait, up to a bound; beyond it they are dropped and the next one says so.
+//! wait, up to a bound; beyond it they are dropped and the next one says so. A buffer that is too short for an event is
+//! given back at once with as much as it holds of "none, and some were missed", and the event waits for another.
 
 use std::collections::VecDeque;
 
@@ -79,12 +80,9 @@ impl Protocol for EventQueue {
     fn begin(
         &mut self,
         _io: &mut Io,
-        request: &mut Request<()>,
+        _request: &mut Request<()>,
         _: Tag,
     ) -> Result<Start, Malformed> {
-        if (request.chain.writable as usize) < EVENT_SIZE {
-            return Err(Malformed("event buffer is smaller than an event"));
-        }
         Ok(Start {
             step: Step::Answer,
             operation: Operation::Other,
@@ -104,13 +102,23 @@ impl Protocol for EventQueue {
 
     fn answer(&mut self, request: &mut Request<()>) -> Answer {
         let chain = &request.chain;
+        let (at, room) = (chain.readable as usize, chain.writable as usize);
+        if room < EVENT_SIZE {
+            // VIRTIO_SCSI_T_NO_EVENT.
+            let event = request::event(EVENTS_MISSED, [0; 8], 0);
+            chain.buffer.write_whole(at, &event[..room]);
+            return Answer {
+                written: room as u32,
+                good: false,
+            };
+        }
         // More buffers may have been taken than events wait: the rest say "none" (VIRTIO_SCSI_T_NO_EVENT).
         let mut event = self.waiting.pop_front().unwrap_or([0; EVENT_SIZE]);
         if self.waiting.is_empty() && std::mem::take(&mut self.missed) {
             let kind = u32::from_le_bytes([event[0], event[1], event[2], event[3]]) | EVENTS_MISSED;
             event[0..4].copy_from_slice(&kind.to_le_bytes());
         }
-        chain.buffer.write_whole(chain.readable as usize, &event);
+        chain.buffer.write_whole(at, &event);
         Answer {
             written: EVENT_SIZE as u32,
             good: true,

@@ -73,20 +73,29 @@ impl Rig {
 
     /// Serves a controller, "c", with a disk of 1 MiB at target 0, LUN 0 and another at target 5, LUN 300.
     pub fn serve_controller(&self, delay: Duration) -> PathBuf {
+        self.serve_watched_controller(delay).0
+    }
+
+    /// The same, with the first disk's engine and the controller.
+    pub fn serve_watched_controller(
+        &self,
+        delay: Duration,
+    ) -> (PathBuf, Arc<Watched>, Arc<ScsiDevice>) {
         let units = Units::new(Box::<MemoryStore>::default());
         let options = ScsiOptions {
             name: "c".into(),
             queues: 2,
         };
-        let controller = ScsiDevice::new(units, options);
-        for (name, target, lun) in [("a", 0, 0), ("b", 5, 300)] {
-            let engine = Watched::new(ram(1 << 20), delay);
+        let controller = Arc::new(ScsiDevice::new(units, options));
+        let first = Watched::new(ram(1 << 20), delay);
+        let second = Watched::new(ram(1 << 20), delay);
+        for (name, target, lun, engine) in [("a", 0, 0, first.clone()), ("b", 5, 300, second)] {
             let disk = Arc::new(Disk::new(name, None, engine).unwrap());
             controller.add_lun(target, lun, &disk).unwrap();
         }
         let socket = self.socket("c");
-        self.server.listen(&socket, Arc::new(controller)).unwrap();
-        socket
+        self.server.listen(&socket, controller.clone()).unwrap();
+        (socket, first, controller)
     }
 
     pub fn queues_running(&self) -> usize {
@@ -133,8 +142,16 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 pub struct Watched {
     inner: Arc<dyn Engine>,
     seen: Arc<Mutex<Vec<IoRequest>>>,
+    story: Arc<Mutex<Vec<Moment>>>,
     /// Microseconds; shared with the handles.
     delay: Arc<AtomicU64>,
+}
+
+/// What happened to the I/O at an offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    Begun(u64),
+    Ended(u64),
 }
 
 impl Watched {
@@ -142,6 +159,7 @@ impl Watched {
         Arc::new(Watched {
             inner,
             seen: Arc::default(),
+            story: Arc::default(),
             delay: Arc::new(AtomicU64::new(delay.as_micros() as u64)),
         })
     }
@@ -150,8 +168,14 @@ impl Watched {
         self.seen.lock().unwrap().clone()
     }
 
+    /// All that happened, in order.
+    pub fn story(&self) -> Vec<Moment> {
+        self.story.lock().unwrap().clone()
+    }
+
     pub fn forget(&self) {
         self.seen.lock().unwrap().clear();
+        self.story.lock().unwrap().clear();
     }
 
     pub fn set_delay(&self, delay: Duration) {
@@ -185,6 +209,7 @@ impl Engine for Watched {
             inner: self.inner.open(owner, ring)?,
             owner,
             seen: self.seen.clone(),
+            story: self.story.clone(),
             delay: self.delay.clone(),
             waiting: Vec::new(),
         }))
@@ -195,6 +220,7 @@ struct WatchedBackend {
     inner: Box<dyn Backend>,
     owner: Owner,
     seen: Arc<Mutex<Vec<IoRequest>>>,
+    story: Arc<Mutex<Vec<Moment>>>,
     delay: Arc<AtomicU64>,
     /// Requests whose time is not up; the index is the timer's token.
     waiting: Vec<Option<(IoRequest, IoBuffer, Tag)>>,
@@ -209,6 +235,7 @@ impl Backend for WatchedBackend {
         tag: Tag,
     ) -> Submission {
         self.seen.lock().unwrap().push(*io);
+        self.story.lock().unwrap().push(Moment::Begun(io.offset));
         let delay = self.delay.load(Ordering::Relaxed);
         if delay == 0 {
             return self.inner.submit(ring, io, buffer, tag);
@@ -227,11 +254,14 @@ impl Backend for WatchedBackend {
         let waiting = self.waiting.get_mut(completion.token as usize);
         let (io, mut buffer, tag) = waiting.and_then(Option::take).expect("a timer of ours");
         match self.inner.submit(ring, &io, &mut buffer, tag) {
-            Submission::Done(outcome) => finished.push(Finished {
-                tag,
-                buffer,
-                outcome,
-            }),
+            Submission::Done(outcome) => {
+                self.story.lock().unwrap().push(Moment::Ended(io.offset));
+                finished.push(Finished {
+                    tag,
+                    buffer,
+                    outcome,
+                });
+            }
             Submission::Pending => panic!("only over engines that end at once"),
         }
     }

@@ -1,0 +1,237 @@
+//! The control and the event queue of a virtio-scsi controller, used as no driver should use them.
+
+mod support;
+
+use std::time::Duration;
+
+use front_end::{
+    Area, Cuts, FrontEnd, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad,
+};
+use reactor::PollLimit;
+use support::Rig;
+use virtio_scsi::Event;
+
+const CONTROL: u16 = 0;
+const EVENTS: u16 = 1;
+const REQUESTS: u16 = 2;
+const LIMIT: Duration = Duration::from_secs(30);
+/// VIRTIO_SCSI_S_ABORTED, VIRTIO_SCSI_S_RESET.
+const ABORTED: u8 = 2;
+const RESET: u8 = 4;
+
+/// Takes a chain that came back: its token, and the bytes that the device says to have written.
+fn wait(queue: &mut Queue) -> (u64, u32) {
+    loop {
+        if let Some(used) = queue.pop_used() {
+            return (used.token, used.written);
+        }
+        queue.wait(LIMIT).unwrap();
+    }
+}
+
+/// VIRTIO_SCSI_T_TMF on target 0, LUN 0.
+fn function(subtype: u8, tag: u8) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    bytes[4] = subtype;
+    bytes[8..12].copy_from_slice(&[1, 0, 0x40, 0]);
+    bytes[16] = tag;
+    bytes
+}
+
+/// Asks something of the control queue; gives what was written back of `room` bytes.
+fn ask(queue: &mut Queue, at: &Area, request: &[u8], room: usize) -> Vec<u8> {
+    at.write(0, request);
+    at.write(64, &[0xee; 64]);
+    let (request, response) = (at.part(0, request.len()), at.part(64, room));
+    assert!(queue.add(&[request.element()], &[response.element()], 0));
+    queue.publish();
+    let (_, written) = wait(queue);
+    let mut bytes = vec![0; room];
+    response.read(0, &mut bytes);
+    let left = bytes.split_off(written as usize);
+    assert!(left.iter().all(|byte| *byte == 0xee), "more was written");
+    bytes
+}
+
+#[test]
+fn control_requests_of_every_kind_are_answered_as_5_6_6_2_says() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_controller(Duration::ZERO);
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions::default();
+    let mut queue = front_end.start_queue(CONTROL, &options).unwrap();
+    let at = front_end.allocate(4096, 4096).unwrap();
+    for subtype in 0..8 {
+        assert_eq!(ask(&mut queue, &at, &function(subtype, 1), 1), [0]);
+    }
+    // VIRTIO_SCSI_S_FUNCTION_REJECTED: a function, and a type, that is none.
+    assert_eq!(ask(&mut queue, &at, &function(8, 1), 1), [11]);
+    assert_eq!(ask(&mut queue, &at, &[0xff; 24], 1), [11]);
+    assert_eq!(ask(&mut queue, &at, &[3, 0, 0, 0], 64), [11]);
+    // VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_INCORRECT_LUN.
+    let mut elsewhere = function(5, 1);
+    elsewhere[9] = 77;
+    assert_eq!(ask(&mut queue, &at, &elsewhere, 1), [3]);
+    let mut elsewhere = function(0, 1);
+    elsewhere[11] = 77;
+    assert_eq!(ask(&mut queue, &at, &elsewhere, 1), [12]);
+    let mut no_lun = function(5, 1);
+    no_lun[8] = 9;
+    assert_eq!(ask(&mut queue, &at, &no_lun, 1), [12]);
+    // VIRTIO_SCSI_T_AN_QUERY and _SUBSCRIBE: no event is offered.
+    for kind in [1, 2] {
+        let mut query = [0; 20];
+        query[0] = kind;
+        query[8..12].copy_from_slice(&[1, 0, 0x40, 0]);
+        query[16] = 0xff;
+        assert_eq!(ask(&mut queue, &at, &query, 5), [0; 5]);
+    }
+}
+
+#[test]
+fn functions_without_end_hold_nobody_up() {
+    const ROUNDS: usize = 3000;
+    // One worker, so that whoever keeps it busy harms the other.
+    let rig = Rig::polling(1, PollLimit::Never);
+    let (socket, good) = (
+        rig.serve_controller(Duration::from_millis(1)),
+        rig.serve_ram("good", 1),
+    );
+    let bystander = VerifiedLoad::start(&good).unwrap();
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions::default();
+    let mut requests =
+        ScsiQueue::start(&mut front_end, REQUESTS, &options, 8, 4096, Cuts::Usual).unwrap();
+    let mut control = front_end.start_queue(CONTROL, &options).unwrap();
+    let chains = u64::from(options.size / 2);
+    let at = front_end.allocate(64 * chains as usize, 64).unwrap();
+    let write = ScsiRequest {
+        target: 0,
+        lun: 0,
+        tag: 1,
+        cdb: &[0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0],
+    };
+    let (mut asked, mut answered, mut free) = (0, 0, (0..chains).collect::<Vec<_>>());
+    while answered < ROUNDS {
+        // As many as the ring holds at any time, and commands for them to abort.
+        while let (Some(place), true) = (free.pop(), asked < ROUNDS) {
+            let area = at.part(64 * place as usize, 64);
+            area.write(0, &function((asked % 10) as u8, 1));
+            area.write(32, &[0xee]);
+            let (request, response) = (area.part(0, 24), area.part(32, 1));
+            assert!(control.add(&[request.element()], &[response.element()], place));
+            asked += 1;
+        }
+        control.publish();
+        while let Some(slot) = requests.take() {
+            assert!(requests.submit(slot, &write, 4096, 0));
+        }
+        requests.publish();
+        let (place, written) = wait(&mut control);
+        let mut response = [0];
+        at.part(64 * place as usize, 64).read(32, &mut response);
+        assert_eq!(written, 1);
+        assert!(matches!(response[0], 0 | 10 | 11), "response {response:?}");
+        free.push(place);
+        answered += 1;
+        while let Some(done) = requests.reap() {
+            assert!(matches!(done.response, 0 | ABORTED | RESET), "{done:?}");
+            requests.release(done.slot);
+        }
+    }
+    bystander.goes_on(LIMIT).unwrap();
+    bystander.finish().unwrap();
+}
+
+#[test]
+fn control_chain_without_room_or_cut_short_ends_its_own_session() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_controller(Duration::ZERO);
+    let (tmf, query) = (function(0, 1), [1, 0, 0, 0, 1, 0, 0x40, 0]);
+    for (request, room) in [
+        (&tmf[..], 0),
+        (&tmf[..23], 1),
+        (&tmf[..3], 1),
+        (&[][..], 1),
+        (&query[..], 5),
+        (&[&query[..], &[0; 12]].concat()[..], 4),
+    ] {
+        let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+        let options = QueueOptions::default();
+        let mut queue = front_end.start_queue(CONTROL, &options).unwrap();
+        let at = front_end.allocate(4096, 4096).unwrap();
+        at.write(0, request);
+        let readable: Vec<_> = (!request.is_empty())
+            .then(|| at.part(0, request.len()).element())
+            .into_iter()
+            .collect();
+        let writable: Vec<_> = (room > 0)
+            .then(|| at.part(64, room).element())
+            .into_iter()
+            .collect();
+        assert!(queue.add(&readable, &writable, 0));
+        queue.publish();
+        front_end.channel().wait_closed(LIMIT).unwrap();
+    }
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut queue = front_end
+        .start_queue(CONTROL, &QueueOptions::default())
+        .unwrap();
+    let at = front_end.allocate(4096, 4096).unwrap();
+    assert_eq!(ask(&mut queue, &at, &tmf, 1), [0]);
+}
+
+/// Gives a buffer of `room` bytes to the event queue; what comes back in it.
+fn event(queue: &mut Queue, at: &Area, room: usize) -> Vec<u8> {
+    at.write(0, &[0xee; 64]);
+    assert!(queue.add(&[], &[at.part(0, room).element()], 0));
+    queue.publish();
+    let (_, written) = wait(queue);
+    let mut bytes = vec![0; 64];
+    at.read(0, &mut bytes);
+    assert!(bytes[written as usize..].iter().all(|byte| *byte == 0xee));
+    bytes.truncate(written as usize);
+    bytes
+}
+
+#[test]
+fn events_without_buffers_are_missed_and_said_to_be_and_short_buffers_are_given_back() {
+    const MISSED: u8 = 0x80;
+    let rig = Rig::new(1);
+    let (socket, _, controller) = rig.serve_watched_controller(Duration::ZERO);
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions::default();
+    let mut queue = front_end.start_queue(EVENTS, &options).unwrap();
+    let at = front_end.allocate(4096, 4096).unwrap();
+    // The driver gives no buffers for a long time.
+    for lun in 0..5000 {
+        controller.post(Event::Added, 0, lun);
+    }
+    let mut got = 0;
+    loop {
+        let bytes = event(&mut queue, &at, 16);
+        // VIRTIO_SCSI_T_TRANSPORT_RESET, reason VIRTIO_SCSI_EVT_RESET_RESCAN, in the order of the events.
+        assert_eq!((bytes[0], bytes[12]), (1, 1));
+        assert_eq!(bytes[4..8], [1, 0, 0, got]);
+        got += 1;
+        if bytes[3] == MISSED {
+            break;
+        }
+        assert_eq!(bytes[3], 0);
+        assert!(got < 200, "missed events are not told");
+    }
+    // What comes now is not missed any more.
+    controller.post(Event::Removed, 0, 7);
+    let bytes = event(&mut queue, &at, 64);
+    assert_eq!((bytes[0], bytes[3], bytes[12]), (1, 0, 2));
+
+    // Short ones: VIRTIO_SCSI_T_NO_EVENT with VIRTIO_SCSI_T_EVENTS_MISSED, as much of it as there is room for.
+    controller.post(Event::Removed, 0, 8);
+    for room in [1, 3, 4, 15] {
+        let bytes = event(&mut queue, &at, room);
+        let whole = [0, 0, 0, MISSED, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(bytes, whole[..room]);
+    }
+    let bytes = event(&mut queue, &at, 16);
+    assert_eq!((bytes[0], bytes[3], bytes[7], bytes[12]), (1, 0, 8, 2));
+}

@@ -1,0 +1,227 @@
+//! Task sets and guest memory at the virtio-scsi door: attributes keep their order over all queues, and memory that the
+//! front end replaces stays what it was for the requests that are in flight.
+
+mod support;
+
+use std::time::Duration;
+
+use front_end::{
+    Area, Cuts, FrontEnd, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, attribute,
+};
+use support::{Moment, Rig, Watched, eventually};
+
+const REQUESTS: u16 = 2;
+const BLOCK: u64 = 512;
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn write_10(block: u8) -> [u8; 10] {
+    [0x2a, 0, 0, 0, 0, block, 0, 0, 1, 0]
+}
+
+fn start(front_end: &mut FrontEnd, index: u16) -> ScsiQueue {
+    let options = QueueOptions::default();
+    ScsiQueue::start(front_end, index, &options, 8, 4096, Cuts::Usual).unwrap()
+}
+
+fn unit<'a>(cdb: &'a [u8]) -> ScsiRequest<'a> {
+    ScsiRequest {
+        target: 0,
+        lun: 0,
+        tag: 7,
+        cdb,
+    }
+}
+
+/// Takes the unit attention of a new nexus.
+fn settle(queue: &mut ScsiQueue) {
+    for _ in 0..4 {
+        if queue.run(&unit(&[0; 6]), &[], &mut []).unwrap().status == 0 {
+            return;
+        }
+    }
+    panic!("the unit never gets ready");
+}
+
+/// Submits a write of one block with this attribute; the device is not told yet.
+fn submit(queue: &mut ScsiQueue, attribute: u8, block: u8) {
+    let slot = queue.take().unwrap();
+    queue.data_out(slot).write(0, &[block; BLOCK as usize]);
+    queue.set_attribute(attribute);
+    let cdb = write_10(block);
+    assert!(queue.submit(slot, &unit(&cdb), BLOCK as usize, 0));
+}
+
+fn reap(queue: &mut ScsiQueue, count: usize) {
+    for _ in 0..count {
+        let done = queue.wait().unwrap();
+        assert_eq!((done.response, done.status), (0, 0));
+        queue.release(done.slot);
+    }
+}
+
+/// When the write of a block began, and when it ended.
+fn times(engine: &Watched, block: u64) -> (usize, usize) {
+    let story = engine.story();
+    let find = |moment| story.iter().position(|seen| *seen == moment).unwrap();
+    let offset = block * BLOCK;
+    (find(Moment::Begun(offset)), find(Moment::Ended(offset)))
+}
+
+#[test]
+fn ordered_waits_for_what_is_older_and_head_of_queue_does_not_whatever_their_queues() {
+    let rig = Rig::new(2);
+    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(50));
+    for packed in [false, true] {
+        let options = Options {
+            packed,
+            ..Options::default()
+        };
+        let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+        let mut first = start(&mut front_end, REQUESTS);
+        let mut second = start(&mut front_end, REQUESTS + 1);
+        settle(&mut first);
+        engine.forget();
+
+        submit(&mut first, attribute::SIMPLE, 0);
+        submit(&mut first, attribute::SIMPLE, 1);
+        first.publish();
+        eventually("both are under way", || engine.seen().len() == 2);
+        // From another worker: what is older runs on the first.
+        submit(&mut second, attribute::ORDERED, 2);
+        submit(&mut second, attribute::SIMPLE, 3);
+        submit(&mut second, attribute::HEAD_OF_QUEUE, 4);
+        second.publish();
+        reap(&mut first, 2);
+        reap(&mut second, 3);
+        let at = |block| times(&engine, block);
+        let ((_, end_0), (_, end_1)) = (at(0), at(1));
+        let (ordered, head) = (at(2), at(4));
+        assert!(ordered.0 > end_0 && ordered.0 > end_1, "ORDERED overtook");
+        assert!(head.0 < ordered.0, "HEAD OF QUEUE waited for ORDERED");
+        assert!(
+            at(3).0 > ordered.1,
+            "SIMPLE overtook the ORDERED one before it"
+        );
+        assert!(
+            at(0).0 < end_1 && at(1).0 < end_0,
+            "SIMPLE ones held each other up"
+        );
+    }
+}
+
+#[test]
+fn what_waits_for_its_turn_is_aborted_with_its_session_and_the_next_is_served() {
+    let rig = Rig::new(2);
+    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(200));
+    for _ in 0..3 {
+        let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+        let mut queue = start(&mut front_end, REQUESTS);
+        settle(&mut queue);
+        engine.forget();
+        submit(&mut queue, attribute::SIMPLE, 0);
+        submit(&mut queue, attribute::ORDERED, 1);
+        submit(&mut queue, attribute::SIMPLE, 2);
+        queue.publish();
+        eventually("the first is under way", || !engine.seen().is_empty());
+    }
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut queue = start(&mut front_end, REQUESTS);
+    settle(&mut queue);
+    for attribute in [
+        attribute::ORDERED,
+        attribute::HEAD_OF_QUEUE,
+        attribute::SIMPLE,
+    ] {
+        submit(&mut queue, attribute, 9);
+        queue.publish();
+        reap(&mut queue, 1);
+    }
+}
+
+/// A request with its data wherever it shall lie.
+fn submit_at(queue: &mut Queue, at: &Area, cdb: &[u8], out: Option<&Area>, into: Option<&Area>) {
+    let mut request = [0; 51];
+    request[..4].copy_from_slice(&[1, 0, 0x40, 0]);
+    request[19..19 + cdb.len()].copy_from_slice(cdb);
+    at.write(0, &request);
+    at.write(64, &[0xff; 108]);
+    let readable: Vec<_> = [Some(at.part(0, 51)), out.cloned()]
+        .iter()
+        .flatten()
+        .map(Area::element)
+        .collect();
+    let writable: Vec<_> = [Some(at.part(64, 108)), into.cloned()]
+        .iter()
+        .flatten()
+        .map(Area::element)
+        .collect();
+    assert!(queue.add(&readable, &writable, 0));
+    queue.publish();
+}
+
+fn ended_well(queue: &mut Queue, at: &Area) {
+    loop {
+        if queue.pop_used().is_some() {
+            break;
+        }
+        queue.wait(LIMIT).unwrap();
+    }
+    let mut response = [0; 108];
+    at.read(64, &mut response);
+    assert_eq!((response[10], response[11]), (0, 0), "status and response");
+}
+
+#[test]
+fn memory_that_is_replaced_under_requests_stays_theirs() {
+    const BYTES: usize = 64 << 10;
+    let rig = Rig::new(1);
+    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(40));
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut settling = start(&mut front_end, REQUESTS + 1);
+    settle(&mut settling);
+    let mut queue = front_end
+        .start_queue(REQUESTS, &QueueOptions::default())
+        .unwrap();
+    let header = front_end.allocate(4096, 4096).unwrap();
+    let mut data = front_end.add_region(BYTES).unwrap();
+    let (write, read) = (
+        [0x2a, 0, 0, 0, 0, 0, 0, 0, 128, 0],
+        [0x28, 0, 0, 0, 0, 0, 0, 0, 128, 0],
+    );
+    // Another file at the same guest-physical address, by one SET_MEM_TABLE.
+    let swap = |front_end: &mut FrontEnd, old: &Area, fill: u8| {
+        let memory = front_end.memory_mut();
+        let gone = memory.take(old.address).unwrap();
+        let fresh = memory.add(BYTES).unwrap().spec.guest_address;
+        let mut fresh = memory.take(fresh).unwrap();
+        fresh.spec = gone.spec;
+        fresh.area().write(0, &[fill; BYTES]);
+        let area = fresh.area();
+        memory.put(fresh);
+        front_end.send_memory().unwrap();
+        area
+    };
+    for round in 1u8..6 {
+        engine.forget();
+        data.write(0, &[round; BYTES]);
+        submit_at(&mut queue, &header, &write, Some(&data), None);
+        eventually("the write is under way", || engine.seen().len() == 1);
+        let fresh = swap(&mut front_end, &data, 0xee);
+        ended_well(&mut queue, &header);
+        data = fresh;
+
+        engine.forget();
+        submit_at(&mut queue, &header, &read, None, Some(&data));
+        eventually("the read is under way", || engine.seen().len() == 1);
+        let fresh = swap(&mut front_end, &data, 0xdd);
+        ended_well(&mut queue, &header);
+        let mut bytes = vec![0; BYTES];
+        data.read(0, &mut bytes);
+        let whole = bytes.iter().all(|byte| *byte == round);
+        assert!(whole, "the read's own memory has what was written");
+        fresh.read(0, &mut bytes);
+        let untouched = bytes.iter().all(|byte| *byte == 0xdd);
+        assert!(untouched, "memory that came later was written to");
+        data = fresh;
+    }
+}
