@@ -1,19 +1,16 @@
-//! Commands through the SCSI core, their plans through their I/Os, and their answers.
+//! Commands through the SCSI core, and their plans through their I/Os. Their answers: `answers`.
 
 use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use iscsi::target::{Completion, TaskId, Then, Transfer};
+use iscsi::target::TaskId;
 use reactor::{DiskHandle, Io, Tag};
 use scsi::{
-    Command, DiskId, Lun, Plan, Residual, Response, Sense, SenseCode, SenseKey, Status,
-    TaskAttribute, TaskTag,
+    Command, DiskId, Lun, Plan, Response, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag,
 };
 use scsi_tasks::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background};
 use timeline::{Operation, Stage, Stamp, Stamps};
 
 use crate::connection::Connection;
-use crate::management::After;
-use crate::slots::SlotId;
 
 /// Steps of one command in one turn, and bytes on scratch memory that count as one more: a long one gives way to the
 /// worker's other work.
@@ -83,28 +80,6 @@ fn operation(opcode: u8, direct: Option<&IoRequest>) -> Operation {
         // UNMAP and WRITE SAME in several steps.
         None if matches!(opcode, 0x42 | 0x41 | 0x93) => Operation::Discard,
         None => Operation::Other,
-    }
-}
-
-/// What the CDB moves, from what the initiator expects and the difference.
-fn transfer(read: u32, write: Option<u32>, residual: Residual) -> Transfer {
-    let moved = |expected: u32| {
-        let expected = u64::from(expected);
-        match residual {
-            Residual::None => expected,
-            Residual::Underflow(less) => expected.saturating_sub(less),
-            Residual::Overflow(more) => expected.saturating_add(more),
-        }
-    };
-    match write {
-        Some(write) => Transfer {
-            data_in: u64::from(read),
-            data_out: moved(write),
-        },
-        None => Transfer {
-            data_in: moved(read),
-            data_out: 0,
-        },
     }
 }
 
@@ -499,7 +474,7 @@ impl Connection {
 
     /// Is there memory for so many bytes? They are taken at once, then. Else the connection is told when there is.
     #[inline]
-    fn has_room(&mut self, length: usize) -> bool {
+    pub(crate) fn has_room(&mut self, length: usize) -> bool {
         if self.buffers.has(length) {
             return true;
         }
@@ -576,7 +551,7 @@ impl Connection {
             return;
         }
         if slot.aborted {
-            if slot.busy && slot.aborted {
+            if slot.busy {
                 slot.waits.extend(wait.cloned());
             }
             return;
@@ -591,7 +566,11 @@ impl Connection {
     }
 
     /// What no abort ends goes on by itself.
-    fn leave(&self, task: Task, first: impl FnOnce(&mut Task) -> TaskStep + Send + 'static) {
+    pub(crate) fn leave(
+        &self,
+        task: Task,
+        first: impl FnOnce(&mut Task) -> TaskStep + Send + 'static,
+    ) {
         go_on_in_background(&self.place.worker, &self.shared().units, task, first);
     }
 
@@ -602,7 +581,7 @@ impl Connection {
     }
 
     /// Nothing of a command is left to do.
-    fn release(&mut self, index: u32) {
+    pub(crate) fn release(&mut self, index: u32) {
         let slot = self.slots.get(index);
         if let Some(buffer) = slot.buffer.take() {
             if slot.receiving {
@@ -616,136 +595,6 @@ impl Connection {
             self.output.owe(tag, ticket, waits);
         }
         self.slots.free(index);
-    }
-
-    /// Hop 6: answers everything that is done, and what that makes possible.
-    pub(crate) fn answer_all(&mut self, io: &mut Io) {
-        loop {
-            let mut done = std::mem::take(&mut self.done);
-            for id in done.drain(..) {
-                self.answer(io, id);
-            }
-            if self.done.is_empty() {
-                self.done = done;
-            }
-            self.feed_starved();
-            if self.batch.is_empty() && self.done.is_empty() {
-                return;
-            }
-            self.submit_batch(io, None);
-        }
-    }
-
-    /// Commands that waited for memory go on as far as it reaches, in order.
-    fn feed_starved(&mut self) {
-        for _ in 0..self.starved.len() {
-            let Some(id) = self.starved.pop_front() else {
-                return;
-            };
-            let Some(slot) = self.slots.current(id) else {
-                continue;
-            };
-            let length = match &slot.step {
-                Some(TaskStep::Data(_, request)) => request.length as usize,
-                Some(TaskStep::NeedData(length)) => *length,
-                _ => continue,
-            };
-            if !self.has_room(length) {
-                self.starved.push_front(id);
-                return;
-            }
-            self.buffer_for(id.index, length);
-            self.batch.push(id);
-        }
-    }
-
-    fn answer(&mut self, io: &mut Io, id: SlotId) {
-        let Some(slot) = self.slots.current(id) else {
-            return;
-        };
-        let mut response = slot.task.take_response();
-        if let Some(scope) = response.abort.take() {
-            slot.response = Some(response);
-            return self.abort_everywhere(io, *scope, false, After::Answer(id));
-        }
-        self.deliver(id.index, response);
-    }
-
-    /// The tasks that had to be aborted before this answer are.
-    pub(crate) fn answer_waiting(&mut self, id: SlotId) {
-        let response = self.slots.current(id).and_then(|slot| slot.response.take());
-        if let Some(response) = response {
-            self.deliver(id.index, response);
-        }
-    }
-
-    fn deliver(&mut self, index: u32, response: Response) {
-        self.count(index, &response);
-        let slot = self.slots.get(index);
-        let (goes_on, reads) = (std::mem::take(&mut slot.goes_on), slot.reads as usize);
-        let transfer = transfer(slot.read_length, slot.write_length, response.residual);
-        let good = matches!(response.status, Status::Good | Status::ConditionMet);
-        let data = if good && reads > 0 {
-            slot.buffer.take().map(|buffer| (buffer, reads))
-        } else if !response.data.is_empty() {
-            let buffer = self.buffers.take_anyway(response.data.len());
-            buffer.write_whole(0, &response.data);
-            Some((buffer, response.data.len()))
-        } else {
-            None
-        };
-        if let Some(task) = self.slots.part(index) {
-            let sense = response.sense.as_ref().map(|sense| sense.encode());
-            let completion = Completion {
-                response: 0,
-                status: response.status as u8,
-                sense: sense.as_deref().unwrap_or_default(),
-                transfer,
-            };
-            let lent = data.as_ref().is_some_and(|(buffer, _)| !buffer.is_owned());
-            // A task that the protocol ended by itself needs no answer.
-            let queued = self.send(task, data, &completion).is_ok();
-            self.slots.get(index).lent = lent && queued;
-        }
-        if goes_on {
-            let task = std::mem::take(&mut self.slots.get(index).task);
-            self.leave(task, Task::go_on);
-        }
-        self.release(index);
-    }
-
-    fn send(
-        &mut self,
-        task: TaskId,
-        data: Option<(IoBuffer, usize)>,
-        completion: &Completion<'_>,
-    ) -> Result<(), iscsi::target::NoSuchTask> {
-        let Some((buffer, length)) = data else {
-            return self.iscsi.respond(task, completion);
-        };
-        let then = if completion.sense.is_empty() {
-            Then::Status {
-                status: completion.status,
-                transfer: completion.transfer,
-            }
-        } else {
-            Then::Response
-        };
-        let name = self.output.name();
-        let queued = if self.iscsi.digests().data {
-            let mut bytes = vec![0; length];
-            buffer.read_whole(0, &mut bytes);
-            self.iscsi.data_in(task, name, 0, &bytes, then)
-        } else {
-            self.iscsi
-                .data_in_unseen(task, name, 0, length as u32, then)
-        };
-        self.output.keep(buffer);
-        queued?;
-        match then {
-            Then::Response => self.iscsi.respond(task, completion),
-            _ => Ok(()),
-        }
     }
 }
 

@@ -65,6 +65,8 @@ pub(crate) struct Connection {
     pub(crate) output: Output,
     pub(crate) buffers: Buffers,
     pub(crate) slots: Slots,
+    /// What a data digest is made of, in one piece.
+    pub(crate) digested: Vec<u8>,
     pub(crate) session: Option<Attached>,
     key: Option<ConnectionKey>,
     disks: DiskHandles,
@@ -128,6 +130,7 @@ impl Connection {
             output: Output::default(),
             buffers: Buffers::new(SessionMemory::new(shared.limits.data_bytes)),
             slots: Slots::default(),
+            digested: Vec::new(),
             session: None,
             key: None,
             disks: DiskHandles::default(),

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod answers;
 mod buffers;
 mod commands;
 mod connection;
