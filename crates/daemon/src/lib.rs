@@ -19,6 +19,7 @@ mod running;
 mod signals;
 pub mod state;
 pub mod statistics;
+mod tcp_service;
 mod watchdog;
 
 pub use exports::{Door, ReadyExport};

@@ -5,9 +5,8 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -16,24 +15,18 @@ use hyper::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
 use hyper::server::conn::http1;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::{Semaphore, oneshot};
 
 use crate::control::{Tokens, View};
+use crate::tcp_service::TcpService;
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a connection may live.
 const CONNECTION_TIME: Duration = Duration::from_secs(10);
-/// How long to wait when the kernel gives no connection, for want of descriptors say.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener that is being served; dropping it ends that.
 #[derive(Debug)]
-pub struct Listener {
-    address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
+pub struct Listener(TcpService);
 
 impl Listener {
     /// Serves the metrics of `view` on an address.
@@ -45,89 +38,27 @@ impl Listener {
         view: Arc<dyn View>,
         tokens: Option<Tokens>,
     ) -> io::Result<Listener> {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .thread_keep_alive(Duration::from_secs(1))
-            .build()?;
-        let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name("metrics".to_owned())
-            .spawn(move || {
-                runtime.block_on(async {
-                    tokio::select! {
-                        result = accept_all(listener, view, tokens) => {
-                            if let Err(error) = result {
-                                tracing::error!(%error, "metrics are not served any more");
-                            }
-                        }
-                        _ = stopped => {}
-                    }
+        let service = TcpService::start("metrics", address, CONNECTIONS_MAX, move |stream| {
+            let (view, tokens) = (view.clone(), tokens.clone());
+            async move {
+                let service = hyper::service::service_fn(move |request| {
+                    answer(request, view.clone(), tokens.clone())
                 });
-                runtime.shutdown_background();
-            })?;
-        Ok(Listener {
-            address,
-            stop: Some(stop),
-            thread: Some(thread),
-        })
+                let serving = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(CONNECTION_TIME)
+                    .keep_alive(false)
+                    .serve_connection(TokioIo::new(stream), service);
+                // What goes wrong on one connection concerns its client only.
+                let _ended = tokio::time::timeout(CONNECTION_TIME, serving).await;
+            }
+        })?;
+        Ok(Listener(service))
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // A thread that is gone already has nothing to stop.
-        if let Some(stop) = self.stop.take() {
-            let _gone = stop.send(());
-        }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the metrics thread panicked");
-        }
-    }
-}
-
-async fn accept_all(
-    listener: TcpListener,
-    view: Arc<dyn View>,
-    tokens: Option<Tokens>,
-) -> io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let Ok(place) = room.clone().acquire_owned().await else {
-            return Ok(());
-        };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::debug!(%error, "no connection for metrics");
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
-        };
-        let (view, tokens) = (view.clone(), tokens.clone());
-        tokio::spawn(async move {
-            let service = hyper::service::service_fn(move |request| {
-                answer(request, view.clone(), tokens.clone())
-            });
-            let serving = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(CONNECTION_TIME)
-                .keep_alive(false)
-                .serve_connection(TokioIo::new(stream), service);
-            // What goes wrong on one connection concerns its client only.
-            let _ended = tokio::time::timeout(CONNECTION_TIME, serving).await;
-            drop(place);
-        });
+        self.0.address()
     }
 }
 
