@@ -86,6 +86,68 @@ fn both(case: &str) -> Result<[Vec<Vec<Request>>; 2]> {
     Ok([requests(Who::Fio, case)?, requests(Who::Lunette, case)?])
 }
 
+/// Log files by name: each line's number of columns, and what of it does not depend on the time it took.
+fn logs(who: Who, text: &str) -> Result<BTreeMap<String, Vec<Vec<u64>>>> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    std::fs::write(folder.join("a"), vec![0x5a; FILE as usize])?;
+    run(who, folder, text, &[])?;
+    let mut logs = BTreeMap::new();
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !name.ends_with(".log") {
+            continue;
+        }
+        let text = std::fs::read_to_string(folder.join(&name))?;
+        let line = |line: &str| -> Result<Vec<u64>> {
+            let words = line
+                .split(", ")
+                .map(str::parse)
+                .collect::<Result<Vec<u64>, _>>();
+            let mut words = words.with_context(|| format!("{name}: {line}"))?;
+            ensure!(words.len() > 2, "{name}: {line}");
+            words.drain(..if name.contains("_iops.") { 1 } else { 2 });
+            Ok(words)
+        };
+        let mut lines = text.lines().map(line).collect::<Result<Vec<_>>>()?;
+        // Requests of several clones or directions end in any order.
+        lines.sort_unstable();
+        logs.insert(name.clone(), lines);
+    }
+    Ok(logs)
+}
+
+#[test]
+fn log_files_have_the_names_the_lines_and_the_columns_of_fio_s() -> Result<()> {
+    for more in [
+        "",
+        "log_offset=1\n",
+        "numjobs=2\n",
+        "[k]\nrw=write\nsize=64k\nwrite_lat_log\n",
+    ] {
+        let text = format!(
+            "[global]\nioengine=psync\nthread\nfilename=a\nrw=read\nsize=128k\n[j]\n\
+             write_bw_log=b\nwrite_lat_log\nwrite_iops_log=io\n{more}"
+        );
+        let (fio, ours) = (logs(Who::Fio, &text)?, logs(Who::Lunette, &text)?);
+        ensure!(fio == ours, "{more}:\nfio  {fio:?}\nours {ours:?}");
+    }
+    // By time: the files and their columns are the same, lines are as many as intervals.
+    let text = "[j]\nioengine=psync\nthread\nfilename=a\nrw=read\nbs=4k\ntime_based\nruntime=300ms\n\
+                write_bw_log=b\nwrite_lat_log=l\nwrite_iops_log=i\nlog_avg_msec=50\n";
+    let (fio, ours) = (logs(Who::Fio, text)?, logs(Who::Lunette, text)?);
+    ensure!(fio.keys().eq(ours.keys()), "{fio:?} {ours:?}");
+    for (name, lines) in &ours {
+        let width = |lines: &[Vec<u64>]| lines.first().map(Vec::len);
+        ensure!(width(lines) == width(&fio[name]), "{name}: {lines:?}");
+        ensure!(
+            name.contains("slat") == lines.is_empty(),
+            "{name}: {lines:?}"
+        );
+    }
+    Ok(())
+}
+
 #[test]
 fn jobs_in_sequence_make_just_the_requests_of_fio() -> Result<()> {
     for case in [

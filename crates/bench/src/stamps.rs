@@ -1,7 +1,8 @@
 //! What stamps cost: the same load on two daemons, one of which leaves none, in turns.
 //!
-//! Both are started anew for each round, the order changing, because where memory happens to lie moves a rate by more than
-//! stamps do. At depth one the difference of the mean times counts, at rates the ratio.
+//! Both are started anew for each round, because where memory happens to lie moves a rate by more than stamps do: a round gives
+//! one value, that of its short turns, which are paired (with, without, without, with) so that drift cancels. At depth one
+//! the difference of the mean times counts, at rates the ratio. The interval is of the rounds.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use timeline::Clock;
 use timeline::table::time;
@@ -18,8 +19,7 @@ use crate::driver::{DriverOptions, Subject};
 use crate::job::{Job, apply};
 use crate::report::{columns, rate};
 use crate::run::{
-    Interval, Plan, Progress, Repetition, SubjectResult, bootstrap_difference, bootstrap_ratio,
-    run, spread,
+    Interval, Plan, Progress, Repetition, SubjectResult, bootstrap_middle, middle_mean, run, spread,
 };
 use crate::table::Daemon;
 
@@ -34,8 +34,10 @@ pub struct StampOptions {
     pub device_cpu: usize,
     /// How often both are started.
     pub rounds: u32,
-    /// Turns of each in a round.
+    /// Turns of each in a round; at least two.
     pub repetitions: u32,
+    /// Only cases whose name contains this.
+    pub only: Option<String>,
     /// Measured time of one turn.
     pub turn: Duration,
 }
@@ -50,7 +52,10 @@ struct Case {
     depth: &'static str,
 }
 
-const CASES: [Case; 5] = [
+/// Time before each turn that does not count.
+const WARM_UP: Duration = Duration::from_millis(20);
+
+const CASES: [Case; 6] = [
     Case {
         name: "blk QD1",
         door: "blk",
@@ -76,6 +81,11 @@ const CASES: [Case; 5] = [
         door: "scsi",
         depth: "32",
     },
+    Case {
+        name: "scsi QD128",
+        door: "scsi",
+        depth: "128",
+    },
 ];
 
 /// What one case gave.
@@ -91,6 +101,8 @@ pub struct StampCost {
     pub time_with: Vec<f64>,
     /// And without.
     pub time_without: Vec<f64>,
+    /// What stamps took in each round: a part of the rate, or nanoseconds.
+    pub rounds: Vec<f64>,
     /// One request at a time?
     pub depth_one: bool,
 }
@@ -98,15 +110,7 @@ pub struct StampCost {
 impl StampCost {
     /// What stamps take: of the rate, as a part of it, or at depth one nanoseconds of each request.
     pub fn cost(&self) -> Option<Interval> {
-        if self.depth_one {
-            return bootstrap_difference(&self.time_with, &self.time_without);
-        }
-        let ratio = bootstrap_ratio(&self.with, &self.without)?;
-        Some(Interval {
-            value: 1.0 - ratio.value,
-            low: 1.0 - ratio.high,
-            high: 1.0 - ratio.low,
-        })
+        bootstrap_middle(&self.rounds)
     }
 }
 
@@ -120,7 +124,16 @@ pub fn stamp_cost(
     progress: &Progress,
 ) -> Result<Vec<StampCost>> {
     let clock = Clock::new();
-    let mut costs: Vec<StampCost> = CASES
+    let wanted = |case: &&Case| {
+        let only = options.only.as_deref().unwrap_or_default();
+        case.name.contains(only)
+    };
+    let cases: Vec<&Case> = CASES.iter().filter(wanted).collect();
+    if cases.is_empty() {
+        let names = CASES.map(|case| case.name).join(", ");
+        bail!("--only: no case has that in its name; there are {names}");
+    }
+    let mut costs: Vec<StampCost> = cases
         .iter()
         .map(|case| StampCost {
             case: case.name.to_owned(),
@@ -128,6 +141,7 @@ pub fn stamp_cost(
             without: Vec::new(),
             time_with: Vec::new(),
             time_without: Vec::new(),
+            rounds: Vec::new(),
             depth_one: case.depth == "1",
         })
         .collect();
@@ -139,33 +153,37 @@ pub fn stamp_cost(
             [Ok(with), Ok(without)] => [with, without],
             [Err(error), _] | [_, Err(error)] => return Err(error),
         };
-        for (case, cost) in CASES.iter().zip(&mut costs) {
+        for (case, cost) in cases.iter().zip(&mut costs) {
             if interrupted.load(Ordering::Relaxed) {
                 return Ok(costs);
             }
+            // The order changes within a round, and the first from round to round.
+            let mut order = [false, true, true, false];
+            if round % 2 == 1 {
+                order = order.map(|without| !without);
+            }
             let mut subjects = Vec::new();
-            for (name, without) in names.iter().zip([false, true]) {
+            for without in order {
                 let socket = folder.path().join(socket_name(case.door, without));
+                let (socket, name) = (socket.display(), names[usize::from(without)]);
                 let text = format!(
-                    "vhost-user-{}:{},name={} {name}",
-                    case.door,
-                    socket.display(),
-                    case.name
+                    "vhost-user-{}:{socket},name={} {name}",
+                    case.door, case.name
                 );
                 subjects.push(Subject::parse(&text)?);
             }
-            let swapped = round % 2 == 1;
-            if swapped {
-                subjects.reverse();
-            }
             let plan = plan(options, case, subjects)?;
-            let mut outcome =
-                run(&plan, &clock, interrupted, progress).with_context(|| case.name)?;
-            if swapped {
-                outcome.subjects.reverse();
+            let outcome = run(&plan, &clock, interrupted, progress).with_context(|| case.name)?;
+            let mut pairs = Vec::new();
+            for (results, order) in outcome.subjects.chunks(2).zip(order.chunks(2)) {
+                let ([a, b], [swapped, _]) = (results, order) else {
+                    continue;
+                };
+                let (with, without) = if *swapped { (b, a) } else { (a, b) };
+                cost.add(with, without, &mut pairs);
             }
-            if let [with, without] = &outcome.subjects[..] {
-                cost.add(with, without);
+            if !outcome.interrupted && !pairs.is_empty() {
+                cost.rounds.push(middle_mean(&pairs));
             }
         }
     }
@@ -173,14 +191,20 @@ pub fn stamp_cost(
 }
 
 impl StampCost {
-    /// Turns that belong together.
-    fn add(&mut self, with: &SubjectResult, without: &SubjectResult) {
-        let mean = |one: &Repetition| one.latency().mean_ns();
+    /// Turns that belong together, and what stamps took in each pair of them.
+    fn add(&mut self, with: &SubjectResult, without: &SubjectResult, pairs: &mut Vec<f64>) {
         for (with, without) in with.repetitions.iter().zip(&without.repetitions) {
-            self.with.push(with.iops());
-            self.without.push(without.iops());
-            self.time_with.push(mean(with));
-            self.time_without.push(mean(without));
+            let rates = [with, without].map(Repetition::iops);
+            let times = [with, without].map(|one| one.latency().mean_ns());
+            self.with.push(rates[0]);
+            self.without.push(rates[1]);
+            self.time_with.push(times[0]);
+            self.time_without.push(times[1]);
+            if self.depth_one {
+                pairs.push(times[0] - times[1]);
+            } else if rates[1] > 0.0 {
+                pairs.push(1.0 - rates[0] / rates[1]);
+            }
         }
     }
 }
@@ -227,8 +251,8 @@ fn plan(options: &StampOptions, case: &Case, subjects: Vec<Subject>) -> Result<P
         subjects,
         jobs: vec![job],
         driver: DriverOptions::default(),
-        repetitions: options.repetitions,
-        warm_up: Duration::from_millis(50),
+        repetitions: options.repetitions.div_ceil(2),
+        warm_up: WARM_UP,
         cpus: vec![options.driver_cpu],
         retries: 1,
         disturbance_max: 0.1,
@@ -282,24 +306,57 @@ pub fn render(costs: &[StampCost]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use timeline::SparseHistogram;
 
-    fn cost(depth_one: bool, with: [f64; 3], without: [f64; 3]) -> StampCost {
-        StampCost {
+    use super::*;
+    use crate::drive::Tally;
+    use crate::run::JobResult;
+
+    fn cost(depth_one: bool, with: [f64; 4], without: [f64; 4]) -> StampCost {
+        let mut cost = StampCost {
             case: "c".to_owned(),
-            with: with.to_vec(),
-            without: without.to_vec(),
-            time_with: with.to_vec(),
-            time_without: without.to_vec(),
+            with: Vec::new(),
+            without: Vec::new(),
+            time_with: Vec::new(),
+            time_without: Vec::new(),
+            rounds: Vec::new(),
             depth_one,
+        };
+        let turn = |value: f64| {
+            let job = JobResult {
+                tallies: std::array::from_fn(|at| Tally {
+                    ios: if at == 0 { value as u64 } else { 0 },
+                    latency: SparseHistogram::from_nanos((at == 0).then_some(value as u64)),
+                    ..Tally::default()
+                }),
+                elapsed_ns: 1_000_000_000,
+                ..JobResult::default()
+            };
+            SubjectResult {
+                name: String::new(),
+                repetitions: vec![Repetition {
+                    jobs: vec![job],
+                    ..Repetition::default()
+                }],
+            }
+        };
+        for (with, without) in with.into_iter().zip(without) {
+            let mut pairs = Vec::new();
+            cost.add(&turn(with), &turn(without), &mut pairs);
+            cost.rounds.push(middle_mean(&pairs));
         }
+        cost
     }
 
     #[test]
     fn a_cost_is_nanoseconds_at_depth_one_and_a_part_of_the_rate_elsewhere() {
-        let one = cost(true, [1040.0, 1140.0, 990.0], [1000.0, 1100.0, 950.0]);
+        let one = cost(
+            true,
+            [1040.0, 1140.0, 990.0, 1000.0],
+            [1000.0, 1100.0, 950.0, 960.0],
+        );
         assert_eq!(one.cost().unwrap().value, 40.0);
-        let many = cost(false, [95.0; 3], [100.0; 3]);
+        let many = cost(false, [9500.0; 4], [10_000.0; 4]);
         assert!((many.cost().unwrap().value - 0.05).abs() < 1e-9);
         let text = render(&[one, many]);
         assert!(

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::study::{Configuration, Record, Study};
-use crate::run::{bootstrap_ratio, spread};
+use crate::run::{Interval, bootstrap_ratio, spread};
 
 /// A difference below this is none in practice.
-const MATTERS: f64 = 0.03;
+pub(super) const MATTERS: f64 = 0.03;
 
 /// For one configuration and turn: the geometric mean over all cases, so that each counts alike.
 fn scores(study: &Study, of: impl Fn(&Record) -> f64) -> BTreeMap<Configuration, Vec<f64>> {
@@ -30,6 +30,15 @@ fn scores(study: &Study, of: impl Fn(&Record) -> f64) -> BTreeMap<Configuration,
     scores
 }
 
+/// How sure a ratio of so many turns is.
+pub(super) fn sureness(turns: usize, ratio: Interval) -> &'static str {
+    match turns {
+        0..=2 => "too few turns to be sure",
+        _ if ratio.low > 1.0 || ratio.high < 1.0 => "sure",
+        _ => "not sure: the interval holds 1",
+    }
+}
+
 /// `a` against `b` in words: how much, and how sure.
 fn verdict(what: &str, a: (&str, &[f64]), b: (&str, &[f64])) -> Option<String> {
     let ratio = bootstrap_ratio(a.1, b.1)?;
@@ -38,11 +47,7 @@ fn verdict(what: &str, a: (&str, &[f64]), b: (&str, &[f64])) -> Option<String> {
         "95 % interval of the ratio: {:.2} to {:.2}",
         ratio.low, ratio.high
     );
-    let sure = match a.1.len().min(b.1.len()) {
-        0..=2 => "too few turns to be sure",
-        _ if ratio.low > 1.0 || ratio.high < 1.0 => "sure",
-        _ => "not sure: the interval holds 1",
-    };
+    let sure = sureness(a.1.len().min(b.1.len()), ratio);
     Some(if (ratio.value - 1.0).abs() < MATTERS {
         format!(
             "{what}: no difference that matters between {} and {} ({range}).",
@@ -79,8 +84,16 @@ fn best(
 pub fn advice(study: &Study) -> Vec<String> {
     let rates = scores(study, Record::iops);
     let mut sentences = Vec::new();
+    if study.records.len() < study.planned {
+        sentences.push(format!(
+            "The study was ended after {} of {} runs: what follows is of its whole turns. The same command goes on.",
+            study.records.len(),
+            study.planned
+        ));
+    }
     let Some((winner, _)) = best(&rates, |_| true) else {
-        return vec!["There is no complete turn yet: nothing can be said.".to_owned()];
+        sentences.push("There is no whole turn yet: nothing can be said.".to_owned());
+        return sentences;
     };
     sentences.push(format!(
         "Over all fifteen cases, each counted alike, most I/Os per second: {}.",
@@ -125,23 +138,21 @@ pub fn advice(study: &Study) -> Vec<String> {
             spread(values).median
         ));
     }
-    sentences.push(polling(study));
-    let disturbed = study
-        .records
-        .iter()
-        .filter(|record| record.disturbed)
-        .count();
+    sentences.extend(super::polling::advice(study));
+    sentences.extend(outside(study));
+    let runs = study.records.iter().map(|record| record.disturbed);
+    let runs = runs.chain(study.polls.iter().map(|record| record.disturbed));
+    let (all, disturbed) = (runs.clone().count(), runs.filter(|d| *d).count());
     if disturbed > 0 {
         sentences.push(format!(
-            "{disturbed} of {} runs were disturbed by other work on the machine: take differences with care.",
-            study.records.len()
+            "{disturbed} of {all} runs were disturbed by other work on the machine: take differences with care."
         ));
     }
     sentences
 }
 
-/// Whether polling pays shows in what waiting costs: the part of the latency that is not the device's.
-fn polling(study: &Study) -> String {
+/// Where the driver's time went: the part of the latency that is not the device's.
+fn outside(study: &Study) -> Option<String> {
     let how = if study.polling {
         "polled"
     } else {
@@ -159,28 +170,17 @@ fn polling(study: &Study) -> String {
     }
     let share = |(seen, inside): &(f64, f64)| 100.0 * (1.0 - (inside / seen).min(1.0));
     let shares: Vec<f64> = turns.values().filter(|t| t.0 > 0.0).map(share).collect();
-    if shares.is_empty() {
-        return format!(
-            "The driver {how}; without the device's stages nothing can be said about polling."
-        );
-    }
     let over = spread(&shares);
-    let share = over.median;
     let sure = match shares.len() {
-        0..=2 => "too few turns to be sure".to_owned(),
+        0 => return None,
+        1..=2 => "too few turns to be sure".to_owned(),
         count => format!("{:.0} to {:.0} % over {count} turns", over.min, over.max),
     };
-    let text = format!(
-        "The driver {how}: at depth 1, {share:.0} % of a request's time passed outside of the device, in kicks, interrupts and waking up \
-         ({sure})"
-    );
-    if study.polling {
-        format!("{text}; make the same study without polling to see what it saves.")
-    } else if share > 50.0 {
-        format!("{text}: polling pays where a CPU can be spared and depths are low.")
-    } else {
-        format!("{text}: polling would gain little.")
-    }
+    Some(format!(
+        "The driver {how}: at depth 1, {:.0} % of a request's time passed outside of the device, in kicks, interrupts and waking up \
+         ({sure}).",
+        over.median
+    ))
 }
 
 #[cfg(test)]

@@ -2,15 +2,17 @@
 //!
 //! On eight disks at once. Every run is a line of the result file as soon as it is over, so that a study that was ended goes
 //! on where it stopped (`study`). [`report`] makes a page of it that needs nothing from outside, with pictures (`chart`),
-//! tables, and advice in words (`advice`).
+//! tables, and advice in words (`advice`); whether polling pays is found by a comparison of its own (`polling`).
 
 mod advice;
 mod chart;
 mod page;
 mod picture;
+mod polling;
 mod study;
 
 pub use page::report;
+pub use polling::PollRecord;
 pub use study::{Configuration, Record, Study, StudyOptions, run};
 
 /// What is asked: name, pattern, reads of 100.

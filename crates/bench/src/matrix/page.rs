@@ -319,6 +319,8 @@ mod tests {
             turn_ms: 10,
             polling: false,
             records,
+            polls: Vec::new(),
+            planned: 0,
         }
     }
 

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use timeline::{Clock, Operation, Span};
 
+use super::polling::{self, PollLine, PollRecord};
 use super::{DEPTHS, MIXTURES};
 use crate::driver::DriverOptions;
 use crate::job::{Job, apply};
@@ -119,6 +120,22 @@ pub struct Study {
     pub polling: bool,
     /// In the order in which they were made.
     pub records: Vec<Record>,
+    /// The comparison of a daemon that polls with one that does not.
+    pub polls: Vec<PollRecord>,
+    /// How many runs a whole study has, that comparison not included; 0: nobody knows.
+    pub planned: usize,
+}
+
+/// The result file, to which each run adds a line.
+pub(super) struct Results(std::fs::File);
+
+impl Results {
+    pub fn add(&mut self, record: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_string(record)?;
+        line.push('\n');
+        self.0.write_all(line.as_bytes())?;
+        Ok(())
+    }
 }
 
 type Key = (Configuration, String, u16, u32);
@@ -152,14 +169,24 @@ fn read(path: &Path) -> Result<Option<Study>> {
     };
     let header: Header = serde_json::from_str(first)
         .with_context(|| format!("{} is no result file of this study", path.display()))?;
+    let poll = |line: &str| {
+        Some(
+            serde_json::from_str::<PollLine>(line)
+                .ok()?
+                .polling_comparison,
+        )
+    };
     Ok(Some(Study {
         environment: header.environment,
         disks: header.disks,
         turn_ms: header.turn_ms,
         polling: header.polling,
         records: lines
+            .clone()
             .filter_map(|line| serde_json::from_str(line).ok())
             .collect(),
+        polls: lines.filter_map(poll).collect(),
+        planned: 0,
     }))
 }
 
@@ -192,12 +219,17 @@ pub fn run(
     let clock = Clock::new();
     let mut study = open(options)?;
     let done: HashSet<Key> = study.records.iter().map(Record::key).collect();
-    let mut file = OpenOptions::new().append(true).open(&options.results)?;
+    let mut results = Results(OpenOptions::new().append(true).open(&options.results)?);
     let configurations = configurations(options);
     let cases = MIXTURES.len() * DEPTHS.len();
     let whole = configurations.len() * cases * options.repetitions as usize;
-    if !done.is_empty() {
-        progress.say(&format!("going on after {} of {whole} runs", done.len()));
+    study.planned = whole;
+    if !done.is_empty() || !study.polls.is_empty() {
+        progress.say(&format!(
+            "going on after {} of {} runs",
+            done.len() + study.polls.len(),
+            whole + polling::planned(options)
+        ));
     }
     // Turns are the outermost loop, so that the machine's drift hits all configurations alike.
     for turn in 1..=options.repetitions {
@@ -212,7 +244,7 @@ pub fn run(
             if missing.is_empty() {
                 continue;
             }
-            let rig = Rig::start(options, configuration)?;
+            let rig = Rig::start(options, configuration, &[])?;
             for (mixture, rw, reads, depth) in missing {
                 if interrupted.load(Ordering::Relaxed) {
                     return Ok(study);
@@ -226,9 +258,7 @@ pub fn run(
                 };
                 let mut record = record(one, configuration, mixture, depth, turn);
                 record.steps_ns = rig.steps_since(before).unwrap_or_default();
-                let mut line = serde_json::to_string(&record)?;
-                line.push('\n');
-                file.write_all(line.as_bytes())?;
+                results.add(&record)?;
                 study.records.push(record);
             }
             progress.say(&format!(
@@ -238,6 +268,7 @@ pub fn run(
             ));
         }
     }
+    polling::compare(options, &mut study, &mut results, interrupted, progress)?;
     Ok(study)
 }
 
@@ -271,6 +302,8 @@ fn open(options: &StudyOptions) -> Result<Study> {
         turn_ms: header.turn_ms,
         polling: header.polling,
         records: Vec::new(),
+        polls: Vec::new(),
+        planned: 0,
     })
 }
 
@@ -294,7 +327,7 @@ fn cut_torn_line(path: &Path) -> Result<()> {
 const DISK: u64 = 64 << 20;
 
 /// A daemon with the disks of one configuration, filled.
-struct Rig {
+pub(super) struct Rig {
     // Dropped in this order: the daemon's sockets lie in the folder.
     _daemon: Daemon,
     folder: tempfile::TempDir,
@@ -302,14 +335,20 @@ struct Rig {
 }
 
 impl Rig {
-    fn start(options: &StudyOptions, configuration: &Configuration) -> Result<Rig> {
+    /// `more`: further arguments of `serve`.
+    pub fn start(
+        options: &StudyOptions,
+        configuration: &Configuration,
+        more: &[&str],
+    ) -> Result<Rig> {
         let folder = tempfile::Builder::new().prefix("lm").tempdir_in("/tmp")?;
         let at = |name: &str| folder.path().join(name);
         let control = at("control");
         let mut command = Command::new(&options.program);
         command
             .args(["--log", "warn", "serve", "--control"])
-            .arg(&control);
+            .arg(&control)
+            .args(more);
         if configuration.workers == 0 {
             command.args(["--workers", "1"]);
         } else {
@@ -369,7 +408,7 @@ impl Rig {
         Ok(())
     }
 
-    fn plan(
+    pub fn plan(
         &self,
         options: &StudyOptions,
         configuration: &Configuration,

@@ -1,7 +1,8 @@
 //! fio's log files: `NAME_bw.N.log` and its like, a line `milliseconds, value, direction, size, priority` each, with the place
 //! on the disk before the priority where `log_offset` asks for it.
 //!
-//! Submission and completion are one thing to a driver: `clat` files say what `lat` files say, and there is no `slat`.
+//! Submission and completion are one thing to a driver: `clat` files say what `lat` files say, and `slat` files are empty,
+//! as fio's are with engines of which that is so.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -16,10 +17,11 @@ use crate::run::JobResult;
 /// over all jobs. Gives the files' names.
 pub fn write_logs(job: &Job, first: u32, result: &JobResult) -> Result<Vec<String>> {
     let kinds = [
-        (&job.logs.bandwidth, LogKind::Bandwidth, "bw"),
-        (&job.logs.latency, LogKind::Latency, "lat"),
-        (&job.logs.latency, LogKind::Latency, "clat"),
-        (&job.logs.iops, LogKind::Iops, "iops"),
+        (&job.logs.bandwidth, Some(LogKind::Bandwidth), "bw"),
+        (&job.logs.latency, Some(LogKind::Latency), "lat"),
+        (&job.logs.latency, Some(LogKind::Latency), "clat"),
+        (&job.logs.latency, None, "slat"),
+        (&job.logs.iops, Some(LogKind::Iops), "iops"),
     ];
     let mut names = Vec::new();
     for (clone, entries) in &result.logs {
@@ -29,7 +31,11 @@ pub fn write_logs(job: &Job, first: u32, result: &JobResult) -> Result<Vec<Strin
             let name = format!("{prefix}_{word}.{}.log", first + clone);
             let write = || -> std::io::Result<()> {
                 let mut file = BufWriter::new(File::create(&name)?);
-                for entry in entries.iter().filter(|entry| entry.direction < 2) {
+                let lines = entries.iter().filter(|entry| entry.direction < 2);
+                for (kind, entry) in kind
+                    .into_iter()
+                    .flat_map(|k| lines.clone().map(move |e| (k, e)))
+                {
                     line(&mut file, job, kind, entry)?;
                 }
                 file.flush()
@@ -111,15 +117,22 @@ mod tests {
         let entries = vec![of(0), of(1), of(2)];
         let files = texts(|_| (), entries.clone());
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
-        let expected = ["a_bw.4.log", "b_lat.4.log", "b_clat.4.log", "c_iops.4.log"];
+        let expected = [
+            "a_bw.4.log",
+            "b_lat.4.log",
+            "b_clat.4.log",
+            "b_slat.4.log",
+            "c_iops.4.log",
+        ];
         assert_eq!(names, expected);
         assert_eq!(files[0].1, "7, 8000, 0, 8192, 0\n7, 8000, 1, 8192, 0\n");
         let latency = "7, 1000000, 0, 8192, 0\n7, 1000000, 1, 8192, 0\n";
         assert_eq!((&*files[1].1, &*files[2].1), (latency, latency));
-        assert_eq!(files[3].1, "7, 1, 0, 8192, 0\n7, 1, 1, 8192, 0\n");
+        assert_eq!(files[3].1, "");
+        assert_eq!(files[4].1, "7, 1, 0, 8192, 0\n7, 1, 1, 8192, 0\n");
         let files = texts(|job| job.logs.offset = true, entries);
         assert_eq!(
-            files[3].1,
+            files[4].1,
             "7, 1, 0, 8192, 4096, 0\n7, 1, 1, 8192, 4096, 0\n"
         );
     }
@@ -135,6 +148,6 @@ mod tests {
         let files = texts(change, vec![entry]);
         assert_eq!(files[0].1, "7, 4000, 0, 0, 0\n");
         assert_eq!(files[1].1, "7, 1000000, 0, 0, 0\n");
-        assert_eq!(files[3].1, "7, 2000, 0, 0, 0\n");
+        assert_eq!(files[4].1, "7, 2000, 0, 0, 0\n");
     }
 }

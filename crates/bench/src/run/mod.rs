@@ -20,7 +20,7 @@ use timeline::{Clock, Ends, Latencies, Operation, Snapshot, Span};
 pub use machine::{Environment, cpu_of, environment};
 pub use phase::{Phase, phases};
 pub use progress::Progress;
-pub use statistics::{Interval, Spread, bootstrap_difference, bootstrap_ratio, spread};
+pub use statistics::{Interval, Spread, bootstrap_middle, bootstrap_ratio, middle_mean, spread};
 
 use crate::drive::{LogEntry, Moments, Tally};
 use crate::driver::{DriverOptions, Subject};
@@ -346,7 +346,7 @@ fn ends(jobs: &[JobResult], stages: &Latencies, clock: &Clock) -> [Option<Ends>;
         Some(Ends {
             count: ours.count,
             noticed_ns: before,
-            seen_ns: (whole - before - total.mean_ns()).max(0.0),
+            seen_ns: whole - before - total.mean_ns(),
         })
     };
     [

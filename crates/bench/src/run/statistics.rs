@@ -100,24 +100,32 @@ pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Option<Interval> {
     })
 }
 
-/// Median of the differences between turns that belong together, with its interval.
-pub fn bootstrap_difference(a: &[f64], b: &[f64]) -> Option<Interval> {
-    let differences: Vec<f64> = a.iter().zip(b).map(|(a, b)| a - b).collect();
-    if differences.is_empty() {
+/// The mean of the middle half: outliers do not move it, and it uses more of the values than the median does.
+pub fn middle_mean(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let outside = sorted.len() / 4;
+    let middle = &sorted[outside..sorted.len() - outside];
+    middle.iter().sum::<f64>() / middle.len().max(1) as f64
+}
+
+/// The mean of the middle half of independent values, with its interval.
+pub fn bootstrap_middle(values: &[f64]) -> Option<Interval> {
+    if values.is_empty() {
         return None;
     }
     let mut random = Random::new(95);
-    let mut medians: Vec<f64> = (0..RESAMPLINGS)
+    let mut means: Vec<f64> = (0..RESAMPLINGS)
         .map(|_| {
-            let draw = |_: &f64| differences[random.below(differences.len() as u64) as usize];
-            let drawn: Vec<f64> = differences.iter().map(draw).collect();
-            spread(&drawn).median
+            let draw = |_: &f64| values[random.below(values.len() as u64) as usize];
+            let drawn: Vec<f64> = values.iter().map(draw).collect();
+            middle_mean(&drawn)
         })
         .collect();
-    medians.sort_by(f64::total_cmp);
-    let at = |q: f64| medians.get((q * medians.len() as f64) as usize).copied();
+    means.sort_by(f64::total_cmp);
+    let at = |q: f64| means.get((q * means.len() as f64) as usize).copied();
     Some(Interval {
-        value: spread(&differences).median,
+        value: middle_mean(values),
         low: at(0.025)?,
         high: at(0.975)?,
     })
@@ -128,13 +136,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_is_of_turns_that_belong_together() {
-        let (a, b) = ([11.0, 25.0, 102.0, 54.0], [10.0, 20.0, 100.0, 51.0]);
-        let difference = bootstrap_difference(&a, &b).unwrap();
-        assert_eq!(difference.value, 2.5);
-        assert!(difference.low >= 1.0 && difference.high <= 5.0);
-        assert!(difference.low < 2.5 && difference.high > 2.5);
-        assert_eq!(bootstrap_difference(&a, &[]), None);
+    fn outliers_do_not_move_the_middle_and_more_values_make_its_interval_narrower() {
+        assert_eq!(
+            middle_mean(&[1.0, -900.0, 2.0, 3.0, 2.0, 1.0, 3.0, 5000.0]),
+            2.0
+        );
+        assert_eq!((middle_mean(&[7.0]), middle_mean(&[])), (7.0, 0.0));
+        let values: Vec<f64> = (0..400).map(|n| f64::from(n * 37 % 101)).collect();
+        let [few, many] = [&values[..20], &values[..]].map(|v| bootstrap_middle(v).unwrap());
+        assert!(many.low < 50.0 && 50.0 < many.high, "{many:?}");
+        assert!(
+            many.high - many.low < (few.high - few.low) / 2.0,
+            "{few:?} {many:?}"
+        );
+        assert_eq!(bootstrap_middle(&[]), None);
     }
 
     #[test]

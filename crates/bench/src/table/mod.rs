@@ -61,6 +61,9 @@ struct Case {
     polling: bool,
 }
 
+/// Enough for an interval of about two points; `bench stamp-cost` does more.
+const STAMP_ROUNDS: u32 = 12;
+
 const READ: (&str, &str) = ("rw", "randread");
 const WRITE: (&str, &str) = ("rw", "randwrite");
 const DEPTH_32: (&str, &str) = ("iodepth", "32");
@@ -168,9 +171,10 @@ pub fn table(
             program: options.program.clone(),
             driver_cpu: options.driver_cpu,
             device_cpu: options.device_cpu,
-            rounds: 2,
-            repetitions: options.repetitions,
-            turn: options.turn / 2,
+            rounds: STAMP_ROUNDS,
+            repetitions: 4,
+            only: None,
+            turn: options.turn / 10,
         };
         let costs = stamp_cost(&stamps, interrupted, progress)?;
         text.push_str(&format!("\n{}", stamps::render(&costs)));

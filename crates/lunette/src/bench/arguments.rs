@@ -276,15 +276,18 @@ pub struct StampArguments {
     /// CPU of the daemons
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub device_cpu: usize,
-    /// How often both daemons are started
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    /// How often both daemons are started: what makes the interval narrow
+    #[arg(long, value_name = "N", default_value_t = 24)]
     pub rounds: u32,
-    /// Turns of each in a round
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    /// Turns of each in a round, an even number
+    #[arg(long, value_name = "N", default_value_t = 4)]
     pub repetitions: u32,
     /// Milliseconds that one turn measures
-    #[arg(long, value_name = "MS", default_value_t = 300)]
+    #[arg(long, value_name = "MS", default_value_t = 60)]
     pub turn_ms: u64,
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

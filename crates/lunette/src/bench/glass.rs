@@ -19,7 +19,8 @@ pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
         driver_cpu: arguments.driver_cpu,
         device_cpu: arguments.device_cpu,
         rounds: arguments.rounds.max(1),
-        repetitions: arguments.repetitions.max(1),
+        repetitions: arguments.repetitions.max(2),
+        only: arguments.only.clone(),
         turn: Duration::from_millis(arguments.turn_ms.max(10)),
     };
     let progress = Progress::new(None);
