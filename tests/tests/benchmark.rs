@@ -258,13 +258,27 @@ fn runs(path: &Path) -> Result<Vec<String>> {
             continue;
         };
         let part = |key: &str| record[key].to_string();
-        keys.push(
-            ["configuration", "mixture", "depth", "turn"]
-                .map(part)
-                .join(" "),
-        );
+        if record["configuration"].is_object() {
+            let parts = ["configuration", "mixture", "depth", "turn"].map(part);
+            keys.push(parts.join(" "));
+        }
     }
     Ok(keys)
+}
+
+/// The runs of its comparison of polling with not polling: with and without, each another.
+fn polling_runs(path: &Path) -> Result<[HashSet<String>; 2]> {
+    let mut runs = [HashSet::new(), HashSet::new()];
+    for line in std::fs::read_to_string(path)?.lines().skip(1) {
+        let record: Value = serde_json::from_str(line)?;
+        let one = &record["polling_comparison"];
+        if let Some(polls) = one["polls"].as_bool() {
+            let key = ["disks", "mixture", "depth", "pair"].map(|key| one[key].to_string());
+            let new = runs[usize::from(polls)].insert(key.join(" "));
+            ensure!(new, "{line} was made twice");
+        }
+    }
+    Ok(runs)
 }
 
 #[test]
@@ -296,15 +310,34 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
     ensure!(output.status.code() == Some(130), "{}", said(&output));
     let before = runs(&results)?;
     ensure!((4..30).contains(&before.len()), "{} runs", before.len());
-    // There is a page of what there is.
-    ensure!(place.join("index.html").exists());
+    // There is a page of what there is, and it says so.
+    let page = || std::fs::read_to_string(place.join("index.html"));
+    let early = page()?;
+    ensure!(early.contains(&format!("ended after {} of 30 runs", before.len())));
+    ensure!(early.contains("Polling or not: not compared"), "{early}");
     // A crash in the middle of a line.
     let mut text = std::fs::read_to_string(&results)?;
     text.push_str("{\"configuration\":{\"door\":\"bl");
     std::fs::write(&results, &text)?;
 
+    // Ended again in its last part, the comparison of polling with not polling.
+    let child = study()?.spawn()?;
+    let begun = Instant::now();
+    while !std::fs::read_to_string(&results)?.contains("polling_comparison") {
+        ensure!(begun.elapsed() < PATIENCE, "it makes no progress");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    interrupt(&child)?;
+    let output = child.wait_with_output()?;
+    ensure!(output.status.code() == Some(130), "{}", said(&output));
     let output = study()?.output()?;
     ensure!(output.status.success(), "{}", said(&output));
+    let [without, with] = polling_runs(&results)?;
+    // Four cases, six pairs of turns.
+    ensure!(with.len() == 24 && with == without, "{with:?} {without:?}");
+    let whole = page()?;
+    ensure!(whole.contains("6 pairs of turns") && !whole.contains("ended after"));
+    ensure!(whole.contains("us of CPU per I/O"), "{whole}");
     let after = runs(&results)?;
     let different: HashSet<&String> = after.iter().collect();
     ensure!(
@@ -542,15 +575,12 @@ fn slow_requests_of_a_shared_controller_say_their_disk() -> Result<()> {
         text.contains("disk d1 ") && text.contains(" unit 3:7"),
         "{text}"
     );
-    // Their tables are of the controller.
-    let output = Command::new(lunette_program(Profile::Dev)?)
-        .args(["latency", "d1", "--socket"])
-        .arg(rig.scratch.socket("control.sock"))
-        .output()?;
-    ensure!(
-        !output.status.success() && said(&output).contains("--slowest"),
-        "{}",
-        said(&output)
-    );
+    // Each has tables of its own.
+    for disk in ["d0", "d1"] {
+        let text = rig.daemon.latency(&["--json", disk])?;
+        let document: Value = serde_json::from_str(&text)?;
+        let writes = &document["reports"][0]["counters"]["operations"][1];
+        ensure!(writes["requests"].as_u64() == Some(8), "{disk}: {text}");
+    }
     Ok(())
 }

@@ -5,7 +5,9 @@
 use end_to_end::{Context, IscsiSession, Profile, Result, Rig, bail, ensure};
 use lab::lunette_program;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -111,6 +113,116 @@ fn slowest_requests_are_told_whole_at_every_door() -> Result<()> {
     Ok(())
 }
 
+/// Two disks behind one controller and one target, one of them slow: each has its own table through every door, what a
+/// door measured is the sum, and what is not told apart is said.
+#[test]
+fn disks_that_share_queues_have_tables_of_their_own() -> Result<()> {
+    let target = format!("{TARGET}=fast,slow");
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("fast=null:1M")
+            .disk("slow=delay:20ms,size=1M")
+            .disk("unused=null:1M")
+            .vhost_blk("slow")
+            .vhost_scsi("c0")
+            .lun("c0/0:0=fast")
+            .lun("c0/0:1=slow")
+            .lun("c0/3:7=unused")
+            .arguments(["--iscsi", &target, "--portal", "127.0.0.1:0"])
+            .arguments(["--demo-mode", "rw"])
+    })?;
+    let report = |rig: &Rig, selector: &str| -> Result<Value> {
+        let document: Value = serde_json::from_str(&rig.daemon.latency(&["--json", selector])?)?;
+        Ok(document["reports"][0].clone())
+    };
+    let reads = |report: &Value| report["counters"]["operations"][0]["requests"].as_u64();
+    // Before anything has happened, a table without lines, and no mistake.
+    ensure!(reads(&report(&rig, "slow")?) == Some(0));
+    let read = |subject: &str, count: &str| -> Result<()> {
+        let output = Command::new(lunette_program(Profile::Dev)?)
+            .args([
+                "bench",
+                subject,
+                "--rw",
+                "read",
+                "--bs",
+                "4k",
+                "--interrupts",
+            ])
+            .args(["--warm-up-ms=0", "--retries=0"])
+            .args(["--set", &format!("number_ios={count}")])
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{text}");
+        Ok(())
+    };
+    let controller = rig.socket("c0").display().to_string();
+    read(&format!("vhost-user-scsi:{controller}:0:0"), "50")?;
+    // While a queue has served one disk only, all that it counts is that disk's.
+    let alone = report(&rig, "fast")?;
+    ensure!(alone["shares_queues_of"].is_null(), "{alone}");
+    read(&format!("vhost-user-scsi:{controller}:0:1"), "10")?;
+    read(
+        &format!("vhost-user-blk:{}", rig.socket("slow").display()),
+        "5",
+    )?;
+    let portal = portal(&mut rig)?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    // READ(10) of a block, in turns; the first command for a unit takes its attention.
+    let one = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    for lun in [0, 1] {
+        session.command_on(lun, &[0; 6], None, 0)?;
+    }
+    for _ in 0..4 {
+        for lun in [0, 1] {
+            ensure!(session.command_on(lun, &one, None, 512)?.status == 0);
+        }
+    }
+
+    let count = |selector: &str| -> Result<u64> {
+        reads(&report(&rig, selector)?).with_context(|| format!("{selector} has no reads"))
+    };
+    // Benchmarks read 50, 10 and 5 times, the session 4 times each; the drivers made no other reads.
+    let counted = [
+        ("fast", 54),
+        ("slow", 19),
+        ("c0", 60),
+        (TARGET, 8),
+        ("unused", 0),
+    ];
+    for (selector, reads) in counted {
+        ensure!(
+            count(selector)? == reads,
+            "{selector}: {}",
+            count(selector)?
+        );
+    }
+    for (disk, least, most) in [("slow", 20e6, f64::MAX), ("fast", 0.0, 20e6)] {
+        let report = report(&rig, disk)?;
+        let tables = report["operations"].as_array().context("no tables")?;
+        let read = tables.iter().find(|one| one["operation"] == "read");
+        let rows = read.context("no reads")?["rows"]
+            .as_array()
+            .context("no rows")?;
+        let reaped = rows.iter().find(|row| row["name"] == "reaped");
+        let reaped = reaped.with_context(|| format!("{report}"))?;
+        let p50 = reaped["p50_ns"].as_f64().context("no p50")?;
+        ensure!((least * 0.98..most).contains(&p50), "{disk}: {p50} ns");
+    }
+    let shared = report(&rig, "slow")?["shares_queues_of"].clone();
+    ensure!(shared == serde_json::json!(["c0", TARGET]), "{shared}");
+    let text = rig.daemon.latency(&["fast"])?;
+    ensure!(
+        text.contains("see c0, iqn.2026-11.org.example:t0, whose queues it shares"),
+        "{text}"
+    );
+    ensure!(!text.contains("\nkicks"), "{text}");
+    ensure!(rig.daemon.latency(&["c0"])?.contains("\nkicks "));
+    let outcome = rig.daemon.ask(&["latency", "nothing"])?;
+    ensure!(!outcome.status.success(), "{outcome:?}");
+    Ok(())
+}
+
 /// Names of a table's rows: the first one of this operation.
 fn rows(rig: &Rig, selector: &str, operation: &str) -> Result<Vec<(String, u64)>> {
     let document: Value = serde_json::from_str(&rig.daemon.latency(&["--json", selector])?)?;
@@ -189,8 +301,8 @@ fn watching_works_in_a_pipe_and_ends_with_it() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn every_stage_has_its_probe_in_the_program() -> Result<()> {
+/// The probes in the program, each with how many arguments it has.
+fn probes() -> Result<BTreeMap<String, usize>> {
     let output = Command::new("readelf")
         .arg("--notes")
         .arg("--wide")
@@ -198,14 +310,29 @@ fn every_stage_has_its_probe_in_the_program() -> Result<()> {
         .output()
         .context("cannot run readelf; mend: apt-get install binutils")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let ours = text.matches("Provider: lunette").count();
-    ensure!(ours >= STAGES.len(), "{ours} probes");
-    for stage in STAGES {
+    let mut probes = BTreeMap::new();
+    for note in text.split("Provider: lunette").skip(1) {
+        let field = |word: &str| {
+            let mut lines = note.lines().map(str::trim);
+            lines.find_map(|line| line.strip_prefix(word).map(str::to_owned))
+        };
+        let name = field("Name: ").context("a probe without a name")?;
+        let arguments = field("Arguments:").unwrap_or_default();
+        let count = arguments.split_whitespace().count();
+        let before = probes.insert(name.clone(), count);
         ensure!(
-            text.lines()
-                .any(|line| line.trim() == format!("Name: {stage}")),
-            "no probe {stage}"
+            before.is_none_or(|before| before == count),
+            "{name}: {text}"
         );
+    }
+    Ok(probes)
+}
+
+#[test]
+fn every_stage_has_its_probe_in_the_program() -> Result<()> {
+    let probes = probes()?;
+    for stage in STAGES {
+        ensure!(probes.contains_key(stage), "no probe {stage}: {probes:?}");
     }
     Ok(())
 }
@@ -226,14 +353,14 @@ fn the_tool_checks_itself_and_what_stamps_cost() -> Result<()> {
     ensure!(lines("not checked") == 0, "is fio installed?\n{text}");
 
     let output = Command::new(lunette_program(Profile::Dev)?)
-        .args(["bench", "stamp-cost", "--rounds=1", "--repetitions=1"])
+        .args(["bench", "stamp-cost", "--rounds=1", "--repetitions=2"])
         .args(["--turn-ms=20", "--driver-cpu=0", "--device-cpu=0", "--json"])
         .output()?;
     let complaints = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{complaints}");
     let document: Value = serde_json::from_slice(&output.stdout)?;
     let cases = document["stamp_cost"].as_array().context("no list")?;
-    ensure!(cases.len() == 5, "{document}");
+    ensure!(cases.len() == 6, "{document}");
     for case in cases {
         let rate = |turns: &str| case["turns"][turns][0].as_f64().unwrap_or(0.0);
         ensure!(rate("with") > 0.0 && rate("without") > 0.0, "{case}");
@@ -243,9 +370,10 @@ fn the_tool_checks_itself_and_what_stamps_cost() -> Result<()> {
 }
 
 #[test]
-fn trace_scripts_use_probes_that_there_are() -> Result<()> {
+fn trace_scripts_use_probes_and_arguments_that_there_are() -> Result<()> {
     let folder = lab::workspace().join("scripts/trace");
     let readme = std::fs::read_to_string(folder.join("README.md"))?;
+    let probes = probes()?;
     let mut scripts = 0;
     for entry in std::fs::read_dir(&folder)? {
         let path = entry?.path();
@@ -256,32 +384,52 @@ fn trace_scripts_use_probes_that_there_are() -> Result<()> {
         let text = std::fs::read_to_string(&path)?;
         let name = path.file_name().context("no name")?.to_string_lossy();
         ensure!(readme.contains(&*name), "{name} is not in the README");
+        // Several probes with one body are one list: the body is behind the last.
+        let mut listed: Vec<usize> = Vec::new();
         for probe in text.split("usdt:*:lunette:").skip(1) {
-            let word = probe.split(|c: char| !c.is_ascii_lowercase()).next();
-            ensure!(
-                word.is_some_and(|word| STAGES.contains(&word)),
-                "{name}: {word:?}"
-            );
+            let end = probe.find(|c: char| !c.is_ascii_lowercase());
+            let (word, body) = probe.split_at(end.unwrap_or(probe.len()));
+            let count = probes.get(word);
+            listed.push(*count.with_context(|| format!("{name}: no probe {word}"))?);
+            if body.trim_start().starts_with(',') {
+                continue;
+            }
+            let body = body.split("\ninterval:").next().unwrap_or(body);
+            for argument in body.split("arg").skip(1) {
+                let digits = argument.split(|c: char| !c.is_ascii_digit()).next();
+                let Some(Ok(number)) = digits.map(str::parse::<usize>) else {
+                    continue;
+                };
+                let there = listed.iter().all(|count| number < *count);
+                ensure!(there, "{name}: {word} has no arg{number}");
+            }
+            listed.clear();
         }
     }
     ensure!(scripts >= 7, "{scripts} scripts");
     Ok(())
 }
 
-/// Kernels and compilers refuse what looks right: each script is attached to a daemon that works.
+/// What bpftrace makes of a script for a running daemon: parsed, typed, each probe and argument found in its program and
+/// compiled, but not given to the kernel.
+fn compiles(script: &Path, argument: Option<&str>, pid: u32) -> Result<bool> {
+    let output = Command::new("bpftrace")
+        .args(["-d", "-p", &pid.to_string()])
+        .arg(script)
+        .args(argument)
+        .output()
+        .context("cannot run bpftrace; mend: apt-get install bpftrace")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(output.status.success() && text.contains("define i64 @\"usdt:"))
+}
+
+/// Compilers and kernels refuse what looks right: each script is compiled for a daemon that works, and attached to it
+/// where the kernel can do that.
 #[test]
-fn every_script_can_be_attached_and_tells_something() -> Result<()> {
-    if !std::path::Path::new("/sys/kernel/tracing/uprobe_events").exists() {
-        eprintln!(
-            "not run: this kernel has no CONFIG_UPROBE_EVENTS, or /sys/kernel/tracing is not for us"
-        );
-        return Ok(());
-    }
+fn every_script_compiles_and_where_it_can_be_attached_tells_something() -> Result<()> {
     let mut rig = rig()?;
     let folder = lab::workspace().join("scripts/trace");
-    let portal = portal(&mut rig)?;
-    let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
-    for (script, argument, word) in [
+    let scripts = [
         ("stages.bt", None, "submitted_us"),
         ("slow.bt", Some("0"), " us: queue "),
         ("follow.bt", Some("1048576"), " notified "),
@@ -289,44 +437,67 @@ fn every_script_can_be_attached_and_tells_something() -> Result<()> {
         ("sizes.bt", None, "[4K, 8K)"),
         ("batches.bt", None, "@"),
         ("r2t.bt", None, "@"),
-    ] {
-        let mut tracing = Command::new("bpftrace")
-            .arg("-p")
-            .arg(rig.daemon.process().id().to_string())
-            .arg(folder.join(script))
-            .args(argument)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot run bpftrace; mend: apt-get install bpftrace")?;
-        let mut printed = BufReader::new(tracing.stdout.take().context("no pipe")?);
-        let mut text = String::new();
-        while !text.contains("Attaching") {
-            let more = printed.read_line(&mut text)?;
-            ensure!(more > 0, "{script} was not attached");
-        }
-        // It says that it begins to attach, not when it has done so.
-        for _ in 0..10 {
-            std::thread::sleep(Duration::from_millis(300));
-            drive(&subject)?;
-            let mut session = IscsiSession::login(&portal, TARGET, 1)?;
-            let large = [0x2a, 0, 0, 0, 0, 0, 0, 8, 0, 0];
-            session.command(&large, Some(&vec![1; 1 << 20]), 0)?;
-        }
-        let pid = rustix::process::Pid::from_child(&tracing);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
-        printed.read_to_string(&mut text)?;
-        let output = tracing.wait_with_output()?;
-        let complaints = String::from_utf8_lossy(&output.stderr);
-        // That it may not lock more memory is no reason not to work.
-        let mut errors = complaints.lines().filter(|line| line.starts_with("ERROR"));
-        let refused = errors.find(|line| !line.contains("RLIMIT_MEMLOCK"));
-        ensure!(refused.is_none(), "{script}: {complaints}");
-        ensure!(
-            word == "Attaching" || text.contains(word),
-            "{script}: {text}"
-        );
+    ];
+    let pid = rig.daemon.process().id();
+    for (script, argument, _) in scripts {
+        let compiled = compiles(&folder.join(script), argument, pid)?;
+        ensure!(compiled, "{script} does not compile for this program");
     }
+    let wrong = rig.scratch.files().join("wrong.bt");
+    for body in ["poped { print(arg0); }", "popped { print(arg0 }"] {
+        std::fs::write(&wrong, format!("usdt:*:lunette:{body}\n"))?;
+        ensure!(!compiles(&wrong, None, pid)?, "`{body}` compiles");
+    }
+    if !Path::new("/sys/kernel/tracing/uprobe_events").exists() {
+        println!(
+            "every script compiles; none was attached, for this kernel has no CONFIG_UPROBE_EVENTS"
+        );
+        return Ok(());
+    }
+    for (script, argument, word) in scripts {
+        attach(&mut rig, &folder.join(script), argument, word)
+            .with_context(|| format!("{script} attached"))?;
+    }
+    println!("every script compiles, was attached and told what was expected");
+    Ok(())
+}
+
+/// Attaches a script while there is load, and looks for `word` in what it tells.
+fn attach(rig: &mut Rig, script: &Path, argument: Option<&str>, word: &str) -> Result<()> {
+    let portal = portal(rig)?;
+    let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
+    let mut tracing = Command::new("bpftrace")
+        .arg("-p")
+        .arg(rig.daemon.process().id().to_string())
+        .arg(script)
+        .args(argument)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut printed = BufReader::new(tracing.stdout.take().context("no pipe")?);
+    let mut text = String::new();
+    while !text.contains("Attaching") {
+        let more = printed.read_line(&mut text)?;
+        ensure!(more > 0, "it ended");
+    }
+    // It says that it begins to attach, not when it has done so.
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_millis(300));
+        drive(&subject)?;
+        let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+        let large = [0x2a, 0, 0, 0, 0, 0, 0, 8, 0, 0];
+        session.command(&large, Some(&vec![1; 1 << 20]), 0)?;
+    }
+    let pid = rustix::process::Pid::from_child(&tracing);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+    printed.read_to_string(&mut text)?;
+    let output = tracing.wait_with_output()?;
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    // That it may not lock more memory is no reason not to work.
+    let mut errors = complaints.lines().filter(|line| line.starts_with("ERROR"));
+    let refused = errors.find(|line| !line.contains("RLIMIT_MEMLOCK"));
+    ensure!(refused.is_none(), "{complaints}");
+    ensure!(word == "Attaching" || text.contains(word), "{text}");
     Ok(())
 }
 

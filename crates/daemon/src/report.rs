@@ -1,14 +1,14 @@
 //! Latency tables per export, for `lunette latency` and SIGUSR1.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 use timeline::table::{Table, time};
 use timeline::{
-    Counters, Labels, Latencies, Operation, Report, SlowRequestSnapshot, Snapshot, Span, Stage,
-    UnitAddress,
+    Counters, Labels, Latencies, Operation, QueueSnapshot, Report, SlowRequestSnapshot, Snapshot,
+    Span, Stage, UnitAddress,
 };
 
 /// The stages in their order, for the head of a print-out.
@@ -25,6 +25,12 @@ pub struct QueueReport {
     /// In which time, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
+    /// Exports whose queues serve other disks too: what is counted of a queue as a whole is missing here.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub shares_queues_of: BTreeSet<String>,
+    /// Queues that serve so many disks that requests for this one are missing here.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub untold_by: BTreeSet<String>,
 }
 
 impl QueueReport {
@@ -33,7 +39,23 @@ impl QueueReport {
             report: Report::new(title, latencies),
             counters: latencies.counters,
             seconds: None,
+            shares_queues_of: BTreeSet::new(),
+            untold_by: BTreeSet::new(),
         }
+    }
+
+    /// Says what is missing, for the queues serve more than what is told of them.
+    fn of_some(mut self, queues: &[QueueSnapshot]) -> QueueReport {
+        for queue in queues.iter().filter(|queue| queue.shared) {
+            let export = queue.labels.export.clone();
+            if queue.untold.is_empty() {
+                self.shares_queues_of.insert(export);
+            } else {
+                self.untold_by
+                    .insert(format!("{export}/{}", queue.labels.queue));
+            }
+        }
+        self
     }
 
     /// The same, of an interval: printed with rates.
@@ -50,6 +72,9 @@ impl fmt::Display for QueueReport {
         write!(f, "{}", Table(&self.report))?;
         if let Some(seconds) = self.seconds.filter(|seconds| *seconds > 0.0) {
             write!(f, "\nper second:")?;
+            if counters.requests() == 0 {
+                write!(f, "  nothing")?;
+            }
             for operation in Operation::ALL {
                 let counted = counters.of(operation);
                 if counted.requests > 0 {
@@ -61,6 +86,28 @@ impl fmt::Display for QueueReport {
                     )?;
                 }
             }
+        }
+        let joined = |names: &BTreeSet<String>| {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            names.join(", ")
+        };
+        if !self.untold_by.is_empty() {
+            write!(
+                f,
+                "\nnot here: requests through {}, which serve too many disks to tell each apart",
+                joined(&self.untold_by)
+            )?;
+        }
+        if !self.shares_queues_of.is_empty() || !self.untold_by.is_empty() {
+            write!(f, "\nerrors {}", counters.errors())?;
+            if !self.shares_queues_of.is_empty() {
+                let whose = joined(&self.shares_queues_of);
+                write!(
+                    f,
+                    "  kicks, interrupts, polls: see {whose}, whose queues it shares"
+                )?;
+            }
+            return writeln!(f);
         }
         writeln!(
             f,
@@ -78,8 +125,9 @@ impl fmt::Display for QueueReport {
 /// One report for what `selector` means (an export, a disk or a queue), or one for each export.
 pub fn reports(snapshot: &Snapshot, selector: Option<&str>) -> Vec<QueueReport> {
     if let Some(selector) = selector {
-        let latencies = snapshot.selected(selector).unwrap_or_default();
-        return vec![QueueReport::new(selector.to_owned(), &latencies)];
+        let selected = snapshot.clone().select(selector);
+        let report = QueueReport::new(selector.to_owned(), &selected.merged());
+        return vec![report.of_some(&selected.queues)];
     }
     let mut exports: BTreeMap<&str, Vec<&Labels>> = BTreeMap::new();
     for queue in &snapshot.queues {
@@ -199,8 +247,6 @@ pub fn slowest(snapshot: &Snapshot, count: usize) -> Vec<SlowReport> {
 
 #[cfg(test)]
 mod tests {
-    use timeline::QueueSnapshot;
-
     use super::*;
 
     fn snapshot() -> Snapshot {

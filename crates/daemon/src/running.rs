@@ -367,6 +367,7 @@ impl View for Overview {
         // They have a resource of their own, and would be most of the answer.
         for queue in &mut latency.queues {
             queue.slow.clear();
+            queue.forget_disks();
         }
         let pool = &self.servers.pool;
         let workers = (0..).zip(pool.counters());

@@ -37,7 +37,7 @@ pub enum Error {
     #[error("the back end closed the session")]
     Closed,
     /// The kernel says no.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] std::io::Error),
     /// The back end answered that a request failed.
     #[error("the back end refused request {0}")]

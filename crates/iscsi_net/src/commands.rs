@@ -8,7 +8,7 @@ use scsi::{
     Command, DiskId, Lun, Plan, Response, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag,
 };
 use scsi_tasks::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background};
-use timeline::{Operation, Stage, Stamp, Stamps};
+use timeline::{DiskNumber, Operation, PartCounts, Stage, Stamp, Stamps};
 
 use crate::connection::Connection;
 
@@ -187,7 +187,9 @@ impl Connection {
         let lun = Lun(slot.lun);
         session.view.refresh();
         slot.begun = true;
-        slot.tag = session.view.unit(lun).map(|unit| TaskTag {
+        let unit = session.view.unit(lun);
+        let disk = unit.map_or(DiskNumber::NONE, |unit| DiskNumber(unit.disk().0));
+        slot.tag = unit.map(|unit| TaskTag {
             nexus: session.nexus.id(),
             unit: unit.id(),
         });
@@ -210,7 +212,15 @@ impl Connection {
             _ => None,
         };
         let opcode = command.cdb.first().copied().unwrap_or(0);
-        slot.operation = Some(operation(opcode, direct));
+        let operation = operation(opcode, direct);
+        slot.operation = Some(operation);
+        if let Some(timeline) = &mut self.timeline {
+            let name = || {
+                let disk = self.shared.units.disk(DiskId(disk.0))?;
+                Some(disk.name().to_owned())
+            };
+            slot.part = timeline.part_of(disk, operation, name);
+        }
         slot.bytes = direct.map_or(0, |request| match request.moves_data() {
             true => request.length as u32,
             false => 0,
@@ -234,8 +244,10 @@ impl Connection {
         if self.batch.is_empty() {
             return;
         }
-        let mut at_once = [0; Operation::COUNT];
-        let mut pending = [0; Operation::COUNT];
+        let mut counts = PartCounts::default();
+        if let Some(first) = self.batch.first().and_then(|id| self.slots.current(*id)) {
+            counts.part = first.part;
+        }
         let now = self.stamp(io);
         let mut own = Stamps::noticed(now);
         let stamps = stamps.unwrap_or(&mut own);
@@ -253,6 +265,9 @@ impl Connection {
             if first {
                 slot.stamps = *stamps;
             }
+            if slot.part != counts.part {
+                self.mixed.turn_to(&mut counts, slot.part);
+            }
             let progress = self.advance(io, id.index, step);
             let slot = self.slots.get(id.index);
             // What waits for its client's data has not been submitted yet.
@@ -264,14 +279,14 @@ impl Connection {
             match progress {
                 Progress::Done => {
                     self.done.push(id);
-                    at_once[operation] += u32::from(first);
+                    counts.at_once[operation] += u32::from(first);
                     probes::submitted(|| std::iter::once(probes::id(self.probed, id.index)));
                     probes::reaped(|| std::iter::once(probes::id(self.probed, id.index)));
                 }
                 Progress::Pending => {
                     self.slots.get(id.index).pended = true;
                     if !waits {
-                        pending[operation] += u32::from(first && !asked);
+                        counts.pending[operation] += u32::from(first && !asked);
                         probes::submitted(|| std::iter::once(probes::id(self.probed, id.index)));
                     }
                 }
@@ -285,16 +300,17 @@ impl Connection {
         if self.reaped == Stamp::default() {
             self.reaped = reaped;
         }
-        let Some(timeline) = &mut self.timeline else {
-            return;
-        };
-        if pending != [0; Operation::COUNT] {
-            timeline.record_arrivals(&pending, stamps);
-        }
+        let before = *stamps;
         stamps.mark(Stage::Reaped, reaped);
-        if at_once != [0; Operation::COUNT] {
-            self.turns.push((*stamps, at_once));
+        if self.mixed.is_empty() {
+            return self.count_submitted(&counts, &before, reaped);
         }
+        self.mixed.add(&counts);
+        let mut mixed = std::mem::take(&mut self.mixed);
+        for counts in mixed.drain() {
+            self.count_submitted(&counts, &before, reaped);
+        }
+        self.mixed = mixed;
     }
 
     /// Takes a command's steps as far as they go without waiting.

@@ -19,7 +19,9 @@ use reactor::{DiskHandle, Io, Source};
 use ring::{Completion, Owner, RingFd};
 use scsi::{AbortScope, DiskId, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
 use scsi_tasks::{DiskHandles, Hold, Registration, TaskOrder};
-use timeline::{Labels, Operation, QueueRecord, QueueTimeline, SlowRequest, Stamp, Stamps};
+use timeline::{
+    Labels, MixedBatch, Operation, Part, QueueRecord, QueueTimeline, SlowRequest, Stamp, Stamps,
+};
 
 use crate::buffers::Buffers;
 use crate::management::{After, hold, runner};
@@ -55,7 +57,7 @@ pub(crate) struct Attached {
 
 pub(crate) struct Connection {
     pub(crate) place: Place,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) iscsi: iscsi::target::Connection,
     pub(crate) socket: RingFd,
     pub(crate) owner: Owner,
@@ -94,7 +96,9 @@ pub(crate) struct Connection {
     pub(crate) quiet: u64,
     pub(crate) timeline: Option<QueueTimeline>,
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
-    pub(crate) turns: Vec<(Stamps, [u32; Operation::COUNT])>,
+    pub(crate) turns: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
+    /// Commands of the batch that is being submitted, while they are for several disks.
+    pub(crate) mixed: MixedBatch,
     pub(crate) reaped: Stamp,
     /// When the completion that is being looked at was noticed.
     pub(crate) heard: Stamp,
@@ -148,6 +152,7 @@ impl Connection {
             quiet: 0,
             timeline: None,
             turns: Vec::new(),
+            mixed: MixedBatch::default(),
             reaped: Stamp::default(),
             heard: Stamp::default(),
             slow: Vec::new(),

@@ -2,7 +2,7 @@
 
 use reactor::Io;
 use scsi::{Lun, LunAddress, Response, Status};
-use timeline::{Clock, Operation, SlowRequest, Stage, Stamp, UnitAddress};
+use timeline::{Clock, Operation, PartCounts, SlowRequest, Stage, Stamp, Stamps, UnitAddress};
 
 use crate::connection::Connection;
 
@@ -22,9 +22,27 @@ impl Connection {
             let before = slot.stamps.at(Stage::Parsed);
             slot.stamps.mark(stage, stamp.max(before));
         }
-        let (operation, stamps) = (slot.operation, slot.stamps);
+        let (operation, stamps, part) = (slot.operation, slot.stamps, slot.part);
         if let Some(timeline) = &mut self.timeline {
+            timeline.select(part);
             timeline.record_arrival(operation.unwrap_or(Operation::Other), &stamps);
+        }
+    }
+
+    /// Commands of one batch and one disk have been given to it; those that ended at once have by `reaped`.
+    #[inline]
+    pub(crate) fn count_submitted(&mut self, counts: &PartCounts, stamps: &Stamps, reaped: Stamp) {
+        let Some(timeline) = &mut self.timeline else {
+            return;
+        };
+        if counts.pending != [0; Operation::COUNT] {
+            timeline.select(counts.part);
+            timeline.record_arrivals(&counts.pending, stamps);
+        }
+        if counts.at_once != [0; Operation::COUNT] {
+            let mut stamps = *stamps;
+            stamps.mark(Stage::Reaped, reaped);
+            self.turns.push((stamps, counts.at_once, counts.part));
         }
     }
 
@@ -61,9 +79,8 @@ impl Connection {
         let slot = self.slots.get(index);
         let operation = slot.operation.unwrap_or(Operation::Other);
         let good = matches!(response.status, Status::Good | Status::ConditionMet);
-        timeline
-            .counters()
-            .count(operation, u64::from(slot.bytes), good);
+        timeline.select(slot.part);
+        timeline.count(operation, u64::from(slot.bytes), good);
         let (noticed, submitted) = (
             slot.stamps.at(Stage::Noticed),
             slot.stamps.at(Stage::Submitted),
@@ -101,7 +118,8 @@ impl Connection {
         let Some(timeline) = &mut self.timeline else {
             return;
         };
-        for (mut stamps, counts) in self.turns.drain(..) {
+        for (mut stamps, counts, part) in self.turns.drain(..) {
+            timeline.select(part);
             stamps.mark(Stage::Answered, answered);
             stamps.mark(Stage::Notified, notified);
             timeline.record_turn(&counts, &stamps);

@@ -6,7 +6,7 @@ use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
 use scsi::{Response, TaskTag};
 use scsi_tasks::{Hold, Task, TaskStep, Ticket};
-use timeline::{Operation, Stamp, Stamps};
+use timeline::{Operation, Part, Stamp, Stamps};
 
 /// Names a slot; a stale name finds another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub(crate) struct Slot {
     /// An answer that waits for other tasks to be aborted.
     pub response: Option<Response>,
     pub operation: Option<Operation>,
+    /// Whose measurements it belongs to.
+    pub part: Part,
     pub bytes: u32,
     /// First byte on the disk.
     pub offset: u64,

@@ -249,8 +249,8 @@ All mistakes are reported at once. Exit code 0: none, 1: some.";
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LATENCY)]
 pub struct LatencyArguments {
-    /// Only this export, disk or queue (EXPORT/NUMBER) [default: one table set for each export]. Disks behind one controller or
-    /// target share its queues and their tables; --slowest tells them apart
+    /// Only this export, disk or queue (EXPORT/NUMBER) [default: one table set for each export]. A disk's tables are of all
+    /// exports that it is reached by, also where it shares their queues with other disks
     #[arg(value_name = "EXPORT|DISK|QUEUE")]
     pub selector: Option<String>,
     /// Which daemon

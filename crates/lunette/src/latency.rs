@@ -39,12 +39,20 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         let interval = now.1 - before.1;
         let reports = reports(&now.0.since(&before.0), selector).into_iter();
         let reports: Vec<QueueReport> = reports.map(|report| report.over(interval)).collect();
-        if !arguments.json && std::io::stdout().is_terminal() {
-            // To the top left corner, and clear what was there.
-            write!(std::io::stdout(), "\x1b[H\x1b[J")?;
-        }
-        print(&reports, arguments.json)?;
         before = now;
+        if arguments.json || !std::io::stdout().is_terminal() {
+            print(&reports, arguments.json)?;
+            continue;
+        }
+        let rows = ratatui::crossterm::terminal::size().map_or(24, |(_, rows)| rows);
+        let mut stdout = std::io::stdout().lock();
+        // To the top left corner, and clear what was there.
+        write!(
+            stdout,
+            "\x1b[H\x1b[J{}",
+            fitted(&text(&reports), usize::from(rows))
+        )?;
+        stdout.flush()?;
     }
 }
 
@@ -56,18 +64,37 @@ fn print(reports: &[QueueReport], as_json: bool) -> Outcome {
     let mut stdout = std::io::stdout().lock();
     if as_json {
         writeln!(stdout, "{}", json!({"reports": reports}))?;
-    } else if reports.is_empty() {
-        writeln!(stdout, "no client has used any export yet")?;
     } else {
-        for (index, report) in reports.iter().enumerate() {
-            if index > 0 {
-                writeln!(stdout)?;
-            }
-            write!(stdout, "{report}")?;
-        }
+        write!(stdout, "{}", text(reports))?;
     }
     stdout.flush()?;
     Ok(())
+}
+
+fn text(reports: &[QueueReport]) -> String {
+    if reports.is_empty() {
+        return "no client has used any export yet\n".to_owned();
+    }
+    let each: Vec<String> = reports.iter().map(QueueReport::to_string).collect();
+    each.join("\n")
+}
+
+/// As much as a window of so many rows shows: from the middle lines go, for rates and counters come last.
+fn fitted(text: &str, rows: usize) -> String {
+    const LAST: usize = 3;
+    let lines: Vec<&str> = text.lines().collect();
+    // The cursor has a row of its own.
+    let room = rows.saturating_sub(1).max(LAST + 2);
+    if lines.len() <= room {
+        return text.to_owned();
+    }
+    let first = room - LAST - 1;
+    let (shown, rest) = lines.split_at(first);
+    let (hidden, last) = rest.split_at(rest.len() - LAST);
+    let cut = format!("... {} lines do not fit in this window ...", hidden.len());
+    let cut = [cut.as_str()];
+    let all = shown.iter().chain(&cut).chain(last);
+    all.map(|line| format!("{line}\n")).collect()
 }
 
 fn print_slowest(slowest: &[SlowReport], as_json: bool) -> Outcome {
@@ -82,4 +109,22 @@ fn print_slowest(slowest: &[SlowReport], as_json: bool) -> Outcome {
     }
     stdout.flush()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_goes_from_the_middle() {
+        let text: String = (1..=40).map(|n| format!("{n}\n")).collect();
+        assert_eq!(fitted(&text, 41), text);
+        let cut = fitted(&text, 24);
+        let lines: Vec<&str> = cut.lines().collect();
+        assert_eq!(lines.len(), 23);
+        assert_eq!((lines[0], lines[18]), ("1", "19"));
+        assert_eq!(lines[19], "... 18 lines do not fit in this window ...");
+        assert_eq!(lines[20..], ["38", "39", "40"]);
+        assert_eq!(fitted(&text, 0).lines().count(), 5);
+    }
 }

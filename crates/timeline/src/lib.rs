@@ -10,6 +10,7 @@
 
 mod clock;
 mod histogram;
+mod parts;
 mod queue;
 mod record;
 mod report;
@@ -22,6 +23,7 @@ mod word;
 
 pub use clock::{Clock, SimulatedTime, Stamp};
 pub use histogram::Histogram;
+pub use parts::{DiskNumber, MixedBatch, Part, PartCounts};
 pub use queue::{Counters, OperationCounters, QueueTimeline, Stamps};
 pub use record::{CounterWords, QueueRecord};
 pub use report::{Ends, Layer, OperationReport, Report, Row};

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use crate::parts::{Part, Parts};
 use crate::record::{CounterWords, QueueRecord, SpanHistograms};
 use crate::snapshot::{Labels, QueueSnapshot};
 use crate::{Clock, Histogram, Operation, SlowRequest, Span, Stage, Stamp};
@@ -162,6 +163,7 @@ impl Counters {
 #[derive(Clone, Copy, Debug)]
 struct Run {
     operation: Operation,
+    part: Part,
     weight: u32,
     noticed: Stamp,
     submitted: Stamp,
@@ -175,7 +177,11 @@ const RUNS_COMPARED: usize = 4;
 /// The histograms and counters of one queue, as their owner has them.
 #[derive(Debug)]
 pub struct QueueTimeline {
-    record: Arc<QueueRecord>,
+    /// The queue's own.
+    pub(crate) record: Arc<QueueRecord>,
+    /// What is recorded of requests goes here: the queue's own, or a disk's part of it.
+    pub(crate) current: Arc<QueueRecord>,
+    pub(crate) parts: Parts,
     recording: bool,
     /// A request that has just been recorded is worth keeping whole.
     slow_seen: bool,
@@ -190,8 +196,11 @@ pub struct QueueTimeline {
 impl QueueTimeline {
     /// A timeline for a queue with up to `depth` requests in flight.
     pub fn new(labels: Labels, depth: usize) -> Self {
+        let record = Arc::new(QueueRecord::new(labels));
         QueueTimeline {
-            record: Arc::new(QueueRecord::new(labels)),
+            current: record.clone(),
+            record,
+            parts: Parts::new(),
             recording: true,
             slow_seen: false,
             slow_threshold: 0,
@@ -211,10 +220,16 @@ impl QueueTimeline {
         self.record.labels()
     }
 
-    /// What the owner counts; requests here include those without stamps.
+    /// What the owner counts of the queue as a whole.
     #[inline]
     pub fn counters(&self) -> &CounterWords {
         self.record.words()
+    }
+
+    /// Counts a request that was answered, whether it has stamps or not.
+    #[inline(always)]
+    pub fn count(&self, operation: Operation, bytes: u64, good: bool) {
+        self.current.words().count(operation, bytes, good);
     }
 
     /// Switches the histograms on or off (they start on); counters count on. With [`Clock::stopped`] it is the
@@ -268,7 +283,7 @@ impl QueueTimeline {
     #[inline]
     pub fn record_batch(&mut self, operation: Operation, span: Span, ticks: u64, weight: u32) {
         if self.recording {
-            self.record.spans(operation)[span as usize].record(ticks, u64::from(weight));
+            self.current.spans(operation)[span as usize].record(ticks, u64::from(weight));
         }
     }
 
@@ -293,7 +308,7 @@ impl QueueTimeline {
             return;
         }
         for (operation, weight) in with_counts(counts) {
-            let histograms = self.record.spans(operation);
+            let histograms = self.current.spans(operation);
             for span in [Span::Popped, Span::Parsed, Span::Submitted] {
                 histograms[span as usize].record(stamps.span(span), u64::from(weight));
             }
@@ -305,7 +320,7 @@ impl QueueTimeline {
         if !self.recording {
             return;
         }
-        let histograms = self.record.spans(operation);
+        let histograms = self.current.spans(operation);
         for span in [
             Span::Popped,
             Span::Parsed,
@@ -324,15 +339,18 @@ impl QueueTimeline {
         if !self.recording {
             return;
         }
+        let part = self.parts.written();
         let unanswered = self.runs.iter_mut().skip(self.unanswered);
         for run in unanswered.rev().take(RUNS_COMPARED) {
-            if run.operation == operation && run.noticed == noticed && run.submitted == submitted {
+            let same = run.operation == operation && run.part == part;
+            if same && run.noticed == noticed && run.submitted == submitted {
                 run.weight = run.weight.saturating_add(1);
                 return;
             }
         }
         self.runs.push(Run {
             operation,
+            part,
             weight: 1,
             noticed,
             submitted,
@@ -350,9 +368,14 @@ impl QueueTimeline {
     }
 
     fn record_runs_answered(&mut self, reaped: Stamp, answered: Stamp) {
-        for run in self.runs.iter_mut().skip(self.unanswered) {
+        for index in self.unanswered..self.runs.len() {
+            let Some(run) = self.runs.get_mut(index) else {
+                break;
+            };
             run.answered = answered;
-            let histograms = self.record.spans(run.operation);
+            let run = *run;
+            self.select(run.part);
+            let histograms = self.current.spans(run.operation);
             let weight = u64::from(run.weight);
             histograms[Span::Reaped as usize].record(reaped.since(run.submitted), weight);
             histograms[Span::Answered as usize].record(answered.since(reaped), weight);
@@ -374,9 +397,10 @@ impl QueueTimeline {
                 break;
             };
             self.look_for_slow(run.noticed, notified);
-            let words = self.record.words();
+            self.select(run.part);
+            let words = self.current.words();
             words.noticed(run.operation, run.noticed, run.weight);
-            let histograms = self.record.spans(run.operation);
+            let histograms = self.current.spans(run.operation);
             let weight = u64::from(run.weight);
             histograms[Span::Notified as usize].record(notified.since(run.answered), weight);
             histograms[Span::Total as usize].record(notified.since(run.noticed), weight);
@@ -409,9 +433,9 @@ impl QueueTimeline {
         if !self.recording {
             return;
         }
-        let words = self.record.words();
+        let words = self.current.words();
         words.noticed(operation, stamps.at(Stage::Noticed), weight);
-        let histograms = self.record.spans(operation);
+        let histograms = self.current.spans(operation);
         // [`Span::COMMON`], one by one: each then knows its two stamps and its histogram.
         record_span::<{ Span::Popped as usize }>(histograms, stamps, weight);
         record_span::<{ Span::Parsed as usize }>(histograms, stamps, weight);
@@ -611,7 +635,7 @@ mod tests {
         queue.note_reaped(Operation::Read, Stamp(1), Stamp(2));
         queue.record_answered(Stamp(3), Stamp(4));
         queue.record_notified(Stamp(5));
-        queue.counters().count(Operation::Read, 0, true);
+        queue.count(Operation::Read, 0, true);
         assert_same(&queue, &timeline());
         assert_eq!(queue.counters().get().requests(), 1);
     }

@@ -4,8 +4,10 @@
 //! more than the cache lines that it reads. What is read may be a few requests apart. Aligned, so that no two queues
 //! share a line.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::parts::Place;
 use crate::snapshot::{Labels, Latencies, OperationLatencies, QueueSnapshot};
 use crate::{
     Clock, Counters, Histogram, Operation, OperationCounters, SlowLog, SlowRequest, Span,
@@ -102,6 +104,16 @@ pub struct QueueRecord {
     /// Made with the first request that it keeps. Slow requests alone need the lock, and their owner never waits for it.
     slow: Mutex<Option<Box<SlowLog>>>,
     labels: Labels,
+    /// Of single disks, where there are several. The owner adds to it, and reads it never.
+    parts: Mutex<PartRecords>,
+    /// This is such a part.
+    _place: Option<Place>,
+}
+
+#[derive(Debug, Default)]
+struct PartRecords {
+    records: Vec<Arc<QueueRecord>>,
+    untold: BTreeSet<String>,
 }
 
 impl QueueRecord {
@@ -111,7 +123,36 @@ impl QueueRecord {
             operations: [const { OnceLock::new() }; Operation::COUNT],
             slow: Mutex::default(),
             labels,
+            parts: Mutex::default(),
+            _place: None,
         }
+    }
+
+    pub(crate) fn part(labels: Labels, place: Place) -> QueueRecord {
+        QueueRecord {
+            _place: Some(place),
+            ..QueueRecord::new(labels)
+        }
+    }
+
+    fn parts(&self) -> MutexGuard<'_, PartRecords> {
+        // Nothing is left half done in it.
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add_part(&self, part: Arc<QueueRecord>) {
+        self.parts().records.push(part);
+    }
+
+    /// The number of this disk's part; they count from 1.
+    pub(crate) fn part_named(&self, disk: &str) -> Option<u16> {
+        let parts = self.parts();
+        let at = parts.records.iter().position(|p| p.labels.disk == disk)?;
+        u16::try_from(at + 1).ok()
+    }
+
+    pub(crate) fn leave_untold(&self, disk: String) {
+        self.parts().untold.insert(disk);
     }
 
     /// Which queue this is.
@@ -119,9 +160,13 @@ impl QueueRecord {
         &self.labels
     }
 
-    /// What was counted.
+    /// What was counted, its parts included.
     pub fn counters(&self) -> Counters {
-        self.counters.get()
+        let mut sum = self.counters.get();
+        for part in &self.parts().records {
+            sum.merge(&part.counters.get());
+        }
+        sum
     }
 
     #[inline]
@@ -155,10 +200,36 @@ impl QueueRecord {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Everything so far, in nanoseconds. Takes some tens of microseconds, of the caller's time.
+    /// Everything so far, in nanoseconds. Takes some tens of microseconds for each part, of the caller's time.
     pub fn snapshot(&self, clock: &Clock) -> QueueSnapshot {
+        let (parts, untold) = {
+            let parts = self.parts();
+            (parts.records.clone(), parts.untold.clone())
+        };
+        let mut snapshot = QueueSnapshot {
+            labels: self.labels.clone(),
+            in_flight: self.counters.in_flight.get(),
+            latencies: self.latencies(clock),
+            slow: match &*self.slow() {
+                Some(log) => log.snapshot(clock),
+                None => Vec::new(),
+            },
+            untold,
+            ..QueueSnapshot::default()
+        };
+        for part in parts {
+            let latencies = part.latencies(clock);
+            snapshot.latencies.merge(&latencies);
+            let disk = snapshot.disks.entry(part.labels.disk.clone());
+            disk.or_default().merge(&latencies);
+        }
+        snapshot
+    }
+
+    /// Its own, parts not included.
+    fn latencies(&self, clock: &Clock) -> Latencies {
         let mut latencies = Latencies {
-            counters: self.counters(),
+            counters: self.counters.get(),
             ..Default::default()
         };
         for operation in Operation::ALL {
@@ -175,15 +246,7 @@ impl QueueRecord {
                 .operations
                 .insert(operation, OperationLatencies { spans });
         }
-        QueueSnapshot {
-            labels: self.labels.clone(),
-            in_flight: self.counters.in_flight.get(),
-            latencies,
-            slow: match &*self.slow() {
-                Some(log) => log.snapshot(clock),
-                None => Vec::new(),
-            },
-        }
+        latencies
     }
 
     pub(crate) fn reset(&self) {
@@ -192,6 +255,9 @@ impl QueueRecord {
         let histograms = self.operations.iter().filter_map(OnceLock::get);
         for histogram in histograms.flat_map(|spans| spans.iter()) {
             histogram.clear();
+        }
+        for part in &self.parts().records {
+            part.reset();
         }
     }
 }

@@ -103,7 +103,7 @@ pub struct Ends {
     pub count: u64,
     /// Mean time from published to noticed.
     pub noticed_ns: f64,
-    /// Mean time from notified to seen.
+    /// Mean time from notified to seen. Below nothing where a driver looks at the ring while the device still notifies.
     pub seen_ns: f64,
 }
 

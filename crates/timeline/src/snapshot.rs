@@ -3,7 +3,7 @@
 
 use crate::{Counters, Operation, SlowRequestSnapshot, Span, SparseHistogram};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Which queue a timeline is of.
@@ -22,12 +22,15 @@ pub struct Labels {
 impl Labels {
     /// Is this queue meant by `EXPORT`, `DISK` or `EXPORT/QUEUE`?
     pub fn matches(&self, selector: &str) -> bool {
+        self.is_of(selector) || (!self.disk.is_empty() && selector == self.disk)
+    }
+
+    /// Is this queue meant by `EXPORT` or `EXPORT/QUEUE`?
+    pub fn is_of(&self, selector: &str) -> bool {
         let queue = selector
             .strip_prefix(self.export.as_str())
             .and_then(|rest| rest.strip_prefix('/'));
-        selector == self.export
-            || (!self.disk.is_empty() && selector == self.disk)
-            || queue.is_some_and(|index| index.parse() == Ok(self.queue))
+        selector == self.export || queue.is_some_and(|index| index.parse() == Ok(self.queue))
     }
 }
 
@@ -127,6 +130,15 @@ pub struct QueueSnapshot {
     /// The slowest requests of the last minute, slowest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slow: Vec<SlowRequestSnapshot>,
+    /// What of that was measured of single disks, where the queue may serve several.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub disks: BTreeMap<String, Latencies>,
+    /// Disks that it served and cannot tell apart, for there are too many.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub untold: BTreeSet<String>,
+    /// The queue serves other disks too, and what is counted of the queue as a whole is missing here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
 }
 
 impl QueueSnapshot {
@@ -137,6 +149,50 @@ impl QueueSnapshot {
         self.slow.extend_from_slice(&other.slow);
         let by_total = |slow: &SlowRequestSnapshot| std::cmp::Reverse(slow.total_ns);
         self.slow.sort_by_key(by_total);
+        for (disk, latencies) in &other.disks {
+            let mine = self.disks.entry(disk.clone()).or_default();
+            mine.merge(latencies);
+        }
+        self.untold.extend(other.untold.iter().cloned());
+    }
+
+    /// What was measured of one disk; `None` when this queue did not serve it.
+    #[must_use]
+    pub fn of_disk(&self, disk: &str) -> Option<QueueSnapshot> {
+        if self.disks.is_empty() && self.labels.disk == disk {
+            return Some(self.clone());
+        }
+        let of_disk = |slow: &&SlowRequestSnapshot| slow.disk == disk;
+        let slow: Vec<_> = self.slow.iter().filter(of_disk).cloned().collect();
+        let known = self.disks.get(disk);
+        let untold = self.untold.contains(disk);
+        if known.is_none() && slow.is_empty() && !untold {
+            return None;
+        }
+        let mut latencies = known.cloned().unwrap_or_default();
+        let shared = known.is_none() || self.disks.len() > 1 || !self.untold.is_empty();
+        if !shared {
+            latencies.counters = Counters {
+                operations: latencies.counters.operations,
+                ..self.latencies.counters
+            };
+        }
+        Some(QueueSnapshot {
+            labels: Labels {
+                disk: disk.to_owned(),
+                ..self.labels.clone()
+            },
+            latencies,
+            slow,
+            shared,
+            untold: untold.then(|| disk.to_owned()).into_iter().collect(),
+            ..QueueSnapshot::default()
+        })
+    }
+
+    /// Lets go of what is told of single disks; the whole stays.
+    pub fn forget_disks(&mut self) {
+        self.disks.clear();
     }
 
     /// So much time has passed: what is too old to be shown goes.
@@ -162,13 +218,19 @@ impl Snapshot {
         self.merged_by(|_| true)
     }
 
-    /// The queues that a selector means (see [`Labels::matches`]) together; `None` when there is none.
-    pub fn selected(&self, selector: &str) -> Option<Latencies> {
-        let found = self
-            .queues
-            .iter()
-            .any(|queue| queue.labels.matches(selector));
-        found.then(|| self.merged_by(|labels| labels.matches(selector)))
+    /// What is meant by `EXPORT`, `EXPORT/QUEUE` or `DISK`: whole queues, or what queues measured of one disk.
+    #[must_use]
+    pub fn select(self, selector: &str) -> Snapshot {
+        let meant = self.queues.into_iter().filter_map(|mut queue| {
+            if !queue.labels.is_of(selector) {
+                queue = queue.of_disk(selector)?;
+            }
+            queue.forget_disks();
+            Some(queue)
+        });
+        Snapshot {
+            queues: meant.collect(),
+        }
     }
 
     /// The slowest requests of all queues, slowest first, each with its queue.
@@ -204,15 +266,21 @@ impl Snapshot {
                 .find(|before| same_queue(&before.labels, &now.labels));
             let before = before
                 .filter(|b| b.latencies.counters.requests() <= now.latencies.counters.requests());
-            let latencies = before.map_or_else(
-                || now.latencies.clone(),
-                |b| now.latencies.since(&b.latencies),
-            );
+            let Some(before) = before else {
+                return now.clone();
+            };
+            let disks = now.disks.iter().map(|(disk, latencies)| {
+                let earlier = before.disks.get(disk).cloned().unwrap_or_default();
+                (disk.clone(), latencies.since(&earlier))
+            });
             QueueSnapshot {
                 labels: now.labels.clone(),
                 in_flight: now.in_flight,
-                latencies,
+                latencies: now.latencies.since(&before.latencies),
                 slow: now.slow.clone(),
+                disks: disks.collect(),
+                untold: now.untold.clone(),
+                shared: now.shared,
             }
         });
         Snapshot {
@@ -242,8 +310,8 @@ mod tests {
             let reaped = 1000 + u64::from(n) * 77;
             let stamps = [0, 3, 5, 5, 5, 9, reaped, 30_000, 31_000];
             queue.record_turn(&[2, 1, 0, 0, 1], &Stamps::from_array(stamps.map(Stamp)));
-            queue.counters().count(Operation::Read, 0, true);
-            queue.counters().count(Operation::Read, 0, true);
+            queue.count(Operation::Read, 0, true);
+            queue.count(Operation::Read, 0, true);
             queue.counters().kicks.add(1);
         }
         queue.snapshot(&clock)
@@ -300,9 +368,8 @@ mod tests {
             ],
         };
         let kicks = |selector: &str| {
-            snapshot
-                .selected(selector)
-                .map(|found| found.counters.kicks)
+            let selected = snapshot.clone().select(selector);
+            (!selected.queues.is_empty()).then(|| selected.merged().counters.kicks)
         };
         assert_eq!(kicks("a"), Some(1));
         assert_eq!(kicks("b/1"), Some(2));
@@ -311,6 +378,44 @@ mod tests {
         assert_eq!(kicks(""), None);
         assert_eq!(snapshot.merged().counters.kicks, 3);
         assert_eq!(labels("a", 0).to_string(), "a/0 disk d0 worker 1");
+    }
+
+    #[test]
+    fn of_a_shared_queue_a_disk_has_its_part_and_the_queue_keeps_the_rest() {
+        let (clock, _) = Clock::simulated();
+        let shared = |disks: &[&str]| {
+            let of_queue = Labels {
+                disk: String::new(),
+                ..labels("c0", 2)
+            };
+            let mut queue = QueueTimeline::new(of_queue, 8);
+            queue.counters().kicks.add(7);
+            for (number, name) in (0..).zip(disks) {
+                let name = || Some((*name).to_owned());
+                let part = queue.part_of(crate::DiskNumber(number), Operation::Read, name);
+                queue.select(part);
+                queue.count(Operation::Read, 512, true);
+            }
+            Snapshot {
+                queues: vec![snapshot_of(labels("a", 0), 1), queue.snapshot(&clock)],
+            }
+        };
+        let two = shared(&["d0", "d1"]);
+        let [blk, part] = &two.clone().select("d0").queues[..] else {
+            panic!("two doors");
+        };
+        assert!(!blk.shared && part.shared);
+        let counters = part.latencies.counters;
+        assert_eq!((counters.requests(), counters.kicks), (1, 0));
+        let [whole] = &two.clone().select("c0/2").queues[..] else {
+            panic!("one queue");
+        };
+        let counters = whole.latencies.counters;
+        assert_eq!((counters.requests(), counters.kicks), (2, 7));
+        assert!(!whole.shared && whole.disks.is_empty());
+        assert_eq!(two.select("d2").queues, []);
+        let alone = shared(&["d1"]).select("d1");
+        assert_eq!(alone.queues[0].latencies.counters.kicks, 7);
     }
 
     #[test]

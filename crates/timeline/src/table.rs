@@ -68,7 +68,15 @@ fn write_operation(f: &mut fmt::Formatter<'_>, report: &OperationReport) -> fmt:
         part(queueing),
         time(service),
         part(service)
-    )
+    )?;
+    if report.rows.iter().any(|row| row.mean_ns < 0.0) {
+        writeln!(
+            f,
+            "below 0: the driver saw answers in the ring while the worker still sent the\ninterrupt, or had not \
+             looked at the clock yet"
+        )?;
+    }
+    Ok(())
 }
 
 fn write_row(
@@ -110,10 +118,10 @@ fn write_columns(f: &mut fmt::Formatter<'_>, columns: [String; 7]) -> fmt::Resul
 pub fn time(ns: f64) -> String {
     const UNITS: [(f64, &str); 4] = [(1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s")];
     // 999.5 would be printed as 1000: that is 1.00 of the next unit.
-    let fits = |(unit, _): &&(f64, &str)| ns / unit < 999.5;
+    let fits = |(unit, _): &&(f64, &str)| ns.abs() / unit < 999.5;
     let (unit, name) = UNITS.iter().find(fits).unwrap_or(&UNITS[3]);
     let value = ns / unit;
-    let digits = match value {
+    let digits = match value.abs() {
         _ if *unit == 1.0 => 0,
         ..9.995 => 2,
         ..99.95 => 1,
@@ -192,18 +200,45 @@ flush: 1 request
     #[test]
     fn times_have_three_digits_and_the_unit_that_suits() {
         let texts = [
-            0.0, 7.4, 999.4, 999.6, 9994.0, 9996.0, 99_960.0, 1e6, 4.3e8, 7.5e10, 1e13,
+            0.0, 7.4, 999.4, 999.6, 9994.0, 9996.0, 99_960.0, 1e6, 4.3e8, 7.5e10, 1e13, -1250.0,
         ]
         .map(time);
         let expected = [
             "0 ns", "7 ns", "999 ns", "1.00 us", "9.99 us", "10.0 us", "100 us", "1.00 ms",
-            "430 ms", "75.0 s", "10000 s",
+            "430 ms", "75.0 s", "10000 s", "-1.25 us",
         ];
         assert_eq!(texts, expected);
         assert_eq!(
             [0, 999, 1000, 1234567].map(grouped),
             ["0", "999", "1,000", "1,234,567"]
         );
+    }
+
+    #[test]
+    fn what_the_driver_sees_early_is_below_nothing_and_explained() {
+        let mut latencies = crate::OperationLatencies::default();
+        let stage = crate::SparseHistogram::from_nanos([500]);
+        latencies.spans.insert(Span::Reaped, stage);
+        let ends = crate::Ends {
+            count: 1,
+            noticed_ns: 100.0,
+            seen_ns: -150.0,
+        };
+        let total = crate::SparseHistogram::from_nanos([450]);
+        let report = Report {
+            title: "d0".to_owned(),
+            operations: vec![crate::OperationReport::between(
+                Operation::Read,
+                &latencies,
+                &ends,
+                &total,
+            )],
+        };
+        let text = render(&report);
+        let seen = text.lines().find(|line| line.starts_with("seen ")).unwrap();
+        assert!(seen.starts_with("seen         450 ns   -150 ns"), "{text}");
+        assert!(text.contains("\nbelow 0: the driver saw answers"), "{text}");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
 use support::Rig;
+use timeline::{Operation, Span};
 
 /// The first request queue: 0 is for control, 1 for events (virtio 1.3, 5.6.2).
 const REQUESTS: u16 = 2;
@@ -111,4 +112,67 @@ fn what_is_not_there_is_answered_so() {
     let done = queue.run(&request(0, 0, &cdb), &[], &mut inquiry).unwrap();
     assert_eq!((done.status, done.residual), (GOOD, 60));
     assert_eq!((inquiry[0], inquiry[36]), (0, 0xee));
+}
+
+#[test]
+fn each_disk_of_a_queue_has_its_own_times_in_batches_of_both() {
+    const DELAY: Duration = Duration::from_millis(5);
+    for (slow, delays) in [
+        (None, [Duration::ZERO; 2]),
+        (Some("b"), [Duration::ZERO, DELAY]),
+        (Some("a"), [DELAY, Duration::ZERO]),
+    ] {
+        let rig = Rig::new(1);
+        let (socket, ..) = rig.serve_delayed_controller(delays);
+        let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+        let options = QueueOptions::default();
+        let mut queue =
+            ScsiQueue::start(&mut front_end, REQUESTS, &options, 16, 4096, Cuts::Usual).unwrap();
+        let units = [("a", 0, 0), ("b", 5, 300)];
+        for (_, target, lun) in units {
+            settle(&mut queue, target, lun);
+        }
+        let read = read_10(3, 1);
+        for round in 0..20 {
+            let mut asked = 0;
+            // In turns, runs of two, and at the end of the batch an odd one of the second.
+            for at in [0, 1, 0, 0, 1, 1, 0, 1, 1] {
+                let (_, target, lun) = units[at];
+                let slot = queue.take().unwrap();
+                assert!(queue.submit(slot, &request(target, lun, &read), 0, 512));
+                asked += 1;
+            }
+            queue.publish();
+            for _ in 0..asked {
+                let done = queue.wait().unwrap();
+                assert_eq!((done.response, done.status), (0, GOOD), "round {round}");
+                queue.release(done.slot);
+            }
+        }
+        front_end.stop_queue(REQUESTS).unwrap();
+        let snapshots = rig.pool.snapshots();
+        let mine = |queue: &&timeline::QueueSnapshot| queue.labels.queue == u32::from(REQUESTS);
+        let snapshot = snapshots.iter().find(mine).unwrap();
+        assert_eq!(snapshot.disks.len(), 2);
+        let mut reads = 0;
+        for (name, count) in [("a", 20 * 4), ("b", 20 * 5)] {
+            let latencies = &snapshot.disks[name];
+            let read = latencies.counters.of(Operation::Read);
+            assert_eq!((read.requests, read.bytes), (count, 512 * count), "{name}");
+            let spans = &latencies.operations[&Operation::Read].spans;
+            for span in Span::COMMON {
+                assert_eq!(spans[&span].count, count, "{name} {span} {slow:?}");
+            }
+            if slow == Some(name) {
+                let least = spans[&Span::Reaped].buckets.first().unwrap().0;
+                let delay = DELAY.as_nanos() as u64;
+                assert!(least > delay - delay / 64, "{name}: {least} ns");
+            }
+            reads += count;
+        }
+        let whole = &snapshot.latencies;
+        assert_eq!(whole.counters.of(Operation::Read).requests, reads);
+        let total = &whole.operations[&Operation::Read].spans[&Span::Total];
+        assert_eq!(total.count, reads);
+    }
 }

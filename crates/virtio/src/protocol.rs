@@ -11,7 +11,7 @@ use backend::Disk;
 use disk::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag};
-use timeline::{Operation, UnitAddress};
+use timeline::{DiskNumber, Operation, UnitAddress};
 use virtqueue::Chain;
 
 /// A request, in the slot that it keeps from its first hop to its last: hops hand on which slot, not what is in it.
@@ -85,6 +85,28 @@ pub struct Answer {
 pub trait Protocol: 'static {
     /// What a request needs to remember; reused by later requests of its slot.
     type State: Default;
+
+    /// May a queue serve several disks? Then each of them is measured by itself.
+    const SEVERAL_DISKS: bool = false;
+
+    /// Which of several disks a request is for, once it has begun.
+    fn disk_number(&self, _request: &Request<Self::State>) -> DiskNumber {
+        DiskNumber::NONE
+    }
+
+    /// Has a request begun, since this was asked last, that is for another disk than the one before it?
+    #[inline(always)]
+    fn disk_changed(&mut self) -> bool {
+        false
+    }
+
+    /// The next request counts as one for another disk.
+    fn forget_disk(&mut self) {}
+
+    /// The name of a disk that a request was for; `None` when it has gone.
+    fn disk_name(&self, _number: DiskNumber) -> Option<String> {
+        None
+    }
 
     /// A batch of requests is about to begin: time to look at what changes between turns only.
     #[inline(always)]

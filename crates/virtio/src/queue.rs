@@ -5,6 +5,8 @@
 //! (**answered**), stores the used index once and interrupts once (**notified**). A driver that breaks the
 //! rules of the ring ends this queue, with one log line, and nothing else.
 
+mod measure;
+
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +16,9 @@ use disk::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
 use reactor::{Io, RateLimit, Source, SourceId, Tag};
 use ring::RingFd;
-use timeline::{Operation, QueueRecord, QueueTimeline, SlowRequest, Stage, Stamp, Stamps};
+use timeline::{
+    MixedBatch, Operation, Part, PartCounts, QueueRecord, QueueTimeline, Stage, Stamp, Stamps,
+};
 use virtqueue::{DeviceQueue, QueueError};
 
 use crate::device::{Breach, BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
@@ -67,7 +71,14 @@ pub struct Queue<P: Protocol> {
     /// Slots that have taken many steps in this turn, with the next one.
     resting: Vec<(u16, Step)>,
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
-    turns: Vec<(Stamps, [u32; Operation::COUNT])>,
+    turns: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
+    /// Requests of the batch that is being submitted, while those in flight are for several disks.
+    mixed: MixedBatch,
+    several: bool,
+    /// Else whose measurements all of them belong to.
+    part: Part,
+    /// Batches that were sorted by disk.
+    sorted: u8,
     timeline: QueueTimeline,
     kick: Option<RingFd>,
     call: Option<Signal>,
@@ -105,6 +116,10 @@ impl<P: Protocol> Queue<P> {
             going_on: Vec::new(),
             resting: Vec::new(),
             turns: Vec::with_capacity(4),
+            mixed: MixedBatch::default(),
+            several: false,
+            part: Part::REST,
+            sorted: 0,
             timeline: QueueTimeline::new(setup.labels, depth),
             kick: setup.kick.map(RingFd::from),
             call: setup.call.map(Signal::new),
@@ -252,6 +267,9 @@ impl<P: Protocol> Queue<P> {
             }
         }
         self.batch = batch;
+        if P::SEVERAL_DISKS && (self.protocol.disk_changed() || self.several) {
+            self.sort_by_disk();
+        }
     }
 
     /// A chain that cannot be answered: its request is over.
@@ -271,25 +289,32 @@ impl<P: Protocol> Queue<P> {
     }
 
     /// Hop 4: gives each request's I/O to its disk. Those that end at once are done.
-    fn submit_batch(&mut self, io: &mut Io, stamps: &mut Stamps) {
-        let mut at_once = [0; Operation::COUNT];
-        let mut pending = [0; Operation::COUNT];
+    #[inline(always)]
+    fn submit_batch<const SEVERAL: bool>(&mut self, io: &mut Io, stamps: &mut Stamps) {
+        let mut counts = PartCounts {
+            part: self.part,
+            ..PartCounts::default()
+        };
         let mut batch = std::mem::take(&mut self.batch);
         let done_before = self.done.len();
         let mut done = 0;
         for at in 0..batch.len() {
             let index = batch[at];
-            let operation = self.slots.get(index).operation as usize;
+            let slot = self.slots.get(index);
+            let operation = slot.operation as usize;
+            if SEVERAL && slot.part != counts.part {
+                self.mixed.turn_to(&mut counts, slot.part);
+            }
             match self.take_first_step(io, index) {
                 Progress::Done => {
                     // Behind what is still to be submitted.
                     batch[done] = index;
                     done += 1;
-                    at_once[operation] += 1;
+                    counts.at_once[operation] += 1;
                 }
                 Progress::Pending => {
                     self.pended.push(index);
-                    pending[operation] += 1;
+                    counts.pending[operation] += 1;
                 }
                 Progress::Over => self.slots.free_slot(index),
             }
@@ -317,12 +342,16 @@ impl<P: Protocol> Queue<P> {
                 slot.parsed = stamps.at(Stage::Parsed);
                 slot.submitted = now;
             }
-            self.timeline.record_arrivals(&pending, &stamps);
         }
-        stamps.mark(Stage::Reaped, now);
-        if at_once != [0; Operation::COUNT] {
-            self.turns.push((*stamps, at_once));
+        if !SEVERAL || self.mixed.is_empty() {
+            return self.count_submitted(&counts, *stamps, now);
         }
+        self.mixed.add(&counts);
+        let mut mixed = std::mem::take(&mut self.mixed);
+        for counts in mixed.drain() {
+            self.count_submitted(&counts, *stamps, now);
+        }
+        self.mixed = mixed;
     }
 
     /// Takes a request's first step, which mostly is an I/O, and mostly the only one.
@@ -397,16 +426,18 @@ impl<P: Protocol> Queue<P> {
     }
 
     /// Hop 6: writes the answers and returns the chains.
-    fn answer_done(&mut self) {
+    #[inline(always)]
+    fn answer_done<const SEVERAL: bool>(&mut self) {
         for at in 0..self.done.len() {
             let index = self.done[at];
             let slot = self.slots.get(index);
             let answer = self.protocol.answer(&mut slot.request);
             let bytes = u64::from(slot.bytes);
             slot.good = answer.good;
-            self.timeline
-                .counters()
-                .count(slot.operation, bytes, answer.good);
+            if SEVERAL {
+                self.timeline.select(slot.part);
+            }
+            self.timeline.count(slot.operation, bytes, answer.good);
             if slot.pended {
                 self.timeline
                     .note_reaped(slot.operation, slot.noticed, slot.submitted);
@@ -441,39 +472,6 @@ impl<P: Protocol> Queue<P> {
         let id = |index: &u16| probes::id(probed, u32::from(*index));
         probes::answered(|| done.iter().map(|index| (id(index), slots.get(*index).good)));
         probes::notified(|| done.iter().map(id));
-    }
-
-    /// Some of the requests that have just been answered were slow; their slots still say what they were.
-    #[cold]
-    fn keep_slow(&mut self, io: &Io, answered: Stamp, notified: Stamp) {
-        for index in &self.done {
-            let slot = self.slots.get(*index);
-            let mut stamps = Stamps::default();
-            if slot.pended {
-                for (stage, stamp) in [
-                    (Stage::Noticed, slot.noticed),
-                    (Stage::Popped, slot.popped),
-                    (Stage::Parsed, slot.parsed),
-                    (Stage::Submitted, slot.submitted),
-                    (Stage::Reaped, self.reaped),
-                ] {
-                    stamps.mark(stage, stamp);
-                }
-            } else if let Some((shared, _)) = self.turns.last() {
-                stamps = *shared;
-            }
-            stamps.mark(Stage::Answered, answered);
-            stamps.mark(Stage::Notified, notified);
-            let request = SlowRequest {
-                operation: slot.operation,
-                tag: u64::from(slot.request.chain.id),
-                unit: self.protocol.unit(&slot.request),
-                offset: slot.offset,
-                length: u64::from(slot.bytes),
-                stamps,
-            };
-            self.timeline.keep_slow(io.clock(), request);
-        }
     }
 
     /// Requests that gave way in an earlier turn.
@@ -559,7 +557,11 @@ impl<P: Protocol> Source for Queue<P> {
                 })
             });
         }
-        self.submit_batch(io, &mut stamps);
+        if P::SEVERAL_DISKS && self.several {
+            self.submit_several(io, &mut stamps);
+        } else {
+            self.submit_batch::<false>(io, &mut stamps);
+        }
         self.note_in_flight();
     }
 
@@ -595,7 +597,11 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn publish(&mut self, io: &mut Io) {
-        self.answer_done();
+        if P::SEVERAL_DISKS && self.several {
+            self.answer_several();
+        } else {
+            self.answer_done::<false>();
+        }
         let interrupt = !self.broken && self.ring.publish();
         // By now the driver may see the answers.
         let answered = self.stamp(io);
@@ -611,9 +617,12 @@ impl<P: Protocol> Source for Queue<P> {
         if !self.done.is_empty() {
             self.tell_probes();
         }
-        for (stamps, counts) in &mut self.turns {
+        for (stamps, counts, part) in &mut self.turns {
             stamps.mark(Stage::Answered, answered);
             stamps.mark(Stage::Notified, notified);
+            if P::SEVERAL_DISKS {
+                self.timeline.select(*part);
+            }
             self.timeline.record_turn(counts, stamps);
         }
         // Without a completion in this turn something else has ended the wait, just now.
@@ -622,6 +631,9 @@ impl<P: Protocol> Source for Queue<P> {
         }
         self.timeline.record_answered(self.reaped, answered);
         self.timeline.record_notified(notified);
+        if P::SEVERAL_DISKS && !self.several {
+            self.timeline.select(self.part);
+        }
         if self.timeline.take_slow_seen() {
             self.keep_slow(io, answered, notified);
         }

@@ -4,7 +4,7 @@
 //! already is the driver's fault and is detected here.
 
 use guest_memory::GuestView;
-use timeline::{Operation, Stamp};
+use timeline::{Operation, Part, Stamp};
 use virtqueue::Chain;
 
 use crate::protocol::{Request, Step};
@@ -15,6 +15,8 @@ pub(crate) struct Slot<S> {
     /// What is to be done next, between two hops of a batch, if it is not [`Step::Data`].
     pub step: Option<Step>,
     pub operation: Operation,
+    /// Whose measurements it belongs to, while those in flight are of several disks.
+    pub part: Part,
     pub bytes: u32,
     /// First byte of its first I/O on the disk.
     pub offset: u64,
@@ -42,6 +44,7 @@ impl<S: Default> Default for Slot<S> {
             request: Request::default(),
             step: None,
             operation: Operation::Other,
+            part: Part::REST,
             bytes: 0,
             offset: 0,
             noticed: Stamp::default(),

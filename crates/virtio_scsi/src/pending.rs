@@ -2,6 +2,7 @@
 
 use reactor::Tag;
 use scsi_tasks::{Hold, Task, Ticket};
+use timeline::DiskNumber;
 
 use crate::request;
 
@@ -16,6 +17,8 @@ pub(crate) struct Pending {
     pub id: u64,
     /// Which task it is, for task management.
     pub key: Option<(u8, u16)>,
+    /// Its disk, for its measurements.
+    pub disk: DiskNumber,
     /// Where it is, so that it can be resumed.
     pub tag: Option<Tag>,
     pub data_in_room: u32,
@@ -38,6 +41,7 @@ impl Default for Pending {
         Pending {
             task: Task::default(),
             key: None,
+            disk: DiskNumber::NONE,
             id: 0,
             code: request::S_OK,
             data_in_room: 0,

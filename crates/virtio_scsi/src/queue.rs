@@ -19,7 +19,7 @@ use scsi_tasks::{
     Admission, Call, DiskHandles, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
     go_on_in_background,
 };
-use timeline::{Operation, UnitAddress};
+use timeline::{DiskNumber, Operation, UnitAddress};
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::Chain;
 
@@ -43,6 +43,7 @@ struct Known {
     unit: PlainUnit,
     order: Arc<TaskOrder>,
     disk: DiskHandle,
+    number: DiskNumber,
 }
 
 /// How many units a queue knows at a time. Of more, some keep their places and the others are looked up each time.
@@ -64,6 +65,9 @@ pub(crate) struct RequestQueue {
     /// Commands for units that are not known.
     unknown: u8,
     disks: DiskHandles,
+    /// Of the request that began last, and whether it was another one's before.
+    last_disk: DiskNumber,
+    disk_changed: bool,
     stopping: bool,
 }
 
@@ -77,6 +81,8 @@ impl RequestQueue {
             known: [const { None }; KNOWN],
             unknown: 0,
             disks: DiskHandles::default(),
+            last_disk: DiskNumber::NONE,
+            disk_changed: false,
             stopping: false,
         }
     }
@@ -268,6 +274,26 @@ fn operation(opcode: u8, direct: Option<&IoRequest>) -> Operation {
 impl Protocol for RequestQueue {
     type State = Pending;
 
+    const SEVERAL_DISKS: bool = true;
+
+    fn disk_number(&self, request: &Request<Pending>) -> DiskNumber {
+        request.state.disk
+    }
+
+    #[inline(always)]
+    fn disk_changed(&mut self) -> bool {
+        std::mem::take(&mut self.disk_changed)
+    }
+
+    fn forget_disk(&mut self) {
+        self.disk_changed = true;
+    }
+
+    fn disk_name(&self, number: DiskNumber) -> Option<String> {
+        let disk = self.shared.units.disk(DiskId(number.0))?;
+        Some(disk.name().to_owned())
+    }
+
     #[inline(always)]
     fn begin(
         &mut self,
@@ -296,6 +322,10 @@ impl Protocol for RequestQueue {
         {
             (pending.key, pending.id) = (Some(known.key), header.id);
             (pending.tag, pending.data_in_room) = (Some(tag), data_in);
+            pending.disk = known.number;
+            if known.number != self.last_disk {
+                (self.last_disk, self.disk_changed) = (known.number, true);
+            }
             pending.task.start_plain(io.end);
             // One transfer is far below 4 GiB, and the buffer is as long as it.
             let bytes = io.request.length as u32;
@@ -414,6 +444,13 @@ impl RequestQueue {
         pending.tag = Some(tag);
         (pending.code, pending.data_in, pending.aborted) = (request::S_OK, 0, None);
         pending.data_in_room = chain.writable - RESPONSE_SIZE as u32;
+        pending.disk = match header.address {
+            Some(address) => self.number_at(&address),
+            None => DiskNumber::NONE,
+        };
+        if pending.disk != self.last_disk {
+            (self.last_disk, self.disk_changed) = (pending.disk, true);
+        }
         let seen = match header.address {
             Some(address) => self.target(address.target).map(|seen| (address, seen)),
             None => None,
@@ -449,7 +486,8 @@ impl RequestQueue {
             return self.begin_planned(io, request, header.cdb[0], Plan::Io(direct));
         };
         pending.task.start_direct(direct);
-        self.know(header.lun, &address, disk);
+        let number = DiskNumber(direct.disk.0);
+        self.know(header.lun, &address, disk, number);
         Start {
             operation: operation(header.cdb[0], Some(&direct.request)),
             // One transfer is far below 4 GiB.
@@ -458,8 +496,17 @@ impl RequestQueue {
         }
     }
 
+    fn number_at(&mut self, address: &Address) -> DiskNumber {
+        let Some(seen) = self.target(address.target) else {
+            return DiskNumber::NONE;
+        };
+        seen.view.refresh();
+        let unit = seen.view.unit(address.lun);
+        unit.map_or(DiskNumber::NONE, |unit| DiskNumber(unit.disk().0))
+    }
+
     /// The next plain command for this unit goes the short way, if there is a place for it.
-    fn know(&mut self, field: &[u8; 8], address: &Address, disk: DiskHandle) {
+    fn know(&mut self, field: &[u8; 8], address: &Address, disk: DiskHandle, number: DiskNumber) {
         let known = &mut self.known[place(field)];
         self.unknown = self.unknown.wrapping_add(1);
         let keep = known.as_ref().is_some_and(|known| known.unit.is_current());
@@ -477,6 +524,7 @@ impl RequestQueue {
                 unit,
                 order: seen.order.clone(),
                 disk,
+                number,
             });
     }
 

@@ -1,8 +1,8 @@
 //! `GET /v1/latency[?select=EXPORT|DISK|EXPORT/QUEUE][&slowest=N]`: what every queue measured, queue by queue, and on
 //! request the N slowest requests of the last minute, each with its queue.
 //!
-//! The answer is a [`timeline::Snapshot`]; whoever asks merges, subtracts and prints it. Queues of a controller with several
-//! disks have tables for all of them together; of slow requests each says its disk.
+//! The answer is a [`timeline::Snapshot`]; whoever asks merges, subtracts and prints it. Of a queue that serves several
+//! disks, `select=DISK` gives what it measured of that one.
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -72,20 +72,16 @@ fn select(
         name_disks(&mut snapshot, &view.status());
     }
     let Some(selector) = selector else {
+        for queue in &mut snapshot.queues {
+            queue.forget_disks();
+        }
         return Ok(snapshot);
     };
-    snapshot.queues.retain_mut(|queue| {
-        if queue.labels.matches(selector) {
-            return true;
-        }
-        // Of a queue that serves several disks, this one's requests.
-        queue.slow.retain(|slow| slow.disk == selector);
-        !queue.slow.is_empty()
-    });
-    if snapshot.queues.is_empty() {
-        explain_nothing(&view.status(), selector, with_slowest)?;
+    let selected = snapshot.select(selector);
+    if selected.queues.is_empty() {
+        explain_nothing(&view.status(), selector)?;
     }
-    Ok(snapshot)
+    Ok(selected)
 }
 
 /// Says of each slow request for a unit which disk is there.
@@ -104,27 +100,13 @@ fn name_disks(snapshot: &mut Snapshot, status: &super::Status) {
     }
 }
 
-/// Why no queue is meant: an export that no client uses is no mistake, everything else is.
-fn explain_nothing(
-    status: &super::Status,
-    selector: &str,
-    with_slowest: bool,
-) -> Result<(), Problem> {
+/// Why no queue is meant: an export or a disk that no client uses is no mistake, everything else is.
+fn explain_nothing(status: &super::Status, selector: &str) -> Result<(), Problem> {
     let name = selector.split_once('/').map_or(selector, |(name, _)| name);
-    let serves = |export: &&super::ExportStatus| export.luns.iter().any(|l| l.disk == selector);
     let mut exports = status.exports.iter();
-    if exports.any(|export| export.name == name || (serves(&export) && export.luns.len() == 1)) {
-        return Ok(());
-    }
-    let controller = status.exports.iter().find(serves);
-    if let Some(controller) = controller.filter(|_| !with_slowest) {
-        return Err(Problem::not_found(format!(
-            "disk {selector} shares the queues of {0} with other disks, and their tables: ask for {0}, or with --slowest \
-             for this disk's slowest requests",
-            controller.name
-        )));
-    }
-    if status.disks.iter().any(|disk| disk.name == selector) {
+    let known = exports.any(|export| export.name == name)
+        || status.disks.iter().any(|disk| disk.name == selector);
+    if known {
         return Ok(());
     }
     Err(Problem::not_found(format!(
@@ -185,13 +167,10 @@ mod tests {
             exports: vec![export("blk", &["a"]), export("c0", &["b", "c"])],
             ..Status::default()
         };
-        for known in ["blk", "blk/3", "a", "c0", "d"] {
-            assert_eq!(explain_nothing(&status, known, false), Ok(()), "{known}");
+        for known in ["blk", "blk/3", "a", "c", "c0", "d"] {
+            assert_eq!(explain_nothing(&status, known), Ok(()), "{known}");
         }
-        assert_eq!(explain_nothing(&status, "c", true), Ok(()));
-        let problem = explain_nothing(&status, "c", false).unwrap_err();
-        assert!(problem.detail.contains("ask for c0"), "{problem:?}");
-        assert!(explain_nothing(&status, "e", true).is_err());
+        assert!(explain_nothing(&status, "e").is_err());
     }
 
     #[test]

@@ -81,14 +81,21 @@ impl Rig {
         &self,
         delay: Duration,
     ) -> (PathBuf, Arc<Watched>, Arc<ScsiDevice>) {
+        self.serve_delayed_controller([delay; 2])
+    }
+
+    /// The same, each disk with a delay of its own.
+    pub fn serve_delayed_controller(
+        &self,
+        delays: [Duration; 2],
+    ) -> (PathBuf, Arc<Watched>, Arc<ScsiDevice>) {
         let units = Units::new(Box::<MemoryStore>::default());
         let options = ScsiOptions {
             name: "c".into(),
             queues: 2,
         };
         let controller = Arc::new(ScsiDevice::new(units, options));
-        let first = Watched::new(ram(1 << 20), delay);
-        let second = Watched::new(ram(1 << 20), delay);
+        let [first, second] = delays.map(|delay| Watched::new(ram(1 << 20), delay));
         for (name, target, lun, engine) in [("a", 0, 0, first.clone()), ("b", 5, 300, second)] {
             let disk = Arc::new(Disk::new(name, None, engine).unwrap());
             controller.add_lun(target, lun, &disk).unwrap();

@@ -1,0 +1,374 @@
+//! A queue that serves several disks: what is measured of each of them.
+//!
+//! A disk gets a part, a record of its own, with its first I/O on the queue; every request is then recorded in one part
+//! only, and the queue's measurements are the sum. So while requests are of one disk, telling disks apart costs them a comparison.
+//! Parts are bounded per process, for each operation's histograms take 86 KiB: what finds no room is recorded with the
+//! queue's own, and that is told.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::record::QueueRecord;
+use crate::snapshot::Labels;
+use crate::{Operation, QueueTimeline};
+
+/// Most parts of all queues of the process.
+static PROCESS: Room = Room::new(1024);
+
+/// Which part of a queue's measurements a request belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part(u16);
+
+impl Part {
+    /// Of no disk, or of one that has no part.
+    pub const REST: Part = Part(0);
+}
+
+/// A disk's number, which is never that of another disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DiskNumber(pub u32);
+
+impl DiskNumber {
+    /// A request is for no disk.
+    pub const NONE: DiskNumber = DiskNumber(u32::MAX);
+}
+
+/// How many parts there may be.
+#[derive(Debug)]
+struct Room {
+    taken: AtomicUsize,
+    most: usize,
+}
+
+impl Room {
+    const fn new(most: usize) -> Room {
+        Room {
+            taken: AtomicUsize::new(0),
+            most,
+        }
+    }
+
+    fn take(&'static self) -> Option<Place> {
+        let more = |taken: usize| (taken < self.most).then_some(taken + 1);
+        let taken = self
+            .taken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.is_ok().then(|| Place(self))
+    }
+}
+
+/// A part's place in the room, as long as it is there.
+#[derive(Debug)]
+pub(crate) struct Place(&'static Room);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The parts of one queue, as its owner has them.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    /// The queue's own record first. Missing is the one that is written to now.
+    all: Vec<Option<Arc<QueueRecord>>>,
+    written: Part,
+    /// Sorted: disks that have been seen, and their parts.
+    numbers: Vec<(DiskNumber, Part)>,
+    last: (DiskNumber, Part),
+    room: &'static Room,
+}
+
+impl Parts {
+    pub fn new() -> Parts {
+        Parts {
+            all: vec![None],
+            written: Part::REST,
+            numbers: Vec::new(),
+            last: (DiskNumber::NONE, Part::REST),
+            room: &PROCESS,
+        }
+    }
+
+    #[inline(always)]
+    pub fn written(&self) -> Part {
+        self.written
+    }
+
+    /// Puts the record that was written to back and gives the one of `part`.
+    fn exchange(&mut self, record: &mut Arc<QueueRecord>, part: Part) {
+        let wanted = self.all.get_mut(usize::from(part.0)).and_then(Option::take);
+        let Some(wanted) = wanted else { return };
+        let before = std::mem::replace(record, wanted);
+        if let Some(place) = self.all.get_mut(usize::from(self.written.0)) {
+            *place = Some(before);
+        }
+        self.written = part;
+    }
+
+    fn find(
+        &mut self,
+        own: &QueueRecord,
+        disk: DiskNumber,
+        operation: Operation,
+        name: impl FnOnce() -> Option<String>,
+    ) -> Part {
+        if disk == DiskNumber::NONE {
+            return Part::REST;
+        }
+        let part = match self.numbers.binary_search_by_key(&disk, |known| known.0) {
+            Ok(at) => self.numbers.get(at).map_or(Part::REST, |known| known.1),
+            // Whoever scans a bus asks every disk what it is: that is no reason for a part.
+            Err(_) if operation == Operation::Other => return Part::REST,
+            Err(at) => {
+                let Some(name) = name() else {
+                    return Part::REST;
+                };
+                let part = self.make(own, name);
+                self.numbers.insert(at, (disk, part));
+                part
+            }
+        };
+        self.last = (disk, part);
+        part
+    }
+
+    #[cold]
+    fn make(&mut self, own: &QueueRecord, name: String) -> Part {
+        // A disk that has gone and come again is another, of the same name.
+        if let Some(at) = own.part_named(&name) {
+            return Part(at);
+        }
+        let number = u16::try_from(self.all.len());
+        let (Ok(number), Some(place)) = (number, self.room.take()) else {
+            own.leave_untold(name);
+            return Part::REST;
+        };
+        let labels = Labels {
+            disk: name,
+            ..own.labels().clone()
+        };
+        let record = Arc::new(QueueRecord::part(labels, place));
+        own.add_part(record.clone());
+        self.all.push(Some(record));
+        Part(number)
+    }
+}
+
+impl QueueTimeline {
+    /// The part of a request for this disk. The first I/O for a disk makes it one, for which its name is asked.
+    #[inline(always)]
+    pub fn part_of(
+        &mut self,
+        disk: DiskNumber,
+        operation: Operation,
+        name: impl FnOnce() -> Option<String>,
+    ) -> Part {
+        if disk == self.parts.last.0 {
+            return self.parts.last.1;
+        }
+        self.parts.find(&self.record, disk, operation, name)
+    }
+
+    /// What is recorded from now on belongs to this part.
+    #[inline(always)]
+    pub fn select(&mut self, part: Part) {
+        if part != self.parts.written {
+            self.parts.exchange(&mut self.current, part);
+        }
+    }
+}
+
+/// Requests of one batch and one part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartCounts {
+    /// Which part.
+    pub part: Part,
+    /// Those that have ended at once, by operation.
+    pub at_once: [u32; Operation::COUNT],
+    /// Those that are pending, by operation.
+    pub pending: [u32; Operation::COUNT],
+}
+
+/// Requests of one batch by part, where they are of several. Its memory is kept from batch to batch.
+#[derive(Debug, Default)]
+pub struct MixedBatch(Vec<PartCounts>);
+
+impl MixedBatch {
+    /// Adds requests of a part.
+    #[cold]
+    pub fn add(&mut self, more: &PartCounts) {
+        let Some(counts) = self.0.iter_mut().find(|known| known.part == more.part) else {
+            return self.0.push(*more);
+        };
+        for operation in 0..Operation::COUNT {
+            counts.at_once[operation] += more.at_once[operation];
+            counts.pending[operation] += more.pending[operation];
+        }
+    }
+
+    /// What follows is of another part than what was counted so far.
+    #[inline(never)]
+    pub fn turn_to(&mut self, counts: &mut PartCounts, part: Part) {
+        let next = PartCounts {
+            part,
+            ..PartCounts::default()
+        };
+        self.add(&std::mem::replace(counts, next));
+    }
+
+    /// All of one part so far?
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes what was added, part by part.
+    pub fn drain(&mut self) -> impl Iterator<Item = PartCounts> {
+        self.0.drain(..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Clock, Span, Stamp, Stamps};
+
+    static SMALL: Room = Room::new(2);
+
+    fn timeline() -> QueueTimeline {
+        QueueTimeline::new(Labels::default(), 8)
+    }
+
+    fn part(timeline: &mut QueueTimeline, number: u32, operation: Operation) -> Part {
+        let name = || Some(format!("d{number}"));
+        timeline.part_of(DiskNumber(number), operation, name)
+    }
+
+    fn read(timeline: &mut QueueTimeline, number: u32, ticks: u64) {
+        let part = part(timeline, number, Operation::Read);
+        timeline.select(part);
+        timeline.count(Operation::Read, 512, true);
+        let stamps = [0, 0, 0, 0, 0, 0, ticks, ticks, ticks].map(Stamp);
+        timeline.record_turn(&[1, 0, 0, 0, 0], &Stamps::from_array(stamps));
+    }
+
+    #[test]
+    fn each_disk_has_its_own_times_and_the_queue_their_sum() {
+        let mut timeline = timeline();
+        for (number, ticks) in [(7, 100), (3, 2000), (7, 101), (3, 2001), (7, 102)] {
+            read(&mut timeline, number, ticks);
+        }
+        timeline.select(Part::REST);
+        timeline.count(Operation::Other, 0, true);
+        timeline.counters().kicks.add(4);
+        let snapshot = timeline.snapshot(&Clock::simulated().0);
+        let counts = |name: &str| {
+            let latencies = &snapshot.disks[name];
+            let total = &latencies.operations[&Operation::Read].spans[&Span::Total];
+            (latencies.counters.requests(), total.count, total.max_ns)
+        };
+        assert_eq!(counts("d7"), (3, 3, 102));
+        assert_eq!(counts("d3"), (2, 2, 2001));
+        let whole = &snapshot.latencies;
+        assert_eq!((whole.counters.requests(), whole.counters.kicks), (6, 4));
+        let total = &whole.operations[&Operation::Read].spans[&Span::Total];
+        assert_eq!((total.count, total.max_ns), (5, 2001));
+        assert_eq!(timeline.record().counters(), whole.counters);
+        timeline.reset();
+        let forgotten = timeline.snapshot(&Clock::simulated().0);
+        assert_eq!(forgotten.latencies.counters.requests(), 0);
+    }
+
+    #[test]
+    fn what_was_pending_is_told_of_its_disk_in_whatever_order_it_ends() {
+        let mut timeline = timeline();
+        for (number, submitted) in [(1, 10), (2, 10), (1, 10), (2, 11)] {
+            let part = part(&mut timeline, number, Operation::Write);
+            timeline.select(part);
+            timeline.note_reaped(Operation::Write, Stamp(5), Stamp(submitted));
+        }
+        timeline.record_answered(Stamp(100), Stamp(101));
+        let part = part(&mut timeline, 1, Operation::Write);
+        timeline.select(part);
+        timeline.record_notified(Stamp(105));
+        let snapshot = timeline.snapshot(&Clock::simulated().0);
+        for name in ["d1", "d2"] {
+            let spans = &snapshot.disks[name].operations[&Operation::Write].spans;
+            assert_eq!(
+                (spans[&Span::Reaped].count, spans[&Span::Total].count),
+                (2, 2)
+            );
+        }
+        assert_eq!(
+            snapshot.disks["d1"].operations[&Operation::Write].spans[&Span::Reaped].sum_ns,
+            180.0
+        );
+        assert_eq!(
+            snapshot.disks["d2"].operations[&Operation::Write].spans[&Span::Reaped].sum_ns,
+            179.0
+        );
+    }
+
+    #[test]
+    fn what_finds_no_room_is_recorded_with_the_rest_and_said() {
+        let mut full = timeline();
+        full.parts.room = &SMALL;
+        for number in 0..4 {
+            read(&mut full, number, 100);
+        }
+        let snapshot = full.snapshot(&Clock::simulated().0);
+        assert_eq!(snapshot.disks.keys().collect::<Vec<_>>(), ["d0", "d1"]);
+        assert_eq!(snapshot.untold.iter().collect::<Vec<_>>(), ["d2", "d3"]);
+        assert_eq!(snapshot.latencies.counters.requests(), 4);
+        drop(full);
+        let mut next = timeline();
+        next.parts.room = &SMALL;
+        read(&mut next, 9, 100);
+        assert!(
+            next.snapshot(&Clock::simulated().0)
+                .disks
+                .contains_key("d9")
+        );
+    }
+
+    #[test]
+    fn only_an_io_makes_a_part() {
+        let mut timeline = timeline();
+        assert_eq!(part(&mut timeline, 1, Operation::Other), Part::REST);
+        let one = part(&mut timeline, 1, Operation::Read);
+        assert_ne!(one, Part::REST);
+        assert_eq!(part(&mut timeline, 1, Operation::Other), one);
+        let none = timeline.part_of(DiskNumber::NONE, Operation::Read, || unreachable!());
+        assert_eq!(none, Part::REST);
+    }
+
+    #[test]
+    fn a_disk_of_the_same_name_goes_on_with_the_part() {
+        let mut timeline = timeline();
+        let first = timeline.part_of(DiskNumber(1), Operation::Read, || Some("a".to_owned()));
+        let second = timeline.part_of(DiskNumber(2), Operation::Read, || Some("a".to_owned()));
+        for part in [first, second] {
+            timeline.select(part);
+            timeline.count(Operation::Read, 512, true);
+        }
+        let snapshot = timeline.snapshot(&Clock::simulated().0);
+        assert_eq!(snapshot.disks["a"].counters.requests(), 2);
+    }
+
+    #[test]
+    fn a_mixed_batch_is_counted_by_part() {
+        let mut batch = MixedBatch::default();
+        for part in [1, 2, 1] {
+            batch.add(&PartCounts {
+                part: Part(part),
+                at_once: [1, 0, 0, 0, 0],
+                pending: [0, 2, 0, 0, 0],
+            });
+        }
+        let counts: Vec<PartCounts> = batch.drain().collect();
+        assert_eq!((counts[0].at_once[0], counts[0].pending[1]), (2, 4));
+        assert_eq!((counts[1].at_once[0], counts[1].pending[1]), (1, 2));
+        assert!(batch.is_empty());
+    }
+}
