@@ -203,6 +203,26 @@ fn libiscsi_tools_find_target_and_unit() -> Result<()> {
 }
 
 #[test]
+fn ipv6_portal_serves_and_is_told_with_its_group() -> Result<()> {
+    let mut rig = Rig::new(|daemon| {
+        let target = format!("{TARGET}=d0");
+        let daemon = daemon.disk("d0=ram:64M").arguments(["--iscsi", &target]);
+        daemon.arguments(["--portal", "[::1]:0,7", "--demo-mode", "rw"])
+    })?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    ensure!(portal.starts_with("[::1]:"), "{portal}");
+    let listed = run_ok(&["iscsi-ls", &format!("iscsi://{portal}")])?;
+    ensure!(
+        listed.contains(&format!("Target:{TARGET} Portal:{portal},7")),
+        "{listed}"
+    );
+    run_ok(&["iscsi-inq", &format!("iscsi://{portal}/{TARGET}/0")])?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    ensure!(session.command(&WRITE, Some(&[7; 4096]), 0)?.status == 0);
+    Ok(())
+}
+
+#[test]
 fn images_go_in_and_out_with_qemu_img() -> Result<()> {
     let (rig, portal) = rig(
         "d0=file:d0.raw,size=96M,cache=none",
@@ -241,7 +261,12 @@ fn chap_admits_users_and_nobody_else() -> Result<()> {
         "iscsi-inq",
         &format!("iscsi://ann%secretsecret@{portal}/{TARGET}/0"),
     ])?;
-    for login in ["", "ann%wrongsecret12@", "bob%secretsecret@"] {
+    for login in [
+        "",
+        "ann%wrongsecret12@",
+        "bob%secretsecret@",
+        "0xann%secretsecret@",
+    ] {
         let (code, text) = run(&["iscsi-inq", &format!("iscsi://{login}{portal}/{TARGET}/0")])?;
         ensure!(code != Some(0), "{login:?} was admitted: {text}");
     }

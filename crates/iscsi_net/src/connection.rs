@@ -268,9 +268,21 @@ impl Connection {
         for other in self.shared.sessions.sessions() {
             if other.identity.target_name.as_ref() == Some(name) && Some(other.tsih) != own {
                 for key in other.connections() {
-                    self.shared.drop_connection(key, None);
+                    self.shared.dismiss_connection(key, None);
                 }
             }
+        }
+        self.closing = true;
+    }
+
+    /// Ends the connection as the target's wish: an initiator that takes what it is sent is told first.
+    pub fn dismiss(&mut self, io: &mut Io, why: &str) {
+        if self.closing {
+            return;
+        }
+        // What is under way might never be taken, and nobody waits for that.
+        if self.ended || self.output.is_sending() || self.iscsi.announce_drop().is_err() {
+            return self.end(io, why);
         }
         self.closing = true;
     }
@@ -294,8 +306,14 @@ impl Connection {
             self.shared.tallies.disconnected(key.tsih, self.number());
         }
         let closed = self.iscsi.close();
+        // Who has asked for the end of the session need not be told of it.
+        let asked_for = self.iscsi.logout_reason().is_some();
         for key in closed.drop {
-            self.shared.drop_connection(key, None);
+            if asked_for {
+                self.shared.drop_connection(key, None);
+            } else {
+                self.shared.dismiss_connection(key, None);
+            }
         }
         if let Some(key) = self.key {
             for cid in closed.wake {

@@ -209,7 +209,7 @@ impl Server {
         for session in shared.sessions.sessions() {
             if session.identity.target_name.as_deref() == Some(name) {
                 for key in session.connections() {
-                    shared.drop_connection(key, Some(hold.clone()));
+                    shared.dismiss_connection(key, Some(hold.clone()));
                 }
             }
         }
@@ -255,7 +255,7 @@ impl Server {
             return false;
         };
         for key in session.connections() {
-            shared.drop_connection(key, None);
+            shared.dismiss_connection(key, None);
         }
         true
     }
@@ -381,7 +381,7 @@ impl Drop for Server {
                 let (source, number) = (place.source, place.number);
                 let told = crate::shared::with(worker, source, number, |connection, io| {
                     connection.drained = Some(drained);
-                    connection.end(io, "the server ends");
+                    connection.dismiss(io, "the server ends");
                 });
                 if told {
                     worker.wake(source);

@@ -218,6 +218,17 @@ impl Shared {
         }
     }
 
+    /// Has a connection dropped because its session ends, of which its initiator is told; `held` as above.
+    pub fn dismiss_connection(&self, key: ConnectionKey, held: Option<Hold>) {
+        match self.place(key) {
+            Some(place) => place.tell(move |connection, io| {
+                connection.held_until_drained.extend(held);
+                connection.dismiss(io, "the target drops its session");
+            }),
+            None => self.drop_connection(key, held),
+        }
+    }
+
     /// Has another connection of a session look at its stream again.
     pub fn wake(&self, tsih: u16, cid: u16) {
         let session = self.sessions.session(tsih);

@@ -147,6 +147,179 @@ fn target_reset_is_answered_and_the_session_goes_on() {
     client.settle();
 }
 
+/// A task management function on LUN 0, and its response.
+fn manage(client: &mut Client, function: TaskFunction) -> u8 {
+    let fields = TaskManagementRequestFields {
+        function,
+        lun: [0; 8],
+        referenced: None,
+    };
+    let itt = client.initiator.task_management(0, fields).unwrap();
+    let mut found = None;
+    client.until(|client| {
+        found = client.events.iter().find_map(|(_, event)| match event {
+            Event::TaskManagement {
+                itt: done,
+                response,
+            } if *done == itt => Some(*response),
+            _ => None,
+        });
+        found.is_some()
+    });
+    client.events.clear();
+    found.unwrap()
+}
+
+/// Sense key, additional sense code and qualifier of TEST UNIT READY.
+fn ready(client: &mut Client) -> (u8, u8, u8) {
+    let done = client.run(0, Initiator::read(0, &[0; 6], 0));
+    match done.sense.as_slice() {
+        [] => (0, 0, 0),
+        sense => (sense[2] & 0x0f, sense[12], sense[13]),
+    }
+}
+
+#[test]
+fn functions_of_rfc_7144_tell_of_attentions_and_end_the_nexus() {
+    let door = Door::ram();
+    let (mut one, mut other) = (login(&door, 1), login(&door, 2));
+    // Function complete: no unit attention waits. Function succeeded: one does, and still does afterwards.
+    assert_eq!(manage(&mut one, TaskFunction::QueryAsynchronousEvent), 0);
+    assert_eq!(manage(&mut other, TaskFunction::LogicalUnitReset), 0);
+    assert_eq!(manage(&mut one, TaskFunction::QueryAsynchronousEvent), 7);
+    assert_eq!(manage(&mut one, TaskFunction::QueryAsynchronousEvent), 7);
+    // BUS DEVICE RESET FUNCTION OCCURRED
+    assert_eq!(ready(&mut one), (6, 0x29, 0x03));
+    assert_eq!(ready(&mut one), (0, 0, 0));
+    other.settle();
+
+    // RESERVE(6) goes with its nexus, and nothing of the other one's does.
+    let reserve = Initiator::read(0, &[0x16, 0, 0, 0, 0, 0], 0);
+    assert_eq!(one.run(0, reserve).status, 0);
+    assert_eq!(other.write(0, 0, vec![1; BLOCK]).status, 0x18);
+    assert_eq!(manage(&mut one, TaskFunction::ItNexusReset), 0);
+    assert_eq!(other.write(0, 0, vec![1; BLOCK]).status, 0);
+    // I_T NEXUS LOSS OCCURRED
+    assert_eq!(ready(&mut one), (6, 0x29, 0x07));
+    assert_eq!(ready(&mut one), (0, 0, 0));
+    // Task management function not supported: CLEAR ACA, as NORMACA says.
+    assert_eq!(manage(&mut one, TaskFunction::ClearAca), 5);
+}
+
+/// The session has been told that all its connections are dropped, and they were.
+fn is_dismissed(client: &mut Client, connections: u16) {
+    for cid in 0..connections {
+        client.until(|client| client.is_closed(cid));
+        // Time2Wait as was agreed; nothing is retained.
+        let wait = client.initiator.parameters().time_to_wait;
+        let told = |(on, event): &(u16, Event)| match event {
+            Event::Async {
+                event: 3,
+                parameters,
+                ..
+            } => *on == cid && *parameters == [0, wait, 0],
+            _ => false,
+        };
+        assert!(client.events.iter().any(told), "{:?}", client.events);
+    }
+}
+
+#[test]
+fn sessions_that_the_target_ends_are_told_so() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let (hold, holding) = scsi_tasks::Holding::new();
+    assert!(door.server.remove_target(common::TARGET, &hold));
+    drop(hold);
+    is_dismissed(&mut client, 2);
+    assert!(
+        holding.wait(Duration::from_secs(30)),
+        "something stays in flight"
+    );
+
+    let door = Door::ram();
+    let (mut one, mut other) = (login(&door, 1), login(&door, 2));
+    assert_eq!(manage(&mut one, TaskFunction::TargetColdReset), 0);
+    is_dismissed(&mut other, 1);
+    one.until(|one| one.is_closed(0));
+
+    let door = Door::ram();
+    let mut client = login(&door, 1);
+    drop(door);
+    is_dismissed(&mut client, 1);
+}
+
+#[test]
+fn silent_initiator_is_pinged_and_only_one_that_answers_stays() {
+    let limits = DoorLimits {
+        idle_time: Duration::from_secs(1),
+        silent_time: Duration::from_secs(3),
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(16), target(), limits);
+    let mut answers = login(&door, 1);
+    let _silent = login(&door, 2);
+    assert_eq!(door.server.connections(), 2);
+    answers.until(|_| door.server.connections() == 1);
+    assert_eq!(answers.read(0, 0, 1).status, 0, "it has answered");
+}
+
+#[test]
+fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
+    // Of one's own task set, and of everybody's.
+    for (function, by_other) in [
+        (TaskFunction::AbortTaskSet, false),
+        (TaskFunction::ItNexusReset, false),
+        (TaskFunction::ClearTaskSet, true),
+        (TaskFunction::LogicalUnitReset, true),
+        (TaskFunction::TargetWarmReset, true),
+    ] {
+        let engine = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
+        let door = Door::open(engine.clone(), target(), DoorLimits::default());
+        let (mut writer, mut other) = (login(&door, 1), login(&door, 2));
+        engine.inject(Fault {
+            kind: IoKind::Write,
+            skip: 0,
+            times: 1,
+            action: FaultAction::Hold,
+        });
+        let late = Initiator::write(0, &cdb10(0x2a, 0, 1), vec![1; BLOCK]);
+        let late = writer.initiator.command(0, late).unwrap();
+        // It is done, and not answered yet.
+        writer.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
+        let asks = if by_other { &mut other } else { &mut writer };
+        let fields = TaskManagementRequestFields {
+            function,
+            lun: [0; 8],
+            referenced: None,
+        };
+        let function = asks.initiator.task_management(0, fields).unwrap();
+        let is_answered = |client: &Client| {
+            let answer = |(_, event): &(u16, Event)| matches!(event, Event::TaskManagement { itt, response: 0 } if *itt == function);
+            client.events.iter().any(answer)
+        };
+        for _ in 0..50 {
+            asks.pump();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!is_answered(asks), "the write is on its way to the disk");
+        engine.release();
+        asks.until(|asks| is_answered(asks));
+        writer.pump();
+        let ended =
+            |(_, event): &(u16, Event)| matches!(event, Event::Command(done) if done.itt == late);
+        assert!(
+            !writer.events.iter().any(ended),
+            "an aborted task has no status"
+        );
+        other.events.clear();
+        other.settle();
+        assert_eq!(other.write(0, 0, vec![2; BLOCK]).status, 0);
+        assert_eq!(other.read(0, 0, 1).data, [2; BLOCK]);
+    }
+}
+
 /// ORDERED (attribute 2) and HEAD OF QUEUE (3) hold over the connections of a session (RFC 7143, 4.2.2.1: one order).
 #[test]
 fn ordered_command_waits_for_older_ones_of_other_connections() {

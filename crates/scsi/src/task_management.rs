@@ -105,6 +105,8 @@ impl TargetView {
             NexusReset => {
                 for (_, unit) in self.map().iter() {
                     unit.nexus_lost(nexus);
+                    // SAM-5, 6.3.4
+                    nexus.push_attention(unit.id(), SenseCode::I_T_NEXUS_LOSS);
                 }
                 return Managed::Abort(AbortScope::of_nexus(nexus));
             }

@@ -81,6 +81,27 @@ fn saved_pages_come_back_after_a_reset_unsaved_ones_go() {
 }
 
 #[test]
+fn saved_pages_come_back_after_a_restart() {
+    let store = Arc::new(MemoryStore::default());
+    let bed = || {
+        let directory = Directory::new(Box::new(Kept(store.clone())));
+        Bed::over(directory, info(512, 2048, 0), false)
+    };
+    let mut first = bed();
+    select(&mut first, true, &caching(0x00));
+    select(&mut first, false, &control(0x04, 0));
+    drop(first);
+    let mut second = bed();
+    let page = second.run(0, &[0x1a, 0x08, 0x08, 0, 255, 0], &[], 255).data;
+    assert_eq!(page[4..7], [0x88, 0x12, 0x00], "WCE was saved as 0");
+    let page = second.run(0, &[0x1a, 0x08, 0x0a, 0, 255, 0], &[], 255).data;
+    assert_eq!(page[6] & 0x04, 0, "D_SENSE was not saved");
+    // PC 11b: the saved values.
+    let page = second.run(0, &[0x1a, 0x08, 0xc8, 0, 255, 0], &[], 255).data;
+    assert_eq!(page[4..7], [0x88, 0x12, 0x00]);
+}
+
+#[test]
 fn mode_select_refuses_what_cannot_be_changed_and_then_changes_nothing() {
     let mut bed = Bed::new(512, 2048);
     let mut list = vec![0; 4];

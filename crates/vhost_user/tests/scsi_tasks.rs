@@ -138,6 +138,70 @@ fn what_waits_for_its_turn_is_aborted_with_its_session_and_the_next_is_served() 
     }
 }
 
+#[test]
+fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
+    // VIRTIO_SCSI_S_FUNCTION_COMPLETE is 0; VIRTIO_SCSI_S_ABORTED, VIRTIO_SCSI_S_RESET.
+    const ABORTED: u8 = 2;
+    const RESET: u8 = 4;
+    let rig = Rig::new(2);
+    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(60));
+    // ABORT TASK, ABORT TASK SET, CLEAR TASK SET, I_T NEXUS RESET, LOGICAL UNIT RESET.
+    for (function, response) in [
+        (0, ABORTED),
+        (1, ABORTED),
+        (3, ABORTED),
+        (4, RESET),
+        (5, RESET),
+    ] {
+        let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+        let options = QueueOptions::default();
+        let mut control = front_end.start_queue(0, &options).unwrap();
+        let mut first = start(&mut front_end, REQUESTS);
+        let mut second = start(&mut front_end, REQUESTS + 1);
+        settle(&mut first);
+        engine.forget();
+        submit(&mut first, attribute::SIMPLE, 0);
+        first.publish();
+        eventually("one is under way", || engine.seen().len() == 1);
+        // This one waits for it, on another worker.
+        submit(&mut second, attribute::ORDERED, 1);
+        second.publish();
+        let at = front_end.allocate(4096, 4096).unwrap();
+        let mut request = [0; 24];
+        request[4] = function;
+        request[8..12].copy_from_slice(&[1, 0, 0x40, 0]);
+        request[16] = 7;
+        at.write(0, &request);
+        at.write(64, &[0xee]);
+        assert!(control.add(&[at.part(0, 24).element()], &[at.part(64, 1).element()], 0));
+        control.publish();
+        while control.pop_used().is_none() {
+            control.wait(LIMIT).unwrap();
+        }
+        let then = engine.story();
+        let mut answer = [0];
+        at.read(64, &mut answer);
+        assert_eq!(answer, [0], "function {function}");
+        let count = |which: fn(&Moment) -> bool| then.iter().filter(|m| which(m)).count();
+        let begun = count(|moment| matches!(moment, Moment::Begun(_)));
+        let ended = count(|moment| matches!(moment, Moment::Ended(_)));
+        assert_eq!(begun, ended, "function {function} did not wait");
+        for queue in [&mut first, &mut second] {
+            let done = queue.wait().unwrap();
+            // What had ended before the function came has ended well.
+            assert!(
+                matches!(done.response, 0) || done.response == response,
+                "{done:?}"
+            );
+            queue.release(done.slot);
+        }
+        first.set_attribute(attribute::SIMPLE);
+        settle(&mut first);
+        let later = &engine.story()[then.len()..];
+        assert!(later.is_empty(), "function {function}, then {later:?}");
+    }
+}
+
 /// A request with its data wherever it shall lie.
 fn submit_at(queue: &mut Queue, at: &Area, cdb: &[u8], out: Option<&Area>, into: Option<&Area>) {
     let mut request = [0; 51];

@@ -30,7 +30,6 @@ const INCORRECT_LUN: u8 = 12;
 pub(crate) enum Function {
     AbortTask,
     AbortTaskSet,
-    ClearAca,
     ClearTaskSet,
     NexusReset,
     UnitReset,
@@ -43,7 +42,7 @@ impl Function {
         Some(match subtype {
             0 => Function::AbortTask,
             1 => Function::AbortTaskSet,
-            2 => Function::ClearAca,
+            // 2 is CLEAR ACA: no unit has such a condition, as NORMACA says (SPC-5, 6.7.2), so there is nothing to clear.
             3 => Function::ClearTaskSet,
             4 => Function::NexusReset,
             5 => Function::UnitReset,
@@ -218,10 +217,7 @@ impl ControlQueue {
             Function::UnitReset => {
                 return self.manage(TaskManagementFunction::LogicalUnitReset, &address, tag);
             }
-            Function::AbortTask
-            | Function::QueryTask
-            | Function::QueryTaskSet
-            | Function::ClearAca => {}
+            Function::AbortTask | Function::QueryTask | Function::QueryTaskSet => {}
         }
         match self.shared.has_unit(&address) {
             None => return Err(S_BAD_TARGET),
@@ -317,13 +313,13 @@ mod tests {
         assert!(!Function::AbortTask.means((1, 3), 7, task));
         assert!(Function::QueryTaskSet.means((1, 2), 0, task));
         assert!(!Function::QueryTaskSet.means((1, 3), 0, task));
-        assert!(!Function::ClearAca.means((1, 2), 7, task));
     }
 
     #[test]
     fn subtypes_are_those_of_5_6_6_2() {
         let all: Vec<_> = (0..9).map(Function::parse).collect();
         assert_eq!(all[0], Some(Function::AbortTask));
+        assert_eq!(all[2], None);
         assert_eq!(all[5], Some(Function::UnitReset));
         assert_eq!(all[7], Some(Function::QueryTaskSet));
         assert_eq!(all[8], None);

@@ -405,6 +405,14 @@ impl Connection {
         self.async_message(AsyncEvent::RequestLogout, [0; 8], [0, 0, seconds], &[])
     }
 
+    /// Says that all connections of the session will be dropped (11.9.1, event 3), and when it may come back.
+    pub fn announce_drop(&mut self) -> Result<(), NoSuchTask> {
+        let wait = self
+            .session()
+            .map_or(0, |session| session.parameters.time_to_wait);
+        self.async_message(AsyncEvent::DropSession, [0; 8], [0, wait, 0], &[])
+    }
+
     /// The reason of the logout that is being answered, for logs.
     pub fn logout_reason(&self) -> Option<LogoutReason> {
         match self.closing? {
