@@ -222,6 +222,60 @@ fn ipv6_portal_serves_and_is_told_with_its_group() -> Result<()> {
     Ok(())
 }
 
+/// EXTENDED COPY (LID1) of the first 8 blocks of one disk to the 8th of another, both named by their NAA identifiers.
+fn copy(from: u64, to: u64) -> ([u8; 16], Vec<u8>) {
+    let mut list = vec![0; 16 + 2 * 32 + 28];
+    // target descriptor list length, segment descriptor list length
+    list[3] = 64;
+    list[11] = 28;
+    for (at, naa) in [(16, from), (48, to)] {
+        // identification descriptor: binary, NAA, 8 bytes; a disk with blocks of 512 bytes
+        list[at] = 0xe4;
+        list[at + 4..at + 8].copy_from_slice(&[1, 3, 0, 8]);
+        list[at + 8..at + 16].copy_from_slice(&naa.to_be_bytes());
+        list[at + 30] = 2;
+    }
+    // block to block, from the first descriptor to the second
+    list[80..92].copy_from_slice(&[0x02, 0, 0, 0x18, 0, 0, 0, 1, 0, 0, 0, 8]);
+    list[107] = 8;
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[13]) = (0x83, list.len() as u8);
+    (cdb, list)
+}
+
+#[test]
+fn extended_copy_reaches_disks_of_other_targets_that_say_so_and_no_others() -> Result<()> {
+    const OWN: u64 = 0x3a5b_0000_0000_0001;
+    const OPEN: u64 = 0x3a5b_0000_0000_0002;
+    const CLOSED: u64 = 0x3a5b_0000_0000_0003;
+    let other = "iqn.2026-11.org.example:t1";
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk(&format!("own=ram:64M,wwn={OWN:016x}"))
+            .disk(&format!("open=ram:64M,wwn={OPEN:016x},copy_across_targets"))
+            .disk(&format!("closed=ram:64M,wwn={CLOSED:016x}"))
+            .arguments(["--iscsi", &format!("{TARGET}=own")])
+            .arguments(["--iscsi", &format!("{other}=open,closed")])
+            .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"])
+    })?;
+    let mut session = IscsiSession::login(&rig.iscsi_portal(TARGET)?, TARGET, 1)?;
+    let mut others = IscsiSession::login(&rig.iscsi_portal(other)?, other, 1)?;
+    ensure!(session.command(&WRITE, Some(&[9; 4096]), 0)?.status == 0);
+    let (cdb, list) = copy(OWN, OPEN);
+    let done = session.command(&cdb, Some(&list), 0)?;
+    ensure!(done.status == 0, "{done:?}");
+    let read = [0x28, 0, 0, 0, 0, 8, 0, 0, 8, 0];
+    ensure!(others.command(&read, None, 4096)?.data == [9; 4096]);
+    for (from, to) in [(OWN, CLOSED), (CLOSED, OWN)] {
+        let (cdb, list) = copy(from, to);
+        let done = session.command(&cdb, Some(&list), 0)?;
+        // COPY ABORTED, COPY TARGET DEVICE NOT REACHABLE
+        let sense = (done.sense[2] & 0x0f, done.sense[12], done.sense[13]);
+        ensure!(done.status == 2 && sense == (0x0a, 0x0d, 0x02), "{done:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn images_go_in_and_out_with_qemu_img() -> Result<()> {
     let (rig, portal) = rig(

@@ -31,6 +31,8 @@ pub struct DiskOptions<'a> {
     pub physical_block_size: Option<u32>,
     /// Its medium can be ejected and loaded by SCSI initiators.
     pub removable: bool,
+    /// Third-party copies through SCSI targets that do not have the disk may read and write it.
+    pub copy_across_targets: bool,
 }
 
 /// A named disk.
@@ -38,6 +40,7 @@ pub struct DiskOptions<'a> {
 pub struct Disk {
     name: Arc<str>,
     removable: bool,
+    copy_across_targets: bool,
     engine: Arc<dyn Engine>,
     info: Arc<RwLock<Arc<DiskInfo>>>,
     gate: Arc<Gate>,
@@ -75,6 +78,7 @@ impl Disk {
             wwn,
             physical_block_size,
             removable,
+            copy_across_targets,
         } = options;
         let told = engine.info();
         let naa = match wwn {
@@ -105,6 +109,7 @@ impl Disk {
         Ok(Disk {
             name: name.into(),
             removable,
+            copy_across_targets,
             engine,
             info: Arc::new(RwLock::new(Arc::new(info))),
             gate: Arc::default(),
@@ -170,6 +175,11 @@ impl Disk {
     /// Can its medium be ejected and loaded?
     pub fn is_removable(&self) -> bool {
         self.removable
+    }
+
+    /// May third-party copies through SCSI targets that do not have it read and write it?
+    pub fn may_be_copied_across_targets(&self) -> bool {
+        self.copy_across_targets
     }
 
     /// Opens a worker's own handle: [`Engine::open`].
@@ -295,16 +305,17 @@ mod tests {
             Disk::with_options("d", options, Arc::new(engine.unwrap()))
         };
         let plain = with(DiskOptions::default()).unwrap();
-        assert!(!plain.is_removable());
+        assert!(!plain.is_removable() && !plain.may_be_copied_across_targets());
         assert_eq!(plain.info().physical_block_size, 4096);
         let all = DiskOptions {
             serial: Some("S-1"),
             wwn: Some(0x5000_0000_0000_0001),
             physical_block_size: Some(16384),
             removable: true,
+            copy_across_targets: true,
         };
         let disk = with(all).unwrap();
-        assert!(disk.is_removable());
+        assert!(disk.is_removable() && disk.may_be_copied_across_targets());
         assert_eq!(disk.info().serial, "S-1");
         assert_eq!(disk.info().naa, 0x5000_0000_0000_0001);
         assert_eq!(disk.info().physical_block_size, 16384);

@@ -37,6 +37,7 @@ fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
         wwn: config.shown.wwn,
         physical_block_size: config.shown.physical_block_size,
         removable: config.shown.removable,
+        copy_across_targets: config.shown.copy_across_targets,
     };
     let disk = Disk::with_options(&config.name, options, engine)?;
     disk.set_limits(limits(&config.limits));
@@ -125,7 +126,7 @@ mod tests {
             for (block_size, read_only) in [(512, "off"), (4096, "off"), (4096, "on")] {
                 let flag = format!("d={engine},block_size={block_size},ro={read_only},serial=S-1");
                 let flag = flag
-                    + ",wwn=3a5b000000000001,physical_block_size=8192,removable=on"
+                    + ",wwn=3a5b000000000001,physical_block_size=8192,removable=on,copy_across_targets"
                     + ",iops=1000,bandwidth=1M,bandwidth_burst=2M";
                 let (disks, reasons) = opened(std::slice::from_ref(&flag));
                 assert_eq!(reasons, [""; 0], "{flag}");
@@ -137,6 +138,7 @@ mod tests {
                 assert_eq!(info.naa, 0x3a5b_0000_0000_0001, "{flag}");
                 assert_eq!(info.physical_block_size, 8192, "{flag}");
                 assert!(disks["d"].is_removable(), "{flag}");
+                assert!(disks["d"].may_be_copied_across_targets(), "{flag}");
                 let limits = RateLimits {
                     iops: 1000,
                     iops_burst: 50,

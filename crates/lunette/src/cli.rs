@@ -106,7 +106,7 @@ pub struct Configuration {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// A disk: NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE or NAME=file:PATH, then ,KEY=VALUE: size (of a file to create), cache
-    /// (none, writeback, writethrough), block_size (512, 4096), physical_block_size, ro, removable, serial, wwn,
+    /// (none, writeback, writethrough), block_size (512, 4096), physical_block_size, ro, removable, serial, wwn, copy_across_targets,
     /// and limits in a second: iops, bandwidth (with iops_burst, bandwidth_burst)
     #[arg(long, value_name = "NAME=BACKEND:...")]
     pub disk: Vec<String>,

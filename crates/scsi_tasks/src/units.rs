@@ -96,6 +96,7 @@ impl Units {
             medium: Some(Arc::new(DiskMedium(Arc::downgrade(disk)))),
         };
         let unit = LogicalUnit::new(&self.directory, config);
+        unit.allow_copies_from_anywhere(disk.may_be_copied_across_targets());
         entries.all.push(Some((disk.clone(), unit.clone())));
         entries.places.insert(address(disk), index);
         drop(entries);

@@ -374,6 +374,8 @@ pub struct ShownConfig {
     pub physical_block_size: Option<u32>,
     /// SCSI initiators may eject and load the medium.
     pub removable: bool,
+    /// EXTENDED COPY through targets that do not have the disk may read and write it.
+    pub copy_across_targets: bool,
 }
 
 /// The engine that does a disk's I/O, with its options.

@@ -90,6 +90,11 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
             writeln!(text, "physical_block_size = {size}")?;
         }
         writeln!(text, "removable = {}", disk.shown.removable)?;
+        writeln!(
+            text,
+            "copy_across_targets = {}",
+            disk.shown.copy_across_targets
+        )?;
         let limits = &disk.limits;
         if let Some(iops) = limits.iops {
             writeln!(text, "iops = {iops}")?;

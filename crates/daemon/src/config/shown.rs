@@ -20,6 +20,9 @@ pub fn read_shown(
         wwn: wwn.as_ref().map(|at| at.value),
         physical_block_size: read_physical_block_size(reader, block_size),
         removable: reader.boolean("removable").is_some_and(|at| at.value),
+        copy_across_targets: reader
+            .boolean("copy_across_targets")
+            .is_some_and(|at| at.value),
     };
     (wwn, shown)
 }

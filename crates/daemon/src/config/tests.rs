@@ -41,7 +41,7 @@ fn flags_say_the_same_as_a_file() {
             "d0=ram:512M",
             "d1=null:1G",
             "d2=file:vm,,1.raw,size=10G,cache=none,readonly=on,block_size=4096,serial=A 1,wwn=naa.3a5b000000000001,\
-             physical-block-size=16K,removable,iops=1000,bandwidth=10M,bandwidth-burst=1G",
+             physical-block-size=16K,removable,copy-across-targets,iops=1000,bandwidth=10M,bandwidth-burst=1G",
         ]),
         vhost_blk: words(&["d0:d0.sock,num-queues=4"]),
         vhost_scsi: words(&["c0:c0.sock"]),
@@ -87,6 +87,7 @@ fn flags_say_the_same_as_a_file() {
         wwn = "3A5B000000000001"
         physical_block_size = 16384
         removable = true
+        copy_across_targets = true
         iops = 1000
         bandwidth = "10M"
         bandwidth_burst = "1G"
@@ -392,11 +393,14 @@ fn the_documented_example_is_valid_and_says_every_key() {
 fn shown() -> impl Strategy<Value = ShownConfig> {
     let wwn = proptest::option::of((3u64 << 60..4 << 60).prop_map(|wwn| wwn & !0xfff));
     let physical = prop_oneof![Just(None), Just(Some(4096)), Just(Some(65536))];
-    (wwn, physical, any::<bool>()).prop_map(|(wwn, physical_block_size, removable)| ShownConfig {
-        wwn,
-        physical_block_size,
-        removable,
-    })
+    (wwn, physical, any::<[bool; 2]>()).prop_map(
+        |(wwn, physical_block_size, [removable, copy_across_targets])| ShownConfig {
+            wwn,
+            physical_block_size,
+            removable,
+            copy_across_targets,
+        },
+    )
 }
 
 fn limits() -> impl Strategy<Value = LimitsConfig> {

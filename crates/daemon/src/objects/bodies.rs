@@ -51,6 +51,9 @@ pub struct Disk {
     /// SCSI initiators may eject and load the medium.
     #[serde(default)]
     pub removable: bool,
+    /// EXTENDED COPY through targets that do not have the disk may read and write it.
+    #[serde(default)]
+    pub copy_across_targets: bool,
     /// Most requests in a second. May be changed at any time, as may the other limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
@@ -113,6 +116,7 @@ impl Disk {
             wwn: disk.shown.wwn.map(|wwn| format!("{wwn:016x}")),
             physical_block_size: disk.shown.physical_block_size,
             removable: disk.shown.removable,
+            copy_across_targets: disk.shown.copy_across_targets,
             iops: disk.limits.iops,
             iops_burst: disk.limits.iops_burst,
             bandwidth: disk.limits.bandwidth,

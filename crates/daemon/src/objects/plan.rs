@@ -231,6 +231,9 @@ fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
     if now.shown.removable != next.shown.removable {
         return "/removable";
     }
+    if now.shown.copy_across_targets != next.shown.copy_across_targets {
+        return "/copy_across_targets";
+    }
     match (&now.backend, &next.backend) {
         (BackendConfig::File { path: a, .. }, BackendConfig::File { path: b, .. }) if a != b => {
             "/path"
