@@ -35,6 +35,11 @@ impl<'a> Appender<'a> {
         self.view.segments(address, u64::from(length), append)
     }
 
+    /// What was appended so far is the buffer's first half.
+    pub fn begin_second_half(&mut self) {
+        self.buffer.begin_second_half();
+    }
+
     /// Opens the buffer's window to all that was appended.
     pub fn finish(self) {
         self.buffer.open();
@@ -94,13 +99,20 @@ impl<'a> Filler<'a> {
         true
     }
 
-    /// Makes what was appended, `total` bytes, the buffer's, and its window; gives the number of segments.
+    /// How many were appended.
     #[inline(always)]
-    pub fn finish(self, total: usize) -> usize {
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Makes what was appended, `total` bytes, the buffer's, and its window; gives the number of segments, of which the first
+    /// `middle` are the first half.
+    #[inline(always)]
+    pub fn finish(self, total: usize, middle: usize) -> usize {
         // SAFETY: so many were written from the vector's start on: it has been empty since `new`, so that its spare
         // space started there.
         unsafe { self.buffer.segments_mut().set_len(self.count) }
-        self.buffer.filled(total);
+        self.buffer.filled(total, middle);
         self.count
     }
 

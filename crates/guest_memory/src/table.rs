@@ -517,7 +517,7 @@ mod tests {
             assert!(!filler.append(address, length), "{address:#x}");
         }
         assert!(!filler.append(0x1000, 1), "three at most");
-        assert_eq!(filler.finish(4113), 3);
+        assert_eq!(filler.finish(4113, 0), 3);
         assert_eq!((one.segments(), one.total_len()), (other.segments(), 4113));
         let mut unfinished = view.filler(&mut other, 8);
         while unfinished.append(0x1000, 1) {}

@@ -35,11 +35,15 @@ pub enum TaskStep {
 
 /// A command under way.
 ///
-/// What a plain READ or WRITE needs lies at the end, beside what its owner keeps of it: a line or two of the cache. What
+/// What a plain READ or WRITE needs lies at the start, beside what its owner keeps of it: a line of the cache. What
 /// other READs and WRITEs need is in fields without a destructor: nothing is moved or dropped on their way.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Task {
+    /// It is a plain I/O, or none.
+    quick: Quick,
+    /// What answers the plain I/O; then nothing below is used.
+    end: PlainEnd,
     /// What it may be doing, and how it may have ended, if it is nothing of what follows.
     doing: Doing,
     response: Option<Response>,
@@ -49,9 +53,6 @@ pub struct Task {
     direct: Option<DirectIo>,
     /// It has ended, as nearly all do: no data, no sense.
     plain: Option<(Status, Residual)>,
-    /// It is a plain I/O; then nothing above is used.
-    end: PlainEnd,
-    quick: Quick,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +63,8 @@ enum Quick {
     Io,
     /// It is GOOD.
     Good,
+    /// Its I/O is under way, and somebody looks at its end: it goes the general way.
+    WatchedIo,
 }
 
 #[derive(Debug, Default)]
@@ -120,6 +123,18 @@ impl Task {
             self.quick = Quick::Good;
         }
         plain
+    }
+
+    /// From now on the task goes the general way: [`Task::end_plain`] and [`Task::take_good`] say no.
+    pub fn watch(&mut self) {
+        match self.quick {
+            Quick::No | Quick::WatchedIo => {}
+            Quick::Io => self.quick = Quick::WatchedIo,
+            Quick::Good => {
+                self.quick = Quick::No;
+                self.response = Some(Response::good());
+            }
+        }
     }
 
     /// Takes the response, if it is a plain I/O's success: GOOD and nothing else.
@@ -242,7 +257,10 @@ impl Task {
     /// Goes on after an I/O; `scratch` is the memory of a [`TaskStep::Scratch`].
     #[inline]
     pub fn resume(&mut self, outcome: IoOutcome, scratch: Option<IoBuffer>) -> TaskStep {
-        if std::mem::take(&mut self.quick) == Quick::Io {
+        if matches!(
+            std::mem::take(&mut self.quick),
+            Quick::Io | Quick::WatchedIo
+        ) {
             let response = self.end.finish(outcome);
             return self.answer(response);
         }

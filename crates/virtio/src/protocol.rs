@@ -14,13 +14,15 @@ use reactor::{DiskHandle, Io, Tag};
 use timeline::{DiskNumber, Operation, UnitAddress};
 use virtqueue::Chain;
 
-/// A request, in the slot that it keeps from its first hop to its last: hops hand on which slot, not what is in it.
+/// A request, in the slot that it keeps from its first hop to its last: hops hand on which slot, not what is in it. What each
+/// request needs lies together, and what few need at the end of the state.
 #[derive(Default)]
+#[repr(C)]
 pub struct Request<S> {
-    /// Its memory.
-    pub chain: Chain,
     /// What is asked of a disk next: for [`Step::Data`] and [`Step::Scratch`].
     pub job: Job,
+    /// Its memory.
+    pub chain: Chain,
     /// What its device type remembers of it; it holds what the slot's last request left.
     pub state: S,
 }

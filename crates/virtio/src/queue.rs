@@ -29,6 +29,10 @@ use crate::slots::{Fill, Slots};
 /// Most requests taken in one go: bounds how long other sources of the worker wait.
 const BATCH: usize = 128;
 
+/// Where so many chains come at once after polling had found none, driver and device have waited for each other in turns:
+/// half of them are taken first, so that the driver goes on with their answers while the others are worked off.
+const HALVED: usize = 32;
+
 /// Bytes after which a batch ends, for the same reason: what a RAM disk copies in a millisecond or two.
 const BATCH_BYTES: u64 = 8 << 20;
 
@@ -60,6 +64,10 @@ pub struct Queue<P: Protocol> {
     view: GuestView,
     protocol: P,
     slots: Slots<P::State>,
+    /// How often polling had found nothing when chains were taken last.
+    polls: u64,
+    /// Most chains that are taken in one go since then.
+    share: usize,
     /// Slots of the batch that is being drained.
     batch: Vec<u16>,
     /// Slots of the batch whose I/O is pending.
@@ -110,6 +118,8 @@ impl<P: Protocol> Queue<P> {
             view: GuestView::new(setup.memory),
             protocol,
             slots: Slots::new(size),
+            polls: 0,
+            share: BATCH,
             batch: Vec::with_capacity(BATCH),
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
@@ -223,9 +233,20 @@ impl<P: Protocol> Queue<P> {
         (self.on_broken)(breach, &why.to_string());
     }
 
+    /// Most of what waits that is taken in one go: see [`HALVED`]. It stays until polling finds nothing again.
+    #[inline(always)]
+    fn share(&mut self) -> usize {
+        let polls = self.timeline.counters().polls.get();
+        if polls != std::mem::replace(&mut self.polls, polls) {
+            let there = usize::from(self.ring.available());
+            self.share = if there >= HALVED { there / 2 } else { BATCH };
+        }
+        self.share
+    }
+
     /// Hop 2: takes chains from the ring into slots.
     fn pop_batch(&mut self) {
-        let limit = BATCH.min(self.protocol.batch_limit());
+        let limit = BATCH.min(self.protocol.batch_limit()).min(self.share());
         let mut bytes = 0;
         self.slots.guess();
         while self.batch.len() < limit && bytes < BATCH_BYTES {
@@ -257,7 +278,7 @@ impl<P: Protocol> Queue<P> {
                     bytes,
                 }) => {
                     (slot.operation, slot.bytes) = (operation, bytes);
-                    slot.pended = false;
+                    (slot.pended, slot.otherwise) = (false, false);
                     slot.offset = slot.request.job.io.offset;
                     if !matches!(step, Step::Data) {
                         slot.begin_otherwise(step);
@@ -359,7 +380,7 @@ impl<P: Protocol> Queue<P> {
     fn take_first_step(&mut self, io: &mut Io, index: u16) -> Progress {
         let tag = self.tag(index);
         let slot = self.slots.get(index);
-        if slot.step.is_some() {
+        if slot.otherwise {
             return self.take_other_step(io, index);
         }
         let request = &mut slot.request;
@@ -428,30 +449,27 @@ impl<P: Protocol> Queue<P> {
     /// Hop 6: writes the answers and returns the chains.
     #[inline(always)]
     fn answer_done<const SEVERAL: bool>(&mut self) {
-        for at in 0..self.done.len() {
-            let index = self.done[at];
-            let slot = self.slots.get(index);
-            let answer = self.protocol.answer(&mut slot.request);
-            let bytes = u64::from(slot.bytes);
-            slot.good = answer.good;
-            if SEVERAL {
-                self.timeline.select(slot.part);
-            }
-            self.timeline.count(slot.operation, bytes, answer.good);
-            if slot.pended {
-                self.timeline
-                    .note_reaped(slot.operation, slot.noticed, slot.submitted);
-            }
-            if !self.broken {
-                let chain = &slot.request.chain;
-                self.ring.push(chain.id, chain.descriptors, answer.written);
-            }
-            if slot.goes_on {
-                self.slots.answered(index, &self.view);
+        for &index in &self.done {
+            let free = self.slots.answer_and_release(index, &self.view, |slot| {
+                let answer = self.protocol.answer(&mut slot.request);
+                let bytes = u64::from(slot.bytes);
+                slot.good = answer.good;
+                if SEVERAL {
+                    self.timeline.select(slot.part);
+                }
+                self.timeline.count(slot.operation, bytes, answer.good);
+                if slot.pended {
+                    self.timeline
+                        .note_reaped(slot.operation, slot.noticed, slot.submitted);
+                }
+                if !self.broken {
+                    let chain = &slot.request.chain;
+                    self.ring.push(chain.id, chain.descriptors, answer.written);
+                }
+            });
+            if !free {
                 self.slots.let_go(index);
                 self.going_on.push(index);
-            } else {
-                self.slots.release(index, &self.view);
             }
         }
     }

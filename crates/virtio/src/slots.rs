@@ -9,23 +9,14 @@ use virtqueue::Chain;
 
 use crate::protocol::{Request, Step};
 
-/// A request's place.
+/// A request's place. It begins with a cache line, and what each request needs lies in the first three.
+#[repr(C, align(64))]
 pub(crate) struct Slot<S> {
-    pub request: Request<S>,
-    /// What is to be done next, between two hops of a batch, if it is not [`Step::Data`].
-    pub step: Option<Step>,
     pub operation: Operation,
-    /// Whose measurements it belongs to, while those in flight are of several disks.
-    pub part: Part,
-    pub bytes: u32,
-    /// First byte of its first I/O on the disk.
-    pub offset: u64,
-    pub noticed: Stamp,
-    pub popped: Stamp,
-    pub parsed: Stamp,
-    pub submitted: Stamp,
     /// It was answered without an error.
     pub good: bool,
+    /// It begins with another step than [`Step::Data`].
+    pub otherwise: bool,
     /// Its I/O runs on scratch memory, not on the chain's buffer.
     pub scratch: bool,
     /// Its I/O was pending, so its stamps are recorded one by one.
@@ -36,6 +27,18 @@ pub(crate) struct Slot<S> {
     pub goes_on: bool,
     /// It holds a request that has not been answered.
     pub active: bool,
+    pub bytes: u32,
+    /// Whose measurements it belongs to, while those in flight are of several disks.
+    pub part: Part,
+    /// First byte of its first I/O on the disk.
+    pub offset: u64,
+    pub request: Request<S>,
+    /// What is to be done next, between two hops of a batch, if `otherwise`.
+    pub step: Option<Step>,
+    pub noticed: Stamp,
+    pub popped: Stamp,
+    pub parsed: Stamp,
+    pub submitted: Stamp,
 }
 
 impl<S: Default> Default for Slot<S> {
@@ -52,6 +55,7 @@ impl<S: Default> Default for Slot<S> {
             parsed: Stamp::default(),
             submitted: Stamp::default(),
             good: false,
+            otherwise: false,
             scratch: false,
             pended: false,
             waiting: false,
@@ -69,6 +73,7 @@ impl<S> Slot<S> {
             self.offset = 0;
         }
         self.step = Some(step);
+        self.otherwise = true;
     }
 
     #[inline(always)]
@@ -96,6 +101,8 @@ pub(crate) struct Slots<S> {
     free: Vec<u16>,
     /// By chain ID: is it in flight?
     busy: Vec<bool>,
+    /// What was in flight when the memory was changed may have pinned the memory before.
+    changed: bool,
 }
 
 impl<S: Default> Slots<S> {
@@ -106,6 +113,7 @@ impl<S: Default> Slots<S> {
                 .collect(),
             free: (0..size).rev().collect(),
             busy: vec![false; usize::from(size)],
+            changed: false,
         }
     }
 
@@ -166,14 +174,45 @@ impl<S: Default> Slots<S> {
     /// the memory in use, `view`.
     #[inline(always)]
     pub fn answered(&mut self, index: u16, view: &GuestView) -> &mut Slot<S> {
+        self.answer(index, view, |_| ()).0
+    }
+
+    /// As [`Slots::answered`], of a request that is answered by `how`.
+    #[inline(always)]
+    fn answer<R>(
+        &mut self,
+        index: u16,
+        view: &GuestView,
+        how: impl FnOnce(&mut Slot<S>) -> R,
+    ) -> (&mut Slot<S>, R) {
         let slot = &mut self.slots[usize::from(index)];
+        let result = how(slot);
         let id = slot.request.chain.id;
         if let Some(busy) = self.busy.get_mut(usize::from(id)) {
             *busy = false;
         }
-        slot.request.chain.recycle(view);
+        if self.changed {
+            slot.request.chain.recycle(view);
+        }
         slot.active = false;
-        slot
+        (slot, result)
+    }
+
+    /// Answers a request by `how`. Its ID is free again, and its slot unless the request goes on: is it free?
+    #[inline(always)]
+    pub fn answer_and_release(
+        &mut self,
+        index: u16,
+        view: &GuestView,
+        how: impl FnOnce(&mut Slot<S>),
+    ) -> bool {
+        let (slot, ()) = self.answer(index, view, how);
+        let free = !slot.goes_on;
+        if free {
+            slot.make_free();
+            self.free.push(index);
+        }
+        free
     }
 
     /// An answered request goes on without a chain; which one it had can still be told.
@@ -183,15 +222,9 @@ impl<S: Default> Slots<S> {
         (chain.readable, chain.writable) = (0, 0);
     }
 
-    /// Ends a request: its ID and slot are free again.
-    #[inline(always)]
-    pub fn release(&mut self, index: u16, view: &GuestView) {
-        self.answered(index, view).make_free();
-        self.free.push(index);
-    }
-
     /// Lets go of the pins that free slots keep: the memory in use is another from now on.
     pub fn unpin(&mut self) {
+        self.changed = true;
         for index in &self.free {
             self.slots[usize::from(*index)].request.chain.clear();
         }
@@ -234,7 +267,8 @@ mod tests {
         };
         assert!(matches!(fill(&mut slots, 100), Fill::Twice(100)));
         assert_eq!(slots.in_flight(), 1);
-        slots.release(first, &GuestView::new(Default::default()));
+        let view = GuestView::new(Default::default());
+        assert!(slots.answer_and_release(first, &view, |_| ()));
         assert!(matches!(fill(&mut slots, 100), Fill::Filled(..)));
         assert_eq!(slots.in_flight(), 1);
     }

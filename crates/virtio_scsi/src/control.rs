@@ -90,7 +90,7 @@ pub(crate) fn runner(place: (WorkerHandle, SourceId)) -> Runner {
             let (queue, tasks) = queue.requests();
             for task in tasks {
                 let meant = queue
-                    .task_tag(task.key)
+                    .task_tag(task.key())
                     .is_some_and(|tag| call.scope.matches(tag));
                 if !meant {
                     continue;
@@ -164,7 +164,7 @@ impl ControlQueue {
                     return;
                 };
                 let (_, tasks) = queue.requests();
-                for task in tasks.filter(|task| function.means(key, id, (task.key, task.id))) {
+                for task in tasks.filter(|task| function.means(key, id, (task.key(), task.id))) {
                     found.store(true, Ordering::Release);
                     if function == Function::AbortTask {
                         task.abort(S_ABORTED, &hold);

@@ -233,7 +233,7 @@ impl ScsiDevice {
             worker.send(move |w| {
                 control::with_queue::<RequestQueue>(w, source, |queue, _io| {
                     for task in queue.requests().1 {
-                        if task.key.is_some_and(|key| luns.contains(&key)) {
+                        if task.key().is_some_and(|key| luns.contains(&key)) {
                             task.hold(abort, &hold);
                         }
                     }

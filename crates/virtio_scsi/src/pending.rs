@@ -4,25 +4,29 @@ use reactor::Tag;
 use scsi_tasks::{Hold, Task, Ticket};
 use timeline::DiskNumber;
 
-use crate::request;
+use crate::queue::key;
+use crate::request::{self, Address};
 
-/// What a request remembers until it is answered. What a plain one needs lies together, from the end of its task on.
+/// What a request remembers until it is answered. What a plain one needs lies together, from the start into its task.
 #[repr(C)]
 pub(crate) struct Pending {
+    /// It is a plain command, or none yet: what is said here of unusual ones is not so, but for its task, its LUN field, its
+    /// ID, its disk and its data.
+    pub plain: bool,
+    pub data_in: u32,
+    /// Its disk, for its measurements.
+    pub disk: DiskNumber,
+    /// Its LUN field and its ID say which task it is, for task management.
+    pub field: [u8; 8],
+    pub id: u64,
+    pub task: Task,
     /// Task management functions that wait for this task to end.
     pub waits: Vec<Hold>,
     /// Its place among the others, if it is not SIMPLE.
     pub ticket: Option<Ticket>,
-    pub task: Task,
-    pub id: u64,
-    /// Which task it is, for task management.
-    pub key: Option<(u8, u16)>,
-    /// Its disk, for its measurements.
-    pub disk: DiskNumber,
     /// Where it is, so that it can be resumed.
     pub tag: Option<Tag>,
     pub data_in_room: u32,
-    pub data_in: u32,
     /// The response code, when the command did not get as far as the core.
     pub code: u8,
     /// Set by task management: [`request::S_ABORTED`] or [`request::S_RESET`].
@@ -31,16 +35,13 @@ pub(crate) struct Pending {
     pub aborting: bool,
     /// It has not begun, for others come before it.
     pub parked: bool,
-    /// It is a plain command, or none yet: what is said here of unusual ones is not so, but for its task, its key, its ID
-    /// and its data.
-    pub plain: bool,
 }
 
 impl Default for Pending {
     fn default() -> Pending {
         Pending {
             task: Task::default(),
-            key: None,
+            field: [0; 8],
             disk: DiskNumber::NONE,
             id: 0,
             code: request::S_OK,
@@ -58,6 +59,11 @@ impl Default for Pending {
 }
 
 impl Pending {
+    /// Target and number of the unit that it is for; `None`: no form of LUN that we know.
+    pub fn key(&self) -> Option<(u8, u16)> {
+        Address::parse(&self.field).map(|address| key(&address))
+    }
+
     /// `hold` is kept until the task has ended, which is soon with `abort`.
     pub fn hold(&mut self, abort: bool, hold: &Hold) {
         if abort {
@@ -85,6 +91,7 @@ impl Pending {
 
     fn keep(&mut self, hold: &Hold) {
         self.plain = false;
+        self.task.watch();
         self.waits.push(hold.clone());
     }
 

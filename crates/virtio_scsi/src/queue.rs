@@ -39,7 +39,6 @@ struct Seen {
 struct Known {
     /// The request's LUN field, as it lies in memory.
     field: [u8; 8],
-    key: (u8, u16),
     unit: PlainUnit,
     order: Arc<TaskOrder>,
     disk: DiskHandle,
@@ -62,6 +61,8 @@ pub(crate) struct RequestQueue {
     generation: u64,
     targets: Vec<Option<Seen>>,
     known: [Option<Known>; KNOWN],
+    /// Where the unit of the last plain command is known.
+    last: usize,
     /// Commands for units that are not known.
     unknown: u8,
     disks: DiskHandles,
@@ -79,6 +80,7 @@ impl RequestQueue {
             generation: 0,
             targets: Vec::new(),
             known: [const { None }; KNOWN],
+            last: 0,
             unknown: 0,
             disks: DiskHandles::default(),
             last_disk: DiskNumber::NONE,
@@ -301,55 +303,10 @@ impl Protocol for RequestQueue {
         request: &mut Request<Pending>,
         tag: Tag,
     ) -> Result<Start, Malformed> {
-        let (chain, pending) = (&mut request.chain, &mut request.state);
-        if (chain.readable as usize) < REQUEST_SIZE {
-            return Err(Malformed("request has no whole header"));
+        match self.begin_plain(request) {
+            Some(start) => Ok(start),
+            None => self.begin_any(io, request, tag),
         }
-        if (chain.writable as usize) < RESPONSE_SIZE {
-            return Err(Malformed("request has no room for its response"));
-        }
-        let data_in = chain.writable - RESPONSE_SIZE as u32;
-        let data_out = chain.readable - REQUEST_SIZE as u32;
-        if pending.plain
-            && let Some(bytes) = chain.buffer.front_near::<PLAIN_SIZE>()
-            && let Some(header) = request::PlainHeader::parse(&bytes)
-            && let Some(known) = &self.known[place(&header.lun)]
-            && known.field == header.lun
-            && known.order.is_free(TaskAttribute::Simple)
-            && let Some(io) = known
-                .unit
-                .begin(header.cdb, data_in.into(), data_out.into())
-        {
-            (pending.key, pending.id) = (Some(known.key), header.id);
-            (pending.tag, pending.data_in_room) = (Some(tag), data_in);
-            pending.disk = known.number;
-            if known.number != self.last_disk {
-                (self.last_disk, self.disk_changed) = (known.number, true);
-            }
-            pending.task.start_plain(io.end);
-            // One transfer is far below 4 GiB, and the buffer is as long as it.
-            let bytes = io.request.length as u32;
-            let (operation, start) = if io.request.kind == IoKind::Read {
-                // The answer's place; behind the data of a write it is left to chance.
-                chain.buffer.prefetch_second();
-                pending.data_in = bytes;
-                (Operation::Read, chain.readable as usize + RESPONSE_SIZE)
-            } else {
-                pending.data_in = 0;
-                (Operation::Write, REQUEST_SIZE)
-            };
-            chain.buffer.set_window(start, bytes as usize);
-            request.job = Job {
-                disk: known.disk,
-                io: io.request,
-            };
-            return Ok(Start {
-                step: Step::Data,
-                operation,
-                bytes,
-            });
-        }
-        Ok(self.begin_any(io, request, tag))
     }
 
     #[inline(always)]
@@ -385,7 +342,7 @@ impl Protocol for RequestQueue {
         outcome: IoOutcome,
     ) -> Step {
         let pending = &mut request.state;
-        if pending.plain && outcome.is_ok() && pending.task.end_plain() {
+        if outcome.is_ok() && pending.task.end_plain() {
             return Step::Answer;
         }
         self.resume(io, request, outcome, None)
@@ -398,7 +355,7 @@ impl Protocol for RequestQueue {
     }
 
     fn unit(&self, request: &Request<Self::State>) -> Option<UnitAddress> {
-        let (target, lun) = request.state.key?;
+        let (target, lun) = request.state.key()?;
         Some(UnitAddress { target, lun })
     }
 
@@ -409,9 +366,9 @@ impl Protocol for RequestQueue {
     #[inline(always)]
     fn answer(&mut self, request: &mut Request<Pending>) -> Answer {
         let (chain, pending) = (&request.chain, &mut request.state);
-        if pending.plain && pending.task.take_good() {
+        if pending.task.take_good() {
             let header = [0; request::RESPONSE_HEADER_SIZE];
-            chain.buffer.write_near(chain.readable as usize, header);
+            chain.buffer.write_half(chain.readable as usize, header);
             return Answer {
                 written: RESPONSE_SIZE as u32 + pending.data_in,
                 good: true,
@@ -432,14 +389,88 @@ impl Protocol for RequestQueue {
 }
 
 impl RequestQueue {
+    /// A plain READ or WRITE to a unit that is known; `None`: it is something else, and nothing was done about it.
+    #[inline(always)]
+    fn begin_plain(&mut self, request: &mut Request<Pending>) -> Option<Start> {
+        let (chain, pending) = (&mut request.chain, &mut request.state);
+        if !pending.plain {
+            return None;
+        }
+        let data_out = chain.readable.checked_sub(REQUEST_SIZE as u32)?;
+        let data_in = chain.writable.checked_sub(RESPONSE_SIZE as u32)?;
+        let bytes = chain.buffer.front_near::<PLAIN_SIZE>()?;
+        let header = request::PlainHeader::parse(&bytes)?;
+        // At once, so that no register has to hold it; for what is not plain it is set anew.
+        (pending.field, pending.id) = (header.lun, header.id);
+        // The last unit is looked at before the header has come from the driver's core; another one only then.
+        let is_it = |known: &Known| known.field == header.lun;
+        if !self.known[self.last % KNOWN].as_ref().is_some_and(is_it) {
+            self.last = place(&header.lun);
+        }
+        let known = self.known[self.last % KNOWN].as_ref()?;
+        if known.field != header.lun || !known.order.is_free(TaskAttribute::Simple) {
+            return None;
+        }
+        let io = known
+            .unit
+            .begin(header.cdb, data_in.into(), data_out.into())?;
+        chain.buffer.prefetch_half();
+        pending.disk = known.number;
+        if known.number != self.last_disk {
+            (self.last_disk, self.disk_changed) = (known.number, true);
+        }
+        pending.task.start_plain(io.end);
+        // One transfer is far below 4 GiB, and the buffer is as long as it.
+        let bytes = io.request.length as u32;
+        let (buffer, length) = (&mut chain.buffer, bytes as usize);
+        let operation = if io.request.kind == IoKind::Read {
+            pending.data_in = bytes;
+            if !buffer.window_in_second_half(RESPONSE_SIZE, length) {
+                buffer.set_window(chain.readable as usize + RESPONSE_SIZE, length);
+            }
+            Operation::Read
+        } else {
+            pending.data_in = 0;
+            if !buffer.window_in_first_half(REQUEST_SIZE, length) {
+                buffer.set_window(REQUEST_SIZE, length);
+            }
+            Operation::Write
+        };
+        request.job = Job {
+            disk: known.disk,
+            io: io.request,
+        };
+        Some(Start {
+            step: Step::Data,
+            operation,
+            bytes,
+        })
+    }
+
     /// Any command. Its header is read anew, and only this time counts.
     #[inline(never)]
-    fn begin_any(&mut self, io: &mut Io, request: &mut Request<Pending>, tag: Tag) -> Start {
+    fn begin_any(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        tag: Tag,
+    ) -> Result<Start, Malformed> {
+        let chain = &request.chain;
+        if (chain.readable as usize) < REQUEST_SIZE {
+            return Err(Malformed("request has no whole header"));
+        }
+        if (chain.writable as usize) < RESPONSE_SIZE {
+            return Err(Malformed("request has no room for its response"));
+        }
+        Ok(self.begin_whole(io, request, tag))
+    }
+
+    fn begin_whole(&mut self, io: &mut Io, request: &mut Request<Pending>, tag: Tag) -> Start {
         let (chain, pending) = (&mut request.chain, &mut request.state);
         let bytes = chain.buffer.front::<REQUEST_SIZE>();
         let header = Header::parse(&bytes);
         pending.plain = false;
-        pending.key = header.address.map(|address| key(&address));
+        pending.field = *header.lun;
         pending.id = header.id;
         pending.tag = Some(tag);
         (pending.code, pending.data_in, pending.aborted) = (request::S_OK, 0, None);
@@ -520,7 +551,6 @@ impl RequestQueue {
             .plain_unit(&seen.nexus, address.lun)
             .map(|unit| Known {
                 field: *field,
-                key: key(address),
                 unit,
                 order: seen.order.clone(),
                 disk,
@@ -673,7 +703,7 @@ fn answer_any(chain: &Chain, pending: &mut Pending) -> Answer {
     {
         let (residual, code) = residual_fields(residual);
         let header = request::response_header(0, residual, status as u8, code);
-        chain.buffer.write_near(chain.readable as usize, header);
+        chain.buffer.write_half(chain.readable as usize, header);
         pending.answered();
         return Answer {
             written: RESPONSE_SIZE as u32 + pending.data_in,

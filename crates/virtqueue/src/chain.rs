@@ -43,6 +43,8 @@ pub(crate) struct Limits {
     bytes: u32,
     indirect: bool,
     indirect_descriptors: u16,
+    /// How many descriptors of a table are read the short way.
+    plain_indirect: u16,
 }
 
 impl Limits {
@@ -51,6 +53,11 @@ impl Limits {
             bytes: config.max_chain_bytes,
             indirect: config.indirect,
             indirect_descriptors: config.max_chain_descriptors,
+            plain_indirect: if config.indirect {
+                config.max_chain_descriptors
+            } else {
+                0
+            },
         }
     }
 }
@@ -99,10 +106,11 @@ impl<'a> Plain<'a> {
     #[inline(always)]
     pub fn indirect(self, table: u64, length: u32, kind: Table) -> Option<(u32, u32)> {
         let count = length / DESCRIPTOR_SIZE as u32;
-        if !self.limits.indirect || !length.is_multiple_of(DESCRIPTOR_SIZE as u32) {
+        if !length.is_multiple_of(DESCRIPTOR_SIZE as u32) {
             return None;
         }
-        let limit = self.limits.indirect_descriptors;
+        // There is room for none where indirect tables were not negotiated.
+        let limit = self.limits.plain_indirect;
         let filler = self.view.filler(self.buffer, usize::from(limit));
         let entries = filler.table::<Descriptor>(table, count)?;
         let first = entries.read(0)?;
@@ -129,13 +137,14 @@ fn walk(
         index: 0,
     };
     let (readable, more) = way.half(0)?;
+    let middle = way.filler.count();
     let writable = if more { way.half(WRITE)?.0 } else { 0 };
     let total = readable + writable;
     if total > u64::from(limits.bytes) {
         return None;
     }
     // No more than `limit`, which is a u16.
-    let count = way.filler.finish(total as usize) as u16;
+    let count = way.filler.finish(total as usize, middle) as u16;
     // The limit is a u32, so both fit.
     Some((readable as u32, writable as u32, count))
 }
@@ -218,6 +227,9 @@ impl<'a> Collector<'a> {
             return Err(QueueError::ZeroLength { address });
         }
         if flags & WRITE != 0 {
+            if !self.writing {
+                self.appender.begin_second_half();
+            }
             self.writing = true;
         } else if self.writing {
             return Err(QueueError::ReadableAfterWritable { address });
@@ -236,12 +248,15 @@ impl<'a> Collector<'a> {
     }
 
     /// Readable and writable bytes of the whole chain.
-    pub fn finish(self) -> Result<(u32, u32), QueueError> {
+    pub fn finish(mut self) -> Result<(u32, u32), QueueError> {
         if self.total > u64::from(self.limits.bytes) {
             return Err(QueueError::TooLong {
                 length: self.total,
                 limit: self.limits.bytes,
             });
+        }
+        if !self.writing {
+            self.appender.begin_second_half();
         }
         self.appender.finish();
         // The limit is a u32, so both fit.

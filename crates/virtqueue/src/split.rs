@@ -11,8 +11,8 @@ use zerocopy::little_endian::U16;
 use crate::chain::{Collector, Limits, Plain, Table};
 use crate::config;
 use crate::layout::{
-    Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING, UsedElement, available_event,
-    passes_event, used_event,
+    Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING, USED_ELEMENT_SIZE,
+    UsedElement, available_event, passes_event, used_event,
 };
 use crate::{Chain, Inflight, QueueConfig, QueueError};
 
@@ -20,6 +20,9 @@ use crate::{Chain, Inflight, QueueConfig, QueueError};
 /// points to, while they are popped.
 const DESCRIPTORS_AHEAD: u16 = 128;
 const ELEMENTS_AHEAD: u16 = 4;
+
+/// Used elements in a cache line.
+const ELEMENTS_IN_LINE: usize = 64 / USED_ELEMENT_SIZE;
 
 /// The ring's memory: whole areas for their single fields, and their entries, which need no bounds check.
 struct Areas {
@@ -192,7 +195,7 @@ impl SplitQueue {
             // What is to be read is on another core, one thing behind the other: a good guess has all on their way at once.
             self.areas.descriptors.prefetch(self.last.0);
             view.prefetch(self.last.1);
-            self.areas.elements.prefetch_to_write(self.next_used);
+            self.fetch_used(ahead);
         }
         // The very first is read at once; the next ones get what `fetch_ahead` does for the later ones.
         for i in 1..ahead.min(DESCRIPTORS_AHEAD) {
@@ -203,6 +206,15 @@ impl SplitQueue {
             self.fetch_element(view, self.next_available.wrapping_add(i));
         }
         Ok(ahead != 0)
+    }
+
+    /// Takes the lines to which so many answers will be written.
+    #[inline(always)]
+    fn fetch_used(&self, answers: u16) {
+        for i in (0..answers.min(DESCRIPTORS_AHEAD)).step_by(ELEMENTS_IN_LINE) {
+            let place = self.next_used.wrapping_add(i);
+            self.areas.elements.prefetch_to_write(place);
+        }
     }
 
     #[inline(always)]

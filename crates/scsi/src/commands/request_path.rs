@@ -7,12 +7,14 @@
 use disk::{Blocks, IoFlags, IoKind, IoRequest, Lba};
 
 use super::read_write::TRANSFER_MAX;
-use crate::command::{Cdb, be16, be32, be64, opcode::*};
+use crate::command::{Cdb, opcode::*};
 use crate::logical_unit::{LogicalUnit, Word};
 use crate::plan::PlainIo;
 
 const FUA: u8 = 0x08;
 const DPO: u8 = 0x10;
+/// In a CDB's control byte.
+const NACA: u64 = 0x04;
 
 /// The plan's I/O, if the command is that plain. `data_in` and `data_out` are what the initiator offers.
 #[inline(always)]
@@ -26,18 +28,32 @@ pub(super) fn begin(
     /// What tells a WRITE from a READ, of 10 and of 16 bytes.
     const WRITE: u8 = WRITE_10 ^ READ_10;
     const { assert!(WRITE == WRITE_16 ^ READ_16) };
-    let (lba, blocks, control) = match cdb[0] & !WRITE {
-        READ_10 => (be32(cdb, 2).into(), be16(cdb, 7).into(), cdb[9]),
-        READ_16 => (be64(cdb, 2), be32(cdb, 10).into(), cdb[15]),
+    /// Bits of the first two bytes, operation code and flags, in which plain commands may differ.
+    const ANY: u16 = u16::from_le_bytes([WRITE, FUA | DPO]);
+    const TEN: u16 = READ_10 as u16;
+    const SIXTEEN: u16 = READ_16 as u16;
+    // Read as two words: a byte at a time costs a register for each.
+    let (head, tail) = halves(cdb);
+    let (lba, blocks) = match head as u16 & !ANY {
+        // The LBA in bytes 2 to 5, blocks in 7 and 8, control in 9.
+        TEN if tail & (NACA << 8) == 0 => {
+            let blocks = (head >> 56) << 8 | (tail & 0xff);
+            (((head >> 16) as u32).swap_bytes().into(), blocks)
+        }
+        // In bytes 2 to 9, 10 to 13, 15.
+        SIXTEEN if tail & (NACA << 56) == 0 => {
+            let lba = (head >> 16 | tail << 48).swap_bytes();
+            let blocks = ((tail >> 16) as u32).swap_bytes();
+            (lba, blocks.into())
+        }
         _ => return None,
     };
-    let (kind, offered) = match cdb[0] & WRITE {
+    let (kind, offered) = match head as u8 & WRITE {
         0 => (IoKind::Read, data_in),
         _ => (IoKind::Write, data_out),
     };
     let (offset, length) = unit.geometry().check(Lba(lba), Blocks(blocks)).ok()?;
-    let plain = cdb[1] & !(FUA | DPO) == 0 && control & 0x04 == 0;
-    if !plain || length != offered || length == 0 || length > TRANSFER_MAX {
+    if length != offered || length == 0 || length > TRANSFER_MAX {
         return None;
     }
     let mut flags = IoFlags::NONE;
@@ -45,7 +61,7 @@ pub(super) fn begin(
         if word.has(Word::WRITE_PROTECTED) {
             return None;
         }
-        if cdb[1] & FUA != 0 || word.has(Word::WRITE_THROUGH) {
+        if (head >> 8) as u8 & FUA != 0 || word.has(Word::WRITE_THROUGH) {
             flags = IoFlags::FUA;
         }
     }
@@ -56,4 +72,11 @@ pub(super) fn begin(
         length,
     };
     Some(PlainIo::new(request, word.has(Word::DESCRIPTOR_SENSE)))
+}
+
+/// The CDB's first and second eight bytes, the first of each in the lowest bits.
+#[inline(always)]
+fn halves(cdb: &Cdb) -> (u64, u64) {
+    let whole = u128::from_le_bytes(*cdb);
+    (whole as u64, (whole >> 64) as u64)
 }
