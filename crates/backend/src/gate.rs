@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use disk::{IoFlags, IoRequest};
@@ -101,6 +101,8 @@ pub struct Gate {
     /// How many ranges are held.
     held: AtomicUsize,
     state: Mutex<State>,
+    /// Is it closed, as `state` says?
+    is_closed: AtomicBool,
 }
 
 /// A range that is held; dropping it releases it.
@@ -153,6 +155,7 @@ impl Gate {
             return;
         }
         state.next += 1;
+        self.is_closed.store(true, Ordering::Release);
         state.closed = Closed::Settling(state.next);
         let settling = OnLast::settling(Then::Closed(self.clone(), state.next));
         let members = state.members();
@@ -180,6 +183,7 @@ impl Gate {
     pub(crate) fn reopen(&self) {
         let mut state = self.lock();
         state.closed = Closed::No;
+        self.is_closed.store(false, Ordering::Release);
         let members = state.members();
         drop(state);
         for member in members {
@@ -189,6 +193,10 @@ impl Gate {
 
     /// May this I/O pass, as far as closing goes? To be asked where the disk's [`crate::Throttle::word`] is not 0.
     pub fn passage(&self, request: &IoRequest) -> Passage {
+        // A disk with limits asks for each I/O.
+        if !self.is_closed.load(Ordering::Acquire) {
+            return Passage::Free;
+        }
         let closer = request.flags.has(IoFlags::CLOSER);
         match self.lock().closed {
             Closed::No => Passage::Free,
