@@ -248,6 +248,19 @@ mod tests {
         assert_eq!(throttle.word(), 0);
     }
 
+    #[test]
+    fn a_closed_disk_is_told_by_the_word_with_limits_or_without() {
+        let throttle = Throttle::default();
+        throttle.set_closed(true);
+        assert_ne!(throttle.word(), 0);
+        throttle.set(RateLimits::default());
+        assert_ne!(throttle.word(), 0, "limits that go do not open it");
+        let now = Moment(7);
+        assert_eq!(throttle.reserve(now, 4096), now, "it has no limits");
+        throttle.set_closed(false);
+        assert_eq!(throttle.word(), 0);
+    }
+
     proptest! {
         /// However requests come: in no span of time do more start than burst and rate allow, give or take the last
         /// one; and a bucket that has what is asked for lets nobody wait.

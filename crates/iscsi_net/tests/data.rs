@@ -61,6 +61,21 @@ fn blocks_read_back_over_four_connections_on_two_workers() {
 }
 
 #[test]
+fn blocks_read_back_over_sixteen_connections_and_there_is_no_seventeenth() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 16);
+    client.settle();
+    verify(&mut client, 16, 20, 11);
+    let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let cid = client.connect();
+        client.until(|client| client.initiator.is_ready(cid));
+    }));
+    assert!(refused.is_err(), "a seventeenth connection has joined");
+    let status = &door.server.status()[0];
+    assert_eq!((status.sessions, status.connections), (1, 16));
+}
+
+#[test]
 fn commands_wait_for_memory_and_all_are_answered() {
     let limits = DoorLimits {
         data_bytes: 64 << 10,

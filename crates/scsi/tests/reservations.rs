@@ -284,6 +284,41 @@ fn spec_i_pt_registers_an_initiator_that_is_not_there() {
 }
 
 #[test]
+fn all_tg_pt_registers_at_every_port_of_the_unit_and_nothing_else_does() {
+    for (all_ports, status) in [(0x00, Status::ReservationConflict), (0x04, Status::Good)] {
+        let mut bed = Bed::new(512, 2048);
+        let elsewhere = Target::new(vec![port(2)]);
+        elsewhere.attach_unit(0, bed.unit(0)).unwrap();
+        let same = elsewhere.attach_nexus(initiator(1), port(2));
+        let view = elsewhere.view();
+        let begin = |cdb: &[u8], data: &[u8]| {
+            let plan = view.begin(&Command {
+                nexus: &same,
+                lun: Lun::unit(0),
+                cdb,
+                attribute: TaskAttribute::Simple,
+                data_out_length: data.len() as u64,
+                data_in_length: 0,
+            });
+            let plan = match plan {
+                Plan::NeedData(pending) => pending.with_data(data),
+                plan => plan,
+            };
+            match plan {
+                Plan::Done(response) => response.status,
+                plan => panic!("{plan:?}"),
+            }
+        };
+        assert_eq!(begin(&READY, &[]), Status::CheckCondition); // power on
+        let cdb = [0x5f, REGISTER, 0, 0, 0, 0, 0, 0, 24, 0];
+        let answer = bed.run(0, &cdb, &list(0, 5, all_ports), 0);
+        assert_eq!(answer.status, Status::Good);
+        let reserve = [0x5f, RESERVE_OUT, 1, 0, 0, 0, 0, 0, 24, 0];
+        assert_eq!(begin(&reserve, &list(5, 0, 0)), status, "{all_ports:#x}");
+    }
+}
+
+#[test]
 fn lists_of_a_wrong_length_and_unknown_actions_are_refused() {
     let mut bed = Bed::new(512, 2048);
     let short = [0x5f, REGISTER, 0, 0, 0, 0, 0, 0, 23, 0];
