@@ -208,6 +208,9 @@ fn events_without_buffers_are_missed_and_said_to_be_and_short_buffers_are_given_
     for lun in 0..5000 {
         controller.post(Event::Added, 0, lun);
     }
+    // All have come: a place that is free again is not taken by a later one of them.
+    let worker = rig.pool.workers().next().unwrap();
+    worker.call(|_| ()).unwrap();
     let mut got = 0;
     loop {
         let bytes = event(&mut queue, &at, 16);
