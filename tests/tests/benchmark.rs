@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use end_to_end::{Context, Profile, Result, Rig, Scratch, bail, ensure};
 use lab::lunette_program;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
+use std::os::unix::process::CommandExt;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -297,8 +298,11 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
         ]);
         command.arg("--turn-ms=10").arg("--place").arg(&place);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A terminal's Ctrl-C goes to all of a group: to the daemons that it has started, too.
+        command.process_group(0);
         Ok(command)
     };
+    let interrupt = |child: &Child| kill_process_group(Pid::from_child(child), Signal::INT);
     let child = study()?.spawn()?;
     let begun = Instant::now();
     while runs(&results)?.len() < 4 {

@@ -19,7 +19,8 @@ use crate::driver::{DriverOptions, Subject};
 use crate::job::{Job, apply};
 use crate::report::{columns, rate};
 use crate::run::{
-    Interval, Plan, Progress, Repetition, SubjectResult, bootstrap_middle, middle_mean, run, spread,
+    Interval, Plan, Progress, Repetition, SubjectResult, bootstrap_middle, middle_mean,
+    run_until_interrupted, spread,
 };
 use crate::table::Daemon;
 
@@ -173,7 +174,11 @@ pub fn stamp_cost(
                 subjects.push(Subject::parse(&text)?);
             }
             let plan = plan(options, case, subjects)?;
-            let outcome = run(&plan, &clock, interrupted, progress).with_context(|| case.name)?;
+            let outcome = run_until_interrupted(&plan, &clock, interrupted, progress)
+                .with_context(|| case.name)?;
+            let Some(outcome) = outcome else {
+                return Ok(costs);
+            };
             let mut pairs = Vec::new();
             for (results, order) in outcome.subjects.chunks(2).zip(order.chunks(2)) {
                 let ([a, b], [swapped, _]) = (results, order) else {
@@ -182,7 +187,7 @@ pub fn stamp_cost(
                 let (with, without) = if *swapped { (b, a) } else { (a, b) };
                 cost.add(with, without, &mut pairs);
             }
-            if !outcome.interrupted && !pairs.is_empty() {
+            if !pairs.is_empty() {
                 cost.rounds.push(middle_mean(&pairs));
             }
         }

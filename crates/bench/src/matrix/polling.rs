@@ -12,7 +12,7 @@ use timeline::Clock;
 
 use super::advice::{MATTERS, sureness};
 use super::study::{Configuration, Results, Rig, Study, StudyOptions};
-use crate::run::{Interval, Progress, bootstrap_ratio, run as run_plan, spread};
+use crate::run::{Interval, Progress, bootstrap_ratio, run_until_interrupted, spread};
 
 /// Pairs of turns, at least: fewer say little.
 const PAIRS_MIN: u32 = 6;
@@ -119,9 +119,12 @@ pub(super) fn compare(
                 let rig = &rigs[usize::from(polls)];
                 let mut plan = rig.plan(options, &configuration, mixture, rw, reads, depth)?;
                 plan.jobs.truncate(usize::from(disks));
-                let outcome = run_plan(&plan, &clock, interrupted, progress)?;
+                let outcome = run_until_interrupted(&plan, &clock, interrupted, progress)?;
+                let Some(outcome) = outcome else {
+                    return Ok(false);
+                };
                 let one = outcome.subjects.first().and_then(|s| s.repetitions.first());
-                let Some(one) = one.filter(|_| !outcome.interrupted) else {
+                let Some(one) = one else {
                     return Ok(false);
                 };
                 let record = PollRecord {

@@ -17,7 +17,9 @@ use super::polling::{self, PollLine, PollRecord};
 use super::{DEPTHS, MIXTURES};
 use crate::driver::DriverOptions;
 use crate::job::{Job, apply};
-use crate::run::{Environment, Plan, Progress, Repetition, environment, run as run_plan};
+use crate::run::{
+    Environment, Plan, Progress, Repetition, environment, run as run_plan, run_until_interrupted,
+};
 use crate::table::Daemon;
 
 /// How the study is made.
@@ -244,16 +246,22 @@ pub fn run(
             if missing.is_empty() {
                 continue;
             }
-            let rig = Rig::start(options, configuration, &[])?;
+            let rig = match Rig::start(options, configuration, &[]) {
+                Err(_) if interrupted.load(Ordering::Relaxed) => return Ok(study),
+                started => started?,
+            };
             for (mixture, rw, reads, depth) in missing {
                 if interrupted.load(Ordering::Relaxed) {
                     return Ok(study);
                 }
                 let plan = rig.plan(options, configuration, mixture, rw, reads, depth)?;
                 let before = rig.snapshot();
-                let outcome = run_plan(&plan, &clock, interrupted, progress)?;
+                let outcome = run_until_interrupted(&plan, &clock, interrupted, progress)?;
+                let Some(outcome) = outcome else {
+                    return Ok(study);
+                };
                 let one = outcome.subjects.first().and_then(|s| s.repetitions.first());
-                let Some(one) = one.filter(|_| !outcome.interrupted) else {
+                let Some(one) = one else {
                     return Ok(study);
                 };
                 let mut record = record(one, configuration, mixture, depth, turn);

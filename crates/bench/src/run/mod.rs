@@ -253,6 +253,21 @@ pub fn run(
     Ok(outcome)
 }
 
+/// As [`run`], against daemons of our own; `None` when it was interrupted. A terminal interrupts them too, and a session that
+/// they end is then no error.
+pub fn run_until_interrupted(
+    plan: &Plan,
+    clock: &Clock,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<Option<Outcome>> {
+    match run(plan, clock, interrupted, progress) {
+        Err(_) if interrupted.load(Ordering::Relaxed) => Ok(None),
+        Ok(outcome) if outcome.interrupted => Ok(None),
+        other => other.map(Some),
+    }
+}
+
 /// One repetition, again where it was disturbed; of disturbed ones the least disturbed counts.
 fn attempt(
     plan: &Plan,
