@@ -84,6 +84,7 @@ impl SenseCode {
     pub const INTERNAL_TARGET_FAILURE: SenseCode = SenseCode(0x4400);
     pub const MEDIUM_REMOVAL_PREVENTED: SenseCode = SenseCode(0x5302);
     pub const INSUFFICIENT_REGISTRATION_RESOURCES: SenseCode = SenseCode(0x5504);
+    pub const INVALID_MESSAGE: SenseCode = SenseCode(0x4900);
     pub const DATA_PHASE_ERROR: SenseCode = SenseCode(0x4b00);
 }
 

@@ -92,6 +92,26 @@ fn naca_is_an_invalid_field() {
     assert_eq!(answer.sense[15..18], [0xca, 0x00, 0x09]);
 }
 
+/// SAM-5, 8.6.4: an ACA task is for ACA conditions, of which there are none.
+#[test]
+fn aca_task_is_an_invalid_message() {
+    let mut bed = Bed::new(512, 2048);
+    let (nexus, lun) = (bed.nexus.clone(), Lun::unit(0));
+    let write = [0x2a, 0, 0, 0, 0, 9, 0, 0, 1, 0];
+    let aca = TaskAttribute::Aca;
+    let answer = bed.run_task(&nexus, lun, aca, &write, &[7; BLOCK], 0);
+    assert_eq!(answer.code(), (0x05, 0x49, 0x00));
+    assert!(bed.disks.log.is_empty());
+    for attribute in [
+        TaskAttribute::Simple,
+        TaskAttribute::Ordered,
+        TaskAttribute::HeadOfQueue,
+    ] {
+        let answer = bed.run_task(&nexus, lun, attribute, &write, &[7; BLOCK], 0);
+        assert_eq!(answer.status, Status::Good);
+    }
+}
+
 #[test]
 fn a_read_fills_no_more_than_the_buffer_and_tells_the_overflow() {
     let mut bed = Bed::new(512, 2048);

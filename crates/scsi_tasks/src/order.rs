@@ -82,8 +82,8 @@ impl TaskOrder {
         simple && !self.busy.load(Ordering::Acquire)
     }
 
-    /// A new task for a unit. `later` makes what starts it when it has to wait. Without ACA conditions an ACA task is a
-    /// SIMPLE one.
+    /// A new task for a unit. `later` makes what starts it when it has to wait. An ACA task, which is refused
+    /// when it begins, is a SIMPLE one until then.
     #[inline]
     pub fn admit(
         self: &Arc<Self>,

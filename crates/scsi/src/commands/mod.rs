@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use disk::{Blocks, IoRequest, Lba};
 
-use crate::command::{Cdb, Command, cdb_length, opcode::*};
+use crate::command::{Cdb, Command, TaskAttribute, cdb_length, opcode::*};
 use crate::logical_unit::{DiskId, LogicalUnit, Word};
 use crate::nexus::Nexus;
 use crate::plan::{Answering, DirectIo, PlainIo, Plan};
@@ -152,6 +152,11 @@ pub(crate) fn begin(
     command: &Command<'_>,
     cdb: &Cdb,
 ) -> Plan {
+    // There are no ACA conditions here, in which alone such a task would be allowed (SAM-5, 8.6.4).
+    if command.attribute == TaskAttribute::Aca {
+        let sense = Sense::illegal_request(SenseCode::INVALID_MESSAGE);
+        return finish(Err(sense), command, unit.word());
+    }
     match begin_direct(unit, command, cdb) {
         Some(io) => Plan::Io(io),
         None => begin_general(map, unit, command, cdb),

@@ -193,12 +193,25 @@ impl Bed {
         data_out: &[u8],
         data_in: usize,
     ) -> Answer {
+        let simple = TaskAttribute::Simple;
+        self.run_task(nexus, lun, simple, cdb, data_out, data_in)
+    }
+
+    pub fn run_task(
+        &mut self,
+        nexus: &Arc<Nexus>,
+        lun: Lun,
+        attribute: TaskAttribute,
+        cdb: &[u8],
+        data_out: &[u8],
+        data_in: usize,
+    ) -> Answer {
         let view = self.target.view();
         let plan = view.begin(&Command {
             nexus,
             lun,
             cdb,
-            attribute: TaskAttribute::Simple,
+            attribute,
             data_out_length: data_out.len() as u64,
             data_in_length: data_in as u64,
         });
