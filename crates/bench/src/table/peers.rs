@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -67,6 +68,8 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(out.try_clone()?)
             .stderr(out)
+            // A terminal's Ctrl-C is for whoever measures, and ends these in their turn.
+            .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {name}"))?;
         let mut daemon = Daemon { child };
