@@ -184,17 +184,24 @@ fn the_table_goes_from_published_to_seen() -> Result<()> {
         let ends = &one["ends"][0];
         let reads = document["jobs"][0]["read"]["total_ios"].as_u64();
         ensure!(reads.is_some() && ends["count"].as_u64() == reads, "{ends}");
-        // On one clock: a request is noticed after it was published. A driver that looks at the ring while the device still
-        // tells it of an answer sees it before the notification is over, so that end may lie before its beginning.
+        // On one clock: a request is noticed after it was published, and seen after it was reaped. A driver that looks at the ring
+        // while the device still tells it of an answer sees it before the notification is over.
         ensure!(
             ends["noticed_ns"].as_f64().is_some_and(|ns| ns > 0.0),
             "{ends}"
         );
+        let read = &one["stages"]["operations"]["read"];
+        let mean = |span: &str| Some(read[span]["sum_ns"].as_f64()? / reads? as f64);
+        let since_reaped = ends["seen_ns"]
+            .as_f64()
+            .zip(mean("answered"))
+            .zip(mean("notified"));
         ensure!(
-            ends["seen_ns"].as_f64().is_some_and(f64::is_finite),
-            "{ends}"
+            since_reaped
+                .is_some_and(|((seen, answered), notified)| seen + answered + notified >= 0.0),
+            "{ends}, {read}"
         );
-        let stages = &one["stages"]["operations"]["read"]["total"]["count"];
+        let stages = &read["total"]["count"];
         ensure!(stages.as_u64() == reads, "{stages}");
     }
     Ok(())
