@@ -132,7 +132,7 @@ pub struct Configuration {
     #[arg(long, value_name = "FILE")]
     pub chap_user: Option<String>,
     /// What iSCSI initiators may take: connections, half_open, sessions, connections_per_session,
-    /// commands_per_session, login_s, memory (of command data, per connection)
+    /// commands_per_session, login_s, memory (of command data, per session)
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub iscsi_limits: Option<String>,
     /// How many threads do the I/O [default: half of the CPUs, at most 4]
