@@ -7,7 +7,7 @@ use reactor::{DiskHandle, Io, Tag};
 use scsi::{
     Command, DiskId, Lun, Plan, Response, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag,
 };
-use scsi_tasks::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background};
+use scsi_tasks::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background, operation_of};
 use timeline::{DiskNumber, Operation, PartCounts, Stage, Stamp, Stamps};
 
 use crate::connection::Connection;
@@ -67,19 +67,6 @@ fn changes(cdb: &[u8]) -> bool {
         // FORMAT UNIT
         0x04 => true,
         _ => false,
-    }
-}
-
-/// How a command is counted.
-fn operation(opcode: u8, direct: Option<&IoRequest>) -> Operation {
-    match direct.map(|request| request.kind) {
-        Some(IoKind::Read) => Operation::Read,
-        Some(IoKind::Write) => Operation::Write,
-        Some(IoKind::Flush) => Operation::Flush,
-        Some(IoKind::Discard | IoKind::WriteZeroes) => Operation::Discard,
-        // UNMAP and WRITE SAME in several steps.
-        None if matches!(opcode, 0x42 | 0x41 | 0x93) => Operation::Discard,
-        None => Operation::Other,
     }
 }
 
@@ -212,7 +199,7 @@ impl Connection {
             _ => None,
         };
         let opcode = command.cdb.first().copied().unwrap_or(0);
-        let operation = operation(opcode, direct);
+        let operation = operation_of(opcode, direct);
         slot.operation = Some(operation);
         if let Some(timeline) = &mut self.timeline {
             let name = || {

@@ -9,6 +9,7 @@
 
 mod background;
 mod handles;
+mod operation;
 mod order;
 mod ports;
 mod runners;
@@ -17,6 +18,7 @@ mod units;
 
 pub use background::go_on_in_background;
 pub use handles::DiskHandles;
+pub use operation::operation_of;
 pub use order::{Admission, StartTask, TaskOrder, Ticket};
 pub use runners::{Call, Hold, Holding, Registration, Runner, Runners, Want};
 pub use task::{Task, TaskStep};

@@ -17,7 +17,7 @@ use scsi::{
 };
 use scsi_tasks::{
     Admission, Call, DiskHandles, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
-    go_on_in_background,
+    go_on_in_background, operation_of,
 };
 use timeline::{DiskNumber, Operation, UnitAddress};
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
@@ -257,20 +257,6 @@ fn data(request: &mut Request<Pending>, disk: DiskHandle, io: IoRequest) -> Step
     }
     request.job = Job { disk, io };
     Step::Data
-}
-
-/// How a command is counted.
-#[inline]
-fn operation(opcode: u8, direct: Option<&IoRequest>) -> Operation {
-    match direct.map(|request| request.kind) {
-        Some(IoKind::Read) => Operation::Read,
-        Some(IoKind::Write) => Operation::Write,
-        Some(IoKind::Flush) => Operation::Flush,
-        Some(IoKind::Discard | IoKind::WriteZeroes) => Operation::Discard,
-        // UNMAP and WRITE SAME in several steps.
-        None if matches!(opcode, 0x42 | 0x41 | 0x93) => Operation::Discard,
-        None => Operation::Other,
-    }
 }
 
 impl Protocol for RequestQueue {
@@ -520,7 +506,7 @@ impl RequestQueue {
         let number = DiskNumber(direct.disk.0);
         self.know(header.lun, &address, disk, number);
         Start {
-            operation: operation(header.cdb[0], Some(&direct.request)),
+            operation: operation_of(header.cdb[0], Some(&direct.request)),
             // One transfer is far below 4 GiB.
             bytes: direct.request.length as u32,
             step: data(request, disk, direct.request),
@@ -572,7 +558,7 @@ impl RequestQueue {
             TaskStep::Data(_, request) => Some(request),
             _ => None,
         };
-        let operation = operation(opcode, direct);
+        let operation = operation_of(opcode, direct);
         let bytes = match direct {
             Some(request) if request.moves_data() => request.length as u32,
             _ => 0,
