@@ -16,7 +16,7 @@ use guest_memory::IoBuffer;
 use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::{ConnectionKey, SessionKind};
 use reactor::{DiskHandle, Io, Source};
-use ring::{Completion, Owner, RingFd};
+use ring::{Completion, Message, Owner, RingFd};
 use scsi::{AbortScope, DiskId, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
 use scsi_tasks::{DiskHandles, Hold, Registration, TaskOrder};
 use timeline::{
@@ -37,6 +37,7 @@ pub(crate) mod token {
     pub const RECEIVE: u64 = 0;
     pub const RECEIVE_DATA: u64 = 1;
     pub const SEND: u64 = 2;
+    pub const READABLE: u64 = 3;
 }
 
 /// What a socket takes at once unless its peer is slow; below what stops receiving.
@@ -358,17 +359,20 @@ impl Connection {
 
     /// Sends what is queued, and ends when that was all.
     fn flush(&mut self, io: &mut Io) {
-        if let Some(message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers) {
-            self.operations += 1;
+        if let Some(mut message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers) {
             let nobody_waits = !self.closing && self.starved.is_empty();
-            let quiet = nobody_waits && self.output.owes_nobody();
             let most = QUIET_BYTES_MAX.min(self.shared.limits.output_bytes);
-            if quiet && message.left() <= most {
+            let short = message.left() <= most;
+            if !(nobody_waits && short && self.output.owes_nobody()) {
+                self.send_message(io, message);
+            } else if self.input.asks_singly() {
+                // Whoever waits for this one answer has it before anything else is done.
+                let result = self.socket.send_now(&mut message);
+                self.sent(io, message, result);
+            } else {
+                self.operations += 1;
                 io.ring()
                     .send_quietly(self.owner, token::SEND, &self.socket, message);
-            } else {
-                io.ring()
-                    .send(self.owner, token::SEND, &self.socket, message);
             }
         }
         if self.closing && !self.output.is_sending() {
@@ -376,25 +380,23 @@ impl Connection {
         }
     }
 
-    fn sent(&mut self, io: &mut Io, completion: Completion) {
-        let Some(message) = completion.message else {
-            return;
-        };
-        match completion.result {
+    fn send_message(&mut self, io: &mut Io, message: Box<Message>) {
+        self.operations += 1;
+        io.ring()
+            .send(self.owner, token::SEND, &self.socket, message);
+    }
+
+    fn sent(&mut self, io: &mut Io, message: Box<Message>, result: Result<u32, i32>) {
+        match result {
             Ok(bytes) if !self.ended && (bytes > 0 || message.left() == 0) => {
                 self.quiet = 0;
                 if let Some(rest) = self.output.sent(message, bytes, &mut self.buffers) {
-                    self.operations += 1;
-                    io.ring().send(self.owner, token::SEND, &self.socket, rest);
+                    self.send_message(io, rest);
                 }
                 self.output.settle();
             }
-            Err(errno) if !self.ended && (errno == 4 || errno == 11) => {
-                // interrupted, or no memory just now
-                self.operations += 1;
-                io.ring()
-                    .send(self.owner, token::SEND, &self.socket, message);
-            }
+            // Interrupted, or no room just now.
+            Err(4 | 11) if !self.ended => self.send_message(io, message),
             _ => {
                 self.output.recycle(message, &mut self.buffers);
                 self.end(io, "its peer takes no more");
@@ -411,10 +413,17 @@ impl Source for Connection {
     fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
 
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
-        self.operations -= 1;
         self.heard = noticed;
+        if completion.token == token::READABLE {
+            return self.readable(io, completion.more, noticed);
+        }
+        self.operations -= 1;
         match completion.token {
-            token::SEND => self.sent(io, completion),
+            token::SEND => {
+                if let Some(message) = completion.message {
+                    self.sent(io, message, completion.result);
+                }
+            }
             token::RECEIVE => self.received(io, completion, noticed),
             _ => self.received_data(io, completion, noticed),
         }
@@ -470,6 +479,7 @@ impl Source for Connection {
 
     fn closed(&mut self, io: &mut Io) {
         self.disks.close(io);
+        self.unwatch(io);
         io.disown(self.owner);
         self.held_until_drained.clear();
         self.registration = None;

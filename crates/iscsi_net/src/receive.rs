@@ -6,7 +6,7 @@
 use guest_memory::IoBuffer;
 use iscsi::target::{Placement, Received, Step};
 use reactor::Io;
-use ring::{Completion, Receive};
+use ring::{Completion, Receive, WatchId};
 use timeline::{Stage, Stamp, Stamps};
 
 use crate::connection::{Connection, token};
@@ -19,6 +19,9 @@ const RECEIVE_BYTES: usize = 64 << 10;
 const WINDOW_BYTES: usize = 2048;
 /// And behind data through this one.
 const WINDOW_BYTES_MIN: usize = 256;
+/// So many commands that came by themselves make it worth while to watch the socket: beginning and ending that costs as much
+/// as it spares a few of them.
+const SINGLE_MIN: u32 = 16;
 /// The rest of a data segment that is worth a receive of its own.
 const DIRECT_BYTES_MIN: u32 = 4096;
 
@@ -36,6 +39,10 @@ pub(crate) struct Input {
     seen: Vec<u8>,
     /// Commands that the last receive ended.
     commands: u32,
+    /// So many receives in a row have ended one.
+    single: u32,
+    /// While commands come one at a time: it tells of the next.
+    watch: Option<WatchId>,
     /// A receive into the buffer is in flight.
     receiving: bool,
     /// Whose data the kernel receives, and where.
@@ -55,6 +62,8 @@ impl Input {
             window_bytes: WINDOW_BYTES,
             seen: Vec::new(),
             commands: 0,
+            single: 0,
+            watch: None,
             receiving: false,
             direct: None,
             held: 0,
@@ -69,50 +78,101 @@ impl Input {
     pub fn hold(&mut self) {
         self.held += 1;
     }
+
+    /// Did the last receive end one command? An initiator that gave one will hardly have given the next before it has
+    /// seen the answer.
+    pub fn asks_singly(&self) -> bool {
+        self.commands == 1
+    }
+
+    /// Memory to receive into, which is the kernel's or comes back.
+    fn take_buffer(&mut self) -> IoBuffer {
+        let size = self.size;
+        let kept = self.buffer.take();
+        kept.filter(|buffer| buffer.total_len() == size)
+            .unwrap_or_else(|| IoBuffer::owned(size))
+    }
 }
 
 impl Connection {
-    /// Queues the next receive, if there is none and there may be one.
+    /// Queues the next receive, if there is none and there may be one, or watches for what is to come.
     pub(crate) fn receive_more(&mut self, io: &mut Io) {
-        let idle = self.input.from == self.input.to && self.input.direct.is_none();
-        if self.is_over() || self.input.held > 0 || !idle || self.input.receiving {
+        if self.input.watch.is_some() || !self.may_receive() {
             return;
         }
-        let queued = self.output.unsent() + self.iscsi.outgoing().len();
-        if queued > self.shared().limits.output_bytes {
+        if self.input.single >= SINGLE_MIN {
+            let watch = io.ring().watch(self.owner, token::READABLE, &self.socket);
+            self.input.watch = Some(watch);
             return;
         }
-        let size = self.input.size;
-        let buffer = self
-            .input
-            .buffer
-            .take()
-            .filter(|buffer| buffer.total_len() == size)
-            .unwrap_or_else(|| IoBuffer::owned(size));
+        let buffer = self.input.take_buffer();
         self.input.receiving = true;
         self.operations += 1;
-        // An initiator that gave one command will hardly have given the next before it has seen the answer.
-        let how = match self.input.commands {
-            1 => Receive::Later,
-            _ => Receive::Some,
+        let how = match self.input.asks_singly() {
+            true => Receive::Later,
+            false => Receive::Some,
         };
         io.ring()
             .receive(self.owner, token::RECEIVE, &self.socket, buffer, how);
     }
 
+    fn may_receive(&mut self) -> bool {
+        let idle = self.input.from == self.input.to && self.input.direct.is_none();
+        if self.is_over() || self.input.held > 0 || !idle || self.input.receiving {
+            return false;
+        }
+        let queued = self.output.unsent() + self.iscsi.outgoing().len();
+        queued <= self.shared().limits.output_bytes
+    }
+
     pub(crate) fn received(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
         self.input.receiving = false;
         self.input.buffer = completion.buffer;
+        self.came(io, completion.result, noticed);
+    }
+
+    /// The watched socket has something; `more`: it is watched on.
+    pub(crate) fn readable(&mut self, io: &mut Io, more: bool, noticed: Stamp) {
+        if !more {
+            self.input.watch = None;
+        }
+        if !self.may_receive() {
+            // What is there is told once; a receive will find it.
+            return self.unwatch(io);
+        }
+        let buffer = self.input.take_buffer();
+        let result = self.socket.receive_now(&buffer);
+        let full = result == Ok(self.input.size as u32);
+        self.input.buffer = Some(buffer);
+        self.came(io, result, noticed);
+        if full || self.input.single == 0 {
+            self.unwatch(io);
+        }
+    }
+
+    /// Goes back to receiving.
+    pub(crate) fn unwatch(&mut self, io: &mut Io) {
+        self.input.single = 0;
+        if let Some(watch) = self.input.watch.take() {
+            io.ring().unwatch(watch);
+        }
+    }
+
+    fn came(&mut self, io: &mut Io, result: Result<u32, i32>, noticed: Stamp) {
         if self.is_over() {
             return;
         }
-        match completion.result {
+        match result {
             Ok(0) => self.end(io, "its peer has left"),
             Ok(bytes) => {
                 self.quiet = 0;
                 self.input.commands = 0;
                 (self.input.from, self.input.to) = (0, bytes as usize);
                 self.take_in(io, noticed);
+                self.input.single = match self.input.asks_singly() {
+                    true => self.input.single.saturating_add(1),
+                    false => 0,
+                };
             }
             Err(4 | 11) => {}
             Err(_) => self.end(io, "its peer is gone"),

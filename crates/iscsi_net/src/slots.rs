@@ -71,6 +71,61 @@ pub(crate) struct Slot {
     pub waits: Vec<Hold>,
 }
 
+impl Slot {
+    /// As new, in place: a slot is large, and most of it was never used. Gives what waited for it.
+    fn clear(&mut self) -> Vec<Hold> {
+        let Slot {
+            generation,
+            used,
+            iscsi,
+            task,
+            step,
+            buffer,
+            lent,
+            receiving,
+            busy,
+            scratch,
+            aborted,
+            left,
+            begun,
+            goes_on,
+            lun,
+            tag,
+            ticket,
+            read_length,
+            write_length,
+            reads,
+            response,
+            operation,
+            part,
+            bytes,
+            offset,
+            pended,
+            asked,
+            awaited,
+            received,
+            stamps,
+            waits,
+        } = self;
+        *generation = generation.wrapping_add(1);
+        for flag in [used, lent, receiving, busy, scratch] {
+            *flag = false;
+        }
+        for flag in [aborted, left, begun, goes_on, pended, asked] {
+            *flag = false;
+        }
+        task.abandon();
+        (*iscsi, *step, *buffer) = (None, None, None);
+        (*tag, *ticket, *response) = (None, None, None);
+        (*lun, *read_length, *write_length, *reads) = ([0; 8], 0, None, 0);
+        (*operation, *part) = (None, Part::default());
+        (*bytes, *offset) = (0, 0);
+        (*awaited, *received) = (Stamp::default(), Stamp::default());
+        *stamps = Stamps::default();
+        std::mem::take(waits)
+    }
+}
+
 const NONE: u32 = u32::MAX;
 
 #[derive(Default)]
@@ -144,14 +199,7 @@ impl Slots {
     /// Empties a slot; its buffer and its waits must have been taken.
     pub fn free(&mut self, index: u32) {
         self.part(index);
-        let slot = &mut self.slots[index as usize];
-        let waits = std::mem::take(&mut slot.waits);
-        *slot = Slot {
-            generation: slot.generation.wrapping_add(1),
-            task: std::mem::take(&mut slot.task),
-            ..Slot::default()
-        };
-        slot.task.abandon();
+        let waits = self.slots[index as usize].clear();
         self.free.push(index);
         drop(waits);
     }

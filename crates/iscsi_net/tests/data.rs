@@ -48,6 +48,57 @@ fn blocks_read_back_with_digests() {
     verify(&mut client, 1, 20, 9);
 }
 
+/// Commands one at a time, enough of them that their connection is looked upon as one that asks singly; what was written
+/// reads back.
+fn one_at_a_time(client: &mut Client, image: &mut [u8], seed: u8) {
+    for n in 0..24u8 {
+        let lba = usize::from(n) * 64;
+        let block = vec![n.wrapping_add(seed); 4096];
+        image[lba * 512..][..4096].copy_from_slice(&block);
+        assert_eq!(client.write(0, lba as u32, block.clone()).status, 0);
+        let read = client.read(0, lba as u32, 8);
+        assert_eq!((read.status, read.data), (0, block));
+    }
+}
+
+#[test]
+fn client_that_asks_singly_and_much_at_once_by_turns_gets_its_answers() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 1);
+    client.settle();
+    let mut known = image();
+    for round in 0..4 {
+        one_at_a_time(&mut client, &mut known, round);
+        verify_image(&mut client, 1, 3, u64::from(round) + 50, &mut known);
+    }
+    one_at_a_time(&mut client, &mut known, 9);
+    drop(client);
+    door.wait_for_connections(0);
+}
+
+#[test]
+fn commands_that_come_singly_and_in_pieces_are_put_together() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, small()), 1);
+    client.settle();
+    for piece in [1500, 20, 47, 49, 5000] {
+        one_at_a_time(&mut client, &mut image(), piece as u8);
+        // More than a segment, so that some of it is asked for.
+        let data: Vec<u8> = (0..20_480)
+            .map(|n: u32| (n / 7 + piece as u32) as u8)
+            .collect();
+        let cdb = common::cdb10(0x2a, 3, 40);
+        let write = iscsi::initiator::Initiator::write(0, &cdb, data.clone());
+        let before = client.initiator.tasks_len();
+        client.initiator.command(0, write).unwrap();
+        client.push_in_pieces(0, piece);
+        client.until(|client| client.initiator.tasks_len() == before);
+        client.events.clear();
+        let read = client.read(0, 3, 40);
+        assert!(read.status == 0 && read.data == data, "pieces of {piece}");
+    }
+}
+
 #[test]
 fn blocks_read_back_over_four_connections_on_two_workers() {
     let door = Door::ram();

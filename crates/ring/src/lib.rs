@@ -11,6 +11,7 @@ pub mod file_lock;
 pub mod guard;
 mod memory;
 mod message;
+mod now;
 mod ring;
 mod setup;
 mod slab;

@@ -155,3 +155,42 @@ fn quiet_send_to_a_peer_that_has_left_fails() {
     assert_eq!(done.result, Err(32), "EPIPE");
     assert!(done.message.is_some());
 }
+
+#[test]
+fn message_goes_at_once_as_far_as_the_socket_takes_it() {
+    let mut ring = Ring::new(8).unwrap();
+    let (socket, mut peer) = pair(&mut ring);
+    let mut short = message(b"moon");
+    assert_eq!(socket.send_now(&mut short), Ok(4));
+    let mut bytes = [0; 4];
+    peer.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"moon");
+
+    let all: Vec<u8> = (0..8 << 20).map(|n: u32| (n / 3) as u8).collect();
+    let mut long = message(&all);
+    let taken = socket.send_now(&mut long).unwrap();
+    assert!(taken > 0 && taken < 8 << 20, "{taken}");
+    long.sent(taken);
+    assert_eq!(socket.send_now(&mut long), Err(11), "EAGAIN");
+    let mut came = vec![0; taken as usize];
+    peer.read_exact(&mut came).unwrap();
+    assert!(came == all[..taken as usize]);
+    drop(peer);
+    assert_eq!(socket.send_now(&mut long), Err(32), "EPIPE");
+}
+
+#[test]
+fn what_is_there_comes_at_once() {
+    let mut ring = Ring::new(8).unwrap();
+    let (socket, mut peer) = pair(&mut ring);
+    let buffer = IoBuffer::owned(8);
+    assert_eq!(socket.receive_now(&buffer), Err(11), "EAGAIN");
+    peer.write_all(b"full moon").unwrap();
+    assert_eq!(socket.receive_now(&buffer), Ok(8));
+    let mut bytes = [0; 8];
+    buffer.read_at(0, &mut bytes);
+    assert_eq!(&bytes, b"full moo");
+    assert_eq!(socket.receive_now(&buffer), Ok(1));
+    drop(peer);
+    assert_eq!(socket.receive_now(&buffer), Ok(0), "end of stream");
+}

@@ -206,6 +206,19 @@ impl Client {
         }
     }
 
+    /// As [`Client::push`] on one connection, in pieces that arrive by themselves.
+    pub fn push_in_pieces(&mut self, cid: u16, piece: usize) {
+        let cid = usize::from(cid);
+        let fresh = std::mem::take(self.initiator.outgoing(cid as u16));
+        self.unsent[cid].extend(fresh);
+        let bytes = std::mem::take(&mut self.unsent[cid]);
+        let stream = self.streams[cid].as_mut().unwrap();
+        for piece in bytes.chunks(piece) {
+            stream.write_all(piece).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub fn until(&mut self, mut done: impl FnMut(&mut Client) -> bool) {
         let begun = Instant::now();
         while !done(self) {
