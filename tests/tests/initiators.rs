@@ -6,7 +6,7 @@ use end_to_end::rig::{free_portal, kernel_is_content};
 use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 /// Far above what an end takes.
@@ -94,6 +94,51 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills_of_the_daemon() -> 
     guest.iscsi_logout(&remote)?;
     let left = guest.disks()?;
     ensure!(left.is_empty(), "after the logout there are {left:?}");
+    ensure!(rig.daemon.stop(SOON)?.success());
+    Ok(())
+}
+
+#[test]
+fn linux_initiator_logs_out_when_asked_to_and_comes_back_without_an_error() -> Result<()> {
+    let portal = free_portal()?;
+    let mut rig = Rig::prepared(|_, daemon| {
+        Ok(daemon
+            .disk("d=ram:64M")
+            .arguments(["--iscsi", &format!("{TARGET}=d")])
+            .arguments(["--portal", &portal.to_string(), "--demo-mode", "rw"]))
+    })?;
+    rig.iscsi_portal(TARGET)?;
+    let mut guest = GuestBuilder::new("asked").cpus(2).initiator().boot()?;
+    guest.start_initiator()?;
+    let remote = guest.iscsi_login(portal, TARGET, &[])?;
+    let disk = guest.scsi_disk(0, 0, 0)?;
+    let soak = guest.start(&format!(
+        "guest-io soak --file /dev/{disk} --seed 81 --depth 4 --runtime 20"
+    ))?;
+    for logins in 1..=3 {
+        let deadline = Instant::now() + SOON;
+        let log = loop {
+            let log = rig.daemon.process().log();
+            if log.matches("logged in").count() >= logins {
+                break log;
+            }
+            ensure!(Instant::now() < deadline, "{logins} logins: {log}");
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        ensure!(!log.contains("has not logged out"), "{log}");
+        if logins < 3 {
+            std::thread::sleep(Duration::from_secs(1));
+            let listed = rig.daemon.lunette(&["session", "list", "--json"])?;
+            let listed: Vec<serde_json::Value> = serde_json::from_str(&listed)?;
+            let id = listed[0]["id"].as_str().unwrap_or_default();
+            rig.daemon.lunette(&["session", "remove", id])?;
+        }
+    }
+    guest
+        .wait_ok(soak, Duration::from_secs(300))
+        .with_context(|| rig.daemon.process().log_tail())?;
+    kernel_is_content(&mut guest)?;
+    guest.iscsi_logout(&remote)?;
     ensure!(rig.daemon.stop(SOON)?.success());
     Ok(())
 }

@@ -43,6 +43,9 @@ pub(crate) mod token {
 /// What a socket takes at once unless its peer is slow; below what stops receiving.
 const QUIET_BYTES_MAX: u64 = 64 << 10;
 
+/// Within how many seconds an initiator that is asked to has to log out.
+const LOGOUT_SECONDS: u16 = 2;
+
 /// Most requests in flight that the time line has room for at first.
 const TIMELINE_DEPTH: usize = 128;
 
@@ -95,6 +98,8 @@ pub(crate) struct Connection {
     seconds: u64,
     /// Seconds in which nothing moved.
     pub(crate) quiet: u64,
+    /// The initiator was asked to log out; so many seconds are left until it is dismissed.
+    leaves_in: Option<u16>,
     pub(crate) timeline: Option<QueueTimeline>,
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
     pub(crate) turns: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
@@ -151,6 +156,7 @@ impl Connection {
             drained: None,
             seconds: 0,
             quiet: 0,
+            leaves_in: None,
             timeline: None,
             turns: Vec::new(),
             mixed: MixedBatch::default(),
@@ -276,6 +282,19 @@ impl Connection {
         self.closing = true;
     }
 
+    /// Asks the initiator to log out (RFC 7143, 11.9.1, event 1), and serves it until then: what it has begun it can end. Where
+    /// it does not in time, or is asked once more, it is dismissed.
+    pub fn ask_for_logout(&mut self, io: &mut Io) {
+        if self.is_over() {
+            return;
+        }
+        if self.leaves_in.is_some() || self.iscsi.request_logout(LOGOUT_SECONDS).is_err() {
+            return self.dismiss(io, "its session is ended");
+        }
+        // The first of these may pass at once.
+        self.leaves_in = Some(LOGOUT_SECONDS + 1);
+    }
+
     /// Ends the connection as the target's wish: an initiator that takes what it is sent is told first.
     pub fn dismiss(&mut self, io: &mut Io, why: &str) {
         if self.closing {
@@ -340,6 +359,14 @@ impl Connection {
                 self.end(io, "did not log in in time");
             }
             return;
+        }
+        if let Some(left) = &mut self.leaves_in {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                let address = &self.iscsi.visitor().address;
+                tracing::info!(address, "initiator has not logged out when asked to");
+                return self.dismiss(io, "did not log out in time");
+            }
         }
         let owes = self.iscsi.pings_outstanding() > 0 || self.output.is_sending();
         if owes && self.quiet >= limits.silent_time.as_secs() {

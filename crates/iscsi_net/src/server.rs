@@ -248,14 +248,15 @@ impl Server {
         }
     }
 
-    /// Ends a session; false when there is none with this TSIH.
+    /// Ends a session: its initiator is asked to log out, and dropped when it has not after a few seconds, or when this is
+    /// called again. False when there is none with this TSIH.
     pub fn end_session(&self, tsih: u16) -> bool {
         let shared = &self.state.shared;
         let Some(session) = shared.sessions.session(tsih) else {
             return false;
         };
         for key in session.connections() {
-            shared.dismiss_connection(key, None);
+            shared.ask_for_logout(key);
         }
         true
     }

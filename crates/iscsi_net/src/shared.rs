@@ -229,6 +229,14 @@ impl Shared {
         }
     }
 
+    /// Has a connection's initiator asked to log out, within a bound.
+    pub fn ask_for_logout(&self, key: ConnectionKey) {
+        match self.place(key) {
+            Some(place) => place.tell(Connection::ask_for_logout),
+            None => self.drop_connection(key, None),
+        }
+    }
+
     /// Has another connection of a session look at its stream again.
     pub fn wake(&self, tsih: u16, cid: u16) {
         let session = self.sessions.session(tsih);

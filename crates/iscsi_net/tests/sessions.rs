@@ -250,6 +250,61 @@ fn sessions_that_the_target_ends_are_told_so() {
     is_dismissed(&mut client, 1);
 }
 
+/// Asked to log out, with two seconds to do so, on each connection.
+fn is_asked_to_log_out(client: &mut Client, connections: u16) {
+    let asked = |(_, event): &&(u16, Event)| {
+        matches!(
+            event,
+            Event::Async {
+                event: 1,
+                parameters: [0, 0, 2],
+                ..
+            }
+        )
+    };
+    client.until(|client| client.events.iter().filter(asked).count() == usize::from(connections));
+    client.events.clear();
+}
+
+#[test]
+fn session_that_is_to_end_is_served_until_its_initiator_has_logged_out() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let tsih = door.server.sessions()[0].tsih;
+    assert!(door.server.end_session(tsih));
+    is_asked_to_log_out(&mut client, 2);
+    assert_eq!(client.write(1, 5, vec![3; BLOCK]).status, 0);
+    assert_eq!(client.read(0, 5, 1).data, [3; BLOCK]);
+    client
+        .initiator
+        .logout(0, LogoutReason::CloseSession, 0)
+        .unwrap();
+    client.until(|client| client.is_closed(0) && client.is_closed(1));
+    let dropped = |(_, event): &(u16, Event)| matches!(event, Event::Async { .. });
+    assert!(!client.events.iter().any(dropped), "{:?}", client.events);
+    assert!(!door.server.end_session(tsih), "it is gone");
+    login(&door, 1);
+}
+
+#[test]
+fn initiator_that_does_not_log_out_is_dropped_in_time_or_when_asked_again() {
+    let door = Door::ram();
+    let (mut one, mut other) = (login(&door, 1), login(&door, 2));
+    for session in door.server.sessions() {
+        assert!(door.server.end_session(session.tsih));
+    }
+    is_asked_to_log_out(&mut one, 1);
+    is_asked_to_log_out(&mut other, 1);
+    is_dismissed(&mut one, 1);
+    is_dismissed(&mut other, 1);
+
+    let mut one = login(&door, 1);
+    let tsih = door.server.sessions()[0].tsih;
+    assert!(door.server.end_session(tsih) && door.server.end_session(tsih));
+    is_dismissed(&mut one, 1);
+}
+
 #[test]
 fn silent_initiator_is_pinged_and_only_one_that_answers_stays() {
     let limits = DoorLimits {

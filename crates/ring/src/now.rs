@@ -1,7 +1,8 @@
 //! What a socket takes or gives at once, without the ring.
 //!
 //! For a client that has one request at a time: its answer leaves before anything else is done, and neither it nor the next
-//! request needs a slot and a completion. Called on the worker's thread; nothing here waits. Tests: `tests/sockets.rs`.
+//! request needs a slot and a completion. Called on the worker's thread; nothing here waits. The calls are made as they are: the
+//! C library's own prepare each time for the thread to be cancelled. Tests: `tests/sockets.rs`.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -11,7 +12,7 @@ use crate::fd::RingFd;
 use crate::message::Message;
 
 /// What a system call gave, as completions say it.
-fn outcome(result: isize) -> Result<u32, i32> {
+fn outcome(result: libc::c_long) -> Result<u32, i32> {
     if result < 0 {
         let errno = std::io::Error::last_os_error().raw_os_error();
         return Err(errno.unwrap_or(libc::EIO));
@@ -29,7 +30,7 @@ impl RingFd {
         let socket = self.as_fd().as_raw_fd();
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: header, ranges and the memory of the buffers are the message's, and the call only reads them.
-        outcome(unsafe { libc::sendmsg(socket, message.header(), flags) })
+        outcome(unsafe { libc::syscall(libc::SYS_sendmsg, socket, message.header(), flags) })
     }
 
     /// Receives what is there into the window of `buffer`, which is one segment. 0 bytes: the peer sends no more.
@@ -44,7 +45,20 @@ impl RingFd {
             panic!("receive buffer is not one segment")
         };
         let socket = self.as_fd().as_raw_fd();
-        // SAFETY: the buffer keeps this memory, which anybody may write at any time.
-        outcome(unsafe { libc::recv(socket, one.base().cast(), one.len(), libc::MSG_DONTWAIT) })
+        let (base, length) = (one.base(), one.len());
+        let nobody = std::ptr::null_mut::<libc::c_void>();
+        let flags = libc::MSG_DONTWAIT;
+        // SAFETY: the buffer keeps this memory, which anybody may write at any time; the sender's address is not asked for.
+        outcome(unsafe {
+            libc::syscall(
+                libc::SYS_recvfrom,
+                socket,
+                base,
+                length,
+                flags,
+                nobody,
+                nobody,
+            )
+        })
     }
 }

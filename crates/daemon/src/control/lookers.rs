@@ -77,10 +77,11 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
     vhost.chain(iscsi).collect()
 }
 
-/// An iSCSI session ends. Its initiator may log in again.
+/// An iSCSI session ends: its initiator is asked to log out, and dropped when it has not within two seconds, or when it is
+/// removed once more. It may log in again.
 #[utoipa::path(delete, path = "/v1/sessions/{session}",
     params(("session" = String, Path, description = "Its id")), responses(
-    (status = 204, description = "It ends"),
+    (status = 204, description = "It is ending"),
     (status = 409, description = "It cannot be ended from here", body = Problem, content_type = "application/problem+json"),
     Names, Looks,
 ))]
