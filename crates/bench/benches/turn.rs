@@ -3,7 +3,7 @@
 //! `cargo bench -p bench --bench turn` prints the time per turn and requests per second. Only the turn is timed: the
 //! driver's part is outside. The driver never sleeps, so the worker never interrupts it. With the argument `count` it
 //! only runs turns, for a profiler that counts instructions; with `pair` it says what two workers on one disk cost each
-//! other.
+//! other, with `stamps` what stamps and their records cost a turn.
 
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use backend::{Disk, Engine, Null, NullOptions, Ram, RamOptions};
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
-use reactor::Worker;
+use reactor::{SourceId, Worker};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use scsi::MemoryStore;
 use scsi_tasks::Units;
@@ -34,6 +34,7 @@ fn main() {
     match &arguments[1..] {
         [word, door, batch, turns, ..] if word == "count" => count(door, batch, turns),
         [word, door, batch, ..] if word == "pair" => pair(door_of(door), number(batch)),
+        [word, door, batch, ..] if word == "stamps" => stamps(door_of(door), number(batch)),
         _ => divan::main(),
     }
 }
@@ -105,6 +106,37 @@ fn side_by_side(
     })
 }
 
+/// `turn stamps blk|scsi BATCH`: nanoseconds that a batch takes with stamps and without them, the same queue in turns;
+/// means of the middle half. From 32 on a batch is two turns; the look that finds nothing is part of it.
+fn stamps(door: Door, batch: usize) {
+    const ROUNDS: usize = 400;
+    const TURNS: usize = 200;
+    let mut setup = Setup::new(door, null(), batch);
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS {
+        let without = round % 4 == 1 || round % 4 == 2;
+        setup.set_recording(!without);
+        for turn in 0..TURNS {
+            setup.fill();
+            let began = Instant::now();
+            while setup.worker.turn_now() {}
+            if turn >= TURNS / 10 {
+                times[usize::from(without)].push(began.elapsed().as_secs_f64() * 1e9);
+            }
+        }
+    }
+    let [with, without] = times.each_mut().map(|times| middle(times));
+    let (cost, part) = (with - without, (with / without - 1.0) * 100.0);
+    println!("with {with:.1} ns, without {without:.1} ns per batch: {cost:+.1} ns, {part:+.1} %");
+}
+
+/// The mean of the middle half.
+fn middle(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = &values[values.len() / 4..values.len() * 3 / 4];
+    middle.iter().sum::<f64>() / middle.len() as f64
+}
+
 /// `turn count blk|scsi BATCH TURNS`: nothing but turns, for a profiler that counts instructions
 /// (`valgrind --tool=callgrind --toggle-collect='*turn_now*'`).
 fn count(door: &str, batch: &str, turns: &str) {
@@ -124,6 +156,7 @@ enum Door {
 
 struct Setup {
     worker: Worker,
+    queue: SourceId,
     driver: DriverQueue,
     /// Readable and writable parts of each request of a batch.
     requests: Vec<Request>,
@@ -235,7 +268,7 @@ impl Setup {
             labels: Labels::default(),
         };
         let make = device.queue(setup, worker.handle());
-        worker
+        let queue = worker
             .add(|io, id| make(io, id).map(|built| built.source))
             .unwrap();
         let data = (layout.end + tables.bytes(SIZE)).next_multiple_of(8192);
@@ -244,6 +277,7 @@ impl Setup {
             .collect();
         let mut setup = Setup {
             worker,
+            queue,
             driver,
             requests,
         };
@@ -253,6 +287,11 @@ impl Setup {
             setup.worker.turn_now();
         }
         setup
+    }
+
+    fn set_recording(&mut self, recording: bool) {
+        let (queue, _) = self.worker.source(self.queue).expect("added at the start");
+        queue.set_recording(recording);
     }
 
     fn fill(&mut self) {
