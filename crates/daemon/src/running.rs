@@ -264,6 +264,7 @@ fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
         poll: reactor::PollLimits {
             rings: poll_limit(workers.poll),
             network: poll_limit(workers.network_poll),
+            disk: poll_limit(workers.disk_poll),
         },
     }
 }

@@ -21,6 +21,8 @@ use crate::serve;
 
 /// Enough for one device; it costs nothing while the device is idle.
 const POLL_MICROS: u32 = 50;
+/// The same for disks.
+const DISK_POLL_MICROS: u32 = 5;
 
 /// Which of the two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +129,7 @@ fn empty() -> Config {
             placement: Placement::Count(1),
             poll: PollLimit::Micros(POLL_MICROS),
             network_poll: PollLimit::Never,
+            disk_poll: PollLimit::Micros(DISK_POLL_MICROS),
         },
         disks: Vec::new(),
         vhost_blk: Vec::new(),

@@ -9,10 +9,10 @@
 
 mod accepting;
 mod changes;
+mod disk_waits;
 mod disks;
 mod ledger;
 mod mailbox;
-mod naps;
 mod pacing;
 mod polling;
 mod pool;

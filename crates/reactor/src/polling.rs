@@ -16,6 +16,16 @@ pub enum PollLimit {
     Always,
 }
 
+impl PollLimit {
+    /// The bound in ticks, where there is one.
+    fn ticks(self, clock: &Clock) -> u64 {
+        match self {
+            PollLimit::Micros(us) => clock.ticks(std::time::Duration::from_micros(u64::from(us))),
+            PollLimit::Never | PollLimit::Always => 0,
+        }
+    }
+}
+
 /// The bounds of a worker, by who may bring work next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollLimits {
@@ -24,6 +34,8 @@ pub struct PollLimits {
     /// While all its clients are connections, whose work the kernel brings anyway: polling spares a wake-up only, and
     /// a network's round trip is long beside that.
     pub network: PollLimit,
+    /// While a disk owes it an answer and there is nothing else to do.
+    pub disk: PollLimit,
 }
 
 impl From<PollLimit> for PollLimits {
@@ -32,12 +44,21 @@ impl From<PollLimit> for PollLimits {
         PollLimits {
             rings: limit,
             network: limit,
+            disk: limit,
         }
     }
 }
 
 /// First window after polling was off, in nanoseconds: about what a wake-up costs.
 const FIRST_NS: u64 = 4_000;
+
+/// So long requests are looked for before a worker sleeps for a disk, in nanoseconds: a client that was answered, or is
+/// sending several requests, sends the next within less.
+const LOOK_NS: u64 = 2_000;
+
+/// What sleeping costs, in nanoseconds. With several I/Os under way it makes none of them later than the others make it, so
+/// that polling for longer gains nothing.
+const SLEEP_NS: u64 = 5_000;
 
 /// How long to look for work, in ticks.
 struct Window {
@@ -48,13 +69,10 @@ struct Window {
 
 impl Window {
     fn new(limit: PollLimit, clock: &Clock) -> Window {
-        let ticks = |ns: u64| clock.ticks(std::time::Duration::from_nanos(ns));
-        let max = match limit {
-            PollLimit::Micros(us) => ticks(u64::from(us) * 1000),
-            PollLimit::Never | PollLimit::Always => 0,
-        };
+        let max = limit.ticks(clock);
+        let first = clock.ticks(std::time::Duration::from_nanos(FIRST_NS));
         Window {
-            first: ticks(FIRST_NS).min(max),
+            first: first.min(max),
             max,
             now: max,
         }
@@ -74,6 +92,9 @@ impl Window {
 
 pub(crate) struct Polling {
     always: bool,
+    look: u64,
+    sleep: u64,
+    disk_max: u64,
     rings: Window,
     network: Window,
     /// Are rings served, as far as is known since [`Polling::serves`]?
@@ -90,9 +111,17 @@ pub(crate) enum Idle {
 
 impl Polling {
     pub(crate) fn new(limits: PollLimits, clock: &Clock) -> Polling {
-        let PollLimits { rings, network } = limits;
+        let PollLimits {
+            rings,
+            network,
+            disk,
+        } = limits;
+        let ticks = |ns: u64| clock.ticks(std::time::Duration::from_nanos(ns));
         Polling {
-            always: rings == PollLimit::Always || network == PollLimit::Always,
+            always: [rings, network, disk].contains(&PollLimit::Always),
+            look: ticks(LOOK_NS),
+            sleep: ticks(SLEEP_NS),
+            disk_max: disk.ticks(clock),
             rings: Window::new(rings, clock),
             network: Window::new(network, clock),
             serves_rings: false,
@@ -126,10 +155,25 @@ impl Polling {
         self.always || self.window().now > 0
     }
 
-    /// May a worker that polls close its eyes, for a wait of about so many ticks? Not for one that is within the bound: whoever
-    /// allows that much polling wants the time that waking up late costs.
-    pub(crate) fn may_nap(&self, expected: u64) -> bool {
-        !self.always && expected > self.window().max
+    /// There was none, but disks owe `pending` answers, of which the next is expected to take so long in all: poll or sleep, after
+    /// so long? A wait within the bound is polled through; before a longer one requests are looked for for a moment. The
+    /// window is for clients, and neither counts nor learns here.
+    #[inline]
+    pub(crate) fn waits_for_disk(&self, pending: usize, expected: u64, waited: u64) -> Idle {
+        let max = match pending {
+            1 => self.disk_max,
+            _ => self.disk_max.min(self.sleep),
+        };
+        let bound = if expected > max {
+            self.look.min(self.window().max)
+        } else {
+            max
+        };
+        if self.always || waited < bound {
+            Idle::Poll
+        } else {
+            Idle::Sleep
+        }
     }
 
     /// There was none: go on polling, or sleep?
@@ -224,10 +268,34 @@ mod tests {
         let mut always = polling(PollLimit::Always);
         assert_eq!(always.idle(Stamp(0)), Idle::Poll);
         assert_eq!(always.idle(Stamp(u64::MAX)), Idle::Poll);
-        assert!(!always.may_nap(u64::MAX));
-        let some = polling(PollLimit::Micros(50));
-        assert!(!some.may_nap(50_000), "within the bound");
-        assert!(some.may_nap(50_001));
+        assert_eq!(always.waits_for_disk(1, u64::MAX, u64::MAX), Idle::Poll);
+        let never = polling(PollLimit::Never);
+        assert_eq!(never.waits_for_disk(1, 0, 0), Idle::Sleep);
+    }
+
+    #[test]
+    fn one_io_is_polled_for_within_the_bound_and_several_for_what_a_sleep_costs() {
+        let mut p = polling(PollLimit::Micros(50));
+        let waits = |p: &Polling, pending, expected, ns| {
+            p.waits_for_disk(pending, expected, ns) == Idle::Poll
+        };
+        assert!(waits(&p, 1, 0, 49_999), "it is not known as yet");
+        assert!(waits(&p, 1, 50_000, 49_999));
+        assert!(!waits(&p, 1, 50_000, 50_000));
+        assert!(waits(&p, 1, 50_001, 1_999), "it looks for requests");
+        assert!(!waits(&p, 1, 50_001, 2_000));
+        assert!(waits(&p, 2, 5_000, 4_999));
+        assert!(!waits(&p, 2, 5_000, 5_000));
+        assert!(!waits(&p, 2, 5_001, 2_000));
+        sleep(&mut p, 0, 1_000_000);
+        assert!(waits(&p, 1, 20_000, 19_999), "whatever the clients do");
+        let (clock, _) = Clock::simulated();
+        let quiet = PollLimits {
+            disk: PollLimit::Never,
+            ..PollLimit::Micros(50).into()
+        };
+        let p = Polling::new(quiet, &clock);
+        assert!(waits(&p, 1, 1, 1_999) && !waits(&p, 1, 1, 2_000));
     }
 
     #[test]
@@ -236,6 +304,7 @@ mod tests {
         let limits = PollLimits {
             rings: PollLimit::Micros(50),
             network: PollLimit::Never,
+            disk: PollLimit::Never,
         };
         let mut p = Polling::new(limits, &clock);
         assert!(!p.is_on());
@@ -255,6 +324,7 @@ mod tests {
         let always = PollLimits {
             rings: PollLimit::Never,
             network: PollLimit::Always,
+            disk: PollLimit::Never,
         };
         assert_eq!(Polling::new(always, &clock).idle(Stamp(0)), Idle::Poll);
     }

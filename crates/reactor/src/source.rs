@@ -55,8 +55,8 @@ pub trait Source: Any {
     /// Tells the client that notifications are not needed while the worker polls.
     fn disarm(&mut self);
 
-    /// As [`Source::disarm`], after a nap that nobody's kick may have ended.
-    fn disarm_after_nap(&mut self) {
+    /// As [`Source::disarm`], after a sleep that nobody's kick may have ended.
+    fn disarm_after_sleep(&mut self) {
         self.disarm();
     }
 

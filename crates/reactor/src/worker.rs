@@ -11,10 +11,10 @@ use backend::{Disk, Finished};
 use ring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
 use timeline::{Clock, Stamp};
 
+use crate::disk_waits::DiskWaits;
 use crate::disks::{Io, Listener, Tag};
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
-use crate::naps::Naps;
 use crate::polling::{Idle, PollLimit, PollLimits, Polling};
 use crate::source::{Source, SourceId};
 
@@ -50,9 +50,9 @@ pub struct Worker {
     touched: Vec<SourceId>,
     stopping: Vec<SourceId>,
     polling: Polling,
-    naps: Naps,
-    /// It naps: hot sources' clients notify, and are to stop it.
-    napping: bool,
+    disk_waits: DiskWaits,
+    /// It sleeps for a disk: hot sources' clients notify, and are to stop it.
+    sleeps_hot: bool,
     ledger: Arc<Ledger>,
     completions: Vec<Completion>,
     finished: Vec<Finished>,
@@ -89,8 +89,8 @@ impl Worker {
             touched: Vec::new(),
             stopping: Vec::new(),
             polling: Polling::new(poll, &clock),
-            naps: Naps::new(&clock),
-            napping: false,
+            disk_waits: DiskWaits::new(&clock),
+            sleeps_hot: false,
             ledger,
             completions: Vec::with_capacity(RING_ENTRIES as usize),
             finished: Vec::with_capacity(RING_ENTRIES as usize),
@@ -261,7 +261,7 @@ impl Worker {
         if self.polling.slept() {
             self.polling.woke(noticed);
         }
-        if std::mem::take(&mut self.napping) {
+        if std::mem::take(&mut self.sleeps_hot) {
             self.disarm_hot();
         }
         let mut worked = !completions.is_empty();
@@ -453,15 +453,19 @@ impl Worker {
         self.polling.serves(!self.hot.is_empty());
         if worked {
             self.polling.worked();
-            self.naps.worked(noticed);
+            self.disk_waits.worked(noticed);
             if self.polling.is_on() {
                 return Wait::No;
             }
         }
         // An empty turn took no time to speak of.
         let now = if worked { self.io.now() } else { noticed };
+        if self.io.pending > 0 {
+            return self.wait_for_disk(now);
+        }
         if self.polling.idle(now) == Idle::Poll {
-            return if worked { Wait::No } else { self.nap(now) };
+            std::hint::spin_loop();
+            return Wait::No;
         }
         if self.arm_hot() {
             // They stay hot and armed: a kick too many costs less than a look too few.
@@ -477,21 +481,25 @@ impl Worker {
         Wait::Until(None)
     }
 
-    /// Polls on, or first sleeps through most of what a disk takes.
+    /// Sources that are hot stay so: their clients are looked for again when the disk has completed, without a kick.
     #[inline]
-    fn nap(&mut self, now: Stamp) -> Wait {
-        if self.io.pending > 0
-            && self.polling.may_nap(self.naps.expected())
-            && let Some(nap) = self.naps.nap(now)
+    fn wait_for_disk(&mut self, now: Stamp) -> Wait {
+        let waited = self.disk_waits.waited(now);
+        let expected = self.disk_waits.expected();
+        if self
+            .polling
+            .waits_for_disk(self.io.pending, expected, waited)
+            == Idle::Poll
         {
-            self.napping = true;
-            if !self.arm_hot() {
-                self.ledger.turns.sleeps.add(1);
-                return Wait::Until(Some(nap));
-            }
+            std::hint::spin_loop();
+            return Wait::No;
         }
-        std::hint::spin_loop();
-        Wait::No
+        self.sleeps_hot = true;
+        if self.arm_hot() {
+            return Wait::No;
+        }
+        self.ledger.turns.sleeps.add(1);
+        Wait::Until(None)
     }
 
     /// Asks hot sources' clients for notifications; true when work came meanwhile.
@@ -508,7 +516,7 @@ impl Worker {
     fn disarm_hot(&mut self) {
         for id in &self.hot {
             if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
-                place.source.disarm_after_nap();
+                place.source.disarm_after_sleep();
             }
         }
     }
@@ -573,36 +581,60 @@ mod tests {
         let client = Client(seen.clone());
         let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
         assert!(added.is_ok());
-        for wait in 0..3_000u64 {
-            assert!(worker.naps.nap(Stamp(wait)).is_none() || wait > 0);
-            worker.naps.worked(Stamp(wait + 60_000));
+        for wait in 0..1_000u64 {
+            worker.disk_waits.waited(Stamp(wait));
+            worker.disk_waits.worked(Stamp(wait + 60_000));
         }
         (worker, seen)
     }
 
     #[test]
-    fn worker_that_waits_for_a_disk_naps_with_notifications_on_and_then_polls_on() {
+    fn worker_that_waits_for_a_slow_disk_sleeps_with_notifications_on_and_then_polls_on() {
         let (mut worker, seen) = worker_that_waits();
         assert_eq!(worker.next_wait(false, Stamp(1_000)), Wait::No);
+        assert_eq!(worker.next_wait(false, Stamp(4_000)), Wait::No);
         assert_eq!(seen.borrow().armed, 0, "no disk is waited for");
         worker.io.pending = 1;
-        let wait = worker.next_wait(false, Stamp(1_000));
-        assert!(matches!(wait, Wait::Until(Some(_))), "{wait:?}");
+        assert_eq!(
+            worker.next_wait(false, Stamp(5_000)),
+            Wait::No,
+            "it looks first"
+        );
+        assert_eq!(worker.next_wait(false, Stamp(8_000)), Wait::Until(None));
         let before = seen.borrow().disarmed;
         assert_eq!(seen.borrow().armed, 1);
-        let (worked, _) = worker.turn(wait);
-        assert!(!worked);
+        // The disk completes; the client is looked for again without a kick.
+        worker.io.pending = 0;
+        worker.turn(Wait::No);
         assert_eq!(seen.borrow().disarmed, before + 1);
-        assert_eq!(worker.next_wait(false, Stamp(45_000)), Wait::No);
-        assert_eq!(seen.borrow().armed, 1, "one nap per wait");
+        assert_eq!(worker.next_wait(true, Stamp(66_000)), Wait::No);
+        assert_eq!(worker.next_wait(false, Stamp(67_000)), Wait::No);
+        assert_eq!(seen.borrow().armed, 1);
     }
 
     #[test]
-    fn worker_does_not_nap_when_work_comes_just_then() {
+    fn how_long_a_disk_takes_says_nothing_of_how_soon_clients_come() {
+        let (mut worker, seen) = worker_that_waits();
+        worker.io.pending = 1;
+        worker.next_wait(false, Stamp(1_000));
+        assert_eq!(worker.next_wait(false, Stamp(9_000)), Wait::Until(None));
+        assert!(!worker.polling.slept(), "nothing is learned from it");
+        worker.io.pending = 0;
+        assert_eq!(worker.next_wait(true, Stamp(900_000)), Wait::No);
+        assert_eq!(worker.next_wait(false, Stamp(949_000)), Wait::No);
+        assert_eq!(worker.next_wait(false, Stamp(999_000)), Wait::Until(None));
+        assert!(worker.polling.slept());
+        assert_eq!(seen.borrow().armed, 2);
+    }
+
+    #[test]
+    fn worker_does_not_sleep_when_work_comes_just_then() {
         let (mut worker, seen) = worker_that_waits();
         worker.io.pending = 1;
         seen.borrow_mut().races = true;
         assert_eq!(worker.next_wait(false, Stamp(1_000)), Wait::No);
+        assert_eq!(worker.next_wait(false, Stamp(4_000)), Wait::No);
+        assert_eq!(seen.borrow().armed, 1);
         let before = seen.borrow().disarmed;
         worker.turn(Wait::No);
         assert_eq!(seen.borrow().disarmed, before + 1);

@@ -682,7 +682,7 @@ impl<P: Protocol> Source for Queue<P> {
         }
     }
 
-    fn disarm_after_nap(&mut self) {
+    fn disarm_after_sleep(&mut self) {
         if !self.broken {
             self.ring.disable_notifications();
         }

@@ -16,6 +16,8 @@ const NAMES_LISTED_MAX: usize = 16;
 const NAMES_GUESSED_MAX: usize = 1024;
 /// The bound on polling when nothing is said, in microseconds.
 const POLL_MICROS_DEFAULT: u32 = 50;
+/// What a sleep costs: a disk that is slower is slept for.
+const DISK_POLL_MICROS_DEFAULT: u32 = 5;
 
 /// What of this machine and process decides about a configuration.
 #[derive(Clone, Debug)]
@@ -75,6 +77,9 @@ pub fn complete(
                 .poll
                 .map_or(PollLimit::Micros(POLL_MICROS_DEFAULT), |at| at.value),
             network_poll: draft.network_poll.map_or(PollLimit::Never, |at| at.value),
+            disk_poll: draft
+                .disk_poll
+                .map_or(PollLimit::Micros(DISK_POLL_MICROS_DEFAULT), |at| at.value),
         },
         disks: Vec::new(),
         vhost_blk: Vec::new(),

@@ -39,6 +39,8 @@ pub struct Flags {
     pub poll_us: Option<String>,
     /// `--network-poll-us N|always`
     pub network_poll_us: Option<String>,
+    /// `--disk-poll-us N|always`
+    pub disk_poll_us: Option<String>,
     /// `--control PATH`
     pub control: Option<String>,
     /// `--state DIR`

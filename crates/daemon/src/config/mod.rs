@@ -169,6 +169,10 @@ fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
         let value = flag_source::word_flag(&source("--network-poll-us", text));
         draft.network_poll = objects::read_poll(objects::NETWORK_POLL_KEY, &value, diagnostics);
     }
+    if let Some(text) = &flags.disk_poll_us {
+        let value = flag_source::word_flag(&source("--disk-poll-us", text));
+        draft.disk_poll = objects::read_poll(objects::DISK_POLL_KEY, &value, diagnostics);
+    }
     if let Some(text) = &flags.control {
         let fields = single(
             "control",

@@ -301,6 +301,8 @@ pub struct WorkersConfig {
     pub poll: PollLimit,
     /// And one whose clients are all connections.
     pub network_poll: PollLimit,
+    /// And one that waits for a disk.
+    pub disk_poll: PollLimit,
 }
 
 /// Where workers run.

@@ -27,9 +27,10 @@ const GROUP_ALLOWED: &str = "the name of a group of this machine";
 const ADDRESS_ALLOWED: &str =
     "an IP address and a port, such as \"127.0.0.1:9752\" or \"[::1]:9752\"";
 const LUN_EXAMPLE: &str = "tables such as { target = 0, lun = 0, disk = \"d0\" }";
-/// What the bounds on polling are called: for guests' rings, and for connections.
+/// What the bounds on polling are called: for guests' rings, for connections, and for disks.
 pub const POLL_KEY: &str = "poll_us";
 pub const NETWORK_POLL_KEY: &str = "network_poll_us";
+pub const DISK_POLL_KEY: &str = "disk_poll_us";
 const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \"always\"";
 const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3])";
 
@@ -97,6 +98,7 @@ pub struct Draft {
     pub workers: WorkersDraft,
     pub poll: Option<At<PollLimit>>,
     pub network_poll: Option<At<PollLimit>>,
+    pub disk_poll: Option<At<PollLimit>>,
     pub disks: Vec<DiskDraft>,
     pub vhost_blk: Vec<VhostBlkDraft>,
     pub vhost_scsi: Vec<VhostScsiDraft>,
@@ -130,6 +132,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let cpus = reader.raw("cpus");
     let poll = reader.raw(POLL_KEY);
     let network_poll = reader.raw(NETWORK_POLL_KEY);
+    let disk_poll = reader.raw(DISK_POLL_KEY);
     let disks = reader.objects("disk", "tables, each headed [[disk]]");
     let vhost_blk = reader.objects("vhost_blk", "tables, each headed [[vhost_blk]]");
     let vhost_scsi = reader.objects("vhost_scsi", "tables, each headed [[vhost_scsi]]");
@@ -154,6 +157,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
         poll: poll.and_then(|value| read_poll(POLL_KEY, value, diagnostics)),
         network_poll: network_poll
             .and_then(|value| read_poll(NETWORK_POLL_KEY, value, diagnostics)),
+        disk_poll: disk_poll.and_then(|value| read_poll(DISK_POLL_KEY, value, diagnostics)),
         disks: disks.iter().map(|f| read_disk(f, diagnostics)).collect(),
         vhost_blk: vhost_blk
             .iter()

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::iscsi::{IscsiConfig, Portal};
 use super::iscsi_limits::IscsiLimits;
 use super::model::{BackendConfig, Config, LunConfig, Placement, PollLimit};
-use super::objects::{NETWORK_POLL_KEY, POLL_KEY};
+use super::objects::{DISK_POLL_KEY, NETWORK_POLL_KEY, POLL_KEY};
 use super::size::render_size;
 
 /// The text of `config`, with every value said.
@@ -48,6 +48,7 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     let bounds = [
         (POLL_KEY, config.workers.poll),
         (NETWORK_POLL_KEY, config.workers.network_poll),
+        (DISK_POLL_KEY, config.workers.disk_poll),
     ];
     for (key, bound) in bounds {
         match bound {

@@ -128,6 +128,7 @@ fn nothing_said_gives_defaults() {
     assert_eq!(config.workers.placement, Placement::Count(2));
     assert_eq!(config.workers.poll, PollLimit::Micros(50));
     assert_eq!(config.workers.network_poll, PollLimit::Never);
+    assert_eq!(config.workers.disk_poll, PollLimit::Micros(5));
     assert!(config.disks.is_empty() && config.control.is_none());
 }
 
@@ -137,6 +138,7 @@ fn a_flag_replaces_a_single_value_and_adds_an_object() {
         lun: words(&["c0/1:0=d0"]),
         poll_us: Some("always".to_owned()),
         network_poll_us: Some("20".to_owned()),
+        disk_poll_us: Some("40".to_owned()),
         workers: Some("3".to_owned()),
         ..Flags::default()
     };
@@ -146,6 +148,7 @@ fn a_flag_replaces_a_single_value_and_adds_an_object() {
     assert_eq!(config.workers.placement, Placement::Count(3));
     assert_eq!(config.workers.poll, PollLimit::Always);
     assert_eq!(config.workers.network_poll, PollLimit::Micros(20));
+    assert_eq!(config.workers.disk_poll, PollLimit::Micros(40));
     assert_eq!(config.vhost_scsi[0].luns.len(), 2);
 }
 
@@ -488,11 +491,11 @@ fn config() -> impl Strategy<Value = Config> {
         proptest::collection::vec((0..100usize, 1..=BLK_QUEUES_MAX), 0..3),
         proptest::collection::vec((1..=SCSI_QUEUES_MAX, luns), 0..3),
         placement,
-        (poll.clone(), poll),
+        (poll.clone(), poll.clone(), poll),
         proptest::option::of("[^\0]{1,20}"),
     )
         .prop_map(
-            |(disks, blk, scsi, placement, (poll, network_poll), control)| {
+            |(disks, blk, scsi, placement, (poll, network_poll, disk_poll), control)| {
                 let count = disks.len();
                 let disks: Vec<DiskConfig> = disks
                     .into_iter()
@@ -540,6 +543,7 @@ fn config() -> impl Strategy<Value = Config> {
                         placement,
                         poll,
                         network_poll,
+                        disk_poll,
                     },
                     vhost_blk: blk
                         .into_iter()
@@ -603,6 +607,7 @@ proptest! {
             cpus: Some(flag.clone()),
             poll_us: Some(flag.clone()),
             network_poll_us: Some(flag.clone()),
+            disk_poll_us: Some(flag.clone()),
             control: Some(flag.clone()),
             metrics_listen: Some(flag.clone()),
             api_listen: Some(flag.clone()),
