@@ -33,6 +33,10 @@ const BATCH: usize = 128;
 /// half of them are taken first, so that the driver goes on with their answers while the others are worked off.
 const HALVED: usize = 32;
 
+/// What the most chains that came at once is counted in. One part is forgotten each time that polling had found none: more
+/// slowly than driver and device get out of step, after which all come at once again.
+const MOST_PARTS: usize = 64;
+
 /// Bytes after which a batch ends, for the same reason: what a RAM disk copies in a millisecond or two.
 const BATCH_BYTES: u64 = 8 << 20;
 
@@ -43,6 +47,18 @@ const STEP_BYTES: u64 = 128 << 10;
 
 /// One line per second in all: a hostile driver must not fill the log.
 static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+
+/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go. What comes alone
+/// and is about a half is such a half: halved again it would take twice the turns.
+fn share_of(there: usize, most: usize) -> usize {
+    if most < HALVED {
+        BATCH
+    } else if there * 8 <= most * 5 {
+        there.max(most / 2)
+    } else {
+        most / 2
+    }
+}
 
 /// How far a request has come.
 enum Progress {
@@ -66,8 +82,9 @@ pub struct Queue<P: Protocol> {
     slots: Slots<P::State>,
     /// How often polling had found nothing when chains were taken last.
     polls: u64,
-    /// Most chains that are taken in one go since then.
+    /// Most chains that are taken in one go since then, and most that came at once lately, in parts.
     share: usize,
+    most: usize,
     /// Slots of the batch that is being drained.
     batch: Vec<u16>,
     /// Slots of the batch whose I/O is pending.
@@ -120,6 +137,7 @@ impl<P: Protocol> Queue<P> {
             slots: Slots::new(size),
             polls: 0,
             share: BATCH,
+            most: 0,
             batch: Vec::with_capacity(BATCH),
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
@@ -239,7 +257,8 @@ impl<P: Protocol> Queue<P> {
         let polls = self.timeline.counters().polls.get();
         if polls != std::mem::replace(&mut self.polls, polls) {
             let there = usize::from(self.ring.available());
-            self.share = if there >= HALVED { there / 2 } else { BATCH };
+            self.most = (there * MOST_PARTS).max(self.most.saturating_sub(1));
+            self.share = share_of(there, self.most / MOST_PARTS);
         }
         self.share
     }

@@ -108,3 +108,41 @@ fn nothing_is_halved_while_there_is_always_something() {
     rig.ask(40);
     assert_eq!(rig.turn(), 40);
 }
+
+#[test]
+fn a_half_that_comes_alone_is_not_halved_again() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.turn(), 0);
+    rig.ask(80);
+    assert_eq!(rig.turn(), 40);
+    assert_eq!(rig.turn(), 40);
+    for _ in 0..3 {
+        assert_eq!(rig.turn(), 0);
+        rig.ask(40);
+        assert_eq!(rig.turn(), 40);
+    }
+    // Both halves at once: they are told apart again.
+    assert_eq!(rig.turn(), 0);
+    rig.ask(80);
+    assert_eq!(rig.turn(), 40);
+    assert_eq!(rig.turn(), 40);
+}
+
+#[test]
+fn a_driver_that_has_fewer_in_flight_now_is_served_by_halves_of_those() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.turn(), 0);
+    rig.ask(80);
+    assert_eq!(rig.turn() + rig.turn(), 80);
+    let mut turns = 0;
+    loop {
+        assert_eq!(rig.turn(), 0);
+        rig.ask(36);
+        turns += 1;
+        if rig.turn() < 36 {
+            break;
+        }
+        assert!(turns < 3000, "80 are never forgotten");
+    }
+    assert_eq!(rig.turn(), 36 - 57 / 2);
+}
