@@ -51,7 +51,26 @@ enum Medium {
     Null,
     Ram,
     File,
+    /// The same, and our worker polls for it.
+    PolledFile,
 }
+
+impl Medium {
+    /// What disks are called in sockets' names, and whose sockets ours are.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Medium::Null => ("null", OURS),
+            Medium::Ram => ("ram", OURS),
+            Medium::File => ("file", OURS),
+            Medium::PolledFile => ("file", POLLING),
+        }
+    }
+}
+
+const OURS: &str = "lunette";
+const POLLING: &str = "polling";
+/// More than this machine's disks take for one I/O.
+const POLLING_OPTIONS: [&str; 2] = ["--disk-poll-us", "50"];
 
 /// One column of the table.
 struct Case {
@@ -102,6 +121,12 @@ const CASES: &[Case] = &[
     ),
     case("file QD32", Medium::File, &[READ, DEPTH_32], true),
     case("file QD1", Medium::File, &[READ], true),
+    case(
+        "file QD1, --disk-poll-us 50",
+        Medium::PolledFile,
+        &[READ],
+        true,
+    ),
     case("file 64k QD8", Medium::File, &[READ, DEPTH_8, LARGE], true),
 ];
 
@@ -120,7 +145,18 @@ pub fn table(
     let clock = Clock::new();
     let place = Place::new(&options.place)?;
     progress.say("starting the daemons and filling their disks");
-    let ours = peers::lunette(&options.program, &place, options.device_cpu)?;
+    let ours = |owner, media: &[&str], more: &[&str]| {
+        peers::lunette(
+            &options.program,
+            &place,
+            options.device_cpu,
+            owner,
+            media,
+            more,
+        )
+    };
+    let _polling = ours(POLLING, &["file"], &POLLING_OPTIONS)?;
+    let ours = ours(OURS, &peers::MEDIA, &[])?;
     let peer = match peers::qemu(&place, options.device_cpu) {
         Ok(peer) => Some(peer),
         Err(error) => {
@@ -150,11 +186,7 @@ pub fn table(
     }
     let mut idle = Vec::new();
     for (name, daemon, socket) in [
-        (
-            "lunette",
-            Some(&ours),
-            place.socket("lunette", "null", "blk"),
-        ),
+        ("lunette", Some(&ours), place.socket(OURS, "null", "blk")),
         (
             "qemu-storage-daemon",
             peer.as_ref(),
@@ -183,19 +215,15 @@ pub fn table(
 }
 
 fn subjects(medium: Medium, place: &Place, with_peer: bool) -> Result<Vec<Subject>> {
-    let word = match medium {
-        Medium::Null => "null",
-        Medium::Ram => "ram",
-        Medium::File => "file",
-    };
+    let (word, owner) = medium.words();
     let mut list = vec![
         format!(
             "vhost-user-blk:{},name=lunette blk",
-            place.socket("lunette", word, "blk").display()
+            place.socket(owner, word, "blk").display()
         ),
         format!(
             "vhost-user-scsi:{},name=lunette scsi",
-            place.socket("lunette", word, "scsi").display()
+            place.socket(owner, word, "scsi").display()
         ),
     ];
     if with_peer {
@@ -205,7 +233,7 @@ fn subjects(medium: Medium, place: &Place, with_peer: bool) -> Result<Vec<Subjec
             socket.display()
         ));
     }
-    if medium == Medium::File {
+    if word == "file" {
         let file = place.file();
         list.push(format!("file:{},name=no device (io_uring)", file.display()));
     }

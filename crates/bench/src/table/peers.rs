@@ -112,31 +112,36 @@ pub fn pinned(program: &Path, cpu: usize) -> Command {
     command
 }
 
-const MEDIA: [&str; 3] = ["null", "ram", "file"];
+/// The disks of a daemon of ours.
+pub const MEDIA: [&str; 3] = ["null", "ram", "file"];
 
-/// Ours: three disks, each behind both doors.
-pub fn lunette(program: &Path, place: &Place, cpu: usize) -> Result<Daemon> {
+/// One of ours: the disks of these names, each behind both doors.
+pub fn lunette(
+    program: &Path,
+    place: &Place,
+    cpu: usize,
+    owner: &str,
+    media: &[&str],
+    options: &[&str],
+) -> Result<Daemon> {
     let mut command = pinned(program, cpu);
     command
         .args(["--log", "warn", "serve", "--cpus"])
         .arg(cpu.to_string());
-    let control = place.sockets.path().join("control");
+    command.args(options);
+    let control = place.socket(owner, "all", "control");
     command.arg("--control").arg(&control);
     let file = place.file();
-    for (name, engine) in [
-        ("null", format!("null:{NULL_SIZE}")),
-        ("ram", format!("ram:{SIZE}")),
-        (
-            "file",
-            format!("file:{},cache=none,read_only=true", file.display()),
-        ),
-    ] {
-        command.arg("--disk").arg(format!("{name}={engine}"));
-    }
     let mut sockets = vec![control];
-    for medium in MEDIA {
-        let blk = place.socket("lunette", medium, "blk");
-        let scsi = place.socket("lunette", medium, "scsi");
+    for medium in media {
+        let engine = match *medium {
+            "null" => format!("null:{NULL_SIZE}"),
+            "ram" => format!("ram:{SIZE}"),
+            _ => format!("file:{},cache=none,read_only=true", file.display()),
+        };
+        command.arg("--disk").arg(format!("{medium}={engine}"));
+        let blk = place.socket(owner, medium, "blk");
+        let scsi = place.socket(owner, medium, "scsi");
         command
             .arg("--vhost-blk")
             .arg(format!("{medium}:{}", blk.display()));
@@ -146,7 +151,7 @@ pub fn lunette(program: &Path, place: &Place, cpu: usize) -> Result<Daemon> {
         command.arg("--lun").arg(format!("c-{medium}/0:0={medium}"));
         sockets.extend([blk, scsi]);
     }
-    Daemon::start(command, &place.sockets.path().join("lunette.log"), &sockets)
+    Daemon::start(command, &place.socket(owner, "all", "log"), &sockets)
 }
 
 /// Debian's qemu-storage-daemon, with the same disks.
