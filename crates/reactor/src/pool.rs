@@ -1,12 +1,11 @@
 //! The workers of a process: started together, pinned where asked, stopped together.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
-use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use timeline::{Clock, QueueSnapshot};
 
 use crate::ledger::Ledger;
@@ -223,8 +222,6 @@ fn start_worker(
                     return;
                 }
             }
-            // Naps are short. Where the kernel does not let them be, they only last longer.
-            set_current_timer_slack(NonZeroU64::new(1)).ok();
             // The ring belongs to the thread that makes it.
             match Worker::new(mailbox, index, poll, ledger) {
                 Ok(worker) => {

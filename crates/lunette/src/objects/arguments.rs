@@ -263,7 +263,7 @@ pub enum SessionAction {
         /// Its id, as listed
         session: String,
     },
-    /// End an iSCSI session
+    /// End an iSCSI session: its initiator is asked to log out, and dropped after two seconds, or at once when this is said again
     Remove {
         /// Its id, as listed
         session: String,
