@@ -25,34 +25,45 @@ export RUST_LIB_BACKTRACE := 0
 target_directory = $(or $(CARGO_TARGET_DIR),target)
 # Result files of `lunette bench` say which commit they are of.
 export LUNETTE_COMMIT := $(shell git describe --always --dirty 2>/dev/null)
+# What `make profile` counted under load, where a compiler like this one has made it: others name functions differently. Who
+# sets RUSTFLAGS has a build of their own.
+compiler := $(shell PATH='$(PATH)' rustc -vV 2>/dev/null | awk '/^release/ { r = $$2 } /^LLVM/ { l = $$3 } END { print "rustc-" r "-llvm-" l }')
+profile := $(if $(RUSTFLAGS),,$(wildcard $(CURDIR)/profile/$(compiler).profdata))
+export LUNETTE_PROFILE := $(if $(profile),$(compiler))
+release = $(CARGO) build --release $(if $(profile),--config 'build.rustflags=["-Cprofile-use=$(profile)"]')
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build demo bench bench-iscsi test check unit guests fuzz install uninstall clean
+.PHONY: help build profile demo bench bench-iscsi test check unit guests fuzz install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Builds the optimised program
 	@scripts/setup build
-	$(CARGO) build --release -p lunette
+	@$(if $(profile),:,echo "build: no profile for this compiler in profile/ or RUSTFLAGS set: somewhat slower; make profile makes one")
+	$(release) -p lunette
+
+profile: ## Counts what is hot while every door is driven and notes it in profile/, by which build and the benchmarks go
+	@scripts/setup profile
+	@scripts/profile $(target_directory) $(compiler) $(DRIVER_CPU) $(DEVICE_CPU)
 
 demo: ## Serves two disks to a real guest, measures them there and shows where the time went
 	@scripts/setup demo
 	@echo "demo: building in release"
-	@$(CARGO) build --quiet --release -p lunette -p lab
+	@$(release) --quiet -p lunette -p lab
 	@$(target_directory)/release/lab demo
 
 bench: ## Measures both doors beside qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup build
 	@echo "bench: building in release"
-	@$(CARGO) build --quiet --release -p lunette
+	@$(release) --quiet -p lunette
 	@$(target_directory)/release/lunette bench table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 bench-iscsi: ## Measures the iSCSI door beside tgt and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench-iscsi
 	@echo "bench-iscsi: building in release"
-	@$(CARGO) build --quiet --release -p lunette
+	@$(release) --quiet -p lunette
 	@$(as_root) $(target_directory)/release/lunette bench iscsi-table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring, RingFd, Wait};
+use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::{Ask, Demand, DeviceInfo, Done, DriverOptions, Subject};
 use crate::workload::Random;
@@ -46,6 +47,19 @@ pub fn prepare(path: &Path, size: u64) -> Result<()> {
     Ok(())
 }
 
+/// The least that direct I/O moves: a device's logical block, which the kernel tells of files since Linux 6.1.
+pub fn block_size(file: &File) -> Result<u32> {
+    if file.metadata()?.file_type().is_block_device() {
+        return Ok(rustix::fs::ioctl_blksszget(file).unwrap_or(512));
+    }
+    let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+    let known = StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::DIOALIGN);
+    Ok(match told.stx_dio_offset_align {
+        size if known && size > 0 => size,
+        _ => 512,
+    })
+}
+
 impl FileSession {
     /// Opens it for writing where that is allowed.
     pub fn open(subject: &Subject, direct: bool) -> Result<FileSession> {
@@ -67,12 +81,7 @@ impl FileSession {
                 (file.with_context(|| format!("cannot open {place}"))?, true)
             }
         };
-        let metadata = file.metadata()?;
-        let block_size = if metadata.file_type().is_block_device() {
-            rustix::fs::ioctl_blksszget(&file).unwrap_or(512)
-        } else {
-            512
-        };
+        let block_size = block_size(&file)?;
         let capacity = file.seek(SeekFrom::End(0))?;
         ensure!(capacity > 0, "{} is empty", subject.path.display());
         Ok(FileSession {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-pub use file::prepare as prepare_file;
+pub use file::{block_size, prepare as prepare_file};
 pub use iscsi::Place as IscsiPlace;
 pub use subject::{FORMS, Kind, Subject};
 

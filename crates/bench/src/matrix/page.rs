@@ -229,7 +229,7 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Lunette: which door, how many workers and queues</title>\
          <style>{STYLE}</style></head><body>\n<h1>Which door, how many workers and queues</h1>\n\
          <p>{} RAM disks at once, 4 KiB requests, {} turns of {} ms, driver {}. 75/25: 75 % reads, 25 % writes; QD: requests in flight \
-         of each disk and queue. Bars are medians, lines reach from the least to the largest turn.<br>{}, {} CPUs {}, lunette {}{}.</p>\n<h2>Advice</h2>\n<ul>\n",
+         of each disk and queue. Bars are medians, lines reach from the least to the largest turn.<br>{}, {} CPUs {}, lunette {}.</p>\n<h2>Advice</h2>\n<ul>\n",
         study.disks,
         turns,
         study.turn_ms,
@@ -241,11 +241,7 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
         escape(&environment.kernel),
         environment.cpus,
         escape(&environment.cpu),
-        escape(&environment.version),
-        environment
-            .commit
-            .as_ref()
-            .map_or_else(String::new, |commit| format!(", commit {}", escape(commit))),
+        escape(&environment.build()),
     );
     for sentence in advice(study) {
         html.push_str(&format!("<li>{}</li>\n", escape(&sentence)));

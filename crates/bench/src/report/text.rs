@@ -72,15 +72,11 @@ pub fn to_text(outcome: &Outcome) -> String {
     let mut text = String::new();
     let environment = &outcome.environment;
     text.push_str(&format!(
-        "{}, {} CPUs {}, lunette {}{}\n",
+        "{}, {} CPUs {}, lunette {}\n",
         environment.kernel,
         environment.cpus,
         environment.cpu,
-        environment.version,
-        environment
-            .commit
-            .as_ref()
-            .map_or_else(String::new, |commit| format!(" ({commit})")),
+        environment.build(),
     ));
     if outcome.interrupted {
         text.push_str("interrupted: this is what there is\n");

@@ -21,10 +21,27 @@ pub struct Environment {
     pub version: String,
     /// Commit, where LUNETTE_COMMIT says it in the environment, or said it when this was built, as `make` does.
     pub commit: Option<String>,
+    /// The profile that this was built with, where `make` had one for its compiler.
+    #[serde(default)]
+    pub profile: Option<String>,
     /// The command line.
     pub command: Vec<String>,
     /// Seconds since 1970.
     pub time: u64,
+}
+
+impl Environment {
+    /// Which build of this program it was.
+    pub fn build(&self) -> String {
+        let mut text = self.version.clone();
+        if let Some(commit) = &self.commit {
+            text.push_str(&format!(", commit {commit}"));
+        }
+        if let Some(profile) = &self.profile {
+            text.push_str(&format!(", profile {profile}"));
+        }
+        text
+    }
 }
 
 /// What there is to know here and now.
@@ -50,6 +67,9 @@ pub fn environment() -> Environment {
             .ok()
             .or(option_env!("LUNETTE_COMMIT").map(str::to_owned))
             .filter(|text| !text.is_empty()),
+        profile: option_env!("LUNETTE_PROFILE")
+            .filter(|text| !text.is_empty())
+            .map(str::to_owned),
         command: std::env::args().collect(),
         time: now.map_or(0, |time| time.as_secs()),
     }

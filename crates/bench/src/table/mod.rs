@@ -338,7 +338,7 @@ const BARE: &str = "no device (io_uring)";
 fn introduction(options: &TableOptions) -> String {
     let environment = environment();
     format!(
-        "{}, {} CPUs {}; driver on CPU {}, device on CPU {}; {} turns of {} ms each; lunette {}{}\n\n",
+        "{}, {} CPUs {}; driver on CPU {}, device on CPU {}; {} turns of {} ms each; lunette {}\n\n",
         environment.kernel,
         environment.cpus,
         environment.cpu,
@@ -346,10 +346,7 @@ fn introduction(options: &TableOptions) -> String {
         options.device_cpu,
         options.repetitions,
         options.turn.as_millis(),
-        environment.version,
-        environment
-            .commit
-            .map_or_else(String::new, |commit| format!(", commit {commit}")),
+        environment.build(),
     )
 }
 

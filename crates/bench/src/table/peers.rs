@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::driver::prepare_file;
+use crate::driver::{block_size, prepare_file};
 
 /// Bytes of each RAM disk and file.
 const SIZE: u64 = 512 << 20;
@@ -24,6 +24,8 @@ pub struct Place {
     /// On tmpfs, for the peer's RAM disk.
     memory: tempfile::TempDir,
     sockets: tempfile::TempDir,
+    /// Of the file's disk.
+    block_size: u32,
 }
 
 impl Place {
@@ -33,13 +35,15 @@ impl Place {
         std::fs::create_dir_all(files)?;
         let memory = Path::new("/dev/shm");
         ensure!(memory.is_dir(), "there is no tmpfs at /dev/shm");
-        let place = Place {
+        let mut place = Place {
             folder: builder().prefix("lunette-bench").tempdir_in(files)?,
             memory: builder().prefix("lunette-bench").tempdir_in(memory)?,
             // A socket's path is at most 107 bytes long.
             sockets: builder().prefix("lb").tempdir_in("/tmp")?,
+            block_size: 512,
         };
         prepare_file(&place.file(), SIZE)?;
+        place.block_size = block_size(&File::open(place.file())?)?;
         Ok(place)
     }
 
@@ -137,7 +141,11 @@ pub fn lunette(
         let engine = match *medium {
             "null" => format!("null:{NULL_SIZE}"),
             "ram" => format!("ram:{SIZE}"),
-            _ => format!("file:{},cache=none,read_only=true", file.display()),
+            _ => format!(
+                "file:{},cache=none,read_only=true,block_size={}",
+                file.display(),
+                place.block_size
+            ),
         };
         command.arg("--disk").arg(format!("{medium}={engine}"));
         let blk = place.socket(owner, medium, "blk");
@@ -173,10 +181,13 @@ pub fn qemu(place: &Place, cpu: usize) -> Result<Daemon> {
     let mut sockets = Vec::new();
     for (medium, node) in MEDIA.iter().zip(nodes) {
         let socket = place.socket("qemu", medium, "blk");
-        let writable = if *medium == "file" { "off" } else { "on" };
+        let (writable, block_size) = match *medium {
+            "file" => ("off", place.block_size),
+            _ => ("on", 512),
+        };
         command.arg("--blockdev").arg(node);
         command.arg("--export").arg(format!(
-            "type=vhost-user-blk,id=e-{medium},node-name={medium},addr.type=unix,addr.path={},writable={writable}",
+            "type=vhost-user-blk,id=e-{medium},node-name={medium},addr.type=unix,addr.path={},writable={writable},logical-block-size={block_size}",
             socket.display()
         ));
         sockets.push(socket);
