@@ -153,6 +153,15 @@ impl RingMemory {
         }
     }
 
+    /// The same for a line that will be written soon.
+    #[inline(always)]
+    pub fn prefetch_to_write(&self, offset: usize) {
+        if offset < self.length {
+            // SAFETY: inside of the range.
+            crate::buffer::prefetch_line_to_write(unsafe { self.base.as_ptr().add(offset) });
+        }
+    }
+
     /// The `count` entries of one type that begin at `offset`.
     ///
     /// # Panics

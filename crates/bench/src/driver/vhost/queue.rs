@@ -69,6 +69,33 @@ macro_rules! either {
     };
 }
 
+/// READ(10) and its like where they reach, else the ones with 16 bytes; bytes 0 to 7 and 8 to 15, the lowest first. Put together in
+/// registers: bytes that were stored one by one could be loaded as words only after all stores before them, to lines on
+/// their way from the device.
+#[inline]
+fn cdb(ask: Ask, block: u64, blocks: u32) -> [u64; 2] {
+    if let (Ok(block), Ok(blocks)) = (u32::try_from(block), u16::try_from(blocks)) {
+        let operation = match ask {
+            Ask::Read => 0x28,
+            Ask::Write => 0x2a,
+            Ask::Flush => 0x35,
+        };
+        // The block in bytes 2 to 5, their number in 7 and 8.
+        let [high, low] = blocks.to_be_bytes().map(u64::from);
+        let block = u64::from(block.swap_bytes());
+        [operation | block << 16 | high << 56, low]
+    } else {
+        let operation = match ask {
+            Ask::Read => 0x88,
+            Ask::Write => 0x8a,
+            Ask::Flush => 0x91,
+        };
+        // The block in bytes 2 to 9, their number in 10 to 13.
+        let (block, blocks) = (block.swap_bytes(), u64::from(blocks.swap_bytes()));
+        [operation | block << 16, block >> 48 | blocks << 16]
+    }
+}
+
 /// What a slot's table says at the moment.
 type Shape = (Ask, u32);
 
@@ -299,34 +326,12 @@ impl VhostQueue {
         self.shapes[usize::from(slot)] = Some((ask, length));
     }
 
-    /// READ(10) and its like where they reach, else the ones with 16 bytes.
     #[inline]
     fn write_command(&mut self, base: usize, ask: Ask, offset: u64, length: u32) {
         let at = base + SCSI_CDB;
-        let block = offset >> self.block_shift;
-        let blocks = length >> self.block_shift;
-        let mut cdb = [0u8; 16];
-        match (u32::try_from(block), u16::try_from(blocks)) {
-            (Ok(block), Ok(blocks)) => {
-                cdb[0] = match ask {
-                    Ask::Read => 0x28,
-                    Ask::Write => 0x2a,
-                    Ask::Flush => 0x35,
-                };
-                cdb[2..6].copy_from_slice(&block.to_be_bytes());
-                cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
-            }
-            _ => {
-                cdb[0] = match ask {
-                    Ask::Read => 0x88,
-                    Ask::Write => 0x8a,
-                    Ask::Flush => 0x91,
-                };
-                cdb[2..10].copy_from_slice(&block.to_be_bytes());
-                cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
-            }
-        }
-        self.slots.write(at, cdb);
+        let [first, second] = cdb(ask, offset >> self.block_shift, length >> self.block_shift);
+        self.slots.write(at, U64::new(first));
+        self.slots.write(at + 8, U64::new(second));
     }
 
     /// Puts a request into a slot.
@@ -383,6 +388,8 @@ impl VhostQueue {
                 _ => bail!("the device gave back buffer {slot}, which is not in flight"),
             }
             self.slots.prefetch(self.answer_at(slot as u16));
+            // The slot's next request is written there, and the device has read the last one.
+            self.slots.prefetch_to_write(self.header_at(slot as u16));
             done.push(Done {
                 slot: slot as u16,
                 ok: true,
@@ -443,5 +450,46 @@ impl VhostQueue {
     /// Looks at a slot's data.
     pub fn read_data(&self, slot: u16, into: &mut [u8]) {
         self.data.read(usize::from(slot) * self.stride, into);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(ask: Ask, block: u64, blocks: u32) -> [u8; 16] {
+        let mut all = [0; 16];
+        let words = cdb(ask, block, blocks).map(u64::to_le_bytes);
+        all.copy_from_slice(words.as_flattened());
+        all
+    }
+
+    #[test]
+    fn commands_are_those_of_sbc_in_their_short_form_where_it_reaches() {
+        // READ(10), WRITE(10), SYNCHRONIZE CACHE(10); READ(16), WRITE(16), SYNCHRONIZE CACHE(16).
+        assert_eq!(
+            bytes(Ask::Read, 0x0102_0304, 0x0506),
+            [0x28, 0, 1, 2, 3, 4, 0, 5, 6, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            bytes(Ask::Write, 8, 1)[..10],
+            [0x2a, 0, 0, 0, 0, 8, 0, 0, 1, 0]
+        );
+        assert_eq!(
+            bytes(Ask::Flush, 0, 0)[..10],
+            [0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            bytes(Ask::Read, 0x0102_0304_0506_0708, 0x090a_0b0c),
+            [0x88, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0]
+        );
+        assert_eq!(
+            bytes(Ask::Write, u64::from(u32::MAX) + 1, 1),
+            [0x8a, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
+        );
+        assert_eq!(
+            bytes(Ask::Flush, 0, 1 << 16),
+            [0x91, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+        );
     }
 }
