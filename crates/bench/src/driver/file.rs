@@ -47,10 +47,13 @@ pub fn prepare(path: &Path, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// The least that direct I/O moves: a device's logical block, which the kernel tells of files since Linux 6.1.
-pub fn block_size(file: &File) -> Result<u32> {
+/// A device's logical block, or the least that direct I/O moves in a file, which the kernel tells since Linux 6.1.
+pub fn block_size(file: &File, direct: bool) -> Result<u32> {
     if file.metadata()?.file_type().is_block_device() {
         return Ok(rustix::fs::ioctl_blksszget(file).unwrap_or(512));
+    }
+    if !direct {
+        return Ok(512);
     }
     let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
     let known = StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::DIOALIGN);
@@ -81,7 +84,7 @@ impl FileSession {
                 (file.with_context(|| format!("cannot open {place}"))?, true)
             }
         };
-        let block_size = block_size(&file)?;
+        let block_size = block_size(&file, direct)?;
         let capacity = file.seek(SeekFrom::End(0))?;
         ensure!(capacity > 0, "{} is empty", subject.path.display());
         Ok(FileSession {

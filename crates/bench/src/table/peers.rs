@@ -43,7 +43,7 @@ impl Place {
             block_size: 512,
         };
         prepare_file(&place.file(), SIZE)?;
-        place.block_size = block_size(&File::open(place.file())?)?;
+        place.block_size = block_size(&File::open(place.file())?, true)?;
         Ok(place)
     }
 
