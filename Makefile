@@ -51,7 +51,7 @@ demo: ## Serves two disks to a real guest, measures them there and shows where t
 	@scripts/setup demo
 	@echo "demo: building in release"
 	@$(release) --quiet -p lunette -p lab
-	@$(target_directory)/release/lab demo
+	@LUNETTE_BIN=$(abspath $(target_directory))/release/lunette $(target_directory)/release/lab demo
 
 bench: ## Measures both doors beside qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup build
