@@ -225,9 +225,7 @@ fn limits_are_set_changed_and_taken_away_under_load_and_hold_within_five_percent
     }
 
     // By PUT of the whole disk too, and they come back after a restart.
-    // A change is on the disk before it is answered, which beside tests that write much takes a while.
     let client = daemon::control::Client::new(&rig.daemon.control());
-    let client = client.patient(std::time::Duration::from_secs(120));
     let mut disk: Value = client.get("/v1/disks/d")?;
     disk["iops"] = 700.into();
     client.change(daemon::control::Method::PUT, "/v1/disks/d", Some(&disk))?;
