@@ -2,7 +2,7 @@
 //!
 //! A [`Ring`] is made on the thread that uses it and never leaves it. It queues operations without a system
 //! call; [`Ring::turn`] submits all of them, and waits where asked, with one. No allocation per operation once
-//! as many slots exist as operations were ever in flight together. One of the two crates where `unsafe`
+//! as many slots exist as operations were ever in flight together. One of the three crates where `unsafe`
 //! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
 //! Also here, because they need raw system calls: [`file_lock`] and [`guard`]. Tests: `tests/`.
 
@@ -12,6 +12,7 @@ pub mod guard;
 mod memory;
 mod message;
 mod now;
+mod ramp;
 mod ring;
 mod setup;
 mod slab;

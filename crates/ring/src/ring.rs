@@ -16,6 +16,7 @@ use io_uring::{EnterFlags, IoUring, cqueue, opcode};
 use crate::fd::{Registry, RingFd};
 use crate::memory::Memory;
 use crate::message::Message;
+use crate::ramp::Ramp;
 use crate::slab::{Slab, Use};
 use crate::{Completion, Owner, setup};
 
@@ -61,6 +62,7 @@ pub struct Ring {
     /// Flags of an enter that waits.
     waiting: u32,
     watches: usize,
+    ramp: Ramp,
     registry: Registry,
     memory: Memory,
     closing: bool,
@@ -108,6 +110,7 @@ impl Ring {
             again: Vec::new(),
             quiet: Vec::new(),
             watches: 0,
+            ramp: Ramp::default(),
             registry: Registry::default(),
             memory: Memory::default(),
             closing: false,
@@ -145,7 +148,8 @@ impl Ring {
 
     /// Reads into the window of `buffer`, at most 1024 segments, from byte `offset`.
     pub fn read(&mut self, owner: Owner, token: u64, fd: &RingFd, offset: u64, buffer: IoBuffer) {
-        let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
+        let slot = self.occupy(owner, token, Use::Transfer, Some(fd), buffer);
+        self.ramp.queue();
         let file = fd.number();
         let buffer = &self.slab.slot(slot).buffer;
         let entry = match (buffer.segments(), self.memory.place(buffer)) {
@@ -175,7 +179,8 @@ impl Ring {
         buffer: IoBuffer,
         durable: bool,
     ) {
-        let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
+        let slot = self.occupy(owner, token, Use::Transfer, Some(fd), buffer);
+        self.ramp.queue();
         let file = fd.number();
         let flags = if durable { libc::RWF_DSYNC } else { 0 };
         let buffer = &self.slab.slot(slot).buffer;
@@ -386,7 +391,8 @@ impl Ring {
     }
 
     /// Submits everything queued and appends to `out` what has completed, with at most one system call in
-    /// the common case, and none if there is nothing to submit, to wait for or to work off. May return with
+    /// the common case, a few where many reads or writes meet a device without work, and none if there is nothing to
+    /// submit, to wait for or to work off. May return with
     /// nothing before its time: a signal came, or the kernel is short of memory.
     ///
     /// # Errors
@@ -411,6 +417,16 @@ impl Ring {
             Wait::Until(timeout) if out.len() == before => Some(timeout),
             _ => None,
         };
+        while let Some(part) = self.ramp.part() {
+            self.hand_over(part)?;
+            let left = self.queued();
+            let taken = left < queued;
+            queued = left;
+            // What has ended meanwhile was not waited for: there is no device to be kept busy.
+            if !taken || !self.io.completion().is_empty() {
+                break;
+            }
+        }
         if queued > 0 || want.is_some() || self.kernel_has_work() {
             self.enter(queued, want)?;
             let all_told = !self.io.submission().cq_overflow();
@@ -476,6 +492,20 @@ impl Ring {
                 unsafe { submitter.enter(submit, 1, flags, Some(&args)) }
             }
         };
+        self.entered(entered)
+    }
+
+    /// Submits the first entries and works nothing off.
+    fn hand_over(&mut self, entries: usize) -> io::Result<()> {
+        let submitter = self.io.submitter();
+        // SAFETY: no argument is passed; entries' memory lives in their slots.
+        let entered = unsafe { submitter.enter::<libc::sigset_t>(entries as u32, 0, 0, None) };
+        self.entered(entered)
+    }
+
+    fn entered(&mut self, entered: io::Result<usize>) -> io::Result<()> {
+        let left = self.queued();
+        self.ramp.entered(left);
         match entered.map_err(|e| (e.raw_os_error().unwrap_or(0), e)) {
             Ok(_) => Ok(()),
             // Time is up; a signal; completions to be read first; no memory just now.
@@ -514,6 +544,10 @@ impl Ring {
                     }
                 }
                 Use::Buffered => completion.buffer = Some(std::mem::take(&mut slot.buffer)),
+                Use::Transfer => {
+                    self.ramp.reap();
+                    completion.buffer = Some(std::mem::take(&mut slot.buffer));
+                }
                 Use::Message | Use::Quiet => completion.message = slot.message.take(),
                 Use::Plain | Use::Silenced | Use::Free => {}
             }

@@ -19,6 +19,8 @@ pub(crate) enum Use {
     Plain,
     /// An operation with one completion that gives its buffer back.
     Buffered,
+    /// A read or write, which does too.
+    Transfer,
     /// A send, which gives its message back.
     Message,
     /// The same, but without a completion if all of it goes at once.
