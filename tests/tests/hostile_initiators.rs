@@ -5,8 +5,10 @@
 #[path = "../../crates/iscsi_net/tests/common/hostile.rs"]
 mod hostile;
 
-use end_to_end::{IscsiSession, Result, Rig, bail, ensure};
+use daemon::control::Client;
+use end_to_end::{Daemon, IscsiSession, Result, Rig, bail, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -99,6 +101,24 @@ fn allow_descriptors(needed: u64) -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Waits until the daemon knows of so many sessions.
+fn sessions_are(daemon: &Daemon, count: usize) -> Result<()> {
+    let client = Client::new(&daemon.control()).patient(SOON);
+    let begun = Instant::now();
+    loop {
+        let listed: Vec<Value> = client.get("/v1/sessions")?;
+        if listed.len() == count {
+            return Ok(());
+        }
+        let found = listed.len();
+        ensure!(
+            begun.elapsed() < SOON,
+            "{found} sessions instead of {count}"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Has the target closed it? What it had to say before is passed over.
@@ -206,7 +226,8 @@ fn a_thousand_idle_sessions_and_half_open_logins_delay_nobody_and_cost_nothing()
     drop((half_open, more));
     load.finish()?;
 
-    // Nobody says anything any more.
+    // Those that left are gone, and nobody says anything any more.
+    sessions_are(&rig.daemon, idle.len())?;
     let before = rig.daemon.process().cpu_time()?;
     std::thread::sleep(IDLE_WATCHED);
     let used = rig.daemon.process().cpu_time()? - before;

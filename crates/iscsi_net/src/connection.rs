@@ -95,11 +95,12 @@ pub(crate) struct Connection {
     registration: Option<Registration>,
     /// Let go of by the end of the server.
     pub(crate) drained: Option<mpsc::Sender<()>>,
-    seconds: u64,
-    /// Seconds in which nothing moved.
-    pub(crate) quiet: u64,
-    /// The initiator was asked to log out; so many seconds are left until it is dismissed.
-    leaves_in: Option<u16>,
+    /// The second in which it was accepted.
+    accepted: u64,
+    /// The second in which something moved last.
+    moved: u64,
+    /// The initiator was asked to log out; in this second it is dismissed.
+    leaves_at: Option<u64>,
     pub(crate) timeline: Option<QueueTimeline>,
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
     pub(crate) turns: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
@@ -154,9 +155,9 @@ impl Connection {
             own_aborts: Vec::new(),
             registration: None,
             drained: None,
-            seconds: 0,
-            quiet: 0,
-            leaves_in: None,
+            accepted: shared.seconds(),
+            moved: shared.seconds(),
+            leaves_at: None,
             timeline: None,
             turns: Vec::new(),
             mixed: MixedBatch::default(),
@@ -201,6 +202,8 @@ impl Connection {
             return self.end(io, "displaced while it logged in");
         }
         self.key = Some(key);
+        let idle_time = self.shared.limits.idle_time.as_secs();
+        self.shared.look_in(self.number(), idle_time);
         self.slots.set_tasks(self.iscsi.task_slots());
         self.input.enlarge();
         if !login.displaced.is_empty() {
@@ -288,11 +291,13 @@ impl Connection {
         if self.is_over() {
             return;
         }
-        if self.leaves_in.is_some() || self.iscsi.request_logout(LOGOUT_SECONDS).is_err() {
+        if self.leaves_at.is_some() || self.iscsi.request_logout(LOGOUT_SECONDS).is_err() {
             return self.dismiss(io, "its session is ended");
         }
         // The first of these may pass at once.
-        self.leaves_in = Some(LOGOUT_SECONDS + 1);
+        let leaves_in = u64::from(LOGOUT_SECONDS) + 1;
+        self.leaves_at = Some(self.shared.seconds() + leaves_in);
+        self.shared.look_in(self.number(), leaves_in);
     }
 
     /// Ends the connection as the target's wish: an initiator that takes what it is sent is told first.
@@ -349,32 +354,55 @@ impl Connection {
         });
     }
 
-    /// A second has passed.
-    pub fn tick(&mut self, io: &mut Io) {
-        self.seconds += 1;
-        self.quiet += 1;
-        let limits = &self.shared.limits;
-        if self.key.is_none() {
-            if self.seconds >= limits.login_time.as_secs() {
-                self.end(io, "did not log in in time");
-            }
+    /// Something has come or gone.
+    #[inline]
+    pub(crate) fn moves(&mut self) {
+        self.moved = self.shared.seconds();
+    }
+
+    /// The time has come that was set: what does not move is pinged or ended, and the next time is set.
+    pub fn look_at_clock(&mut self, io: &mut Io) {
+        if self.ended {
             return;
         }
-        if let Some(left) = &mut self.leaves_in {
-            *left = left.saturating_sub(1);
-            if *left == 0 {
-                let address = &self.iscsi.visitor().address;
-                tracing::info!(address, "initiator has not logged out when asked to");
-                return self.dismiss(io, "did not log out in time");
+        let limits = &self.shared.limits;
+        let [login_time, idle_time, silent_time] =
+            [limits.login_time, limits.idle_time, limits.silent_time].map(|time| time.as_secs());
+        let now = self.shared.seconds();
+        if self.key.is_none() {
+            let logs_in_for = now.saturating_sub(self.accepted);
+            if logs_in_for >= login_time {
+                return self.end(io, "did not log in in time");
             }
+            return self.shared.look_in(self.number(), login_time - logs_in_for);
         }
-        let owes = self.iscsi.pings_outstanding() > 0 || self.output.is_sending();
-        if owes && self.quiet >= limits.silent_time.as_secs() {
-            self.end(io, "silent for too long");
-        } else if !owes && self.quiet >= limits.idle_time.as_secs() {
+        if !self.closing && self.leaves_at.is_some_and(|second| now >= second) {
+            let address = &self.iscsi.visitor().address;
+            tracing::info!(address, "initiator has not logged out when asked to");
+            self.dismiss(io, "did not log out in time");
+        }
+        let quiet = now.saturating_sub(self.moved);
+        let mut next = idle_time.saturating_sub(quiet);
+        if self.owes() {
+            if quiet >= silent_time {
+                return self.end(io, "silent for too long");
+            }
+            // It may pay at any time, and is idle from then on.
+            next = idle_time.min(silent_time - quiet);
+        } else if quiet >= idle_time {
             self.iscsi.ping();
             self.buffers.trim();
+            next = idle_time.min(silent_time.saturating_sub(quiet));
         }
+        if let Some(second) = self.leaves_at.filter(|second| *second > now) {
+            next = next.min(second - now);
+        }
+        self.shared.look_in(self.number(), next);
+    }
+
+    /// Is there something that the initiator has to take or to answer?
+    fn owes(&self) -> bool {
+        self.iscsi.pings_outstanding() > 0 || self.output.is_sending()
     }
 
     /// Gives way to newer ones if it has not come as far as that.
@@ -416,7 +444,7 @@ impl Connection {
     fn sent(&mut self, io: &mut Io, message: Box<Message>, result: Result<u32, i32>) {
         match result {
             Ok(bytes) if !self.ended && (bytes > 0 || message.left() == 0) => {
-                self.quiet = 0;
+                self.moves();
                 if let Some(rest) = self.output.sent(message, bytes, &mut self.buffers) {
                     self.send_message(io, rest);
                 }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod alarms;
 mod answers;
 mod buffers;
 mod commands;

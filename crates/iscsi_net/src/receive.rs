@@ -165,7 +165,7 @@ impl Connection {
         match result {
             Ok(0) => self.end(io, "its peer has left"),
             Ok(bytes) => {
-                self.quiet = 0;
+                self.moves();
                 self.input.commands = 0;
                 (self.input.from, self.input.to) = (0, bytes as usize);
                 self.take_in(io, noticed);
@@ -213,7 +213,7 @@ impl Connection {
         match completion.result {
             Ok(0) => self.end(io, "its peer has left"),
             Ok(bytes) => {
-                self.quiet = 0;
+                self.moves();
                 self.iscsi.placed_unseen(bytes as usize);
                 self.take_in(io, noticed);
             }

@@ -1,6 +1,6 @@
 //! The portals: one control thread accepts for all of them, and puts each connection on the next worker.
 //!
-//! The thread also keeps time: once a second, while there are connections, each is told.
+//! The thread also keeps time: once a second, while there are connections, those whose time has come are told.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -415,8 +415,8 @@ fn accept_all(state: &Arc<State>) {
             last_tick = Instant::now();
         } else if last_tick.elapsed() >= SECOND {
             last_tick = Instant::now();
-            for place in state.shared.connections() {
-                place.tell(Connection::tick);
+            for place in state.shared.second_passed() {
+                place.tell(Connection::look_at_clock);
             }
         }
     }

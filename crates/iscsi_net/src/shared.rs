@@ -11,6 +11,7 @@ use reactor::{Io, SourceId, Worker, WorkerHandle};
 use scsi::Nexus;
 use scsi_tasks::{Hold, Units};
 
+use crate::alarms::Alarms;
 use crate::connection::Connection;
 use crate::limits::DoorLimits;
 use crate::memory::SessionMemory;
@@ -74,9 +75,16 @@ pub(crate) struct SessionNexus {
 struct Places {
     all: HashMap<u64, Place>,
     by_key: HashMap<ConnectionKey, u64>,
+    alarms: Alarms,
     /// To be dropped before it was known where they are.
     doomed: VecDeque<ConnectionKey>,
 }
+
+/// Seconds in which there were connections, read by every connection whenever something moves: written once a second, beside
+/// nothing that is written more often.
+#[derive(Default)]
+#[repr(align(128))]
+struct Seconds(AtomicU64);
 
 /// How many dooms are remembered: more than can be between a login and its first step.
 const DOOMED_MAX: usize = 1024;
@@ -93,6 +101,7 @@ pub(crate) struct Shared {
     /// Who wants to know of sessions.
     pub watcher: OnceLock<SessionWatcher>,
     places: Mutex<Places>,
+    seconds: Seconds,
     numbers: AtomicU64,
 }
 
@@ -120,6 +129,7 @@ impl Shared {
             sessions: SessionTable::new(limits.sessions, window),
             nexuses: Mutex::default(),
             places: Mutex::default(),
+            seconds: Seconds::default(),
             tallies: Tallies::default(),
             watcher: OnceLock::new(),
             numbers: AtomicU64::new(1),
@@ -162,9 +172,37 @@ impl Shared {
         lock(&self.nexuses).get(&tsih).cloned()
     }
 
+    /// The time by which connections are looked at.
+    #[inline]
+    pub fn seconds(&self) -> u64 {
+        self.seconds.0.load(Ordering::Relaxed)
+    }
+
+    /// A second has passed: gives the connections that are to be looked at now.
+    pub fn second_passed(&self) -> Vec<Place> {
+        let now = self.seconds.0.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut places = lock(&self.places);
+        let mut due = Vec::new();
+        while let Some(number) = places.alarms.next_due(now) {
+            due.extend(places.all.get(&number).cloned());
+        }
+        due
+    }
+
+    /// Has a connection looked at in so many seconds, one at least, unless it is looked at earlier anyway.
+    pub fn look_in(&self, number: u64, seconds: u64) {
+        let second = self.seconds().saturating_add(seconds.max(1));
+        let mut places = lock(&self.places);
+        if places.all.contains_key(&number) {
+            places.alarms.set(number, second);
+        }
+    }
+
     /// A connection has its place.
     pub fn placed(&self, place: Place) {
-        lock(&self.places).all.insert(place.number, place);
+        let number = place.number;
+        lock(&self.places).all.insert(number, place);
+        self.look_in(number, self.limits.login_time.as_secs());
     }
 
     /// A connection has logged in; false when it has been displaced already.
@@ -182,6 +220,7 @@ impl Shared {
     pub fn forget(&self, number: u64, key: Option<ConnectionKey>) {
         let mut places = lock(&self.places);
         places.all.remove(&number);
+        places.alarms.forget(number);
         if let Some(key) = key {
             places.by_key.remove(&key);
         }
