@@ -55,10 +55,8 @@ pub trait Source: Any {
     /// Tells the client that notifications are not needed while the worker polls.
     fn disarm(&mut self);
 
-    /// As [`Source::disarm`], after a sleep that nobody's kick may have ended.
-    fn disarm_after_sleep(&mut self) {
-        self.disarm();
-    }
+    /// Its kick descriptor became readable.
+    fn kicked(&mut self) {}
 
     /// Requests taken and not yet answered.
     fn in_flight(&self) -> usize;

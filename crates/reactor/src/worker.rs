@@ -292,12 +292,7 @@ impl Worker {
         match *listener {
             Listener::Free => {}
             Listener::Disk(disk) => self.io.complete(disk, completion, &mut self.finished),
-            Listener::Kick(id) => {
-                self.heat(id);
-                if !completion.more {
-                    self.kick_lost(id);
-                }
-            }
+            Listener::Kick(id) => self.kicked(id, completion.more),
             Listener::Mailbox => self.bell_rang = true,
             Listener::Pace => {
                 let disk = completion.token as u32;
@@ -309,6 +304,16 @@ impl Worker {
                     self.touch(id);
                 }
             }
+        }
+    }
+
+    fn kicked(&mut self, id: SourceId, more: bool) {
+        if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+            place.source.kicked();
+        }
+        self.heat(id);
+        if !more {
+            self.kick_lost(id);
         }
     }
 
@@ -516,7 +521,7 @@ impl Worker {
     fn disarm_hot(&mut self) {
         for id in &self.hot {
             if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
-                place.source.disarm_after_sleep();
+                place.source.disarm();
             }
         }
     }
@@ -529,6 +534,7 @@ mod tests {
 
     use disk::IoOutcome;
     use guest_memory::IoBuffer;
+    use rustix::event::{EventfdFlags, eventfd};
     use timeline::QueueRecord;
 
     use super::*;
@@ -538,11 +544,12 @@ mod tests {
     struct Seen {
         armed: usize,
         disarmed: usize,
+        kicked: usize,
         /// Work comes while it is armed.
         races: bool,
     }
 
-    struct Client(Rc<RefCell<Seen>>);
+    struct Client(Rc<RefCell<Seen>>, Option<RingFd>);
 
     impl Source for Client {
         fn ready(&self) -> bool {
@@ -562,7 +569,10 @@ mod tests {
             0
         }
         fn kick(&self) -> Option<RingFd> {
-            None
+            self.1.clone()
+        }
+        fn kicked(&mut self) {
+            self.0.borrow_mut().kicked += 1;
         }
         fn stop(&mut self) {}
         fn closed(&mut self, _io: &mut Io) {}
@@ -573,12 +583,16 @@ mod tests {
 
     /// A worker that polls, has a client, and knows that its disk takes about 60 microseconds.
     fn worker_that_waits() -> (Worker, Rc<RefCell<Seen>>) {
+        worker_with(None)
+    }
+
+    fn worker_with(kick: Option<RingFd>) -> (Worker, Rc<RefCell<Seen>>) {
         let (clock, _) = Clock::simulated();
         let ledger = Ledger::new(clock);
         let mailbox = Mailbox::new().unwrap();
         let mut worker = Worker::new(mailbox, 0, PollLimit::Micros(50).into(), ledger).unwrap();
         let seen = Rc::new(RefCell::new(Seen::default()));
-        let client = Client(seen.clone());
+        let client = Client(seen.clone(), kick);
         let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
         assert!(added.is_ok());
         for wait in 0..1_000u64 {
@@ -638,5 +652,23 @@ mod tests {
         let before = seen.borrow().disarmed;
         worker.turn(Wait::No);
         assert_eq!(seen.borrow().disarmed, before + 1);
+    }
+
+    #[test]
+    fn every_kick_is_told_whether_its_client_is_hot_or_not() {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let kick = |fd: &std::os::fd::OwnedFd| {
+            rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
+        };
+        let mut worker = worker_with(Some(RingFd::from(fd.try_clone().unwrap())));
+        let (worker, seen) = (&mut worker.0, &worker.1);
+        worker.turn(Wait::No);
+        assert_eq!(seen.borrow().kicked, 0, "it is hot because it is new");
+        for kicks in 1..=3 {
+            kick(&fd);
+            worker.turn(Wait::Until(Some(std::time::Duration::from_secs(60))));
+            assert_eq!(seen.borrow().kicked, kicks);
+        }
+        assert_eq!(seen.borrow().disarmed, 1, "it was hot all the time");
     }
 }

@@ -694,14 +694,11 @@ impl<P: Protocol> Source for Queue<P> {
         self.ring.enable_notifications() && self.slots.has_free()
     }
 
-    fn disarm(&mut self) {
-        if !self.broken {
-            self.timeline.counters().kicks.add(1);
-            self.ring.disable_notifications();
-        }
+    fn kicked(&mut self) {
+        self.timeline.counters().kicks.add(1);
     }
 
-    fn disarm_after_sleep(&mut self) {
+    fn disarm(&mut self) {
         if !self.broken {
             self.ring.disable_notifications();
         }
