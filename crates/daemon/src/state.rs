@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::config::Config;
 
@@ -61,8 +62,25 @@ impl FolderStore {
     }
 }
 
+/// A disk that takes longer to make a few bytes durable is busy with something else, and who waits wants to know.
+const SLOW: Duration = Duration::from_secs(1);
+
 /// Replaces a file as a whole; what it says is durable when this returns.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let begun = Instant::now();
+    let replaced = replace_by_rename(path, bytes);
+    let took = begun.elapsed();
+    if took > SLOW {
+        let (seconds, path) = (took.as_secs_f64(), path.display());
+        tracing::warn!(
+            "it took {seconds:.1} s to make {path} durable, and who asked for the change waited: its disk is slow or busy; \
+             see --state"
+        );
+    }
+    replaced
+}
+
+fn replace_by_rename(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let beside = path.with_extension("new");

@@ -19,6 +19,9 @@ use super::{Problem, Token};
 
 /// A daemon that has not answered by then does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for a change, which is durable before it is answered: a busy disk takes seconds for each of the two syncs that
+/// this needs. A removal drains requests and sessions besides.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(60);
 /// More than a snapshot of thousands of queues takes.
 const ANSWER_MAX: usize = 256 << 20;
 
@@ -162,7 +165,7 @@ impl Client {
         })
     }
 
-    /// The same, waiting for answers as long as this.
+    /// The same, waiting for answers as long as this; for those to changes a minute at least.
     #[must_use]
     pub fn patient(self, patience: Duration) -> Client {
         Client { patience, ..self }
@@ -173,7 +176,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        let (_, body) = self.ask(Method::GET, path, None)?;
+        let (_, body) = self.ask(Method::GET, path, None, self.patience)?;
         self.understood(&body)
     }
 
@@ -182,7 +185,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn text(&self, path: &str) -> Result<String, ClientError> {
-        let (_, body) = self.ask(Method::GET, path, None)?;
+        let (_, body) = self.ask(Method::GET, path, None, self.patience)?;
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
@@ -196,7 +199,8 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<(u16, Value), ClientError> {
-        let (status, body) = self.ask(method, path, body)?;
+        let patience = self.patience.max(CHANGE_PATIENCE);
+        let (status, body) = self.ask(method, path, body, patience)?;
         if body.is_empty() {
             return Ok((status.as_u16(), Value::Null));
         }
@@ -220,6 +224,7 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&Value>,
+        patience: Duration,
     ) -> Result<(StatusCode, Bytes), ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -227,10 +232,10 @@ impl Client {
             .map_err(|error| self.failed(error.to_string()))?;
         let asked = async {
             let conversation = self.converse(method, (path, body));
-            match tokio::time::timeout(self.patience, conversation).await {
+            match tokio::time::timeout(patience, conversation).await {
                 Ok(answer) => answer,
                 Err(_) => {
-                    let seconds = self.patience.as_secs();
+                    let seconds = patience.as_secs();
                     Err(self.failed(format!("no answer within {seconds} s")))
                 }
             }

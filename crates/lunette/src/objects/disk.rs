@@ -15,11 +15,11 @@ pub fn run(command: DiskCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
         DiskAction::List => {
-            let disks: Vec<Disk> = ask.client()?.get("/v1/disks")?;
+            let disks: Vec<Disk> = ask.whom.client()?.get("/v1/disks")?;
             ask.print(&disks, table)
         }
         DiskAction::Show { disk } => {
-            let disk: Disk = ask.client()?.get(&path(&disk))?;
+            let disk: Disk = ask.whom.client()?.get(&path(&disk))?;
             ask.print(&[disk], table)
         }
         DiskAction::Add { disk } => add(ask, disk),
@@ -88,7 +88,7 @@ fn add(ask: &Ask, flag: String) -> Outcome {
         disk: vec![flag],
         ..Flags::default()
     };
-    let client = ask.client()?;
+    let client = ask.whom.client()?;
     for disk in read_flags(&flags, &[])?.disks {
         let path = path(&disk.name);
         if client.get::<Disk>(&path).is_ok() {

@@ -10,10 +10,9 @@ pub mod status;
 mod table;
 
 use std::io::Write;
-use std::time::Duration;
 
 use daemon::config::{self as configuration, Config, Flags, Surroundings, render_size};
-use daemon::control::{Client, Method};
+use daemon::control::Method;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -21,17 +20,10 @@ use crate::failure::{Failure, Outcome};
 use arguments::Ask;
 use table::Table;
 
-/// A removal drains requests and sessions before it answers.
-const CHANGE_PATIENCE: Duration = Duration::from_secs(60);
-
 impl Ask {
-    fn client(&self) -> Result<Client, Failure> {
-        Ok(self.whom.client()?.patient(CHANGE_PATIENCE))
-    }
-
     /// Has a change made, and prints what is said of it if JSON was asked for.
     fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Outcome {
-        let (_, answer) = self.client()?.change(method, path, body)?;
+        let (_, answer) = self.whom.client()?.change(method, path, body)?;
         match self.json && !answer.is_null() {
             true => print_json(&answer),
             false => Ok(()),

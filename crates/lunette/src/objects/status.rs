@@ -15,7 +15,7 @@ const EXPORTS_SHOWN: usize = 12;
 
 /// Asks and prints.
 pub fn run(arguments: &LookArguments) -> Outcome {
-    let client = arguments.ask.client()?;
+    let client = arguments.ask.whom.client()?;
     let status: Status = client.get("/v1/status")?;
     if arguments.ask.json {
         return print_json(&status);
