@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use backend::{CacheMode, Engine, File, FileOptions};
 use common::{Worker, cut, open, options};
@@ -81,8 +82,17 @@ impl Loop {
 }
 
 impl Drop for Loop {
+    /// The kernel lets go of a ring's files some time after the ring is closed, and of the loop device with the last of
+    /// them: what lies below can be unmounted only then.
     fn drop(&mut self) {
         run("losetup", &["--detach", self.device.to_str().unwrap()]);
+        let attached = Path::new("/sys/block")
+            .join(self.device.file_name().unwrap())
+            .join("loop");
+        let began = Instant::now();
+        while attached.exists() && began.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
