@@ -71,9 +71,10 @@ test: ## Formatting, clippy, unit and property tests, then tests in real guests
 	@scripts/setup test
 	@$(MAKE) --no-print-directory --keep-going check unit guests
 
-check: ## Formatting and clippy, warnings denied
+check: ## Formatting and clippy, warnings denied; the fuzz targets, which are built with a compiler of their own, at least compile
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	CUSTOM_LIBFUZZER_PATH=/not/linked/libfuzzer.a $(CARGO) check --locked --manifest-path fuzz/Cargo.toml --target-dir $(target_directory)
 
 unit: ## Unit and property tests; those that need root and loop devices with sudo
 	$(CARGO) test --workspace --exclude end_to_end --no-fail-fast

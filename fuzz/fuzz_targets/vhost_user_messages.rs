@@ -17,7 +17,7 @@ static SERVED: LazyLock<(Arc<Pool>, Arc<dyn VirtioDevice>)> = LazyLock::new(|| {
     let options = WorkerOptions {
         count: 1,
         cpus: Vec::new(),
-        poll: PollLimit::Never,
+        poll: PollLimit::Never.into(),
     };
     let ram = RamOptions {
         size: 1 << 20,

@@ -18,6 +18,7 @@ fn info(choice: u8) -> DiskInfo {
         discard_granularity: (choice & 0x80 != 0).then_some(4096),
         discard_zeroes: true,
         write_zeroes: choice & 0x80 != 0,
+        anchors: false,
         rotational: false,
         serial: String::new(),
         naa: 0,

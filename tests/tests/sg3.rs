@@ -99,6 +99,7 @@ impl Bench {
 
 /// Exit codes of sg3-utils (their manual page sg3_utils(8)): what the sense key of the answer was.
 const NOT_READY: i32 = 2;
+const ILLEGAL_REQUEST: i32 = 5;
 const UNIT_ATTENTION: i32 = 6;
 const INVALID_OPCODE: i32 = 9;
 const MISCOMPARE: i32 = 14;
@@ -269,12 +270,41 @@ fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
         0,
         &["LBA: 0x0000000000000010 blocks: 16 deallocated"],
     )?;
+    // Anchored blocks read as zeroes, and have their space.
+    bench.expect(
+        "sg_vpd -p lbpv D",
+        0,
+        &["Anchored LBAs supported (ANC_SUP): 1"],
+    )?;
+    bench.expect("sg_unmap -f -a -l 24 -n 16 D", 0, &[])?;
+    for (lba, status) in [
+        (16, "LBA: 0x0000000000000010 blocks: 8 deallocated"),
+        (24, "LBA: 0x0000000000000018 blocks: 16 anchored"),
+    ] {
+        bench.expect(&format!("sg_get_lba_status -l {lba} D"), 0, &[status])?;
+    }
+    bench.counts(24 * 512, 0)?;
+    bench.expect(
+        "sg_write_same -U -a -l 16 -n 8 -x 512 -i /dev/zero D",
+        0,
+        &[],
+    )?;
+    bench.expect(
+        "sg_write_same -a -l 16 -n 8 -x 512 -i /dev/zero D",
+        ILLEGAL_REQUEST,
+        &[],
+    )?;
+    bench.expect(
+        "sg_get_lba_status -l 16 D",
+        0,
+        &["LBA: 0x0000000000000010 blocks: 24 anchored"],
+    )?;
     bench.expect(
         "sg_unmap -f -l 0x20000 -n 1 D",
         LBA_OUT_OF_RANGE,
         &["LBA out of range"],
     )?;
-    bench.counts(16 * 512, 0)?;
+    bench.counts(24 * 512, 0)?;
 
     // COMPARE AND WRITE: x is there, y comes; then it is there no more.
     bench.expect(
@@ -287,13 +317,13 @@ fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
         MISCOMPARE,
         &["Miscompare at byte offset: 0"],
     )?;
-    bench.counts(16 * 512, 512)?;
+    bench.counts(24 * 512, 512)?;
 
     // WRITE SAME with data, and with UNMAP
     bench.expect("sg_write_same -i /tmp/y -l 100 -n 8 -x 512 D", 0, &[])?;
-    bench.counts(16 * 512, 9 * 512)?;
-    bench.expect("sg_write_same -U -l 200 -n 8 -x 512 -i /dev/zero D", 0, &[])?;
     bench.counts(24 * 512, 9 * 512)?;
+    bench.expect("sg_write_same -U -l 200 -n 8 -x 512 -i /dev/zero D", 0, &[])?;
+    bench.counts(32 * 512, 9 * 512)?;
 
     // VERIFY with the data at hand: block 100 is y, block 99 is x.
     bench.expect("sg_verify -l 0 -c 2048 D", 0, &[])?;

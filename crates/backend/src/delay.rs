@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use disk::{Capacity, DiskInfo, IoOutcome, IoRequest};
+use disk::{Capacity, DiskInfo, Extent, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
@@ -140,8 +140,8 @@ impl Engine for Delay {
         "delay"
     }
 
-    fn next_data(&self, offset: u64) -> u64 {
-        self.inner.next_data(offset)
+    fn extent(&self, offset: u64) -> Extent {
+        self.inner.extent(offset)
     }
 
     fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {

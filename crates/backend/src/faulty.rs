@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use disk::{Capacity, DiskInfo, IoError, IoKind, IoOutcome, IoRequest};
+use disk::{Capacity, DiskInfo, Extent, IoError, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
@@ -130,8 +130,8 @@ impl Engine for Faulty {
         "faulty"
     }
 
-    fn next_data(&self, offset: u64) -> u64 {
-        self.inner.next_data(offset)
+    fn extent(&self, offset: u64) -> Extent {
+        self.inner.extent(offset)
     }
 
     fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {

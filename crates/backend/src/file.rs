@@ -15,15 +15,15 @@ mod properties;
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use disk::{Capacity, DiskInfo, Geometry};
+use disk::{Capacity, DiskInfo, Extent, Geometry};
 use ring::{Owner, Ring};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, SeekFrom};
 
 use crate::{Backend, Engine, OpenError};
 use durability::Durability;
@@ -131,6 +131,19 @@ impl Shared {
         // Advice only: a handle that misses it is refused by the kernel and goes on.
         flag.load(Ordering::Relaxed)
     }
+
+    /// What there is from `from` on, of a part of the file that has no data up to `to`.
+    fn without_data(&self, from: u64, to: u64) -> Extent {
+        if !self.info.anchors {
+            return Extent::hole(to);
+        }
+        match ring::first_unwritten(self.control.as_fd(), from..to) {
+            Ok(Some(space)) if space.start > from => Extent::hole(space.start),
+            Ok(Some(space)) => Extent::reserved(space.end),
+            // a file system that does not tell has no such space to give either
+            Ok(None) | Err(_) => Extent::hole(to),
+        }
+    }
 }
 
 /// The engine `file`.
@@ -215,12 +228,19 @@ impl Engine for File {
         "file"
     }
 
-    fn next_data(&self, offset: u64) -> u64 {
+    fn extent(&self, offset: u64) -> Extent {
         // The control handle has no position that anybody else uses. A block device says that all is data.
-        match rustix::fs::seek(&self.shared.control, rustix::fs::SeekFrom::Data(offset)) {
-            Ok(data) => data.max(offset),
-            Err(rustix::io::Errno::NXIO) => self.shared.capacity.bytes(),
-            Err(_) => offset,
+        let seek = |from| rustix::fs::seek(&self.shared.control, from);
+        match seek(SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => self.shared.without_data(offset, data),
+            Ok(_) => match seek(SeekFrom::Hole(offset)) {
+                Ok(hole) if hole > offset => Extent::data(hole),
+                _ => Extent::UNKNOWN,
+            },
+            Err(rustix::io::Errno::NXIO) => self
+                .shared
+                .without_data(offset, self.shared.capacity.bytes()),
+            Err(_) => Extent::UNKNOWN,
         }
     }
 

@@ -26,7 +26,7 @@ mod throttle;
 use std::io;
 use std::sync::Arc;
 
-use ::disk::{Capacity, DiskInfo, IoOutcome, IoRequest};
+use ::disk::{Capacity, DiskInfo, Extent, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
@@ -110,10 +110,11 @@ pub trait Engine: Send + Sync {
     /// Its name in configuration and metrics: `ram`, `file`, ...
     fn kind(&self) -> &'static str;
 
-    /// The first byte from `offset` on that may be other than zero, for an engine that knows its holes; the capacity when
-    /// there is none. A hint that saves reading: it may be less than the truth, as it is here. Quick, for workers ask.
-    fn next_data(&self, offset: u64) -> u64 {
-        offset
+    /// What the bytes from `offset` on, below the capacity, have behind them, for an engine that knows. May take for data
+    /// what is none; [`DiskInfo::anchors`] promises that it takes no hole for anything else. Quick, for workers ask.
+    fn extent(&self, offset: u64) -> Extent {
+        let _ = offset;
+        Extent::UNKNOWN
     }
 
     /// Opens a worker's own handle. Completions of `owner` on that worker's ring belong to it.

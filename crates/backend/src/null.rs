@@ -61,6 +61,7 @@ impl Null {
                 discard_granularity: Some(block_size),
                 discard_zeroes: false,
                 write_zeroes: true,
+                anchors: false,
                 rotational: false,
                 serial: String::new(),
                 naa: 0,

@@ -1,6 +1,7 @@
 //! `ram`: a disk in this process' memory, gone when the process ends.
 //!
-//! I/O is a copy, done before `submit` returns. Memory is taken when it is first written, and given back by
+//! I/O is a copy, done before `submit` returns; what zeroes or gives back much goes on piece by piece, a turn each, so that a
+//! worker's other clients are served in between. Memory is taken when it is first written, and given back by
 //! discard and by write-zeroes with unmap. Huge pages are asked for by default: random 4 KiB reads are bound by
 //! address translation otherwise. Their price is that the first write takes 2 MiB at once; `huge_pages: false` is
 //! for thin disks. A disk that grows gets more mappings behind its first. Workers may copy the same bytes at the same time: like any disk, it promises no order then.
@@ -20,6 +21,10 @@ use crate::{Backend, Engine, Finished, OpenError, Submission, Tag};
 
 /// Memory is given back in pages of this many bytes.
 const PAGE: u64 = 4096;
+
+/// Bytes that one turn zeroes, or gives back: some tenths of a millisecond. Powers of two, no less than a page.
+const ZEROED_AT_ONCE: u64 = 1 << 20;
+const GIVEN_BACK_AT_ONCE: u64 = 16 << 20;
 
 /// What a `ram` disk is to be.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +75,20 @@ impl Memory {
         let extents = self.extents.read().unwrap_or_else(PoisonError::into_inner);
         extents.clone()
     }
+
+    /// What there is from `offset` on.
+    fn extent(&self, offset: u64) -> disk::Extent {
+        let extents = self.extents();
+        let Some(own) = extents.iter().find(|own| offset < own.end()) else {
+            return disk::Extent::UNKNOWN;
+        };
+        let at = offset.saturating_sub(own.start) as usize;
+        let used = own.memory.next_used(at);
+        match used.start {
+            start if start > at => disk::Extent::hole(own.start + start as u64),
+            _ => disk::Extent::data(own.start + used.end as u64),
+        }
+    }
 }
 
 /// The engine `ram`.
@@ -104,7 +123,6 @@ impl Ram {
         let size = check_size(options.size, block_size)?;
         let memory =
             map(size, options.huge_pages).map_err(|source| OpenError::Memory { size, source })?;
-        let extents: Arc<[Extent]> = Arc::new([Extent { start: 0, memory }]);
         Ok(Ram {
             info: DiskInfo {
                 geometry: Geometry::new(block_size, size),
@@ -115,13 +133,15 @@ impl Ram {
                 discard_granularity: Some(PAGE as u32),
                 discard_zeroes: true,
                 write_zeroes: true,
+                // Of memory that was never used, the kernel either knows that or knows nothing.
+                anchors: !options.read_only && memory.next_used(0).is_empty(),
                 rotational: false,
                 serial: String::new(),
                 naa: 0,
             },
             capacity: Arc::new(Capacity::new(size)),
             memory: Arc::new(Memory {
-                extents: RwLock::new(extents),
+                extents: RwLock::new(Arc::new([Extent { start: 0, memory }])),
             }),
             huge_pages: options.huge_pages,
         })
@@ -175,24 +195,15 @@ impl Engine for Ram {
         "ram"
     }
 
-    fn next_data(&self, offset: u64) -> u64 {
-        for extent in self.memory.extents().iter() {
-            if offset >= extent.end() {
-                continue;
-            }
-            let at = extent
-                .memory
-                .next_used(offset.saturating_sub(extent.start) as usize);
-            if at < extent.memory.len() {
-                return (extent.start + at as u64).min(self.capacity.bytes());
-            }
-        }
-        self.capacity.bytes()
+    fn extent(&self, offset: u64) -> disk::Extent {
+        self.memory.extent(offset)
     }
 
-    fn open(&self, _owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+    fn open(&self, owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
         let extents = self.memory.extents();
         Ok(Box::new(RamBackend {
+            owner,
+            long: Vec::new(),
             limits: Limits::of(&self.info, &self.capacity),
             first: MappingView::new(&extents[0].memory),
             extents,
@@ -201,7 +212,18 @@ impl Engine for Ram {
     }
 }
 
+/// An I/O that goes on piece by piece.
+struct Long {
+    tag: Tag,
+    /// What is left of it.
+    rest: IoRequest,
+    buffer: IoBuffer,
+}
+
 struct RamBackend {
+    owner: Owner,
+    /// By token.
+    long: Vec<Option<Long>>,
     limits: Limits,
     /// The first extent's memory, to point buffers at.
     first: MappingView,
@@ -225,9 +247,8 @@ fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> Io
             Ok(())
         }
         IoKind::Flush => Ok(()),
-        IoKind::Discard => give_back(memory, at, io.length),
-        IoKind::WriteZeroes if io.flags.has(IoFlags::UNMAP) => give_back(memory, at, io.length),
-        IoKind::WriteZeroes => {
+        IoKind::Discard | IoKind::WriteZeroes if gives_back(io) => give_back(memory, at, io.length),
+        IoKind::Discard | IoKind::WriteZeroes => {
             memory.fill(at as usize, io.length as usize, 0);
             Ok(())
         }
@@ -252,7 +273,63 @@ fn give_back(memory: &Mapping, offset: u64, length: u64) -> IoOutcome {
         .map_err(|e| IoError::with_errno(IoErrorKind::WriteMedium, e.raw_os_error().unwrap_or(0)))
 }
 
+fn gives_back(io: &IoRequest) -> bool {
+    io.kind == IoKind::Discard || io.kind == IoKind::WriteZeroes && io.flags.has(IoFlags::UNMAP)
+}
+
+/// Bytes of an I/O that are done at once.
+fn at_once(io: &IoRequest) -> u64 {
+    match io.kind {
+        IoKind::Read | IoKind::Write | IoKind::Flush => u64::MAX,
+        IoKind::WriteZeroes | IoKind::Discard if gives_back(io) => GIVEN_BACK_AT_ONCE,
+        IoKind::WriteZeroes | IoKind::Discard => ZEROED_AT_ONCE,
+    }
+}
+
 impl RamBackend {
+    /// Carries an I/O out that was admitted.
+    #[inline]
+    fn carry_out(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
+        match io.offset + io.length <= self.first.len() as u64 {
+            true => carry_out(&self.first, io, io.offset, buffer),
+            false => self.across(io, buffer),
+        }
+    }
+
+    /// Carries the next piece of a long I/O out.
+    fn next_piece(&mut self, long: &mut Long) -> IoOutcome {
+        let rest = &mut long.rest;
+        let most = at_once(rest);
+        if gives_back(rest) {
+            // There is nothing to give back in a hole, and disks with much memory are mostly holes.
+            let extent = self.memory.extent(rest.offset);
+            if extent.allocation == disk::Allocation::Hole {
+                let length = rest.length.min(extent.end - rest.offset);
+                (rest.offset, rest.length) = (rest.offset + length, rest.length - length);
+            }
+        }
+        // Pieces end at multiples of their size, so that pages are given back as wholes.
+        let length = rest.length.min(most - rest.offset % most);
+        let piece = IoRequest { length, ..*rest };
+        (rest.offset, rest.length) = (rest.offset + length, rest.length - length);
+        match length {
+            0 => Ok(()),
+            _ => self.carry_out(&piece, &long.buffer),
+        }
+    }
+
+    /// Begins an I/O that goes on piece by piece, each when the ring's next turn brings it up.
+    #[cold]
+    fn begin_long(&mut self, ring: &mut Ring, long: Long) {
+        let free = self.long.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.long.push(None);
+            self.long.len() - 1
+        });
+        self.long[index] = Some(long);
+        ring.nop(self.owner, index as u64);
+    }
+
     /// An I/O that does not lie in the first extent: piece by piece.
     #[cold]
     fn across(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
@@ -291,19 +368,21 @@ impl Backend for RamBackend {
     #[inline]
     fn submit(
         &mut self,
-        _ring: &mut Ring,
+        ring: &mut Ring,
         io: &IoRequest,
         buffer: &mut IoBuffer,
-        _tag: Tag,
+        tag: Tag,
     ) -> Submission {
         if let Err(refused) = self.limits.admit(io) {
             return Submission::Done(Err(refused));
         }
-        let outcome = match io.offset + io.length <= self.first.len() as u64 {
-            true => carry_out(&self.first, io, io.offset, buffer),
-            false => self.across(io, buffer),
-        };
-        Submission::Done(outcome)
+        if io.length > ZEROED_AT_ONCE && io.length > at_once(io) {
+            let buffer = std::mem::take(buffer);
+            let rest = *io;
+            self.begin_long(ring, Long { tag, rest, buffer });
+            return Submission::Pending;
+        }
+        Submission::Done(self.carry_out(io, buffer))
     }
 
     #[inline]
@@ -316,15 +395,25 @@ impl Backend for RamBackend {
         allowed
     }
 
-    fn complete(
-        &mut self,
-        _ring: &mut Ring,
-        _completion: Completion,
-        _finished: &mut Vec<Finished>,
-    ) {
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        let place = self.long.get_mut(completion.token as usize);
+        let Some(mut long) = place.and_then(Option::take) else {
+            return;
+        };
+        let outcome = self.next_piece(&mut long);
+        if outcome.is_ok() && long.rest.length > 0 {
+            self.long[completion.token as usize] = Some(long);
+            ring.nop(self.owner, completion.token);
+            return;
+        }
+        finished.push(Finished {
+            tag: long.tag,
+            buffer: long.buffer,
+            outcome,
+        });
     }
 
     fn in_flight(&self) -> usize {
-        0
+        self.long.iter().flatten().count()
     }
 }

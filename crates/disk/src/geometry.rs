@@ -167,6 +167,9 @@ pub struct DiskInfo {
     pub discard_zeroes: bool,
     /// The backend can write zeroes without being sent them.
     pub write_zeroes: bool,
+    /// Zeroes written without [`IoFlags::UNMAP`](crate::IoFlags::UNMAP) take space that later writes find, and the backend
+    /// tells such space from holes for good (SBC-4, 4.7.4: anchored LBAs).
+    pub anchors: bool,
     /// Spins: seeks cost more than transfers.
     pub rotational: bool,
     /// What `GET_ID` and the unit serial number page say; at most 20 bytes of ASCII.

@@ -8,10 +8,12 @@
 
 mod capacity;
 mod error;
+mod extent;
 mod geometry;
 mod request;
 
 pub use capacity::Capacity;
 pub use error::{IoError, IoErrorKind, IoOutcome};
+pub use extent::{Allocation, Extent};
 pub use geometry::{Blocks, DiskInfo, Geometry, Lba, RangeError};
 pub use request::{IoFlags, IoKind, IoRequest};

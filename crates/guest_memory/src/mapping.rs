@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -144,17 +145,22 @@ impl Mapping {
         self.advise(offset, length, Advice::LinuxDontNeed)
     }
 
-    /// The first byte from `offset` on that may be other than zero, of memory that was never shared; the length of the
-    /// mapping if there is none. A hint: more may be zero than it says.
-    pub fn next_used(&self, offset: usize) -> usize {
+    /// The first bytes from `offset` on that have pages behind them, of memory that was never shared, or a part of them;
+    /// what lies before reads as zeroes. Empty, at the mapping's end, if there are none. Where the kernel cannot tell,
+    /// all have.
+    pub fn next_used(&self, offset: usize) -> Range<usize> {
         if offset >= self.length {
-            return self.length;
+            return self.length..self.length;
         }
         let base = self.base as usize;
         let page = (base + offset) & !4095;
         let end = (base + self.length).next_multiple_of(4096);
-        let used = crate::used_pages::first_used(page as u64, end as u64) as usize;
-        used.saturating_sub(base).clamp(offset, self.length)
+        let used = crate::used_pages::first_used(page as u64, end as u64);
+        let place = |address: u64| {
+            let place = (address as usize).saturating_sub(base);
+            place.clamp(offset, self.length)
+        };
+        place(used.start)..place(used.end)
     }
 
     fn advise(&self, offset: usize, length: usize, advice: Advice) -> io::Result<()> {
@@ -318,22 +324,33 @@ mod tests {
     }
 
     #[test]
-    fn nothing_before_the_next_used_byte_is_other_than_zero() {
+    fn nothing_but_used_bytes_is_other_than_zero() {
         const MIB: usize = 1 << 20;
         let m = Mapping::anonymous(64 * MIB).unwrap();
-        let knows = m.next_used(0) == 64 * MIB;
+        let nothing = 64 * MIB..64 * MIB;
+        let knows = m.next_used(0) == nothing;
         for at in [5 * MIB, 33 * MIB + 100] {
             m.write(at, &[1]);
         }
-        assert!(m.next_used(0) <= 5 * MIB && m.next_used(5 * MIB) == 5 * MIB);
-        assert_eq!(m.next_used(64 * MIB), 64 * MIB);
+        assert!(m.next_used(0).start <= 5 * MIB && m.next_used(5 * MIB).start == 5 * MIB);
+        assert_eq!(m.next_used(64 * MIB), nothing);
         if knows {
             // pages, but at most huge ones, are used as wholes
-            assert!(m.next_used(0) >= 4 * MIB);
-            assert!((32 * MIB..=33 * MIB + 100).contains(&m.next_used(8 * MIB)));
-            assert_eq!(m.next_used(36 * MIB), 64 * MIB);
+            let first = m.next_used(0);
+            assert!(first.start >= 4 * MIB && (5 * MIB + 4096..=6 * MIB).contains(&first.end));
+            assert!((32 * MIB..=33 * MIB + 100).contains(&m.next_used(8 * MIB).start));
+            assert_eq!(m.next_used(36 * MIB), nothing);
             m.give_back(0, 64 * MIB).unwrap();
-            assert_eq!(m.next_used(0), 64 * MIB);
+            assert_eq!(m.next_used(0), nothing);
+            // a look ends somewhere; the next one goes on there
+            m.fill(0, 64 * MIB, 1);
+            let (mut reached, mut looks) = (0, 0);
+            while reached < 64 * MIB {
+                let used = m.next_used(reached);
+                assert!(used.start == reached && used.end > reached, "{used:?}");
+                (reached, looks) = (used.end, looks + 1);
+            }
+            assert!((2..=64).contains(&looks), "{looks}");
         }
     }
 

@@ -1,8 +1,9 @@
 //! Which pages of our own memory hold something: what the kernel's PAGEMAP_SCAN says (Linux 6.7).
 //!
-//! Only ever a hint that saves reading: where the kernel cannot tell, every page counts as used.
+//! What it says is free of pages reads as zeroes; where the kernel cannot tell, every page counts as used.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 
@@ -40,11 +41,15 @@ const SWAPPED: u64 = 1 << 4;
 /// A page of zeroes that was only ever read.
 const ZERO_PAGE: u64 = 1 << 5;
 
-/// The first used page of the range from `start` to `end`, as an address; `end` if there is none.
-pub(crate) fn first_used(start: u64, end: u64) -> u64 {
+/// Pages that one look tells of at most: it is to be quick.
+const PAGES_MAX: u64 = 4096;
+
+/// The first used pages of the range from `start` to `end`, as addresses; empty, at `end`, if there are none. More may follow
+/// at once.
+pub(crate) fn first_used(start: u64, end: u64) -> Range<u64> {
     static PAGEMAP: OnceLock<Option<File>> = OnceLock::new();
     let Some(pagemap) = PAGEMAP.get_or_init(|| File::open("/proc/self/pagemap").ok()) else {
-        return start;
+        return start..end;
     };
     let mut region = Region::default();
     let mut argument = ScanArgument {
@@ -53,6 +58,7 @@ pub(crate) fn first_used(start: u64, end: u64) -> u64 {
         end,
         regions: std::ptr::from_mut(&mut region) as u64,
         regions_length: 1,
+        pages_max: PAGES_MAX,
         inverted: ZERO_PAGE,
         all_of: ZERO_PAGE,
         any_of: PRESENT | SWAPPED,
@@ -69,9 +75,11 @@ pub(crate) fn first_used(start: u64, end: u64) -> u64 {
         )
     };
     match found {
-        0 => end,
-        1 if (start..end).contains(&region.start) => region.start,
+        0 => end..end,
+        1 if (start..end).contains(&region.start) && region.start < region.end => {
+            region.start..region.end.min(end)
+        }
         // a kernel that cannot tell
-        _ => start,
+        _ => start..end,
     }
 }

@@ -4,7 +4,7 @@
 //! call; [`Ring::turn`] submits all of them, and waits where asked, with one. No allocation per operation once
 //! as many slots exist as operations were ever in flight together. One of the three crates where `unsafe`
 //! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
-//! Also here, because they need raw system calls: [`file_lock`] and [`guard`]. Tests: `tests/`.
+//! Also here, because they need raw system calls: [`file_lock`], [`guard`] and [`first_unwritten`]. Tests: `tests/`.
 
 mod fd;
 pub mod file_lock;
@@ -16,12 +16,14 @@ mod ramp;
 mod ring;
 mod setup;
 mod slab;
+mod unwritten;
 
 use guest_memory::IoBuffer;
 
 pub use fd::RingFd;
 pub use message::Message;
 pub use ring::{Receive, Ring, Wait, WatchId};
+pub use unwritten::first_unwritten;
 
 /// Who is told of a completion: the reactor deals completions out by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

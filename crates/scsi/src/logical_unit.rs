@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use disk::{DiskInfo, Geometry};
+use disk::{DiskInfo, Extent, Geometry};
 
 use crate::directory::Directory;
 use crate::nexus::{Nexus, TargetPort};
@@ -92,9 +92,10 @@ impl Word {
 
 /// What a unit has to ask, and to tell, the disk behind it besides I/O.
 pub trait Medium: Send + Sync + std::fmt::Debug {
-    /// The first byte from `offset` on that may be other than zero. A hint that saves reading; quick.
-    fn next_data(&self, offset: u64) -> u64 {
-        offset
+    /// What the bytes from `offset` on have behind them. May take for data what is none; quick.
+    fn extent(&self, offset: u64) -> Extent {
+        let _ = offset;
+        Extent::UNKNOWN
     }
 
     /// Closes the disk to all I/O but that of [`disk::IoFlags::CLOSER`], through doors that do not know this unit too, or

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use disk::{IoErrorKind, IoFlags, IoKind, IoRequest};
+use disk::{DiskInfo, IoErrorKind, IoFlags, IoKind, IoRequest};
 use scsi::*;
 
 const BLOCK: usize = 512;
@@ -272,6 +272,74 @@ fn unmap_discards_each_descriptor() {
             IoRequest::discard(51200, 1024)
         ]
     );
+}
+
+#[test]
+fn unmap_with_anchor_zeroes_and_keeps_the_space() {
+    let mut bed = Bed::new(512, 2048);
+    let list = unmap_list(&[(8, 8), (0, 0), (100, 2)]);
+    let [high, low] = (list.len() as u16).to_be_bytes();
+    let cdb = [0x42, 0x01, 0, 0, 0, 0, 0, high, low, 0];
+    bed.disks.bytes[0][..0x2000].fill(7);
+    let answer = bed.run(0, &cdb, &list, 0);
+    assert_eq!(
+        (answer.status, answer.residual),
+        (Status::Good, Residual::None)
+    );
+    let requests: Vec<_> = bed.disks.log.iter().map(|(_, request)| *request).collect();
+    assert_eq!(
+        requests,
+        [
+            IoRequest::write_zeroes(4096, 4096),
+            IoRequest::write_zeroes(51200, 1024)
+        ]
+    );
+    assert_eq!(bed.disks.bytes[0][..0x1000], [7; 0x1000]);
+    assert_eq!(bed.disks.bytes[0][0x1000..0x2000], [0; 0x1000]);
+
+    bed.disks.log.clear();
+    bed.disks.failure = Some(IoErrorKind::NoSpace);
+    let answer = bed.run(0, &cdb, &list, 0);
+    // DATA PROTECT, SPACE ALLOCATION FAILED WRITE PROTECT
+    assert_eq!(answer.code(), (0x07, 0x27, 0x07));
+    assert_eq!(bed.disks.log.len(), 1);
+}
+
+#[test]
+fn anchor_is_refused_where_it_means_nothing_or_the_disk_cannot() {
+    let cannot = DiskInfo {
+        anchors: false,
+        ..info(512, 2048, 0)
+    };
+    let list = unmap_list(&[(8, 8)]);
+    let block = [0; BLOCK];
+    let unmap: (&[u8], &[u8]) = (&[0x42, 0x01, 0, 0, 0, 0, 0, 0, 24, 0], &list);
+    let same: [(&[u8], &[u8]); 2] = [
+        (&[0x41, 0x18, 0, 0, 0, 8, 0, 0, 8, 0], &block),
+        (
+            &[0x93, 0x18, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0],
+            &block,
+        ),
+    ];
+    let mut bed = Bed::with(cannot, false);
+    for (cdb, data) in [unmap, same[0], same[1]] {
+        let answer = bed.run(0, cdb, data, 0);
+        assert_eq!(answer.code(), (0x05, 0x24, 0x00), "{cdb:02x?}");
+        // sense-key specific: the CDB's byte 1, its bit
+        let bit = if cdb[0] == 0x42 { 0xc8 } else { 0xcc };
+        assert_eq!(answer.sense[15..18], [bit, 0, 1], "{cdb:02x?}");
+    }
+    // without UNMAP it is an error on every disk (SBC-4, table 151)
+    let mut bed = Bed::new(512, 2048);
+    for (cdb, data) in same {
+        let mut without = cdb.to_vec();
+        without[1] = 0x10;
+        let answer = bed.run(0, &without, data, 0);
+        assert_eq!(answer.code(), (0x05, 0x24, 0x00), "{without:02x?}");
+        assert_eq!(bed.run(0, cdb, data, 0).status, Status::Good);
+    }
+    let zeroes = (DiskId(0), IoRequest::write_zeroes(4096, 4096));
+    assert_eq!(bed.disks.log, [zeroes, zeroes]);
 }
 
 #[test]

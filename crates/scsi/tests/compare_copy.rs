@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
-use disk::{IoKind, IoRequest};
+use disk::{Extent, IoKind, IoRequest};
 use scsi::*;
 
 const BLOCK: usize = 512;
@@ -136,11 +136,21 @@ fn write_atomic_is_one_exclusive_write_of_whole_physical_blocks() {
 
 #[test]
 fn lba_status_tells_extents_from_the_lba_asked_for() {
-    let mut bed = Bed::new(512, 64);
+    // deallocated where it reads as zeroes, of a disk that does not know its holes for good; else anchored
+    for (anchors, zeroes) in [(false, 1), (true, 2)] {
+        let disk = disk::DiskInfo {
+            anchors,
+            ..info(512, 64, 0)
+        };
+        lba_status_of(Bed::with(disk, false), zeroes);
+    }
+}
+
+fn lba_status_of(mut bed: Bed, zeroes: u8) {
     bed.disks.bytes[0][16 * BLOCK..24 * BLOCK].fill(1);
     let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 255, 0, 0];
     let data = bed.run(0, &cdb, &[], 255).data;
-    let extent = |lba: u8, blocks: u8, deallocated: u8| {
+    let extent = |lba: u8, blocks: u8, provisioning: u8| {
         [
             0,
             0,
@@ -154,7 +164,7 @@ fn lba_status_tells_extents_from_the_lba_asked_for() {
             0,
             0,
             blocks,
-            deallocated,
+            provisioning,
             0,
             0,
             0,
@@ -163,7 +173,12 @@ fn lba_status_tells_extents_from_the_lba_asked_for() {
     assert_eq!(data[..8], [0, 0, 0, 52, 0, 0, 0, 0]);
     assert_eq!(
         data[8..],
-        [extent(3, 13, 1), extent(16, 8, 0), extent(24, 40, 1)].concat()
+        [
+            extent(3, 13, zeroes),
+            extent(16, 8, 0),
+            extent(24, 40, zeroes)
+        ]
+        .concat()
     );
     let beyond = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0, 24, 0, 0];
     assert_eq!(bed.run(0, &beyond, &[], 24).code(), (0x05, 0x21, 0x00));
@@ -291,17 +306,96 @@ fn a_unit_of_another_target_is_copied_only_where_it_allows_that() {
     assert_eq!(bed.disks.bytes[0][..512], [7; 512]);
 }
 
+/// What GET LBA STATUS says: first block, number of blocks, provisioning status.
+fn extents(answer: &Answer) -> Vec<(u64, u32, u8)> {
+    let extent = |d: &[u8]| {
+        let lba = u64::from_be_bytes(d[..8].try_into().unwrap());
+        (lba, u32::from_be_bytes(d[8..12].try_into().unwrap()), d[12])
+    };
+    answer.data[8..].chunks_exact(16).map(extent).collect()
+}
+
 /// Data in one place, nothing elsewhere.
 #[derive(Debug)]
 struct OneBlock(u64);
 
 impl Medium for OneBlock {
-    fn next_data(&self, offset: u64) -> u64 {
+    fn extent(&self, offset: u64) -> Extent {
         match self.0 {
-            at if offset <= at => at,
-            _ => u64::MAX,
+            at if offset < at => Extent::hole(at),
+            at if offset == at => Extent::data(at + 1),
+            _ => Extent::hole(u64::MAX),
         }
     }
+}
+
+/// Extents, each up to its end, of a disk that tells them for good.
+#[derive(Debug)]
+struct Map(Vec<Extent>);
+
+impl Medium for Map {
+    fn extent(&self, offset: u64) -> Extent {
+        let found = self.0.iter().find(|extent| offset < extent.end);
+        *found.unwrap_or(&Extent::UNKNOWN)
+    }
+}
+
+#[test]
+fn get_lba_status_tells_space_from_holes() {
+    const K: u64 = 1024;
+    let mut bed = Bed::new(512, 64);
+    let map = [
+        Extent::hole(64 * K),
+        Extent::reserved(96 * K),
+        Extent::reserved(128 * K),
+        // of which the first physical block is written, the rest zeroes
+        Extent::data(192 * K),
+        // ends in the middle of a physical block, like what follows: neither is taken for all of it
+        Extent::reserved(194 * K),
+        Extent::hole(198 * K),
+        Extent::hole(256 * K),
+        Extent::data(320 * K),
+        Extent::hole(u64::MAX),
+    ];
+    let config = UnitConfig {
+        disk: DiskId(1),
+        info: info(512, 1024, 7),
+        removable: false,
+        medium: Some(std::sync::Arc::new(Map(map.into()))),
+    };
+    let unit = LogicalUnit::new(&bed.directory, config);
+    bed.disks.bytes.push(vec![0; 512 << 10]);
+    for written in [128 * K, 256 * K] {
+        bed.disks.bytes[1][written as usize] = 1;
+    }
+    bed.target.attach_unit(7, unit).unwrap();
+    bed.run(7, &[0; 6], &[], 0);
+    bed.disks.log.clear();
+    let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    let answer = bed.run(7, &cdb, &[], 256);
+    assert_eq!(
+        extents(&answer),
+        [
+            (0, 128, 1),
+            (128, 128, 2),
+            (256, 8, 0),
+            (264, 120, 2),
+            (384, 128, 1),
+            (512, 8, 0),
+            (520, 120, 2),
+            (640, 384, 1),
+        ]
+    );
+    let read = |from: u64, to: u64| (DiskId(1), IoRequest::read(from * K, (to - from) * K));
+    assert_eq!(
+        bed.disks.log,
+        [
+            read(128, 192),
+            read(192, 196),
+            read(196, 200),
+            read(256, 320)
+        ]
+    );
 }
 
 #[test]
@@ -322,15 +416,8 @@ fn get_lba_status_takes_known_holes_without_reading_them() {
     let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
     let answer = bed.run(7, &cdb, &[], 256);
     assert_eq!(answer.data[..4], [0, 0, 0, 36], "two descriptors");
-    let descriptors: Vec<(u64, u32, u8)> = answer.data[8..]
-        .chunks_exact(16)
-        .map(|d| {
-            let lba = u64::from_be_bytes(d[..8].try_into().unwrap());
-            (lba, u32::from_be_bytes(d[8..12].try_into().unwrap()), d[12])
-        })
-        .collect();
     assert_eq!(
-        descriptors,
+        extents(&answer),
         [(0, 0xffff_ff80, 1), (0xffff_ff80, 0x8000_0080, 1)]
     );
     assert!(bed.disks.log.is_empty(), "{:?}", bed.disks.log);
@@ -341,7 +428,10 @@ fn get_lba_status_reads_only_where_data_may_be() {
     let mut bed = Bed::new(512, 64);
     let config = UnitConfig {
         disk: DiskId(1),
-        info: info(512, 8192, 7),
+        info: disk::DiskInfo {
+            anchors: false,
+            ..info(512, 8192, 7)
+        },
         removable: false,
         medium: Some(std::sync::Arc::new(OneBlock(1 << 20))),
     };

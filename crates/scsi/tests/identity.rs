@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use disk::DiskInfo;
 use scsi::*;
 
 #[test]
@@ -83,8 +84,19 @@ fn provisioning_pages_offer_unmap_and_write_same() {
     let provisioning = bed.run(0, &[0x12, 1, 0xb2, 0, 64, 0], &[], 64).data;
     assert_eq!(
         provisioning,
-        [0x00, 0xb2, 0x00, 0x04, 0x00, 0xe4, 0x02, 0x00]
+        [0x00, 0xb2, 0x00, 0x04, 0x00, 0xe6, 0x02, 0x00]
     );
+}
+
+#[test]
+fn a_disk_that_cannot_anchor_says_so() {
+    let disk = DiskInfo {
+        anchors: false,
+        ..info(512, 2048, 0)
+    };
+    let mut bed = Bed::with(disk, false);
+    let provisioning = bed.run(0, &[0x12, 1, 0xb2, 0, 64, 0], &[], 64).data;
+    assert_eq!(provisioning[4..], [0x00, 0xe4, 0x02, 0x00]);
 }
 
 #[test]

@@ -259,6 +259,7 @@ mod tests {
                     discard_granularity: None,
                     discard_zeroes: false,
                     write_zeroes: false,
+                    anchors: false,
                     rotational: false,
                     serial: String::new(),
                     naa: number,

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use backend::Disk;
+use disk::Extent;
 use reactor::Pool;
 
 use scsi::{Directory, DiskId, LogicalUnit, Medium, Nexus, NexusId, Plan, Store, UnitConfig};
@@ -19,10 +20,10 @@ type Entry = (Arc<Disk>, Arc<LogicalUnit>);
 struct DiskMedium(Weak<Disk>);
 
 impl Medium for DiskMedium {
-    fn next_data(&self, offset: u64) -> u64 {
+    fn extent(&self, offset: u64) -> Extent {
         match self.0.upgrade() {
-            Some(disk) => disk.engine().next_data(offset),
-            None => offset,
+            Some(disk) => disk.engine().extent(offset),
+            None => Extent::UNKNOWN,
         }
     }
 

@@ -103,6 +103,7 @@ mod tests {
             discard_granularity: Some(4096),
             discard_zeroes: true,
             write_zeroes: true,
+            anchors: false,
             rotational: false,
             serial: "d0".into(),
             naa: 0x3000_0000_0000_0001,

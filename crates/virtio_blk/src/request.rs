@@ -231,6 +231,7 @@ mod tests {
             discard_granularity: Some(4096),
             discard_zeroes: true,
             write_zeroes: true,
+            anchors: false,
             rotational: false,
             serial: String::new(),
             naa: 0,

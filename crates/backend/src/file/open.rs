@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::durability::Durability;
-use super::properties::{Queue, can_punch, device_size, direct_alignment};
+use super::properties::{Queue, can_punch, device_size, direct_alignment, keeps_space};
 use super::{Alignment, CacheMode, FileOptions, Refused, Shared, open_flags, reopen};
 use crate::OpenError;
 use crate::error::{check_block_size, check_size};
@@ -349,6 +349,7 @@ fn describe(
         // Holes in files read as zeroes; a device promises nothing.
         discard_zeroes: writable && discard && !block_device,
         write_zeroes: writable,
+        anchors: writable && discard && !block_device && keeps_space(control),
         rotational: queue.rotational,
         serial: String::new(),
         naa: 0,

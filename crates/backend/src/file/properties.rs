@@ -82,6 +82,22 @@ pub(super) fn can_punch(fd: impl AsFd, size: u64) -> bool {
     rustix::fs::fallocate(fd, mode, size.next_multiple_of(4096), 4096).is_ok()
 }
 
+/// Does a write into space that the file has always find that space? Not where files are written elsewhere each time
+/// (btrfs, bcachefs, ZFS, F2FS), and nothing is known of others. Of XFS it is true of files that share nothing.
+pub(super) fn keeps_space(fd: impl AsFd) -> bool {
+    const IN_PLACE: [libc::c_long; 3] = [
+        libc::EXT4_SUPER_MAGIC as libc::c_long,
+        libc::XFS_SUPER_MAGIC as libc::c_long,
+        libc::TMPFS_MAGIC as libc::c_long,
+    ];
+    match rustix::fs::fstatfs(fd) {
+        Ok(told) => IN_PLACE
+            .iter()
+            .any(|&magic| magic as u64 == told.f_type as u64),
+        Err(_) => false,
+    }
+}
+
 /// Bytes of a block device.
 pub(super) fn device_size(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?)
@@ -102,5 +118,9 @@ mod tests {
         let alignment = direct_alignment(file.as_fd(), None).unwrap();
         assert_eq!((alignment.offset, alignment.memory), (512, 512));
         assert!(can_punch(&file, 100));
+        assert!(keeps_space(&file));
+        assert!(!keeps_space(
+            std::fs::File::open("/proc/self/stat").unwrap()
+        ));
     }
 }

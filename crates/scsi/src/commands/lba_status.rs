@@ -1,12 +1,13 @@
 //! GET LBA STATUS (SBC-4, 5.6).
 //!
-//! A range that reads as zeroes is reported as deallocated: with LBPRZ an initiator cannot tell the two apart. Holes
-//! that the disk knows are taken as they are, the rest is read. The scan goes on until the list is full, the unit ends or
-//! enough was read.
+//! Holes are deallocated and space without data is anchored, as the disk knows them; the rest is read. What reads as
+//! zeroes there is anchored too, for it has its space and an initiator cannot tell the two apart (LBPRZ); of a disk that
+//! does not know its holes for good, which anchors nothing, it counts as deallocated. The scan goes on until the list is
+//! full, the unit ends or enough was read or asked for.
 
 use std::sync::Arc;
 
-use disk::{IoOutcome, IoRequest};
+use disk::{Allocation, Extent, IoOutcome, IoRequest};
 
 use super::{Context, Planned};
 use crate::command::{be32, be64};
@@ -24,6 +25,9 @@ const SCAN_MAX: u64 = 4 << 30;
 /// The same where there is room for a single one: the question is about a block, not about the map.
 const SCAN_MAX_SINGLE: u64 = 4 << 20;
 
+/// Most extents that the disk is asked for.
+const EXTENTS_MAX: u32 = 8192;
+
 pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
     let lba = be64(c.cdb, 2);
     let geometry = c.unit.geometry();
@@ -31,21 +35,22 @@ pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
         return Err(Sense::illegal_request(SenseCode::LBA_OUT_OF_RANGE));
     }
     let allocation_length = be32(c.cdb, 10);
-    let (provisioned, physical) = {
+    let (provisioned, anchors, physical) = {
         let state = c.unit.state();
         let info = &state.info;
         (
             info.discard_granularity.is_some() && info.discard_zeroes,
+            info.anchors,
             info.physical_block_size,
         )
     };
     let mut list = List {
         most: (allocation_length.saturating_sub(8) / 16).clamp(1, 4096) as usize,
-        extents: Vec::new(),
+        descriptors: Vec::new(),
         allocation_length: allocation_length as usize,
     };
     if !provisioned {
-        list.push(lba, geometry.capacity().0 - lba, false);
+        list.push(lba, geometry.capacity().0 - lba, Provisioning::Mapped);
         return Ok(crate::plan::Plan::Done(list.response()));
     }
     let shift = geometry.block_shift();
@@ -57,12 +62,16 @@ pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
         medium: c.unit.medium().cloned(),
         shift,
         unit,
+        anchors,
         offset,
         end,
+        extents_left: EXTENTS_MAX,
         left: match list.most {
             1 => SCAN_MAX_SINGLE,
             _ => SCAN_MAX,
         },
+        reading: 0,
+        zeroes: Provisioning::Deallocated,
         list,
     };
     let scratch = usize::try_from(end - offset).unwrap_or(SCRATCH_MAX);
@@ -72,39 +81,47 @@ pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
 /// Most blocks of one descriptor: what its field holds, and whole physical blocks of any size.
 const EXTENT_MAX: u64 = 0xffff_ff80;
 
-struct Extent {
+/// The provisioning status field (SBC-4, table 68).
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Provisioning {
+    Mapped = 0,
+    Deallocated = 1,
+    Anchored = 2,
+}
+
+struct Descriptor {
     lba: u64,
     blocks: u64,
-    deallocated: bool,
+    provisioning: Provisioning,
 }
 
 struct List {
     most: usize,
-    extents: Vec<Extent>,
+    descriptors: Vec<Descriptor>,
     allocation_length: usize,
 }
 
 impl List {
-    /// Adds blocks that follow the last ones; false when they begin an extent too many.
-    fn push(&mut self, mut lba: u64, mut blocks: u64, deallocated: bool) -> bool {
+    /// Adds blocks that follow the last ones; false when they begin a descriptor too many.
+    fn push(&mut self, mut lba: u64, mut blocks: u64, provisioning: Provisioning) -> bool {
         while blocks > 0 {
-            let room = match self.extents.last() {
-                Some(last) if last.deallocated == deallocated => EXTENT_MAX - last.blocks,
+            let room = match self.descriptors.last() {
+                Some(last) if last.provisioning == provisioning => EXTENT_MAX - last.blocks,
                 _ => 0,
             };
             if room == 0 {
-                if self.extents.len() == self.most {
+                if self.descriptors.len() == self.most {
                     return false;
                 }
-                self.extents.push(Extent {
+                self.descriptors.push(Descriptor {
                     lba,
                     blocks: 0,
-                    deallocated,
+                    provisioning,
                 });
                 continue;
             }
             let fits = blocks.min(room);
-            if let Some(last) = self.extents.last_mut() {
+            if let Some(last) = self.descriptors.last_mut() {
                 last.blocks += fits;
             }
             (lba, blocks) = (lba + fits, blocks - fits);
@@ -113,12 +130,14 @@ impl List {
     }
 
     fn response(&self) -> Response {
-        let mut data = (16 * self.extents.len() as u32 + 4).to_be_bytes().to_vec();
+        let mut data = (16 * self.descriptors.len() as u32 + 4)
+            .to_be_bytes()
+            .to_vec();
         data.extend([0; 4]);
-        for extent in &self.extents {
-            data.extend(extent.lba.to_be_bytes());
-            data.extend((extent.blocks as u32).to_be_bytes());
-            data.extend([u8::from(extent.deallocated), 0, 0, 0]);
+        for descriptor in &self.descriptors {
+            data.extend(descriptor.lba.to_be_bytes());
+            data.extend((descriptor.blocks as u32).to_be_bytes());
+            data.extend([descriptor.provisioning as u8, 0, 0, 0]);
         }
         Response::data(data, self.allocation_length)
     }
@@ -129,40 +148,69 @@ struct Scan {
     medium: Option<Arc<dyn Medium>>,
     shift: u32,
     unit: u64,
+    anchors: bool,
     offset: u64,
     end: u64,
+    /// How often the disk may still be asked for an extent.
+    extents_left: u32,
     /// Bytes that may still be read.
     left: u64,
+    /// Bytes that are being read, and what units of zeroes are among them.
+    reading: u64,
+    zeroes: Provisioning,
     list: List,
 }
 
 impl Scan {
-    fn piece(&self) -> u64 {
+    /// What must be read next, in bytes, of what reaches to `end`.
+    fn piece(&self, end: u64) -> u64 {
         // pieces end at multiples of the scratch size, so that units are not cut
         let to_boundary = SCRATCH_MAX as u64 - self.offset % SCRATCH_MAX as u64;
-        to_boundary.min(self.end - self.offset)
+        to_boundary.min(end.min(self.end) - self.offset)
     }
 
-    /// Enters what is known to be a hole without reading; false when the list is full.
-    fn skip(&mut self) -> bool {
-        let Some(medium) = &self.medium else {
-            return true;
-        };
-        let data = medium.next_data(self.offset).min(self.end);
-        // where the disk ends there is no rest of a unit
-        let whole = if data < self.end {
-            data - data % self.unit
-        } else {
-            data
-        };
-        let Some(length) = whole.checked_sub(self.offset).filter(|&length| length > 0) else {
-            return true;
-        };
-        let entered = self
-            .list
-            .push(self.offset >> self.shift, length >> self.shift, true);
-        self.offset = whole;
-        entered
+    /// Enters what can be told without reading, then says how much must be read: nothing when the scan is over.
+    fn skip(&mut self) -> u64 {
+        while self.offset < self.end && self.extents_left > 0 {
+            self.extents_left -= 1;
+            let extent = match &self.medium {
+                Some(medium) => medium.extent(self.offset),
+                None => Extent::UNKNOWN,
+            };
+            let is_data = extent.allocation == Allocation::Data;
+            if is_data && !self.anchors {
+                self.zeroes = Provisioning::Deallocated;
+                return self.piece(self.end);
+            }
+            // where the disk ends there is no rest of a unit
+            let whole = match extent.end {
+                end if end < self.end => end - end % self.unit,
+                _ => self.end,
+            };
+            if whole <= self.offset {
+                // Not all of the unit has space.
+                self.zeroes = Provisioning::Deallocated;
+                return self.piece(self.offset + self.unit - self.offset % self.unit);
+            }
+            let provisioning = match extent.allocation {
+                Allocation::Hole => Provisioning::Deallocated,
+                Allocation::Reserved if !self.anchors => Provisioning::Deallocated,
+                Allocation::Reserved => Provisioning::Anchored,
+                Allocation::Data => {
+                    self.zeroes = Provisioning::Anchored;
+                    return self.piece(whole);
+                }
+            };
+            let blocks = (whole - self.offset) >> self.shift;
+            if !self
+                .list
+                .push(self.offset >> self.shift, blocks, provisioning)
+            {
+                return 0;
+            }
+            self.offset = whole;
+        }
+        0
     }
 
     /// Enters what was read; false when the list is full.
@@ -172,10 +220,14 @@ impl Scan {
             let to_boundary = self.unit - self.offset % self.unit;
             let length = to_boundary.min(rest.len() as u64);
             let (unit, after) = rest.split_at(length as usize);
-            let deallocated = is_zero(unit);
+            let provisioning = match is_zero(unit) {
+                true => self.zeroes,
+                false => Provisioning::Mapped,
+            };
+            let blocks = length >> self.shift;
             if !self
                 .list
-                .push(self.offset >> self.shift, length >> self.shift, deallocated)
+                .push(self.offset >> self.shift, blocks, provisioning)
             {
                 return false;
             }
@@ -199,24 +251,21 @@ impl Program for Scan {
             None => {}
             Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
             Some(Ok(())) => {
-                let piece = self.piece() as usize;
-                if !self.enter(scratch.get(..piece).unwrap_or_default()) {
+                let read = scratch.get(..self.reading as usize).unwrap_or_default();
+                if !self.enter(read) {
                     return Step::Done(self.list.response());
                 }
             }
         }
-        if !self.skip() {
-            return Step::Done(self.list.response());
-        }
-        let piece = self.piece();
+        let piece = self.skip();
         if piece == 0 || self.left == 0 {
             return Step::Done(self.list.response());
         }
         self.left = self.left.saturating_sub(piece);
-        let request = IoRequest::read(self.offset, piece);
+        self.reading = piece;
         Step::Io {
             disk: self.disk,
-            request,
+            request: IoRequest::read(self.offset, piece),
             scratch: 0..piece as usize,
         }
     }

@@ -1,4 +1,7 @@
 //! UNMAP and WRITE SAME (SBC-4, 5.38, 5.53 and 5.54).
+//!
+//! With ANCHOR, blocks come to read as zeroes like unmapped ones, but keep or take the space that a later write needs
+//! (4.7.4.4): zeroes are written in a way that does not unmap. For disks of which GET LBA STATUS can tell that.
 
 use disk::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
 
@@ -20,11 +23,17 @@ pub(super) const fn write_same_blocks_max(block_shift: u32) -> u64 {
 }
 
 pub(super) fn unmap(c: &Context<'_>) -> Planned {
-    if c.unit.state().info.discard_granularity.is_none() {
+    let (may_unmap, may_anchor) = {
+        let state = c.unit.state();
+        let info = &state.info;
+        (info.discard_granularity.is_some(), info.anchors)
+    };
+    if !may_unmap {
         return Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
     }
-    if c.cdb[1] & 0x01 != 0 {
-        return Err(Sense::cdb_bit(1, 0)); // ANCHOR
+    let anchor = c.cdb[1] & 0x01 != 0;
+    if anchor && !may_anchor {
+        return Err(Sense::cdb_bit(1, 0));
     }
     c.check_writable()?;
     let length = be16(c.cdb, 7);
@@ -37,7 +46,7 @@ pub(super) fn unmap(c: &Context<'_>) -> Planned {
         length.into(),
         c.data_out,
         move |list: &[u8]| match unmap_ranges(unit.geometry(), usize::from(length), list) {
-            Ok(ranges) => unmap_plan(unit.disk(), ranges, descriptor_sense),
+            Ok(ranges) => unmap_plan(unit.disk(), ranges, anchor, descriptor_sense),
             Err(sense) => Plan::Done(Response::check(sense)),
         },
     ))
@@ -70,25 +79,33 @@ fn unmap_ranges(geometry: Geometry, length: usize, list: &[u8]) -> Result<Vec<(u
     Ok(ranges)
 }
 
-fn unmap_plan(disk: DiskId, ranges: Vec<(u64, u64)>, descriptor_sense: bool) -> Plan {
-    match *ranges {
+/// Gives ranges back, or with `anchor` zeroes them in a way that keeps their space.
+fn unmap_plan(disk: DiskId, ranges: Vec<(u64, u64)>, anchor: bool, descriptor_sense: bool) -> Plan {
+    let unmap = Unmap {
+        disk,
+        anchor,
+        ranges: ranges.into_iter(),
+    };
+    match *unmap.ranges.as_slice() {
         [] => Plan::Done(Response::good()),
-        [(offset, length)] => {
-            without_data(disk, IoRequest::discard(offset, length), descriptor_sense)
-        }
-        _ => Run::plan(
-            Unmap {
-                disk,
-                ranges: ranges.into_iter(),
-            },
-            0,
-        ),
+        [range] => without_data(disk, unmap.request(range), descriptor_sense),
+        _ => Run::plan(unmap, 0),
     }
 }
 
 struct Unmap {
     disk: DiskId,
+    anchor: bool,
     ranges: std::vec::IntoIter<(u64, u64)>,
+}
+
+impl Unmap {
+    fn request(&self, (offset, length): (u64, u64)) -> IoRequest {
+        match self.anchor {
+            true => IoRequest::write_zeroes(offset, length),
+            false => IoRequest::discard(offset, length),
+        }
+    }
 }
 
 impl Program for Unmap {
@@ -97,9 +114,9 @@ impl Program for Unmap {
             return Step::Done(Sense::of_io_error(error.kind).into());
         }
         match self.ranges.next() {
-            Some((offset, length)) => Step::Io {
+            Some(range) => Step::Io {
                 disk: self.disk,
-                request: IoRequest::discard(offset, length),
+                request: self.request(range),
                 scratch: 0..0,
             },
             None => Step::Done(Response::good()),
@@ -125,16 +142,19 @@ fn write_same(
 ) -> Planned {
     check_protect(c.cdb[1])?;
     let unmap = c.cdb[1] & 0x08 != 0;
-    if c.cdb[1] & 0x10 != 0 {
-        return Err(Sense::cdb_bit(1, 4)); // ANCHOR
-    }
-    let (may_unmap, may_zero) = {
+    let anchor = c.cdb[1] & 0x10 != 0;
+    let (may_unmap, may_anchor, may_zero) = {
         let state = c.unit.state();
+        let info = &state.info;
         (
-            state.info.discard_granularity.is_some(),
-            state.info.write_zeroes,
+            info.discard_granularity.is_some(),
+            info.anchors,
+            info.write_zeroes,
         )
     };
+    if anchor && !(unmap && may_anchor) {
+        return Err(Sense::cdb_bit(1, 4));
+    }
     if unmap && !may_unmap {
         return Err(Sense::cdb_bit(1, 3));
     }
@@ -157,6 +177,7 @@ fn write_same(
         offset,
         length,
         unmap,
+        anchor,
         may_zero,
         force: c.word.has(Word::WRITE_THROUGH),
         descriptor_sense: c.word.has(Word::DESCRIPTOR_SENSE),
@@ -182,6 +203,8 @@ pub(super) struct Filling {
     pub length: u64,
     /// The space may be given back where the block is zeroes.
     pub unmap: bool,
+    /// With `unmap`: the blocks become zeroes, but the space stays, or is taken.
+    pub anchor: bool,
     /// The disk can write zeroes without being sent them.
     pub may_zero: bool,
     pub force: bool,
@@ -199,7 +222,7 @@ impl Filling {
             IoFlags::NONE
         };
         if self.may_zero && pattern.iter().all(|&byte| byte == 0) {
-            if self.unmap {
+            if self.unmap && !self.anchor {
                 flags = flags.with(IoFlags::UNMAP);
             }
             let request = IoRequest::write_zeroes(self.offset, self.length).flagged(flags);

@@ -184,5 +184,6 @@ fn logical_block_provisioning(info: &DiskInfo) -> Vec<u8> {
     }
     // LBPU, LBPWS, LBPWS10
     let zeroes = if info.discard_zeroes { 0x04 } else { 0x00 };
-    vec![0, 0xe0 | zeroes, 0x02, 0]
+    let anchors = if info.anchors { 0x02 } else { 0x00 }; // ANC_SUP
+    vec![0, 0xe0 | zeroes | anchors, 0x02, 0]
 }

@@ -18,6 +18,7 @@ pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
         discard_granularity: Some(4096),
         discard_zeroes: true,
         write_zeroes: true,
+        anchors: true,
         rotational: false,
         serial: format!("serial-{number}"),
         naa: 0x3000_0000_0000_0000 | number,
