@@ -236,3 +236,33 @@ impl FileQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_the_least_that_can_be_read() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&path, [7; 1 << 16]).unwrap();
+        let open = |flags: rustix::fs::OFlags| {
+            let mut options = OpenOptions::new();
+            let flags = flags.bits() as i32;
+            options.read(true).custom_flags(flags).open(&path)
+        };
+        let buffered = open(rustix::fs::OFlags::empty()).unwrap();
+        assert_eq!(block_size(&buffered, false).unwrap(), 512);
+        let direct = open(rustix::fs::OFlags::DIRECT).unwrap();
+        let least = block_size(&direct, true).unwrap() as usize;
+        let mut memory = vec![0; 1 << 16];
+        let skip = memory.as_ptr().align_offset(4096);
+        let mut read = |bytes: usize| {
+            let place = &mut memory[skip..skip + bytes];
+            rustix::io::pread(&direct, place, bytes as u64)
+        };
+        assert_eq!(read(least), Ok(least));
+        // A file in memory has no direct I/O to speak of, and takes anything.
+        let in_memory = rustix::fs::fstatfs(&direct).unwrap().f_type == 0x0102_1994;
+        assert!(in_memory || read(least / 2).is_err(), "{least}");
+    }
+}
