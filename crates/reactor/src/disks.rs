@@ -17,10 +17,14 @@ use crate::{SourceId, WorkerHandle};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskHandle(u32);
 
-/// No disk: its I/O is refused.
+impl DiskHandle {
+    /// No disk: its I/O is refused.
+    pub const NONE: DiskHandle = DiskHandle(u32::MAX);
+}
+
 impl Default for DiskHandle {
     fn default() -> Self {
-        DiskHandle(u32::MAX)
+        DiskHandle::NONE
     }
 }
 

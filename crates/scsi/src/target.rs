@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::command::Command;
-use crate::commands;
+use crate::commands::{self, PlainWay};
 use crate::logical_unit::LogicalUnit;
 use crate::lun::{Lun, LunAddress, MAX_UNITS};
 use crate::nexus::{Nexus, TargetPort, TransportId};
-use crate::plan::{DirectIo, PlainIo, Plan};
+use crate::plan::{DirectIo, Plan};
 use crate::sense::SenseCode;
 use crate::sync::lock;
 
@@ -310,15 +310,15 @@ pub struct PlainUnit {
 }
 
 impl PlainUnit {
-    /// The one I/O that a command is, if it is a plain READ or WRITE and nothing special holds: the shortest way of
-    /// [`TargetView::begin`], which gives the same. Of the CDB there are 16 bytes, needed or not.
+    /// How plain READs and WRITEs to it are begun, while nothing special holds: the shortest way of
+    /// [`TargetView::begin`], which gives the same. For commands that were there when this was asked, up to the first of them
+    /// that is not plain.
     #[inline(always)]
-    pub fn begin(&self, cdb: &[u8; 16], data_in: u64, data_out: u64) -> Option<PlainIo> {
+    pub fn way(&self) -> Option<PlainWay> {
         if !self.is_current() {
             return None;
         }
-        let (unit, nexus) = (&*self.unit, &*self.nexus);
-        commands::begin_plain(unit, nexus, self.filter_bit, cdb, data_in, data_out)
+        commands::plain_way(&self.unit, &self.nexus, self.filter_bit)
     }
 
     /// Is the target's map still the one in which it was looked up? One load.

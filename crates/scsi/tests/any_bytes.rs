@@ -144,7 +144,9 @@ proptest! {
         }
         let mut whole = [0; 16];
         whole[..cdb.len()].copy_from_slice(&cdb);
-        let plain = kept.begin(&whole, length as u64, length as u64);
+        let way = kept.way();
+        let plain = way.and_then(|way| way.begin(&whole, length as u64, length as u64));
+        prop_assert!(PlainWay::CLOSED.begin(&whole, length as u64, length as u64).is_none());
         prop_assert_eq!(kept.is_current(), !change);
         prop_assert!(plain.is_none() || !(change || attention || before[0] != 0));
         view.refresh();

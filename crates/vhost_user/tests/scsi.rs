@@ -87,6 +87,104 @@ fn data_comes_back_through_every_kind_of_ring_and_cut() {
     }
 }
 
+/// Target, unit, command, data out, and room for data in.
+type Asked<'a> = (u8, u16, &'a [u8], &'a [u8], usize);
+
+/// Submits all, shows them to the device at once, and gives status and sense code of each, in this order.
+fn batch(queue: &mut ScsiQueue, commands: &[Asked]) -> Vec<(u8, [u8; 2])> {
+    let mut slots = Vec::new();
+    for &(target, lun, cdb, out, into) in commands {
+        let slot = queue.take().unwrap();
+        queue.data_out(slot).write(0, out);
+        assert!(queue.submit(slot, &request(target, lun, cdb), out.len(), into));
+        slots.push(slot);
+    }
+    queue.publish();
+    let mut ends = vec![(0xff, [0, 0]); slots.len()];
+    for _ in &slots {
+        let done = queue.wait().unwrap();
+        assert_eq!(done.response, 0);
+        let at = slots.iter().position(|slot| *slot == done.slot).unwrap();
+        let code = done
+            .sense
+            .get(12..14)
+            .map_or([0, 0], |code| [code[0], code[1]]);
+        ends[at] = (done.status, code);
+    }
+    slots.into_iter().rev().for_each(|slot| queue.release(slot));
+    ends
+}
+
+#[test]
+fn commands_of_one_batch_see_what_those_before_them_changed() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_controller(Duration::ZERO);
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions::default();
+    let mut queue =
+        ScsiQueue::start(&mut front_end, REQUESTS, &options, 16, 4096, Cuts::Usual).unwrap();
+    for (target, lun) in [(0, 0), (5, 300)] {
+        settle(&mut queue, target, lun);
+    }
+    // Two units in turns, each written and read within one batch.
+    for round in 1..5 {
+        let writes: Vec<_> = (0..8)
+            .map(|n| (write_10(n, 1), [round ^ n << 4; 512]))
+            .collect();
+        let read = read_10(7, 1);
+        let mut commands: Vec<Asked> = Vec::new();
+        for (n, (cdb, data)) in writes.iter().enumerate() {
+            let (target, lun) = [(0, 0), (5, 300)][n % 2];
+            commands.push((target, lun, cdb, data, 0));
+        }
+        commands.push((5, 300, &read, &[], 512));
+        assert_eq!(batch(&mut queue, &commands), [(GOOD, [0, 0]); 9]);
+        for (n, (_, data)) in writes.iter().enumerate() {
+            let (target, lun) = [(0, 0), (5, 300)][n % 2];
+            let (mut got, read) = ([0; 512], read_10(n as u8, 1));
+            queue
+                .run(&request(target, lun, &read), &[], &mut got)
+                .unwrap();
+            assert_eq!(&got, data, "round {round} block {n}");
+        }
+    }
+    // The control mode page: SWP (SPC-4, 7.5.8) protects the unit from writes, and no longer.
+    let mut page = [0; 16];
+    let sense = [0x1a, 0x08, 0x0a, 0, 16, 0];
+    queue.run(&request(0, 0, &sense), &[], &mut page).unwrap();
+    assert_eq!((page[4] & 0x3f, page[5]), (0x0a, 0x0a));
+    // What is reserved in MODE SELECT: the header, PS.
+    page[..4].fill(0);
+    page[4] &= 0x3f;
+    let open = page;
+    page[8] |= 0x08;
+    let select = [0x15, 0x10, 0, 0, 16, 0];
+    let (write, read, block) = (write_10(9, 1), read_10(9, 1), [9; 512]);
+    let ends = batch(
+        &mut queue,
+        &[
+            (0, 0, &write, &block, 0),
+            (0, 0, &select, &page, 0),
+            (0, 0, &write, &block, 0),
+            (5, 300, &write, &block, 0),
+            (0, 0, &write, &block, 0),
+            (0, 0, &read, &[], 512),
+            (0, 0, &select, &open, 0),
+            (0, 0, &write, &block, 0),
+        ],
+    );
+    // DATA PROTECT, WRITE PROTECTED
+    let (good, refused) = ((GOOD, [0, 0]), (CHECK_CONDITION, [0x27, 0]));
+    let codes: Vec<_> = ends
+        .iter()
+        .map(|(status, [asc, _])| (*status, [*asc, 0]))
+        .collect();
+    assert_eq!(
+        codes,
+        [good, good, refused, good, refused, good, good, good]
+    );
+}
+
 #[test]
 fn what_is_not_there_is_answered_so() {
     let rig = Rig::new(1);

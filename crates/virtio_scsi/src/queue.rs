@@ -2,7 +2,8 @@
 //!
 //! Owned by one worker. A target look-up is an index; the map of targets is looked at anew when its generation
 //! changes, one load per batch. Disks are opened at their first use by this worker. A plain READ or WRITE to a unit that
-//! had one before goes the short way, `Known`, which looks nothing up; a test holds what it plans against the rest.
+//! had one before goes the short way, `Known`, which looks nothing up; a test holds what it plans against the rest. What others
+//! may change meanwhile is asked once for a batch, `Ready`: all of its commands were there before.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,8 +13,8 @@ use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
 use scsi::{
-    AbortScope, Command, DiskId, Nexus, PlainUnit, Plan, Residual, Response, Status, TargetView,
-    TaskAttribute, TaskTag, UnitId,
+    AbortScope, Command, DiskId, Nexus, PlainUnit, PlainWay, Plan, TargetView, TaskAttribute,
+    TaskTag, UnitId,
 };
 use scsi_tasks::{
     Admission, Call, DiskHandles, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
@@ -21,12 +22,12 @@ use scsi_tasks::{
 };
 use timeline::{DiskNumber, Operation, UnitAddress};
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
-use virtqueue::Chain;
 
 use crate::control;
 use crate::device::Shared;
 use crate::pending::Pending;
-use crate::request::{self, Address, Header, PLAIN_SIZE, REQUEST_SIZE, RESPONSE_SIZE, SENSE_SIZE};
+use crate::request::{self, Address, Header, PLAIN_SIZE, REQUEST_SIZE, RESPONSE_SIZE};
+use crate::response::answer_any;
 
 /// A target as this queue sees it.
 struct Seen {
@@ -43,6 +44,24 @@ struct Known {
     order: Arc<TaskOrder>,
     disk: DiskHandle,
     number: DiskNumber,
+}
+
+/// The unit that plain commands of this batch go to, and how they do.
+struct Ready {
+    field: [u8; 8],
+    way: PlainWay,
+    disk: DiskHandle,
+    number: DiskNumber,
+}
+
+impl Ready {
+    /// A driver may send this LUN field, too: there is no way behind it.
+    const NO_UNIT: Ready = Ready {
+        field: [0; 8],
+        way: PlainWay::CLOSED,
+        disk: DiskHandle::NONE,
+        number: DiskNumber::NONE,
+    };
 }
 
 /// How many units a queue knows at a time. Of more, some keep their places and the others are looked up each time.
@@ -63,6 +82,8 @@ pub(crate) struct RequestQueue {
     known: [Option<Known>; KNOWN],
     /// Where the unit of the last plain command is known.
     last: usize,
+    /// That unit, until the batch ends, or a command comes that is not plain and may change anything.
+    ready: Ready,
     /// Commands for units that are not known.
     unknown: u8,
     disks: DiskHandles,
@@ -81,6 +102,7 @@ impl RequestQueue {
             targets: Vec::new(),
             known: [const { None }; KNOWN],
             last: 0,
+            ready: Ready::NO_UNIT,
             unknown: 0,
             disks: DiskHandles::default(),
             last_disk: DiskNumber::NONE,
@@ -101,7 +123,7 @@ impl RequestQueue {
     fn look_again(&mut self) {
         let (generation, targets) = self.shared.targets();
         self.generation = generation;
-        self.known = [const { None }; KNOWN];
+        self.forget();
         let units = self.shared.units.clone();
         self.targets.clear();
         self.targets.extend(targets.into_iter().map(|seen| {
@@ -111,6 +133,11 @@ impl RequestQueue {
                 nexus,
             })
         }));
+    }
+
+    fn forget(&mut self) {
+        self.known = [const { None }; KNOWN];
+        self.ready = Ready::NO_UNIT;
     }
 
     /// Which task of the core's a request of this queue is.
@@ -300,6 +327,7 @@ impl Protocol for RequestQueue {
         if self.shared.generation.load(Ordering::Acquire) != self.generation {
             self.look_again();
         }
+        self.get_ready();
     }
 
     #[inline(never)]
@@ -364,12 +392,12 @@ impl Protocol for RequestQueue {
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
-        self.known = [const { None }; KNOWN];
+        self.forget();
         self.disks.let_go(io, disk);
     }
 
     fn close(&mut self, io: &mut Io) {
-        self.known = [const { None }; KNOWN];
+        self.forget();
         self.disks.close(io);
     }
 }
@@ -388,27 +416,19 @@ impl RequestQueue {
         let header = request::PlainHeader::parse(&bytes)?;
         // At once, so that no register has to hold it; for what is not plain it is set anew.
         (pending.field, pending.id) = (header.lun, header.id);
-        // The last unit is looked at before the header has come from the driver's core; another one only then.
-        let is_it = |known: &Known| known.field == header.lun;
-        if !self.known[self.last % KNOWN].as_ref().is_some_and(is_it) {
-            self.last = place(&header.lun);
-        }
-        let known = self.known[self.last % KNOWN].as_ref()?;
-        if known.field != header.lun || !known.order.is_free(TaskAttribute::Simple) {
+        if header.lun != self.ready.field && !self.turn_to(header.lun) {
             return None;
         }
-        let io = known
-            .unit
+        let ready = &self.ready;
+        let io = ready
+            .way
             .begin(header.cdb, data_in.into(), data_out.into())?;
-        chain.buffer.prefetch_half();
-        pending.disk = known.number;
-        if known.number != self.last_disk {
-            (self.last_disk, self.disk_changed) = (known.number, true);
-        }
+        pending.disk = ready.number;
         pending.task.start_plain(io.end);
         // One transfer is far below 4 GiB, and the buffer is as long as it.
         let bytes = io.request.length as u32;
         let (buffer, length) = (&mut chain.buffer, bytes as usize);
+        buffer.prefetch_half();
         let operation = if io.request.kind == IoKind::Read {
             pending.data_in = bytes;
             if !buffer.window_in_second_half(RESPONSE_SIZE, length) {
@@ -423,7 +443,7 @@ impl RequestQueue {
             Operation::Write
         };
         request.job = Job {
-            disk: known.disk,
+            disk: ready.disk,
             io: io.request,
         };
         Some(Start {
@@ -431,6 +451,42 @@ impl RequestQueue {
             operation,
             bytes,
         })
+    }
+
+    /// Asks for the unit of the last plain command what may have changed.
+    #[inline(always)]
+    fn get_ready(&mut self) {
+        self.ready = Ready::NO_UNIT;
+        let Some(known) = &self.known[self.last % KNOWN] else {
+            return;
+        };
+        if known.number != self.last_disk || !known.order.is_free(TaskAttribute::Simple) {
+            return;
+        }
+        if let Some(way) = known.unit.way() {
+            self.ready = Ready {
+                field: known.field,
+                way,
+                disk: known.disk,
+                number: known.number,
+            };
+        }
+    }
+
+    /// The same for another unit; false: it is not known, or nothing is plain there just now. By value: a header whose address is
+    /// taken would lie in memory.
+    #[inline(never)]
+    fn turn_to(&mut self, field: [u8; 8]) -> bool {
+        self.last = place(&field);
+        let known = self.known[self.last].as_ref();
+        let Some(known) = known.filter(|known| known.field == field) else {
+            return false;
+        };
+        if known.number != self.last_disk {
+            (self.last_disk, self.disk_changed) = (known.number, true);
+        }
+        self.get_ready();
+        self.ready.field == field
     }
 
     /// Any command. Its header is read anew, and only this time counts.
@@ -441,6 +497,7 @@ impl RequestQueue {
         request: &mut Request<Pending>,
         tag: Tag,
     ) -> Result<Start, Malformed> {
+        self.ready = Ready::NO_UNIT;
         let chain = &request.chain;
         if (chain.readable as usize) < REQUEST_SIZE {
             return Err(Malformed("request has no whole header"));
@@ -678,79 +735,6 @@ impl RequestQueue {
         });
         self.begin_planned(io, request, header.cdb[0], plan)
     }
-}
-
-/// An answer to a command that is not a plain one.
-#[inline(never)]
-fn answer_any(chain: &Chain, pending: &mut Pending) -> Answer {
-    let code = pending.aborted.unwrap_or(pending.code);
-    if code == request::S_OK
-        && let Some((status, residual)) = pending.task.take_plain()
-    {
-        let (residual, code) = residual_fields(residual);
-        let header = request::response_header(0, residual, status as u8, code);
-        chain.buffer.write_half(chain.readable as usize, header);
-        pending.answered();
-        return Answer {
-            written: RESPONSE_SIZE as u32 + pending.data_in,
-            good: true,
-        };
-    }
-    if code != request::S_OK {
-        pending.task.abandon();
-        chain.buffer.write_whole(
-            chain.readable as usize,
-            &request::response_header(0, 0, 0, code),
-        );
-        pending.answered();
-        return Answer {
-            written: RESPONSE_SIZE as u32,
-            // A bus scan asks every target: one that is not there is no error.
-            good: code == request::S_BAD_TARGET,
-        };
-    }
-    let response = pending.task.take_response();
-    let good = matches!(response.status, Status::Good | Status::ConditionMet);
-    write_response(chain, pending, &response);
-    pending.answered();
-    Answer {
-        written: RESPONSE_SIZE as u32 + pending.data_in,
-        good,
-    }
-}
-
-/// The residual and the response code of a command that was carried out.
-#[inline(always)]
-fn residual_fields(residual: Residual) -> (u32, u8) {
-    match residual {
-        Residual::None => (0, request::S_OK),
-        Residual::Underflow(bytes) => (u32::try_from(bytes).unwrap_or(u32::MAX), request::S_OK),
-        // 5.6.6.1: OVERRUN says that the driver's buffer was too small for the command.
-        Residual::Overflow(_) => (0, request::S_OVERRUN),
-    }
-}
-
-fn write_response(chain: &Chain, pending: &mut Pending, response: &Response) {
-    let at = chain.readable as usize;
-    if !response.data.is_empty() {
-        let length = response.data.len().min(pending.data_in_room as usize);
-        chain
-            .buffer
-            .write_whole(at + RESPONSE_SIZE, &response.data[..length]);
-        pending.data_in = length as u32;
-    }
-    let (residual, code) = residual_fields(response.residual);
-    let mut sense_length = 0;
-    if let Some(sense) = &response.sense {
-        let sense = sense.encode();
-        let length = sense.len().min(SENSE_SIZE);
-        chain
-            .buffer
-            .write_whole(at + request::RESPONSE_HEADER_SIZE, &sense[..length]);
-        sense_length = length as u32;
-    }
-    let header = request::response_header(sense_length, residual, response.status as u8, code);
-    chain.buffer.write_whole(at, &header);
 }
 
 /// Target and unit number: the same task whichever way its LUN was written.

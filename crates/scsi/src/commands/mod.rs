@@ -36,13 +36,14 @@ use disk::{Blocks, IoRequest, Lba};
 use crate::command::{Cdb, Command, TaskAttribute, cdb_length, opcode::*};
 use crate::logical_unit::{DiskId, LogicalUnit, Word};
 use crate::nexus::Nexus;
-use crate::plan::{Answering, DirectIo, PlainIo, Plan};
+use crate::plan::{Answering, DirectIo, Plan};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::table;
 use crate::target::LunMap;
 use crate::unit_state::Sanitize;
 
+pub use request_path::PlainWay;
 pub(crate) use sanitize::resume as resume_sanitize;
 pub(crate) use without_unit::begin_without_unit;
 
@@ -122,26 +123,19 @@ pub(crate) fn begin_direct(
         return None;
     }
     let (data_in, data_out) = (command.data_in_length, command.data_out_length);
-    let plain = request_path::begin(unit, word, cdb, data_in, data_out)?;
-    Some(plain.on(unit.disk()))
+    let way = PlainWay::new(unit.geometry(), word);
+    Some(way.begin(cdb, data_in, data_out)?.on(unit.disk()))
 }
 
-/// As [`begin_direct`], for a whole CDB through a nexus whose filter has this bit for the unit; who is privileged by a
-/// reservation does not go this way.
+/// What [`begin_direct`] does, for commands through a nexus whose filter has this bit for the unit, if nothing special holds; who is
+/// privileged by a reservation does not go this way.
 #[inline(always)]
-pub(crate) fn begin_plain(
-    unit: &LogicalUnit,
-    nexus: &Nexus,
-    filter_bit: u64,
-    cdb: &Cdb,
-    data_in: u64,
-    data_out: u64,
-) -> Option<PlainIo> {
+pub(crate) fn plain_way(unit: &LogicalUnit, nexus: &Nexus, filter_bit: u64) -> Option<PlainWay> {
     let word = unit.word();
     if word.is_slow() || nexus.has_in_filter(filter_bit) {
         return None;
     }
-    request_path::begin(unit, word, cdb, data_in, data_out)
+    Some(PlainWay::new(unit.geometry(), word))
 }
 
 /// What to do about a command for a unit.

@@ -4,11 +4,11 @@
 //! one place in memory. Whatever is otherwise goes the general way, which alone knows how to refuse; a test
 //! holds that the two agree.
 
-use disk::{Blocks, IoFlags, IoKind, IoRequest, Lba};
+use disk::{Blocks, Geometry, IoFlags, IoKind, IoRequest, Lba};
 
 use super::read_write::TRANSFER_MAX;
 use crate::command::{Cdb, opcode::*};
-use crate::logical_unit::{LogicalUnit, Word};
+use crate::logical_unit::Word;
 use crate::plan::PlainIo;
 
 const FUA: u8 = 0x08;
@@ -16,62 +16,87 @@ const DPO: u8 = 0x10;
 /// In a CDB's control byte.
 const NACA: u64 = 0x04;
 
-/// The plan's I/O, if the command is that plain. `data_in` and `data_out` are what the initiator offers.
-#[inline(always)]
-pub(super) fn begin(
-    unit: &LogicalUnit,
+/// What a unit has plain commands do, as it was when it was asked: they are planned from this without another look at it.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainWay {
+    geometry: Geometry,
+    /// Most blocks of a command.
+    most: u64,
     word: Word,
-    cdb: &Cdb,
-    data_in: u64,
-    data_out: u64,
-) -> Option<PlainIo> {
-    /// What tells a WRITE from a READ, of 10 and of 16 bytes.
-    const WRITE: u8 = WRITE_10 ^ READ_10;
-    const { assert!(WRITE == WRITE_16 ^ READ_16) };
-    /// Bits of the first two bytes, operation code and flags, in which plain commands may differ.
-    const ANY: u16 = u16::from_le_bytes([WRITE, FUA | DPO]);
-    const TEN: u16 = READ_10 as u16;
-    const SIXTEEN: u16 = READ_16 as u16;
-    // Read as two words: a byte at a time costs a register for each.
-    let (head, tail) = halves(cdb);
-    let (lba, blocks) = match head as u16 & !ANY {
-        // The LBA in bytes 2 to 5, blocks in 7 and 8, control in 9.
-        TEN if tail & (NACA << 8) == 0 => {
-            let blocks = (head >> 56) << 8 | (tail & 0xff);
-            (((head >> 16) as u32).swap_bytes().into(), blocks)
-        }
-        // In bytes 2 to 9, 10 to 13, 15.
-        SIXTEEN if tail & (NACA << 56) == 0 => {
-            let lba = (head >> 16 | tail << 48).swap_bytes();
-            let blocks = ((tail >> 16) as u32).swap_bytes();
-            (lba, blocks.into())
-        }
-        _ => return None,
+}
+
+impl PlainWay {
+    /// The way of a unit to which no command is plain.
+    pub const CLOSED: PlainWay = PlainWay {
+        geometry: Geometry::EMPTY,
+        most: 0,
+        word: Word(0),
     };
-    let (kind, offered) = match head as u8 & WRITE {
-        0 => (IoKind::Read, data_in),
-        _ => (IoKind::Write, data_out),
-    };
-    let (offset, length) = unit.geometry().check(Lba(lba), Blocks(blocks)).ok()?;
-    if length != offered || length == 0 || length > TRANSFER_MAX {
-        return None;
+
+    #[inline(always)]
+    pub(super) fn new(geometry: Geometry, word: Word) -> PlainWay {
+        PlainWay {
+            geometry,
+            most: TRANSFER_MAX >> geometry.block_shift(),
+            word,
+        }
     }
-    let mut flags = IoFlags::NONE;
-    if kind == IoKind::Write {
-        if word.has(Word::WRITE_PROTECTED) {
+
+    /// The plan's I/O, if the command is that plain. `data_in` and `data_out` are what the initiator offers.
+    #[inline(always)]
+    pub fn begin(&self, cdb: &Cdb, data_in: u64, data_out: u64) -> Option<PlainIo> {
+        /// What tells a WRITE from a READ, of 10 and of 16 bytes.
+        const WRITE: u8 = WRITE_10 ^ READ_10;
+        const { assert!(WRITE == WRITE_16 ^ READ_16) };
+        /// Bits of the first two bytes, operation code and flags, in which plain commands may differ.
+        const ANY: u16 = u16::from_le_bytes([WRITE, FUA | DPO]);
+        const TEN: u16 = READ_10 as u16;
+        const SIXTEEN: u16 = READ_16 as u16;
+        // Read as two words: a byte at a time costs a register for each.
+        let (head, tail) = halves(cdb);
+        let (lba, blocks) = match head as u16 & !ANY {
+            // The LBA in bytes 2 to 5, blocks in 7 and 8, control in 9.
+            TEN if tail & (NACA << 8) == 0 => {
+                let blocks = (head >> 56) << 8 | (tail & 0xff);
+                (((head >> 16) as u32).swap_bytes().into(), blocks)
+            }
+            // In bytes 2 to 9, 10 to 13, 15.
+            SIXTEEN if tail & (NACA << 56) == 0 => {
+                let lba = (head >> 16 | tail << 48).swap_bytes();
+                let blocks = ((tail >> 16) as u32).swap_bytes();
+                (lba, blocks.into())
+            }
+            _ => return None,
+        };
+        // None is as much too many.
+        if blocks.wrapping_sub(1) >= self.most {
             return None;
         }
-        if (head >> 8) as u8 & FUA != 0 || word.has(Word::WRITE_THROUGH) {
-            flags = IoFlags::FUA;
+        let (kind, offered) = match head as u8 & WRITE {
+            0 => (IoKind::Read, data_in),
+            _ => (IoKind::Write, data_out),
+        };
+        let (offset, length) = self.geometry.check(Lba(lba), Blocks(blocks)).ok()?;
+        if length != offered {
+            return None;
         }
+        let mut flags = IoFlags::NONE;
+        if kind == IoKind::Write {
+            if self.word.has(Word::WRITE_PROTECTED) {
+                return None;
+            }
+            if (head >> 8) as u8 & FUA != 0 || self.word.has(Word::WRITE_THROUGH) {
+                flags = IoFlags::FUA;
+            }
+        }
+        let request = IoRequest {
+            kind,
+            flags,
+            offset,
+            length,
+        };
+        Some(PlainIo::new(request, self.word.has(Word::DESCRIPTOR_SENSE)))
     }
-    let request = IoRequest {
-        kind,
-        flags,
-        offset,
-        length,
-    };
-    Some(PlainIo::new(request, word.has(Word::DESCRIPTOR_SENSE)))
 }
 
 /// The CDB's first and second eight bytes, the first of each in the lowest bits.

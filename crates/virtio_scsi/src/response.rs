@@ -1,0 +1,82 @@
+//! How an outcome of the SCSI core becomes a response in a chain (virtio 1.3, 5.6.6.1). A plain command's, which is all zeroes,
+//! is written by `queue`.
+
+use scsi::{Residual, Response, Status};
+use virtio::Answer;
+use virtqueue::Chain;
+
+use crate::pending::Pending;
+use crate::request::{self, RESPONSE_SIZE, SENSE_SIZE};
+
+/// An answer to a command that is not a plain one.
+#[inline(never)]
+pub(crate) fn answer_any(chain: &Chain, pending: &mut Pending) -> Answer {
+    let code = pending.aborted.unwrap_or(pending.code);
+    if code == request::S_OK
+        && let Some((status, residual)) = pending.task.take_plain()
+    {
+        let (residual, code) = residual_fields(residual);
+        let header = request::response_header(0, residual, status as u8, code);
+        chain.buffer.write_half(chain.readable as usize, header);
+        pending.answered();
+        return Answer {
+            written: RESPONSE_SIZE as u32 + pending.data_in,
+            good: true,
+        };
+    }
+    if code != request::S_OK {
+        pending.task.abandon();
+        chain.buffer.write_whole(
+            chain.readable as usize,
+            &request::response_header(0, 0, 0, code),
+        );
+        pending.answered();
+        return Answer {
+            written: RESPONSE_SIZE as u32,
+            // A bus scan asks every target: one that is not there is no error.
+            good: code == request::S_BAD_TARGET,
+        };
+    }
+    let response = pending.task.take_response();
+    let good = matches!(response.status, Status::Good | Status::ConditionMet);
+    write_response(chain, pending, &response);
+    pending.answered();
+    Answer {
+        written: RESPONSE_SIZE as u32 + pending.data_in,
+        good,
+    }
+}
+
+/// The residual and the response code of a command that was carried out.
+#[inline(always)]
+fn residual_fields(residual: Residual) -> (u32, u8) {
+    match residual {
+        Residual::None => (0, request::S_OK),
+        Residual::Underflow(bytes) => (u32::try_from(bytes).unwrap_or(u32::MAX), request::S_OK),
+        // 5.6.6.1: OVERRUN says that the driver's buffer was too small for the command.
+        Residual::Overflow(_) => (0, request::S_OVERRUN),
+    }
+}
+
+fn write_response(chain: &Chain, pending: &mut Pending, response: &Response) {
+    let at = chain.readable as usize;
+    if !response.data.is_empty() {
+        let length = response.data.len().min(pending.data_in_room as usize);
+        chain
+            .buffer
+            .write_whole(at + RESPONSE_SIZE, &response.data[..length]);
+        pending.data_in = length as u32;
+    }
+    let (residual, code) = residual_fields(response.residual);
+    let mut sense_length = 0;
+    if let Some(sense) = &response.sense {
+        let sense = sense.encode();
+        let length = sense.len().min(SENSE_SIZE);
+        chain
+            .buffer
+            .write_whole(at + request::RESPONSE_HEADER_SIZE, &sense[..length]);
+        sense_length = length as u32;
+    }
+    let header = request::response_header(sense_length, residual, response.status as u8, code);
+    chain.buffer.write_whole(at, &header);
+}
