@@ -6,9 +6,11 @@
 pub mod client;
 pub mod files;
 pub mod http;
+pub mod idle;
 pub mod initiator;
 pub mod rig;
 
+pub use idle::ensure_idle;
 pub use initiator::IscsiSession;
 pub use rig::Rig;
 

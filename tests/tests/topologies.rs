@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{attribute, kernel_is_content, number};
-use end_to_end::{GuestBuilder, Result, Rig, ensure};
+use end_to_end::{GuestBuilder, Result, Rig, ensure, ensure_idle};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -12,10 +12,6 @@ fn kernel_lun(lun: u32) -> u32 {
 }
 
 const MIB: u64 = 1 << 20;
-
-/// The part of a core that an idle daemon may use. The claim is 1 %.
-const IDLE_SHARE_MAX: f64 = 0.01;
-const IDLE_WATCHED: Duration = Duration::from_secs(10);
 
 #[test]
 fn four_virtio_blk_disks_with_two_queues_each() -> Result<()> {
@@ -200,14 +196,5 @@ fn scsi_disks_sit_where_the_controller_puts_them_and_cost_nothing_when_idle() ->
     ))?;
     kernel_is_content(&mut guest)?;
 
-    let before = rig.daemon.process().cpu_time()?;
-    std::thread::sleep(IDLE_WATCHED);
-    let used = rig.daemon.process().cpu_time()? - before;
-    let share = used.as_secs_f64() / IDLE_WATCHED.as_secs_f64();
-    ensure!(
-        share < IDLE_SHARE_MAX,
-        "{count} idle disks cost {:.1} % of a core",
-        share * 100.0
-    );
-    Ok(())
+    ensure_idle(&mut rig.daemon, &format!("{count} idle disks"), || Ok(()))
 }

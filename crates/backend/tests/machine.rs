@@ -82,18 +82,26 @@ impl Loop {
 }
 
 impl Drop for Loop {
-    /// The kernel lets go of a ring's files some time after the ring is closed, and of the loop device with the last of
-    /// them: what lies below can be unmounted only then.
     fn drop(&mut self) {
         run("losetup", &["--detach", self.device.to_str().unwrap()]);
-        let attached = Path::new("/sys/block")
-            .join(self.device.file_name().unwrap())
-            .join("loop");
-        let began = Instant::now();
-        while attached.exists() && began.elapsed() < Duration::from_secs(30) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
     }
+}
+
+/// The kernel lets go of a ring's files some time after the ring is closed, of a loop device with the last of them, and of
+/// what lies below that still later: until then it is busy.
+fn unmount(at: &str) {
+    let began = Instant::now();
+    while !run("umount", &[at]).status.success() && began.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!is_mounted(at), "{at} stays busy");
+}
+
+fn is_mounted(at: &str) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    mounts
+        .lines()
+        .any(|line| line.split(' ').nth(1) == Some(at))
 }
 
 fn pattern(length: usize) -> Vec<u8> {
@@ -201,7 +209,7 @@ fn mounted_block_device_is_refused() {
     let at = folder.path().to_str().unwrap();
     succeed("mount", &[path, at]);
     let refused = File::open(FileOptions::new(&device.device));
-    succeed("umount", &[at]);
+    unmount(at);
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("mounted") && text.contains("lsblk"), "{text}");
     open(FileOptions::new(&device.device));
@@ -236,7 +244,7 @@ fn failed_flush_stays_failed_on_every_worker_until_the_disk_is_reopened() {
     drop((one, two, file));
     let reopened = Worker::new(&*opened()).do_plain(IoRequest::flush());
     drop(device);
-    succeed("umount", &[at]);
+    unmount(at);
     assert_eq!((write, plain), (Ok(()), Ok(())));
     assert_eq!(failed.unwrap_err().kind, IoErrorKind::WriteMedium);
     assert_eq!((again, other, durable), (failed, failed, failed));

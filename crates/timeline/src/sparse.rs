@@ -87,6 +87,9 @@ impl SparseHistogram {
         self.count = self.count.saturating_add(other.count);
         self.sum_ns += other.sum_ns;
         self.max_ns = self.max_ns.max(other.max_ns);
+        if other.buckets.is_empty() {
+            return;
+        }
         let mut both = std::mem::take(&mut self.buckets);
         both.extend_from_slice(&other.buckets);
         both.sort_by_key(|(value, _)| *value);
