@@ -73,25 +73,26 @@ test: ## Formatting, clippy, unit and property tests, then tests in real guests
 
 check: ## Formatting and clippy, warnings denied; the fuzz targets, which are built with a compiler of their own, at least compile
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	CUSTOM_LIBFUZZER_PATH=/not/linked/libfuzzer.a $(CARGO) check --locked --manifest-path fuzz/Cargo.toml --target-dir $(target_directory)
+	CUSTOM_LIBFUZZER_PATH=/not/linked/libfuzzer.a $(CARGO) clippy --workspace --all-targets -- -D warnings
+
+# Always the whole workspace, and of that the tests that are meant: of one crate alone, dependencies would be built anew, with other
+# features. So end-to-end tests have names that no other crate's tests have.
+tests_of = $(CARGO) test --workspace --exclude lunette-fuzz --no-fail-fast
 
 unit: ## Unit and property tests; those that need root and loop devices with sudo
-	$(CARGO) test --workspace --exclude end_to_end --no-fail-fast
-	$(as_root) $(CARGO) test -p backend --test machine -- --ignored
+	$(tests_of) --exclude end_to_end
+	$(as_root) $(tests_of) --test machine -- --ignored
 
 # End-to-end tests without guests that wait more than they work
-beside = access api events hostile_initiators iscsi sanitize
+beside = access api events hostile_initiators iscsi_peers sanitize
 alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
-end_to_end = $(CARGO) test -p end_to_end --no-fail-fast
 
 guests: ## End-to-end tests, one after the other, for each guest wants the whole machine; those that mostly wait beside them
-	$(CARGO) build -p lunette
-	$(end_to_end) --no-run
+	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	@echo "guests: $(beside) run beside the others, and are printed last"
-	@log=$$(mktemp); status=0; \
-	$(end_to_end) $(addprefix --test ,$(beside)) -- --test-threads=1 > $$log 2>&1 & beside=$$!; \
-	$(end_to_end) $(addprefix --test ,$(alone)) -- --test-threads=1 || status=$$?; \
+	@log=$$(mktemp); status=0; export LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
+	$(tests_of) $(addprefix --test ,$(beside)) -- --test-threads=1 > $$log 2>&1 & beside=$$!; \
+	$(tests_of) $(addprefix --test ,$(alone)) -- --test-threads=1 || status=$$?; \
 	wait $$beside || status=$$?; cat $$log; rm -f $$log; exit $$status
 
 fuzz: ## Each fuzz target for FUZZ_SECONDS (60)

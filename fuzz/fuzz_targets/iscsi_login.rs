@@ -9,7 +9,8 @@ use std::sync::Arc;
 use iscsi::Limits;
 use iscsi::chap::{Algorithm, Secret};
 use iscsi::login::{
-    Admission, ChapUser, LoginOutcome, Refusal, SendTargets, TargetLogin, TargetPolicy, TargetRecord, Visitor,
+    Admission, ChapUser, LoginOutcome, Refusal, SendTargets, TargetLogin, TargetPolicy,
+    TargetRecord, Visitor,
 };
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{LoginRequest, LoginStatus};
@@ -20,12 +21,23 @@ struct Guarded(SessionTable);
 impl TargetPolicy for Guarded {
     fn admit(&self, _: &Visitor) -> Result<Admission, Refusal> {
         let offer = Offer::default();
-        Ok(Admission { chap: Algorithm::ALL.to_vec(), portal_group_tag: 1, target_alias: None, offer })
+        Ok(Admission {
+            chap: Algorithm::ALL.to_vec(),
+            portal_group_tag: 1,
+            target_alias: None,
+            offer,
+        })
     }
 
     fn chap_user(&self, _: &Visitor, _: &str) -> Option<ChapUser> {
-        let mutual = Some(("target".to_owned(), Secret::new("another secret of the target")));
-        Some(ChapUser { secret: Secret::new("a secret that no fuzzer finds"), mutual })
+        let mutual = Some((
+            "target".to_owned(),
+            Secret::new("another secret of the target"),
+        ));
+        Some(ChapUser {
+            secret: Secret::new("a secret that no fuzzer finds"),
+            mutual,
+        })
     }
 
     fn session(&self, tsih: u16) -> Option<Arc<Session>> {

@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use iscsi::Limits;
-use iscsi::login::{Admission, ChapUser, Refusal, SendTargets, TargetPolicy, TargetRecord, Visitor};
+use iscsi::login::{
+    Admission, ChapUser, Refusal, SendTargets, TargetPolicy, TargetRecord, Visitor,
+};
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{Digests, LoginRequest, LoginStatus, TaskFunctionResponse, encode};
 use iscsi::session::{Attachment, Claim, ConnectionKey, Session, SessionTable};
@@ -18,8 +20,16 @@ struct Open(SessionTable);
 
 impl TargetPolicy for Open {
     fn admit(&self, _: &Visitor) -> Result<Admission, Refusal> {
-        let offer = Offer { max_recv_data_segment_length: 4096, ..Offer::default() };
-        Ok(Admission { chap: Vec::new(), portal_group_tag: 1, target_alias: None, offer })
+        let offer = Offer {
+            max_recv_data_segment_length: 4096,
+            ..Offer::default()
+        };
+        Ok(Admission {
+            chap: Vec::new(),
+            portal_group_tag: 1,
+            target_alias: None,
+            offer,
+        })
     }
 
     fn chap_user(&self, _: &Visitor, _: &str) -> Option<ChapUser> {
@@ -40,7 +50,10 @@ impl TargetPolicy for Open {
 
     fn targets(&self, _: &Visitor, _: SendTargets<'_>) -> Vec<TargetRecord> {
         let addresses = vec!["192.0.2.1:3260,1".to_owned()];
-        vec![TargetRecord { name: "iqn.2026-11.org.example:t0".to_owned(), addresses }]
+        vec![TargetRecord {
+            name: "iqn.2026-11.org.example:t0".to_owned(),
+            addresses,
+        }]
     }
 
     fn random(&self, bytes: &mut [u8]) {
@@ -79,29 +92,43 @@ fn feed(connection: &mut Connection, mut input: &[u8]) -> bool {
             Step::Close(_) => return false,
             Step::Data(_) if input.is_empty() => return true,
             Step::Data(placement) => {
-                let expected = connection.command(placement.task).map_or(0, |command| command.expected_length);
-                assert!(placement.offset <= expected && placement.length <= expected - placement.offset);
+                let expected = connection
+                    .command(placement.task)
+                    .map_or(0, |command| command.expected_length);
+                assert!(
+                    placement.offset <= expected && placement.length <= expected - placement.offset
+                );
                 let take = input.len().min(placement.length as usize);
                 connection.placed(&input[..take]);
                 input = &input[take..];
             }
             Step::Command(task) => {
-                let command = connection.command(task).expect("a command that was just told of");
+                let command = connection
+                    .command(task)
+                    .expect("a command that was just told of");
                 if command.write {
                     let wanted = u32::from(command.cdb[8]) << 9;
                     if connection.solicit(task, wanted).expect("in progress") {
-                        connection.respond(task, &Completion::default()).expect("in progress");
+                        connection
+                            .respond(task, &Completion::default())
+                            .expect("in progress");
                     }
                 } else if command.cdb[0] & 1 == 0 {
-                    connection.respond(task, &Completion::default()).expect("in progress");
+                    connection
+                        .respond(task, &Completion::default())
+                        .expect("in progress");
                 }
             }
-            Step::DataComplete(task) => connection.respond(task, &Completion::default()).expect("in progress"),
+            Step::DataComplete(task) => connection
+                .respond(task, &Completion::default())
+                .expect("in progress"),
             Step::TaskManagement(function) => {
                 if let Some(task) = function.referenced {
                     connection.abort(task).expect("in progress");
                 }
-                connection.task_management_response(function.tag, TaskFunctionResponse::Complete).expect("asked for");
+                connection
+                    .task_management_response(function.tag, TaskFunctionResponse::Complete)
+                    .expect("asked for");
             }
             Step::LoggedIn(_) | Step::Abandoned(_) | Step::Wake(_) | Step::Drop(_) => {}
         }
@@ -109,10 +136,15 @@ fn feed(connection: &mut Connection, mut input: &[u8]) -> bool {
 }
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let [digest, cut, stream @ ..] = data else { return };
+    let [digest, cut, stream @ ..] = data else {
+        return;
+    };
     let policy = Arc::new(Open(SessionTable::new(4, 16)));
     let mut connection = Connection::new(policy, Visitor::default(), Limits::default());
-    assert!(feed(&mut connection, &login(if digest & 1 == 0 { "None" } else { "CRC32C" })));
+    assert!(feed(
+        &mut connection,
+        &login(if digest & 1 == 0 { "None" } else { "CRC32C" })
+    ));
     for piece in stream.chunks(usize::from(*cut).max(1)) {
         if !feed(&mut connection, piece) {
             break;

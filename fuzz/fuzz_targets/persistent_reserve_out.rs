@@ -83,7 +83,18 @@ libfuzzer_sys::fuzz_target!(|services: Vec<Service>| {
         let list = parameter_list(service);
         let length = (list.len() as i64 + i64::from(service.length)).clamp(0, 0xffff) as u32;
         let [a, b, c, d] = length.to_be_bytes();
-        let cdb = [0x5f, service.action & 0x1f, service.scope_and_type, 0, 0, a, b, c, d, 0];
+        let cdb = [
+            0x5f,
+            service.action & 0x1f,
+            service.scope_and_type,
+            0,
+            0,
+            a,
+            b,
+            c,
+            d,
+            0,
+        ];
         let nexus = &nexuses[usize::from(service.who % 3)];
         bed.run_as(nexus, 0, &cdb, &list, 0);
 

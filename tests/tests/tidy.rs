@@ -35,6 +35,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "lunette",
             "guest_io",
             "end_to_end",
+            "lunette-fuzz",
         ],
     ),
 ];
