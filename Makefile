@@ -71,7 +71,7 @@ test: ## Formatting, clippy, unit and property tests, then tests in real guests
 	@scripts/setup test
 	@$(MAKE) --no-print-directory --keep-going check unit guests
 
-check: ## Formatting and clippy, warnings denied; the fuzz targets, which are built with a compiler of their own, at least compile
+check: ## Formatting and clippy, warnings denied; of the fuzz targets too, which are built with a compiler of their own
 	$(CARGO) fmt --all --check
 	CUSTOM_LIBFUZZER_PATH=/not/linked/libfuzzer.a $(CARGO) clippy --workspace --all-targets -- -D warnings
 
