@@ -67,12 +67,6 @@ impl fmt::Display for RangeError {
 impl std::error::Error for RangeError {}
 
 impl Geometry {
-    /// That of no disk: it has no blocks.
-    pub const EMPTY: Geometry = Geometry {
-        block_shift: 9,
-        capacity: Blocks(0),
-    };
-
     /// A geometry of `capacity_bytes`, rounded down to whole blocks of `block_size` bytes.
     ///
     /// # Panics

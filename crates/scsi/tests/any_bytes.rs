@@ -83,7 +83,9 @@ fn near_plain() -> impl Strategy<Value = (Vec<u8>, usize)> {
     let byte1 = prop_oneof![4 => Just(0u8), 1 => Just(0x08), 1 => Just(0x10), 1 => any::<u8>()];
     let control = prop_oneof![5 => Just(0u8), 1 => Just(0x04)];
     let spare = prop_oneof![4 => Just(0i64), 1 => -600i64..600];
-    (opcode, byte1, control, 0u64..70, 0u16..10, spare).prop_map(
+    // The last ones overflow with what is added to them.
+    let lba = prop_oneof![9 => 0u64..70, 1 => u64::MAX - 9..=u64::MAX];
+    (opcode, byte1, control, lba, 0u16..10, spare).prop_map(
         |(opcode, byte1, control, lba, blocks, spare)| {
             let mut cdb = vec![opcode, byte1];
             if opcode < 0x80 {

@@ -290,7 +290,7 @@ impl Crew {
         self.in_flight -= 1;
         let stream = &mut self.streams[usize::from(slot.stream)];
         stream.note(slot.ask, slot.started, now);
-        if !done.ok {
+        if !self.devices[usize::from(slot.device)].settled(done).ok {
             stream.failed(slot.ask, slot.offset, slot.length);
             return Ok(());
         }

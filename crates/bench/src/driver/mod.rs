@@ -233,10 +233,23 @@ impl Device {
         each!(self, queue => queue.publish())
     }
 
-    /// Appends what has come back.
+    /// Appends what has come back, of which [`Device::settled`] tells how it went.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
         each!(self, queue => queue.reap(done))
+    }
+
+    /// How a request that has come back went, to be asked before its slot is used again. A vring's is read only now: by the
+    /// time that those before it have been dealt with, its line has come from the device's core.
+    #[inline]
+    pub fn settled(&self, done: Done) -> Done {
+        match self {
+            Device::Vhost(queue) => Done {
+                ok: queue.did_well(done.slot),
+                ..done
+            },
+            Device::File(_) | Device::Iscsi(_) => done,
+        }
     }
 
     /// Waits until something has come back, or somebody wakes it, or about the limit.

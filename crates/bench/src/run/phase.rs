@@ -76,6 +76,8 @@ struct Group {
 }
 
 const GLANCE: Duration = Duration::from_millis(50);
+/// And when they are about to end.
+const ENDING: Duration = Duration::from_millis(1);
 
 impl Phase {
     fn groups(&self, plan: &Plan, subject: Option<&Subject>) -> Result<Vec<Group>> {
@@ -273,7 +275,8 @@ impl Phase {
                 })
                 .collect();
             while !handles.iter().all(|handle| handle.is_finished()) {
-                std::thread::sleep(GLANCE);
+                let left = longest.map(|longest| longest.saturating_sub(begin.elapsed()));
+                std::thread::sleep(left.unwrap_or(GLANCE).clamp(ENDING, GLANCE));
                 gone |= sessions.iter().any(Session::is_closed);
                 let stop = gone
                     || interrupted.load(Ordering::Relaxed)

@@ -206,7 +206,7 @@ pub fn table(
             rounds: STAMP_ROUNDS,
             repetitions: 4,
             only: None,
-            turn: options.turn / 10,
+            turn: options.turn / 2,
         };
         let costs = stamp_cost(&stamps, interrupted, progress)?;
         text.push_str(&format!("\n{}", stamps::render(&costs)));
@@ -259,7 +259,7 @@ fn plan(case: &Case, place: &Place, with_peer: bool, options: &TableOptions) -> 
             ..DriverOptions::default()
         },
         repetitions: options.repetitions,
-        warm_up: Duration::from_millis(100),
+        warm_up: Duration::from_millis(50),
         cpus: vec![options.driver_cpu],
         retries: 1,
         disturbance_max: 0.1,

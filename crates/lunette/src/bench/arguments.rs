@@ -256,11 +256,11 @@ pub struct TableArguments {
     /// CPU of the devices
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub device_cpu: usize,
-    /// Turns of each subject and case
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    /// Turns of each subject and case: many short ones, for a machine is quicker at some times than at others
+    #[arg(long, value_name = "N", default_value_t = 20)]
     pub repetitions: u32,
     /// Milliseconds that one turn measures
-    #[arg(long, value_name = "MS", default_value_t = 500)]
+    #[arg(long, value_name = "MS", default_value_t = 100)]
     pub turn_ms: u64,
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]

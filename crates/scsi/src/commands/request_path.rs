@@ -4,7 +4,7 @@
 //! one place in memory. Whatever is otherwise goes the general way, which alone knows how to refuse; a test
 //! holds that the two agree.
 
-use disk::{Blocks, Geometry, IoFlags, IoKind, IoRequest, Lba};
+use disk::{Geometry, IoFlags, IoKind, IoRequest};
 
 use super::read_write::TRANSFER_MAX;
 use crate::command::{Cdb, opcode::*};
@@ -19,8 +19,10 @@ const NACA: u64 = 0x04;
 /// What a unit has plain commands do, as it was when it was asked: they are planned from this without another look at it.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainWay {
-    geometry: Geometry,
-    /// Most blocks of a command.
+    /// The unit's blocks, and log2 of the bytes of one.
+    capacity: u64,
+    block_shift: u32,
+    /// Most blocks of a command: no more than there are.
     most: u64,
     word: Word,
 }
@@ -28,16 +30,19 @@ pub struct PlainWay {
 impl PlainWay {
     /// The way of a unit to which no command is plain.
     pub const CLOSED: PlainWay = PlainWay {
-        geometry: Geometry::EMPTY,
+        capacity: 0,
+        block_shift: 9,
         most: 0,
         word: Word(0),
     };
 
     #[inline(always)]
     pub(super) fn new(geometry: Geometry, word: Word) -> PlainWay {
+        let (capacity, block_shift) = (geometry.capacity().0, geometry.block_shift());
         PlainWay {
-            geometry,
-            most: TRANSFER_MAX >> geometry.block_shift(),
+            capacity,
+            block_shift,
+            most: capacity.min(TRANSFER_MAX >> block_shift),
             word,
         }
     }
@@ -68,15 +73,16 @@ impl PlainWay {
             }
             _ => return None,
         };
-        // None is as much too many.
-        if blocks.wrapping_sub(1) >= self.most {
+        // None is as much too many, and no more than the capacity can be taken from it.
+        if blocks.wrapping_sub(1) >= self.most || lba > self.capacity - blocks {
             return None;
         }
+        // Below the capacity in bytes, so nothing is shifted out.
+        let (offset, length) = (lba << self.block_shift, blocks << self.block_shift);
         let (kind, offered) = match head as u8 & WRITE {
             0 => (IoKind::Read, data_in),
             _ => (IoKind::Write, data_out),
         };
-        let (offset, length) = self.geometry.check(Lba(lba), Blocks(blocks)).ok()?;
         if length != offered {
             return None;
         }

@@ -15,7 +15,8 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use virtqueue::PACKED_START;
 use virtqueue::driver::RingLayout;
 use virtqueue::layout::{DESCRIPTOR_SIZE, Descriptor, NEXT, WRITE};
-use zerocopy::little_endian::U64;
+use zerocopy::big_endian::{U32, U64};
+use zerocopy::little_endian;
 
 use super::packed::PackedRing;
 use super::split::SplitRing;
@@ -30,6 +31,8 @@ const BLK_SECTOR: usize = 8;
 const SCSI_REQUEST: u32 = 51;
 const SCSI_REQUEST_ROOM: usize = 64;
 const SCSI_CDB: usize = 19;
+/// Where a command has its first block.
+const CDB_BLOCK: usize = 2;
 const SCSI_RESPONSE_BYTES: u32 = 108;
 const SCSI_RESPONSE_ROOM: usize = 128;
 /// Bytes 10 and 11 of the response: SCSI status, then how virtio-scsi fared.
@@ -69,30 +72,34 @@ macro_rules! either {
     };
 }
 
-/// READ(10) and its like where they reach, else the ones with 16 bytes; bytes 0 to 7 and 8 to 15, the lowest first. Put together in
-/// registers: bytes that were stored one by one could be loaded as words only after all stores before them, to lines on
-/// their way from the device.
-#[inline]
-fn cdb(ask: Ask, block: u64, blocks: u32) -> [u64; 2] {
-    if let (Ok(block), Ok(blocks)) = (u32::try_from(block), u16::try_from(blocks)) {
-        let operation = match ask {
-            Ask::Read => 0x28,
-            Ask::Write => 0x2a,
-            Ask::Flush => 0x35,
-        };
-        // The block in bytes 2 to 5, their number in 7 and 8.
-        let [high, low] = blocks.to_be_bytes().map(u64::from);
-        let block = u64::from(block.swap_bytes());
-        [operation | block << 16 | high << 56, low]
-    } else {
-        let operation = match ask {
+/// READ(10) and its like, or, of `wide` units, the ones with 16 bytes, all but the block.
+fn cdb(ask: Ask, wide: bool, blocks: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    if wide {
+        bytes[0] = match ask {
             Ask::Read => 0x88,
             Ask::Write => 0x8a,
             Ask::Flush => 0x91,
         };
-        // The block in bytes 2 to 9, their number in 10 to 13.
-        let (block, blocks) = (block.swap_bytes(), u64::from(blocks.swap_bytes()));
-        [operation | block << 16, block >> 48 | blocks << 16]
+        bytes[10..14].copy_from_slice(&blocks.to_be_bytes());
+    } else {
+        bytes[0] = match ask {
+            Ask::Read => 0x28,
+            Ask::Write => 0x2a,
+            Ask::Flush => 0x35,
+        };
+        bytes[7..9].copy_from_slice(&(blocks as u16).to_be_bytes());
+    }
+    bytes
+}
+
+/// Puts the block into a command.
+#[inline(always)]
+fn put_block(slots: &RingMemory, cdb: usize, wide: bool, block: u64) {
+    if wide {
+        slots.write(cdb + CDB_BLOCK, U64::new(block));
+    } else {
+        slots.write(cdb + CDB_BLOCK, U32::new(block as u32));
     }
 }
 
@@ -104,6 +111,8 @@ pub struct VhostQueue {
     is_scsi: bool,
     lun: [u8; 4],
     block_shift: u32,
+    /// Blocks or their number are beyond commands of 10 bytes.
+    wide: bool,
     indirect: bool,
     polling: bool,
     vring: Vring,
@@ -165,11 +174,14 @@ impl VhostQueue {
             }
             _ => [0; 4],
         };
+        let block_shift = info.block_size.trailing_zeros();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let mut queue = Box::new(VhostQueue {
             is_scsi: matches!(kind, Kind::VhostScsi { .. }),
             lun,
-            block_shift: info.block_size.trailing_zeros(),
+            block_shift,
+            wide: info.capacity >> block_shift > 1 << 32
+                || demand.largest >> block_shift > u32::from(u16::MAX),
             indirect,
             polling: options.polling,
             vring,
@@ -218,7 +230,8 @@ impl VhostQueue {
             let (header, answer) = (self.header_at(slot), self.answer_at(slot));
             if self.is_scsi {
                 self.slots.write(header, self.lun);
-                self.slots.write(header + 8, U64::new(slot.into()));
+                self.slots
+                    .write(header + 8, little_endian::U64::new(slot.into()));
                 self.slots.write(answer + SCSI_STATUS, [0xffu8; 2]);
             } else {
                 self.slots.write(answer, 0xffu8);
@@ -313,25 +326,20 @@ impl VhostQueue {
         if let Vring::Split(ring) = &self.vring {
             ring.describe(slot, &self.chain(slot, &parts[..count]));
         }
-        if !self.is_scsi {
+        let base = self.header_at(slot);
+        if self.is_scsi {
+            let command = cdb(ask, self.wide, length >> self.block_shift);
+            self.slots.write(base + SCSI_CDB, command);
+        } else {
             let kind: u32 = match ask {
                 Ask::Read => 0,
                 Ask::Write => 1,
                 Ask::Flush => 4,
             };
-            let base = self.header_at(slot);
             self.slots.write(base, kind.to_le_bytes());
             self.slots.write(base + 4, 0u32.to_le_bytes());
         }
         self.shapes[usize::from(slot)] = Some((ask, length));
-    }
-
-    #[inline]
-    fn write_command(&mut self, base: usize, ask: Ask, offset: u64, length: u32) {
-        let at = base + SCSI_CDB;
-        let [first, second] = cdb(ask, offset >> self.block_shift, length >> self.block_shift);
-        self.slots.write(at, U64::new(first));
-        self.slots.write(at + 8, U64::new(second));
     }
 
     /// Puts a request into a slot.
@@ -342,10 +350,12 @@ impl VhostQueue {
             self.reshape(slot, ask, length);
         }
         if self.is_scsi {
-            self.write_command(base, ask, offset, length);
+            let block = offset >> self.block_shift;
+            put_block(&self.slots, base + SCSI_CDB, self.wide, block);
         } else {
             let sector = if ask == Ask::Flush { 0 } else { offset >> 9 };
-            self.slots.write(base + BLK_SECTOR, U64::new(sector));
+            self.slots
+                .write(base + BLK_SECTOR, little_endian::U64::new(sector));
         }
         self.in_flight[usize::from(slot)] = true;
         match &mut self.vring {
@@ -377,7 +387,6 @@ impl VhostQueue {
     /// Takes what has come back, a batch at a time.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
-        let first = done.len();
         // Each pop takes one from those in flight, so that it ends.
         while let Some(slot) = either!(&mut self.vring, ring => ring.pop()) {
             let known = usize::try_from(slot)
@@ -395,16 +404,18 @@ impl VhostQueue {
                 ok: true,
             });
         }
-        // By now the lines that the device wrote are on their way.
-        for done in &mut done[first..] {
-            let answer = self.answer_at(done.slot);
-            done.ok = if self.is_scsi {
-                self.slots.read::<[u8; 2]>(answer + SCSI_STATUS) == [0, 0]
-            } else {
-                self.slots.read::<u8>(answer) == 0
-            };
-        }
         Ok(())
+    }
+
+    /// Did the request of a slot that has come back do what was asked?
+    #[inline]
+    pub fn did_well(&self, slot: u16) -> bool {
+        let answer = self.answer_at(slot);
+        if self.is_scsi {
+            self.slots.read::<[u8; 2]>(answer + SCSI_STATUS) == [0, 0]
+        } else {
+            self.slots.read::<u8>(answer) == 0
+        }
     }
 
     /// Arms the interrupt and waits for it.
@@ -455,40 +466,50 @@ impl VhostQueue {
 
 #[cfg(test)]
 mod tests {
+    use guest_memory::{Mapping, MemoryTable, RegionSpec};
+
     use super::*;
 
-    fn bytes(ask: Ask, block: u64, blocks: u32) -> [u8; 16] {
-        let mut all = [0; 16];
-        let words = cdb(ask, block, blocks).map(u64::to_le_bytes);
-        all.copy_from_slice(words.as_flattened());
-        all
+    fn bytes(ask: Ask, wide: bool, block: u64, blocks: u32) -> [u8; 16] {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let spec = RegionSpec {
+            guest_address: 0,
+            size: 4096,
+            user_address: 0,
+            file_offset: 0,
+        };
+        let table = MemoryTable::default().with_mapping(spec, mapping).unwrap();
+        let slots = table.ring(0, 64).unwrap();
+        slots.write(SCSI_CDB, cdb(ask, wide, blocks));
+        put_block(&slots, SCSI_CDB, wide, block);
+        slots.read(SCSI_CDB)
     }
 
     #[test]
     fn commands_are_those_of_sbc_in_their_short_form_where_it_reaches() {
         // READ(10), WRITE(10), SYNCHRONIZE CACHE(10); READ(16), WRITE(16), SYNCHRONIZE CACHE(16).
         assert_eq!(
-            bytes(Ask::Read, 0x0102_0304, 0x0506),
+            bytes(Ask::Read, false, 0x0102_0304, 0x0506),
             [0x28, 0, 1, 2, 3, 4, 0, 5, 6, 0, 0, 0, 0, 0, 0, 0]
         );
         assert_eq!(
-            bytes(Ask::Write, 8, 1)[..10],
+            bytes(Ask::Write, false, 8, 1)[..10],
             [0x2a, 0, 0, 0, 0, 8, 0, 0, 1, 0]
         );
         assert_eq!(
-            bytes(Ask::Flush, 0, 0)[..10],
+            bytes(Ask::Flush, false, 0, 0)[..10],
             [0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0]
         );
         assert_eq!(
-            bytes(Ask::Read, 0x0102_0304_0506_0708, 0x090a_0b0c),
+            bytes(Ask::Read, true, 0x0102_0304_0506_0708, 0x090a_0b0c),
             [0x88, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0]
         );
         assert_eq!(
-            bytes(Ask::Write, u64::from(u32::MAX) + 1, 1),
+            bytes(Ask::Write, true, u64::from(u32::MAX) + 1, 1),
             [0x8a, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
         );
         assert_eq!(
-            bytes(Ask::Flush, 0, 1 << 16),
+            bytes(Ask::Flush, true, 0, 1 << 16),
             [0x91, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
         );
     }
