@@ -415,7 +415,7 @@ impl Crew {
 }
 
 /// CPU time of this thread in nanoseconds.
-fn cpu_time() -> u64 {
+pub(crate) fn cpu_time() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

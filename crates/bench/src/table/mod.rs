@@ -4,6 +4,7 @@
 //! with their intervals, CPU per request and idle CPU. Driver on one CPU, devices on another. Every claim of speed
 //! comes from here.
 
+mod empty;
 mod iscsi;
 mod peers;
 
@@ -197,7 +198,12 @@ pub fn table(
             idle.push((name, idle_cpu(daemon, &socket)?));
         }
     }
-    let mut text = render(&lines, &idle, options);
+    let cpus = (options.driver_cpu, options.device_cpu);
+    let empty = match lines.iter().any(|line| line.name.ends_with("irq")) {
+        true => Some(empty::exchanges(cpus, options.repetitions, options.turn)?),
+        false => None,
+    };
+    let mut text = render(&lines, &idle, empty.as_ref(), options);
     if options.only.is_none() {
         let stamps = StampOptions {
             program: options.program.clone(),
@@ -366,7 +372,12 @@ fn disturbances<'a>(subjects: impl Iterator<Item = &'a SubjectResult>) -> String
     )
 }
 
-fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> String {
+fn render(
+    lines: &[Line],
+    idle: &[(&str, f64)],
+    empty: Option<&[empty::Exchange; 2]>,
+    options: &TableOptions,
+) -> String {
     let mut text = introduction(options);
     text.push_str("I/Os per second: median, half the spread\n\n");
     text.push_str(&rates(lines));
@@ -374,6 +385,17 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
     text.push_str(&ratios(lines));
     text.push_str("\nTime of one request, and CPU seconds of the device per million of them\n\n");
     text.push_str(&costs(lines));
+    if let Some([polling, kicked]) = empty {
+        let each = |one: &empty::Exchange| {
+            let time = timeline::table::time(one.time * 1e9);
+            format!("{time}, {:.2} s", one.cpu * 1e6)
+        };
+        text.push_str(&format!(
+            "\nAn interrupt by itself, of a device that does nothing else: polling {}; kicked {}\n",
+            each(polling),
+            each(kicked),
+        ));
+    }
     text.push_str("\nIdle CPU, one driver attached:");
     for (name, share) in idle {
         text.push_str(&format!(" {name} {:.2} %", share * 100.0));
