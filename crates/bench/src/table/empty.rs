@@ -1,8 +1,8 @@
-//! What an interrupt costs by itself: one request at a time between a driver that waits for its interrupt and a device that does
-//! nothing but send it. No device that interrupts can be quicker, nor take less CPU time.
+//! What kick and interrupt cost by themselves: one request at a time, and a device that sleeps until it is kicked and does nothing
+//! but interrupt. No device that sleeps between requests takes less CPU time.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -13,15 +13,6 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::drive::cpu_time;
 use crate::run::spread;
 
-/// How the device learns of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Learns {
-    /// It looks at memory again and again.
-    Polling,
-    /// It sleeps until it is kicked.
-    Kicked,
-}
-
 /// One exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
@@ -31,52 +22,44 @@ pub struct Exchange {
     pub cpu: f64,
 }
 
-/// The word that tells the device to end.
-const END: u64 = u64::MAX;
 const ONE: [u8; 8] = 1u64.to_ne_bytes();
 /// An interrupt that has not come by then does not come.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Wires {
-    /// Requests so far.
-    word: AtomicU64,
+    /// With the next kick the device is to end.
+    end: AtomicBool,
     kick: OwnedFd,
     call: OwnedFd,
 }
 
-/// Medians of so many turns, of one of either kind after the other: polling, then kicked.
-pub fn exchanges(cpus: (usize, usize), turns: u32, turn: Duration) -> Result<[Exchange; 2]> {
+/// Medians of so many turns, with the driver on the first CPU and the device on the second one.
+pub fn exchanges(cpus: (usize, usize), turns: u32, turn: Duration) -> Result<Exchange> {
     // Before one thread waits for another that cannot begin.
     let pinned = std::thread::spawn(move || pin(cpus.0).and_then(|()| pin(cpus.1)));
     pinned.join().map_err(|_| anyhow!("a thread panicked"))??;
-    let mut all = [Vec::new(), Vec::new()];
-    for _ in 0..turns {
-        for (kind, all) in [Learns::Polling, Learns::Kicked].into_iter().zip(&mut all) {
-            all.push(exchange(kind, cpus, turn)?);
-        }
-    }
-    Ok(all.map(|turns| {
-        let median = |of: fn(&Exchange) -> f64| {
-            let values: Vec<f64> = turns.iter().map(of).collect();
-            spread(&values).median
-        };
-        Exchange {
-            time: median(|one| one.time),
-            cpu: median(|one| one.cpu),
-        }
-    }))
+    let each = |_| exchange(cpus, turn);
+    let all = (0..turns).map(each).collect::<Result<Vec<_>>>()?;
+    let median = |of: fn(&Exchange) -> f64| {
+        let values: Vec<f64> = all.iter().map(of).collect();
+        spread(&values).median
+    };
+    Ok(Exchange {
+        time: median(|one| one.time),
+        cpu: median(|one| one.cpu),
+    })
 }
 
-/// One turn, with the driver on the first CPU and the device on the second one.
-fn exchange(kind: Learns, cpus: (usize, usize), turn: Duration) -> Result<Exchange> {
+/// One turn.
+fn exchange(cpus: (usize, usize), turn: Duration) -> Result<Exchange> {
     let wires = Wires {
-        word: AtomicU64::new(0),
+        end: AtomicBool::new(false),
         kick: eventfd(0, EventfdFlags::CLOEXEC)?,
         call: eventfd(0, EventfdFlags::CLOEXEC)?,
     };
     std::thread::scope(|scope| {
-        let device = scope.spawn(|| device(kind, cpus.1, &wires));
-        let driver = scope.spawn(|| drive(kind, cpus.0, &wires, turn));
+        let device = scope.spawn(|| device(cpus.1, &wires));
+        let driver = scope.spawn(|| drive(cpus.0, &wires, turn));
         let join = || anyhow!("a thread panicked");
         let driven = driver.join().map_err(|_| join())?;
         let cpu = device.join().map_err(|_| join())??;
@@ -96,46 +79,33 @@ fn pin(cpu: usize) -> Result<()> {
 }
 
 /// Answers until it is told to end; gives its CPU time in nanoseconds.
-fn device(kind: Learns, cpu: usize, wires: &Wires) -> Result<u64> {
+fn device(cpu: usize, wires: &Wires) -> Result<u64> {
     pin(cpu)?;
-    let (mut seen, before) = (0, cpu_time());
+    let before = cpu_time();
     loop {
-        if kind == Learns::Kicked {
-            rustix::io::read(&wires.kick, &mut [0; 8])?;
-        }
-        let word = loop {
-            let word = wires.word.load(Ordering::Acquire);
-            if word != seen {
-                break word;
-            }
-            std::hint::spin_loop();
-        };
-        if word == END {
+        rustix::io::read(&wires.kick, &mut [0; 8])?;
+        if wires.end.load(Ordering::Acquire) {
             return Ok(cpu_time() - before);
         }
-        seen = word;
         rustix::io::write(&wires.call, &ONE)?;
     }
 }
 
 /// Asks for so long, and ends the device; gives the number of exchanges and their time.
-fn drive(kind: Learns, cpu: usize, wires: &Wires, turn: Duration) -> Result<(u64, Duration)> {
-    let asked = ask(kind, cpu, wires, turn);
-    wires.word.store(END, Ordering::Release);
+fn drive(cpu: usize, wires: &Wires, turn: Duration) -> Result<(u64, Duration)> {
+    let asked = ask(cpu, wires, turn);
+    wires.end.store(true, Ordering::Release);
     rustix::io::write(&wires.kick, &ONE)?;
     asked
 }
 
-fn ask(kind: Learns, cpu: usize, wires: &Wires, turn: Duration) -> Result<(u64, Duration)> {
+fn ask(cpu: usize, wires: &Wires, turn: Duration) -> Result<(u64, Duration)> {
     pin(cpu)?;
     let patience = Timespec::try_from(PATIENCE)?;
     let (mut exchanges, begin) = (0, Instant::now());
     while begin.elapsed() < turn {
         exchanges += 1;
-        wires.word.store(exchanges, Ordering::Release);
-        if kind == Learns::Kicked {
-            rustix::io::write(&wires.kick, &ONE)?;
-        }
+        rustix::io::write(&wires.kick, &ONE)?;
         let mut call = [PollFd::new(&wires.call, PollFlags::IN)];
         while let Err(Errno::INTR) = poll(&mut call, Some(&patience)) {}
         if call[0].revents().is_empty() {
@@ -151,11 +121,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn either_kind_of_device_answers_and_ends() {
-        let turn = Duration::from_millis(5);
-        for one in exchanges((0, 0), 2, turn).unwrap() {
-            assert!(one.time > 0.0 && one.cpu > 0.0, "{one:?}");
-        }
+    fn the_device_answers_and_ends() {
+        let one = exchanges((0, 0), 2, Duration::from_millis(5)).unwrap();
+        assert!(0.0 < one.cpu && one.cpu < one.time, "{one:?}");
     }
 
     #[test]

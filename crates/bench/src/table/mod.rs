@@ -212,7 +212,7 @@ pub fn table(
             rounds: STAMP_ROUNDS,
             repetitions: 4,
             only: None,
-            turn: options.turn / 2,
+            turn: options.turn,
         };
         let costs = stamp_cost(&stamps, interrupted, progress)?;
         text.push_str(&format!("\n{}", stamps::render(&costs)));
@@ -265,7 +265,7 @@ fn plan(case: &Case, place: &Place, with_peer: bool, options: &TableOptions) -> 
             ..DriverOptions::default()
         },
         repetitions: options.repetitions,
-        warm_up: Duration::from_millis(50),
+        warm_up: Duration::from_millis(20),
         cpus: vec![options.driver_cpu],
         retries: 1,
         disturbance_max: 0.1,
@@ -375,7 +375,7 @@ fn disturbances<'a>(subjects: impl Iterator<Item = &'a SubjectResult>) -> String
 fn render(
     lines: &[Line],
     idle: &[(&str, f64)],
-    empty: Option<&[empty::Exchange; 2]>,
+    empty: Option<&empty::Exchange>,
     options: &TableOptions,
 ) -> String {
     let mut text = introduction(options);
@@ -385,15 +385,11 @@ fn render(
     text.push_str(&ratios(lines));
     text.push_str("\nTime of one request, and CPU seconds of the device per million of them\n\n");
     text.push_str(&costs(lines));
-    if let Some([polling, kicked]) = empty {
-        let each = |one: &empty::Exchange| {
-            let time = timeline::table::time(one.time * 1e9);
-            format!("{time}, {:.2} s", one.cpu * 1e6)
-        };
+    if let Some(one) = empty {
+        let time = timeline::table::time(one.time * 1e9);
         text.push_str(&format!(
-            "\nAn interrupt by itself, of a device that does nothing else: polling {}; kicked {}\n",
-            each(polling),
-            each(kicked),
+            "\nKick and interrupt alone, a device that sleeps and does nothing else: {time}, {:.2} s\n",
+            one.cpu * 1e6,
         ));
     }
     text.push_str("\nIdle CPU, one driver attached:");
