@@ -257,7 +257,7 @@ pub struct TableArguments {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub device_cpu: usize,
     /// Turns of each subject and case: many short ones, for a machine is quicker at some times than at others
-    #[arg(long, value_name = "N", default_value_t = 30)]
+    #[arg(long, value_name = "N", default_value_t = 24)]
     pub repetitions: u32,
     /// Milliseconds that one turn measures
     #[arg(long, value_name = "MS", default_value_t = 80)]
