@@ -1,4 +1,5 @@
-//! A disk's shape, and the one range check that every door uses.
+//! A disk's shape, and the one range check that every door uses. Plain SCSI commands have a short way of it, which only says yes
+//! or no; a test holds that the two agree.
 
 use std::fmt;
 
