@@ -35,7 +35,7 @@ pub enum Ask {
 pub struct Done {
     /// Its slot.
     pub slot: u16,
-    /// It did what was asked.
+    /// It did what was asked, as far as is known before [`Device::settled`].
     pub ok: bool,
 }
 

@@ -384,7 +384,7 @@ impl VhostQueue {
         Ok(())
     }
 
-    /// Takes what has come back, a batch at a time.
+    /// Takes what has come back, a batch at a time, and has the answers' lines fetched, of which [`VhostQueue::did_well`] tells.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
         // Each pop takes one from those in flight, so that it ends.
