@@ -3,8 +3,19 @@
 use std::fs;
 use std::time::Duration;
 
+use anyhow::{Context, Result, ensure};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+
+/// The calling thread runs on this CPU from now on.
+pub fn pin(cpu: usize) -> Result<()> {
+    let nowhere = || format!("no thread may run on CPU {cpu}");
+    ensure!(cpu < CpuSet::MAX_CPU, nowhere());
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).with_context(nowhere)
+}
 
 /// Where and how something was measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

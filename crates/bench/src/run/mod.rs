@@ -17,7 +17,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use timeline::{Clock, Ends, Latencies, Operation, Snapshot, Span};
 
-pub use machine::{Environment, cpu_of, environment};
+pub use machine::{Environment, cpu_of, environment, pin};
 pub use phase::{Phase, phases};
 pub use progress::Progress;
 pub use statistics::{Interval, Spread, bootstrap_middle, bootstrap_ratio, middle_mean, spread};

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use rustix::thread::{CpuSet, sched_setaffinity};
 use timeline::Clock;
 
-use super::machine::Busy;
+use super::machine::{Busy, pin};
 use super::{JobResult, Plan, Progress};
 use crate::drive::{Crew, CrewResult, Shared, Stream, Window};
 use crate::driver::{Demand, DriverOptions, Kind, Seed, Session, Subject, prepare_file};
@@ -374,9 +373,7 @@ fn targets(job: &Job, subject: Option<&Subject>) -> Result<Vec<Subject>> {
 
 fn drive(thread: ThreadPlan, clock: Clock, shared: &Shared) -> Result<CrewResult> {
     if let Some(cpu) = thread.cpu {
-        let mut set = CpuSet::new();
-        set.set(cpu);
-        sched_setaffinity(None, &set).with_context(|| format!("no thread may run on CPU {cpu}"))?;
+        pin(cpu)?;
     }
     let result = Crew::new(thread.seeds, thread.streams, clock, thread.polling)
         .and_then(|crew| crew.run(thread.window, shared));

@@ -5,13 +5,12 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::drive::cpu_time;
-use crate::run::spread;
+use crate::run::{pin, spread};
 
 /// One exchange.
 #[derive(Clone, Copy, Debug)]
@@ -72,30 +71,30 @@ fn exchange(cpus: (usize, usize), turn: Duration) -> Result<Exchange> {
     })
 }
 
-fn pin(cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    sched_setaffinity(None, &set).with_context(|| format!("there is no CPU {cpu}"))
-}
-
-/// Answers until it is told to end; gives its CPU time in nanoseconds.
+/// Answers until it is told to end; gives its CPU time in nanoseconds, from the first kick to the last.
 fn device(cpu: usize, wires: &Wires) -> Result<u64> {
     pin(cpu)?;
-    let before = cpu_time();
+    let mut first = None;
     loop {
         rustix::io::read(&wires.kick, &mut [0; 8])?;
-        if wires.end.load(Ordering::Acquire) {
-            return Ok(cpu_time() - before);
-        }
+        let now = cpu_time();
+        let used = now - *first.get_or_insert(now);
+        let end = wires.end.load(Ordering::Acquire);
         rustix::io::write(&wires.call, &ONE)?;
+        if end {
+            return Ok(used);
+        }
     }
 }
 
-/// Asks for so long, and ends the device; gives the number of exchanges and their time.
+/// Asks for so long, and ends the device with the last request; gives the number of exchanges and their time, in which the device's
+/// CPU time lies.
 fn drive(cpu: usize, wires: &Wires, turn: Duration) -> Result<(u64, Duration)> {
     let asked = ask(cpu, wires, turn);
-    wires.end.store(true, Ordering::Release);
-    rustix::io::write(&wires.kick, &ONE)?;
+    if asked.is_err() {
+        wires.end.store(true, Ordering::Release);
+        rustix::io::write(&wires.kick, &ONE)?;
+    }
     asked
 }
 
@@ -103,17 +102,26 @@ fn ask(cpu: usize, wires: &Wires, turn: Duration) -> Result<(u64, Duration)> {
     pin(cpu)?;
     let patience = Timespec::try_from(PATIENCE)?;
     let (mut exchanges, begin) = (0, Instant::now());
-    while begin.elapsed() < turn {
+    loop {
         exchanges += 1;
+        let last = begin.elapsed() >= turn;
+        wires.end.store(last, Ordering::Release);
         rustix::io::write(&wires.kick, &ONE)?;
-        let mut call = [PollFd::new(&wires.call, PollFlags::IN)];
-        while let Err(Errno::INTR) = poll(&mut call, Some(&patience)) {}
-        if call[0].revents().is_empty() {
-            return Err(anyhow!("no interrupt within {} s", PATIENCE.as_secs()));
-        }
+        let called = loop {
+            match poll(
+                &mut [PollFd::new(&wires.call, PollFlags::IN)],
+                Some(&patience),
+            ) {
+                Err(Errno::INTR) => {}
+                called => break called?,
+            }
+        };
+        ensure!(called > 0, "no interrupt within {} s", PATIENCE.as_secs());
         rustix::io::read(&wires.call, &mut [0; 8])?;
+        if last {
+            return Ok((exchanges, begin.elapsed()));
+        }
     }
-    Ok((exchanges, begin.elapsed()))
 }
 
 #[cfg(test)]
@@ -130,7 +138,7 @@ mod tests {
     fn a_cpu_that_is_not_there_is_said() {
         let error = exchanges((0, 1023), 1, Duration::from_millis(1)).unwrap_err();
         assert!(
-            error.to_string().contains("there is no CPU 1023"),
+            error.to_string().contains("no thread may run on CPU 1023"),
             "{error}"
         );
     }

@@ -199,7 +199,8 @@ pub fn table(
         }
     }
     let cpus = (options.driver_cpu, options.device_cpu);
-    let empty = match lines.iter().any(|line| line.name.ends_with("irq")) {
+    let interrupts = lines.iter().any(|line| line.name.ends_with("irq"));
+    let empty = match interrupts && !interrupted.load(Ordering::Relaxed) {
         true => Some(empty::exchanges(cpus, options.repetitions, options.turn)?),
         false => None,
     };
