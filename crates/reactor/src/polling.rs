@@ -1,7 +1,8 @@
 //! How long a worker that ran out of work looks for more before it sleeps.
 //!
-//! The window tunes itself: a sleep that polling would have spared doubles it, one that was longer than the
-//! limit empties it. So a busy client pays neither kicks nor wake-ups, and an idle one costs nothing.
+//! The window tunes itself: work that polling met late in it, or would have met within the limit, doubles it; a sleep that was
+//! longer than the limit halves it, and closes it in the end. So a busy client pays neither kicks nor wake-ups, though it may
+//! be late now and then, and an idle one costs nothing.
 
 use timeline::{Clock, Stamp};
 
@@ -81,8 +82,11 @@ impl Window {
     /// The worker was idle for so long.
     fn learn(&mut self, idle: u64) {
         self.now = if idle > self.max {
-            0
-        } else if idle > self.now {
+            match self.now / 2 {
+                short if short < self.first => 0,
+                half => half,
+            }
+        } else if idle > self.now / 2 {
             (self.now * 2).clamp(self.first, self.max)
         } else {
             self.now
@@ -145,9 +149,21 @@ impl Polling {
         }
     }
 
+    #[inline]
+    fn learn(&mut self, idle: u64) {
+        if self.serves_rings {
+            self.rings.learn(idle);
+        } else {
+            self.network.learn(idle);
+        }
+    }
+
     /// There was work in this turn.
-    pub(crate) fn worked(&mut self) {
-        self.idle_since = None;
+    #[inline]
+    pub(crate) fn worked(&mut self, noticed: Stamp) {
+        if let Some(since) = self.idle_since.take() {
+            self.learn(noticed.since(since));
+        }
     }
 
     /// After work, is there polling at all?
@@ -208,12 +224,7 @@ impl Polling {
         let Some(slept_at) = self.slept_at.take() else {
             return;
         };
-        let window = if self.serves_rings {
-            &mut self.rings
-        } else {
-            &mut self.network
-        };
-        window.learn(now.since(slept_at));
+        self.learn(now.since(slept_at));
     }
 }
 
@@ -231,21 +242,40 @@ mod tests {
         p.woke(Stamp(woke));
     }
 
+    fn close(p: &mut Polling) {
+        for _ in 0..4 {
+            sleep(p, 0, 1_000_000);
+        }
+    }
+
     #[test]
-    fn short_sleeps_widen_the_window_up_to_the_limit_and_a_long_one_closes_it() {
+    fn short_sleeps_widen_the_window_up_to_the_limit_and_long_ones_close_it() {
         let mut p = polling(PollLimit::Micros(50));
-        sleep(&mut p, 0, 1_000_000);
-        assert_eq!(p.idle(Stamp(0)), Idle::Sleep, "a long sleep ends polling");
+        for want in [25_000, 12_500, 6_250, 0, 0] {
+            sleep(&mut p, 0, 1_000_000);
+            assert_eq!(p.network.now, want);
+        }
+        assert_eq!(p.idle(Stamp(0)), Idle::Sleep, "polling has ended");
         for want in [4_000, 8_000, 16_000, 32_000, 50_000] {
             sleep(&mut p, 0, 49_000);
-            let got = p.network.now;
-            assert_eq!(got, want.min(50_000));
+            assert_eq!(p.network.now, want);
         }
         sleep(&mut p, 0, 40_000);
-        assert_eq!(
-            p.network.now, 50_000,
-            "a sleep within the window changes nothing"
-        );
+        assert_eq!(p.network.now, 50_000, "it is as wide as may be");
+    }
+
+    #[test]
+    fn work_that_came_late_in_the_window_widens_it_and_work_that_came_soon_does_not() {
+        let mut p = polling(PollLimit::Micros(50));
+        sleep(&mut p, 0, 60_000);
+        let mut find = |idle: u64| {
+            assert_eq!(p.idle(Stamp(0)), Idle::Poll);
+            p.worked(Stamp(idle));
+            p.network.now
+        };
+        assert_eq!(find(12_500), 25_000);
+        assert_eq!(find(12_501), 50_000);
+        assert_eq!(find(1), 50_000);
     }
 
     #[test]
@@ -254,7 +284,7 @@ mod tests {
         assert_eq!(p.idle(Stamp(1_000)), Idle::Poll);
         assert_eq!(p.idle(Stamp(50_000)), Idle::Poll);
         assert_eq!(p.idle(Stamp(51_000)), Idle::Sleep);
-        p.worked();
+        p.worked(Stamp(52_000));
         assert_eq!(
             p.idle(Stamp(60_000)),
             Idle::Poll,
@@ -287,7 +317,7 @@ mod tests {
         assert!(waits(&p, 2, 5_000, 4_999));
         assert!(!waits(&p, 2, 5_000, 5_000));
         assert!(!waits(&p, 2, 5_001, 2_000));
-        sleep(&mut p, 0, 1_000_000);
+        close(&mut p);
         assert!(waits(&p, 1, 20_000, 19_999), "whatever the clients do");
         let (clock, _) = Clock::simulated();
         let quiet = PollLimits {
@@ -319,7 +349,7 @@ mod tests {
         assert_eq!(p.idle(Stamp(1_000)), Idle::Poll);
         assert_eq!(p.idle(Stamp(50_999)), Idle::Poll);
         assert_eq!(p.idle(Stamp(51_000)), Idle::Sleep);
-        sleep(&mut p, 51_000, 2_000_000);
+        close(&mut p);
         assert!(!p.is_on(), "the rings were silent for long");
         let always = PollLimits {
             rings: PollLimit::Never,

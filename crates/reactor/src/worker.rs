@@ -457,7 +457,7 @@ impl Worker {
     fn next_wait(&mut self, worked: bool, noticed: Stamp) -> Wait {
         self.polling.serves(!self.hot.is_empty());
         if worked {
-            self.polling.worked();
+            self.polling.worked(noticed);
             self.disk_waits.worked(noticed);
             if self.polling.is_on() {
                 return Wait::No;

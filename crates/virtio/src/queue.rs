@@ -37,6 +37,10 @@ const HALVED: usize = 32;
 /// slowly than driver and device get out of step, after which all come at once again.
 const MOST_PARTS: usize = 64;
 
+/// A driver that sleeps until it is interrupted is told of so many answers before the rest of its requests is worked off: it
+/// needs long to wake, and not to sleep at all if it is told soon enough.
+const EARLY: usize = 2;
+
 /// Bytes after which a batch ends, for the same reason: what a RAM disk copies in a millisecond or two.
 const BATCH_BYTES: u64 = 8 << 20;
 
@@ -85,6 +89,10 @@ pub struct Queue<P: Protocol> {
     /// Most chains that are taken in one go since then, and most that came at once lately, in parts.
     share: usize,
     most: usize,
+    /// Chains were taken after polling had found none, and their answers are not published yet.
+    fresh: bool,
+    /// The driver wanted to be interrupted for the first answers after it had been silent, and their I/Os had ended at once.
+    awaited: bool,
     /// Slots of the batch that is being drained.
     batch: Vec<u16>,
     /// Slots of the batch whose I/O is pending.
@@ -138,6 +146,8 @@ impl<P: Protocol> Queue<P> {
             polls: 0,
             share: BATCH,
             most: 0,
+            fresh: false,
+            awaited: false,
             batch: Vec::with_capacity(BATCH),
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
@@ -251,7 +261,7 @@ impl<P: Protocol> Queue<P> {
         (self.on_broken)(breach, &why.to_string());
     }
 
-    /// Most of what waits that is taken in one go: see [`HALVED`]. It stays until polling finds nothing again.
+    /// Most of what waits that is taken in one go: see [`HALVED`] and [`EARLY`]. It stays until polling finds nothing again.
     #[inline(always)]
     fn share(&mut self) -> usize {
         let polls = self.timeline.counters().polls.get();
@@ -259,6 +269,10 @@ impl<P: Protocol> Queue<P> {
             let there = usize::from(self.ring.available());
             self.most = (there * MOST_PARTS).max(self.most.saturating_sub(1));
             self.share = share_of(there, self.most / MOST_PARTS);
+            self.fresh = true;
+            if self.awaited {
+                return self.share.min(EARLY);
+            }
         }
         self.share
     }
@@ -639,11 +653,15 @@ impl<P: Protocol> Source for Queue<P> {
         } else {
             self.answer_done::<false>();
         }
-        let interrupt = !self.broken && self.ring.publish();
+        let wanted = !self.broken && self.ring.publish();
         // By now the driver may see the answers.
         let answered = self.stamp(io);
         let mut notified = answered;
-        if interrupt && let Some(call) = &self.call {
+        let call = self.call.as_ref().filter(|_| wanted);
+        if std::mem::take(&mut self.fresh) {
+            self.awaited = call.is_some() && !self.turns.is_empty();
+        }
+        if let Some(call) = call {
             let sent = call.send();
             self.timeline.counters().notifications.add(1);
             notified = self.stamp(io);

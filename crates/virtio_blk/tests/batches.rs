@@ -1,10 +1,13 @@
-//! How many requests a turn takes: all that wait, or half of many that came at once after polling had found none.
+//! How many requests a turn takes: all that wait, half of many that came at once after polling had found none, or a few
+//! whose answers wake a driver that sleeps.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use backend::{Disk, Null, NullOptions};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
 use reactor::Worker;
+use rustix::event::{EventfdFlags, eventfd};
 use timeline::Labels;
 use virtio::{QueueSetup, VirtioDevice};
 use virtio_blk::{BlkDevice, BlkOptions};
@@ -18,10 +21,22 @@ const DATA: u64 = 128 << 10;
 struct Rig {
     worker: Worker,
     driver: DriverQueue,
+    call: OwnedFd,
 }
 
 impl Rig {
+    /// A driver that polls.
     fn new() -> Rig {
+        Rig::with(false, false)
+    }
+
+    /// A driver that sleeps until it is interrupted.
+    fn sleeping(packed: bool) -> Rig {
+        Rig::with(packed, true)
+    }
+
+    fn with(packed: bool, sleeps: bool) -> Rig {
+        let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let spec = RegionSpec {
             guest_address: 0,
             size: MEMORY as u64,
@@ -32,7 +47,7 @@ impl Rig {
         // VIRTIO_BLK_T_IN, sector 0: zeroes.
         IoBuffer::of_mapping(&memory, HEADER as usize, 16).write_at(0, &[0; 16]);
         let table = MemoryTable::default().with_mapping(spec, memory).unwrap();
-        let layout = RingLayout::at(0, 256, false);
+        let layout = RingLayout::at(0, 256, packed);
         let driver = DriverQueue::new(DriverConfig::new(layout), &table).unwrap();
         let engine = Arc::new(Null::create(NullOptions::default()).unwrap());
         let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
@@ -48,7 +63,7 @@ impl Rig {
             config: layout.device_config(),
             memory: Arc::new(table),
             kick: None,
-            call: None,
+            call: sleeps.then(|| call.try_clone().unwrap()),
             error: None,
             enabled: true,
             on_broken: Arc::new(|_, why| panic!("queue broke: {why}")),
@@ -59,7 +74,11 @@ impl Rig {
         worker
             .add(|io, id| make(io, id).map(|built| built.source))
             .unwrap();
-        Rig { worker, driver }
+        Rig {
+            worker,
+            driver,
+            call,
+        }
     }
 
     fn ask(&mut self, requests: u64) {
@@ -75,6 +94,15 @@ impl Rig {
     fn turn(&mut self) -> usize {
         self.worker.turn_now();
         std::iter::from_fn(|| self.driver.pop_used()).count()
+    }
+
+    /// Interrupts since the last time.
+    fn interrupts(&mut self) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.call, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(_) => 0,
+        }
     }
 }
 
@@ -145,4 +173,40 @@ fn a_driver_that_has_fewer_in_flight_now_is_served_by_halves_of_those() {
         assert!(turns < 3000, "80 are never forgotten");
     }
     assert_eq!(rig.turn(), 36 - 57 / 2);
+}
+
+#[test]
+fn a_driver_that_sleeps_is_woken_by_the_first_answers_while_the_rest_is_worked_off() {
+    for packed in [false, true] {
+        let mut rig = Rig::sleeping(packed);
+        assert_eq!(rig.turn(), 0);
+        rig.ask(24);
+        assert_eq!(rig.turn(), 24, "nothing is known of it");
+        assert_eq!(rig.interrupts(), 1);
+        for _ in 0..3 {
+            assert_eq!(rig.turn(), 0);
+            rig.driver.enable_interrupts();
+            rig.ask(24);
+            assert_eq!(rig.turn(), 2);
+            assert_eq!(rig.interrupts(), 1);
+            rig.driver.disable_interrupts();
+            assert_eq!(rig.turn(), 22);
+            assert_eq!(rig.interrupts(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_has_begun_to_poll_is_given_all_at_once() {
+    let mut rig = Rig::sleeping(false);
+    assert_eq!(rig.turn(), 0);
+    rig.ask(8);
+    assert_eq!((rig.turn(), rig.interrupts()), (8, 1));
+    rig.driver.disable_interrupts();
+    assert_eq!(rig.turn(), 0);
+    rig.ask(8);
+    assert_eq!((rig.turn(), rig.turn(), rig.interrupts()), (2, 6, 0));
+    assert_eq!(rig.turn(), 0);
+    rig.ask(8);
+    assert_eq!((rig.turn(), rig.interrupts()), (8, 0));
 }

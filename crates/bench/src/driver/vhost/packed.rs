@@ -124,8 +124,9 @@ impl PackedRing {
         }
     }
 
+    /// Has anything come back?
     #[inline]
-    fn has_used(&self) -> bool {
+    pub fn has_used(&self) -> bool {
         let at = offset(self.next_used) + PACKED_FLAGS;
         let flags = self.descriptors.load_acquire_u16(at);
         flags & (AVAIL | USED) == self.next_used.used_flags()

@@ -122,6 +122,8 @@ pub struct VhostQueue {
     stride: usize,
     shapes: Box<[Option<Shape>]>,
     in_flight: Box<[bool]>,
+    /// The slot that came back last: where few are in flight, the next one is the same as a rule.
+    last: u16,
     call: OwnedFd,
     epoll: OwnedFd,
     kick: OwnedFd,
@@ -191,6 +193,7 @@ impl VhostQueue {
             stride,
             shapes: vec![None; count].into(),
             in_flight: vec![false; count].into(),
+            last: 0,
             call: eventfd(0, flags)?,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             kick: eventfd(0, flags)?,
@@ -387,6 +390,11 @@ impl VhostQueue {
     /// Takes what has come back, a batch at a time, and has the answers' lines fetched, of which [`VhostQueue::did_well`] tells.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        if !either!(&mut self.vring, ring => ring.has_used()) {
+            return Ok(());
+        }
+        // Who came back stands in another line of the device's; a good guess has that and the answer's on their way at once.
+        self.slots.prefetch(self.answer_at(self.last));
         // Each pop takes one from those in flight, so that it ends.
         while let Some(slot) = either!(&mut self.vring, ring => ring.pop()) {
             let known = usize::try_from(slot)
@@ -399,6 +407,7 @@ impl VhostQueue {
             self.slots.prefetch(self.answer_at(slot as u16));
             // The slot's next request is written there, and the device has read the last one.
             self.slots.prefetch_to_write(self.header_at(slot as u16));
+            self.last = slot as u16;
             done.push(Done {
                 slot: slot as u16,
                 ok: true,

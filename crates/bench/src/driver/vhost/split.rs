@@ -108,14 +108,20 @@ impl SplitRing {
         }
     }
 
-    /// The next head that has come back, as a slot; the index is read once per batch.
+    /// Has anything come back? The index is read once per batch.
     #[inline]
-    pub fn pop(&mut self) -> Option<u32> {
+    pub fn has_used(&mut self) -> bool {
         if self.next_used == self.seen {
             self.seen = self.used.load_acquire_u16(INDEX);
-            if self.next_used == self.seen {
-                return None;
-            }
+        }
+        self.next_used != self.seen
+    }
+
+    /// The next head that has come back, as a slot.
+    #[inline]
+    pub fn pop(&mut self) -> Option<u32> {
+        if !self.has_used() {
+            return None;
         }
         let place = usize::from(self.next_used & (self.size - 1));
         let element: UsedElement = self.used.read(RING + USED_ELEMENT_SIZE * place);
