@@ -347,3 +347,10 @@ fn blk_ram(bencher: Bencher<'_, '_>, batch: usize) {
 fn scsi_ram(bencher: Bencher<'_, '_>, batch: usize) {
     turns(bencher, Door::Scsi, ram(), batch);
 }
+
+/// A look that finds nothing: so much later, at most, a request is noticed by a worker that polls.
+#[divan::bench(sample_count = 2000, sample_size = 100)]
+fn nothing(bencher: Bencher<'_, '_>) {
+    let mut setup = Setup::new(Door::Blk, null(), 1);
+    bencher.bench_local(|| assert!(!black_box(setup.worker.turn_now())));
+}

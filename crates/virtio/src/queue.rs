@@ -29,10 +29,6 @@ use crate::slots::{Fill, Slots};
 /// Most requests taken in one go: bounds how long other sources of the worker wait.
 const BATCH: usize = 128;
 
-/// Where so many chains come at once after polling had found none, driver and device have waited for each other in turns:
-/// half of them are taken first, so that the driver goes on with their answers while the others are worked off.
-const HALVED: usize = 32;
-
 /// What the most chains that came at once is counted in. One part is forgotten each time that polling had found none: more
 /// slowly than driver and device get out of step, after which all come at once again.
 const MOST_PARTS: usize = 64;
@@ -52,10 +48,10 @@ const STEP_BYTES: u64 = 128 << 10;
 /// One line per second in all: a hostile driver must not fill the log.
 static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
-/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go. What comes alone
-/// and is about a half is such a half: halved again it would take twice the turns.
-fn share_of(there: usize, most: usize) -> usize {
-    if most < HALVED {
+/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go, if `halved` and more
+/// are taken by halves. What comes alone and is about a half is such a half: halved again it would take twice the turns.
+fn share_of(there: usize, most: usize, halved: usize) -> usize {
+    if most < halved {
         BATCH
     } else if there * 8 <= most * 5 {
         there.max(most / 2)
@@ -261,14 +257,14 @@ impl<P: Protocol> Queue<P> {
         (self.on_broken)(breach, &why.to_string());
     }
 
-    /// Most of what waits that is taken in one go: see [`HALVED`] and [`EARLY`]. It stays until polling finds nothing again.
+    /// Most of what waits that is taken in one go: see [`Protocol::HALVED`] and [`EARLY`]. It stays until polling finds nothing again.
     #[inline(always)]
     fn share(&mut self) -> usize {
         let polls = self.timeline.counters().polls.get();
         if polls != std::mem::replace(&mut self.polls, polls) {
             let there = usize::from(self.ring.available());
             self.most = (there * MOST_PARTS).max(self.most.saturating_sub(1));
-            self.share = share_of(there, self.most / MOST_PARTS);
+            self.share = share_of(there, self.most / MOST_PARTS, P::HALVED);
             self.fresh = true;
             if self.awaited {
                 return self.share.min(EARLY);

@@ -291,6 +291,8 @@ impl Protocol for RequestQueue {
 
     const SEVERAL_DISKS: bool = true;
 
+    const HALVED: usize = 8;
+
     fn disk_number(&self, request: &Request<Pending>) -> DiskNumber {
         request.state.disk
     }

@@ -14,7 +14,7 @@ pub use queue::VhostQueue;
 
 use super::{Demand, DeviceInfo, DriverOptions, Kind, Subject};
 
-/// Bytes of slots' own memory, for each of them. Like lies beside like: all headers, then all answers, then all tables.
+/// Bytes of slots' own memory, for each of them: first all headers, then all responses, then all tables.
 const SLOT: usize = 256;
 /// First request queue of a SCSI controller.
 const SCSI_FIRST_QUEUE: u16 = 2;

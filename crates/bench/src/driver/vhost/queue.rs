@@ -1,8 +1,9 @@
 //! One virtqueue: slots, what lies in them, and its signals.
 //!
 //! A slot has its header, its table and its data for good; a request changes the address on the disk in the header, and a table
-//! only where length or direction changes. What the driver writes, what the device writes and what stays as it is
-//! lie apart, so that few cache lines travel per request. The ring itself is `split` or `packed`.
+//! only where length or direction changes. Each request has cache lines of its own, as Linux's have: virtio-blk one, its
+//! status behind its header, and virtio-scsi two, one for the response; what stays as it is lies apart from those, so that
+//! it does not travel. The ring itself is `split` or `packed`.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,12 +25,13 @@ use super::{SLOT, stride};
 use crate::driver::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind};
 use crate::workload::Random;
 
-/// virtio-blk: headers of 16 bytes, statuses of one.
+/// A cache line for what a request begins with.
+const REQUEST_ROOM: usize = 64;
+/// virtio-blk: headers of 16 bytes, statuses of one behind them.
 const BLK_HEADER: u32 = 16;
 const BLK_SECTOR: usize = 8;
-/// virtio-scsi: requests of 51 bytes, a cache line each; responses of 108 bytes, two lines each.
+/// virtio-scsi: requests of 51 bytes; responses of 108 bytes, two lines each, of which a good one needs the first.
 const SCSI_REQUEST: u32 = 51;
-const SCSI_REQUEST_ROOM: usize = 64;
 const SCSI_CDB: usize = 19;
 /// Where a command has its first block.
 const CDB_BLOCK: usize = 2;
@@ -245,24 +247,22 @@ impl VhostQueue {
     /// Where a slot's header lies among the slots' memory.
     #[inline]
     fn header_at(&self, slot: u16) -> usize {
-        let room = if self.is_scsi {
-            SCSI_REQUEST_ROOM
-        } else {
-            BLK_HEADER as usize
-        };
-        usize::from(slot) * room
+        usize::from(slot) * REQUEST_ROOM
     }
 
     /// Where what the device answers lies.
     #[inline]
     fn answer_at(&self, slot: u16) -> usize {
-        let room = if self.is_scsi { SCSI_RESPONSE_ROOM } else { 1 };
-        self.in_flight.len() * SCSI_REQUEST_ROOM + usize::from(slot) * room
+        if self.is_scsi {
+            self.in_flight.len() * REQUEST_ROOM + usize::from(slot) * SCSI_RESPONSE_ROOM
+        } else {
+            self.header_at(slot) + BLK_HEADER as usize
+        }
     }
 
     /// Where its table lies.
     fn table_at(&self, slot: u16) -> usize {
-        self.in_flight.len() * (SCSI_REQUEST_ROOM + SCSI_RESPONSE_ROOM) + usize::from(slot) * TABLE
+        self.in_flight.len() * (REQUEST_ROOM + SCSI_RESPONSE_ROOM) + usize::from(slot) * TABLE
     }
 
     /// Address and length of each part of a request, and whether the device writes it.
