@@ -29,6 +29,9 @@ use crate::slots::{Fill, Slots};
 /// Most requests taken in one go: bounds how long other sources of the worker wait.
 const BATCH: usize = 128;
 
+/// Bytes after which a batch ends, for the same reason: what a RAM disk copies in a millisecond or two.
+const BATCH_BYTES: u64 = 8 << 20;
+
 /// What the most chains that came at once is counted in. One part is forgotten each time that polling had found none: more
 /// slowly than driver and device get out of step, after which all come at once again.
 const MOST_PARTS: usize = 64;
@@ -36,9 +39,6 @@ const MOST_PARTS: usize = 64;
 /// A driver that sleeps until it is interrupted is told of so many answers before the rest of its requests is worked off: it
 /// needs long to wake, and not to sleep at all if it is told soon enough.
 const EARLY: usize = 2;
-
-/// Bytes after which a batch ends, for the same reason: what a RAM disk copies in a millisecond or two.
-const BATCH_BYTES: u64 = 8 << 20;
 
 /// I/Os on scratch memory that one request may have in a turn when they end at once, and bytes that count as one more:
 /// a long request gives way to the worker's other work.
