@@ -348,7 +348,7 @@ fn scsi_ram(bencher: Bencher<'_, '_>, batch: usize) {
     turns(bencher, Door::Scsi, ram(), batch);
 }
 
-/// A look that finds nothing: so much later, at most, a request is noticed by a worker that polls.
+/// A look that finds nothing, without the pause that a worker makes after it.
 #[divan::bench(sample_count = 2000, sample_size = 100)]
 fn nothing(bencher: Bencher<'_, '_>) {
     let mut setup = Setup::new(Door::Blk, null(), 1);
