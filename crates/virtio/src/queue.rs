@@ -6,6 +6,7 @@
 //! rules of the ring ends this queue, with one log line, and nothing else.
 
 mod measure;
+mod share;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -25,20 +26,10 @@ use crate::device::{Breach, BuiltQueue, OnBroken, QueueChange, QueueControl, Que
 use crate::protocol::{Malformed, Protocol, Request, Start, Step};
 use crate::signal::{HeldUp, Signal};
 use crate::slots::{Fill, Slots};
+use share::{BATCH, Share};
 
-/// Most requests taken in one go: bounds how long other sources of the worker wait.
-const BATCH: usize = 128;
-
-/// Bytes after which a batch ends, for the same reason: what a RAM disk copies in a millisecond or two.
+/// Bytes after which a batch ends, so that other sources of the worker do not wait: what a RAM disk copies in a millisecond or two.
 const BATCH_BYTES: u64 = 8 << 20;
-
-/// What the most chains that came at once is counted in. One part is forgotten each time that polling had found none: more
-/// slowly than driver and device get out of step, after which all come at once again.
-const MOST_PARTS: usize = 64;
-
-/// A driver that sleeps until it is interrupted is told of so many answers before the rest of its requests is worked off: it
-/// needs long to wake, and not to sleep at all if it is told soon enough.
-const EARLY: usize = 2;
 
 /// I/Os on scratch memory that one request may have in a turn when they end at once, and bytes that count as one more:
 /// a long request gives way to the worker's other work.
@@ -47,18 +38,6 @@ const STEP_BYTES: u64 = 128 << 10;
 
 /// One line per second in all: a hostile driver must not fill the log.
 static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
-
-/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go, if `halved` and more
-/// are taken by halves. What comes alone and is about a half is such a half: halved again it would take twice the turns.
-fn share_of(there: usize, most: usize, halved: usize) -> usize {
-    if most < halved {
-        BATCH
-    } else if there * 8 <= most * 5 {
-        there.max(most / 2)
-    } else {
-        most / 2
-    }
-}
 
 /// How far a request has come.
 enum Progress {
@@ -80,15 +59,7 @@ pub struct Queue<P: Protocol> {
     view: GuestView,
     protocol: P,
     slots: Slots<P::State>,
-    /// How often polling had found nothing when chains were taken last.
-    polls: u64,
-    /// Most chains that are taken in one go since then, and most that came at once lately, in parts.
-    share: usize,
-    most: usize,
-    /// Chains were taken after polling had found none, and their answers are not published yet.
-    fresh: bool,
-    /// The driver wanted to be interrupted for the first answers after it had been silent, and their I/Os had ended at once.
-    awaited: bool,
+    share: Share,
     /// Slots of the batch that is being drained.
     batch: Vec<u16>,
     /// Slots of the batch whose I/O is pending.
@@ -139,11 +110,7 @@ impl<P: Protocol> Queue<P> {
             view: GuestView::new(setup.memory),
             protocol,
             slots: Slots::new(size),
-            polls: 0,
-            share: BATCH,
-            most: 0,
-            fresh: false,
-            awaited: false,
+            share: Share::new(),
             batch: Vec::with_capacity(BATCH),
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
@@ -257,25 +224,12 @@ impl<P: Protocol> Queue<P> {
         (self.on_broken)(breach, &why.to_string());
     }
 
-    /// Most of what waits that is taken in one go: see [`Protocol::HALVED`] and [`EARLY`]. It stays until polling finds nothing again.
-    #[inline(always)]
-    fn share(&mut self) -> usize {
-        let polls = self.timeline.counters().polls.get();
-        if polls != std::mem::replace(&mut self.polls, polls) {
-            let there = usize::from(self.ring.available());
-            self.most = (there * MOST_PARTS).max(self.most.saturating_sub(1));
-            self.share = share_of(there, self.most / MOST_PARTS, P::HALVED);
-            self.fresh = true;
-            if self.awaited {
-                return self.share.min(EARLY);
-            }
-        }
-        self.share
-    }
-
     /// Hop 2: takes chains from the ring into slots.
     fn pop_batch(&mut self) {
-        let limit = BATCH.min(self.protocol.batch_limit()).min(self.share());
+        let polls = self.timeline.counters().polls.get();
+        let there = usize::from(self.ring.available());
+        let share = self.share.next(polls, P::HALVED, there);
+        let limit = BATCH.min(self.protocol.batch_limit()).min(share);
         let mut bytes = 0;
         self.slots.guess();
         while self.batch.len() < limit && bytes < BATCH_BYTES {
@@ -654,9 +608,8 @@ impl<P: Protocol> Source for Queue<P> {
         let answered = self.stamp(io);
         let mut notified = answered;
         let call = self.call.as_ref().filter(|_| wanted);
-        if std::mem::take(&mut self.fresh) {
-            self.awaited = call.is_some() && !self.turns.is_empty();
-        }
+        let awaited = call.is_some() && !self.turns.is_empty();
+        self.share.published(awaited);
         if let Some(call) = call {
             let sent = call.send();
             self.timeline.counters().notifications.add(1);

@@ -1,0 +1,114 @@
+//! How many of the chains that wait a turn takes.
+//!
+//! All of them as a rule. Where many come at once after polling had found none, driver and device wait for each other in turns: half
+//! of them are taken first, so that the driver goes on with their answers while the others are worked off. A driver that sleeps
+//! until it is interrupted is told of its first answers before all others. Figures: `docs/performance.md`.
+
+/// Most requests taken in one go: bounds how long other sources of the worker wait.
+pub(super) const BATCH: usize = 128;
+
+/// What the most chains that came at once is counted in. One part is forgotten each time that polling had found none: more
+/// slowly than driver and device get out of step, after which all come at once again.
+const MOST_PARTS: usize = 64;
+
+/// A driver that sleeps until it is interrupted is told of so many answers before the rest of its requests is worked off: it
+/// needs long to wake, and not to sleep at all if it is told soon enough.
+const EARLY: usize = 2;
+
+/// What a queue knows of how its driver asks.
+pub(super) struct Share {
+    /// How often polling had found nothing when chains were taken last.
+    polls: u64,
+    /// Most chains that are taken in one go since then.
+    share: usize,
+    /// Most that came at once lately, in parts.
+    most: usize,
+    /// Chains were taken after polling had found none, and their answers are not published yet.
+    fresh: bool,
+    /// The driver wanted to be interrupted for the first answers after it had been silent, and their I/Os had ended at once.
+    awaited: bool,
+}
+
+impl Share {
+    pub(super) fn new() -> Share {
+        Share {
+            polls: 0,
+            share: BATCH,
+            most: 0,
+            fresh: false,
+            awaited: false,
+        }
+    }
+
+    /// Most chains to be taken now, by how often polling has found none so far and how many are `there`. From `halved` on they
+    /// are taken by halves: see [`crate::Protocol::HALVED`]. What is said stays until polling finds nothing again, or until there are
+    /// more than the driver is known to ask: it has more in flight now, and nobody waits meanwhile.
+    #[inline(always)]
+    pub(super) fn next(&mut self, polls: u64, halved: usize, there: usize) -> usize {
+        let parts = there * MOST_PARTS;
+        if polls == std::mem::replace(&mut self.polls, polls) {
+            return match parts * 2 > self.most * 3 {
+                true => BATCH,
+                false => self.share,
+            };
+        }
+        self.most = parts.max(self.most.saturating_sub(1));
+        self.share = share_of(there, self.most / MOST_PARTS, halved);
+        self.fresh = true;
+        match self.awaited {
+            true => self.share.min(EARLY),
+            false => self.share,
+        }
+    }
+
+    /// Answers were published: did the driver want an interrupt, and had their I/Os ended at once?
+    #[inline(always)]
+    pub(super) fn published(&mut self, awaited: bool) {
+        if std::mem::take(&mut self.fresh) {
+            self.awaited = awaited;
+        }
+    }
+}
+
+/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go, if `halved` and more
+/// are taken by halves. What comes alone and is about a half is such a half: halved again it would take twice the turns.
+fn share_of(there: usize, most: usize, halved: usize) -> usize {
+    if most < halved {
+        BATCH
+    } else if there * 8 <= most * 5 {
+        there.max(most / 2)
+    } else {
+        most / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// What a driver asks, in whatever order: chains, looks that found none before, and whether it wants an interrupt.
+        #[test]
+        fn whatever_came_before_all_that_is_there_is_taken_in_a_few_turns(
+            asked in proptest::collection::vec((1usize..=BATCH, 0u64..3, any::<bool>()), 1..60),
+            halved in 2usize..20,
+        ) {
+            let (mut share, mut polls) = (Share::new(), 0);
+            for (there, looks, awaited) in asked {
+                polls += looks;
+                let (mut left, mut turns) = (there, 0);
+                while left > 0 {
+                    let most = share.next(polls, halved, left);
+                    prop_assert!(most > 0);
+                    left -= most.min(left);
+                    share.published(awaited);
+                    turns += 1;
+                }
+                // Early answers, and halves of what may be half as much again as what came at once before.
+                prop_assert!(turns <= 5, "{turns} turns for {there} chains");
+            }
+        }
+    }
+}
