@@ -231,7 +231,6 @@ impl<P: Protocol> Queue<P> {
         let share = self.share.next(polls, P::HALVED, there);
         let limit = BATCH.min(self.protocol.batch_limit()).min(share);
         let mut bytes = 0;
-        self.slots.guess();
         while self.batch.len() < limit && bytes < BATCH_BYTES {
             match self.slots.fill(|chain| self.ring.pop(&self.view, chain)) {
                 Fill::Filled(index, more) => {
@@ -515,7 +514,10 @@ impl<P: Protocol> Source for Queue<P> {
     fn ready(&self) -> bool {
         let ready = self.accepts() && self.slots.has_free() && self.ring.available() > 0
             || !self.resting.is_empty();
-        if !ready {
+        if ready {
+            self.ring.guess(&self.view);
+            self.slots.guess();
+        } else {
             self.timeline.counters().polls.add(1);
         }
         ready

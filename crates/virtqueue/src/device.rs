@@ -89,6 +89,14 @@ impl DeviceQueue {
         each!(&self.ring, ring => ring.available())
     }
 
+    /// Chains wait: fetches what is read of the first one, where that of the last one lay. A guess that is wrong changes nothing.
+    #[inline(always)]
+    pub fn guess(&self, view: &GuestView) {
+        if let Ring::Split(ring) = &self.ring {
+            ring.guess(view);
+        }
+    }
+
     /// Takes the next chain, if there is one. `chain` is overwritten; its heap space is used again.
     ///
     /// # Errors

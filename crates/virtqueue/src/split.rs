@@ -138,6 +138,14 @@ impl SplitQueue {
             .saturating_add(self.again())
     }
 
+    /// What is to be read is on another core, one thing behind the other: a good guess has all on their way at once.
+    #[inline(always)]
+    pub fn guess(&self, view: &GuestView) {
+        self.areas.heads.prefetch(self.next_available);
+        self.areas.descriptors.prefetch(self.last.0);
+        view.prefetch(self.last.1);
+    }
+
     #[inline(always)]
     pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
         if self.inflight.is_some()
@@ -192,9 +200,6 @@ impl SplitQueue {
         }
         self.known_available = index;
         if ahead != 0 {
-            // What is to be read is on another core, one thing behind the other: a good guess has all on their way at once.
-            self.areas.descriptors.prefetch(self.last.0);
-            view.prefetch(self.last.1);
             self.fetch_used(ahead);
         }
         // The very first is read at once; the next ones get what `fetch_ahead` does for the later ones.
