@@ -107,7 +107,8 @@ fn side_by_side(
 }
 
 /// `turn stamps blk|scsi BATCH`: nanoseconds that a batch takes with stamps and without them, the same queue in turns;
-/// means of the middle half. From 32 on a batch is two turns; the look that finds nothing is part of it.
+/// means of the middle half. From 16 requests on, virtio-scsi from 8, a batch is two turns; the look that finds nothing is part
+/// of it.
 fn stamps(door: Door, batch: usize) {
     const ROUNDS: usize = 400;
     const TURNS: usize = 200;
