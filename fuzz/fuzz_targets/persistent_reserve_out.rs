@@ -8,7 +8,7 @@
 #[path = "../../crates/scsi/tests/common/mod.rs"]
 mod common;
 
-use common::{Bed, initiator, port};
+use common::{Answer, Bed, initiator, port};
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use scsi::{Status, TransportId};
 use std::sync::Arc;
@@ -74,6 +74,20 @@ fn id(number: u8) -> TransportId {
     }
 }
 
+/// PERSISTENT RESERVE IN from the first initiator, once it has been told what the others did to it.
+fn read(bed: &mut Bed, action: u8) -> Answer {
+    let cdb = [0x5e, action, 0, 0, 0, 0, 0, 0xff, 0xff, 0];
+    for _ in 0..8 {
+        let answer = bed.run(0, &cdb, &[], 0xffff);
+        if answer.status == Status::Good {
+            return answer;
+        }
+        let (key, ..) = answer.code();
+        assert_eq!((answer.status, key), (Status::CheckCondition, 6));
+    }
+    panic!("unit attentions without end");
+}
+
 libfuzzer_sys::fuzz_target!(|services: Vec<Service>| {
     let mut bed = Bed::new(512, 64);
     let second = bed.other_nexus(2);
@@ -98,18 +112,17 @@ libfuzzer_sys::fuzz_target!(|services: Vec<Service>| {
         let nexus = &nexuses[usize::from(service.who % 3)];
         bed.run_as(nexus, 0, &cdb, &list, 0);
 
-        let keys = bed.run(0, &[0x5e, 0x00, 0, 0, 0, 0, 0, 0xff, 0xff, 0], &[], 0xffff);
-        assert_eq!(keys.status, Status::Good);
+        let keys = read(&mut bed, 0);
         let said = u32::from_be_bytes(keys.data[4..8].try_into().unwrap()) as usize;
         assert_eq!(keys.data.len(), 8 + said);
         assert!(said.is_multiple_of(8));
-        let held = bed.run(0, &[0x5e, 0x01, 0, 0, 0, 0, 0, 0xff, 0xff, 0], &[], 0xffff);
+        let held = read(&mut bed, 1);
         let said = u32::from_be_bytes(held.data[4..8].try_into().unwrap()) as usize;
         assert_eq!(held.data.len(), 8 + said);
         assert!(matches!(said, 0 | 16));
         // nobody holds what nobody registered for
         assert!(said == 0 || keys.data.len() > 8);
-        let full = bed.run(0, &[0x5e, 0x03, 0, 0, 0, 0, 0, 0xff, 0xff, 0], &[], 0xffff);
+        let full = read(&mut bed, 3);
         let mut descriptors = full.data.get(8..).unwrap_or_default();
         let mut count = 0;
         while !descriptors.is_empty() {
