@@ -11,8 +11,8 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Which daemon")]
 pub struct Whom {
-    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
-    #[arg(long, value_name = "PATH", global = true)]
+    /// The daemon's control socket, as --control says it to serve [default: as there; where there is none, the system's]
+    #[arg(long, alias = "control", value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
     /// Ask over TCP instead, where serve's --api-listen is; needs --token-file
     #[arg(long, value_name = "http://ADDRESS:PORT", global = true)]
@@ -53,6 +53,27 @@ impl Whom {
                 let chosen = socket.clone().unwrap_or_else(usual_socket);
                 Ok(Client::new(&chosen))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Asked {
+        #[command(flatten)]
+        whom: Whom,
+    }
+
+    #[test]
+    fn the_control_socket_may_be_named_as_serve_names_it() {
+        for flag in ["--socket", "--control"] {
+            let asked = Asked::parse_from(["lunette", flag, "/run/one.sock"]);
+            assert_eq!(asked.whom.socket.as_deref(), Some("/run/one.sock".as_ref()));
         }
     }
 }

@@ -108,7 +108,7 @@ fn add(ask: &Ask, flag: String) -> Outcome {
 
 fn table(disks: &[Disk]) -> Table {
     let head = Table::new(&[
-        "NAME", "BACKEND", "SIZE", "BLOCK", "RO", "SERIAL", "USED BY",
+        "NAME", "BACKEND", "SIZE", "BLOCK", "RO", "LIMITS", "SERIAL", "USED BY",
     ]);
     disks.iter().fold(head, |table, disk| {
         let status = disk.status.as_ref();
@@ -121,8 +121,33 @@ fn table(disks: &[Disk]) -> Table {
             size_text(status.map_or(disk.size.unwrap_or(0), |status| status.size)),
             status.map_or_else(String::new, |status| status.block_size.to_string()),
             yes(disk.read_only),
+            limits_text(disk.iops, disk.bandwidth),
             status.map_or_else(String::new, |status| status.serial.clone()),
             status.map_or_else(String::new, |status| status.used_by.join(" ")),
         ])
     })
+}
+
+/// What may be done in a second; bursts are in `--json`.
+fn limits_text(iops: Option<u64>, bandwidth: Option<u64>) -> String {
+    let iops = iops.map(|iops| format!("{iops} IOPS"));
+    let bandwidth = bandwidth.map(|bytes| format!("{}/s", size_text(bytes)));
+    match (iops, bandwidth) {
+        (Some(iops), Some(bandwidth)) => format!("{iops}, {bandwidth}"),
+        (Some(one), None) | (None, Some(one)) => one,
+        (None, None) => "none".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_told_where_there_are_any() {
+        assert_eq!(limits_text(None, None), "none");
+        assert_eq!(limits_text(Some(500), None), "500 IOPS");
+        assert_eq!(limits_text(None, Some(100 << 20)), "100M/s");
+        assert_eq!(limits_text(Some(500), Some(1 << 30)), "500 IOPS, 1G/s");
+    }
 }
