@@ -82,6 +82,18 @@ fn two_doors_of_a_disk_share_its_limits_and_another_disk_has_none() -> Result<()
         (allowed / 2.0..=allowed * 1.05).contains(&bytes),
         "{bytes} bytes a second, {allowed} allowed"
     );
+
+    // Who looks for where the time went is told that it was the limits.
+    let table = rig.daemon.latency(&["--json"])?;
+    let table: Value = serde_json::from_str(&table).with_context(|| table.clone())?;
+    let held = table["limited"].as_object().context("no limits")?;
+    ensure!(held.keys().eq(["d", "e"]), "held back: {held:?}");
+    for (disk, limited) in held {
+        let [requests, wait] = ["requests", "wait_ns"].map(|key| limited[key].as_u64());
+        let (requests, wait) = (requests.context("requests")?, wait.context("wait")?);
+        ensure!(requests > 100, "{disk}: {requests} waited");
+        ensure!(wait > requests * 1000, "{disk}: {wait} ns for {requests}");
+    }
     Ok(())
 }
 

@@ -108,6 +108,26 @@ pub struct IoStatistics {
     pub bytes: u64,
 }
 
+/// I/Os that a disk's limits have held back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitedStatistics {
+    /// How many have waited and gone on.
+    pub requests: u64,
+    /// How long, in nanoseconds in all. It is part of what requests take until they are reaped.
+    pub wait_ns: u64,
+}
+
+impl LimitedStatistics {
+    /// What happened after `earlier`.
+    #[must_use]
+    pub fn since(self, earlier: LimitedStatistics) -> LimitedStatistics {
+        LimitedStatistics {
+            requests: self.requests.saturating_sub(earlier.requests),
+            wait_ns: self.wait_ns.saturating_sub(earlier.wait_ns),
+        }
+    }
+}
+
 /// What was asked of a disk, through all doors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStatistics {
@@ -119,6 +139,9 @@ pub struct DiskStatistics {
     pub in_flight: u64,
     /// I/Os that failed, by class; a class that never happened is absent.
     pub errors: BTreeMap<String, u64>,
+    /// I/Os that its limits have held back.
+    #[serde(default)]
+    pub limited: LimitedStatistics,
 }
 
 impl DiskStatistics {
@@ -142,6 +165,10 @@ impl DiskStatistics {
             errors: errors
                 .map(|(kind, count)| (kind.word().to_owned(), count))
                 .collect(),
+            limited: LimitedStatistics {
+                requests: counters.limited,
+                wait_ns: counters.limited_ns,
+            },
         }
     }
 

@@ -1,9 +1,11 @@
 //! `lunette latency`: asks a daemon what its queues measured, and prints it.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use daemon::control::Client;
+use daemon::statistics::{LimitedStatistics, Statistics};
 use daemon::{QueueReport, SlowReport, control, reports, slowest};
 use serde_json::json;
 use timeline::Snapshot;
@@ -24,8 +26,8 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         return print_slowest(&slowest(&snapshot, count), arguments.json);
     }
     let Some(seconds) = arguments.watch else {
-        let snapshot = ask(&client, selector)?;
-        return print(&reports(&snapshot, selector), arguments.json);
+        let (snapshot, held) = ask(&client, selector)?;
+        return print(&reports(&snapshot, selector), &held, arguments.json);
     };
     if !(0.1..=INTERVAL_SECONDS_MAX).contains(&seconds) {
         return Err(Failure::because(format!(
@@ -37,11 +39,13 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         std::thread::sleep(Duration::from_secs_f64(seconds));
         let now = (ask(&client, selector)?, Instant::now());
         let interval = now.1 - before.1;
-        let reports = reports(&now.0.since(&before.0), selector).into_iter();
+        let ((snapshot, held), (old_snapshot, old_held)) = (&now.0, &before.0);
+        let reports = reports(&snapshot.since(old_snapshot), selector).into_iter();
         let reports: Vec<QueueReport> = reports.map(|report| report.over(interval)).collect();
+        let held = held_since(held, old_held);
         before = now;
         if arguments.json || !std::io::stdout().is_terminal() {
-            print(&reports, arguments.json)?;
+            print(&reports, &held, arguments.json)?;
             continue;
         }
         let rows = ratatui::crossterm::terminal::size().map_or(24, |(_, rows)| rows);
@@ -50,33 +54,76 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         write!(
             stdout,
             "\x1b[H\x1b[J{}",
-            fitted(&text(&reports), usize::from(rows))
+            fitted(&text(&reports, &held), usize::from(rows))
         )?;
         stdout.flush()?;
     }
 }
 
-fn ask(client: &Client, selector: Option<&str>) -> Result<Snapshot, Failure> {
-    Ok(client.get(&control::latency_path(selector, 0))?)
+/// What limits have held back, by disk.
+type Held = BTreeMap<String, LimitedStatistics>;
+
+fn ask(client: &Client, selector: Option<&str>) -> Result<(Snapshot, Held), Failure> {
+    let snapshot = client.get(&control::latency_path(selector, 0))?;
+    Ok((snapshot, held(&client.get("/v1/statistics")?, selector)))
 }
 
-fn print(reports: &[QueueReport], as_json: bool) -> Outcome {
+/// Of the disks that are meant, or that the queues that are meant have served, those whose limits held something back.
+fn held(statistics: &Statistics, selector: Option<&str>) -> Held {
+    let is_meant = |disk: &str| {
+        let Some(selector) = selector else {
+            return true;
+        };
+        let mut queues = statistics.latency.queues.iter();
+        let serves = queues.any(|queue| {
+            let known = queue.labels.disk == disk || queue.disks.contains_key(disk);
+            known && queue.labels.is_of(selector)
+        });
+        serves || selector == disk
+    };
+    let disks = statistics.disks.iter();
+    disks
+        .filter(|disk| disk.limited.requests > 0 && is_meant(&disk.name))
+        .map(|disk| (disk.name.clone(), disk.limited))
+        .collect()
+}
+
+fn held_since(now: &Held, before: &Held) -> Held {
+    let each = now.iter().map(|(disk, limited)| {
+        let earlier = before.get(disk).copied().unwrap_or_default();
+        (disk.clone(), limited.since(earlier))
+    });
+    each.filter(|(_, limited)| limited.requests > 0).collect()
+}
+
+fn print(reports: &[QueueReport], held: &Held, as_json: bool) -> Outcome {
     let mut stdout = std::io::stdout().lock();
     if as_json {
-        writeln!(stdout, "{}", json!({"reports": reports}))?;
+        writeln!(stdout, "{}", json!({"reports": reports, "limited": held}))?;
     } else {
-        write!(stdout, "{}", text(reports))?;
+        write!(stdout, "{}", text(reports, held))?;
     }
     stdout.flush()?;
     Ok(())
 }
 
-fn text(reports: &[QueueReport]) -> String {
+fn text(reports: &[QueueReport], held: &Held) -> String {
     if reports.is_empty() {
         return "no client has used any export yet\n".to_owned();
     }
     let each: Vec<String> = reports.iter().map(QueueReport::to_string).collect();
-    each.join("\n")
+    let mut text = each.join("\n");
+    if !held.is_empty() {
+        text.push('\n');
+    }
+    for (disk, limited) in held {
+        let (requests, wait) = (limited.requests, limited.wait_ns);
+        text.push_str(&format!(
+            "limits of disk {disk} held {requests} I/Os back, for {} each: part of what they took until reaped\n",
+            timeline::table::time(wait as f64 / requests.max(1) as f64)
+        ));
+    }
+    text
 }
 
 /// As much as a window of so many rows shows: from the middle lines go, for rates and counters come last.
@@ -126,5 +173,45 @@ mod tests {
         assert_eq!(lines[19], "... 18 lines do not fit in this window ...");
         assert_eq!(lines[20..], ["38", "39", "40"]);
         assert_eq!(fitted(&text, 0).lines().count(), 5);
+    }
+
+    #[test]
+    fn limits_are_told_of_the_disks_that_are_meant() {
+        use daemon::statistics::DiskStatistics;
+        use timeline::{Labels, QueueSnapshot};
+        let disk = |name: &str, requests| DiskStatistics {
+            limited: LimitedStatistics {
+                requests,
+                wait_ns: requests * 3_860_000,
+            },
+            ..DiskStatistics::new(name, None)
+        };
+        let labels = Labels {
+            export: "e".to_owned(),
+            disk: "d0".to_owned(),
+            ..Labels::default()
+        };
+        let queue = QueueSnapshot {
+            labels,
+            ..QueueSnapshot::default()
+        };
+        let statistics = Statistics {
+            disks: vec![disk("d0", 6_679), disk("d1", 2), disk("free", 0)],
+            latency: Snapshot {
+                queues: vec![queue],
+            },
+            ..Statistics::default()
+        };
+        let of = |selector| -> Vec<String> { held(&statistics, selector).into_keys().collect() };
+        assert_eq!(of(None), ["d0", "d1"]);
+        assert_eq!(of(Some("d1")), ["d1"]);
+        assert_eq!(of(Some("e")), ["d0"]);
+        assert_eq!(of(Some("e/0")), ["d0"]);
+        let all = held(&statistics, None);
+        assert_eq!(held_since(&all, &all), Held::new());
+        let reports = reports(&statistics.latency, None);
+        assert!(text(&reports, &held(&statistics, Some("e"))).ends_with(
+            "\n\nlimits of disk d0 held 6679 I/Os back, for 3.86 ms each: part of what they took until reaped\n"
+        ));
     }
 }

@@ -119,7 +119,7 @@ impl OpenDisk {
             buffer: std::mem::take(buffer),
             tag,
         };
-        self.pacing.wait(source, parked);
+        self.pacing.wait(&self.throttle, source, parked);
         self.arm(ring, handle);
         Submission::Pending
     }
@@ -410,7 +410,8 @@ impl Io {
             return;
         };
         open.pacing.fired();
-        while let Some(parked) = open.pacing.next(&open.throttle) {
+        while let Some((waited, parked)) = open.pacing.next(&open.throttle) {
+            open.record.limited(waited);
             open.resume(&mut self.ring, parked, finished);
         }
         open.arm(&mut self.ring, disk);
@@ -425,7 +426,8 @@ impl Io {
             let Some(open) = &mut self.disks[disk] else {
                 continue;
             };
-            for parked in open.pacing.leave(source.0) {
+            for (waited, parked) in open.pacing.leave(&open.throttle, source.0) {
+                open.record.limited(waited);
                 open.resume(&mut self.ring, parked, finished);
             }
             if open.is_unused() {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use backend::Disk;
 use disk::{IoErrorKind, IoKind, IoOutcome, IoRequest};
@@ -36,6 +37,8 @@ pub(crate) struct DiskRecord {
     pended: Word,
     finished: Word,
     errors: [Word; IoErrorKind::COUNT],
+    limited: Word,
+    limited_ns: Word,
     /// Gone: the disk was removed, and with it what was counted of it.
     disk: Weak<Disk>,
 }
@@ -47,6 +50,8 @@ impl DiskRecord {
             pended: Word::default(),
             finished: Word::default(),
             errors: Default::default(),
+            limited: Word::default(),
+            limited_ns: Word::default(),
             disk: Arc::downgrade(disk),
         }
     }
@@ -77,6 +82,13 @@ impl DiskRecord {
         self.ended(outcome);
     }
 
+    /// An I/O has waited so long for the disk's limits and goes on.
+    pub fn limited(&self, waited: Duration) {
+        self.limited.add(1);
+        self.limited_ns
+            .add(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
+    }
+
     fn add_to(&self, counters: &mut DiskCounters) {
         for (sum, words) in counters.kinds.iter_mut().zip(&self.kinds) {
             sum.requests += words.requests.get();
@@ -88,6 +100,8 @@ impl DiskRecord {
         for (sum, word) in counters.errors.iter_mut().zip(&self.errors) {
             *sum += word.get();
         }
+        counters.limited += self.limited.get();
+        counters.limited_ns += self.limited_ns.get();
     }
 }
 
@@ -109,6 +123,10 @@ pub struct DiskCounters {
     pub in_flight: u64,
     /// I/Os that failed, by class, in the order of [`IoErrorKind::ALL`].
     pub errors: [u64; IoErrorKind::COUNT],
+    /// I/Os that had to wait for the disk's limits and have gone on.
+    pub limited: u64,
+    /// How long they have waited, in nanoseconds in all.
+    pub limited_ns: u64,
 }
 
 impl DiskCounters {

@@ -20,7 +20,8 @@ struct Line {
     /// When its head may start, by the setting with this number.
     start: Moment,
     setting: u32,
-    waiting: VecDeque<Parked>,
+    /// With the moment from which on each waits.
+    waiting: VecDeque<(Moment, Parked)>,
 }
 
 /// Lines before one disk.
@@ -64,20 +65,20 @@ impl Pacing {
     }
 
     /// Puts an I/O at the end of its source's line.
-    pub fn wait(&mut self, source: u32, parked: Parked) {
+    pub fn wait(&mut self, throttle: &Throttle, source: u32, parked: Parked) {
         if let Some(line) = self.lines.iter_mut().find(|line| line.source == source) {
-            line.waiting.push_back(parked);
+            line.waiting.push_back((throttle.now(), parked));
         }
     }
 
-    /// The next I/O whose time has come, if there is one.
-    pub fn next(&mut self, throttle: &Throttle) -> Option<Parked> {
+    /// The next I/O whose time has come, if there is one, and how long it has waited.
+    pub fn next(&mut self, throttle: &Throttle) -> Option<(Duration, Parked)> {
         let (setting, now) = (throttle.word(), throttle.now());
         for line in &mut self.lines {
             if line.setting != setting {
                 line.setting = setting;
                 line.start = match line.waiting.front() {
-                    Some(head) if setting != 0 => throttle.reserve(now, bytes(&head.request)),
+                    Some((_, head)) if setting != 0 => throttle.reserve(now, bytes(&head.request)),
                     _ => now,
                 };
             }
@@ -88,21 +89,31 @@ impl Pacing {
             return None;
         }
         let line = self.lines.get_mut(at)?;
-        let parked = line.waiting.pop_front();
+        let first = line.waiting.pop_front();
         match line.waiting.front() {
-            Some(head) if setting != 0 => line.start = throttle.reserve(now, bytes(&head.request)),
+            Some((_, head)) if setting != 0 => {
+                line.start = throttle.reserve(now, bytes(&head.request))
+            }
             Some(_) => {}
             None => {
                 self.lines.swap_remove(at);
             }
         }
-        parked
+        first.map(|(since, parked)| (now.since(since), parked))
     }
 
     /// All that a source has waiting, limits or not: it is about to end. What its head has reserved stays taken.
-    pub fn leave(&mut self, source: u32) -> VecDeque<Parked> {
+    pub fn leave(
+        &mut self,
+        throttle: &Throttle,
+        source: u32,
+    ) -> impl Iterator<Item = (Duration, Parked)> + use<> {
         let at = self.lines.iter().position(|line| line.source == source);
-        at.map_or_else(VecDeque::new, |at| self.lines.swap_remove(at).waiting)
+        let waiting = at.map_or_else(VecDeque::new, |at| self.lines.swap_remove(at).waiting);
+        let now = throttle.now();
+        waiting
+            .into_iter()
+            .map(move |(since, parked)| (now.since(since), parked))
     }
 
     /// Nothing waits?
@@ -158,11 +169,11 @@ mod tests {
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..100 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(1, parked(number));
+            pacing.wait(&throttle, 1, parked(number));
         }
         for number in 100..103 {
             assert!(!pacing.may_start(&throttle, 2, &read));
-            pacing.wait(2, parked(number));
+            pacing.wait(&throttle, 2, parked(number));
         }
         assert!(pacing.next(&throttle).is_none());
         assert!(
@@ -179,7 +190,7 @@ mod tests {
         });
         let mut order = Vec::new();
         while order.len() < 103 {
-            order.extend(pacing.next(&throttle).map(|parked| parked.tag.0));
+            order.extend(pacing.next(&throttle).map(|(_, parked)| parked.tag.0));
         }
         let of_second: Vec<usize> = (0..103).filter(|&at| order[at] >= 100).collect();
         assert!(of_second[2] <= 6, "every other one: {of_second:?}");
@@ -199,11 +210,12 @@ mod tests {
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(1, parked(number));
+            pacing.wait(&throttle, 1, parked(number));
         }
         assert!(pacing.may_start(&throttle, 1, &IoRequest::flush()));
-        assert!(pacing.leave(2).is_empty());
-        let order: Vec<u64> = pacing.leave(1).iter().map(|parked| parked.tag.0).collect();
+        assert!(pacing.leave(&throttle, 2).next().is_none());
+        let order = pacing.leave(&throttle, 1).map(|(_, parked)| parked.tag.0);
+        let order: Vec<u64> = order.collect();
         assert_eq!(order, [0, 1, 2]);
         assert!(pacing.lines.is_empty());
     }
@@ -221,11 +233,11 @@ mod tests {
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(1, parked(number));
+            pacing.wait(&throttle, 1, parked(number));
         }
         throttle.set(RateLimits::default());
         let order: Vec<u64> =
-            std::iter::from_fn(|| pacing.next(&throttle).map(|parked| parked.tag.0)).collect();
+            std::iter::from_fn(|| pacing.next(&throttle).map(|(_, parked)| parked.tag.0)).collect();
         assert_eq!(order, [0, 1, 2]);
     }
 }

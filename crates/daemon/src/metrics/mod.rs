@@ -9,6 +9,7 @@ mod process;
 mod text;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use timeline::{Operation, OperationCounters, Snapshot, Span, SparseHistogram};
 
@@ -166,6 +167,18 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
             let labels = [("disk", disk.name.as_str()), ("class", class.word())];
             errors.sample(&labels, count);
         }
+    }
+    let help = "I/Os that a disk's limits have held back.";
+    let mut limited = page.family("lunette_disk_io_limited_total", Kind::Counter, help);
+    for disk in &statistics.disks {
+        limited.sample(&[("disk", &disk.name)], disk.limited.requests);
+    }
+    let help = "How long I/Os have waited for a disk's limits in all.";
+    let name = "lunette_disk_io_limited_seconds_total";
+    let mut limited = page.family(name, Kind::Counter, help);
+    for disk in &statistics.disks {
+        let seconds = Duration::from_nanos(disk.limited.wait_ns).as_secs_f64();
+        limited.sample(&[("disk", &disk.name)], seconds);
     }
     let help = "I/Os that a disk's engine has and has not given back.";
     let mut in_flight = page.family("lunette_disk_io_in_flight", Kind::Gauge, help);

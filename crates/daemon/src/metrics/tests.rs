@@ -9,7 +9,9 @@ use timeline::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use super::*;
 use crate::control::{DiskStatus, ExportStatus, LunStatus, View};
-use crate::statistics::{DiskStatistics, InitiatorStatistics, IoStatistics, WorkerStatistics};
+use crate::statistics::{
+    DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, WorkerStatistics,
+};
 
 const DASHBOARD: &str = include_str!("../../../../contrib/grafana/lunette.json");
 const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
@@ -79,6 +81,10 @@ fn statistics() -> Statistics {
             operations: [("read".to_owned(), io)].into(),
             errors: [("no_space".to_owned(), 2)].into(),
             in_flight: 6,
+            limited: LimitedStatistics {
+                requests: 7,
+                wait_ns: 2_500_000_000,
+            },
             ..DiskStatistics::new("d\"0", None)
         }],
         initiators: vec![InitiatorStatistics {
@@ -221,6 +227,8 @@ fn a_strict_reader_finds_every_counter() {
     assert_eq!(value("lunette_queue_in_flight", &third), 3.0);
     let full = [("class", "no_space")];
     assert_eq!(value("lunette_disk_io_errors_total", &full), 2.0);
+    assert_eq!(value("lunette_disk_io_limited_total", &[]), 7.0);
+    assert_eq!(value("lunette_disk_io_limited_seconds_total", &[]), 2.5);
     let busy = [("worker", "0"), ("turn", "busy")];
     assert_eq!(value("lunette_worker_turns_total", &busy), 1.0);
     assert_eq!(value("lunette_export_connected", &[("export", "e")]), 1.0);

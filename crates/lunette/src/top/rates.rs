@@ -63,6 +63,7 @@ impl View {
                 ("read B", 7),
                 ("write B", 7),
                 ("depth", 5),
+                ("held/s", 6),
                 ("err/s", 6),
             ],
             View::Workers => &[
@@ -238,6 +239,7 @@ impl Interval {
                     Cell::Bytes(self.rate(read.bytes)),
                     Cell::Bytes(self.rate(write.bytes)),
                     Cell::Count(now.map_or(0, |now| now.in_flight) as f64),
+                    Cell::Count(self.rate(disk.limited.requests)),
                     Cell::Count(self.rate(disk.errors())),
                 ],
                 latencies: Some(latencies).filter(|l| l.counters.requests() > 0),
@@ -311,6 +313,7 @@ fn grown(before: &Statistics, now: &Statistics) -> Statistics {
             let before = old.errors.get(class).copied().unwrap_or(0);
             *count = count.saturating_sub(before);
         }
+        disk.limited = disk.limited.since(old.limited);
     }
     grown
 }

@@ -1,7 +1,9 @@
 //! Frames as a person sees them, at 80 by 24.
 
 use daemon::control::{DiskStatus, ExportStatus, Status};
-use daemon::statistics::{DiskStatistics, IoStatistics, Statistics, WorkerStatistics};
+use daemon::statistics::{
+    DiskStatistics, IoStatistics, LimitedStatistics, Statistics, WorkerStatistics,
+};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -46,6 +48,10 @@ fn look(seconds: u64) -> Look {
         DiskStatistics {
             operations: [("read".to_owned(), io)].into(),
             errors: [("offline".to_owned(), 3 * seconds)].into(),
+            limited: LimitedStatistics {
+                requests: 20 * seconds,
+                wait_ns: 1_000_000 * seconds,
+            },
             ..DiskStatistics::new(name, None)
         }
     };
@@ -170,7 +176,7 @@ fn disks_and_workers_have_rates_of_their_own() {
     let text = frame(&screen, 80, 24);
     assert_eq!(
         text[3],
-        "d0                           1.50 k       0       0  6.14 M       0     0      3"
+        "d0                    1.50 k       0       0  6.14 M       0     0     20      3"
     );
     press(&mut screen, &[KeyCode::Down]);
     assert!(frame(&screen, 80, 24)[14].contains("no queue of its own"));
