@@ -1,6 +1,6 @@
 //! `lunette disk`.
 
-use daemon::config::{Flags, parse_size};
+use daemon::config::{self as configuration, Flags, Surroundings, parse_size};
 use daemon::control::{Method, escape};
 use daemon::objects::bodies::{Disk, Limits};
 use serde_json::json;
@@ -53,7 +53,7 @@ fn path(disk: &str) -> String {
     format!("/v1/disks/{}", escape(disk))
 }
 
-/// Read as a part of a disk, so that a mistake is told as for `serve --disk`.
+/// Read as `serve --disk` reads them.
 fn limits_of(text: &str) -> Result<Limits, Failure> {
     if text == "none" {
         return Ok(Limits::default());
@@ -72,7 +72,17 @@ fn limits_of(text: &str) -> Result<Limits, Failure> {
         disk: vec![format!("limited=null:1M,{text}")],
         ..Flags::default()
     };
-    let read = read_flags(&flags, &[])?;
+    let read = configuration::parse(None, &flags, &Surroundings::of_this_process());
+    let read = read.map_err(|mistakes| {
+        let each = mistakes.iter().map(|mistake| {
+            let told = format!("{text}: {}", mistake.message);
+            match &mistake.allowed {
+                Some(allowed) => format!("{told}; allowed: {allowed}"),
+                None => told,
+            }
+        });
+        Failure::Reasons(each.collect())
+    })?;
     let limits = read.disks.first().map(|disk| disk.limits);
     let limits = limits.unwrap_or_default();
     Ok(Limits {
@@ -142,6 +152,23 @@ fn limits_text(iops: Option<u64>, bandwidth: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_that_is_none_is_told_with_what_is_allowed() {
+        let told = |text: &str| match limits_of(text) {
+            Err(Failure::Reasons(reasons)) => reasons.join("\n"),
+            other => panic!("{text}: {}", other.is_ok()),
+        };
+        assert_eq!(
+            told("iops=0"),
+            "iops=0: `iops`: found \"0\"; allowed: a whole number from 1 to 1000000000"
+        );
+        assert_eq!(
+            told("iops_burst=5"),
+            "iops_burst=5: `iops_burst` needs `iops`"
+        );
+        assert!(limits_of("iops=5,iops_burst=5").is_ok());
+    }
 
     #[test]
     fn limits_are_told_where_there_are_any() {

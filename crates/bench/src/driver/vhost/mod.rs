@@ -34,6 +34,12 @@ pub struct VhostSession {
     pid: Option<u32>,
 }
 
+/// Does nobody serve on the socket?
+fn is_deserted(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    matches!(error.kind(), ConnectionRefused | NotFound)
+}
+
 impl VhostSession {
     /// Connects with memory for `queues` queues of such a demand.
     pub fn open(
@@ -53,8 +59,15 @@ impl VhostSession {
             ..Options::default()
         };
         let place = subject.path.display();
-        let mut front_end = FrontEnd::connect(&subject.path, &wanted)
-            .with_context(|| format!("cannot drive the device at {place}"))?;
+        let mut front_end = FrontEnd::connect(&subject.path, &wanted).map_err(|error| {
+            let hint = match &error {
+                front_end::Error::Io(io) if is_deserted(io) => {
+                    ", where no daemon listens: start it, or correct the path"
+                }
+                _ => "",
+            };
+            anyhow::Error::new(error).context(format!("cannot drive the device at {place}{hint}"))
+        })?;
         ensure!(
             !options.packed || front_end.has(feature::RING_PACKED),
             "the device at {place} has no packed rings: it does not offer VIRTIO_F_RING_PACKED"
