@@ -54,7 +54,7 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         write!(
             stdout,
             "\x1b[H\x1b[J{}",
-            fitted(&text(&reports, &held), usize::from(rows))
+            fitted(&text(&reports, &held), usize::from(rows), held.len())
         )?;
         stdout.flush()?;
     }
@@ -126,18 +126,22 @@ fn text(reports: &[QueueReport], held: &Held) -> String {
     text
 }
 
-/// As much as a window of so many rows shows: from the middle lines go, for rates and counters come last.
-fn fitted(text: &str, rows: usize) -> String {
-    const LAST: usize = 3;
+/// As much as a window of so many rows shows: from the middle lines go, for rates and counters come last, and behind a blank line what
+/// limits of `held` disks held back.
+fn fitted(text: &str, rows: usize, held: usize) -> String {
+    let last = match held {
+        0 => 3,
+        disks => 4 + disks,
+    };
     let lines: Vec<&str> = text.lines().collect();
     // The cursor has a row of its own.
-    let room = rows.saturating_sub(1).max(LAST + 2);
+    let room = rows.saturating_sub(1).max(last + 2);
     if lines.len() <= room {
         return text.to_owned();
     }
-    let first = room - LAST - 1;
+    let first = room - last - 1;
     let (shown, rest) = lines.split_at(first);
-    let (hidden, last) = rest.split_at(rest.len() - LAST);
+    let (hidden, last) = rest.split_at(rest.len() - last);
     let cut = format!("... {} lines do not fit in this window ...", hidden.len());
     let cut = [cut.as_str()];
     let all = shown.iter().chain(&cut).chain(last);
@@ -165,14 +169,19 @@ mod tests {
     #[test]
     fn what_does_not_fit_goes_from_the_middle() {
         let text: String = (1..=40).map(|n| format!("{n}\n")).collect();
-        assert_eq!(fitted(&text, 41), text);
-        let cut = fitted(&text, 24);
+        assert_eq!(fitted(&text, 41, 0), text);
+        let cut = fitted(&text, 24, 0);
         let lines: Vec<&str> = cut.lines().collect();
         assert_eq!(lines.len(), 23);
         assert_eq!((lines[0], lines[18]), ("1", "19"));
         assert_eq!(lines[19], "... 18 lines do not fit in this window ...");
         assert_eq!(lines[20..], ["38", "39", "40"]);
-        assert_eq!(fitted(&text, 0).lines().count(), 5);
+        assert_eq!(fitted(&text, 0, 0).lines().count(), 5);
+        let limits: Vec<String> = fitted(&text, 24, 1).lines().map(str::to_owned).collect();
+        assert_eq!(
+            (limits.len(), limits[18..].join(" ")),
+            (23, "36 37 38 39 40".to_owned())
+        );
     }
 
     #[test]
