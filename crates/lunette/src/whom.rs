@@ -11,8 +11,8 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Which daemon")]
 pub struct Whom {
-    /// The daemon's control socket, as --control says it to serve [default: as there; where there is none, the system's]
-    #[arg(long, alias = "control", value_name = "PATH", global = true)]
+    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
+    #[arg(long, visible_alias = "control", value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
     /// Ask over TCP instead, where serve's --api-listen is; needs --token-file
     #[arg(long, value_name = "http://ADDRESS:PORT", global = true)]
