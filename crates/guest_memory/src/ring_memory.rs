@@ -228,6 +228,41 @@ impl<T> RingEntries<T> {
         unsafe { self.at(index).write_unaligned(value) }
     }
 
+    /// Writes entries from an index on, unless all of them stand there already, and says whether it wrote: a line that is only
+    /// read stays with both cores that read it.
+    ///
+    /// # Panics
+    /// When there are more values than entries.
+    #[inline]
+    pub fn renew(&self, index: u16, values: &[T]) -> bool
+    where
+        T: FromBytes + IntoBytes + Immutable + KnownLayout + PartialEq + Copy,
+    {
+        let count = self.mask + 1;
+        assert!(values.len() <= count, "{} entries of {count}", values.len());
+        let (end, start) =
+            values.split_at(values.len().min(count - (usize::from(index) & self.mask)));
+        self.renew_run(index, end) | self.renew_run(0, start)
+    }
+
+    /// The same where none lies behind the last entry.
+    #[inline(always)]
+    fn renew_run(&self, index: u16, values: &[T]) -> bool
+    where
+        T: FromBytes + IntoBytes + Immutable + KnownLayout + PartialEq + Copy,
+    {
+        let at = self.at(index);
+        // SAFETY: as in `RingMemory::read`, for `renew` has cut the values where the entries end.
+        let here = |i: usize| unsafe { at.add(i).read_unaligned() };
+        let differs = (values.iter().enumerate())
+            .fold(false, |differs, (i, value)| differs | (here(i) != *value));
+        if differs {
+            // SAFETY: as in `RingMemory::write`, for as many.
+            unsafe { at.copy_from_nonoverlapping(values.as_ptr(), values.len()) }
+        }
+        differs
+    }
+
     /// Asks the processor to fetch an entry's cache line.
     #[inline(always)]
     pub fn prefetch(&self, index: u16) {
@@ -275,6 +310,34 @@ mod tests {
         assert_eq!(ring.read::<[u8; 4]>(8), [1, 2, 3, 4]);
         entries.write(7, [5; 4]);
         assert_eq!(ring.read::<[u8; 4]>(32), [5; 4]);
+    }
+
+    #[test]
+    fn entries_that_stand_there_are_not_written_again() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let entries = RingMemory::new(mapping, 16, 36).entries::<[u8; 4]>(4, 8);
+        assert!(!entries.renew(3, &[]));
+        let values = [[1; 4], [2; 4], [3; 4]];
+        assert!(entries.renew(14, &values), "round the end");
+        assert_eq!(
+            [6, 7, 0, 1].map(|i| entries.read(i)),
+            [[1; 4], [2; 4], [3; 4], [0; 4]]
+        );
+        assert!(!entries.renew(6, &values));
+        for i in 6..9 {
+            entries.write(i, [9; 4]);
+            assert!(entries.renew(6, &values), "{i} is another one");
+            assert_eq!(entries.read(i), values[usize::from(i) - 6]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "9 entries of 8")]
+    fn more_entries_than_there_are_are_refused() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        RingMemory::new(mapping, 16, 36)
+            .entries::<[u8; 4]>(4, 8)
+            .renew(0, &[[0; 4]; 9]);
     }
 
     #[test]

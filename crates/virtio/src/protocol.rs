@@ -91,11 +91,6 @@ pub trait Protocol: 'static {
     /// May a queue serve several disks? Then each of them is measured by itself.
     const SEVERAL_DISKS: bool = false;
 
-    /// Where so many chains come at once after polling had found none, driver and device have waited for each other in turns:
-    /// half of them are taken first, so that the driver goes on with their answers while the others are worked off. A turn
-    /// more costs as much as a few requests; the more cache lines a request has, the sooner that pays.
-    const HALVED: usize = 16;
-
     /// Which of several disks a request is for, once it has begun.
     fn disk_number(&self, _request: &Request<Self::State>) -> DiskNumber {
         DiskNumber::NONE

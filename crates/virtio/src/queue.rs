@@ -228,7 +228,7 @@ impl<P: Protocol> Queue<P> {
     fn pop_batch(&mut self) {
         let polls = self.timeline.counters().polls.get();
         let there = usize::from(self.ring.available());
-        let share = self.share.next(polls, P::HALVED, there);
+        let share = self.share.next(polls, there);
         let limit = BATCH.min(self.protocol.batch_limit()).min(share);
         let mut bytes = 0;
         while self.batch.len() < limit && bytes < BATCH_BYTES {

@@ -91,6 +91,8 @@ pub(crate) struct RequestQueue {
     last_disk: DiskNumber,
     disk_changed: bool,
     stopping: bool,
+    /// Was the last good answer another one than its place had? A driver uses its memory again: it stands there as a rule.
+    renewed: bool,
 }
 
 impl RequestQueue {
@@ -108,6 +110,7 @@ impl RequestQueue {
             last_disk: DiskNumber::NONE,
             disk_changed: false,
             stopping: false,
+            renewed: true,
         }
     }
 
@@ -291,8 +294,6 @@ impl Protocol for RequestQueue {
 
     const SEVERAL_DISKS: bool = true;
 
-    const HALVED: usize = 8;
-
     fn disk_number(&self, request: &Request<Pending>) -> DiskNumber {
         request.state.disk
     }
@@ -384,7 +385,7 @@ impl Protocol for RequestQueue {
         let (chain, pending) = (&request.chain, &mut request.state);
         if pending.task.take_good() {
             let header = [0; request::RESPONSE_HEADER_SIZE];
-            chain.buffer.write_half(chain.readable as usize, header);
+            self.renewed = chain.buffer.renew_half(chain.readable as usize, header);
             return Answer {
                 written: RESPONSE_SIZE as u32 + pending.data_in,
                 good: true,
@@ -430,7 +431,11 @@ impl RequestQueue {
         // One transfer is far below 4 GiB, and the buffer is as long as it.
         let bytes = io.request.length as u32;
         let (buffer, length) = (&mut chain.buffer, bytes as usize);
-        buffer.prefetch_half();
+        if self.renewed {
+            buffer.prefetch_half_to_write();
+        } else {
+            buffer.prefetch_half();
+        }
         let operation = if io.request.kind == IoKind::Read {
             pending.data_in = bytes;
             if !buffer.window_in_second_half(RESPONSE_SIZE, length) {

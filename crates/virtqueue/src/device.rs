@@ -16,6 +16,10 @@ pub struct DeviceQueue {
     ring: Ring,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one of them per queue, and what is kept of a split ring is used with each request"
+)]
 enum Ring {
     Split(SplitQueue),
     Packed(PackedQueue),

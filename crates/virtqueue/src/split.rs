@@ -16,10 +16,12 @@ use crate::layout::{
 };
 use crate::{Chain, Inflight, QueueConfig, QueueError};
 
-/// How many chains ahead a head's descriptor is fetched, when their entries are first seen, and what that descriptor
-/// points to, while they are popped.
-const DESCRIPTORS_AHEAD: u16 = 128;
+/// How many entries are taken at a time, and their descriptors fetched, and how many chains ahead is fetched what their first
+/// descriptor points to.
+const HEADS_TAKEN: u16 = 128;
 const ELEMENTS_AHEAD: u16 = 4;
+/// How many answers are kept until they are put into the ring.
+const ANSWERS_KEPT: usize = 128;
 
 /// Used elements in a cache line.
 const ELEMENTS_IN_LINE: usize = 64 / USED_ELEMENT_SIZE;
@@ -59,12 +61,22 @@ pub struct SplitQueue {
     next_available: u16,
     /// The driver's index when last looked at: entries before it are known to be there.
     known_available: u16,
+    /// Heads of the entries from the next to pop up to `taken_available`, each at its index modulo their number: the driver
+    /// goes on writing to the lines that they came from.
+    heads: [u16; HEADS_TAKEN as usize],
+    taken_available: u16,
     /// Head and table of the last chain: where few are in flight, the next one's too as a rule.
     last: (u16, u64),
     /// Next element to push.
     next_used: u16,
+    /// The last `kept` elements, which are put into the ring all at once: the driver reads the ones before them meanwhile,
+    /// and they share lines.
+    answers: [UsedElement; ANSWERS_KEPT],
+    kept: usize,
     /// The used index that the driver sees.
     published_used: u16,
+    /// Were the last elements other ones than their places had?
+    renewed: bool,
     /// Where what is in flight is kept for the device after this one.
     inflight: Option<Box<Inflight>>,
 }
@@ -83,9 +95,14 @@ impl SplitQueue {
             limits: Limits::new(config),
             next_available: base,
             known_available: base,
+            heads: [0; HEADS_TAKEN as usize],
+            taken_available: base,
             last: (0, 0),
             next_used: used,
+            answers: [UsedElement::default(); ANSWERS_KEPT],
+            kept: 0,
             published_used: used,
+            renewed: true,
             inflight: None,
         })
     }
@@ -95,6 +112,7 @@ impl SplitQueue {
         let inflight = Inflight::new(part, self.size, self.next_used)?;
         self.next_available = self.next_used.wrapping_add(inflight.again());
         self.known_available = self.next_available;
+        self.taken_available = self.next_available;
         self.inflight = Some(Box::new(inflight));
         Ok(())
     }
@@ -156,13 +174,13 @@ impl SplitQueue {
                 Err(error) => Err(self.fail(error)),
             };
         }
-        if self.next_available == self.known_available && !self.look(view)? {
+        if self.next_available == self.taken_available && !self.look(view)? {
             return Ok(false);
         }
         let at = self.next_available;
         self.next_available = at.wrapping_add(1);
         self.fetch_ahead(view, at);
-        let head = self.areas.heads.read(at).get();
+        let head = self.head(at);
         if !self.read_plain(head, view, chain)
             && let Err(error) = self.read_chain(head, view, chain)
         {
@@ -182,12 +200,41 @@ impl SplitQueue {
         self.inflight.as_mut()?.next()
     }
 
-    /// Loads the driver's index.
+    /// An entry that was taken.
+    #[inline(always)]
+    fn head(&self, at: u16) -> u16 {
+        self.heads[usize::from(at % HEADS_TAKEN)]
+    }
+
+    /// Takes the next entries, and loads the driver's index for that where none are known.
     #[inline(never)]
     fn look(&mut self, view: &GuestView) -> Result<bool, QueueError> {
         if self.broken {
             return Ok(false);
         }
+        if self.known_available == self.next_available {
+            self.load_index()?;
+        }
+        let ahead = self.known_available.wrapping_sub(self.next_available);
+        let count = ahead.min(HEADS_TAKEN);
+        for i in 0..count {
+            let at = self.next_available.wrapping_add(i);
+            let head = self.areas.heads.read(at).get();
+            self.heads[usize::from(at % HEADS_TAKEN)] = head;
+            self.areas.descriptors.prefetch(head);
+        }
+        self.taken_available = self.next_available.wrapping_add(count);
+        if count < ELEMENTS_AHEAD {
+            self.fetch_used(count);
+        }
+        // The very first is read at once; the next ones get what `fetch_ahead` does for the later ones.
+        for i in 1..count.min(ELEMENTS_AHEAD) {
+            self.fetch_element(view, self.next_available.wrapping_add(i));
+        }
+        Ok(count != 0)
+    }
+
+    fn load_index(&mut self) -> Result<(), QueueError> {
         let index = self.areas.available.load_acquire_u16(INDEX);
         let ahead = index.wrapping_sub(self.next_available);
         if ahead > self.size {
@@ -199,32 +246,25 @@ impl SplitQueue {
             }));
         }
         self.known_available = index;
-        if ahead != 0 {
-            self.fetch_used(ahead);
-        }
-        // The very first is read at once; the next ones get what `fetch_ahead` does for the later ones.
-        for i in 1..ahead.min(DESCRIPTORS_AHEAD) {
-            let head = self.areas.heads.read(self.next_available.wrapping_add(i));
-            self.areas.descriptors.prefetch(head.get());
-        }
-        for i in 1..ahead.min(ELEMENTS_AHEAD) {
-            self.fetch_element(view, self.next_available.wrapping_add(i));
-        }
-        Ok(ahead != 0)
+        Ok(())
     }
 
     /// Takes the lines to which so many answers will be written.
     #[inline(always)]
     fn fetch_used(&self, answers: u16) {
-        for i in (0..answers.min(DESCRIPTORS_AHEAD)).step_by(ELEMENTS_IN_LINE) {
+        for i in (0..answers).step_by(ELEMENTS_IN_LINE) {
             let place = self.next_used.wrapping_add(i);
-            self.areas.elements.prefetch_to_write(place);
+            if self.renewed {
+                self.areas.elements.prefetch_to_write(place);
+            } else {
+                self.areas.elements.prefetch(place);
+            }
         }
     }
 
     #[inline(always)]
     fn fetch_ahead(&self, view: &GuestView, at: u16) {
-        if self.known_available.wrapping_sub(at) > ELEMENTS_AHEAD {
+        if self.taken_available.wrapping_sub(at) > ELEMENTS_AHEAD {
             self.fetch_element(view, at.wrapping_add(ELEMENTS_AHEAD));
         }
     }
@@ -232,7 +272,7 @@ impl SplitQueue {
     /// Fetches what the first descriptor points to: a request's header, or its indirect table.
     #[inline(always)]
     fn fetch_element(&self, view: &GuestView, at: u16) {
-        let head = self.areas.heads.read(at).get();
+        let head = self.head(at);
         let first = self.areas.descriptors.read(head);
         view.prefetch(first.address.get());
     }
@@ -241,6 +281,7 @@ impl SplitQueue {
     fn fail(&mut self, error: QueueError) -> QueueError {
         self.broken = true;
         self.known_available = self.next_available;
+        self.taken_available = self.next_available;
         error
     }
 
@@ -338,8 +379,28 @@ impl SplitQueue {
         if let Some(inflight) = &mut self.inflight {
             inflight.answering(id);
         }
-        self.areas.elements.write(self.next_used, element);
+        if self.kept == 0 {
+            let answers = self.next_available.wrapping_sub(self.next_used);
+            if answers >= ELEMENTS_AHEAD {
+                self.fetch_used(answers.min(ANSWERS_KEPT as u16));
+            }
+        } else if self.kept >= self.answers.len() {
+            self.put();
+        }
+        self.answers[self.kept] = element;
+        self.kept += 1;
         self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Puts the elements that are kept into the ring, however many a driver that breaks the rules has it answer at once.
+    fn put(&mut self) {
+        let mut at = self.next_used.wrapping_sub(self.kept as u16);
+        self.renewed = false;
+        for answers in self.answers[..self.kept].chunks(usize::from(self.size)) {
+            self.renewed |= self.areas.elements.renew(at, answers);
+            at = at.wrapping_add(answers.len() as u16);
+        }
+        self.kept = 0;
     }
 
     #[inline]
@@ -348,6 +409,7 @@ impl SplitQueue {
         if old == new {
             return false;
         }
+        self.put();
         // The store must be seen before flags or used_event are read, or both sides could miss each other.
         self.areas.used.store_ordered_u16(INDEX, new);
         self.published_used = new;

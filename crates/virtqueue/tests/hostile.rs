@@ -90,6 +90,43 @@ fn split_available_index_too_far_ahead_is_refused() {
 }
 
 #[test]
+fn split_entry_that_was_seen_is_not_read_again() {
+    let mut b = Bench::split(4);
+    b.raw.set_descriptor(1, DATA, 1, 0, 0);
+    b.raw.set_descriptor(2, DATA, 2, 0, 0);
+    b.raw.set_available_entry(0, 1);
+    b.raw.set_available_entry(1, 2);
+    b.raw.set_available_index(2);
+    assert_eq!((b.pop(), b.chain.id), (Ok(true), 1));
+    b.raw.set_available_entry(1, 0xffff);
+    assert_eq!((b.pop(), b.chain.id, b.chain.readable), (Ok(true), 2, 2));
+}
+
+#[test]
+fn split_ring_that_is_offered_more_than_it_holds_is_answered_round_its_end() {
+    for offered in [4u16, 5, 10, 130, 300] {
+        let mut b = Bench::split(4);
+        b.raw.set_descriptor(0, DATA, 1, 0, 0);
+        // Heads are all 0, for memory is: the same buffer again and again, though it has not come back.
+        for at in 0..offered {
+            b.raw.set_available_index(at + 1);
+            assert_eq!(b.pop(), Ok(true));
+            b.device.push(b.chain.id, 1, u32::from(at) + 1);
+        }
+        assert_eq!(b.used().0, 0, "not published yet");
+        b.device.publish();
+        let lengths = [0, 1, 2, 3].map(|place| (0..offered).rev().find(|at| at % 4 == place));
+        assert_eq!(
+            b.used(),
+            (
+                offered,
+                lengths.map(|at| at.map_or(0, |at| u32::from(at) + 1))
+            )
+        );
+    }
+}
+
+#[test]
 fn split_available_index_that_goes_back_is_refused() {
     let mut b = Bench::split(4);
     b.raw.set_descriptor(0, DATA, 1, 0, 0);

@@ -7,6 +7,10 @@
 /// Most requests taken in one go: bounds how long other sources of the worker wait.
 pub(super) const BATCH: usize = 128;
 
+/// Where so many come at once after polling had found none, driver and device have waited for each other in turns, and half of
+/// them are taken first. A turn more costs as much as a few requests.
+const HALVED: usize = 10;
+
 /// What the most chains that came at once is counted in. One part is forgotten each time that polling had found none: more
 /// slowly than driver and device get out of step, after which all come at once again.
 const MOST_PARTS: usize = 64;
@@ -40,11 +44,11 @@ impl Share {
         }
     }
 
-    /// Most chains to be taken now, by how often polling has found none so far and how many are `there`. From `halved` on they
-    /// are taken by halves: see [`crate::Protocol::HALVED`]. What is said stays until polling finds nothing again, or until there are
-    /// more than the driver is known to ask: it has more in flight now, and nobody waits meanwhile.
+    /// Most chains to be taken now, by how often polling has found none so far and how many are `there`. What is said stays until
+    /// polling finds nothing again, or until there are more than the driver is known to ask: it has more in flight now, and nobody
+    /// waits meanwhile.
     #[inline(always)]
-    pub(super) fn next(&mut self, polls: u64, halved: usize, there: usize) -> usize {
+    pub(super) fn next(&mut self, polls: u64, there: usize) -> usize {
         let parts = there * MOST_PARTS;
         if polls == std::mem::replace(&mut self.polls, polls) {
             return match parts * 2 > self.most * 3 {
@@ -53,7 +57,7 @@ impl Share {
             };
         }
         self.most = parts.max(self.most.saturating_sub(1));
-        self.share = share_of(there, self.most / MOST_PARTS, halved);
+        self.share = share_of(there, self.most / MOST_PARTS);
         self.fresh = true;
         match self.awaited {
             true => self.share.min(EARLY),
@@ -70,10 +74,9 @@ impl Share {
     }
 }
 
-/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go, if `halved` and more
-/// are taken by halves. What comes alone and is about a half is such a half: halved again it would take twice the turns.
-fn share_of(there: usize, most: usize, halved: usize) -> usize {
-    if most < halved {
+/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go. What comes alone and is about a half is such a half: halved again it would take twice the turns.
+fn share_of(there: usize, most: usize) -> usize {
+    if most < HALVED {
         BATCH
     } else if there * 8 <= most * 5 {
         there.max(most / 2)
@@ -93,14 +96,13 @@ mod tests {
         #[test]
         fn whatever_came_before_all_that_is_there_is_taken_in_a_few_turns(
             asked in proptest::collection::vec((1usize..=BATCH, 0u64..3, any::<bool>()), 1..60),
-            halved in 2usize..20,
         ) {
             let (mut share, mut polls) = (Share::new(), 0);
             for (there, looks, awaited) in asked {
                 polls += looks;
                 let (mut left, mut turns) = (there, 0);
                 while left > 0 {
-                    let most = share.next(polls, halved, left);
+                    let most = share.next(polls, left);
                     prop_assert!(most > 0);
                     left -= most.min(left);
                     share.published(awaited);

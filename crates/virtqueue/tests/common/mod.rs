@@ -111,6 +111,14 @@ impl Bench {
         error
     }
 
+    /// Index and lengths of a split ring's four used elements.
+    pub fn used(&self) -> (u16, [u32; 4]) {
+        let bytes = self.memory.bytes(self.layout.device_area, 4 + 4 * 8);
+        let length = |i: usize| u32::from_le_bytes(bytes[8 + 8 * i..][..4].try_into().unwrap());
+        let index = u16::from_le_bytes([bytes[2], bytes[3]]);
+        (index, [0, 1, 2, 3].map(length))
+    }
+
     /// Writes an indirect table of split descriptors (address, length, flags, next) to `at`.
     pub fn table(&self, at: u64, descriptors: &[(u64, u32, u16, u16)]) {
         for (i, &(address, length, flags, next)) in descriptors.iter().enumerate() {
