@@ -227,7 +227,7 @@ impl<P: Protocol> Queue<P> {
     /// Hop 2: takes chains from the ring into slots.
     fn pop_batch(&mut self) {
         let polls = self.timeline.counters().polls.get();
-        let there = usize::from(self.ring.available());
+        let there = usize::from(self.ring.waiting());
         let share = self.share.next(polls, there);
         let limit = BATCH.min(self.protocol.batch_limit()).min(share);
         let mut bytes = 0;

@@ -78,12 +78,7 @@ struct Rig {
 impl Rig {
     /// A driver of virtio-blk that polls.
     fn new() -> Rig {
-        Rig::of(Door::Blk)
-    }
-
-    /// A driver that polls.
-    fn of(door: Door) -> Rig {
-        Rig::with(door, false, false)
+        Rig::with(Door::Blk, false, false)
     }
 
     /// A driver of virtio-blk that sleeps until it is interrupted.
@@ -175,8 +170,8 @@ fn many_at_once_after_a_wait_are_taken_by_halves() {
 
 #[test]
 fn few_at_once_are_taken_at_once() {
-    for door in [Door::Blk, Door::Scsi] {
-        let mut rig = Rig::of(door);
+    for (door, packed) in [(Door::Blk, false), (Door::Scsi, false), (Door::Blk, true)] {
+        let mut rig = Rig::with(door, packed, false);
         // Unit attentions of a new unit, and what else is answered only once.
         rig.ask(1);
         assert_eq!(rig.turn(), 1);

@@ -87,10 +87,19 @@ impl DeviceQueue {
         each!(&self.ring, ring => ring.is_poisoned())
     }
 
-    /// How many chains wait: at least 1 when there are any; a packed ring does not count further. Cheap, for polling.
+    /// Do chains wait? At least 1 when there are any; a packed ring does not count further. Cheap, for polling.
     #[inline]
     pub fn available(&self) -> u16 {
         each!(&self.ring, ring => ring.available())
+    }
+
+    /// How many chains wait, as far as is known or, where none are known, as the driver says: a packed ring counts them.
+    #[inline]
+    pub fn waiting(&self) -> u16 {
+        match &self.ring {
+            Ring::Split(ring) => ring.available(),
+            Ring::Packed(ring) => ring.waiting(),
+        }
     }
 
     /// Chains wait: fetches what is read of the first one, where that of the last one lay. A guess that is wrong changes nothing.

@@ -20,6 +20,8 @@ use crate::{Chain, QueueConfig, QueueError};
 
 /// How many descriptors ahead the ring is fetched: four fill a cache line.
 const DESCRIPTORS_AHEAD: usize = 8;
+/// How many descriptors are looked at to count what waits.
+const COUNTED: u16 = 256;
 
 /// Length and id of a used descriptor: what is written before its flags.
 #[derive(IntoBytes, Immutable, KnownLayout)]
@@ -129,6 +131,25 @@ impl PackedQueue {
     #[inline]
     pub fn available(&self) -> u16 {
         u16::from(!self.broken && (self.is_available(self.next_available) || self.has_again()))
+    }
+
+    /// Counts the chains that are available, in so many descriptors.
+    #[inline]
+    pub fn waiting(&self) -> u16 {
+        if self.available() == 0 {
+            return 0;
+        }
+        let (mut chains, mut place) = (0, self.next_available);
+        for _ in 0..self.size.min(COUNTED) {
+            let at = Self::offset(place.index) + PACKED_FLAGS;
+            let flags = self.descriptors.load_relaxed_u16(at);
+            if flags & (AVAIL | USED) != place.available_flags() {
+                break;
+            }
+            chains += u16::from(flags & NEXT == 0);
+            place = place.advance(1, self.size);
+        }
+        chains.max(1)
     }
 
     #[inline(never)]

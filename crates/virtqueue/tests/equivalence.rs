@@ -107,6 +107,7 @@ impl Side {
                 self.added = false;
             }
             Op::Pop(most) => {
+                let waiting = usize::from(device.waiting()).min(usize::from(most));
                 for _ in 0..most {
                     let view = &self.pair.memory.view;
                     if !device.pop(view, &mut self.chain).unwrap() {
@@ -117,6 +118,13 @@ impl Side {
                         .push((elements, self.chain.readable, self.chain.writable));
                     self.in_flight.push((self.chain.id, self.chain.descriptors));
                 }
+                // A split ring says what it knows already; a packed one counts what is there.
+                let counted = if self.pair.layout.packed {
+                    seen.popped.len()
+                } else {
+                    waiting.min(seen.popped.len())
+                };
+                assert_eq!(waiting, counted, "chains wait, and these came");
             }
             Op::Complete(which, written) => {
                 if !self.in_flight.is_empty() {
