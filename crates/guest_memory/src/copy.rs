@@ -3,7 +3,8 @@
 //! Short pieces are left to `memcpy`. A long one is bound by how many cache lines of the disk are under way at a time, and
 //! one sequence of addresses does not keep as many under way as a core can have: so it is copied as eight, side by side, and
 //! the disk's end, which is not in a cache, is fetched ahead. AVX2 where the processor has it, else SSE2. Stores that bypass
-//! the cache were tried and lost: the client reads its data soon. Figures: `docs/performance.md`.
+//! the cache lost for reads, for the client looks at its data soon, and on older processors; newer ones, known by AVX-512 with
+//! bfloat16, copy whole lines, and write past the cache to a disk. Figures: `docs/performance.md`.
 
 /// From so many bytes on a piece counts as long.
 const LONG: usize = 32 << 10;
@@ -44,11 +45,14 @@ unsafe fn copy<const FETCH_SOURCE: bool>(from: *const u8, into: *mut u8, length:
 #[cfg(target_arch = "x86_64")]
 mod long {
     use core::arch::x86_64::{
-        __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
-        _mm256_loadu_si256, _mm256_storeu_si256,
+        __m128i, __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence,
+        _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_loadu_si512,
+        _mm512_storeu_si512, _mm512_stream_si512,
     };
 
     const STREAMS: usize = 8;
+    /// Of stores past the cache.
+    const STREAMS_PAST: usize = 16;
     /// A page each: the processor's own prefetching ends with it.
     const STREAM: usize = 4096;
     const LINE: usize = 64;
@@ -66,12 +70,54 @@ mod long {
     ) {
         // SAFETY: the caller's promise; AVX2 is only used where it was found.
         unsafe {
-            if is_x86_feature_detected!("avx2") {
+            if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f") {
+                with_avx512::<FETCH_SOURCE>(from, into, length);
+            } else if is_x86_feature_detected!("avx2") {
                 with_avx2::<FETCH_SOURCE>(from, into, length);
             } else {
                 with_sse2::<FETCH_SOURCE>(from, into, length);
             }
         }
+    }
+
+    /// Whole lines, past the cache to a disk.
+    ///
+    /// # Safety
+    /// As [`copy`], and the processor must have AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn with_avx512<const FETCH_SOURCE: bool>(
+        from: *const u8,
+        into: *mut u8,
+        length: usize,
+    ) {
+        if FETCH_SOURCE || !into.addr().is_multiple_of(LINE) {
+            // SAFETY: the caller's promise; the line has room for the register, which needs no alignment.
+            let line = |from: *const u8, into: *mut u8| unsafe {
+                _mm512_storeu_si512(into.cast(), _mm512_loadu_si512(from.cast()));
+            };
+            // SAFETY: the caller's promise.
+            return unsafe { side_by_side::<FETCH_SOURCE>(from, into, length, line) };
+        }
+        let pages = length / STREAM;
+        for first in (0..pages).step_by(STREAMS_PAST) {
+            let streams = first..pages.min(first + STREAMS_PAST);
+            for place in (0..STREAM).step_by(LINE) {
+                for stream in streams.clone() {
+                    let at = stream * STREAM + place;
+                    // SAFETY: a line from `at` on is below `length`, which the caller says is mapped in both; where it goes it is
+                    // a cache line, as this store has it.
+                    unsafe {
+                        let line = _mm512_loadu_si512(from.add(at).cast());
+                        _mm512_stream_si512(into.add(at).cast::<__m512i>(), line);
+                    }
+                }
+            }
+        }
+        // What went past the cache has no order with later stores but by this.
+        _mm_sfence();
+        let done = pages * STREAM;
+        // SAFETY: the rest of the caller's ranges.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(done), into.add(done), length - done) }
     }
 
     /// # Safety
@@ -163,6 +209,10 @@ mod tests {
             if is_x86_feature_detected!("avx2") {
                 ways.push(long::with_avx2::<true>);
                 ways.push(long::with_avx2::<false>);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                ways.push(long::with_avx512::<true>);
+                ways.push(long::with_avx512::<false>);
             }
         }
         ways
