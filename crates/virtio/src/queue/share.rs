@@ -74,7 +74,8 @@ impl Share {
     }
 }
 
-/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go. What comes alone and is about a half is such a half: halved again it would take twice the turns.
+/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go. What comes alone and is
+/// about a half is such a half: halved again it would take twice the turns.
 fn share_of(there: usize, most: usize) -> usize {
     if most < HALVED {
         BATCH
