@@ -91,8 +91,6 @@ pub(crate) struct RequestQueue {
     last_disk: DiskNumber,
     disk_changed: bool,
     stopping: bool,
-    /// Was the last good answer another one than its place had? A driver uses its memory again: it stands there as a rule.
-    renewed: bool,
 }
 
 impl RequestQueue {
@@ -110,7 +108,6 @@ impl RequestQueue {
             last_disk: DiskNumber::NONE,
             disk_changed: false,
             stopping: false,
-            renewed: true,
         }
     }
 
@@ -385,7 +382,7 @@ impl Protocol for RequestQueue {
         let (chain, pending) = (&request.chain, &mut request.state);
         if pending.task.take_good() {
             let header = [0; request::RESPONSE_HEADER_SIZE];
-            self.renewed = chain.buffer.renew_half(chain.readable as usize, header);
+            chain.buffer.write_half(chain.readable as usize, header);
             return Answer {
                 written: RESPONSE_SIZE as u32 + pending.data_in,
                 good: true,
@@ -431,11 +428,7 @@ impl RequestQueue {
         // One transfer is far below 4 GiB, and the buffer is as long as it.
         let bytes = io.request.length as u32;
         let (buffer, length) = (&mut chain.buffer, bytes as usize);
-        if self.renewed {
-            buffer.prefetch_half_to_write();
-        } else {
-            buffer.prefetch_half();
-        }
+        buffer.prefetch_half();
         let operation = if io.request.kind == IoKind::Read {
             pending.data_in = bytes;
             if !buffer.window_in_second_half(RESPONSE_SIZE, length) {

@@ -17,7 +17,7 @@ pub(crate) fn answer_any(chain: &Chain, pending: &mut Pending) -> Answer {
     {
         let (residual, code) = residual_fields(residual);
         let header = request::response_header(0, residual, status as u8, code);
-        chain.buffer.renew_half(chain.readable as usize, header);
+        chain.buffer.write_half(chain.readable as usize, header);
         pending.answered();
         return Answer {
             written: RESPONSE_SIZE as u32 + pending.data_in,
