@@ -1,10 +1,11 @@
 //! Copies between a RAM disk and client memory: nearly the whole cost of a RAM disk's I/O.
 //!
-//! Short pieces are left to `memcpy`. A long one is bound by how many cache lines of the disk are under way at a time, and
-//! one sequence of addresses does not keep as many under way as a core can have: so it is copied as eight, side by side, and
-//! the disk's end, which is not in a cache, is fetched ahead. AVX2 where the processor has it, else SSE2. Stores that bypass
-//! the cache lost for reads, for the client looks at its data soon, and on older processors; newer ones, known by AVX-512 with
-//! bfloat16, copy whole lines, and write past the cache to a disk. Figures: `docs/performance.md`.
+//! Short pieces are left to `memcpy`. A long one is bound by how many cache lines of the disk are under way at a time. On
+//! Intel's processors one sequence of addresses does not keep as many under way as a core can have: there it is copied as
+//! eight, side by side, and the disk's end, which is not in a cache, is fetched ahead, with AVX2 where the processor has it, else
+//! SSE2. Others need no such help, and `memcpy` is fastest. Stores that bypass the cache lost for reads, for the client
+//! looks at its data soon, and on older processors; newer ones, known by AVX-512 with bfloat16, write whole lines past the
+//! cache to a disk. Figures: `docs/performance.md`.
 
 /// From so many bytes on a piece counts as long.
 const LONG: usize = 32 << 10;
@@ -45,14 +46,13 @@ unsafe fn copy<const FETCH_SOURCE: bool>(from: *const u8, into: *mut u8, length:
 #[cfg(target_arch = "x86_64")]
 mod long {
     use core::arch::x86_64::{
-        __m128i, __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence,
+        __cpuid, __m128i, __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence,
         _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_loadu_si512,
         _mm512_storeu_si512, _mm512_stream_si512,
     };
+    use std::sync::OnceLock;
 
     const STREAMS: usize = 8;
-    /// Of stores past the cache.
-    const STREAMS_PAST: usize = 16;
     /// A page each: the processor's own prefetching ends with it.
     const STREAM: usize = 4096;
     const LINE: usize = 64;
@@ -60,6 +60,44 @@ mod long {
     const READ_AHEAD: usize = 256;
     const WRITE_AHEAD: usize = 128;
     const BLOCK: usize = STREAMS * STREAM;
+    /// Streams of stores past the cache, where those for reads are side by side, and elsewhere.
+    const PAST_SIDE_BY_SIDE: usize = 16;
+    const PAST_ALONE: usize = 1;
+
+    /// What is fastest on this processor.
+    #[derive(Clone, Copy)]
+    enum Way {
+        Memcpy,
+        /// Stores past the cache to a disk, else `memcpy`.
+        Past,
+        Sse2,
+        Avx2,
+        Avx512,
+    }
+
+    /// "GenuineIntel", as CPUID says it in EBX, EDX and ECX.
+    const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
+
+    fn way() -> Way {
+        static WAY: OnceLock<Way> = OnceLock::new();
+        *WAY.get_or_init(|| {
+            // Newer compilers know that any x86-64 has this leaf.
+            #[allow(unused_unsafe)]
+            // SAFETY: every processor with 64-bit mode has CPUID, whose leaf 0 always is there.
+            let vendor = unsafe { __cpuid(0) };
+            let is_intel = [vendor.ebx, vendor.edx, vendor.ecx] == INTEL;
+            // AVX-512 alone says little: its first processors are slowed down by it.
+            let has_avx512 =
+                is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f");
+            match (is_intel, has_avx512) {
+                (true, true) => Way::Avx512,
+                (true, false) if is_x86_feature_detected!("avx2") => Way::Avx2,
+                (true, false) => Way::Sse2,
+                (false, true) => Way::Past,
+                (false, false) => Way::Memcpy,
+            }
+        })
+    }
 
     /// # Safety
     /// As [`super::to_client`].
@@ -68,14 +106,14 @@ mod long {
         into: *mut u8,
         length: usize,
     ) {
-        // SAFETY: the caller's promise; AVX2 is only used where it was found.
+        // SAFETY: the caller's promise; what a processor must have for a way was found where it was chosen.
         unsafe {
-            if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f") {
-                with_avx512::<FETCH_SOURCE>(from, into, length);
-            } else if is_x86_feature_detected!("avx2") {
-                with_avx2::<FETCH_SOURCE>(from, into, length);
-            } else {
-                with_sse2::<FETCH_SOURCE>(from, into, length);
+            match way() {
+                Way::Avx512 => with_avx512::<FETCH_SOURCE>(from, into, length),
+                Way::Avx2 => with_avx2::<FETCH_SOURCE>(from, into, length),
+                Way::Sse2 => with_sse2::<FETCH_SOURCE>(from, into, length),
+                Way::Past if !FETCH_SOURCE => with_past::<PAST_ALONE>(from, into, length),
+                Way::Past | Way::Memcpy => std::ptr::copy_nonoverlapping(from, into, length),
             }
         }
     }
@@ -90,17 +128,34 @@ mod long {
         into: *mut u8,
         length: usize,
     ) {
-        if FETCH_SOURCE || !into.addr().is_multiple_of(LINE) {
-            // SAFETY: the caller's promise; the line has room for the register, which needs no alignment.
-            let line = |from: *const u8, into: *mut u8| unsafe {
-                _mm512_storeu_si512(into.cast(), _mm512_loadu_si512(from.cast()));
-            };
+        if !FETCH_SOURCE && into.addr().is_multiple_of(LINE) {
             // SAFETY: the caller's promise.
-            return unsafe { side_by_side::<FETCH_SOURCE>(from, into, length, line) };
+            return unsafe { with_past::<PAST_SIDE_BY_SIDE>(from, into, length) };
         }
-        let pages = length / STREAM;
-        for first in (0..pages).step_by(STREAMS_PAST) {
-            let streams = first..pages.min(first + STREAMS_PAST);
+        // SAFETY: the caller's promise; the line has room for the register, which needs no alignment.
+        let line = |from: *const u8, into: *mut u8| unsafe {
+            _mm512_storeu_si512(into.cast(), _mm512_loadu_si512(from.cast()));
+        };
+        // SAFETY: the caller's promise.
+        unsafe { side_by_side::<FETCH_SOURCE>(from, into, length, line) }
+    }
+
+    /// Whole lines past the cache, as so many streams side by side; where lines do not begin where the copy does, as ever.
+    ///
+    /// # Safety
+    /// As [`copy`], and the processor must have AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn with_past<const STREAMS: usize>(
+        from: *const u8,
+        into: *mut u8,
+        length: usize,
+    ) {
+        let pages = match into.addr().is_multiple_of(LINE) {
+            true => length / STREAM,
+            false => 0,
+        };
+        for first in (0..pages).step_by(STREAMS) {
+            let streams = first..pages.min(first + STREAMS);
             for place in (0..STREAM).step_by(LINE) {
                 for stream in streams.clone() {
                     let at = stream * STREAM + place;
@@ -213,6 +268,7 @@ mod tests {
             if is_x86_feature_detected!("avx512f") {
                 ways.push(long::with_avx512::<true>);
                 ways.push(long::with_avx512::<false>);
+                ways.push(long::with_past::<1>);
             }
         }
         ways

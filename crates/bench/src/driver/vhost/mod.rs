@@ -14,7 +14,7 @@ pub use queue::VhostQueue;
 
 use super::{Demand, DeviceInfo, DriverOptions, Kind, Subject};
 
-/// Bytes of slots' own memory, for each of them: first all headers, then all responses, then all tables.
+/// Bytes of a slot's own memory, four cache lines: header, answer and table.
 const SLOT: usize = 256;
 /// First request queue of a SCSI controller.
 const SCSI_FIRST_QUEUE: u16 = 2;

@@ -1,9 +1,10 @@
 //! One virtqueue: slots, what lies in them, and its signals.
 //!
 //! A slot has its header, its table and its data for good; a request changes the address on the disk in the header, and a table
-//! only where length or direction changes. Each request has cache lines of its own, as Linux's have: virtio-blk one, its
-//! status behind its header, and virtio-scsi two, one for the response; what stays as it is lies apart from those, so that
-//! it does not travel. The ring itself is `split` or `packed`.
+//! only where length or direction changes. Each request has cache lines of its own and lies in them as Linux's do: virtio-blk's in
+//! one, its status behind its header, and virtio-scsi's in two, the response in the second. The driver writes all of those
+//! lines for each request, as Linux does, which clears a command before it fills it; what stays as it is lies apart, so
+//! that it does not travel. The ring itself is `split` or `packed`.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,22 +26,25 @@ use super::{SLOT, stride};
 use crate::driver::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind};
 use crate::workload::Random;
 
-/// A cache line for what a request begins with.
-const REQUEST_ROOM: usize = 64;
-/// virtio-blk: headers of 16 bytes, statuses of one behind them.
+/// virtio-blk: headers of 16 bytes, statuses of one behind them, both in the middle of a slot's first line.
+const BLK_REQUEST_AT: usize = 16;
 const BLK_HEADER: u32 = 16;
 const BLK_SECTOR: usize = 8;
-/// virtio-scsi: requests of 51 bytes; responses of 108 bytes, two lines each, of which a good one needs the first.
+/// virtio-scsi: requests of 51 bytes in a slot's first line; responses of 108 bytes, of which a good one needs the second
+/// line only, from an odd place on, for Linux has 59 bytes for a request and no gap behind it.
+const SCSI_REQUEST_AT: usize = 8;
 const SCSI_REQUEST: u32 = 51;
 const SCSI_CDB: usize = 19;
 /// Where a command has its first block.
 const CDB_BLOCK: usize = 2;
+const SCSI_RESPONSE_AT: usize = SCSI_REQUEST_AT + 59;
 const SCSI_RESPONSE_BYTES: u32 = 108;
-const SCSI_RESPONSE_ROOM: usize = 128;
 /// Bytes 10 and 11 of the response: SCSI status, then how virtio-scsi fared.
 const SCSI_STATUS: usize = 10;
-/// Three descriptors, in a cache line that stays as it is.
-const TABLE: usize = 64;
+/// Three descriptors, in the last line of a slot, which stays as it is.
+const TABLE_AT: usize = SLOT - 64;
+/// What no device answers with: VIRTIO_BLK_S_* and VIRTIO_SCSI_S_* are smaller.
+const UNANSWERED: u8 = 0xff;
 /// Descriptors of a request: header, data, status.
 pub const PARTS: usize = 3;
 
@@ -232,14 +236,11 @@ impl VhostQueue {
                 }
             }
             self.data.write(usize::from(slot) * self.stride, &page);
-            let (header, answer) = (self.header_at(slot), self.answer_at(slot));
             if self.is_scsi {
+                let header = self.header_at(slot);
                 self.slots.write(header, self.lun);
                 self.slots
                     .write(header + 8, little_endian::U64::new(slot.into()));
-                self.slots.write(answer + SCSI_STATUS, [0xffu8; 2]);
-            } else {
-                self.slots.write(answer, 0xffu8);
             }
         }
     }
@@ -247,14 +248,19 @@ impl VhostQueue {
     /// Where a slot's header lies among the slots' memory.
     #[inline]
     fn header_at(&self, slot: u16) -> usize {
-        usize::from(slot) * REQUEST_ROOM
+        let within = if self.is_scsi {
+            SCSI_REQUEST_AT
+        } else {
+            BLK_REQUEST_AT
+        };
+        usize::from(slot) * SLOT + within
     }
 
     /// Where what the device answers lies.
     #[inline]
     fn answer_at(&self, slot: u16) -> usize {
         if self.is_scsi {
-            self.in_flight.len() * REQUEST_ROOM + usize::from(slot) * SCSI_RESPONSE_ROOM
+            usize::from(slot) * SLOT + SCSI_RESPONSE_AT
         } else {
             self.header_at(slot) + BLK_HEADER as usize
         }
@@ -262,7 +268,18 @@ impl VhostQueue {
 
     /// Where its table lies.
     fn table_at(&self, slot: u16) -> usize {
-        self.in_flight.len() * (REQUEST_ROOM + SCSI_RESPONSE_ROOM) + usize::from(slot) * TABLE
+        usize::from(slot) * SLOT + TABLE_AT
+    }
+
+    /// Takes back what the last request of a slot was answered, so that a device that answers nothing is found out.
+    #[inline]
+    fn clear_answer(&self, slot: u16) {
+        let answer = self.answer_at(slot);
+        if self.is_scsi {
+            self.slots.write(answer + SCSI_STATUS, [UNANSWERED; 2]);
+        } else {
+            self.slots.write(answer, UNANSWERED);
+        }
     }
 
     /// Address and length of each part of a request, and whether the device writes it.
@@ -360,6 +377,7 @@ impl VhostQueue {
             self.slots
                 .write(base + BLK_SECTOR, little_endian::U64::new(sector));
         }
+        self.clear_answer(slot);
         self.in_flight[usize::from(slot)] = true;
         match &mut self.vring {
             Vring::Split(ring) => ring.offer(slot),
@@ -404,8 +422,8 @@ impl VhostQueue {
                 Some(in_flight) if *in_flight => *in_flight = false,
                 _ => bail!("the device gave back buffer {slot}, which is not in flight"),
             }
-            self.slots.prefetch(self.answer_at(slot as u16));
-            // The slot's next request is written there, and the device has read the last one.
+            // The slot's next request is written there.
+            self.slots.prefetch_to_write(self.answer_at(slot as u16));
             self.slots.prefetch_to_write(self.header_at(slot as u16));
             self.last = slot as u16;
             done.push(Done {
