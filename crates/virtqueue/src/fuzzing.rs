@@ -95,13 +95,18 @@ fn turn_of(queue: &mut DeviceQueue, view: &GuestView) -> usize {
     let size = queue.size();
     queue.disable_notifications();
     for _ in 0..2 * size {
+        // What a turn looks at before it takes its share.
+        queue.guess(view);
+        let waiting = queue.waiting();
+        assert_eq!(waiting > 0, queue.available() > 0);
+        assert!(waiting <= size || !queue.config().packed);
         match queue.pop(view, &mut chain) {
             Ok(true) => {}
             Ok(false) => break,
             Err(error) => {
                 assert!(queue.is_broken() && !error.to_string().is_empty());
                 assert_eq!(queue.pop(view, &mut chain), Ok(false));
-                assert_eq!(queue.available(), 0);
+                assert_eq!((queue.available(), queue.waiting()), (0, 0));
                 break;
             }
         }
