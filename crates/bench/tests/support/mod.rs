@@ -16,6 +16,7 @@ use scsi::MemoryStore;
 use scsi_tasks::Units;
 use timeline::Clock;
 use vhost_user::Server;
+use virtio::VirtioDevice;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
@@ -46,6 +47,13 @@ impl Rig {
         self.directory.path().join(name)
     }
 
+    /// Serves a device on a socket of that name.
+    pub fn listen(&self, name: &str, device: Arc<dyn VirtioDevice>) -> PathBuf {
+        let socket = self.path(name);
+        self.server.listen(&socket, device).unwrap();
+        socket
+    }
+
     /// Serves an engine as virtio-blk.
     pub fn blk(&self, engine: Arc<dyn Engine>, queues: u16) -> Subject {
         let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
@@ -53,9 +61,7 @@ impl Rig {
             name: "d0".into(),
             queues,
         };
-        let socket = self.path("blk");
-        let device = Arc::new(BlkDevice::new(disk, options));
-        self.server.listen(&socket, device).unwrap();
+        let socket = self.listen("blk", Arc::new(BlkDevice::new(disk, options)));
         Subject::parse(&format!("vhost-user-blk:{}", socket.display())).unwrap()
     }
 
@@ -69,8 +75,7 @@ impl Rig {
         };
         let device = ScsiDevice::new(units, options);
         device.add_lun(3, 5, &disk).unwrap();
-        let socket = self.path("scsi");
-        self.server.listen(&socket, Arc::new(device)).unwrap();
+        let socket = self.listen("scsi", Arc::new(device));
         Subject::parse(&format!("vhost-user-scsi:{}:3:5", socket.display())).unwrap()
     }
 }
