@@ -9,7 +9,7 @@ pub(super) const BATCH: usize = 128;
 
 /// Where so many come at once after polling had found none, driver and device have waited for each other in turns, and half of
 /// them are taken first. A turn more costs as much as a few requests.
-const HALVED: usize = 10;
+const HALVED: usize = 8;
 
 /// What the most chains that came at once is counted in. One part is forgotten each time that polling had found none: more
 /// slowly than driver and device get out of step, after which all come at once again.
