@@ -3,7 +3,7 @@
 //! Short pieces are left to `memcpy`. A long one is bound by how many cache lines of the disk are under way at a time. On
 //! Intel's processors one sequence of addresses does not keep as many under way as a core can have: there it is copied as
 //! eight, side by side, and the disk's end, which is not in a cache, is fetched ahead, with AVX2 where the processor has it, else
-//! SSE2. Others need no such help, and `memcpy` is fastest. Stores that bypass the cache lost for reads, for the client
+//! SSE2. A Zen 4 needs no such help, `memcpy` is fastest there, and so it is taken for all others. Stores that bypass the cache lost for reads, for the client
 //! looks at its data soon, and on older processors; newer ones, known by AVX-512 with bfloat16, write whole lines past the
 //! cache to a disk. Figures: `docs/performance.md`.
 

@@ -43,6 +43,7 @@ const SCSI_RESPONSE_BYTES: u32 = 108;
 const SCSI_STATUS: usize = 10;
 /// Three descriptors, in the last line of a slot, which stays as it is.
 const TABLE_AT: usize = SLOT - 64;
+const _: () = assert!(SCSI_RESPONSE_AT + SCSI_RESPONSE_BYTES as usize <= TABLE_AT);
 /// What no device answers with: VIRTIO_BLK_S_* and VIRTIO_SCSI_S_* are smaller.
 const UNANSWERED: u8 = 0xff;
 /// Descriptors of a request: header, data, status.
