@@ -358,6 +358,23 @@ impl IoBuffer {
         }
     }
 
+    /// As [`write_half`](Self::write_half), of `N` zeroes.
+    #[inline(always)]
+    pub fn clear_half<const N: usize>(&self, offset: usize) {
+        match self.half() {
+            Some(half) if half.length >= N => {
+                // SAFETY: as in `write_half`.
+                unsafe { half.base.cast::<[u8; N]>().write([0; N]) }
+            }
+            _ => self.clear_half_in_pieces::<N>(offset),
+        }
+    }
+
+    #[cold]
+    fn clear_half_in_pieces<const N: usize>(&self, offset: usize) {
+        self.write_whole(offset, &[0; N]);
+    }
+
     /// A buffer of its own over a part of the window, with its own pin on the memory.
     ///
     /// # Panics
@@ -656,7 +673,7 @@ mod tests {
         #[test]
         fn the_near_ways_do_what_the_whole_ones_do(
             lengths in prop::collection::vec(1usize..30, 1..7), middle in 0usize..7, header: [u8; 12],
-            windows in prop::collection::vec((0usize..90, 0usize..90), 0..3)
+            clears: bool, windows in prop::collection::vec((0usize..90, 0usize..90), 0..3)
         ) {
             let (mut near, whole) = (buffer_of(&lengths), buffer_of(&lengths));
             let total = near.total_len();
@@ -667,7 +684,10 @@ mod tests {
             for (start, length) in windows {
                 near.set_window(start.min(total), length.min(total - start.min(total)));
             }
-            if at + 12 <= total {
+            if at + 12 <= total && clears {
+                near.clear_half::<12>(at);
+                whole.write_whole(at, &[0; 12]);
+            } else if at + 12 <= total {
                 near.write_half(at, header);
                 whole.write_whole(at, &header);
             }

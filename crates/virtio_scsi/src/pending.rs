@@ -1,6 +1,7 @@
 //! What a request queue remembers of a request, in its slot, until it is answered; task management looks at it, too.
 
 use reactor::Tag;
+use scsi::PlainEnd;
 use scsi_tasks::{Hold, Task, Ticket};
 use timeline::DiskNumber;
 
@@ -93,6 +94,13 @@ impl Pending {
         self.plain = false;
         self.task.watch();
         self.waits.push(hold.clone());
+    }
+
+    /// It is a plain command, and begins.
+    #[inline(always)]
+    pub fn begin_plain(&mut self, disk: DiskNumber, end: PlainEnd, data_in: u32) {
+        (self.disk, self.data_in) = (disk, data_in);
+        self.task.start_plain(end);
     }
 
     /// It has been answered: the next request of its slot may be a plain one, if this one does not go on.

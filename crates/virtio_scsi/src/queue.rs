@@ -62,6 +62,12 @@ impl Ready {
         disk: DiskHandle::NONE,
         number: DiskNumber::NONE,
     };
+
+    #[inline(always)]
+    fn job(&self, io: IoRequest) -> Job {
+        let disk = self.disk;
+        Job { disk, io }
+    }
 }
 
 /// How many units a queue knows at a time. Of more, some keep their places and the others are looked up each time.
@@ -381,8 +387,8 @@ impl Protocol for RequestQueue {
     fn answer(&mut self, request: &mut Request<Pending>) -> Answer {
         let (chain, pending) = (&request.chain, &mut request.state);
         if pending.task.take_good() {
-            let header = [0; request::RESPONSE_HEADER_SIZE];
-            chain.buffer.write_half(chain.readable as usize, header);
+            const HEADER: usize = request::RESPONSE_HEADER_SIZE;
+            chain.buffer.clear_half::<HEADER>(chain.readable as usize);
             return Answer {
                 written: RESPONSE_SIZE as u32 + pending.data_in,
                 good: true,
@@ -423,28 +429,26 @@ impl RequestQueue {
         let io = ready
             .way
             .begin(header.cdb, data_in.into(), data_out.into())?;
-        pending.disk = ready.number;
-        pending.task.start_plain(io.end);
         // One transfer is far below 4 GiB, and the buffer is as long as it.
         let bytes = io.request.length as u32;
         let (buffer, length) = (&mut chain.buffer, bytes as usize);
-        buffer.prefetch_half();
+        // Either way to its end by itself: no register has to hold what both have in common until then.
         let operation = if io.request.kind == IoKind::Read {
-            pending.data_in = bytes;
+            pending.begin_plain(ready.number, io.end, bytes);
+            request.job = ready.job(io.request);
+            buffer.prefetch_half();
             if !buffer.window_in_second_half(RESPONSE_SIZE, length) {
                 buffer.set_window(chain.readable as usize + RESPONSE_SIZE, length);
             }
             Operation::Read
         } else {
-            pending.data_in = 0;
+            pending.begin_plain(ready.number, io.end, 0);
+            request.job = ready.job(io.request);
+            buffer.prefetch_half();
             if !buffer.window_in_first_half(REQUEST_SIZE, length) {
                 buffer.set_window(REQUEST_SIZE, length);
             }
             Operation::Write
-        };
-        request.job = Job {
-            disk: ready.disk,
-            io: io.request,
         };
         Some(Start {
             step: Step::Data,

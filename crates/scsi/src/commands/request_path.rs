@@ -4,7 +4,7 @@
 //! one place in memory. Whatever is otherwise goes the general way, which alone knows how to refuse; a test
 //! holds that the two agree.
 
-use disk::{Geometry, IoFlags, IoKind, IoRequest};
+use disk::{Geometry, IoFlags, IoRequest};
 
 use super::read_write::TRANSFER_MAX;
 use crate::command::{Cdb, opcode::*};
@@ -25,6 +25,8 @@ pub struct PlainWay {
     /// Most blocks of a command: no more than there are.
     most: u64,
     word: Word,
+    /// Of the word; nearly all else in it is of writes only.
+    descriptor_sense: bool,
 }
 
 impl PlainWay {
@@ -34,6 +36,7 @@ impl PlainWay {
         block_shift: 9,
         most: 0,
         word: Word(0),
+        descriptor_sense: false,
     };
 
     #[inline(always)]
@@ -44,6 +47,7 @@ impl PlainWay {
             block_shift,
             most: capacity.min(TRANSFER_MAX >> block_shift),
             word,
+            descriptor_sense: word.has(Word::DESCRIPTOR_SENSE),
         }
     }
 
@@ -59,17 +63,13 @@ impl PlainWay {
         const SIXTEEN: u16 = READ_16 as u16;
         // Read as two words: a byte at a time costs a register for each.
         let (head, tail) = halves(cdb);
+        let middle = (head >> 16 | tail << 48).swap_bytes();
         let (lba, blocks) = match head as u16 & !ANY {
             // The LBA in bytes 2 to 5, blocks in 7 and 8, control in 9.
-            TEN if tail & (NACA << 8) == 0 => {
-                let blocks = (head >> 56) << 8 | (tail & 0xff);
-                (((head >> 16) as u32).swap_bytes().into(), blocks)
-            }
+            TEN if middle & NACA == 0 => (middle >> 32, middle >> 8 & 0xffff),
             // In bytes 2 to 9, 10 to 13, 15.
             SIXTEEN if tail & (NACA << 56) == 0 => {
-                let lba = (head >> 16 | tail << 48).swap_bytes();
-                let blocks = ((tail >> 16) as u32).swap_bytes();
-                (lba, blocks.into())
+                (middle, ((tail >> 16) as u32).swap_bytes().into())
             }
             _ => return None,
         };
@@ -79,29 +79,20 @@ impl PlainWay {
         }
         // Below the capacity in bytes, so nothing is shifted out.
         let (offset, length) = (lba << self.block_shift, blocks << self.block_shift);
-        let (kind, offered) = match head as u8 & WRITE {
-            0 => (IoKind::Read, data_in),
-            _ => (IoKind::Write, data_out),
-        };
-        if length != offered {
-            return None;
-        }
-        let mut flags = IoFlags::NONE;
-        if kind == IoKind::Write {
-            if self.word.has(Word::WRITE_PROTECTED) {
+        let request = if head as u8 & WRITE == 0 {
+            if length != data_in {
                 return None;
             }
-            if (head >> 8) as u8 & FUA != 0 || self.word.has(Word::WRITE_THROUGH) {
-                flags = IoFlags::FUA;
+            IoRequest::read(offset, length)
+        } else {
+            if length != data_out || self.word.has(Word::WRITE_PROTECTED) {
+                return None;
             }
-        }
-        let request = IoRequest {
-            kind,
-            flags,
-            offset,
-            length,
+            let through = (head >> 8) as u8 & FUA != 0 || self.word.has(Word::WRITE_THROUGH);
+            let flags = if through { IoFlags::FUA } else { IoFlags::NONE };
+            IoRequest::write(offset, length).flagged(flags)
         };
-        Some(PlainIo::new(request, self.word.has(Word::DESCRIPTOR_SENSE)))
+        Some(PlainIo::new(request, self.descriptor_sense))
     }
 }
 
