@@ -261,6 +261,7 @@ fn plan(options: &StampOptions, case: &Case, subjects: Vec<Subject>) -> Result<P
         cpus: vec![options.driver_cpu],
         retries: 1,
         disturbance_max: 0.1,
+        ..Plan::default()
     })
 }
 

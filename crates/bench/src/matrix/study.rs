@@ -508,17 +508,12 @@ fn record(
 
 fn plan_of(jobs: Vec<Job>, polling: bool) -> Plan {
     Plan {
-        subjects: Vec::new(),
         jobs,
         driver: DriverOptions {
             polling,
             ..DriverOptions::default()
         },
-        repetitions: 1,
-        warm_up: Duration::ZERO,
-        cpus: Vec::new(),
-        retries: 0,
-        disturbance_max: f64::INFINITY,
+        ..Plan::default()
     }
 }
 

@@ -4,6 +4,7 @@
 //! subjects they take turns, A B A B, so that the machine's drift hits all alike. A repetition that was
 //! disturbed (`machine`) is run again, a bounded number of times. The calling thread only watches.
 
+mod line;
 mod machine;
 mod phase;
 mod progress;
@@ -41,10 +42,29 @@ pub struct Plan {
     pub warm_up: Duration,
     /// CPUs for the driver's threads, in turn, where the job says nothing.
     pub cpus: Vec<usize>,
+    /// The devices' CPU, if it is known: how far it is from the driver's first one is measured before each turn.
+    pub device_cpu: Option<usize>,
     /// How often one repetition is run again because it was disturbed.
     pub retries: u32,
     /// CPUs' worth of foreign work from which on a repetition counts as disturbed.
     pub disturbance_max: f64,
+}
+
+impl Default for Plan {
+    /// Nothing is run yet, but once and whatever disturbs it.
+    fn default() -> Self {
+        Plan {
+            subjects: Vec::new(),
+            jobs: Vec::new(),
+            driver: DriverOptions::default(),
+            repetitions: 1,
+            warm_up: Duration::ZERO,
+            cpus: Vec::new(),
+            device_cpu: None,
+            retries: 0,
+            disturbance_max: f64::INFINITY,
+        }
+    }
 }
 
 /// One job's result in one repetition.
@@ -108,6 +128,9 @@ pub struct Repetition {
     pub foreign_cpus: f64,
     /// CPUs' worth of time that the hypervisor took.
     pub stolen_cpus: f64,
+    /// Nanoseconds that a cache line took to the device's CPU and back, just before, where that CPU is known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub line_ns: Option<f64>,
     /// It was disturbed, and so were all attempts to run it again.
     pub disturbed: bool,
     /// How often it was run; beyond the first time because it was disturbed.
@@ -304,6 +327,9 @@ fn turn(
     title: &str,
 ) -> Result<Repetition> {
     let mut one = Repetition::default();
+    if let (Some(&driver), Some(device)) = (plan.cpus.first(), plan.device_cpu) {
+        one.line_ns = line::round_trip((driver, device))?;
+    }
     let mut totals = phase::Totals::default();
     let before = stages_of(subject);
     for (phase, number) in phases.iter().zip(0..) {
@@ -415,14 +441,9 @@ mod tests {
 
     fn plan(retries: u32) -> Plan {
         Plan {
-            subjects: Vec::new(),
-            jobs: Vec::new(),
-            driver: DriverOptions::default(),
-            repetitions: 1,
-            warm_up: Duration::ZERO,
-            cpus: Vec::new(),
             retries,
             disturbance_max: 0.1,
+            ..Plan::default()
         }
     }
 

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use backend::DelayTime;
@@ -163,11 +162,7 @@ impl Runner<'_> {
                 polling,
                 ..DriverOptions::default()
             },
-            repetitions: 1,
-            warm_up: Duration::ZERO,
-            cpus: Vec::new(),
-            retries: 0,
-            disturbance_max: f64::INFINITY,
+            ..Plan::default()
         };
         let outcome = run(&plan, &self.clock, self.interrupted, self.progress)?;
         anyhow::ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted");

@@ -308,6 +308,7 @@ fn plan(case: &Case, subjects: Vec<Subject>, options: &TableOptions) -> Result<P
         cpus: vec![options.driver_cpu],
         retries: 1,
         disturbance_max: 0.1,
+        ..Plan::default()
     })
 }
 
@@ -320,11 +321,7 @@ fn fill(subjects: Vec<Subject>, clock: &Clock, interrupted: &Arc<AtomicBool>) ->
             polling: false,
             ..DriverOptions::default()
         },
-        repetitions: 1,
-        warm_up: Duration::ZERO,
-        cpus: Vec::new(),
-        retries: 0,
-        disturbance_max: f64::INFINITY,
+        ..Plan::default()
     };
     run(&plan, clock, interrupted, &Progress::silent()).context("filling the disks")?;
     Ok(())

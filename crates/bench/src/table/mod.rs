@@ -268,6 +268,7 @@ fn plan(case: &Case, place: &Place, with_peer: bool, options: &TableOptions) -> 
         repetitions: options.repetitions,
         warm_up: Duration::from_millis(20),
         cpus: vec![options.driver_cpu],
+        device_cpu: Some(options.device_cpu),
         retries: 1,
         disturbance_max: 0.1,
     })
@@ -293,12 +294,7 @@ fn fill(
     let plan = Plan {
         subjects: targets,
         jobs: vec![job],
-        driver: DriverOptions::default(),
-        repetitions: 1,
-        warm_up: Duration::ZERO,
-        cpus: Vec::new(),
-        retries: 0,
-        disturbance_max: f64::INFINITY,
+        ..Plan::default()
     };
     run(&plan, clock, interrupted, &Progress::silent()).context("filling the RAM disks")?;
     Ok(())
@@ -380,7 +376,7 @@ fn render(
     options: &TableOptions,
 ) -> String {
     let mut text = introduction(options);
-    text.push_str("I/Os per second: median, half the spread\n\n");
+    text.push_str("I/Os per second: median, half the spread; line: from CPU to CPU and back, median (shortest to longest)\n\n");
     text.push_str(&rates(lines));
     text.push_str("\nRatios of medians, with their 95 % intervals\n\n");
     text.push_str(&ratios(lines));
@@ -409,7 +405,7 @@ fn head(words: &[&str]) -> Vec<String> {
 }
 
 fn rates(lines: &[Line]) -> String {
-    let mut rows = vec![head(&["case", BLK, SCSI, PEER, BARE])];
+    let mut rows = vec![head(&["case", BLK, SCSI, PEER, BARE, "line"])];
     for line in lines {
         let mut row = vec![line.name.to_owned()];
         for name in [BLK, SCSI, PEER, BARE] {
@@ -422,9 +418,24 @@ fn rates(lines: &[Line]) -> String {
                 )
             }));
         }
+        row.push(way(line));
         rows.push(row);
     }
     columns(&rows)
+}
+
+/// How far driver and device were from each other: median, shortest and longest.
+fn way(line: &Line) -> String {
+    let turns = line.outcome.subjects.iter().flat_map(|s| &s.repetitions);
+    let times: Vec<f64> = turns.filter_map(|one| one.line_ns).collect();
+    let (Some(shortest), Some(longest)) = (
+        times.iter().copied().reduce(f64::min),
+        times.iter().copied().reduce(f64::max),
+    ) else {
+        return String::new();
+    };
+    let median = spread(&times).median;
+    format!("{median:.0} ns ({shortest:.0} to {longest:.0})")
 }
 
 fn ratios(lines: &[Line]) -> String {

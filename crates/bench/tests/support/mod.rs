@@ -5,7 +5,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use backend::{Disk, Engine};
 use bench::driver::{DriverOptions, Subject};
@@ -95,11 +94,7 @@ pub fn plan(subjects: Vec<Subject>, jobs: Vec<Job>, driver: DriverOptions) -> Pl
         subjects,
         jobs,
         driver,
-        repetitions: 1,
-        warm_up: Duration::ZERO,
-        cpus: Vec::new(),
-        retries: 0,
-        disturbance_max: f64::INFINITY,
+        ..Plan::default()
     }
 }
 

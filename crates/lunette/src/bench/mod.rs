@@ -163,6 +163,7 @@ fn plan(trial: &Trial, subjects: Vec<Subject>, jobs: Vec<Job>) -> Result<Plan, F
         cpus: cpus.cpus,
         retries: trial.retries,
         disturbance_max: trial.disturbance,
+        ..Plan::default()
     })
 }
 
