@@ -136,12 +136,10 @@ impl Registry {
         }))
     }
 
-    /// Empties the entries whose descriptors were dropped, so that the kernel closes them as well.
+    /// Has a descriptor with an entry been dropped since [`Registry::sweep`]?
     #[inline]
-    pub(crate) fn sweep(&mut self, submitter: &Submitter<'_>) {
-        if !self.dropped.borrow().is_empty() {
-            self.sweep_some(submitter);
-        }
+    pub(crate) fn has_dropped(&self) -> bool {
+        !self.dropped.borrow().is_empty()
     }
 
     /// Empties the table: closing the ring would do so as well, but some time later.
@@ -152,8 +150,9 @@ impl Registry {
         }
     }
 
+    /// Empties the entries whose descriptors were dropped, so that the kernel closes them as well.
     #[cold]
-    fn sweep_some(&mut self, submitter: &Submitter<'_>) {
+    pub(crate) fn sweep(&mut self, submitter: &Submitter<'_>) {
         for index in self.dropped.borrow_mut().drain(..) {
             // An entry that cannot be emptied is not used again.
             if set(submitter, index, -1).is_ok() {

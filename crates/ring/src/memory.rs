@@ -78,16 +78,15 @@ impl Memory {
         }
     }
 
-    /// Empties the places whose memory has gone.
+    /// Has memory with a place gone since [`Memory::sweep`]?
     #[inline]
-    pub(crate) fn sweep(&mut self, submitter: &Submitter<'_>) {
-        if !self.vacated.borrow().is_empty() {
-            self.sweep_some(submitter);
-        }
+    pub(crate) fn has_vacated(&self) -> bool {
+        !self.vacated.borrow().is_empty()
     }
 
+    /// Empties the places whose memory has gone.
     #[cold]
-    fn sweep_some(&mut self, submitter: &Submitter<'_>) {
+    pub(crate) fn sweep(&mut self, submitter: &Submitter<'_>) {
         let vacated = Rc::clone(&self.vacated);
         for place in vacated.borrow_mut().drain(..) {
             // A place that cannot be emptied is not used again.

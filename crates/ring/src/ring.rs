@@ -397,10 +397,33 @@ impl Ring {
     ///
     /// # Errors
     /// When the kernel refuses to work on the ring at all; the ring is then unusable.
+    #[inline]
     pub fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        if matches!(wait, Wait::No) && self.has_nothing() {
+            return Ok(());
+        }
+        self.work(wait, out)
+    }
+
+    /// Is there nothing to do, for either side? So it is in most turns of who polls for something else.
+    #[inline]
+    fn has_nothing(&mut self) -> bool {
+        let swept = !self.registry.has_dropped() && !self.memory.has_vacated();
+        if !swept || !self.backlog.is_empty() || !self.io.completion().is_empty() {
+            return false;
+        }
+        let queue = self.io.submission();
+        queue.is_empty() && !queue.taskrun() && !queue.cq_overflow()
+    }
+
+    fn work(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
         let before = out.len();
-        self.registry.sweep(&self.io.submitter());
-        self.memory.sweep(&self.io.submitter());
+        if self.registry.has_dropped() {
+            self.registry.sweep(&self.io.submitter());
+        }
+        if self.memory.has_vacated() {
+            self.memory.sweep(&self.io.submitter());
+        }
         self.reap(out);
         let mut queued = self.queue_backlog();
         // Whatever is waited for may still be in the backlog: all of it goes first, as far as the kernel takes it.

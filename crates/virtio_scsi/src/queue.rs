@@ -460,21 +460,21 @@ impl RequestQueue {
     /// Asks for the unit of the last plain command what may have changed.
     #[inline(always)]
     fn get_ready(&mut self) {
-        self.ready = Ready::NO_UNIT;
-        let Some(known) = &self.known[self.last % KNOWN] else {
-            return;
-        };
+        self.ready = self.ask_last().unwrap_or(Ready::NO_UNIT);
+    }
+
+    #[inline(always)]
+    fn ask_last(&self) -> Option<Ready> {
+        let known = self.known[self.last % KNOWN].as_ref()?;
         if known.number != self.last_disk || !known.order.is_free(TaskAttribute::Simple) {
-            return;
+            return None;
         }
-        if let Some(way) = known.unit.way() {
-            self.ready = Ready {
-                field: known.field,
-                way,
-                disk: known.disk,
-                number: known.number,
-            };
-        }
+        Some(Ready {
+            field: known.field,
+            way: known.unit.way()?,
+            disk: known.disk,
+            number: known.number,
+        })
     }
 
     /// The same for another unit; false: it is not known, or nothing is plain there just now. By value: a header whose address is
