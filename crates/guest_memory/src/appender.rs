@@ -5,7 +5,6 @@
 //! what it refuses is begun anew with an appender. Tests: in `table`, one against the other.
 
 use std::marker::PhantomData;
-use std::ptr::NonNull;
 
 use zerocopy::FromBytes;
 
@@ -59,7 +58,7 @@ impl<'a> Appender<'a> {
 pub struct Filler<'a> {
     buffer: &'a mut IoBuffer,
     hits: &'a Hits,
-    /// Where segments go, in the spare space of the buffer's; how many are there, and how many may be.
+    /// Where segments go, the start of the buffer's space for them; how many are there, and how many may be.
     segments: *mut Segment,
     count: usize,
     most: usize,
@@ -69,12 +68,12 @@ impl<'a> Filler<'a> {
     #[inline(always)]
     pub(crate) fn new(view: &'a GuestView, buffer: &'a mut IoBuffer, most: usize) -> Filler<'a> {
         buffer.refill(view);
-        let spare = buffer.segments_mut().spare_capacity_mut();
+        let space = buffer.segments_mut();
         Filler {
             hits: view.hits(),
-            segments: spare.as_mut_ptr().cast(),
+            segments: space.as_mut_ptr(),
             count: 0,
-            most: spare.len().min(most),
+            most: space.capacity().min(most),
             buffer,
         }
     }
@@ -89,8 +88,8 @@ impl<'a> Filler<'a> {
         if self.count == self.most {
             return false;
         }
-        // SAFETY: there is room, in the spare space of the vector, which nobody else touches while `buffer` is
-        // borrowed here.
+        // SAFETY: there is room: `most` is at most the vector's capacity, and nobody else touches its space while `buffer` is
+        // borrowed here. Nothing that may lie there wants to be dropped.
         unsafe {
             let next = self.segments.add(self.count);
             next.write(Segment::new(host, length as usize));
@@ -109,42 +108,83 @@ impl<'a> Filler<'a> {
     /// `middle` are the first half.
     #[inline(always)]
     pub fn finish(self, total: usize, middle: usize) -> usize {
-        // SAFETY: so many were written from the vector's start on: it has been empty since `new`, so that its spare
-        // space started there.
+        // SAFETY: so many were written from the vector's start on, and no more than its capacity.
         unsafe { self.buffer.segments_mut().set_len(self.count) }
         self.buffer.filled(total, middle);
         self.count
     }
 
-    /// `count` entries of one type, if all of them lie in a region that was looked up lately.
+    /// To fill the buffer with what the entries of a table of so many bytes name, if they are whole ones and all of them lie in a
+    /// region that was looked up lately.
     #[inline(always)]
-    pub fn table<T: FromBytes>(&self, address: u64, count: u32) -> Option<GuestTable<'a, T>> {
-        let bytes = u64::from(count) * size_of::<T>() as u64;
-        let host = self.hits.find(address, bytes)?;
-        Some(GuestTable {
-            first: NonNull::new(host)?,
-            count,
-            view: PhantomData,
+    pub fn table<T: FromBytes + Copy>(
+        mut self,
+        address: u64,
+        bytes: u32,
+    ) -> Option<TableFiller<'a, T>> {
+        let entries = self.hits.find(address, u64::from(bytes))?;
+        let bytes = bytes as usize;
+        if !bytes.is_multiple_of(size_of::<T>()) {
+            return None;
+        }
+        let length = bytes / size_of::<T>();
+        self.most = self.most.min(length);
+        Some(TableFiller {
+            filler: self,
+            entries,
+            length,
+            of: PhantomData,
         })
     }
 }
 
-/// Entries in client memory, wholly in one region; kept mapped by the view.
-pub struct GuestTable<'a, T> {
-    first: NonNull<u8>,
-    count: u32,
-    view: PhantomData<(&'a GuestView, T)>,
+/// Fills a buffer with one range for each entry of a table in client memory, in the table's order. Entries are read where
+/// the count of ranges says: where a client says that the next one is, no read waits for.
+pub struct TableFiller<'a, T> {
+    /// Takes no more than there are entries, and none was appended before.
+    filler: Filler<'a>,
+    /// The entries, wholly in one region, which the view keeps mapped.
+    entries: *const u8,
+    length: usize,
+    of: PhantomData<T>,
 }
 
-impl<T: FromBytes + Copy> GuestTable<'_, T> {
-    /// One entry, copied: the client may change it meanwhile. `None`: there are not so many.
+impl<T: FromBytes + Copy> TableFiller<'_, T> {
+    /// The entry of the next range, copied: the client may change it meanwhile. `None`: there is none, or no room for its range.
     #[inline(always)]
-    pub fn read(&self, index: u32) -> Option<T> {
-        if index >= self.count {
+    pub fn entry(&self) -> Option<T> {
+        let index = self.filler.count;
+        if index == self.filler.most {
             return None;
         }
-        let offset = index as usize * size_of::<T>();
-        // SAFETY: below the count, so in a region, which the view keeps mapped; FromBytes makes any bytes a value.
-        Some(unsafe { self.first.as_ptr().add(offset).cast::<T>().read_unaligned() })
+        let offset = index * size_of::<T>();
+        // SAFETY: the count never passes `most`, which is at most the table's length, so this is an entry, in a region that the
+        // view keeps mapped; FromBytes makes any bytes a value.
+        Some(unsafe { self.entries.add(offset).cast::<T>().read_unaligned() })
+    }
+
+    /// As [`Filler::append`].
+    #[inline(always)]
+    #[must_use]
+    pub fn append(&mut self, address: u64, length: u32) -> bool {
+        self.filler.append(address, length)
+    }
+
+    /// As [`Filler::count`].
+    #[inline(always)]
+    pub fn count(&self) -> usize {
+        self.filler.count()
+    }
+
+    /// Has every entry got its range?
+    #[inline(always)]
+    pub fn is_whole(&self) -> bool {
+        self.filler.count == self.length
+    }
+
+    /// As [`Filler::finish`].
+    #[inline(always)]
+    pub fn finish(self, total: usize, middle: usize) -> usize {
+        self.filler.finish(total, middle)
     }
 }

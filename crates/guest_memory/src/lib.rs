@@ -16,7 +16,7 @@ pub mod sigbus;
 mod table;
 mod used_pages;
 
-pub use appender::{Appender, Filler, GuestTable};
+pub use appender::{Appender, Filler, TableFiller};
 pub use buffer::{IoBuffer, Segment};
 pub use mapping::{Mapping, MappingView};
 pub use registration::{Registration, Vacated};

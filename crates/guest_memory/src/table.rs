@@ -504,11 +504,6 @@ mod tests {
             view.append(address, 1, &mut other).unwrap();
         }
         let mut filler = view.filler(&mut other, 3);
-        assert!(
-            filler.table::<u64>(0x2ff0, 3).is_none(),
-            "of one region only"
-        );
-        assert!(filler.table::<u64>(0x4000, 1).is_none());
         for (address, length) in [(0x1000, 16), (0x3000, 4096), (0x2fff, 1)] {
             view.append(address, length, &mut one).unwrap();
             assert!(filler.append(address, length));
@@ -530,12 +525,35 @@ mod tests {
         let table = two_regions();
         table.regions[0].mapping.write(8184, &7u64.to_le_bytes());
         let view = GuestView::new(Arc::new(table));
-        assert!(view.read::<u8>(0x1000).is_ok());
         let mut buffer = IoBuffer::default();
-        let entries = view.filler(&mut buffer, 8).table::<u64>(0x2ff0, 2).unwrap();
-        assert_eq!(entries.read(0), Some(0));
-        assert_eq!(entries.read(1), Some(u64::from_le(7)));
-        assert_eq!(entries.read(2), None);
+        for _ in 0..8 {
+            view.append(0x1000, 1, &mut buffer).unwrap(); // makes room
+        }
+        for (address, bytes) in [(0x2ff0, 24), (0x4000, 8), (0x2ff0, 12), (0x2ff0, 7)] {
+            let unusual = view.filler(&mut buffer, 8).table::<u64>(address, bytes);
+            assert!(unusual.is_none(), "{address:#x} {bytes}");
+        }
+        let mut entries = view
+            .filler(&mut buffer, 8)
+            .table::<u64>(0x2ff0, 16)
+            .unwrap();
+        assert_eq!(entries.entry(), Some(0));
+        assert!(entries.append(0x1000, 512) && !entries.is_whole());
+        assert_eq!(entries.entry(), Some(u64::from_le(7)));
+        assert!(entries.append(0x1200, 512) && entries.is_whole());
+        assert_eq!((entries.count(), entries.entry()), (2, None));
+        assert!(!entries.append(0x1000, 512), "one for each entry");
+        assert_eq!(entries.finish(1024, 1), 2);
+        assert_eq!((buffer.segments().len(), buffer.len()), (2, 1024));
+
+        let mut little_room = view
+            .filler(&mut buffer, 1)
+            .table::<u64>(0x2ff0, 16)
+            .unwrap();
+        assert!(little_room.entry().is_some() && little_room.append(0x1000, 1));
+        assert!(little_room.entry().is_none() && !little_room.is_whole());
+        let none = view.filler(&mut buffer, 8).table::<u64>(0x2ff0, 0).unwrap();
+        assert!(none.entry().is_none() && none.is_whole());
     }
 
     fn two_regions() -> MemoryTable {

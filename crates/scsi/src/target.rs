@@ -321,6 +321,14 @@ impl PlainUnit {
         commands::plain_way(&self.unit, &self.nexus, self.filter_bit)
     }
 
+    /// Would [`PlainUnit::way`] give what it gave the last time? `way` is that.
+    #[inline(always)]
+    pub fn is_still(&self, way: &PlainWay) -> bool {
+        self.is_current()
+            && !self.nexus.has_in_filter(self.filter_bit)
+            && way.is_of(self.unit.geometry(), self.unit.word())
+    }
+
     /// Is the target's map still the one in which it was looked up? One load.
     #[inline(always)]
     pub fn is_current(&self) -> bool {

@@ -293,7 +293,7 @@ impl<P: Protocol> Queue<P> {
 
     /// Hop 4: gives each request's I/O to its disk. Those that end at once are done.
     #[inline(always)]
-    fn submit_batch<const SEVERAL: bool>(&mut self, io: &mut Io, stamps: &mut Stamps) {
+    fn submit_batch<const SEVERAL: bool>(&mut self, io: &mut Io, stamps: Stamps) {
         let mut counts = PartCounts {
             part: self.part,
             ..PartCounts::default()
@@ -335,7 +335,7 @@ impl<P: Protocol> Queue<P> {
         if !self.pended.is_empty() {
             probes::submitted(|| self.pended.iter().map(id));
             // What is pending has now been given to its disk; what ended at once was given when it was parsed.
-            let mut stamps = *stamps;
+            let mut stamps = stamps;
             stamps.mark(Stage::Submitted, now);
             for index in self.pended.drain(..) {
                 let slot = self.slots.get(index);
@@ -347,12 +347,12 @@ impl<P: Protocol> Queue<P> {
             }
         }
         if !SEVERAL || self.mixed.is_empty() {
-            return self.count_submitted(&counts, *stamps, now);
+            return self.count_submitted(&counts, stamps, now);
         }
         self.mixed.add(&counts);
         let mut mixed = std::mem::take(&mut self.mixed);
         for counts in mixed.drain() {
-            self.count_submitted(&counts, *stamps, now);
+            self.count_submitted(&counts, stamps, now);
         }
         self.mixed = mixed;
     }
@@ -561,9 +561,9 @@ impl<P: Protocol> Source for Queue<P> {
             });
         }
         if P::SEVERAL_DISKS && self.several {
-            self.submit_several(io, &mut stamps);
+            self.submit_several(io, stamps);
         } else {
-            self.submit_batch::<false>(io, &mut stamps);
+            self.submit_batch::<false>(io, stamps);
         }
         self.note_in_flight();
     }

@@ -457,24 +457,36 @@ impl RequestQueue {
         })
     }
 
-    /// Asks for the unit of the last plain command what may have changed.
+    /// Asks for the unit of the last plain command what may have changed. Mostly nothing has since the batch before.
     #[inline(always)]
     fn get_ready(&mut self) {
-        self.ready = self.ask_last().unwrap_or(Ready::NO_UNIT);
+        let same = self.open().is_some_and(|known| {
+            known.field == self.ready.field && known.unit.is_still(&self.ready.way)
+        });
+        if !same {
+            self.get_ready_anew();
+        }
     }
 
+    #[inline(never)]
+    fn get_ready_anew(&mut self) {
+        let ready = self.open().and_then(|known| {
+            Some(Ready {
+                field: known.field,
+                way: known.unit.way()?,
+                disk: known.disk,
+                number: known.number,
+            })
+        });
+        self.ready = ready.unwrap_or(Ready::NO_UNIT);
+    }
+
+    /// The unit of the last plain command, if neither another disk nor an order of tasks has come between.
     #[inline(always)]
-    fn ask_last(&self) -> Option<Ready> {
+    fn open(&self) -> Option<&Known> {
         let known = self.known[self.last % KNOWN].as_ref()?;
-        if known.number != self.last_disk || !known.order.is_free(TaskAttribute::Simple) {
-            return None;
-        }
-        Some(Ready {
-            field: known.field,
-            way: known.unit.way()?,
-            disk: known.disk,
-            number: known.number,
-        })
+        let open = known.number == self.last_disk && known.order.is_free(TaskAttribute::Simple);
+        open.then_some(known)
     }
 
     /// The same for another unit; false: it is not known, or nothing is plain there just now. By value: a header whose address is

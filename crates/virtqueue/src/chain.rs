@@ -2,7 +2,7 @@
 //!
 //! Owned by the caller and filled again for each request; what it holds has been checked.
 
-use guest_memory::{Appender, Filler, GuestView, IoBuffer};
+use guest_memory::{Appender, Filler, GuestView, IoBuffer, TableFiller};
 
 use crate::layout::{DESCRIPTOR_SIZE, Descriptor, INDIRECT, NEXT, WRITE};
 use crate::{QueueConfig, QueueError};
@@ -62,6 +62,15 @@ impl Limits {
     }
 }
 
+impl Limits {
+    /// The bytes of a chain, if it may have so many.
+    #[inline(always)]
+    fn total(&self, readable: u64, writable: u64) -> Option<usize> {
+        let total = readable + writable;
+        (total <= u64::from(self.bytes)).then_some(total as usize)
+    }
+}
+
 /// Which fields of an indirect table's descriptors count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Table {
@@ -96,77 +105,61 @@ impl<'a> Plain<'a> {
         self,
         first: Descriptor,
         limit: u16,
-        next: impl Fn(u32) -> Option<Descriptor>,
+        next: impl Fn(u16) -> Option<Descriptor>,
     ) -> Option<(u32, u32, u16)> {
         let filler = self.view.filler(self.buffer, usize::from(limit));
-        walk(filler, self.limits, first, Table::Linked, next)
+        let mut way = Way {
+            filler,
+            next,
+            d: first,
+        };
+        let (readable, more) = way.half(0)?;
+        let middle = way.filler.count();
+        let writable = if more { way.half(WRITE)?.0 } else { 0 };
+        let total = self.limits.total(readable, writable)?;
+        // No more than `limit`, which is a u16.
+        let count = way.filler.finish(total, middle) as u16;
+        // The limit is a u32, so both fit.
+        Some((readable as u32, writable as u32, count))
     }
 
-    /// A chain that is one indirect table.
+    /// A chain that is one indirect table, whose elements lie there in their order, as all drivers known lay them.
     #[inline(always)]
     pub fn indirect(self, table: u64, length: u32, kind: Table) -> Option<(u32, u32)> {
-        let count = length / DESCRIPTOR_SIZE as u32;
-        if !length.is_multiple_of(DESCRIPTOR_SIZE as u32) {
-            return None;
-        }
         // There is room for none where indirect tables were not negotiated.
         let limit = self.limits.plain_indirect;
         let filler = self.view.filler(self.buffer, usize::from(limit));
-        let entries = filler.table::<Descriptor>(table, count)?;
-        let first = entries.read(0)?;
-        let read = |index| entries.read(index);
-        let (readable, writable, _) = walk(filler, self.limits, first, kind, read)?;
-        Some((readable, writable))
+        let mut entries = filler.table::<Descriptor>(table, length)?;
+        let first = entries.entry()?;
+        let (readable, more) = half_of_table(&mut entries, kind, first, 0)?;
+        let middle = entries.count();
+        let writable = match more {
+            Some(first) => half_of_table(&mut entries, kind, first, WRITE)?.0,
+            None => 0,
+        };
+        let total = self.limits.total(readable, writable)?;
+        entries.finish(total, middle);
+        // The limit is a u32, so both fit.
+        Some((readable as u32, writable as u32))
     }
 }
 
-/// Reads the elements of a chain; `next` has none behind the end of a table that is read in order.
-#[inline(always)]
-fn walk(
-    filler: Filler<'_>,
-    limits: Limits,
-    first: Descriptor,
-    kind: Table,
-    next: impl Fn(u32) -> Option<Descriptor>,
-) -> Option<(u32, u32, u16)> {
-    let mut way = Way {
-        filler,
-        kind,
-        next,
-        d: first,
-        index: 0,
-    };
-    let (readable, more) = way.half(0)?;
-    let middle = way.filler.count();
-    let writable = if more { way.half(WRITE)?.0 } else { 0 };
-    let total = readable + writable;
-    if total > u64::from(limits.bytes) {
-        return None;
-    }
-    // No more than `limit`, which is a u16.
-    let count = way.filler.finish(total as usize, middle) as u16;
-    // The limit is a u32, so both fit.
-    Some((readable as u32, writable as u32, count))
-}
-
-/// A walk along a chain.
+/// A walk along a chain of direct descriptors.
 struct Way<'a, N> {
     filler: Filler<'a>,
-    kind: Table,
     next: N,
     /// The next element.
     d: Descriptor,
-    index: u32,
 }
 
-impl<N: Fn(u32) -> Option<Descriptor>> Way<'_, N> {
+impl<N: Fn(u16) -> Option<Descriptor>> Way<'_, N> {
     /// The elements of one half, those that are readable or those that are writable: their bytes, and whether there are more
     /// behind them.
     #[inline(always)]
     fn half(&mut self, wanted: u16) -> Option<(u64, bool)> {
         let mut bytes = 0;
         loop {
-            let (length, flags) = (self.d.length.get(), self.kind.flags(&self.d));
+            let (length, flags) = (self.d.length.get(), self.d.flags.get());
             if flags & (INDIRECT | WRITE) != wanted {
                 // Only the first half may end so; what is neither ends the second one, too.
                 return (wanted == 0).then_some((bytes, true));
@@ -176,19 +169,39 @@ impl<N: Fn(u32) -> Option<Descriptor>> Way<'_, N> {
                 return None;
             }
             bytes += u64::from(length);
-            let next = match self.kind {
-                Table::Linked if flags & NEXT == 0 => return Some((bytes, false)),
-                Table::Linked => (self.next)(u32::from(self.d.next.get()))?,
-                Table::InOrder => {
-                    self.index += 1;
-                    match (self.next)(self.index) {
-                        Some(next) => next,
-                        None => return Some((bytes, false)),
-                    }
-                }
-            };
-            self.d = next;
+            if flags & NEXT == 0 {
+                return Some((bytes, false));
+            }
+            self.d = (self.next)(self.d.next.get())?;
         }
+    }
+}
+
+/// As [`Way::half`], of a table, beginning with `d`: the elements' bytes, and the first one behind them.
+#[inline(always)]
+fn half_of_table(
+    entries: &mut TableFiller<'_, Descriptor>,
+    kind: Table,
+    mut d: Descriptor,
+    wanted: u16,
+) -> Option<(u64, Option<Descriptor>)> {
+    let mut bytes = 0;
+    loop {
+        let (length, flags) = (d.length.get(), kind.flags(&d));
+        if flags & (INDIRECT | WRITE) != wanted {
+            return (wanted == 0).then_some((bytes, Some(d)));
+        }
+        if length == 0 || !entries.append(d.address.get(), length) {
+            return None;
+        }
+        bytes += u64::from(length);
+        match kind {
+            Table::Linked if flags & NEXT == 0 => return Some((bytes, None)),
+            Table::Linked if usize::from(d.next.get()) != entries.count() => return None,
+            Table::InOrder if entries.is_whole() => return Some((bytes, None)),
+            Table::Linked | Table::InOrder => {}
+        }
+        d = entries.entry()?;
     }
 }
 

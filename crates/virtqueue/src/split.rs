@@ -317,8 +317,7 @@ impl SplitQueue {
     ) -> bool {
         let plain = Plain::new(view, &mut chain.buffer, self.limits);
         let read = plain.direct(first, self.size, |next| {
-            let next = u16::try_from(next).ok().filter(|next| *next < self.size)?;
-            Some(self.areas.descriptors.read(next))
+            (next < self.size).then(|| self.areas.descriptors.read(next))
         });
         let Some((readable, writable, descriptors)) = read else {
             return false;

@@ -221,6 +221,48 @@ fn indirect_table_outside_of_memory_is_refused() {
 }
 
 #[test]
+fn split_indirect_table_is_read_by_its_links_in_whatever_order_it_lies() {
+    let (header, data, answer) = ((DATA, 16), (DATA + 512, 128), (DATA + 1024, 1));
+    let whole = [
+        (header.0, header.1, NEXT, 1),
+        (data.0, data.1, NEXT | WRITE, 2),
+        (answer.0, answer.1, WRITE, 0),
+    ];
+    let element = |at: usize, next| (whole[at].0, whole[at].1, whole[at].2, next);
+    let tables = [
+        vec![element(0, 1), element(1, 2), element(2, 7)],
+        vec![element(0, 2), element(2, 0), element(1, 1)],
+        // Nothing links to what lies between and behind.
+        vec![
+            element(0, 3),
+            element(2, 1),
+            whole[0],
+            element(1, 4),
+            element(2, 0),
+            whole[0],
+        ],
+    ];
+    let mut b = Bench::split(8);
+    // The first chains make the memory known to the short way, and room in the chain.
+    for (round, table) in tables.iter().cycle().take(9).enumerate() {
+        b.table(TABLE, table);
+        let bytes = 16 * table.len() as u32;
+        b.raw.set_descriptor(0, TABLE, bytes, INDIRECT, 0);
+        b.raw.set_available_entry(round as u16 % 8, 0);
+        b.raw.set_available_index(round as u16 + 1);
+        assert_eq!(b.pop(), Ok(true), "{round}");
+        assert_eq!((b.chain.readable, b.chain.writable), (16, 129), "{round}");
+        assert_eq!(
+            b.memory.elements(&b.chain),
+            [header, data, answer],
+            "{round}"
+        );
+        b.device.push(0, 1, 129);
+        b.device.publish();
+    }
+}
+
+#[test]
 fn split_direct_descriptors_before_an_indirect_one_are_accepted() {
     let mut b = Bench::split(4);
     b.table(

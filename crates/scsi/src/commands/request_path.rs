@@ -17,7 +17,7 @@ const DPO: u8 = 0x10;
 const NACA: u64 = 0x04;
 
 /// What a unit has plain commands do, as it was when it was asked: they are planned from this without another look at it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainWay {
     /// The unit's blocks, and log2 of the bytes of one.
     capacity: u64,
@@ -49,6 +49,12 @@ impl PlainWay {
             word,
             descriptor_sense: word.has(Word::DESCRIPTOR_SENSE),
         }
+    }
+
+    /// Is it that of such a unit? Its blocks have one size all its life.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, geometry: Geometry, word: Word) -> bool {
+        self.capacity == geometry.capacity().0 && self.word == word
     }
 
     /// The plan's I/O, if the command is that plain. `data_in` and `data_out` are what the initiator offers.

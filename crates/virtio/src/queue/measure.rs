@@ -48,7 +48,7 @@ impl<P: Protocol> Queue<P> {
     /// Requests of one batch and one disk have been given to it.
     #[inline(always)]
     pub(super) fn count_submitted(&mut self, counts: &PartCounts, mut stamps: Stamps, now: Stamp) {
-        if P::SEVERAL_DISKS {
+        if P::SEVERAL_DISKS && self.several {
             self.timeline.select(counts.part);
         }
         if counts.pending != [0; Operation::COUNT] {
@@ -63,7 +63,7 @@ impl<P: Protocol> Queue<P> {
     }
 
     #[inline(never)]
-    pub(super) fn submit_several(&mut self, io: &mut Io, stamps: &mut Stamps) {
+    pub(super) fn submit_several(&mut self, io: &mut Io, stamps: Stamps) {
         self.submit_batch::<true>(io, stamps);
     }
 
