@@ -115,7 +115,7 @@ impl<'a> Filler<'a> {
     }
 
     /// To fill the buffer with what the entries of a table of so many bytes name, if they are whole ones and all of them lie in a
-    /// region that was looked up lately.
+    /// region that was looked up lately, and nothing was appended before.
     #[inline(always)]
     pub fn table<T: FromBytes + Copy>(
         mut self,
@@ -124,7 +124,7 @@ impl<'a> Filler<'a> {
     ) -> Option<TableFiller<'a, T>> {
         let entries = self.hits.find(address, u64::from(bytes))?;
         let bytes = bytes as usize;
-        if !bytes.is_multiple_of(size_of::<T>()) {
+        if self.count > 0 || !bytes.is_multiple_of(size_of::<T>()) {
             return None;
         }
         let length = bytes / size_of::<T>();
@@ -141,7 +141,7 @@ impl<'a> Filler<'a> {
 /// Fills a buffer with one range for each entry of a table in client memory, in the table's order. Entries are read where
 /// the count of ranges says: where a client says that the next one is, no read waits for.
 pub struct TableFiller<'a, T> {
-    /// Takes no more than there are entries, and none was appended before.
+    /// Takes no more than there are entries.
     filler: Filler<'a>,
     /// The entries, wholly in one region, which the view keeps mapped.
     entries: *const u8,
@@ -158,8 +158,8 @@ impl<T: FromBytes + Copy> TableFiller<'_, T> {
             return None;
         }
         let offset = index * size_of::<T>();
-        // SAFETY: the count never passes `most`, which is at most the table's length, so this is an entry, in a region that the
-        // view keeps mapped; FromBytes makes any bytes a value.
+        // SAFETY: the count, 0 at first, never passes `most`, which is at most the table's length: so this is an entry, in a region
+        // that the view keeps mapped; FromBytes makes any bytes a value.
         Some(unsafe { self.entries.add(offset).cast::<T>().read_unaligned() })
     }
 

@@ -552,6 +552,9 @@ mod tests {
             .unwrap();
         assert!(little_room.entry().is_some() && little_room.append(0x1000, 1));
         assert!(little_room.entry().is_none() && !little_room.is_whole());
+        let mut begun = view.filler(&mut buffer, 8);
+        assert!(begun.append(0x1000, 1));
+        assert!(begun.table::<u64>(0x2ff0, 16).is_none(), "begun otherwise");
         let none = view.filler(&mut buffer, 8).table::<u64>(0x2ff0, 0).unwrap();
         assert!(none.entry().is_none() && none.is_whole());
     }

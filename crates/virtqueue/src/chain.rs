@@ -123,7 +123,7 @@ impl<'a> Plain<'a> {
         Some((readable as u32, writable as u32, count))
     }
 
-    /// A chain that is one indirect table, whose elements lie there in their order, as all drivers known lay them.
+    /// A chain that is one indirect table, whose elements lie there in their order, as Linux lays them.
     #[inline(always)]
     pub fn indirect(self, table: u64, length: u32, kind: Table) -> Option<(u32, u32)> {
         // There is room for none where indirect tables were not negotiated.
