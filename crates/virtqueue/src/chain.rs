@@ -60,9 +60,7 @@ impl Limits {
             },
         }
     }
-}
 
-impl Limits {
     /// The bytes of a chain, if it may have so many.
     #[inline(always)]
     fn total(&self, readable: u64, writable: u64) -> Option<usize> {

@@ -48,6 +48,7 @@ impl<P: Protocol> Queue<P> {
     /// Requests of one batch and one disk have been given to it.
     #[inline(always)]
     pub(super) fn count_submitted(&mut self, counts: &PartCounts, mut stamps: Stamps, now: Stamp) {
+        // That of a single disk is selected already: by `sort_by_disk`, and after each publishing.
         if P::SEVERAL_DISKS && self.several {
             self.timeline.select(counts.part);
         }
