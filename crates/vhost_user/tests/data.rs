@@ -214,6 +214,54 @@ fn what_the_disk_does_not_have_or_know_is_an_error_and_the_session_goes_on() {
 }
 
 #[test]
+fn a_request_moves_32_mib_at_most_however_its_chain_is_laid_out() {
+    const EACH: usize = 8 << 20;
+    let rig = Rig::new(1);
+    let socket = rig.serve_ram("d", 1);
+    for (packed, indirect) in [false, true]
+        .into_iter()
+        .flat_map(|p| [(p, None), (p, Some(128))])
+    {
+        let options = Options {
+            packed,
+            ..Options::default()
+        };
+        let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+        let queue_options = QueueOptions {
+            indirect,
+            ..QueueOptions::default()
+        };
+        let mut queue = front_end.start_queue(0, &queue_options).unwrap();
+        let small = front_end.allocate(4096, 4096).unwrap();
+        // The same memory again and again: a guest needs no 40 MiB to ask for them.
+        let data = front_end.allocate(EACH, 4096).unwrap();
+        let (header, answer) = (small.part(0, 16), small.part(64, 1));
+        for kind in [kind::IN, kind::OUT] {
+            for (times, expected) in [(4, status::OK), (5, status::IOERR)] {
+                header.write(0, &[0; 16]);
+                header.write(0, &kind.to_le_bytes());
+                answer.write(0, &[0xee]);
+                let (mut readable, mut writable) = (vec![header.element()], Vec::new());
+                let elements = std::iter::repeat_n(data.element(), times);
+                match kind {
+                    kind::OUT => readable.extend(elements),
+                    _ => writable.extend(elements),
+                }
+                writable.push(answer.element());
+                assert!(queue.add(&readable, &writable, 0));
+                queue.publish();
+                while queue.pop_used().is_none() {
+                    queue.wait(Duration::from_secs(30)).unwrap();
+                }
+                let mut got = [0];
+                answer.read(0, &mut got);
+                assert_eq!(got, [expected], "kind {kind}, {times} times, {indirect:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn driver_that_turns_write_back_off_gets_every_write_durable() {
     let rig = Rig::new(1);
     let engine = Watched::new(ram(1 << 20), Duration::ZERO);

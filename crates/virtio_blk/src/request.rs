@@ -101,8 +101,11 @@ pub fn parse_plain(
         _ => return None,
     };
     let bytes = u64::from(length);
-    // By subtraction, so that nothing can overflow; a disk's bytes fit into 64 bits.
-    if length == 0 || sector > limits.sectors || bytes > (limits.sectors - sector) << 9 {
+    // By subtraction, so that nothing can overflow; a disk's bytes fit into 64 bits. What has no bytes is beyond the most, too.
+    if length.wrapping_sub(1) >= crate::config::TRANSFER_MAX
+        || sector > limits.sectors
+        || bytes > (limits.sectors - sector) << 9
+    {
         return None;
     }
     let offset = sector << 9;
@@ -368,10 +371,14 @@ mod tests {
             (header(0, 0), 0xffff_fe00, false),
         ] {
             assert_eq!(parse(&header, 0, length, &large).is_ok(), good, "{length}");
+            let plain = parse_plain(&header, 0, length, &Limits::of(&large));
+            assert_eq!(plain.is_some(), good, "the short way, {length}");
         }
         for (length, good) in [(32 << 20, true), (0xffff_fe00, false)] {
             let parsed = parse(&header(1, 0), length, 0, &large);
             assert_eq!(parsed.is_ok(), good, "{length}");
+            let plain = parse_plain(&header(1, 0), length, 0, &Limits::of(&large));
+            assert_eq!(plain.is_some(), good, "the short way, {length}");
         }
     }
 
@@ -383,11 +390,17 @@ mod tests {
             (readable, writable) in prop_oneof![
                 (0u32..20, 0u32..20).prop_map(|(r, w)| (r * 512, w * 512)),
                 any::<(u32, u32)>(),
+                (0u32..1 << 23, 0u32..1 << 23).prop_map(|(r, w)| (r * 512, w * 512)),
             ],
             big: bool,
+            long: bool,
             read_only: bool,
         ) {
-            let info = DiskInfo { read_only, ..info(if big { 4096 } else { 512 }) };
+            let mut info = DiskInfo { read_only, ..info(if big { 4096 } else { 512 }) };
+            if long {
+                // Longer than what one request may move.
+                info.geometry = disk::Geometry::new(info.geometry.block_size(), 1 << 40);
+            }
             let bytes = header(kind, sector);
             let general = parse(&bytes, readable, writable, &info);
             let plain = match parse_plain(&bytes, readable, writable, &Limits::of(&info)) {
