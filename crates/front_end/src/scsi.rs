@@ -109,6 +109,11 @@ impl ScsiQueue {
         self.attribute = attribute;
     }
 
+    /// A slot's request in the ring's memory, which the device reads; not where requests and data are contiguous.
+    pub fn header(&self, slot: u16) -> Area {
+        self.small.part(usize::from(slot) * SMALL, REQUEST)
+    }
+
     /// Takes a slot.
     pub fn take(&mut self) -> Option<u16> {
         self.free.pop()
@@ -143,7 +148,7 @@ impl ScsiQueue {
         } else {
             let at = usize::from(slot) * SMALL;
             (
-                self.small.part(at, REQUEST),
+                self.header(slot),
                 self.small.part(at + SMALL_RESPONSE, RESPONSE),
             )
         };

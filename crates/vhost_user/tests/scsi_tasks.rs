@@ -3,11 +3,13 @@
 
 mod support;
 
+use std::sync::mpsc;
 use std::time::Duration;
 
 use front_end::{
     Area, Cuts, FrontEnd, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, attribute,
 };
+use scsi_tasks::Hold;
 use support::{Moment, Rig, Watched, eventually};
 
 const REQUESTS: u16 = 2;
@@ -199,6 +201,65 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
         settle(&mut first);
         let later = &engine.story()[then.len()..];
         assert!(later.is_empty(), "function {function}, then {later:?}");
+    }
+}
+
+/// A guest that writes another unit into the header of a command that waits for its turn gains nothing: it would run on a
+/// unit whose task set it never entered, and no function for that unit would find it.
+#[test]
+fn command_that_waits_for_its_turn_stays_what_it_was_when_it_came() {
+    let rig = Rig::new(1);
+    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(300));
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut queue = start(&mut front_end, REQUESTS);
+    settle(&mut queue);
+    engine.forget();
+    submit(&mut queue, attribute::SIMPLE, 1);
+    let waits = queue.take().unwrap();
+    queue.set_attribute(attribute::ORDERED);
+    let cdb = write_10(2);
+    assert!(queue.submit(waits, &unit(&cdb), BLOCK as usize, 0));
+    // Behind it, and nobody has rewritten this one: when it is taken, so is the one before.
+    submit(&mut queue, attribute::HEAD_OF_QUEUE, 3);
+    queue.publish();
+    eventually("both are under way", || engine.seen().len() == 2);
+    // Target 5, LUN 300, and a write of block 4.
+    let header = queue.header(waits);
+    header.write(0, &[1, 5, 0x41, 0x2c]);
+    header.write(19, &write_10(4));
+    reap(&mut queue, 3);
+    let story = engine.story();
+    let begun = |block: u64| story.contains(&Moment::Begun(block * BLOCK));
+    assert!(begun(2) && !begun(4), "{story:?}");
+}
+
+/// What waits for a task's end goes on only when the driver has been shown the answer: else the function's own could be
+/// seen before it.
+#[test]
+fn task_is_seen_to_be_answered_before_what_waits_for_it_goes_on() {
+    let rig = Rig::new(1);
+    let (socket, engine, controller) = rig.serve_watched_controller(Duration::from_millis(100));
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut queue = start(&mut front_end, REQUESTS);
+    settle(&mut queue);
+    for abort in [true, false] {
+        engine.forget();
+        submit(&mut queue, attribute::SIMPLE, 0);
+        queue.publish();
+        eventually("it is under way", || engine.seen().len() == 1);
+        let (tell, told) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel::<()>();
+        // The worker stands still in the moment in which it lets go.
+        let hold = Hold::new(move || {
+            tell.send(()).unwrap();
+            goes_on.recv_timeout(LIMIT).ok();
+        });
+        controller.end_tasks(&[(0, 0)], abort, &hold);
+        drop(hold);
+        told.recv_timeout(LIMIT).unwrap();
+        let done = queue.reap();
+        go_on.send(()).unwrap();
+        queue.release(done.expect("it was let go first").slot);
     }
 }
 

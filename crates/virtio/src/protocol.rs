@@ -161,6 +161,10 @@ pub trait Protocol: 'static {
     /// Writes the answer into the chain.
     fn answer(&mut self, request: &mut Request<Self::State>) -> Answer;
 
+    /// The driver may see all that was answered so far.
+    #[inline(always)]
+    fn shown(&mut self) {}
+
     /// May chains be taken now? A queue that holds buffers for events says no until there is an event.
     fn wants_chains(&self) -> bool {
         true

@@ -606,6 +606,7 @@ impl<P: Protocol> Source for Queue<P> {
             self.answer_done::<false>();
         }
         let wanted = !self.broken && self.ring.publish();
+        self.protocol.shown();
         // By now the driver may see the answers.
         let answered = self.stamp(io);
         let mut notified = answered;

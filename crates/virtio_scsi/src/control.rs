@@ -1,8 +1,8 @@
 //! The control queue (virtio 1.3, 5.6.6.2): task management and asynchronous notification queries.
 //!
 //! Tasks run on the workers of the request queues. A function is sent to each of them; it marks the tasks that it
-//! means and waits until they have been answered, so that none of them touches a disk after the function's own
-//! answer. A [`Hold`] is kept by every message and every such task: the last one to let go answers.
+//! means and waits until the driver has been shown their answers, so that none of them touches a disk or is answered
+//! after the function's own answer. A [`Hold`] is kept by every message and every such task: the last one to let go answers.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use scsi_tasks::{Hold, Task, Ticket};
 use timeline::DiskNumber;
 
 use crate::queue::key;
-use crate::request::{self, Address};
+use crate::request::{self, Address, REQUEST_SIZE};
 
 /// What a request remembers until it is answered. What a plain one needs lies together, from the start into its task.
 #[repr(C)]
@@ -34,8 +34,8 @@ pub(crate) struct Pending {
     pub aborted: Option<u8>,
     /// It waits until the tasks that it aborts have ended; an abort that means itself passes it by.
     pub aborting: bool,
-    /// It has not begun, for others come before it.
-    pub parked: bool,
+    /// It has not begun, for others come before it: its header, which the driver may have changed since.
+    pub parked: Option<Box<[u8; REQUEST_SIZE]>>,
 }
 
 impl Default for Pending {
@@ -52,7 +52,7 @@ impl Default for Pending {
             waits: Vec::new(),
             tag: None,
             aborting: false,
-            parked: false,
+            parked: None,
             ticket: None,
             plain: true,
         }
@@ -75,7 +75,7 @@ impl Pending {
         }
     }
 
-    /// Marks the task as aborted; `hold` is kept until it has been answered.
+    /// Marks the task as aborted; `hold` is kept until the driver has been shown its answer.
     pub fn abort(&mut self, code: u8, hold: &Hold) {
         if !self.aborting {
             self.aborted = Some(code);
@@ -83,9 +83,9 @@ impl Pending {
         }
     }
 
-    /// Keeps `hold` until the task has been answered, if it has begun.
+    /// Keeps `hold` until the driver has been shown the task's answer, if it has begun.
     pub fn wait_for(&mut self, hold: &Hold) {
-        if !self.parked {
+        if self.parked.is_none() {
             self.keep(hold);
         }
     }
@@ -103,12 +103,13 @@ impl Pending {
         self.task.start_plain(end);
     }
 
-    /// It has been answered: the next request of its slot may be a plain one, if this one does not go on.
-    pub fn answered(&mut self) {
-        self.waits.clear();
+    /// It has been answered: the next request of its slot may be a plain one, if this one does not go on. What waits for it is
+    /// put into `until_shown`, for the driver does not see the answer yet.
+    pub fn answered(&mut self, until_shown: &mut Vec<Hold>) {
+        until_shown.append(&mut self.waits);
         self.ticket = None;
         (self.code, self.aborted) = (request::S_OK, None);
-        (self.aborting, self.parked) = (false, false);
+        (self.aborting, self.parked) = (false, None);
         self.plain = self.task.is_idle();
     }
 }

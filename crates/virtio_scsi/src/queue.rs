@@ -17,7 +17,7 @@ use scsi::{
     TaskTag, UnitId,
 };
 use scsi_tasks::{
-    Admission, Call, DiskHandles, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
+    Admission, Call, DiskHandles, Hold, StartTask, Task, TaskOrder, TaskStep, Ticket, Want,
     go_on_in_background, operation_of,
 };
 use timeline::{DiskNumber, Operation, UnitAddress};
@@ -97,6 +97,8 @@ pub(crate) struct RequestQueue {
     last_disk: DiskNumber,
     disk_changed: bool,
     stopping: bool,
+    /// What waits until the driver has been shown answers that were given: task management functions.
+    until_shown: Vec<Hold>,
 }
 
 impl RequestQueue {
@@ -114,7 +116,13 @@ impl RequestQueue {
             last_disk: DiskNumber::NONE,
             disk_changed: false,
             stopping: false,
+            until_shown: Vec::new(),
         }
+    }
+
+    #[cold]
+    fn let_go_of_holds(&mut self) {
+        self.until_shown.clear();
     }
 
     #[inline]
@@ -394,7 +402,14 @@ impl Protocol for RequestQueue {
                 good: true,
             };
         }
-        answer_any(chain, pending)
+        answer_any(chain, pending, &mut self.until_shown)
+    }
+
+    #[inline(always)]
+    fn shown(&mut self) {
+        if !self.until_shown.is_empty() {
+            self.let_go_of_holds();
+        }
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
@@ -505,7 +520,7 @@ impl RequestQueue {
         self.ready.field == field
     }
 
-    /// Any command. Its header is read anew, and only this time counts.
+    /// Any command. Its header is read anew, and only this time counts, whenever the command begins.
     #[inline(never)]
     fn begin_any(
         &mut self,
@@ -557,7 +572,7 @@ impl RequestQueue {
             seen.view.refresh();
             let (order, attribute) = (seen.order.clone(), header.attribute);
             let unit = seen.view.unit(address.lun).map(|unit| unit.id());
-            return self.take_turn(io, request, attribute, &order, unit);
+            return self.take_turn(io, request, &bytes, attribute, &order, unit);
         }
         seen.view.refresh();
         let command = Command {
@@ -679,13 +694,14 @@ impl RequestQueue {
         &mut self,
         io: &mut Io,
         request: &mut Request<Pending>,
+        header: &[u8; REQUEST_SIZE],
         attribute: TaskAttribute,
         order: &Arc<TaskOrder>,
         unit: Option<UnitId>,
     ) -> Start {
         // What no unit gets is in no task set.
         let Some(unit) = unit else {
-            return self.begin_in_turn(io, request, None);
+            return self.begin_in_turn(io, request, header, None);
         };
         let (worker, tag) = (self.worker.clone(), request.state.tag);
         let later = || -> StartTask {
@@ -694,7 +710,7 @@ impl RequestQueue {
                 worker.send(move |w| {
                     control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
                         queue.proceed(io, tag.slot, |queue, io, request| {
-                            queue.begin_in_turn(io, request, ticket).step
+                            queue.begin_parked(io, request, ticket).step
                         });
                     });
                     w.wake(tag.source);
@@ -702,9 +718,9 @@ impl RequestQueue {
             })
         };
         match order.admit(unit, attribute, later) {
-            Admission::Now(ticket) => self.begin_in_turn(io, request, ticket),
+            Admission::Now(ticket) => self.begin_in_turn(io, request, header, ticket),
             Admission::Later => {
-                request.state.parked = true;
+                request.state.parked = Some(Box::new(*header));
                 Start {
                     step: Step::Wait,
                     operation: Operation::Other,
@@ -714,16 +730,32 @@ impl RequestQueue {
         }
     }
 
-    fn begin_in_turn(
+    /// The turn of a command that had to wait for it has come.
+    fn begin_parked(
         &mut self,
         io: &mut Io,
         request: &mut Request<Pending>,
         ticket: Option<Ticket>,
     ) -> Start {
-        let (chain, pending) = (&mut request.chain, &mut request.state);
-        (pending.parked, pending.ticket) = (false, ticket);
-        let bytes = chain.buffer.front::<REQUEST_SIZE>();
-        let header = Header::parse(&bytes);
+        // Without one it names no target, and is answered so.
+        let header = request
+            .state
+            .parked
+            .take()
+            .unwrap_or_else(|| Box::new([0; REQUEST_SIZE]));
+        self.begin_in_turn(io, request, &header, ticket)
+    }
+
+    fn begin_in_turn(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        header: &[u8; REQUEST_SIZE],
+        ticket: Option<Ticket>,
+    ) -> Start {
+        let (chain, pending) = (&request.chain, &mut request.state);
+        pending.ticket = ticket;
+        let header = Header::parse(header);
         let seen = match header.address {
             Some(address) => self.target(address.target).map(|seen| (address.lun, seen)),
             None => None,

@@ -2,15 +2,20 @@
 //! is written by `queue`.
 
 use scsi::{Residual, Response, Status};
+use scsi_tasks::Hold;
 use virtio::Answer;
 use virtqueue::Chain;
 
 use crate::pending::Pending;
 use crate::request::{self, RESPONSE_SIZE, SENSE_SIZE};
 
-/// An answer to a command that is not a plain one.
+/// An answer to a command that is not a plain one. What waits until the driver has been shown it is put into `until_shown`.
 #[inline(never)]
-pub(crate) fn answer_any(chain: &Chain, pending: &mut Pending) -> Answer {
+pub(crate) fn answer_any(
+    chain: &Chain,
+    pending: &mut Pending,
+    until_shown: &mut Vec<Hold>,
+) -> Answer {
     let code = pending.aborted.unwrap_or(pending.code);
     if code == request::S_OK
         && let Some((status, residual)) = pending.task.take_plain()
@@ -18,7 +23,7 @@ pub(crate) fn answer_any(chain: &Chain, pending: &mut Pending) -> Answer {
         let (residual, code) = residual_fields(residual);
         let header = request::response_header(0, residual, status as u8, code);
         chain.buffer.write_half(chain.readable as usize, header);
-        pending.answered();
+        pending.answered(until_shown);
         return Answer {
             written: RESPONSE_SIZE as u32 + pending.data_in,
             good: true,
@@ -30,7 +35,7 @@ pub(crate) fn answer_any(chain: &Chain, pending: &mut Pending) -> Answer {
             chain.readable as usize,
             &request::response_header(0, 0, 0, code),
         );
-        pending.answered();
+        pending.answered(until_shown);
         return Answer {
             written: RESPONSE_SIZE as u32,
             // A bus scan asks every target: one that is not there is no error.
@@ -40,7 +45,7 @@ pub(crate) fn answer_any(chain: &Chain, pending: &mut Pending) -> Answer {
     let response = pending.task.take_response();
     let good = matches!(response.status, Status::Good | Status::ConditionMet);
     write_response(chain, pending, &response);
-    pending.answered();
+    pending.answered(until_shown);
     Answer {
         written: RESPONSE_SIZE as u32 + pending.data_in,
         good,
