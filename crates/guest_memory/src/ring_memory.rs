@@ -1,8 +1,10 @@
 //! A checked range of client memory for ring structures: resolved once, then read and written field by field.
 //!
-//! Every access is one volatile or atomic load or store of at most 16 bytes, so a client that writes at
-//! the same time can make a value wrong but never undefined. Bounds are asserted: whoever indexes with a value
-//! of a peer has masked it before.
+//! What says whether something else may be read (indices, flags, events) is loaded and stored atomically. What it guards
+//! (descriptors, elements, entries of in-flight regions) is copied by plain loads into a value of our own, of a type of which
+//! every bit pattern is a value: a client that writes at the same time makes the copy wrong, half of this and half of that,
+//! and no more, for it is checked after it was copied. Bounds are asserted: whoever indexes with a value of a peer has
+//! masked it before.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;

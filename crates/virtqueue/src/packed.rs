@@ -1,6 +1,7 @@
 //! The device side of a packed ring: clause 2.8.
 //!
-//! Descriptors are read once, when their chain is popped. Used descriptors are written as they are pushed, but
+//! Descriptors are read once, when their chain is popped; where what is in flight is noted, they are copied there as they are
+//! a moment later, and checked again before they count. Used descriptors are written as they are pushed, but
 //! the flags of a batch's first one last: the driver looks at one place at a time, so it sees none before that.
 
 use std::sync::atomic::{Ordering, fence};
@@ -199,15 +200,14 @@ impl PackedQueue {
         let Some(inflight) = &mut self.inflight else {
             return Ok(false);
         };
-        let Some(head) = inflight.next_again() else {
+        let Some((head, id)) = inflight.next_again() else {
             return Ok(false);
         };
         let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
         let mut read = Ok(());
-        (chain.id, chain.descriptors) = (0, 0);
+        (chain.id, chain.descriptors) = (id, 0);
         for descriptor in inflight.descriptors(head) {
             chain.descriptors += 1;
-            chain.id = descriptor.id.get();
             read = read.and_then(|()| collect(&mut collector, &descriptor, chain.descriptors));
         }
         let read = read.and_then(|()| collector.finish());

@@ -4,8 +4,11 @@
 //! A packed ring is written over as requests are answered, so a chain's descriptors are kept here, in entries linked like
 //! those of a split queue's table; the free ones are a list too. Each step becomes true with one store: a chain is in
 //! flight when `old_free_head` is behind its entries, a batch is answered when the driver sees the flags of its first
-//! descriptor. What was written before that store is taken back by the next device, what was to follow is made up for. The front end can write to the
-//! region: each value is read once and checked, and the worst that a wrong one does is to break its own queue.
+//! descriptor. What was written before that store is taken back by the next device, what was to follow is made up for.
+//!
+//! The front end can write to the region. What keeps the entries in order (links, ids, which chains there are) is read once,
+//! when the region is taken over, and checked; the chains' descriptors when they are taken again, and checked as the
+//! driver's. The worst that a wrong value does is to break its own queue.
 
 use std::collections::VecDeque;
 
@@ -33,6 +36,8 @@ const NEXT: usize = 2;
 const LAYOUT_VERSION: u16 = 1;
 /// Parts of a region begin at multiples of a cache line.
 const ALIGNMENT: usize = 64;
+/// No entry has this number: a queue has 2^15 at most.
+const NONE: u16 = u16::MAX;
 
 /// An entry: one descriptor of a chain. `last`, `count` and `counter` only in a chain's first.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -61,7 +66,7 @@ pub struct PackedInflight {
     next: Vec<u16>,
     free_head: u16,
     free: u16,
-    /// By buffer id: the first entry of the chain in flight.
+    /// By buffer id: the first entry of the chain in flight, or [`NONE`].
     heads: Vec<u16>,
     /// By first entry: the last one, and how many there are.
     chains: Vec<(u16, u16)>,
@@ -69,8 +74,8 @@ pub struct PackedInflight {
     answered: Vec<u16>,
     /// Where the last batch that the driver has seen ended.
     shown: Place,
-    /// Taken by an earlier device and never answered.
-    again: VecDeque<u16>,
+    /// Taken by an earlier device and never answered: first entries, with their buffer ids.
+    again: VecDeque<(u16, u16)>,
 }
 
 impl PackedInflight {
@@ -110,7 +115,7 @@ impl PackedInflight {
             next: (1..=size).collect(),
             free_head: 0,
             free: size,
-            heads: vec![0; entries],
+            heads: vec![NONE; entries],
             chains: vec![(0, 0); entries],
             answered: Vec::with_capacity(entries),
             shown: places[1],
@@ -204,21 +209,31 @@ impl PackedInflight {
                 (last, at) = (at, self.next[usize::from(at)]);
             }
             let state_of_last: State = self.part.read(self.state(last));
-            match self.heads.get_mut(usize::from(state_of_last.id.get())) {
-                Some(of_id) => *of_id = head,
-                None => return Err(wrong("a buffer id is beyond the queue")),
-            }
+            let id = state_of_last.id.get();
+            self.claim_id(id, head)?;
             self.chains[usize::from(head)] = (last, count);
-            taken.push((state.counter.get(), head));
+            taken.push((state.counter.get(), head, id));
             descriptors += count;
         }
         if self.free != self.size - descriptors {
             return Err(wrong("its list of free entries does not fit"));
         }
         taken.sort_unstable();
-        self.counter = taken.last().map_or(0, |(last, _)| last.wrapping_add(1));
-        self.again = taken.into_iter().map(|(_, head)| head).collect();
+        self.counter = taken
+            .last()
+            .map_or(0, |(counter, ..)| counter.wrapping_add(1));
+        self.again = taken.into_iter().map(|(_, head, id)| (head, id)).collect();
         Ok(descriptors)
+    }
+
+    /// The chain that begins at `head` has this buffer id, and no other has it: who answers names a chain by its id alone.
+    fn claim_id(&mut self, id: u16, head: u16) -> Result<(), QueueError> {
+        match self.heads.get_mut(usize::from(id)) {
+            Some(of_id) if *of_id == NONE => *of_id = head,
+            Some(_) => return Err(wrong("two of its chains have one buffer id")),
+            None => return Err(wrong("a buffer id is beyond the queue")),
+        }
+        Ok(())
     }
 
     /// The ring's descriptors from the used place on belong to chains in flight. Of a batch that was never shown some may
@@ -269,8 +284,8 @@ impl PackedInflight {
         !self.again.is_empty()
     }
 
-    /// The next chain that has to be taken again: its first entry.
-    pub(crate) fn next_again(&mut self) -> Option<u16> {
+    /// The next chain that has to be taken again: its first entry, and its buffer id.
+    pub(crate) fn next_again(&mut self) -> Option<(u16, u16)> {
         self.again.pop_front()
     }
 
@@ -289,10 +304,11 @@ impl PackedInflight {
         })
     }
 
-    /// A chain was taken from the ring, of these descriptors. `id` is below the queue's size.
+    /// A chain was taken from the ring, of these descriptors, which the driver may have changed since: all are noted with
+    /// the `id` that the chain had when it was taken.
     ///
     /// # Errors
-    /// When the driver has more in flight than the queue has descriptors.
+    /// When the driver has more in flight than the queue has descriptors, or has this id in flight.
     pub(crate) fn took(
         &mut self,
         id: u16,
@@ -303,6 +319,7 @@ impl PackedInflight {
             return Err(wrong("more is in flight than the queue has descriptors"));
         }
         let head = self.free_head;
+        self.claim_id(id, head)?;
         let (mut at, mut last) = (head, head);
         for nth in 0..count {
             let read = descriptor(nth);
@@ -314,7 +331,7 @@ impl PackedInflight {
                 last: U16::ZERO,
                 count: count.into(),
                 counter: self.counter.into(),
-                id: read.id,
+                id: id.into(),
                 flags: read.flags,
                 length: read.length,
                 address: read.address,
@@ -329,15 +346,17 @@ impl PackedInflight {
         self.part.store_release_u16(FREE_HEAD, at);
         self.part.store_release_u16(OLD_FREE_HEAD, at);
         (self.free_head, self.free) = (at, self.free - count);
-        self.heads[usize::from(id)] = head;
         self.chains[usize::from(head)] = (last, count);
         Ok(())
     }
 
-    /// A chain is about to be given back with the next batch.
+    /// A chain is about to be given back with the next batch. An id of which nothing is in flight gives nothing back.
     #[inline]
     pub(crate) fn answering(&mut self, id: u16) {
-        self.answered.push(self.heads[usize::from(id)]);
+        let head = std::mem::replace(&mut self.heads[usize::from(id)], NONE);
+        if head != NONE {
+            self.answered.push(head);
+        }
     }
 
     /// The driver is about to see the batch, which ends at `used`.
@@ -369,4 +388,49 @@ impl PackedInflight {
 
 fn wrong(what: &'static str) -> QueueError {
     QueueError::Inflight { what }
+}
+
+#[cfg(test)]
+mod tests {
+    use guest_memory::Mapping;
+
+    use super::*;
+
+    const SIZE: u16 = 16;
+
+    fn part(region: &std::sync::Arc<Mapping>) -> RingMemory {
+        RingMemory::new(region.clone(), 0, PackedInflight::stride(SIZE))
+    }
+
+    /// The driver can write to its ring between the moment in which a chain is read and that in which it is noted.
+    #[test]
+    fn chain_is_noted_by_the_id_with_which_it_was_taken() {
+        let (region, ring) = (Mapping::anonymous(4096), Mapping::anonymous(4096));
+        let region = region.unwrap();
+        let ring = RingMemory::new(ring.unwrap(), 0, DESCRIPTOR_SIZE * usize::from(SIZE));
+        let begin = || PackedInflight::new(part(&region), SIZE, [Place::START; 2], &ring);
+        let (mut tracked, _) = begin().unwrap();
+        let descriptor = |_| PackedDescriptor {
+            address: 0x1000.into(),
+            length: 8.into(),
+            id: 5.into(),
+            flags: 0.into(),
+        };
+        tracked.took(4, 1, descriptor).unwrap();
+        tracked.took(6, 2, descriptor).unwrap();
+        let twice = tracked.took(6, 1, descriptor);
+        assert!(matches!(twice, Err(QueueError::Inflight { .. })));
+        let (mut tracked, _) = begin().unwrap();
+        let again = std::array::from_fn(|_| tracked.next_again());
+        assert_eq!(again, [Some((0, 4)), Some((1, 6)), None]);
+        // An id of which nothing is in flight frees nothing, and its entries are not given out twice.
+        for id in [4, 4, 9] {
+            tracked.answering(id);
+        }
+        tracked.publishing(Place::START);
+        tracked.published(Place::START);
+        assert_eq!(tracked.free, SIZE - 2);
+        tracked.took(4, SIZE - 2, descriptor).unwrap();
+        assert!(tracked.took(7, 1, descriptor).is_err());
+    }
 }

@@ -212,6 +212,51 @@ proptest! {
             p.device.publish();
         }
     }
+
+    /// Ids in the region are the front end's to write: no two chains are ever taken under one, for who answers names a
+    /// chain by its id alone.
+    #[test]
+    fn any_ids_in_a_region_harm_nobody(
+        ids in prop::collection::vec(0..SIZE + 1, 5),
+        lengths in prop::collection::vec(1..3_usize, 5),
+        answers in prop::collection::vec(any::<prop::sample::Index>(), 40),
+    ) {
+        let region = Mapping::anonymous(4096).unwrap();
+        let mut p = Pair::new(SIZE, true, false, 0);
+        made_again(&mut p, &region);
+        let mut chain = Chain::default();
+        let mut last = Vec::new();
+        let mut room = usize::from(SIZE);
+        for count in lengths.into_iter().take_while(|count| room.checked_sub(*count).map(|left| room = left).is_some()) {
+            p.driver.add(&[(DATA, 1); 2][..count], &[], 0).unwrap();
+            p.driver.publish();
+            prop_assert_eq!(p.device.pop(&p.memory.view, &mut chain), Ok(true));
+            last.push(last.last().map_or(0, |at| at + 1) + count - 1);
+        }
+        for (entry, id) in last.iter().zip(&ids) {
+            region.write(32 + 32 * entry + 16, &id.to_le_bytes());
+        }
+        let ids = &ids[..last.len()];
+        let good = ids.iter().all(|id| *id < SIZE && ids.iter().filter(|other| *other == id).count() == 1);
+        let part = RingMemory::new(region, 0, PackedInflight::stride(SIZE));
+        p.device = DeviceQueue::new(p.device.config().clone(), &p.memory.table).unwrap();
+        prop_assert_eq!(p.device.track(part).is_ok(), good);
+        let mut taken: Vec<(u16, u16)> = Vec::new();
+        for at in answers.iter().filter(|_| good) {
+            // The driver frees what it thinks was answered; ids that it never gave out are nothing to it.
+            while p.device.pop(&p.memory.view, &mut chain) == Ok(true) {
+                prop_assert!(taken.iter().all(|(id, _)| *id != chain.id), "{} twice", chain.id);
+                taken.push((chain.id, chain.descriptors));
+            }
+            if !taken.is_empty() {
+                let (id, descriptors) = taken.swap_remove(at.index(taken.len()));
+                p.device.push(id, descriptors, 0);
+                p.device.publish();
+            }
+            p.driver.add(&[(DATA, 1)], &[], 0);
+            p.driver.publish();
+        }
+    }
 }
 
 #[test]
@@ -255,7 +300,11 @@ fn region_is_laid_out_as_the_protocol_says() {
     // inflight, padding, next 1, last 1, num 2, counter 0
     assert_eq!(state(0)[..8], [1, 0, 1, 0, 1, 0, 2, 0]);
     assert_eq!(state(0)[8..16], [0; 8]);
-    // id, flags: AVAIL and NEXT in the first, AVAIL in the last; len 1 and 2; addr
+    // id 0 in both; flags: AVAIL and NEXT in the first, AVAIL in the last; len 1 and 2; addr
+    assert_eq!(
+        (&state(0)[16..18], &state(1)[16..18]),
+        (&[0; 2][..], &[0; 2][..])
+    );
     assert_eq!(state(0)[18..24], [0x81, 0, 1, 0, 0, 0]);
     assert_eq!(state(0)[24..], DATA.to_le_bytes());
     assert_eq!(state(1)[18..24], [0x80, 0, 2, 0, 0, 0]);
