@@ -164,7 +164,7 @@ impl Connection {
             reaped: Stamp::default(),
             heard: Stamp::default(),
             slow: Vec::new(),
-            probed: probes::queue(place.worker.index(), place.source.0),
+            probed: probes::queue(place.worker.index(), place.source.place()),
             place,
             shared,
         }

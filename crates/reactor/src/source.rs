@@ -17,9 +17,29 @@ use timeline::{QueueRecord, Stamp};
 
 use crate::Io;
 
-/// A source's place in its worker.
+/// A source of a worker: its place there, which another source may have had before and may have afterwards, and which of these
+/// it is. A message that comes when the source is gone so finds nobody, and not whoever has its place by then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SourceId(pub u32);
+pub struct SourceId(pub(crate) u32);
+
+impl SourceId {
+    const PLACE_BITS: u32 = 20;
+
+    /// The `nth` source that a worker ever took on, counted modulo 4,096, at this place.
+    pub(crate) fn new(place: usize, nth: u32) -> SourceId {
+        assert!(
+            place < 1 << SourceId::PLACE_BITS,
+            "more sources than descriptors"
+        );
+        SourceId(place as u32 | nth << SourceId::PLACE_BITS)
+    }
+
+    /// Its place in its worker: no two sources have the same one at the same time.
+    #[inline(always)]
+    pub fn place(self) -> u32 {
+        self.0 & ((1 << SourceId::PLACE_BITS) - 1)
+    }
+}
 
 /// A queue or connection, owned by one worker. All methods run on the worker's thread; none may block.
 pub trait Source: Any {

@@ -34,6 +34,7 @@ pub struct WorkerCounters {
 type Stopped = Box<dyn FnOnce(Box<dyn Source>, &mut Io)>;
 
 struct Place {
+    id: SourceId,
     source: Box<dyn Source>,
     hot: bool,
     touched: bool,
@@ -46,6 +47,8 @@ pub struct Worker {
     handle: WorkerHandle,
     io: Io,
     places: Vec<Option<Place>>,
+    /// Sources it ever took on.
+    added: u32,
     hot: Vec<SourceId>,
     touched: Vec<SourceId>,
     stopping: Vec<SourceId>,
@@ -59,6 +62,12 @@ pub struct Worker {
     sigbus_hits: u32,
     bell_rang: bool,
     ending: bool,
+}
+
+/// A source that messages name: it may be gone.
+fn find(places: &mut [Option<Place>], id: SourceId) -> Option<&mut Place> {
+    let place = places.get_mut(id.place() as usize)?.as_mut()?;
+    (place.id == id).then_some(place)
 }
 
 /// Submission queue entries per worker; more are submitted in several goes.
@@ -85,6 +94,7 @@ impl Worker {
             handle,
             io,
             places: Vec::new(),
+            added: 0,
             hot: Vec::new(),
             touched: Vec::new(),
             stopping: Vec::new(),
@@ -160,7 +170,8 @@ impl Worker {
             self.places.push(None);
             self.places.len() - 1
         });
-        let id = SourceId(u32::try_from(index).expect("fewer sources than descriptors"));
+        let id = SourceId::new(index, self.added);
+        self.added = self.added.wrapping_add(1);
         let mut source = make(&mut self.io, id)?;
         source.set_recording(self.io.recording);
         if let Some(record) = source.record() {
@@ -168,6 +179,7 @@ impl Worker {
         }
         self.handle.mailbox.sources.fetch_add(1, Ordering::Relaxed);
         self.places[index] = Some(Place {
+            id,
             source,
             hot: false,
             touched: false,
@@ -179,15 +191,15 @@ impl Worker {
         Ok(id)
     }
 
-    /// A source that this worker owns.
+    /// A source that this worker owns, if it is still there.
     pub fn source(&mut self, id: SourceId) -> Option<(&mut dyn Source, &mut Io)> {
-        let place = self.places.get_mut(id.0 as usize)?.as_mut()?;
+        let place = find(&mut self.places, id)?;
         Some((&mut *place.source, &mut self.io))
     }
 
     /// Looks at a source in this turn, as if it had been kicked, and publishes it.
     pub fn wake(&mut self, id: SourceId) {
-        if self.places.get(id.0 as usize).is_some_and(Option::is_some) {
+        if find(&mut self.places, id).is_some() {
             self.heat(id);
             self.touch(id);
         }
@@ -195,7 +207,7 @@ impl Worker {
 
     /// Watches a source's kick descriptor anew, after it has changed.
     pub fn rewatch(&mut self, id: SourceId) {
-        let Some(Some(place)) = self.places.get_mut(id.0 as usize) else {
+        let Some(place) = find(&mut self.places, id) else {
             return;
         };
         if let Some((watch, owner)) = place.watch.take() {
@@ -211,7 +223,7 @@ impl Worker {
 
     /// Stops a source: it takes no new request, and when those in flight are answered it is handed to `stopped`.
     pub fn stop(&mut self, id: SourceId, stopped: impl FnOnce(Box<dyn Source>, &mut Io) + 'static) {
-        let Some(Some(place)) = self.places.get_mut(id.0 as usize) else {
+        let Some(place) = find(&mut self.places, id) else {
             return;
         };
         if place.stopped.is_some() {
@@ -299,7 +311,7 @@ impl Worker {
                 self.io.pace(disk, &mut self.finished);
             }
             Listener::Source(id) => {
-                if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+                if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
                     place.source.completed(&mut self.io, completion, noticed);
                     self.touch(id);
                 }
@@ -308,7 +320,7 @@ impl Worker {
     }
 
     fn kicked(&mut self, id: SourceId, more: bool) {
-        if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+        if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
             place.source.kicked();
         }
         self.heat(id);
@@ -319,7 +331,7 @@ impl Worker {
 
     /// A kick that has hung up, or cannot be waited for, would ring without end if it were watched again.
     fn kick_lost(&mut self, id: SourceId) {
-        if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+        if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
             if let Some((watch, owner)) = place.watch.take() {
                 self.io.ring.unwatch(watch);
                 self.io.unlisten(owner);
@@ -360,7 +372,7 @@ impl Worker {
         } in finished.drain(..)
         {
             let tag = Tag::unpack(tag);
-            if let Some(Some(place)) = self.places.get_mut(tag.source.0 as usize) {
+            if let Some(Some(place)) = self.places.get_mut(tag.source.place() as usize) {
                 place
                     .source
                     .finish(&mut self.io, tag.slot, buffer, outcome, reaped);
@@ -375,7 +387,7 @@ impl Worker {
         let mut worked = false;
         for index in 0..self.hot.len() {
             let id = self.hot[index];
-            let Some(Some(place)) = self.places.get_mut(id.0 as usize) else {
+            let Some(Some(place)) = self.places.get_mut(id.place() as usize) else {
                 continue;
             };
             if place.source.ready() {
@@ -390,7 +402,7 @@ impl Worker {
     fn publish_touched(&mut self) {
         for index in 0..self.touched.len() {
             let id = self.touched[index];
-            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+            if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
                 place.touched = false;
                 place.source.publish(&mut self.io);
                 // It may have had no room for what came while it was full, and nobody kicks for that again.
@@ -406,7 +418,7 @@ impl Worker {
         let mut index = 0;
         while index < self.stopping.len() {
             let id = self.stopping[index];
-            let slot = &mut self.places[id.0 as usize];
+            let slot = &mut self.places[id.place() as usize];
             if slot
                 .as_ref()
                 .is_some_and(|place| place.source.in_flight() > 0)
@@ -436,7 +448,7 @@ impl Worker {
 
     #[inline]
     fn touch(&mut self, id: SourceId) {
-        if let Some(Some(place)) = self.places.get_mut(id.0 as usize)
+        if let Some(Some(place)) = self.places.get_mut(id.place() as usize)
             && !place.touched
         {
             place.touched = true;
@@ -445,7 +457,7 @@ impl Worker {
     }
 
     fn heat(&mut self, id: SourceId) {
-        if let Some(Some(place)) = self.places.get_mut(id.0 as usize)
+        if let Some(Some(place)) = self.places.get_mut(id.place() as usize)
             && !place.hot
         {
             place.hot = true;
@@ -477,7 +489,7 @@ impl Worker {
             return Wait::No;
         }
         for id in self.hot.drain(..) {
-            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+            if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
                 place.hot = false;
             }
         }
@@ -511,7 +523,7 @@ impl Worker {
     fn arm_hot(&mut self) -> bool {
         let mut raced = false;
         for id in &self.hot {
-            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+            if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
                 raced |= place.source.arm();
             }
         }
@@ -520,7 +532,7 @@ impl Worker {
 
     fn disarm_hot(&mut self) {
         for id in &self.hot {
-            if let Some(Some(place)) = self.places.get_mut(id.0 as usize) {
+            if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
                 place.source.disarm();
             }
         }
@@ -670,5 +682,34 @@ mod tests {
             assert_eq!(seen.borrow().kicked, kicks);
         }
         assert_eq!(seen.borrow().disarmed, 1, "it was hot all the time");
+    }
+
+    #[test]
+    fn id_of_a_source_that_is_gone_finds_nobody_though_another_has_its_place() {
+        let mut worker = Worker::standalone().unwrap();
+        let add = |worker: &mut Worker| {
+            let client = Client(Rc::default(), None);
+            worker
+                .add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)))
+                .unwrap()
+        };
+        let (first, other) = (add(&mut worker), add(&mut worker));
+        let gone = Rc::new(RefCell::new(0));
+        let stop = |worker: &mut Worker, id| {
+            let gone = gone.clone();
+            worker.stop(id, move |_, _| *gone.borrow_mut() += 1);
+            worker.turn_now();
+        };
+        stop(&mut worker, first);
+        let second = add(&mut worker);
+        assert_eq!(first.place(), second.place());
+        assert!(worker.source(first).is_none() && worker.source(second).is_some());
+        worker.wake(first);
+        worker.rewatch(first);
+        stop(&mut worker, first);
+        assert_eq!((*gone.borrow(), worker.source_count()), (1, 2));
+        stop(&mut worker, second);
+        assert_eq!((*gone.borrow(), worker.source_count()), (2, 1));
+        assert!(worker.source(other).is_some());
     }
 }

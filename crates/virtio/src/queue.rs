@@ -105,7 +105,7 @@ impl<P: Protocol> Queue<P> {
         Ok(Queue {
             id,
             index: setup.index,
-            probed: probes::queue(setup.labels.worker, id.0),
+            probed: probes::queue(setup.labels.worker, id.place()),
             ring,
             view: GuestView::new(setup.memory),
             protocol,
