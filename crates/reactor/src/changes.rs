@@ -13,8 +13,11 @@ use guest_memory::IoBuffer;
 
 use crate::WorkerHandle;
 
-/// The tag's highest bit: it is counted. The next: under which epoch. No source has so high a number.
+/// How many of a tag's highest bits are marks: no id of a source reaches there.
+pub(crate) const MARKS: u32 = 2;
+/// It is counted.
 const COUNTED: u64 = 1 << 63;
+/// Under which epoch.
 const EPOCH: u64 = 1 << 62;
 
 /// A change that has to wait for a range to be released.
@@ -94,6 +97,7 @@ impl Changes {
     /// The tag of a change that is being submitted.
     #[inline]
     pub fn tag(&self, tag: Tag) -> Tag {
+        debug_assert_eq!(tag.0 & (COUNTED | EPOCH), 0, "marks in the tag of a source");
         Tag(tag.0 | COUNTED | if self.epoch == 1 { EPOCH } else { 0 })
     }
 

@@ -24,13 +24,15 @@ pub struct SourceId(pub(crate) u32);
 
 impl SourceId {
     const PLACE_BITS: u32 = 20;
+    const NTH_BITS: u32 = u32::BITS - SourceId::PLACE_BITS - crate::changes::MARKS;
 
-    /// The `nth` source that a worker ever took on, counted modulo 4,096, at this place.
+    /// The `nth` source that a worker ever took on, counted modulo 1,024, at this place.
     pub(crate) fn new(place: usize, nth: u32) -> SourceId {
         assert!(
             place < 1 << SourceId::PLACE_BITS,
             "more sources than descriptors"
         );
+        let nth = nth % (1 << SourceId::NTH_BITS);
         SourceId(place as u32 | nth << SourceId::PLACE_BITS)
     }
 

@@ -544,7 +544,8 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    use disk::IoOutcome;
+    use backend::{Delay, Null, NullOptions, Submission};
+    use disk::{IoOutcome, IoRequest};
     use guest_memory::IoBuffer;
     use rustix::event::{EventfdFlags, eventfd};
     use timeline::QueueRecord;
@@ -711,5 +712,51 @@ mod tests {
         stop(&mut worker, second);
         assert_eq!((*gone.borrow(), worker.source_count()), (2, 1));
         assert!(worker.source(other).is_some());
+    }
+
+    /// A tag says in its highest bits whether it is a change that is counted. A worker takes on a source for each queue that
+    /// starts and each connection that is made: there is no end to their number.
+    #[test]
+    fn range_is_granted_when_its_changes_have_ended_and_no_sooner_however_many_sources_there_were()
+    {
+        let slow = Delay::new(
+            Arc::new(Null::create(NullOptions::default()).unwrap()),
+            std::time::Duration::from_millis(5),
+        );
+        let disk = Arc::new(Disk::new("d", None, Arc::new(slow)).unwrap());
+        let mut worker = Worker::standalone().unwrap();
+        let handle = worker.io.open(&disk).unwrap();
+        let submit = |worker: &mut Worker, request: &IoRequest, source| {
+            let tag = Tag { source, slot: 5 };
+            let mut buffer = IoBuffer::owned(4096);
+            let submitted = worker.io.submit(handle, request, &mut buffer, tag);
+            assert_eq!(submitted, Submission::Pending);
+        };
+        for nth in 0..5_000 {
+            let client = Client(Rc::default(), None);
+            let id = worker
+                .add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)))
+                .unwrap();
+            if nth % 512 == 0 {
+                submit(&mut worker, &IoRequest::read(0, 4096), id);
+                // It ends while the write is in flight.
+                std::thread::sleep(std::time::Duration::from_millis(3));
+                submit(&mut worker, &IoRequest::write(0, 4096), id);
+                let (grant, granted) = std::sync::mpsc::channel();
+                disk.gate()
+                    .acquire(0, 4096, move |lease| drop(grant.send(lease)));
+                let mut writes = true;
+                while writes {
+                    worker.turn_now();
+                    writes = worker.io.pending > 0;
+                    let early = writes && granted.try_recv().is_ok();
+                    assert!(!early, "while a write is in flight, source {nth}");
+                }
+                worker.turn_now();
+                assert!(granted.try_recv().is_ok(), "never, source {nth}");
+            }
+            worker.stop(id, |_, _| ());
+            worker.turn_now();
+        }
     }
 }
