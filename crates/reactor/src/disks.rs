@@ -63,7 +63,7 @@ pub(crate) enum Listener {
     Disk(u32),
     /// A source's own operations on the ring.
     Source(SourceId),
-    /// I/Os that wait for a disk's limits; the token is the disk's handle.
+    /// I/Os that wait for a disk's limits; the token is the timer's number and the disk's handle.
     Pace,
 }
 
@@ -162,8 +162,9 @@ impl OpenDisk {
     }
 
     fn arm(&mut self, ring: &mut Ring, handle: u32) {
-        if let Some(after) = self.pacing.timer(&self.throttle) {
-            ring.timer(PACE, handle.into(), after);
+        if let Some((after, number)) = self.pacing.timer(&self.throttle) {
+            let token = u64::from(number) << 32 | u64::from(handle);
+            ring.timer(PACE, token, after);
         }
     }
 
@@ -404,12 +405,13 @@ impl Io {
         }
     }
 
-    /// A timer for a disk's limits has fired: what may start now does.
-    pub(crate) fn pace(&mut self, disk: u32, finished: &mut Vec<Finished>) {
+    /// A timer for a disk's limits has fired: what may start now does. `token` is what it was set with.
+    pub(crate) fn pace(&mut self, token: u64, finished: &mut Vec<Finished>) {
+        let (disk, number) = (token as u32, (token >> 32) as u32);
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
             return;
         };
-        open.pacing.fired();
+        open.pacing.fired(number);
         while let Some((waited, parked)) = open.pacing.next(&open.throttle) {
             open.record.limited(waited);
             open.resume(&mut self.ring, parked, finished);

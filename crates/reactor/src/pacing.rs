@@ -28,8 +28,10 @@ struct Line {
 #[derive(Default)]
 pub(crate) struct Pacing {
     lines: Vec<Line>,
-    /// A timer will fire then.
+    /// A timer will fire then: the one that was set last.
     armed: Option<Moment>,
+    /// Timers that were set.
+    timers: u32,
 }
 
 fn bytes(request: &IoRequest) -> u64 {
@@ -121,22 +123,27 @@ impl Pacing {
         self.lines.is_empty()
     }
 
-    /// How long from now a timer has to be set, if one is needed that is not there yet.
-    pub fn timer(&mut self, throttle: &Throttle) -> Option<Duration> {
+    /// How long from now a timer has to be set, if one is needed that is not there yet, and its number. One whose time has come
+    /// is there until it has fired.
+    pub fn timer(&mut self, throttle: &Throttle) -> Option<(Duration, u32)> {
         let now = throttle.now();
-        self.armed.take_if(|armed| *armed <= now);
         let start = self.lines.iter().map(|line| line.start).min()?;
         if self.armed.is_some_and(|armed| armed <= start) {
             return None;
         }
-        let after = start.since(now).min(LOOK_AGAIN);
-        self.armed = Some(now.plus(after));
-        Some(after)
+        let fires = start.min(now.plus(LOOK_AGAIN));
+        let after = fires.since(now);
+        self.armed = Some(fires);
+        self.timers = self.timers.wrapping_add(1);
+        Some((after, self.timers))
     }
 
-    /// A timer has fired.
-    pub fn fired(&mut self) {
-        self.armed = None;
+    /// The timer of this number has fired. One that an earlier one took the place of changes nothing: else each would beget
+    /// another for as long as anything waits.
+    pub fn fired(&mut self, number: u32) {
+        if number == self.timers {
+            self.armed = None;
+        }
     }
 }
 
@@ -179,7 +186,7 @@ mod tests {
         assert!(
             pacing
                 .timer(&throttle)
-                .is_some_and(|after| after <= LOOK_AGAIN)
+                .is_some_and(|(after, _)| after <= LOOK_AGAIN)
         );
         assert!(pacing.timer(&throttle).is_none(), "one is enough");
         // A high rate: heads reserve one after the other.
@@ -195,6 +202,39 @@ mod tests {
         let of_second: Vec<usize> = (0..103).filter(|&at| order[at] >= 100).collect();
         assert!(of_second[2] <= 6, "every other one: {of_second:?}");
         assert!(pacing.lines.is_empty());
+    }
+
+    #[test]
+    fn one_timer_is_set_at_a_time_though_it_fires_late_and_others_fire_meanwhile() {
+        let throttle = Throttle::default();
+        throttle.set(RateLimits {
+            iops: 1_000,
+            iops_burst: 1,
+            ..RateLimits::default()
+        });
+        let mut pacing = Pacing::default();
+        let read = IoRequest::read(0, 4096);
+        assert!(pacing.may_start(&throttle, 1, &read));
+        for number in 0..3 {
+            assert!(!pacing.may_start(&throttle, 1, &read));
+            pacing.wait(&throttle, 1, parked(number));
+        }
+        let (after, first) = pacing.timer(&throttle).unwrap();
+        // The kernel counts from later on than we do.
+        std::thread::sleep(after + Duration::from_millis(1));
+        assert!(
+            pacing.timer(&throttle).is_none(),
+            "the first is still to fire"
+        );
+        pacing.fired(first);
+        let (_, second) = pacing.timer(&throttle).unwrap();
+        pacing.fired(first);
+        assert!(
+            pacing.timer(&throttle).is_none(),
+            "the second is still to fire"
+        );
+        pacing.fired(second);
+        assert!(pacing.timer(&throttle).is_some());
     }
 
     #[test]

@@ -306,10 +306,7 @@ impl Worker {
             Listener::Disk(disk) => self.io.complete(disk, completion, &mut self.finished),
             Listener::Kick(id) => self.kicked(id, completion.more),
             Listener::Mailbox => self.bell_rang = true,
-            Listener::Pace => {
-                let disk = completion.token as u32;
-                self.io.pace(disk, &mut self.finished);
-            }
+            Listener::Pace => self.io.pace(completion.token, &mut self.finished),
             Listener::Source(id) => {
                 if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
                     place.source.completed(&mut self.io, completion, noticed);
