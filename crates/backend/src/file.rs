@@ -347,4 +347,37 @@ mod tests {
             assert_eq!(Worker::on(&reopened).run(IoRequest::flush()), Ok(()));
         }
     }
+
+    /// A write with `RWF_DSYNC` through the page cache may fail for what was written before it, by an errno that looks like its
+    /// own, and the next flush would know nothing of that. What a sync fails with always counts.
+    #[test]
+    fn durable_write_through_the_page_cache_is_a_write_and_a_sync_of_its_own() {
+        for (cache, steps) in [
+            (CacheMode::None, 1),
+            (CacheMode::Writeback, 2),
+            (CacheMode::Writethrough, 2),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let file = File::open(FileOptions {
+                size: Some(1 << 20),
+                cache,
+                ..FileOptions::new(folder.path().join("disk"))
+            })
+            .unwrap();
+            let Worker(mut ring, mut backend) = Worker::on(&file);
+            let mut buffer = IoBuffer::owned(4096);
+            let write = IoRequest::write(8192, 4096).flagged(IoFlags::FUA);
+            let submitted = backend.submit(&mut ring, &write, &mut buffer, Tag(1));
+            assert_eq!(submitted, Submission::Pending);
+            let (mut taken, mut completions, mut finished) = (0, Vec::new(), Vec::new());
+            while finished.is_empty() {
+                ring.turn(Wait::Until(None), &mut completions).unwrap();
+                for completion in completions.drain(..) {
+                    taken += 1;
+                    backend.complete(&mut ring, completion, &mut finished);
+                }
+            }
+            assert_eq!((taken, finished[0].outcome), (steps, Ok(())), "{cache:?}");
+        }
+    }
 }

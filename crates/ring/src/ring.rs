@@ -274,13 +274,31 @@ impl Ring {
 
     /// Makes a file's data durable; with `data_only` without metadata that is not needed to read it back.
     pub fn fsync(&mut self, owner: Owner, token: u64, fd: &RingFd, data_only: bool) {
+        self.fsync_range(owner, token, fd, 0, 0, data_only);
+    }
+
+    /// The same for `length` bytes from `offset` on: of other dirty pages none has to be written. Of what could not be written
+    /// before it tells whatever the range.
+    pub fn fsync_range(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        offset: u64,
+        length: u32,
+        data_only: bool,
+    ) {
         let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
         let flags = if data_only {
             FsyncFlags::DATASYNC
         } else {
             FsyncFlags::empty()
         };
-        let entry = opcode::Fsync::new(fd.number()).flags(flags).build();
+        let entry = opcode::Fsync::new(fd.number())
+            .offset(offset)
+            .len(length)
+            .flags(flags)
+            .build();
         self.push_for(fd, slot, entry);
     }
 

@@ -29,6 +29,22 @@ pub(crate) fn is_refusal(errno: i32) -> bool {
     )
 }
 
+/// May a block device have answered so? What Linux makes of the status of a request to one, but for what it says of memory,
+/// of what is not supported and of space.
+pub(crate) fn is_of_device(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::EIO
+            | libc::ETIMEDOUT
+            | libc::ENOLINK
+            | libc::EREMOTEIO
+            | libc::EBADE
+            | libc::ENODATA
+            | libc::EILSEQ
+            | libc::ENODEV
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

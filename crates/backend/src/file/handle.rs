@@ -13,7 +13,7 @@ use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring, RingFd};
 
 use super::bounce::{Bounce, Lent, PIECE_BYTES};
-use super::errno::{classify, is_refusal};
+use super::errno::{classify, is_of_device, is_refusal};
 use super::{CacheMode, Shared};
 use crate::admit::Limits;
 use crate::{Backend, Finished, Submission, Tag};
@@ -120,7 +120,7 @@ impl FileBackend {
     fn go_on(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         let slot = &self.slots[index as usize];
         if slot.done == slot.io.length && slot.io.kind != IoKind::Flush {
-            let synced = matches!(slot.step, Step::Sync) || slot.io.moves_data();
+            let synced = matches!(slot.step, Step::Sync) || self.writes_durably(slot);
             if slot.durable && !synced {
                 return self.sync(ring, index);
             }
@@ -144,10 +144,23 @@ impl FileBackend {
         }
     }
 
+    /// Does a write make durable what it writes? Not through the page cache: such a write may fail for what was written before,
+    /// nobody is told of that again, and its errno does not say which it was.
+    fn writes_durably(&self, slot: &Slot) -> bool {
+        slot.durable && slot.io.moves_data() && self.shared.cache == CacheMode::None
+    }
+
     fn sync(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
-        self.slots[index as usize].step = Step::Sync;
+        let slot = &mut self.slots[index as usize];
+        slot.step = Step::Sync;
+        let (owner, token) = (self.owner, index.into());
         // fdatasync: it writes sizes and allocations, without which the data could not be read back.
-        ring.fsync(self.owner, index.into(), &self.fd, true);
+        match u32::try_from(slot.io.length) {
+            Ok(length) if slot.io.moves_data() => {
+                ring.fsync_range(owner, token, &self.fd, slot.io.offset, length, true);
+            }
+            _ => ring.fsync(owner, token, &self.fd, true),
+        }
         None
     }
 
@@ -180,11 +193,13 @@ impl FileBackend {
         if self.shared.cache == CacheMode::None {
             ring.adopt(&buffer);
         }
+        let slot = &self.slots[index as usize];
+        let durably = self.writes_durably(slot);
         let offset = slot.io.offset + slot.done;
         let (owner, token) = (self.owner, index.into());
         match slot.io.kind {
             IoKind::Read => ring.read(owner, token, &self.fd, offset, buffer),
-            _ => ring.write(owner, token, &self.fd, offset, buffer, slot.durable),
+            _ => ring.write(owner, token, &self.fd, offset, buffer, durably),
         }
         None
     }
@@ -305,10 +320,10 @@ impl FileBackend {
     #[cold]
     fn failed(&self, index: u32, errno: i32) -> IoError {
         let slot = &self.slots[index as usize];
-        // A durable write that fails with EIO may have failed in its write-back part: that is told only once.
+        // A write that is durable by itself may have failed in its flush of the device: that is told only once.
         let lost = match slot.step {
             Step::Sync => errno != libc::ECANCELED,
-            _ => slot.durable && errno == libc::EIO,
+            _ => self.writes_durably(slot) && is_of_device(errno),
         };
         let path = self.shared.path.display();
         if lost && self.shared.durability.lose(errno) {
