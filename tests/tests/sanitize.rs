@@ -3,6 +3,7 @@
 
 use end_to_end::{IscsiSession, Result, Rig, bail, ensure};
 use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
@@ -71,6 +72,41 @@ fn sanitize_goes_on_after_a_kill() -> Result<()> {
     let bytes = std::fs::read(rig.scratch.file("d0.raw"))?;
     ensure!(bytes.len() == 64 << 20 && bytes.chunks(4).all(|word| word == b"wipe"));
     Ok(())
+}
+
+#[test]
+fn sanitize_of_a_removed_disk_leaves_its_file_alone_and_goes_on_when_it_is_back() -> Result<()> {
+    let (mut rig, portal) = rig("d0=file:d0.raw,size=64M,bandwidth=4M", false)?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    begin_overwriting(&mut session, b"wipe")?;
+    ensure!(ready(&mut session)? == UNDER_WAY);
+    drop(session);
+    rig.daemon.lunette(&["lun", "remove", TARGET, "0:0"])?;
+    rig.daemon.lunette(&["disk", "remove", "d0"])?;
+    let file = rig.scratch.file("d0.raw");
+    let begun = Instant::now();
+    // What was in flight may end first.
+    while is_open(rig.daemon.process().id(), &file)? {
+        ensure!(begun.elapsed() < Duration::from_secs(10), "it stays open");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let wiped =
+        || Ok::<_, std::io::Error>(std::fs::read(&file)?.chunks(4).all(|word| word == b"wipe"));
+    ensure!(!wiped()?, "it had ended before");
+    let disk = format!("d0=file:{},size=64M", file.display());
+    rig.daemon.lunette(&["disk", "add", &disk])?;
+    rig.daemon.lunette(&["lun", "add", TARGET, "0:0", "d0"])?;
+    let mut session = IscsiSession::login_only(&portal, TARGET, 1)?;
+    wait_for_its_end(&mut session)?;
+    ensure!(wiped()?, "it went on and did not end");
+    Ok(())
+}
+
+/// Has a process a file open?
+fn is_open(process: u32, file: &Path) -> Result<bool> {
+    let descriptors = std::fs::read_dir(format!("/proc/{process}/fd"))?;
+    let mut open = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    Ok(open.any(|path| path == file))
 }
 
 /// What a guest with virtio-blk gets of each kind of request that reaches the disk.

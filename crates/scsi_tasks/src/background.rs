@@ -1,13 +1,13 @@
 //! A task that goes on without the queue or connection that brought it: a sanitize operation whose command was answered
 //! or aborted, whose initiator has left, or which a restart interrupted.
 //!
-//! A source of its own on the worker where it was left; it ends itself when the task is over. If the worker ends first,
-//! the task is dropped where it is.
+//! A source of its own on the worker where it was left; it ends itself when the task is over. If the worker ends first, or
+//! the disk is taken out of the process, the task is dropped where it is, to go on when the disk is there again.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use backend::Submission;
+use backend::{Disk, Submission};
 use disk::{IoError, IoErrorKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, WorkerHandle};
@@ -40,6 +40,7 @@ pub fn go_on_in_background(
                 step,
                 disk: None,
                 in_flight: false,
+                stopped: false,
             }))
         });
         let Ok(_) = added;
@@ -55,6 +56,8 @@ struct Background {
     step: Option<TaskStep>,
     disk: Option<(DiskId, DiskHandle)>,
     in_flight: bool,
+    /// Nothing more is begun.
+    stopped: bool,
 }
 
 impl Background {
@@ -89,6 +92,13 @@ impl Background {
         }
     }
 
+    /// It begins nothing more, and is taken out of its worker.
+    fn leave(&mut self) {
+        self.stop();
+        let id = self.id;
+        self.worker.send(move |worker| worker.stop(id, |_, _| {}));
+    }
+
     fn run(&mut self, io: &mut Io) {
         let mut steps = 0;
         while steps < STEPS_MAX {
@@ -112,9 +122,7 @@ impl Background {
                 | TaskStep::NeedData(_)
                 | TaskStep::Acquire(..) => {
                     self.task.abandon();
-                    let id = self.id;
-                    self.worker.send(move |worker| worker.stop(id, |_, _| {}));
-                    return;
+                    return self.leave();
                 }
             });
         }
@@ -139,7 +147,9 @@ impl Source for Background {
         _reaped: Stamp,
     ) {
         self.in_flight = false;
-        self.step = Some(self.task.resume(outcome, Some(buffer)));
+        if !self.stopped {
+            self.step = Some(self.task.resume(outcome, Some(buffer)));
+        }
     }
 
     fn publish(&mut self, _io: &mut Io) {}
@@ -159,7 +169,14 @@ impl Source for Background {
     }
 
     fn stop(&mut self) {
-        self.step = None;
+        (self.step, self.stopped) = (None, true);
+    }
+
+    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        if let Some((_, handle)) = self.disk.take_if(|(_, handle)| io.is_of(*handle, disk)) {
+            io.close(handle);
+            self.leave();
+        }
     }
 
     fn closed(&mut self, io: &mut Io) {
