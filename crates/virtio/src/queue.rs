@@ -15,7 +15,7 @@ use std::time::Duration;
 use backend::{Disk, Submission};
 use disk::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
-use reactor::{Io, RateLimit, Source, SourceId, Tag};
+use reactor::{DiskHandle, Io, RateLimit, Source, SourceId, Tag};
 use ring::RingFd;
 use timeline::{
     MixedBatch, Operation, Part, PartCounts, QueueRecord, QueueTimeline, Stage, Stamp, Stamps,
@@ -706,6 +706,13 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        // A request between two steps keeps its handle, which may be another disk's when it goes on.
+        for slot in self.slots.all() {
+            let job = &mut slot.request.job;
+            if io.is_of(job.disk, disk) {
+                job.disk = DiskHandle::NONE;
+            }
+        }
         self.protocol.let_go(io, disk);
     }
 

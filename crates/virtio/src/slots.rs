@@ -242,6 +242,11 @@ impl<S: Default> Slots<S> {
         &mut self.slots[usize::from(index)]
     }
 
+    /// Every slot, free ones too.
+    pub fn all(&mut self) -> impl Iterator<Item = &mut Slot<S>> {
+        self.slots.iter_mut()
+    }
+
     /// Every request in flight that is not answered yet, for look-ups that walk them (task management).
     pub fn active(&mut self) -> impl Iterator<Item = &mut Slot<S>> {
         self.slots.iter_mut().filter(|slot| slot.active)
