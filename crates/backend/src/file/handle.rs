@@ -325,13 +325,10 @@ impl FileBackend {
             Step::Sync => errno != libc::ECANCELED,
             _ => self.writes_durably(slot) && is_of_device(errno),
         };
-        let path = self.shared.path.display();
-        if lost && self.shared.durability.lose(errno) {
-            let error = std::io::Error::from_raw_os_error(errno);
-            tracing::error!(
-                "{path}: written data could not be made durable: {error}; every flush fails until the disk is opened again"
-            );
+        if lost {
+            self.shared.lose(errno);
         }
+        let path = self.shared.path.display();
         let error = classify(slot.io.kind, errno);
         tracing::debug!("{path}: {:?} failed: {error}", slot.io);
         match slot.step {
@@ -354,6 +351,18 @@ impl FileBackend {
 }
 
 impl Shared {
+    /// Something could not be made durable: nothing is from now on, and that is said once.
+    #[cold]
+    pub(super) fn lose(&self, errno: i32) {
+        if self.durability.lose(errno) {
+            let path = self.path.display();
+            let error = std::io::Error::from_raw_os_error(errno);
+            tracing::error!(
+                "{path}: written data could not be made durable: {error}; every flush fails until the disk is opened again"
+            );
+        }
+    }
+
     /// Can the kernel move this memory as it is?
     #[inline]
     fn takes(&self, buffer: &IoBuffer) -> bool {
