@@ -143,6 +143,8 @@ impl Connection {
         let Some((order, unit)) = unit else {
             return self.start(index);
         };
+        // While it waits, too, it is one of this nexus' tasks.
+        self.slots.get(index).tag = self.nexus_id().map(|nexus| TaskTag { nexus, unit });
         let (place, id) = (self.place.clone(), self.slots.id(index));
         let later = || -> StartTask {
             Box::new(move |ticket| {

@@ -29,9 +29,14 @@ impl TransportId {
         TransportId::iscsi(0x05, name)
     }
 
+    /// Bytes of a name, and of what follows it, that are taken: iSCSI's names have 223 at most (RFC 7143, 4.2.7.1).
+    const TEXT_MAX: usize = 1024;
+
     fn iscsi(first: u8, text: &str) -> TransportId {
         let mut bytes = vec![first, 0, 0, 0];
-        bytes.extend(text.bytes().take(1024));
+        // Whole characters: what is not text would not be read back.
+        let end = text.floor_char_boundary(TransportId::TEXT_MAX);
+        bytes.extend(text.bytes().take(end));
         bytes.push(0);
         while bytes.len() % 4 != 0 || bytes.len() < 24 {
             bytes.push(0);
@@ -62,6 +67,9 @@ impl TransportId {
         let text = id.get(4..)?;
         let end = text.iter().position(|&byte| byte == 0)?;
         let text = std::str::from_utf8(text.get(..end)?).ok()?;
+        if text.len() > TransportId::TEXT_MAX {
+            return None;
+        }
         Some((TransportId::iscsi(first, text), rest))
     }
 
@@ -336,5 +344,18 @@ mod tests {
         ] {
             assert_eq!(TransportId::parse(bad), None, "{bad:02x?}");
         }
+    }
+
+    /// One that is not read back takes all registrations with it that are kept beside it.
+    #[test]
+    fn every_name_that_is_taken_is_read_back() {
+        let long = "a".repeat(1023) + "\u{e9}";
+        let cut = TransportId::iscsi_device(&long);
+        let (again, rest) = TransportId::parse(cut.as_bytes()).unwrap();
+        assert_eq!((&again, rest), (&cut, &[][..]));
+        let mut wire = vec![0x05, 0, 0x04, 0x04];
+        wire.extend(long.bytes());
+        wire.resize(4 + 1028, 0);
+        assert!(TransportId::parse(&wire).is_none(), "too long a name");
     }
 }

@@ -125,6 +125,26 @@ fn mode_select_refuses_what_cannot_be_changed_and_then_changes_nothing() {
 }
 
 #[test]
+fn mode_select_whose_page_cannot_be_kept_changes_nothing() {
+    struct Full;
+    impl Store for Full {
+        fn load(&self, _: &str) -> Option<Vec<u8>> {
+            None
+        }
+        fn save(&self, _: &str, _: &[u8]) -> std::io::Result<()> {
+            Err(std::io::Error::other("full"))
+        }
+    }
+    let mut bed = Bed::over(Directory::new(Box::new(Full)), info(512, 64, 0), false);
+    let answer = select(&mut bed, true, &control(0, 0x08));
+    assert_eq!(answer.status, Status::CheckCondition);
+    let page = bed.run(0, &[0x1a, 0x08, 0x0a, 0, 32, 0], &[], 32).data;
+    assert_eq!((page[2] & 0x80, page[8] & 0x08), (0, 0), "WP, SWP");
+    let write = bed.run(0, &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 512], 0);
+    assert_eq!(write.status, Status::Good);
+}
+
+#[test]
 fn a_door_that_knows_no_media_holds_it_and_loads_one_that_was_ejected() {
     let mut bed = Bed::with(info(512, 64, 0), true);
     let other = bed.other_nexus(2);

@@ -92,9 +92,11 @@ fn select(unit: &LogicalUnit, nexus: &Nexus, list: &[u8], header: Header, save: 
     }
     let changed = modes.differ(&state.modes);
     let cache_goes_off = state.modes.write_cache() && !modes.write_cache();
-    state.modes = modes;
-    if save {
-        state.save_modes(unit.directory().store())?;
+    let before = std::mem::replace(&mut state.modes, modes);
+    if save && let Err(sense) = state.save_modes(unit.directory().store()) {
+        // A command that is refused changes nothing.
+        state.modes = before;
+        return Err(sense);
     }
     if changed {
         state.attention_all(unit.id(), SenseCode::MODE_PARAMETERS_CHANGED, Some(nexus));

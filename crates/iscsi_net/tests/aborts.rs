@@ -1,0 +1,92 @@
+//! Nothing that a task management function or a new session has ended touches the disk afterwards, or is answered.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend::{Fault, FaultAction, FaultPlan, Faulty};
+use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
+use disk::IoKind;
+use iscsi::initiator::{Event, Initiator, Request, TaskManagementRequestFields};
+use iscsi::negotiation::Offer;
+use iscsi::pdu::TaskFunction;
+use iscsi_net::DoorLimits;
+
+const SIMPLE: u8 = 1;
+const ORDERED: u8 = 2;
+
+fn login(door: &Door, number: u8) -> Client {
+    let mut client = Client::login(door.portal, settings(number, Offer::default()), 1);
+    client.settle();
+    client
+}
+
+/// A door whose disk keeps the next write to itself until it is released.
+fn door_that_holds_a_write() -> (Arc<Faulty>, Door) {
+    let engine = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
+    engine.inject(Fault {
+        kind: IoKind::Write,
+        skip: 0,
+        times: 1,
+        action: FaultAction::Hold,
+    });
+    let door = Door::open(engine.clone(), target(), DoorLimits::default());
+    (engine, door)
+}
+
+fn write(lba: u32, byte: u8, attribute: u8) -> Request {
+    let request = Initiator::write(0, &cdb10(0x2a, lba, 1), vec![byte; BLOCK]);
+    Request {
+        attribute,
+        ..request
+    }
+}
+
+/// Long enough for what must not come.
+fn pump_a_while(client: &mut Client) {
+    for _ in 0..100 {
+        client.pump();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn waiting_command_is_ended_by(function: TaskFunction, by_another: bool) {
+    let (engine, door) = door_that_holds_a_write();
+    let (mut writer, mut other) = (login(&door, 1), login(&door, 2));
+    writer.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
+    writer.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
+    let ordered = writer.initiator.command(0, write(8, 7, ORDERED)).unwrap();
+    // When this is answered the target has it.
+    writer.initiator.nop_out(0, Vec::new(), false).unwrap();
+    writer.until(|w| w.events.iter().any(|(_, e)| matches!(e, Event::Nop { .. })));
+    let asks = if by_another { &mut other } else { &mut writer };
+    let fields = TaskManagementRequestFields {
+        function,
+        lun: [0; 8],
+        referenced: None,
+    };
+    let asked = asks.initiator.task_management(0, fields).unwrap();
+    pump_a_while(asks);
+    engine.release();
+    asks.until(|client| {
+        let complete = |event: &Event| matches!(event, Event::TaskManagement { itt, response: 0 } if *itt == asked);
+        client.events.iter().any(|(_, event)| complete(event))
+    });
+    pump_a_while(&mut writer);
+    let is_its_answer =
+        |event: &Event| matches!(event, Event::Command(done) if done.itt == ordered);
+    let answered = writer.events.iter().any(|(_, event)| is_its_answer(event));
+    other.events.clear();
+    other.settle();
+    let block = other.read(0, 8, 1).data;
+    assert!(!answered, "{function:?}: the command was answered");
+    assert!(block == [0; BLOCK], "{function:?}: the disk was written to");
+}
+
+#[test]
+fn command_that_waits_for_its_turn_is_ended_as_one_that_runs() {
+    waiting_command_is_ended_by(TaskFunction::AbortTaskSet, false);
+    waiting_command_is_ended_by(TaskFunction::LogicalUnitReset, true);
+    waiting_command_is_ended_by(TaskFunction::ItNexusReset, false);
+}
