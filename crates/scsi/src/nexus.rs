@@ -35,7 +35,10 @@ impl TransportId {
     fn iscsi(first: u8, text: &str) -> TransportId {
         let mut bytes = vec![first, 0, 0, 0];
         // Whole characters: what is not text would not be read back.
-        let end = text.floor_char_boundary(TransportId::TEXT_MAX);
+        let mut end = text.len().min(TransportId::TEXT_MAX);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
         bytes.extend(text.bytes().take(end));
         bytes.push(0);
         while bytes.len() % 4 != 0 || bytes.len() < 24 {

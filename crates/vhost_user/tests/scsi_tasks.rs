@@ -263,6 +263,112 @@ fn task_is_seen_to_be_answered_before_what_waits_for_it_goes_on() {
     }
 }
 
+/// Registers a reservation key: REGISTER AND IGNORE EXISTING KEY.
+fn register(queue: &mut ScsiQueue) {
+    let mut list = [0; 24];
+    list[15] = 5;
+    let cdb = [0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0];
+    let done = queue.run(&unit(&cdb), &list, &mut []).unwrap();
+    assert_eq!((done.response, done.status), (0, 0));
+}
+
+/// Submits a PREEMPT AND ABORT of the key that this front end itself has registered: its own tasks are aborted.
+fn submit_preempt_and_abort(queue: &mut ScsiQueue, tag: u64) -> u16 {
+    let mut list = [0; 24];
+    (list[7], list[15]) = (5, 5);
+    let slot = queue.take().unwrap();
+    queue.data_out(slot).write(0, &list);
+    queue.set_attribute(attribute::SIMPLE);
+    let cdb = [0x5f, 5, 1, 0, 0, 0, 0, 0, 24, 0];
+    let request = ScsiRequest { tag, ..unit(&cdb) };
+    assert!(queue.submit(slot, &request, list.len(), 0));
+    slot
+}
+
+/// A task management function for unit 0, and its answer.
+fn manage(front_end: &mut FrontEnd, control: &mut Queue, function: u8, tag: u8) -> u8 {
+    let at = front_end.allocate(4096, 4096).unwrap();
+    let mut request = [0; 24];
+    request[4] = function;
+    request[8..12].copy_from_slice(&[1, 0, 0x40, 0]);
+    request[16] = tag;
+    at.write(0, &request);
+    at.write(64, &[0xee]);
+    assert!(control.add(&[at.part(0, 24).element()], &[at.part(64, 1).element()], 0));
+    control.publish();
+    while control.pop_used().is_none() {
+        control.wait(LIMIT).unwrap();
+    }
+    let mut answer = [0];
+    at.read(64, &mut answer);
+    answer[0]
+}
+
+/// The command behind waits for PREEMPT AND ABORT to end, which waits for the commands that it aborts: that one, too.
+#[test]
+fn command_that_waits_for_what_aborts_it_is_answered_and_the_queue_goes_on() {
+    const ABORTED: u8 = 2;
+    let rig = Rig::new(1);
+    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(100));
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut control = front_end.start_queue(0, &QueueOptions::default()).unwrap();
+    let mut queue = start(&mut front_end, REQUESTS);
+    settle(&mut queue);
+    for round in 0..3 {
+        register(&mut queue);
+        engine.forget();
+        submit(&mut queue, attribute::SIMPLE, 0);
+        let preempts = submit_preempt_and_abort(&mut queue, 9);
+        submit(&mut queue, attribute::ORDERED, 1);
+        queue.publish();
+        for _ in 0..3 {
+            let done = queue.wait().unwrap();
+            let response = if done.slot == preempts { 0 } else { ABORTED };
+            assert_eq!(done.response, response, "{done:?} in round {round}");
+            queue.release(done.slot);
+        }
+        assert!(!engine.story().contains(&Moment::Begun(BLOCK)), "it ran");
+        const UNIT_RESET: u8 = 5;
+        assert_eq!(manage(&mut front_end, &mut control, UNIT_RESET, 0), 0);
+        settle(&mut queue);
+        submit(&mut queue, attribute::ORDERED, 2);
+        queue.publish();
+        reap(&mut queue, 1);
+    }
+}
+
+#[test]
+fn command_that_waits_for_those_it_aborts_can_be_aborted() {
+    const ABORTED: u8 = 2;
+    let rig = Rig::new(1);
+    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(300));
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut control = front_end.start_queue(0, &QueueOptions::default()).unwrap();
+    let mut queue = start(&mut front_end, REQUESTS);
+    settle(&mut queue);
+    register(&mut queue);
+    engine.forget();
+    submit(&mut queue, attribute::SIMPLE, 0);
+    queue.publish();
+    eventually("the write is under way", || engine.seen().len() == 1);
+    let preempts = submit_preempt_and_abort(&mut queue, 9);
+    queue.publish();
+    const ABORT_TASK: u8 = 0;
+    assert_eq!(manage(&mut front_end, &mut control, ABORT_TASK, 9), 0);
+    let done = queue.reap().expect("its task is not answered");
+    assert_eq!((done.slot, done.response), (preempts, ABORTED));
+    // Its slot is another's when the tasks that it waited for have ended.
+    queue.release(preempts);
+    submit(&mut queue, attribute::ORDERED, 1);
+    queue.publish();
+    let write = queue.wait().unwrap();
+    assert_eq!(write.response, ABORTED);
+    queue.release(write.slot);
+    reap(&mut queue, 1);
+    let (_, end) = times(&engine, 0);
+    assert!(times(&engine, 1).0 > end, "it did not wait for its turn");
+}
+
 /// A request with its data wherever it shall lie.
 fn submit_at(queue: &mut Queue, at: &Area, cdb: &[u8], out: Option<&Area>, into: Option<&Area>) {
     let mut request = [0; 51];

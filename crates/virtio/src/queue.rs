@@ -150,40 +150,53 @@ impl<P: Protocol> Queue<P> {
         &mut self.protocol
     }
 
-    /// What the device type remembers of every request in flight, and the device type's half.
-    pub fn requests(&mut self) -> (&mut P, impl Iterator<Item = &mut P::State>) {
-        let states = self.slots.active().map(|slot| &mut slot.request.state);
-        (&mut self.protocol, states)
+    /// Calls `with` for all that the device type remembers of requests in flight, with whether the request waits: its step was
+    /// [`Step::Wait`]. One that waits and for which it says so is answered now; the caller wakes the source afterwards.
+    pub fn for_each_request(&mut self, mut with: impl FnMut(&mut P, &mut P::State, bool) -> bool) {
+        for (index, slot) in self.slots.active() {
+            let answer = with(&mut self.protocol, &mut slot.request.state, slot.waiting);
+            if answer && std::mem::take(&mut slot.waiting) {
+                self.done.push(index);
+            }
+        }
     }
 
-    /// Ends the wait of a request whose step was [`Step::Wait`], with its result; the caller wakes the source
-    /// afterwards.
-    pub fn resume_waiting(&mut self, slot: u32, result: impl FnOnce(&mut P::State)) {
-        let Ok(index) = u16::try_from(slot) else {
-            return;
-        };
+    /// The slot of the request that waits there, if it is the one that is meant.
+    fn waiting(&mut self, slot: u32, is_meant: impl FnOnce(&P::State) -> bool) -> Option<u16> {
+        let index = u16::try_from(slot).ok()?;
         let slot = self.slots.get(index);
-        if std::mem::take(&mut slot.waiting) {
-            result(&mut slot.request.state);
+        let meant = slot.waiting && is_meant(&slot.request.state);
+        slot.waiting &= !meant;
+        meant.then_some(index)
+    }
+
+    /// Ends the wait of a request whose step was [`Step::Wait`], with its result, unless another one is in its slot by now: the
+    /// caller wakes the source afterwards.
+    pub fn resume_waiting(
+        &mut self,
+        slot: u32,
+        is_meant: impl FnOnce(&P::State) -> bool,
+        result: impl FnOnce(&mut P::State),
+    ) {
+        if let Some(index) = self.waiting(slot, is_meant) {
+            result(&mut self.slots.get(index).request.state);
             self.done.push(index);
         }
     }
 
-    /// Goes on with a request whose step was [`Step::Wait`], with the step that `next` gives; the caller wakes the
-    /// source afterwards.
+    /// Goes on with a request whose step was [`Step::Wait`], with the step that `next` gives, unless another one is in its slot
+    /// by now; the caller wakes the source afterwards.
     pub fn proceed(
         &mut self,
         io: &mut Io,
         slot: u32,
+        is_meant: impl FnOnce(&P::State) -> bool,
         next: impl FnOnce(&mut P, &mut Io, &mut Request<P::State>) -> Step,
     ) {
-        let Ok(index) = u16::try_from(slot) else {
+        let Some(index) = self.waiting(slot, is_meant) else {
             return;
         };
         let slot = self.slots.get(index);
-        if !std::mem::take(&mut slot.waiting) {
-            return;
-        }
         let step = next(&mut self.protocol, io, &mut slot.request);
         match self.advance(io, index, step) {
             Progress::Done => self.done.push(index),

@@ -248,8 +248,9 @@ impl<S: Default> Slots<S> {
     }
 
     /// Every request in flight that is not answered yet, for look-ups that walk them (task management).
-    pub fn active(&mut self) -> impl Iterator<Item = &mut Slot<S>> {
-        self.slots.iter_mut().filter(|slot| slot.active)
+    pub fn active(&mut self) -> impl Iterator<Item = (u16, &mut Slot<S>)> {
+        let numbered = (0..).zip(&mut self.slots);
+        numbered.filter(|(_, slot)| slot.active)
     }
 }
 

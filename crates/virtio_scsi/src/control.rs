@@ -67,12 +67,13 @@ impl Function {
 pub(crate) fn resume<P: Protocol>(
     place: (WorkerHandle, SourceId),
     slot: u32,
+    is_meant: impl FnOnce(&P::State) -> bool + Send + 'static,
     result: impl FnOnce(&mut P::State) + Send + 'static,
 ) {
     let (worker, source) = place;
     worker.send(move |w| {
         if let Some(queue) = queue_of::<P>(w, source) {
-            queue.resume_waiting(slot, result);
+            queue.resume_waiting(slot, is_meant, result);
         }
         w.wake(source);
     });
@@ -87,20 +88,23 @@ pub(crate) fn runner(place: (WorkerHandle, SourceId)) -> Runner {
             let Some(queue) = queue_of::<RequestQueue>(w, source) else {
                 return;
             };
-            let (queue, tasks) = queue.requests();
-            for task in tasks {
+            queue.for_each_request(|queue, task, waits| {
                 let meant = queue
                     .task_tag(task.key())
                     .is_some_and(|tag| call.scope.matches(tag));
-                if !meant {
-                    continue;
+                if !meant || task.is_what_it_aborts(&call.scope) {
+                    return false;
                 }
                 match call.want {
-                    Want::Abort => task.abort(S_ABORTED, &hold),
-                    Want::Reset => task.abort(S_RESET, &hold),
-                    Want::End => task.wait_for(&hold),
+                    Want::Abort => task.abort(S_ABORTED, &hold, waits),
+                    Want::Reset => task.abort(S_RESET, &hold, waits),
+                    Want::End => {
+                        task.wait_for(&hold);
+                        false
+                    }
                 }
-            }
+            });
+            w.wake(source);
         });
     })
 }
@@ -155,7 +159,12 @@ impl ControlQueue {
                 }
                 _ => FUNCTION_COMPLETE,
             };
-            resume::<ControlQueue>(place, tag.slot, move |pending| pending.code = code);
+            resume::<ControlQueue>(
+                place,
+                tag.slot,
+                |_| true,
+                move |pending| pending.code = code,
+            );
         });
         for (worker, source) in self.shared.request_queues() {
             let (hold, found) = (hold.clone(), found.clone());
@@ -163,13 +172,14 @@ impl ControlQueue {
                 let Some(queue) = queue_of::<RequestQueue>(w, source) else {
                     return;
                 };
-                let (_, tasks) = queue.requests();
-                for task in tasks.filter(|task| function.means(key, id, (task.key(), task.id))) {
-                    found.store(true, Ordering::Release);
-                    if function == Function::AbortTask {
-                        task.abort(S_ABORTED, &hold);
+                queue.for_each_request(|_, task, waits| {
+                    if !function.means(key, id, (task.key(), task.id)) {
+                        return false;
                     }
-                }
+                    found.store(true, Ordering::Release);
+                    function == Function::AbortTask && task.abort(S_ABORTED, &hold, waits)
+                });
+                w.wake(source);
             });
         }
     }
@@ -196,7 +206,12 @@ impl ControlQueue {
         };
         let place = (self.worker.clone(), tag.source);
         self.shared.units.runners().call(&call, move || {
-            resume::<ControlQueue>(place, tag.slot, |pending| pending.code = FUNCTION_COMPLETE);
+            resume::<ControlQueue>(
+                place,
+                tag.slot,
+                |_| true,
+                |pending| pending.code = FUNCTION_COMPLETE,
+            );
         });
         Ok(())
     }

@@ -232,12 +232,19 @@ impl ScsiDevice {
             let (luns, hold) = (luns.clone(), hold.clone());
             worker.send(move |w| {
                 control::with_queue::<RequestQueue>(w, source, |queue, _io| {
-                    for task in queue.requests().1 {
-                        if task.key().is_some_and(|key| luns.contains(&key)) {
-                            task.hold(abort, &hold);
+                    queue.for_each_request(|_, task, waits| {
+                        if !task.key().is_some_and(|key| luns.contains(&key)) {
+                            return false;
                         }
-                    }
+                        if abort {
+                            // There is no such unit any more.
+                            return task.abort(crate::request::S_BAD_TARGET, &hold, waits);
+                        }
+                        task.keep(&hold);
+                        false
+                    });
                 });
+                w.wake(source);
             });
         }
     }

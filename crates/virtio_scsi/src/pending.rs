@@ -1,7 +1,9 @@
 //! What a request queue remembers of a request, in its slot, until it is answered; task management looks at it, too.
 
+use std::sync::Arc;
+
 use reactor::Tag;
-use scsi::PlainEnd;
+use scsi::{AbortScope, PlainEnd};
 use scsi_tasks::{Hold, Task, Ticket};
 use timeline::DiskNumber;
 
@@ -32,8 +34,10 @@ pub(crate) struct Pending {
     pub code: u8,
     /// Set by task management: [`request::S_ABORTED`] or [`request::S_RESET`].
     pub aborted: Option<u8>,
-    /// It waits until the tasks that it aborts have ended; an abort that means itself passes it by.
-    pub aborting: bool,
+    /// Which of its queue's waits is, or was, its last: what ends one that was ended before means nobody.
+    pub wait: u64,
+    /// It waits until the tasks of this scope have ended, which it aborts; that does not mean itself.
+    pub aborting: Option<Arc<AbortScope>>,
     /// It has not begun, for others come before it: its header, which the driver may have changed since.
     pub parked: Option<Box<[u8; REQUEST_SIZE]>>,
 }
@@ -51,7 +55,8 @@ impl Default for Pending {
             aborted: None,
             waits: Vec::new(),
             tag: None,
-            aborting: false,
+            wait: 0,
+            aborting: None,
             parked: None,
             ticket: None,
             plain: true,
@@ -66,21 +71,22 @@ impl Pending {
     }
 
     /// `hold` is kept until the task has ended, which is soon with `abort`.
-    pub fn hold(&mut self, abort: bool, hold: &Hold) {
-        if abort {
-            // There is no such unit any more.
-            self.abort(request::S_BAD_TARGET, hold);
-        } else {
-            self.keep(hold);
-        }
+    /// What the task itself aborts does not mean it.
+    pub fn is_what_it_aborts(&self, scope: &Arc<AbortScope>) -> bool {
+        self.aborting
+            .as_ref()
+            .is_some_and(|own| Arc::ptr_eq(own, scope))
     }
 
-    /// Marks the task as aborted; `hold` is kept until the driver has been shown its answer.
-    pub fn abort(&mut self, code: u8, hold: &Hold) {
-        if !self.aborting {
-            self.aborted = Some(code);
-            self.keep(hold);
+    /// Marks the task as aborted; `hold` is kept until the driver has been shown its answer. What `waits` is answered now, not
+    /// when its wait is over, for that may be for whoever aborts it: gives whether it does.
+    pub fn abort(&mut self, code: u8, hold: &Hold, waits: bool) -> bool {
+        self.aborted = Some(code);
+        self.keep(hold);
+        if waits {
+            self.task.abandon();
         }
+        waits
     }
 
     /// Keeps `hold` until the driver has been shown the task's answer, if it has begun.
@@ -90,7 +96,8 @@ impl Pending {
         }
     }
 
-    fn keep(&mut self, hold: &Hold) {
+    /// Keeps `hold` until the driver has been shown the task's answer.
+    pub fn keep(&mut self, hold: &Hold) {
         self.plain = false;
         self.task.watch();
         self.waits.push(hold.clone());
@@ -109,7 +116,7 @@ impl Pending {
         until_shown.append(&mut self.waits);
         self.ticket = None;
         (self.code, self.aborted) = (request::S_OK, None);
-        (self.aborting, self.parked) = (false, None);
+        (self.aborting, self.parked) = (None, None);
         self.plain = self.task.is_idle();
     }
 }

@@ -99,6 +99,8 @@ pub(crate) struct RequestQueue {
     stopping: bool,
     /// What waits until the driver has been shown answers that were given: task management functions.
     until_shown: Vec<Hold>,
+    /// Waits of requests that began: for their turn, for others' ends, for a range.
+    waits: u64,
 }
 
 impl RequestQueue {
@@ -117,7 +119,15 @@ impl RequestQueue {
             disk_changed: false,
             stopping: false,
             until_shown: Vec::new(),
+            waits: 0,
         }
+    }
+
+    /// Numbers a wait that begins.
+    fn next_wait(&mut self, pending: &mut Pending) -> u64 {
+        self.waits += 1;
+        pending.wait = self.waits;
+        self.waits
     }
 
     #[cold]
@@ -167,19 +177,24 @@ impl RequestQueue {
 
     /// PREEMPT AND ABORT: the answer waits until the tasks of the scope have ended, on all workers.
     #[cold]
-    fn abort_first(&self, scope: Box<AbortScope>, pending: &mut Pending) -> Step {
+    fn abort_first(&mut self, scope: Box<AbortScope>, pending: &mut Pending) -> Step {
         let Some(tag) = pending.tag else {
             return Step::Answer;
         };
-        pending.aborting = true;
+        let scope = Arc::from(scope);
+        pending.aborting = Some(Arc::clone(&scope));
+        let wait = self.next_wait(pending);
         let place = (self.worker.clone(), tag.source);
-        let call = Call {
-            scope: Arc::from(scope),
-            want: Want::Abort,
-        };
-        self.shared.units.runners().call(&call, move || {
-            control::resume::<RequestQueue>(place, tag.slot, |pending| pending.aborting = false);
-        });
+        let want = Want::Abort;
+        self.shared
+            .units
+            .runners()
+            .call(&Call { scope, want }, move || {
+                let is_meant = move |pending: &Pending| pending.wait == wait;
+                control::resume::<RequestQueue>(place, tag.slot, is_meant, |pending| {
+                    pending.aborting = None;
+                });
+            });
         Step::Wait
     }
 
@@ -246,16 +261,13 @@ impl RequestQueue {
             return self.offline(io, request, None);
         };
         let worker = self.worker.clone();
+        let wait = self.next_wait(&mut request.state);
         disk.gate().acquire(offset, length, move |lease| {
             worker.send(move |w| {
                 control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
-                    queue.proceed(io, tag.slot, |queue, io, request| {
-                        let pending = &mut request.state;
-                        if pending.aborted.is_some() {
-                            pending.task.abandon();
-                            return Step::Answer;
-                        }
-                        let step = pending.task.granted(lease);
+                    let is_meant = |pending: &Pending| pending.wait == wait;
+                    queue.proceed(io, tag.slot, is_meant, |queue, io, request| {
+                        let step = request.state.task.granted(lease);
                         queue.step(io, request, step)
                     });
                 });
@@ -704,12 +716,14 @@ impl RequestQueue {
             return self.begin_in_turn(io, request, header, None);
         };
         let (worker, tag) = (self.worker.clone(), request.state.tag);
+        let wait = self.next_wait(&mut request.state);
         let later = || -> StartTask {
             Box::new(move |ticket| {
                 let Some(tag) = tag else { return };
                 worker.send(move |w| {
                     control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
-                        queue.proceed(io, tag.slot, |queue, io, request| {
+                        let is_meant = |pending: &Pending| pending.wait == wait;
+                        queue.proceed(io, tag.slot, is_meant, |queue, io, request| {
                             queue.begin_parked(io, request, ticket).step
                         });
                     });

@@ -17,7 +17,7 @@ impl<P: Protocol> Queue<P> {
         let others = self.slots.in_flight() > self.batch.len();
         if others && !self.several {
             let before = self.part;
-            self.slots.active().for_each(|slot| slot.part = before);
+            self.slots.active().for_each(|(_, slot)| slot.part = before);
         }
         let (mut first, mut alike, mut again) = (None, true, false);
         for index in &self.batch {
@@ -33,7 +33,7 @@ impl<P: Protocol> Queue<P> {
         let mut as_one = !others || (!self.several && part == self.part);
         self.sorted = self.sorted.wrapping_add(1);
         if !as_one && alike && self.sorted.is_multiple_of(16) {
-            as_one = self.slots.active().all(|slot| slot.part == part);
+            as_one = self.slots.active().all(|(_, slot)| slot.part == part);
         }
         self.several = !(alike && as_one);
         if again || self.several {
