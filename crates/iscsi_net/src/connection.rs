@@ -28,7 +28,7 @@ use crate::management::{After, hold, runner};
 use crate::memory::SessionMemory;
 use crate::output::Output;
 use crate::receive::Input;
-use crate::shared::{Place, Shared};
+use crate::shared::{InFlight, Place, Shared};
 use crate::slots::{SlotId, Slots};
 use crate::target::IscsiTarget;
 
@@ -89,6 +89,8 @@ pub(crate) struct Connection {
     ended: bool,
     /// Let go of when nothing is in flight any more.
     pub(crate) held_until_drained: Vec<Hold>,
+    /// The same, for those that log in through the same ports later.
+    in_flight: Option<Arc<InFlight>>,
     /// Aborts that this connection asked for, and has applied to itself already.
     pub(crate) own_aborts: Vec<Arc<AbortScope>>,
     /// While it can run tasks.
@@ -152,6 +154,7 @@ impl Connection {
             closing: false,
             ended: false,
             held_until_drained: Vec::new(),
+            in_flight: None,
             own_aborts: Vec::new(),
             registration: None,
             drained: None,
@@ -206,13 +209,11 @@ impl Connection {
         self.shared.look_in(self.number(), idle_time);
         self.slots.set_tasks(self.iscsi.task_slots());
         self.input.enlarge();
-        if !login.displaced.is_empty() {
-            // What the connections before it have in flight must not come after what this one does.
-            let wait = hold(&self.place, After::Input);
-            self.input.hold();
-            for old in &login.displaced {
-                self.shared.drop_connection(*old, Some(wait.clone()));
-            }
+        // What the connections before it have in flight must not come after what this one does.
+        let wait = hold(&self.place, After::Input);
+        self.input.hold();
+        for old in &login.displaced {
+            self.shared.drop_connection(*old, Some(wait.clone()));
         }
         let identity = &login.session.identity;
         tracing::info!(
@@ -228,6 +229,11 @@ impl Connection {
         let Some(found) = self.shared.nexus(key.tsih) else {
             return self.end(io, "its session is gone");
         };
+        let (in_flight, older) = self.shared.begins(&found, key.tsih);
+        for old in older {
+            old.keep(wait.clone());
+        }
+        self.in_flight = Some(in_flight);
         let labels = Labels {
             export: found.target.options.name.clone(),
             disk: crate::shared::lock(&found.target.label).clone(),
@@ -329,6 +335,10 @@ impl Connection {
         }
         if let Some(key) = self.key {
             self.shared.tallies.disconnected(key.tsih, self.number());
+        }
+        // Before the session is gone, so that the next one finds it.
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.ended();
         }
         let closed = self.iscsi.close();
         // Who has asked for the end of the session need not be told of it.
@@ -537,6 +547,7 @@ impl Source for Connection {
         self.unwatch(io);
         io.disown(self.owner);
         self.held_until_drained.clear();
+        self.in_flight = None;
         self.registration = None;
         self.drained = None;
     }

@@ -3,12 +3,12 @@
 //! Control plane only: taken at login, at the end of a connection, and for task management.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use iscsi::session::{ConnectionKey, SessionTable};
 use reactor::{Io, SourceId, Worker, WorkerHandle};
-use scsi::Nexus;
+use scsi::{Nexus, TransportId};
 use scsi_tasks::{Hold, Units};
 
 use crate::alarms::Alarms;
@@ -71,6 +71,29 @@ pub(crate) struct SessionNexus {
     pub memory: Arc<SessionMemory>,
 }
 
+/// What a connection has in flight, until nothing of it can reach a disk any more. Whoever logs in anew through the same ports
+/// waits for that, however the connection has ended: what it sends must not be overtaken by what was sent before.
+pub(crate) struct InFlight {
+    tsih: u16,
+    ended: AtomicBool,
+    waits: Mutex<Vec<Hold>>,
+}
+
+impl InFlight {
+    /// The connection begins nothing more.
+    pub fn ended(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Keeps `hold` until it has drained.
+    pub fn keep(&self, hold: Hold) {
+        lock(&self.waits).push(hold);
+    }
+}
+
+/// Initiator port and target, of which a target has one port for each initiator port.
+type Ports = (TransportId, String);
+
 #[derive(Default)]
 struct Places {
     all: HashMap<u64, Place>,
@@ -101,6 +124,8 @@ pub(crate) struct Shared {
     /// Who wants to know of sessions.
     pub watcher: OnceLock<SessionWatcher>,
     places: Mutex<Places>,
+    /// Of all connections that have not drained.
+    in_flight: Mutex<HashMap<Ports, Vec<Weak<InFlight>>>>,
     seconds: Seconds,
     numbers: AtomicU64,
 }
@@ -129,6 +154,7 @@ impl Shared {
             sessions: SessionTable::new(limits.sessions, window),
             nexuses: Mutex::default(),
             places: Mutex::default(),
+            in_flight: Mutex::default(),
             seconds: Seconds::default(),
             tallies: Tallies::default(),
             watcher: OnceLock::new(),
@@ -170,6 +196,30 @@ impl Shared {
 
     pub fn nexus(&self, tsih: u16) -> Option<SessionNexus> {
         lock(&self.nexuses).get(&tsih).cloned()
+    }
+
+    /// A connection of a session that begins, and those through the same ports that it has to wait for: of sessions before, and
+    /// of its own what has ended.
+    pub fn begins(&self, nexus: &SessionNexus, tsih: u16) -> (Arc<InFlight>, Vec<Arc<InFlight>>) {
+        let new = Arc::new(InFlight {
+            tsih,
+            ended: AtomicBool::new(false),
+            waits: Mutex::default(),
+        });
+        let ports = (
+            nexus.nexus.initiator().clone(),
+            nexus.target.options.name.clone(),
+        );
+        let mut all = lock(&self.in_flight);
+        all.retain(|_, of_ports| {
+            of_ports.retain(|one| one.strong_count() > 0);
+            !of_ports.is_empty()
+        });
+        let of_ports = all.entry(ports).or_default();
+        let mut older: Vec<_> = of_ports.iter().filter_map(Weak::upgrade).collect();
+        older.retain(|one| one.tsih != tsih || one.ended.load(Ordering::Acquire));
+        of_ports.push(Arc::downgrade(&new));
+        (new, older)
     }
 
     /// The time by which connections are looked at.

@@ -10,7 +10,7 @@ use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
 use disk::IoKind;
 use iscsi::initiator::{Event, Initiator, Request, TaskManagementRequestFields};
 use iscsi::negotiation::Offer;
-use iscsi::pdu::TaskFunction;
+use iscsi::pdu::{LogoutReason, TaskFunction};
 use iscsi_net::DoorLimits;
 
 const SIMPLE: u8 = 1;
@@ -89,4 +89,62 @@ fn command_that_waits_for_its_turn_is_ended_as_one_that_runs() {
     waiting_command_is_ended_by(TaskFunction::AbortTaskSet, false);
     waiting_command_is_ended_by(TaskFunction::LogicalUnitReset, true);
     waiting_command_is_ended_by(TaskFunction::ItNexusReset, false);
+}
+
+/// The usual recovery of an initiator whose connection broke, or who has logged out in a hurry: what it sends next must not be
+/// overtaken by a write from before.
+fn new_session_waits_after(end: impl FnOnce(&Door, &mut Client)) {
+    let (engine, door) = door_that_holds_a_write();
+    let (mut other, mut first) = (login(&door, 2), login(&door, 1));
+    first.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
+    first.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
+    end(&door, &mut first);
+    let mut second = Client::login(door.portal, settings(1, Offer::default()), 1);
+    second.initiator.nop_out(0, Vec::new(), false).unwrap();
+    pump_a_while(&mut second);
+    let is_served = |client: &Client| {
+        client
+            .events
+            .iter()
+            .any(|(_, e)| matches!(e, Event::Nop { .. }))
+    };
+    assert!(!is_served(&second), "while a write of before is in flight");
+    // And not because somebody else was there in between.
+    let mut third = Client::login(door.portal, settings(1, Offer::default()), 1);
+    third.initiator.nop_out(0, Vec::new(), false).unwrap();
+    pump_a_while(&mut third);
+    assert!(
+        !is_served(&third),
+        "while a write of the last but one is in flight"
+    );
+    engine.release();
+    third.until(|client| is_served(client));
+    third.settle();
+    assert_eq!(third.write(0, 0, vec![2; BLOCK]).status, 0);
+    assert_eq!(other.read(0, 0, 1).data, [2; BLOCK]);
+}
+
+fn is_gone(door: &Door) {
+    for _ in 0..2_000 {
+        if door.server.sessions().len() == 1 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("the session stays");
+}
+
+#[test]
+fn new_session_waits_for_writes_of_those_before_it() {
+    new_session_waits_after(|_, _| {});
+    new_session_waits_after(|door, client| {
+        client.hang_up(0);
+        is_gone(door);
+    });
+    new_session_waits_after(|door, client| {
+        let reason = LogoutReason::CloseSession;
+        client.initiator.logout(0, reason, 0).unwrap();
+        client.until(|client| client.is_closed(0));
+        is_gone(door);
+    });
 }
