@@ -318,6 +318,12 @@ impl Connection {
         self.closing = true;
     }
 
+    /// Another connection of the session has logged this one out.
+    pub fn is_logged_out(&mut self, io: &mut Io) {
+        self.iscsi.is_logged_out();
+        self.end(io, "logged out by another connection");
+    }
+
     /// Ends the connection: nothing more goes in or out; what is in flight drains.
     pub fn end(&mut self, io: &mut Io, why: &str) {
         if std::mem::replace(&mut self.ended, true) {

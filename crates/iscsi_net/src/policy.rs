@@ -101,7 +101,11 @@ impl TargetPolicy for Shared {
         self.sessions.session(tsih)
     }
 
-    fn attach(&self, visitor: &Visitor, claim: Claim) -> Result<Attachment, LoginStatus> {
+    fn attach(&self, visitor: &Visitor, mut claim: Claim) -> Result<Attachment, LoginStatus> {
+        if let Some(target) = self.visited(visitor) {
+            // As it is written here, however it was asked for: sessions are told apart and found by it.
+            claim.identity.target_name = Some(target.options.name.clone());
+        }
         // Held throughout, so that a session and its nexus come and go together.
         let mut nexuses = lock(&self.nexuses);
         let identity = claim.identity.clone();

@@ -295,7 +295,7 @@ impl Connection {
                         self.shared().wake(key.tsih, cid);
                     }
                 }
-                Step::Drop(key) => self.shared().drop_connection(key, None),
+                Step::Drop(key) => self.shared().log_out_connection(key),
                 Step::Close(reason) => {
                     self.submit_batch(io, None);
                     tracing::debug!(?reason, "connection closes");

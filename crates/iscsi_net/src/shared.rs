@@ -307,6 +307,14 @@ impl Shared {
         }
     }
 
+    /// Has a connection closed that another one of its session has logged out: the session stays.
+    pub fn log_out_connection(&self, key: ConnectionKey) {
+        match self.place(key) {
+            Some(place) => place.tell(Connection::is_logged_out),
+            None => self.drop_connection(key, None),
+        }
+    }
+
     /// Has a connection dropped because its session ends, of which its initiator is told; `held` as above.
     pub fn dismiss_connection(&self, key: ConnectionKey, held: Option<Hold>) {
         match self.place(key) {

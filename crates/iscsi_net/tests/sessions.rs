@@ -9,7 +9,7 @@ use std::time::Duration;
 use backend::{Fault, FaultAction, FaultPlan, Faulty};
 use common::{BLOCK, Client, Door, Random, cdb10, ram, settings, target};
 use disk::IoKind;
-use iscsi::initiator::{Event, Initiator, Request, TaskManagementRequestFields};
+use iscsi::initiator::{Event, Initiator, InitiatorSettings, Request, TaskManagementRequestFields};
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{LogoutReason, TaskFunction};
 use iscsi_net::{AclEntry, DemoMode, DoorLimits, TargetOptions};
@@ -59,6 +59,38 @@ fn logout_of_one_connection_leaves_the_others() {
     client.until(|client| client.is_closed(0));
     door.wait_for_connections(0);
     assert_eq!(door.server.status()[0].sessions, 0);
+}
+
+#[test]
+fn logout_of_another_connection_leaves_the_session() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let reason = LogoutReason::CloseConnection;
+    client.initiator.logout(0, reason, 1).unwrap();
+    client.until(|client| client.is_closed(1));
+    for byte in 1..50 {
+        assert_eq!(client.write(0, 5, vec![byte; BLOCK]).status, 0);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!client.is_closed(0), "the session went with it");
+    assert_eq!(door.server.sessions().len(), 1);
+}
+
+#[test]
+fn target_that_is_removed_takes_sessions_along_however_they_have_spelled_it() {
+    let door = Door::ram();
+    let settings = InitiatorSettings {
+        target_name: Some(common::TARGET.replace("example", "EXAMPLE")),
+        ..settings(1, Offer::default())
+    };
+    let mut client = Client::login(door.portal, settings, 1);
+    client.settle();
+    let (hold, holding) = scsi_tasks::Holding::new();
+    assert!(door.server.remove_target(common::TARGET, &hold));
+    drop(hold);
+    assert!(holding.wait(Duration::from_secs(30)));
+    client.until(|client| client.is_closed(0));
 }
 
 #[test]

@@ -354,14 +354,12 @@ impl Initiator {
         let itt = header.itt.get();
         let kind = self.finish(cid, itt, |kind| matches!(kind, Kind::Logout { .. }))?;
         if header.response == 0 {
-            let whole_session = matches!(
-                kind,
-                Kind::Logout {
-                    whole_session: true
-                }
-            );
+            let closes = match kind {
+                Kind::Logout { closes } => closes,
+                _ => None,
+            };
             for (index, link) in self.links.iter_mut().enumerate() {
-                if whole_session || index == usize::from(cid) {
+                if closes.is_none_or(|closed| index == usize::from(closed)) {
                     link.phase = Phase::Over;
                 }
             }

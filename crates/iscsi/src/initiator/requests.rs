@@ -40,9 +40,14 @@ pub struct TaskManagementRequestFields {
 pub(super) enum Kind {
     Command(Box<CommandTask>),
     TaskManagement,
-    Text { text: Vec<u8> },
+    Text {
+        text: Vec<u8>,
+    },
     Nop,
-    Logout { whole_session: bool },
+    /// Of this connection, or of the whole session.
+    Logout {
+        closes: Option<u16>,
+    },
 }
 
 /// A request in progress.
@@ -272,11 +277,11 @@ impl Initiator {
         header.flags |= reason.wire();
         header.itt = U32::new(itt);
         header.cid = U16::new(concerned);
-        let whole_session = reason == LogoutReason::CloseSession;
+        let closes = (reason != LogoutReason::CloseSession).then_some(concerned);
         self.control(
             cid,
             itt,
-            Kind::Logout { whole_session },
+            Kind::Logout { closes },
             header.to_bhs(),
             Vec::new(),
         );

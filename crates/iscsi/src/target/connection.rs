@@ -277,6 +277,14 @@ impl Connection {
         Ok(())
     }
 
+    /// Another connection of the session has logged this one out (RFC 7143, 11.14, "close the connection"): its end is not the
+    /// session's.
+    pub fn is_logged_out(&mut self) {
+        self.closing.get_or_insert(CloseReason::LoggedOut {
+            whole_session: false,
+        });
+    }
+
     /// The connection is over, for whatever reason: leaves the session. Tasks that the caller was told of are its to give
     /// up (see [`Connection::tasks`], before this). Must be called once the connection has logged in.
     pub fn close(&mut self) -> Closed {
