@@ -325,6 +325,11 @@ impl Connection {
                     return Progress::Over;
                 }
                 TaskStep::Acquire(disk, offset, length) => {
+                    let data = self.slots.get(index).task.data_before_range();
+                    let again = TaskStep::Acquire(disk, offset, length);
+                    if data > 0 && !self.has_data(index, data, again) {
+                        return Progress::Pending;
+                    }
                     match self.acquire(index, disk, offset, length) {
                         true => return Progress::Pending,
                         false => {
@@ -491,6 +496,7 @@ impl Connection {
     fn has_data(&mut self, index: u32, length: usize, step: TaskStep) -> bool {
         let kept = match &step {
             TaskStep::Data(disk, request) => TaskStep::Data(*disk, *request),
+            TaskStep::Acquire(disk, offset, length) => TaskStep::Acquire(*disk, *offset, *length),
             _ => TaskStep::NeedData(length),
         };
         if !self.has_memory(index, length, kept) {

@@ -1,4 +1,5 @@
-//! Nothing that a task management function or a new session has ended touches the disk afterwards, or is answered.
+//! Commands that wait: nothing that a task management function or a new session has ended touches the disk afterwards, or is
+//! answered, and nobody waits for data that do not come.
 
 mod common;
 
@@ -147,4 +148,30 @@ fn new_session_waits_for_writes_of_those_before_it() {
         client.until(|client| client.is_closed(0));
         is_gone(door);
     });
+}
+
+/// WRITE ATOMIC(16) has its range for itself from when its data are there, not from when it came.
+#[test]
+fn write_atomic_whose_data_do_not_come_holds_nobody_up() {
+    const BLOCKS: u8 = 8;
+    let door = Door::ram();
+    let mut other = login(&door, 2);
+    let mut offer = Offer::default();
+    (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
+    let mut client = Client::login(door.portal, settings(1, offer), 1);
+    client.settle();
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[13]) = (0x9c, BLOCKS);
+    let data = vec![1; usize::from(BLOCKS) * BLOCK];
+    let atomic = Initiator::write(0, &cdb, data.clone());
+    let atomic = client.initiator.command(0, atomic).unwrap();
+    // It is sent, and the R2T is not answered.
+    client.push();
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(other.write(0, 2, vec![2; BLOCK]).status, 0);
+    client.until(|client| {
+        let its = |event: &Event| matches!(event, Event::Command(done) if done.itt == atomic && done.status == 0);
+        client.events.iter().any(|(_, event)| its(event))
+    });
+    assert_eq!(other.read(0, 0, BLOCKS.into()).data, data);
 }

@@ -220,6 +220,18 @@ impl Task {
         }
     }
 
+    /// Bytes of data that should be there before its range is acquired: else whoever is to send them holds everybody else up
+    /// who wants to write there.
+    pub fn data_before_range(&self) -> usize {
+        match &self.doing {
+            Doing::Acquiring(plan) => match &**plan {
+                Plan::Io(io) if io.request.kind == IoKind::Write => io.request.length as usize,
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
+
     /// Goes on with the range that [`TaskStep::Acquire`] asked for; it is held until the task ends.
     pub fn granted(&mut self, lease: Lease) -> TaskStep {
         match std::mem::take(&mut self.doing) {
