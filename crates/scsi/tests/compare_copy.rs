@@ -254,6 +254,69 @@ fn extended_copy_moves_blocks_between_two_units_and_tells_the_result() {
     assert_eq!(data, [0, 0, 0, 8, 0x01, 0, 2, 0x01, 0, 0, 0x07, 0xd0]);
 }
 
+/// Reserves LUN 1 for its registrants' writes, as a new registrant with key 2.
+fn fence_off(bed: &mut Bed, nexus: &Arc<Nexus>) {
+    let mut list = [0; 24];
+    list[15] = 2;
+    let register = [0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0];
+    assert_eq!(
+        bed.run_as(nexus, 1, &register, &list, 0).status,
+        Status::Good
+    );
+    (list[7], list[15]) = (2, 0);
+    // RESERVE, WRITE EXCLUSIVE
+    let reserve = [0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0];
+    assert_eq!(
+        bed.run_as(nexus, 1, &reserve, &list, 0).status,
+        Status::Good
+    );
+}
+
+#[test]
+fn extended_copy_writes_no_more_when_its_initiator_is_fenced_off() {
+    let mut bed = Bed::new(512, 8192);
+    bed.add(1, info(512, 8192, 1), false);
+    let other = bed.other_nexus(2);
+    for lun in [0, 1] {
+        bed.run(lun, &[0; 6], &[], 0);
+        bed.run_as(&other, lun, &[0; 6], &[], 0);
+        bed.run_as(&other, lun, &[0; 6], &[], 0);
+    }
+    let targets = [target_descriptor(NAA_0, 512), target_descriptor(NAA_1, 512)];
+    let list = copy_list(5, &targets, &[segment(0, 1, 4000, 0, 0)]);
+    let [high, low] = (list.len() as u16).to_be_bytes();
+    let nexus = bed.nexus.clone();
+    let plan = bed.target.view().begin(&Command {
+        nexus: &nexus,
+        lun: Lun::unit(0),
+        cdb: &[0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, high, low, 0, 0],
+        attribute: TaskAttribute::Simple,
+        data_out_length: list.len() as u64,
+        data_in_length: 0,
+    });
+    let Plan::NeedData(pending) = plan else {
+        panic!("{plan:?}")
+    };
+    let Plan::Run(mut run) = pending.with_data(&list) else {
+        panic!("it does not begin")
+    };
+    let mut scratch = vec![0; run.scratch_length];
+    let mut last = None;
+    // The first piece, and the second one's read.
+    for kind in [IoKind::Read, IoKind::Write, IoKind::Read] {
+        match run.next(last, &mut scratch) {
+            Step::Io { request, .. } => assert_eq!(request.kind, kind),
+            step => panic!("{step:?}"),
+        }
+        last = Some(Ok(()));
+    }
+    fence_off(&mut bed, &other);
+    match run.next(last, &mut scratch) {
+        Step::Done(response) => assert_eq!(response.status, Status::ReservationConflict),
+        step => panic!("{step:?}"),
+    }
+}
+
 #[test]
 fn extended_copy_is_refused_for_unknown_units_ranges_and_descriptors() {
     let mut bed = Bed::new(512, 64);

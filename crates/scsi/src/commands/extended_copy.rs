@@ -10,7 +10,7 @@ use disk::{Blocks, Geometry, IoOutcome, IoRequest, Lba};
 use super::{Context, Planned, good};
 use crate::command::be32;
 use crate::copy_results::{CopyResult, CopyStatus};
-use crate::logical_unit::{DiskId, LogicalUnit, Word};
+use crate::logical_unit::{LogicalUnit, Word};
 use crate::nexus::Nexus;
 use crate::plan::{Pending, Plan, Program, Run, SCRATCH_MAX, Step};
 use crate::response::{Response, Status};
@@ -235,8 +235,8 @@ fn parse_segment(descriptor: &[u8]) -> Result<Segment, Sense> {
 
 /// A segment in bytes, checked against both disks.
 struct Move {
-    source: (DiskId, u64),
-    destination: (DiskId, u64),
+    source: (Arc<LogicalUnit>, u64),
+    destination: (Arc<LogicalUnit>, u64),
     length: u64,
 }
 
@@ -364,8 +364,8 @@ fn prepare(segment: &Segment, targets: &[Found], nexus: &Nexus) -> Result<Move, 
     check_unit(source, nexus, Access::Read)?;
     check_unit(destination, nexus, Access::Write)?;
     Ok(Move {
-        source: (source.disk(), source_offset),
-        destination: (destination.disk(), destination_offset),
+        source: (Arc::clone(source), source_offset),
+        destination: (Arc::clone(destination), destination_offset),
         length,
     })
 }
@@ -414,10 +414,15 @@ impl Program for Copy {
             let piece = (current.length - self.done).min(SCRATCH_MAX as u64);
             let scratch = 0..piece as usize;
             if read {
+                let (unit, offset) = &current.destination;
+                // Somebody may have fenced the initiator off since it began.
+                if let Err(obstacle) = check_unit(unit, &self.nexus, Access::Write) {
+                    self.moves[self.at] = Err(obstacle);
+                    continue;
+                }
                 self.written = true;
-                let (disk, offset) = current.destination;
                 return Step::Io {
-                    disk,
+                    disk: unit.disk(),
                     request: IoRequest::write(offset + self.done, piece),
                     scratch,
                 };
@@ -433,9 +438,13 @@ impl Program for Copy {
                 self.done = 0;
                 continue;
             }
-            let (disk, offset) = current.source;
+            let (unit, offset) = &current.source;
+            if let Err(obstacle) = check_unit(unit, &self.nexus, Access::Read) {
+                self.moves[self.at] = Err(obstacle);
+                continue;
+            }
             return Step::Io {
-                disk,
+                disk: unit.disk(),
                 request: IoRequest::read(offset + self.done, piece),
                 scratch,
             };
