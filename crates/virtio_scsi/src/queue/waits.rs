@@ -1,0 +1,174 @@
+//! What a request waits for before it goes on: its turn, a range of its disk, the end of tasks that it aborts. Each wait has
+//! a number, for whoever is aborted while it waits is answered at once, and another request may be in its slot when the wait is over.
+
+use std::sync::Arc;
+
+use reactor::Io;
+use scsi::{AbortScope, Command, DiskId, TaskAttribute, UnitId};
+use scsi_tasks::{Admission, Call, StartTask, TaskOrder, Ticket, Want};
+use timeline::Operation;
+use virtio::{Request, Start, Step};
+
+use super::RequestQueue;
+use crate::control;
+use crate::pending::Pending;
+use crate::request::{self, Header, REQUEST_SIZE};
+
+impl RequestQueue {
+    /// Numbers a wait that begins.
+    pub(super) fn next_wait(&mut self, pending: &mut Pending) -> u64 {
+        self.waits += 1;
+        pending.wait = self.waits;
+        self.waits
+    }
+
+    /// PREEMPT AND ABORT: the answer waits until the tasks of the scope have ended, on all workers.
+    #[cold]
+    pub(super) fn abort_first(&mut self, scope: Box<AbortScope>, pending: &mut Pending) -> Step {
+        let Some(tag) = pending.tag else {
+            return Step::Answer;
+        };
+        let scope = Arc::from(scope);
+        pending.aborting = Some(Arc::clone(&scope));
+        let wait = self.next_wait(pending);
+        let place = (self.worker.clone(), tag.source);
+        let want = Want::Abort;
+        self.shared
+            .units
+            .runners()
+            .call(&Call { scope, want }, move || {
+                let is_meant = move |pending: &Pending| pending.wait == wait;
+                control::resume::<RequestQueue>(place, tag.slot, is_meant, |pending| {
+                    pending.aborting = None;
+                });
+            });
+        Step::Wait
+    }
+
+    /// The task goes on when nothing else can change its range.
+    pub(super) fn acquire(
+        &mut self,
+        disk: DiskId,
+        offset: u64,
+        length: u64,
+        request: &mut Request<Pending>,
+        io: &mut Io,
+    ) -> Step {
+        let (Some(disk), Some(tag)) = (self.shared.units.disk(disk), request.state.tag) else {
+            return self.offline(io, request, None);
+        };
+        let worker = self.worker.clone();
+        let wait = self.next_wait(&mut request.state);
+        disk.gate().acquire(offset, length, move |lease| {
+            worker.send(move |w| {
+                control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
+                    let is_meant = |pending: &Pending| pending.wait == wait;
+                    queue.proceed(io, tag.slot, is_meant, |queue, io, request| {
+                        let step = request.state.task.granted(lease);
+                        queue.step(io, request, step)
+                    });
+                });
+                w.wake(tag.source);
+            });
+        });
+        Step::Wait
+    }
+
+    /// A command that is not SIMPLE, or comes while such a one is there: it begins when its turn has come.
+    #[cold]
+    pub(super) fn take_turn(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        header: &[u8; REQUEST_SIZE],
+        attribute: TaskAttribute,
+        order: &Arc<TaskOrder>,
+        unit: Option<UnitId>,
+    ) -> Start {
+        // What no unit gets is in no task set.
+        let Some(unit) = unit else {
+            return self.begin_in_turn(io, request, header, None);
+        };
+        let (worker, tag) = (self.worker.clone(), request.state.tag);
+        let wait = self.next_wait(&mut request.state);
+        let later = || -> StartTask {
+            Box::new(move |ticket| {
+                let Some(tag) = tag else { return };
+                worker.send(move |w| {
+                    control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
+                        let is_meant = |pending: &Pending| pending.wait == wait;
+                        queue.proceed(io, tag.slot, is_meant, |queue, io, request| {
+                            queue.begin_parked(io, request, ticket).step
+                        });
+                    });
+                    w.wake(tag.source);
+                });
+            })
+        };
+        match order.admit(unit, attribute, later) {
+            Admission::Now(ticket) => self.begin_in_turn(io, request, header, ticket),
+            Admission::Later => {
+                request.state.parked = Some(Box::new(*header));
+                Start {
+                    step: Step::Wait,
+                    operation: Operation::Other,
+                    bytes: 0,
+                }
+            }
+        }
+    }
+
+    /// The turn of a command that had to wait for it has come.
+    fn begin_parked(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        ticket: Option<Ticket>,
+    ) -> Start {
+        // Without one it names no target, and is answered so.
+        let header = request
+            .state
+            .parked
+            .take()
+            .unwrap_or_else(|| Box::new([0; REQUEST_SIZE]));
+        self.begin_in_turn(io, request, &header, ticket)
+    }
+
+    fn begin_in_turn(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        header: &[u8; REQUEST_SIZE],
+        ticket: Option<Ticket>,
+    ) -> Start {
+        let (chain, pending) = (&request.chain, &mut request.state);
+        pending.ticket = ticket;
+        let header = Header::parse(header);
+        let seen = match header.address {
+            Some(address) => self.target(address.target).map(|seen| (address.lun, seen)),
+            None => None,
+        };
+        let (Some((lun, seen)), None) = (seen, pending.aborted) else {
+            // aborted, or its target went, while it waited
+            pending.task.abandon();
+            if pending.aborted.is_none() {
+                pending.code = request::S_BAD_TARGET;
+            }
+            return Start {
+                step: Step::Answer,
+                operation: Operation::Other,
+                bytes: 0,
+            };
+        };
+        seen.view.refresh();
+        let plan = seen.view.begin(&Command {
+            nexus: &seen.nexus,
+            lun,
+            cdb: header.cdb,
+            attribute: header.attribute,
+            data_out_length: u64::from(chain.readable) - REQUEST_SIZE as u64,
+            data_in_length: u64::from(pending.data_in_room),
+        });
+        self.begin_planned(io, request, header.cdb[0], plan)
+    }
+}
