@@ -256,6 +256,26 @@ fn logout_for_every_reason() {
 }
 
 #[test]
+fn logout_is_answered_when_its_cleanup_is_over_and_nothing_counts_until_then() {
+    let mut raw = Raw::new(&[]);
+    raw.door.answers_logouts = false;
+    assert_eq!(raw.send(logout(0, 0), &[], &[]), []);
+    assert_eq!(raw.test_unit_ready(1), []);
+    assert_eq!(raw.messages.begun, [], "a command after the logout");
+    assert_eq!(raw.door.closed, None);
+    raw.door.connection.logout_response(0x10).unwrap();
+    let again = raw.door.connection.logout_response(0x10);
+    assert!(again.is_err(), "answered once");
+    let answers = raw.send_bytes(&[]);
+    assert_eq!((answers[0].opcode(), answers[0].bhs[2]), (0x26, 0));
+    let whole_session = true;
+    assert_eq!(
+        raw.door.closed,
+        Some(CloseReason::LoggedOut { whole_session })
+    );
+}
+
+#[test]
 fn connection_logs_out_itself_or_another_and_the_session_goes_on() {
     let mut first = Raw::new(&[("MaxConnections", "3")]);
     let mut second = first.join(1);

@@ -66,6 +66,7 @@ impl Connection {
             let length = match &slot.step {
                 Some(TaskStep::Data(_, request)) => request.length as usize,
                 Some(TaskStep::NeedData(length)) => *length,
+                Some(TaskStep::Acquire(..)) => slot.task.data_before_range(),
                 _ => continue,
             };
             if !self.has_room(length) {
@@ -84,7 +85,9 @@ impl Connection {
         let mut response = slot.task.take_response();
         if let Some(scope) = response.abort.take() {
             slot.response = Some(response);
-            return self.abort_everywhere(io, *scope, false, After::Answer(id));
+            let command = slot.iscsi.and_then(|task| self.iscsi.command(task));
+            let number = command.map_or(0, |command| command.cmd_sn);
+            return self.abort_everywhere(io, *scope, false, number, After::Answer(id));
         }
         self.deliver(id.index, response);
     }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use iscsi::pdu::{TaskFunction, TaskFunctionResponse};
-use iscsi::target::TaskManagement;
+use iscsi::serial::before;
+use iscsi::target::{Logout, LogoutScope, TaskManagement};
 use reactor::Io;
 use scsi::{AbortScope, Lun, LunAddress, Managed, TaskManagementFunction};
-use scsi_tasks::{Call, Hold, Runner, Want};
+use scsi_tasks::{Call, Hold, Runner, Spared, Want};
 
 use crate::connection::Connection;
 use crate::shared::Place;
@@ -28,6 +29,8 @@ pub(crate) enum After {
     ColdReset { tag: u32 },
     /// A command is answered.
     Answer(SlotId),
+    /// A logout is answered.
+    Logout { tag: u32 },
 }
 
 /// A hold after whose last clone the connection at `place` goes on.
@@ -39,10 +42,10 @@ pub(crate) fn hold(place: &Place, after: After) -> Hold {
 /// How calls reach a connection.
 pub(crate) fn runner(place: Place) -> Runner {
     Arc::new(move |call: &Call, hold: Hold| {
-        let (scope, want) = (call.scope.clone(), call.want);
-        place.tell(move |connection, io| match want {
-            Want::Abort | Want::Reset => connection.abort_tasks_of(io, &scope, &hold),
-            Want::End => connection.wait_for_tasks_of(&scope, &hold),
+        let call = call.clone();
+        place.tell(move |connection, io| match call.want {
+            Want::Abort | Want::Reset => connection.abort_elsewhere(io, &call, &hold),
+            Want::End => connection.wait_for_tasks_of(&call.scope, &hold),
         });
     })
 }
@@ -82,7 +85,7 @@ impl Connection {
         match managed {
             Managed::IncorrectLun => self.function_done(request.tag, Answer::LunDoesNotExist),
             Managed::Abort(scope) => {
-                let tag = request.tag;
+                let (tag, number) = (request.tag, request.cmd_sn);
                 let (after, reset) = match request.function {
                     TaskFunction::TargetColdReset => (After::ColdReset { tag }, true),
                     TaskFunction::AbortTaskSet | TaskFunction::ClearTaskSet => {
@@ -90,7 +93,7 @@ impl Connection {
                     }
                     _ => (After::Function { tag }, true),
                 };
-                self.abort_everywhere(io, scope, reset, after);
+                self.abort_everywhere(io, scope, reset, number, after);
             }
         }
     }
@@ -136,23 +139,35 @@ impl Connection {
         }
     }
 
-    /// Aborts the tasks of a scope through every door, this connection's at once: commands that follow the function
-    /// are not meant.
+    /// Aborts the tasks of a scope through every door, this connection's at once. Of its own session's tasks those are meant
+    /// that are older than CmdSN `number`, of whatever connection (RFC 7143, 4.2.2.3.4).
     pub(crate) fn abort_everywhere(
         &mut self,
         io: &mut Io,
         scope: AbortScope,
         reset: bool,
+        number: u32,
         after: After,
     ) {
+        // PREEMPT AND ABORT does not abort itself.
+        let asking = match after {
+            After::Answer(slot) => Some(slot.index),
+            _ => None,
+        };
         let hold = hold(self.place(), after);
-        let scope = Arc::new(scope);
-        self.abort_tasks_of(io, &scope, &hold);
-        // The runner of this connection is told as well.
-        self.own_aborts.push(scope.clone());
-        let runners = self.shared().units.runners().clone();
         let want = if reset { Want::Reset } else { Want::Abort };
-        runners.call(&Call { scope, want }, move || drop(hold));
+        let call = Call {
+            spared: self.nexus_id().map(|nexus| Spared {
+                nexus,
+                from: number,
+            }),
+            ..Call::new(Arc::new(scope), want)
+        };
+        self.abort_tasks_of(io, &call, asking, &hold);
+        // The runner of this connection is told as well.
+        self.own_aborts.push(call.scope.clone());
+        let runners = self.shared().units.runners().clone();
+        runners.call(&call, move || drop(hold));
     }
 
     /// `hold` is kept until the tasks of the scope that have begun have ended.
@@ -168,23 +183,51 @@ impl Connection {
         self.output.wait_for_owed(scope, hold);
     }
 
-    fn abort_tasks_of(&mut self, io: &mut Io, scope: &Arc<AbortScope>, hold: &Hold) {
-        let own = self
-            .own_aborts
-            .iter()
-            .position(|own| Arc::ptr_eq(own, scope));
-        if let Some(own) = own {
-            self.own_aborts.swap_remove(own);
-            return;
+    /// What any connection or queue has asked for.
+    fn abort_elsewhere(&mut self, io: &mut Io, call: &Call, hold: &Hold) {
+        let mut own = self.own_aborts.iter();
+        match own.position(|own| Arc::ptr_eq(own, &call.scope)) {
+            Some(own) => drop(self.own_aborts.swap_remove(own)),
+            None => self.abort_tasks_of(io, call, None, hold),
         }
+    }
+
+    fn abort_tasks_of(&mut self, io: &mut Io, call: &Call, asking: Option<u32>, hold: &Hold) {
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
-            let slot = self.slots.get(index);
-            // PREEMPT AND ABORT does not abort itself
-            if slot.response.is_none() && slot.tag.is_some_and(|tag| scope.matches(tag)) {
+            if asking == Some(index) {
+                continue;
+            }
+            if self.is_meant(index, call) {
                 self.abort_slot(io, index, Some(hold));
+                continue;
+            }
+            let slot = self.slots.get(index);
+            let writes_to = |unit| slot.task.writes_to(unit);
+            if slot
+                .tag
+                .is_some_and(|tag| call.scope.ends(tag.nexus, writes_to))
+            {
+                slot.waits.push(hold.clone());
             }
         }
+    }
+
+    fn is_meant(&mut self, index: u32, call: &Call) -> bool {
+        let slot = self.slots.get(index);
+        let Some(tag) = slot.tag.filter(|tag| call.scope.matches(*tag)) else {
+            return false;
+        };
+        let (Some(spared), Some(task)) = (call.spared, slot.iscsi) else {
+            return true;
+        };
+        let command = self.iscsi.command(task);
+        command.is_none_or(|command| {
+            let older = before(command.cmd_sn, spared.from);
+            // An immediate command has the number of the one after it.
+            let beside = command.immediate && command.cmd_sn == spared.from;
+            tag.nexus != spared.nexus || older || beside
+        })
     }
 
     /// `hold` is kept until the tasks of these units of the target have ended; with `abort` they are aborted.
@@ -207,8 +250,10 @@ impl Connection {
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
             let slot = self.slots.get(index);
+            // What waits for its turn in the order of CmdSN is told the unit is gone when it is there.
+            let has_come = slot.begun || slot.tag.is_some();
             match Lun(slot.lun).address() {
-                LunAddress::Unit(number) if luns.contains(&number) => {}
+                LunAddress::Unit(number) if has_come && luns.contains(&number) => {}
                 _ => continue,
             }
             if abort {
@@ -229,6 +274,33 @@ impl Connection {
                 self.drop_target_sessions();
             }
             After::Answer(slot) => self.answer_waiting(slot),
+            After::Logout { tag } => {
+                self.iscsi.logout_response(tag).ok();
+                self.look_again(io);
+            }
+        }
+    }
+
+    /// Takes back what a logout ends; it is answered when nothing of that can touch a disk any more (RFC 7143, 11.15).
+    pub(crate) fn log_out(&mut self, io: &mut Io, logout: Logout) {
+        let hold = hold(self.place(), After::Logout { tag: logout.tag });
+        let own = self.iscsi.key();
+        let others = match logout.scope {
+            LogoutScope::Connection => Vec::new(),
+            LogoutScope::Other(key) => vec![key],
+            LogoutScope::Session => {
+                let session = self.iscsi.session();
+                session.map_or(Vec::new(), |session| session.connections())
+            }
+        };
+        for other in others.into_iter().filter(|key| Some(*key) != own) {
+            self.shared().log_out_connection(other, hold.clone());
+        }
+        if !matches!(logout.scope, LogoutScope::Other(_)) {
+            let used: Vec<u32> = self.slots.used().collect();
+            for index in used {
+                self.abort_slot(io, index, Some(&hold));
+            }
         }
     }
 

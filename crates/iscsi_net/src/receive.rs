@@ -295,7 +295,10 @@ impl Connection {
                         self.shared().wake(key.tsih, cid);
                     }
                 }
-                Step::Drop(key) => self.shared().log_out_connection(key),
+                Step::Logout(logout) => {
+                    self.submit_batch(io, None);
+                    self.log_out(io, logout);
+                }
                 Step::Close(reason) => {
                     self.submit_batch(io, None);
                     tracing::debug!(?reason, "connection closes");

@@ -307,10 +307,13 @@ impl Shared {
         }
     }
 
-    /// Has a connection closed that another one of its session has logged out: the session stays.
-    pub fn log_out_connection(&self, key: ConnectionKey) {
+    /// Has a connection closed that another one of its session has logged out: the session stays; `held` as above.
+    pub fn log_out_connection(&self, key: ConnectionKey, held: Hold) {
         match self.place(key) {
-            Some(place) => place.tell(Connection::is_logged_out),
+            Some(place) => place.tell(move |connection, io| {
+                connection.held_until_drained.push(held);
+                connection.is_logged_out(io);
+            }),
             None => self.drop_connection(key, None),
         }
     }

@@ -116,6 +116,32 @@ fn reads_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
 }
 
 #[test]
+fn write_atomic_that_waits_for_memory_goes_on_when_there_is_some() {
+    let limits = DoorLimits {
+        data_bytes: 1 << 20,
+        ..DoorLimits::default()
+    };
+    let delay = backend::Delay::new(ram(64), Duration::ZERO);
+    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
+    let mut offer = Offer::default();
+    (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
+    let mut client = client(&door, offer);
+    for lba in 0..60 {
+        client.initiator.command(0, read(lba * 512)).unwrap();
+    }
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(200));
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[13]) = (0x9c, 8);
+    let atomic = Initiator::write(0, &cdb, vec![1; 8 * BLOCK]);
+    client.initiator.command(0, atomic).unwrap();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(400));
+    let all = answers(&mut client, 61);
+    assert!(all.iter().all(|done| done.status == 0));
+    assert_eq!(client.read(0, 0, 8).data, [1; 8 * BLOCK]);
+}
+
+#[test]
 fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
     let allowed = 1 << 20;
     let limits = DoorLimits {

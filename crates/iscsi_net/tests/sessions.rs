@@ -358,7 +358,7 @@ fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
     for (function, by_other) in [
         (TaskFunction::AbortTaskSet, false),
         (TaskFunction::ItNexusReset, false),
-        (TaskFunction::ClearTaskSet, true),
+        (TaskFunction::ClearTaskSet, false),
         (TaskFunction::LogicalUnitReset, true),
         (TaskFunction::TargetWarmReset, true),
     ] {

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use disk::{IoErrorKind, IoOutcome, IoRequest};
 
-use crate::logical_unit::DiskId;
+use crate::logical_unit::{DiskId, UnitId};
 use crate::response::{Residual, Response, Status};
 use crate::sense::Sense;
 
@@ -288,6 +288,11 @@ pub enum Step {
 pub(crate) trait Program: Send {
     /// The next step, given the outcome of the I/O that the step before asked for.
     fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step;
+
+    /// Does it write to a unit, other than the one that its command was sent to?
+    fn writes_to(&self, _unit: UnitId) -> bool {
+        false
+    }
 }
 
 /// Most scratch memory that a [`Run`] asks for.
@@ -335,6 +340,11 @@ impl Run {
         let mut run = Run::boxed(program, scratch_length, None);
         run.survives_abort = true;
         run
+    }
+
+    /// Does it write to this unit, other than the one that its command was sent to?
+    pub fn writes_to(&self, unit: UnitId) -> bool {
+        self.program.writes_to(unit)
     }
 
     /// The next step; `last` is the outcome of the I/O that the step before asked for.

@@ -75,7 +75,6 @@ impl SenseCode {
     pub const ASYMMETRIC_STATE_CHANGED: SenseCode = SenseCode(0x2a06);
     pub const CAPACITY_CHANGED: SenseCode = SenseCode(0x2a09);
     pub const COMMAND_SEQUENCE_ERROR: SenseCode = SenseCode(0x2c00);
-    pub const COMMANDS_CLEARED: SenseCode = SenseCode(0x2f00);
     pub const SANITIZE_FAILED: SenseCode = SenseCode(0x3103);
     pub const SAVING_NOT_SUPPORTED: SenseCode = SenseCode(0x3900);
     pub const MEDIUM_NOT_PRESENT: SenseCode = SenseCode(0x3a00);

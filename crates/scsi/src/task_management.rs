@@ -26,6 +26,8 @@ pub struct TaskTag {
 pub struct AbortScope {
     units: Option<Vec<UnitId>>,
     nexuses: Option<Vec<NexusId>>,
+    /// The nexuses may not write to the units any more: PREEMPT AND ABORT.
+    fences: bool,
 }
 
 impl AbortScope {
@@ -33,6 +35,15 @@ impl AbortScope {
         AbortScope {
             units: Some(vec![unit]),
             nexuses: Some(nexuses),
+            fences: false,
+        }
+    }
+
+    /// What PREEMPT AND ABORT means.
+    pub(crate) fn fencing(unit: UnitId, nexuses: Vec<NexusId>) -> AbortScope {
+        AbortScope {
+            fences: true,
+            ..AbortScope::of_nexuses(unit, nexuses)
         }
     }
 
@@ -41,12 +52,22 @@ impl AbortScope {
         AbortScope {
             units: None,
             nexuses: Some(vec![nexus.id()]),
+            fences: false,
         }
     }
 
     /// What one nexus sent to one unit.
     pub fn of_nexus_and_unit(nexus: NexusId, unit: UnitId) -> AbortScope {
         AbortScope::of_nexuses(unit, vec![nexus])
+    }
+
+    /// Has the end of a task to be waited for that was sent to another unit and writes to these: a copy? It asks before each of
+    /// its I/Os whether it still may, so that it ends with the one that is under way.
+    pub fn ends(&self, nexus: NexusId, writes_to: impl Fn(UnitId) -> bool) -> bool {
+        let (Some(units), Some(nexuses)) = (&self.units, &self.nexuses) else {
+            return false;
+        };
+        self.fences && nexuses.contains(&nexus) && units.iter().any(|unit| writes_to(*unit))
     }
 
     /// Has this task to be aborted?
@@ -100,6 +121,7 @@ impl TargetView {
                 return Managed::Abort(AbortScope {
                     units: Some(units),
                     nexuses: None,
+                    fences: false,
                 });
             }
             NexusReset => {
@@ -121,16 +143,11 @@ impl TargetView {
                 AbortScope {
                     units: Some(vec![unit.id()]),
                     nexuses: None,
+                    fences: false,
                 }
             }
-            ClearTaskSet => {
-                unit.state()
-                    .attention_all(unit.id(), SenseCode::COMMANDS_CLEARED, Some(nexus));
-                AbortScope {
-                    units: Some(vec![unit.id()]),
-                    nexuses: None,
-                }
-            }
+            // Each nexus has a task set of its own, as the Control mode page says (TST 001b): CLEAR TASK SET reaches no other
+            // one's, and nobody has to be told of it (SAM-5, 7.4).
             _ => AbortScope::of_nexuses(unit.id(), vec![nexus.id()]),
         };
         Managed::Abort(scope)

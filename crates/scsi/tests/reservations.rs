@@ -64,6 +64,29 @@ fn reserve_ends_with_its_nexus_and_with_a_reset() {
     assert_eq!(bed.run_as(&third, 0, &RESERVE, &[], 0).status, Status::Good);
 }
 
+/// With a task set for each nexus (Control mode page, TST 001b) it is ABORT TASK SET (SAM-5, 7.4).
+#[test]
+fn clear_task_set_is_about_the_task_set_of_its_nexus() {
+    let mut bed = Bed::new(512, 2048);
+    let other = bed.other_nexus(2);
+    bed.run_as(&other, 0, &READY, &[], 0);
+    let control = bed.run(0, &[0x1a, 0, 0x0a, 0, 255, 0], &[], 255);
+    // behind a header of 4 bytes and a block descriptor of 8
+    assert_eq!(
+        (control.data[12] & 0x3f, control.data[14] & 0xe0),
+        (0x0a, 0x20)
+    );
+    let nexus = Arc::clone(&bed.nexus);
+    let scope_of = |function| match bed.target.view().manage(&nexus, Lun::unit(0), function) {
+        Managed::Abort(scope) => scope,
+        managed => panic!("{managed:?}"),
+    };
+    let clear = scope_of(TaskManagementFunction::ClearTaskSet);
+    assert_eq!(clear, scope_of(TaskManagementFunction::AbortTaskSet));
+    let ready = bed.run_as(&other, 0, &READY, &[], 0);
+    assert_eq!(ready.status, Status::Good, "there is nothing to tell");
+}
+
 /// A parameter list of PERSISTENT RESERVE OUT.
 fn list(key: u64, new_key: u64, flags: u8) -> Vec<u8> {
     let mut list = key.to_be_bytes().to_vec();

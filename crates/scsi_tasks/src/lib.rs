@@ -20,6 +20,6 @@ pub use background::go_on_in_background;
 pub use handles::DiskHandles;
 pub use operation::operation_of;
 pub use order::{Admission, StartTask, TaskOrder, Ticket};
-pub use runners::{Call, Hold, Holding, Registration, Runner, Runners, Want};
+pub use runners::{Call, Hold, Holding, Registration, Runner, Runners, Spared, Want};
 pub use task::{Task, TaskStep};
 pub use units::Units;

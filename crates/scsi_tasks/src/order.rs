@@ -161,10 +161,8 @@ impl TaskOrder {
         drop(sets);
         if let Some(start) = ordered {
             let ticket = self.ticket(unit, TaskAttribute::Ordered);
-            let older = Call {
-                scope: Arc::new(AbortScope::of_nexus_and_unit(self.nexus, unit)),
-                want: Want::End,
-            };
+            let scope = AbortScope::of_nexus_and_unit(self.nexus, unit);
+            let older = Call::new(Arc::new(scope), Want::End);
             self.runners.call(&older, move || start(Some(ticket)));
         }
     }

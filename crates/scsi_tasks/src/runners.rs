@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use scsi::AbortScope;
+use scsi::{AbortScope, NexusId};
 
 /// Kept until a task that is meant has ended; the last one to go calls back.
 #[derive(Clone)]
@@ -80,6 +80,28 @@ pub struct Call {
     pub scope: Arc<AbortScope>,
     /// What is wanted of them.
     pub want: Want,
+    /// Tasks of the scope that are not meant, for whoever asked did so before they were sent.
+    pub spared: Option<Spared>,
+}
+
+impl Call {
+    /// Wants something of all tasks of a scope.
+    pub fn new(scope: Arc<AbortScope>, want: Want) -> Call {
+        Call {
+            scope,
+            want,
+            spared: None,
+        }
+    }
+}
+
+/// The tasks of a nexus that were sent later than something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spared {
+    /// Who sends them.
+    pub nexus: NexusId,
+    /// The first number that they may have, where its commands are numbered: iSCSI's CmdSN.
+    pub from: u32,
 }
 
 /// How a runner is reached, from any thread; must not block.

@@ -12,6 +12,7 @@ use disk::{IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use scsi::{
     AbortScope, DirectIo, DiskId, Pending, PlainEnd, Plan, Residual, Response, Run, Status, Step,
+    UnitId,
 };
 
 /// What the door has to do next.
@@ -315,6 +316,11 @@ impl Task {
     /// Does the task go on when its command is aborted or its initiator leaves (SANITIZE)?
     pub fn survives_abort(&self) -> bool {
         matches!(&self.doing, Doing::Running(running) if running.run.survives_abort)
+    }
+
+    /// Does it write to this unit, other than the one that its command was sent to?
+    pub fn writes_to(&self, unit: UnitId) -> bool {
+        matches!(&self.doing, Doing::Running(running) if running.run.writes_to(unit))
     }
 
     /// Ends the task where it is; an I/O in flight has to end before its memory may go.

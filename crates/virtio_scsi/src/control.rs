@@ -89,10 +89,17 @@ pub(crate) fn runner(place: (WorkerHandle, SourceId)) -> Runner {
                 return;
             };
             queue.for_each_request(|queue, task, waits| {
-                let meant = queue
-                    .task_tag(task.key())
-                    .is_some_and(|tag| call.scope.matches(tag));
-                if !meant || task.is_what_it_aborts(&call.scope) {
+                let Some(tag) = queue.task_tag(task.key()) else {
+                    return false;
+                };
+                if !call.scope.matches(tag) {
+                    let writes_to = |unit| task.task.writes_to(unit);
+                    if call.scope.ends(tag.nexus, writes_to) {
+                        task.wait_for(&hold);
+                    }
+                    return false;
+                }
+                if task.is_what_it_aborts(&call.scope) {
                     return false;
                 }
                 match call.want {
@@ -200,10 +207,8 @@ impl ControlQueue {
             function,
             TaskManagementFunction::LogicalUnitReset | TaskManagementFunction::NexusReset
         );
-        let call = Call {
-            scope: Arc::new(scope),
-            want: if reset { Want::Reset } else { Want::Abort },
-        };
+        let want = if reset { Want::Reset } else { Want::Abort };
+        let call = Call::new(Arc::new(scope), want);
         let place = (self.worker.clone(), tag.source);
         self.shared.units.runners().call(&call, move || {
             resume::<ControlQueue>(

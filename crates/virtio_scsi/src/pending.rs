@@ -70,7 +70,6 @@ impl Pending {
         Address::parse(&self.field).map(|address| key(&address))
     }
 
-    /// `hold` is kept until the task has ended, which is soon with `abort`.
     /// What the task itself aborts does not mean it.
     pub fn is_what_it_aborts(&self, scope: &Arc<AbortScope>) -> bool {
         self.aborting

@@ -115,7 +115,8 @@ impl FullFeature {
     /// It is the command's turn.
     pub fn deliver(&mut self, io: &mut Io, id: TaskId) {
         let Some(task) = self.tasks.get_mut(id) else {
-            return;
+            // aborted while it waited for its turn: only its number is used up
+            return self.session.window.finished();
         };
         task.delivered = true;
         if task.data.fault().is_some() {

@@ -254,6 +254,12 @@ impl Connection {
         full.task_management_response(io, tag, response)
     }
 
+    /// Answers a logout. Where it ends this connection, [`Step::Close`] follows.
+    pub fn logout_response(&mut self, tag: u32) -> Result<(), NoSuchTask> {
+        let (full, io) = self.full_mut()?;
+        full.logout_response(io, tag)
+    }
+
     /// Asks the initiator for a sign of life. `false`: too many pings are unanswered (or login is not over).
     pub fn ping(&mut self) -> bool {
         self.full_mut().is_ok_and(|(full, io)| full.ping(io))

@@ -3,7 +3,7 @@
 use zerocopy::big_endian::{U16, U32};
 
 use super::full_feature::{FullFeature, Io};
-use super::steps::{CloseReason, NoSuchTask, Step, TaskManagement};
+use super::steps::{CloseReason, Logout, LogoutScope, NoSuchTask, Step, TaskManagement};
 use crate::pdu::{
     AsyncEvent, AsyncMessage, Bhs, LogoutReason, LogoutRequest, LogoutResponse, LogoutResponseCode,
     NO_TAG, NopIn, NopOut, Opcode, Reject, RejectReason, TaskFunction, TaskFunctionResponse,
@@ -103,6 +103,7 @@ impl FullFeature {
                     function,
                     lun,
                     referenced,
+                    cmd_sn: request.cmd_sn.get(),
                 }));
             }
             // cannot fail: the tag was just noted
@@ -188,34 +189,63 @@ impl FullFeature {
 
     fn logout(&mut self, io: &mut Io, bhs: &Bhs) {
         let request = LogoutRequest::from_bhs(bhs);
-        let cid = request.cid.get();
-        let code = match LogoutReason::from_wire(request.flags & 0x7f) {
-            Some(LogoutReason::CloseSession) => {
-                self.closing = Some(CloseReason::LoggedOut {
-                    whole_session: true,
-                });
-                LogoutResponseCode::Success
-            }
+        let (tag, cid) = (request.itt.get(), request.cid.get());
+        let scope = match LogoutReason::from_wire(request.flags & 0x7f) {
+            Some(LogoutReason::CloseSession) => Ok(LogoutScope::Session),
             Some(LogoutReason::CloseConnection) if cid == self.key.cid => {
-                self.closing = Some(CloseReason::LoggedOut {
-                    whole_session: false,
-                });
-                LogoutResponseCode::Success
+                Ok(LogoutScope::Connection)
             }
             Some(LogoutReason::CloseConnection) => match self.session.connection(cid) {
-                Some(other) => {
-                    io.steps.push_back(Step::Drop(other));
-                    LogoutResponseCode::Success
-                }
-                None => LogoutResponseCode::CidNotFound,
+                Some(other) => Ok(LogoutScope::Other(other)),
+                None => Err(LogoutResponseCode::CidNotFound),
             },
-            Some(LogoutReason::RemoveForRecovery) => LogoutResponseCode::RecoveryNotSupported,
+            Some(LogoutReason::RemoveForRecovery) => Err(LogoutResponseCode::RecoveryNotSupported),
             None => return self.reject(io, bhs, RejectReason::InvalidPduField),
         };
+        match scope {
+            Err(code) => self.send_logout_response(io, tag, code),
+            Ok(_) if self.logouts.iter().any(|logout| logout.tag == tag) => {
+                self.reject(io, bhs, RejectReason::TaskInProgress);
+            }
+            Ok(_) if self.logouts.len() >= self.limits.task_management_functions => {
+                self.reject(io, bhs, RejectReason::TooManyImmediateCommands);
+            }
+            Ok(scope) => {
+                let logout = Logout { tag, scope };
+                self.logouts.push(logout);
+                if scope.is_own() {
+                    let wake = self.abandon_parked();
+                    self.wake(io, wake);
+                }
+                io.steps.push_back(Step::Logout(logout));
+            }
+        }
+    }
+
+    /// Has this connection been logged out by itself? Then nothing that it is sent counts any more (11.14).
+    pub fn is_leaving(&self) -> bool {
+        self.logouts.iter().any(|logout| logout.scope.is_own())
+    }
+
+    /// What a logout meant has been cleaned up.
+    pub fn logout_response(&mut self, io: &mut Io, tag: u32) -> Result<(), NoSuchTask> {
+        let mut logouts = self.logouts.iter();
+        let place = logouts.position(|logout| logout.tag == tag);
+        let logout = self.logouts.swap_remove(place.ok_or(NoSuchTask)?);
+        if logout.scope.is_own() {
+            self.closing = Some(CloseReason::LoggedOut {
+                whole_session: logout.scope == LogoutScope::Session,
+            });
+        }
+        self.send_logout_response(io, tag, LogoutResponseCode::Success);
+        Ok(())
+    }
+
+    fn send_logout_response(&mut self, io: &mut Io, tag: u32, code: LogoutResponseCode) {
         let (exp_cmd_sn, max_cmd_sn) = self.window();
         let header = LogoutResponse {
             response: code.wire(),
-            itt: request.itt,
+            itt: U32::new(tag),
             stat_sn: self.take_stat_sn(),
             exp_cmd_sn,
             max_cmd_sn,

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::data_out::Rules;
 use super::outgoing::Outgoing;
-use super::steps::{CloseReason, Step, Tags};
+use super::steps::{CloseReason, Logout, Step, Tags};
 use super::tasks::{TaskId, TaskTable};
 use super::text_exchange::TextExchange;
 use crate::Limits;
@@ -88,6 +88,8 @@ pub(super) struct FullFeature {
     pub text: TextExchange,
     pub pings: Tags,
     pub functions: Tags,
+    /// Logouts that are not answered yet.
+    pub logouts: SmallVec<[Logout; 1]>,
     /// ITTs of tasks that were aborted: data for them may still come.
     pub aborted: SmallVec<[u32; 16]>,
     pub immediate_commands: u32,
@@ -144,6 +146,7 @@ impl FullFeature {
             text: TextExchange::new(limits.text_bytes),
             pings: Tags::new(),
             functions: Tags::new(),
+            logouts: SmallVec::new(),
             aborted: SmallVec::new(),
             immediate_commands: 0,
             limits: limits.clone(),
@@ -171,6 +174,7 @@ impl FullFeature {
     /// A header has come: decides where its data segment goes.
     pub fn header(&mut self, io: &mut Io, bhs: &Bhs, ahs: &[u8], length: u32) -> Destination {
         let (current, destination) = match bhs.kind() {
+            _ if self.is_leaving() => (Verdict::Ignore, Destination::Discard),
             Some(Opcode::ScsiCommand) => self.command_header(io, bhs, ahs, length),
             Some(Opcode::DataOut) => self.data_out_header(bhs, length),
             Some(
@@ -347,7 +351,7 @@ impl FullFeature {
         }
     }
 
-    fn wake(&mut self, io: &mut Io, connections: Wake) {
+    pub fn wake(&mut self, io: &mut Io, connections: Wake) {
         // what waits here is looked at by `end_turn` anyway
         let others = connections.into_iter().filter(|cid| *cid != self.key.cid);
         io.steps.extend(others.map(Step::Wake));
@@ -356,28 +360,34 @@ impl FullFeature {
     /// The connection goes: nobody may wait for a turn that it holds, or for a command that it will never begin, and the
     /// window gets its commands back. Gives who has to look at its parked requests again.
     pub fn leave(&mut self) -> Wake {
-        let window = &self.session.window;
         let mut wake = Wake::new();
         if std::mem::take(&mut self.holds_turn) {
-            wake.extend(window.release());
+            wake.extend(self.session.window.release());
         }
-        window.forget(self.key);
-        for parked in self
-            .parked
-            .drain(..)
-            .filter(|parked| !parked.request.is_immediate())
-        {
-            wake.extend(window.skip(parked.cmd_sn));
-        }
+        wake.extend(self.abandon_parked());
         let begun = self
             .tasks
             .iter()
             .filter(|(_, task)| task.delivered && !task.command.immediate)
             .count();
         for _ in 0..begun {
-            window.finished();
+            self.session.window.finished();
         }
         self.tasks.clear();
+        wake
+    }
+
+    /// What waits for its turn never takes it: its numbers are passed over. Gives who has to look again.
+    pub fn abandon_parked(&mut self) -> Wake {
+        let window = &self.session.window;
+        window.forget(self.key);
+        self.parked_bytes = 0;
+        let mut wake = Wake::new();
+        for parked in self.parked.drain(..) {
+            if !parked.request.is_immediate() {
+                wake.extend(window.skip(parked.cmd_sn));
+            }
+        }
         wake
     }
 

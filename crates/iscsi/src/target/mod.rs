@@ -22,7 +22,7 @@ mod text_exchange;
 pub use connection::Connection;
 pub use outgoing::{Outgoing, Piece};
 pub use steps::{
-    CloseReason, Closed, Completion, NoSuchTask, Placement, Received, Step, TaskManagement, Then,
-    Transfer,
+    CloseReason, Closed, Completion, Logout, LogoutScope, NoSuchTask, Placement, Received, Step,
+    TaskManagement, Then, Transfer,
 };
 pub use tasks::{Command, TaskId};

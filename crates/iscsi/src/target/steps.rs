@@ -29,6 +29,35 @@ pub struct TaskManagement {
     pub lun: [u8; 8],
     /// The task of ABORT TASK and QUERY TASK; it is in progress on this connection.
     pub referenced: Option<TaskId>,
+    /// The request's CmdSN: of its session's tasks the older ones are meant (4.2.2.3.4).
+    pub cmd_sn: u32,
+}
+
+/// What an initiator logs out (RFC 7143, 11.14.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogoutScope {
+    /// The session with all its connections.
+    Session,
+    /// The connection by which the request came.
+    Connection,
+    /// Another connection of the session.
+    Other(ConnectionKey),
+}
+
+impl LogoutScope {
+    /// Is it the end of the connection by which the request came?
+    pub(super) fn is_own(self) -> bool {
+        !matches!(self, LogoutScope::Other(_))
+    }
+}
+
+/// A logout to be carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logout {
+    /// Names the request in [`crate::target::Connection::logout_response`].
+    pub tag: u32,
+    /// What ends.
+    pub scope: LogoutScope,
 }
 
 /// Why a connection has to be dropped.
@@ -70,8 +99,9 @@ pub enum Step {
     TaskManagement(TaskManagement),
     /// The command whose turn it is waits on another connection of the session: have that one's owner call `receive(&[])`.
     Wake(u16),
-    /// The initiator logged out another connection: drop it.
-    Drop(ConnectionKey),
+    /// The initiator logs out: give up the commands of what ends, drop what of it is another connection, and answer when none of
+    /// these commands can do anything any more (11.15).
+    Logout(Logout),
     /// Send what is queued, then drop the connection and call `close`.
     Close(CloseReason),
 }

@@ -17,8 +17,8 @@ use iscsi::negotiation::{DigestOffer, Offer};
 use iscsi::pdu::{LoginStatus, TaskFunctionResponse};
 use iscsi::session::{Attachment, Claim, ConnectionKey, Session, SessionTable};
 use iscsi::target::{
-    CloseReason, Completion, Connection, Piece, Received, Step, TaskId, TaskManagement, Then,
-    Transfer,
+    CloseReason, Completion, Connection, LogoutScope, Piece, Received, Step, TaskId,
+    TaskManagement, Then, Transfer,
 };
 
 pub const TARGET: &str = "iqn.2026-11.org.example:t0";
@@ -159,6 +159,8 @@ pub struct Door {
     pub abandoned: usize,
     /// Commands that are kept unanswered: opcode 0xff.
     pub held: Vec<TaskId>,
+    /// Logouts are answered at once.
+    pub answers_logouts: bool,
     next_buffer: u64,
 }
 
@@ -187,6 +189,7 @@ impl Door {
             closed: None,
             abandoned: 0,
             held: Vec::new(),
+            answers_logouts: true,
             next_buffer: 0,
         }
     }
@@ -240,7 +243,14 @@ impl Door {
                         .unwrap();
                 }
                 Step::Wake(cid) => messages.wake.push(cid),
-                Step::Drop(key) => messages.drop.push(key),
+                Step::Logout(logout) => {
+                    if let LogoutScope::Other(key) = logout.scope {
+                        messages.drop.push(key);
+                    }
+                    if self.answers_logouts {
+                        self.connection.logout_response(logout.tag).unwrap();
+                    }
+                }
             }
         }
     }

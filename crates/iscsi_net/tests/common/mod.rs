@@ -45,6 +45,15 @@ pub fn target() -> TargetOptions {
 
 impl Door {
     pub fn open(engine: Arc<dyn Engine>, options: TargetOptions, limits: DoorLimits) -> Door {
+        Door::with_disks(&[engine], options, limits)
+    }
+
+    /// With a disk for each LUN from 0 on.
+    pub fn with_disks(
+        engines: &[Arc<dyn Engine>],
+        options: TargetOptions,
+        limits: DoorLimits,
+    ) -> Door {
         let workers = WorkerOptions {
             count: 2,
             cpus: Vec::new(),
@@ -53,8 +62,12 @@ impl Door {
         let pool = Arc::new(Pool::start(&workers).unwrap());
         let units = Units::new(Box::new(MemoryStore::default()));
         let server = Server::start(pool, units.clone(), limits).unwrap();
-        let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
-        let portals = server.add_target(options, &[(0, disk)]).unwrap();
+        let disk = |(lun, engine): (usize, &Arc<dyn Engine>)| {
+            let disk = Disk::new(&format!("d{lun}"), None, engine.clone());
+            (lun as u16, Arc::new(disk.unwrap()))
+        };
+        let disks: Vec<_> = engines.iter().enumerate().map(disk).collect();
+        let portals = server.add_target(options, &disks).unwrap();
         Door {
             server,
             portal: portals[0],

@@ -10,7 +10,7 @@ use disk::{Blocks, Geometry, IoOutcome, IoRequest, Lba};
 use super::{Context, Planned, good};
 use crate::command::be32;
 use crate::copy_results::{CopyResult, CopyStatus};
-use crate::logical_unit::{LogicalUnit, Word};
+use crate::logical_unit::{LogicalUnit, UnitId, Word};
 use crate::nexus::Nexus;
 use crate::plan::{Pending, Plan, Program, Run, SCRATCH_MAX, Step};
 use crate::response::{Response, Status};
@@ -389,6 +389,11 @@ fn check_unit(unit: &LogicalUnit, nexus: &Nexus, access: Access) -> Result<(), O
 }
 
 impl Program for Copy {
+    fn writes_to(&self, unit: UnitId) -> bool {
+        let mut moves = self.moves.iter().flatten();
+        moves.any(|to| to.destination.0.id() == unit)
+    }
+
     fn next(&mut self, last: Option<IoOutcome>, _scratch: &mut [u8]) -> Step {
         if let Some(Err(error)) = last {
             let sense = Sense::of_io_error(error.kind);

@@ -285,7 +285,7 @@ fn answer(unit: &LogicalUnit, state: &crate::unit_state::UnitState, effects: &Ef
     let nexuses: Vec<_> = nexuses.map(|nexus| nexus.id()).collect();
     let mut response = Response::good();
     if !nexuses.is_empty() {
-        response.abort = Some(Box::new(AbortScope::of_nexuses(unit.id(), nexuses)));
+        response.abort = Some(Box::new(AbortScope::fencing(unit.id(), nexuses)));
     }
     response
 }

@@ -36,7 +36,7 @@ impl RequestQueue {
         self.shared
             .units
             .runners()
-            .call(&Call { scope, want }, move || {
+            .call(&Call::new(scope, want), move || {
                 let is_meant = move |pending: &Pending| pending.wait == wait;
                 control::resume::<RequestQueue>(place, tag.slot, is_meant, |pending| {
                     pending.aborting = None;
