@@ -130,7 +130,11 @@ fn feed(connection: &mut Connection, mut input: &[u8]) -> bool {
                     .task_management_response(function.tag, TaskFunctionResponse::Complete)
                     .expect("asked for");
             }
-            Step::LoggedIn(_) | Step::Abandoned(_) | Step::Wake(_) | Step::Drop(_) => {}
+            Step::Logout(logout) if logout.tag & 1 == 0 => {
+                connection.logout_response(logout.tag).expect("told of");
+            }
+            // the others are not answered: what was logged out drains for ever
+            Step::Logout(_) | Step::LoggedIn(_) | Step::Abandoned(_) | Step::Wake(_) => {}
         }
     }
 }
