@@ -305,7 +305,7 @@ impl FrontEnd {
         self.set_fd(request::SET_VRING_CALL, index, fd)
     }
 
-    /// Gives another kick, or none: the ring is then polled, or not looked at.
+    /// Gives another kick, or none: the ring is then looked at all the time.
     pub fn set_kick(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
         self.set_fd(request::SET_VRING_KICK, index, fd)
     }

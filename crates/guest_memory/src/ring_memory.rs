@@ -87,6 +87,13 @@ impl RingMemory {
         unsafe { at.write_unaligned(value) }
     }
 
+    /// Writes zeroes to a range.
+    pub fn clear(&self, offset: usize, length: usize) {
+        let words = length / 8;
+        (0..words).for_each(|word| self.write(offset + 8 * word, 0u64));
+        (8 * words..length).for_each(|at| self.write(offset + at, 0u8));
+    }
+
     /// Reads a little-endian `u16` and orders every later load after it.
     #[inline(always)]
     pub fn load_acquire_u16(&self, offset: usize) -> u16 {

@@ -97,3 +97,78 @@ impl InflightRegion {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use guest_memory::{GuestView, Mapping};
+    use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
+    use virtqueue::{Chain, DeviceQueue, QueueConfig};
+
+    use super::*;
+
+    const QUEUES: u16 = 4;
+    const SIZE: u16 = 128;
+
+    /// Takes and answers a ring's worth of requests, three times.
+    fn serve(region: &InflightRegion, index: u16, packed: bool) {
+        let mapping = Mapping::anonymous(1 << 20).unwrap();
+        let spec = RegionSpec {
+            guest_address: 0,
+            size: 1 << 20,
+            user_address: 0,
+            file_offset: 0,
+        };
+        let table = MemoryTable::default().with_mapping(spec, mapping).unwrap();
+        let view = GuestView::new(Arc::new(table.clone()));
+        let layout = RingLayout::at(0, SIZE, packed);
+        let mut driver = DriverQueue::new(DriverConfig::new(layout), &table).unwrap();
+        let areas = [
+            layout.descriptor_area,
+            layout.driver_area,
+            layout.device_area,
+        ];
+        let [descriptors, available, used] = areas;
+        let config = match packed {
+            true => QueueConfig::packed(SIZE, descriptors, available, used),
+            false => QueueConfig::split(SIZE, descriptors, available, used),
+        };
+        let mut device = DeviceQueue::new(config, &table).unwrap();
+        let part = region.part(index, packed).unwrap().unwrap();
+        let tracked = device.track(part);
+        tracked.unwrap_or_else(|error| panic!("queue {index}, packed {packed}: {error}"));
+        let mut chain = Chain::default();
+        for round in 0..3 {
+            for token in 0..u64::from(SIZE) {
+                let token = round * u64::from(SIZE) + token;
+                driver.add(&[(0x20000, 1)], &[], token).unwrap();
+            }
+            driver.publish();
+            let mut taken = Vec::new();
+            while device.pop(&view, &mut chain).unwrap() {
+                taken.push((chain.id, chain.descriptors));
+            }
+            assert_eq!(taken.len(), usize::from(SIZE));
+            for (id, descriptors) in taken {
+                device.push(id, descriptors, 0);
+            }
+            device.publish();
+            while driver.pop_used().is_some() {}
+        }
+    }
+
+    /// Firmware's driver may use split rings, and that of the kernel after it packed ones, with the same region; the parts
+    /// of the two kinds are of different lengths.
+    #[test]
+    fn region_serves_queues_of_either_kind_one_after_the_other() {
+        for first_packed in [false, true] {
+            let (said, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
+            let region = InflightRegion::map(&said, &file).unwrap();
+            for packed in [first_packed, !first_packed, first_packed] {
+                (0..QUEUES).for_each(|queue| serve(&region, queue, packed));
+                (0..QUEUES).for_each(|queue| region.settle(queue, packed));
+            }
+        }
+    }
+}

@@ -9,12 +9,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use guest_memory::{MemoryTable, RegionSpec};
 use reactor::{Pool, RateLimit, WorkerHandle};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::SendFlags;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -26,6 +27,7 @@ use vhost::vhost_user::{
     VhostUserProtocolFeatures as Protocol,
 };
 use virtio::{Breach, OnBroken, QueueChange, VirtioDevice};
+use virtqueue::PACKED_START;
 
 use crate::inflight::InflightRegion;
 use crate::vring::{Context, UserAddresses, Vring};
@@ -42,6 +44,8 @@ const F_RING_PACKED: u64 = 1 << 34;
 const MAX_QUEUE_SIZE: u32 = 1024;
 /// Memory regions of one front end, if it adds them one by one. QEMU's own limit is 512.
 const MAX_MEMORY_REGIONS: u64 = 512;
+/// States of a front end's memory that it has replaced and that requests in flight still use.
+const MAX_REPLACED_TABLES: usize = 32;
 /// The configuration space reads as zero up to here, whatever the device's own length.
 const CONFIG_SPACE: usize = 256;
 /// A front end that stops in the middle of a message is given up after this.
@@ -148,6 +152,9 @@ pub(crate) fn serve(
             }
             Err(error) => break Error::SocketError(error),
         }
+        if let Err(error) = room_to_answer(&watch) {
+            break Error::SocketError(error);
+        }
         if let Err(error) = handler.handle_request() {
             break error;
         }
@@ -158,6 +165,21 @@ pub(crate) fn serve(
         .unwrap_or_default();
     log_end(&name, &end, why);
     Ok(())
+}
+
+/// Waits until an answer can be sent without waiting: a stream takes more when most of its buffer is free. The crate `vhost`
+/// would try for ever to send to a front end that asks and does not read.
+fn room_to_answer(stream: &UnixStream) -> io::Result<()> {
+    let limit = Timespec::try_from(MESSAGE_TIMEOUT).map_err(io::Error::other)?;
+    let mut wait = [PollFd::new(stream, PollFlags::OUT)];
+    retry_on_intr(|| poll(&mut wait, Some(&limit)))?;
+    match wait[0].revents().contains(PollFlags::OUT) {
+        true => Ok(()),
+        false => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "it asks and does not read the answers",
+        )),
+    }
 }
 
 fn log_end(export: &str, end: &Error, why: Option<String>) {
@@ -180,6 +202,8 @@ pub(crate) struct Session {
     pool: Arc<Pool>,
     on_broken: OnBroken,
     memory: Arc<MemoryTable>,
+    /// Tables before it: requests in flight use those that they came with.
+    replaced: Vec<Weak<MemoryTable>>,
     features: u64,
     vrings: Vec<Vring>,
     /// Where requests in flight are kept.
@@ -204,6 +228,7 @@ impl Session {
             pool,
             on_broken,
             memory: Arc::new(MemoryTable::default()),
+            replaced: Vec::new(),
             features: 0,
             vrings,
             inflight: None,
@@ -300,7 +325,16 @@ impl Session {
     }
 
     fn use_memory(&mut self, memory: MemoryTable) -> Reply<()> {
-        self.memory = Arc::new(memory);
+        self.replaced.retain(|table| table.strong_count() > 0);
+        // What they map counts against what all front ends may share.
+        if self.replaced.len() == MAX_REPLACED_TABLES {
+            return self.refuse(format!(
+                "its memory changes again while requests in flight use {MAX_REPLACED_TABLES} older states of it"
+            ));
+        }
+        let old = std::mem::replace(&mut self.memory, Arc::new(memory));
+        self.replaced.push(Arc::downgrade(&old));
+        drop(old);
         for index in 0..self.vrings.len() {
             let changed = self.vrings[index].change(QueueChange::Memory(self.memory.clone()));
             self.checked(index as u32, changed)?;
@@ -437,12 +471,16 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_vring_base(&mut self, index: u32) -> Reply<VhostUserVringState> {
         let device = self.device.clone();
+        let start = match self.is_packed() {
+            true => PACKED_START,
+            false => 0,
+        };
         let vring = self.vring(index)?;
         // A ring that never ran stands where it was told to start.
         let base = vring
             .stop(index as u16, &device)
             .or(vring.base)
-            .unwrap_or(0);
+            .unwrap_or(start);
         self.settle(index as u16);
         Ok(VhostUserVringState::new(index, base))
     }

@@ -135,7 +135,8 @@ impl Vring {
             source,
             control,
         });
-        Ok(())
+        // A device before this one may have answered, and ended before it said so.
+        self.change(QueueChange::Call(clone_fd(self.call.as_ref())?))
     }
 
     /// Stops the queue and waits until everything in flight is answered. Gives where it stands.

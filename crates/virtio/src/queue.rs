@@ -673,6 +673,10 @@ impl<P: Protocol> Source for Queue<P> {
         if !self.accepts() {
             return false;
         }
+        // A driver that gives no kick is looked at all the time (vhost-user protocol, SET_VRING_KICK).
+        if self.kick.is_none() {
+            return self.slots.has_free();
+        }
         self.timeline.counters().sleeps.add(1);
         self.ring.enable_notifications() && self.slots.has_free()
     }

@@ -28,6 +28,8 @@ pub struct BlkDevice {
     disk: Arc<Disk>,
     /// The driver's choice in the `writeback` field.
     writeback: AtomicBool,
+    /// The driver has not agreed to VIRTIO_BLK_F_FLUSH.
+    cannot_flush: AtomicBool,
     /// What queues obey: no write-back, or a driver that cannot flush.
     writethrough: Arc<AtomicBool>,
     _held: Option<Box<dyn Any + Send + Sync>>,
@@ -45,6 +47,7 @@ impl BlkDevice {
             queues: options.queues.clamp(1, 256),
             disk,
             writeback: AtomicBool::new(true),
+            cannot_flush: AtomicBool::new(false),
             writethrough: Arc::new(AtomicBool::new(false)),
             places: Mutex::default(),
             _held: None,
@@ -65,6 +68,12 @@ impl BlkDevice {
         for (worker, source) in self.places().values() {
             self.tell(worker, *source);
         }
+    }
+
+    fn choose_mode(&self) {
+        let writeback = self.writeback.load(Ordering::Relaxed);
+        let durable = !writeback || self.cannot_flush.load(Ordering::Relaxed);
+        self.writethrough.store(durable, Ordering::Relaxed);
     }
 
     fn tell(&self, worker: &WorkerHandle, source: SourceId) {
@@ -113,7 +122,7 @@ impl VirtioDevice for BlkDevice {
         match (offset, data) {
             (config::WRITEBACK_OFFSET, [mode @ (0 | 1)]) => {
                 self.writeback.store(*mode == 1, Ordering::Relaxed);
-                self.writethrough.store(*mode == 0, Ordering::Relaxed);
+                self.choose_mode();
                 Ok(())
             }
             _ => Err(ConfigError {
@@ -129,14 +138,15 @@ impl VirtioDevice for BlkDevice {
 
     fn reset(&self) {
         self.writeback.store(true, Ordering::Relaxed);
-        self.writethrough.store(false, Ordering::Relaxed);
+        self.cannot_flush.store(false, Ordering::Relaxed);
+        self.choose_mode();
     }
 
     fn queue(&self, mut setup: QueueSetup, _worker: &WorkerHandle) -> QueueMaker {
         // 5.2.6.2: without VIRTIO_BLK_F_FLUSH a driver cannot ask for durability, so every write has it.
-        if setup.features & config::F_FLUSH == 0 {
-            self.writethrough.store(true, Ordering::Relaxed);
-        }
+        let cannot_flush = setup.features & config::F_FLUSH == 0;
+        self.cannot_flush.store(cannot_flush, Ordering::Relaxed);
+        self.choose_mode();
         setup.config.max_chain_descriptors = config::SEG_MAX as u16 + 2;
         setup.labels.disk = self.disk.name().to_owned();
         let disk = self.disk.clone();

@@ -51,6 +51,8 @@ impl Inflight {
         let mut states = (0..usize::from(size)).map(|head| STATES + STATE_SIZE * head);
         if part.len() >= Inflight::stride(size) && states.all(|at| part.read::<u8>(at) == 0) {
             part.store_release_u16(VERSION, 0);
+            // All of it: the parts of queues of the other kind begin elsewhere.
+            part.clear(0, Inflight::stride(size));
         }
     }
 

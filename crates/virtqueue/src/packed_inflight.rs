@@ -90,6 +90,8 @@ impl PackedInflight {
         let mut states = (0..usize::from(size)).map(|entry| STATES + STATE_SIZE * entry);
         if part.len() >= PackedInflight::stride(size) && states.all(|at| part.read::<u8>(at) == 0) {
             part.store_release_u16(VERSION, 0);
+            // All of it: the parts of queues of the other kind begin elsewhere.
+            part.clear(0, PackedInflight::stride(size));
         }
     }
 

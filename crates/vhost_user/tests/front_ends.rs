@@ -1,0 +1,201 @@
+//! What front ends may do that QEMU does not do, or not any more.
+
+mod support;
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use backend::{Fault, FaultAction, FaultPlan, Faulty};
+use disk::{IoFlags, IoKind};
+use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, request, status};
+use reactor::PollLimit;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use support::{Rig, Watched, connect, eventually, ram, start_blk};
+
+const SHORT: Duration = Duration::from_secs(5);
+
+fn is_signalled(fd: impl AsFd) -> bool {
+    let limit = Timespec::try_from(SHORT).unwrap();
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).unwrap() > 0
+}
+
+/// A queue of few requests that is described to the device and does not run yet.
+fn place(front_end: &mut FrontEnd) -> BlkQueue {
+    let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
+    BlkQueue::over(front_end, queue, 8, 4096, Cuts::Usual).unwrap()
+}
+
+/// A daemon is killed when the driver could see the answer and before it sent the interrupt; the driver, with nothing else in
+/// flight, sleeps. The device that comes after it has nothing to answer.
+#[test]
+fn driver_is_told_of_an_answer_whose_interrupt_an_earlier_device_did_not_send() {
+    for packed in [false, true] {
+        let rig = Rig::polling(1, PollLimit::Never);
+        let socket = rig.serve_ram("d", 1);
+        let options = Options {
+            packed,
+            ..Options::default()
+        };
+        let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+        let mut queue = start_blk(&mut front_end, 0);
+        let slot = queue.take().unwrap();
+        assert!(queue.submit(slot, kind::FLUSH, 0, 0, 0));
+        queue.publish();
+        assert!(is_signalled(queue.queue().call()));
+        let base = front_end.stop_queue(0).unwrap();
+        // As if it had not been sent.
+        queue.queue().replace_call().unwrap();
+        front_end.begin_queue(queue.queue(), base).unwrap();
+        assert!(is_signalled(queue.queue().call()), "packed {packed}");
+    }
+}
+
+/// "This signals that polling should be used instead of waiting for the kick" (SET_VRING_KICK, bit 8).
+#[test]
+fn ring_without_a_kick_is_polled() {
+    let rig = Rig::polling(1, PollLimit::Micros(20));
+    let socket = rig.serve_ram("d", 1);
+    let mut front_end = connect(&socket);
+    let mut queue = place(&mut front_end);
+    front_end.describe_queue(queue.queue(), 0).unwrap();
+    let call = queue.queue().call().as_fd().try_clone_to_owned().unwrap();
+    front_end.set_call(0, Some(call.as_fd())).unwrap();
+    front_end.set_kick(0, None).unwrap();
+    front_end.enable(0, true).unwrap();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(50));
+        let slot = queue.take().unwrap();
+        assert!(queue.submit(slot, kind::FLUSH, 0, 0, 0));
+        queue.queue().driver().publish();
+        let done = queue.wait_for(SHORT).expect("it is not looked at");
+        assert_eq!(done.status, status::OK);
+        queue.release(slot);
+    }
+    front_end.stop_queue(0).unwrap();
+}
+
+/// Firmware without VIRTIO_BLK_F_FLUSH, then a kernel with it, in one session and without RESET_DEVICE.
+#[test]
+fn driver_that_can_flush_is_not_served_durably_because_the_one_before_could_not() {
+    const FLUSH: u64 = 1 << 9;
+    let rig = Rig::polling(1, PollLimit::Never);
+    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
+    let socket = rig.serve("d", engine.clone(), 1);
+    let options = Options {
+        device_features: 0x00ff_ffff & !FLUSH,
+        ..Options::default()
+    };
+    let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+    assert_eq!(engine.seen()[0].flags, IoFlags::FUA);
+    front_end.stop_queue(0).unwrap();
+    drop(queue);
+    engine.forget();
+    let features = front_end.features() | FLUSH;
+    let payload = features.to_ne_bytes();
+    front_end
+        .acknowledged(request::SET_FEATURES, &payload, &[])
+        .unwrap();
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+    let seen = engine.seen();
+    assert_eq!(seen[0].kind, IoKind::Write);
+    assert_ne!(seen[0].flags, IoFlags::FUA, "{seen:?}");
+}
+
+/// 0x8000_8000: at 0 both wrap counters would be 0, and the device would never see anything.
+#[test]
+fn packed_ring_that_never_ran_stands_at_its_start() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let socket = rig.serve_ram("d", 1);
+    let options = Options {
+        packed: true,
+        ..Options::default()
+    };
+    let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+    let base = front_end.stop_queue(0).unwrap();
+    assert_eq!(base, 0x8000_8000);
+    let mut queue = place(&mut front_end);
+    front_end.begin_queue(queue.queue(), base).unwrap();
+    let slot = queue.take().unwrap();
+    assert!(queue.submit(slot, kind::FLUSH, 0, 0, 0));
+    queue.publish();
+    assert_eq!(queue.wait_for(SHORT).unwrap().status, status::OK);
+}
+
+#[test]
+fn front_end_that_asks_and_does_not_read_answers_holds_nobody_up() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let socket = rig.serve_ram("d", 1);
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    let words = [request::GET_FEATURES, 1, 0];
+    let message = words.map(u32::to_ne_bytes).concat();
+    stream.set_nonblocking(true).unwrap();
+    // Until neither side's buffer takes more.
+    let mut last = Instant::now();
+    while last.elapsed() < Duration::from_millis(500) {
+        match stream.write(&message) {
+            Ok(length) => {
+                assert_eq!(length, message.len());
+                last = Instant::now();
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    let (tell, removed) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let server = &rig.server;
+        scope.spawn(move || {
+            server.remove("d");
+            tell.send(()).ok();
+        });
+        let in_time = removed.recv_timeout(Duration::from_secs(30));
+        // Or the test would hang, too.
+        drop(stream);
+        assert!(in_time.is_ok(), "its export cannot be removed");
+    });
+}
+
+/// Every state of the memory is mapped as long as requests use it, and there is room for so many mappings in all.
+#[test]
+fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
+    let slow = Arc::new(Faulty::new(engine.clone(), FaultPlan::default()));
+    slow.inject(Fault {
+        kind: IoKind::Read,
+        skip: 0,
+        times: 1_000,
+        action: FaultAction::Hold,
+    });
+    let socket = rig.serve("d", slow.clone(), 1);
+    let mut front_end = connect(&socket);
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 40, 512, Cuts::Usual).unwrap();
+    let mut changes = 0;
+    let refused = loop {
+        let Some(slot) = queue.take() else {
+            break None;
+        };
+        assert!(queue.submit(slot, kind::IN, 0, 0, 512));
+        queue.publish();
+        eventually("in flight", || engine.seen().len() == changes + 1);
+        if front_end.send_memory().is_err() {
+            break Some(changes);
+        }
+        changes += 1;
+    };
+    slow.release();
+    assert_eq!(refused, Some(32));
+    // It has been drained, and another one is served.
+    drop((queue, front_end));
+    eventually("its session ends", || !rig.is_connected("d"));
+    let mut next = connect(&socket);
+    let mut queue = start_blk(&mut next, 0);
+    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+}
