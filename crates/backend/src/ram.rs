@@ -22,7 +22,8 @@ use crate::{Backend, Engine, Finished, OpenError, Submission, Tag};
 /// Memory is given back in pages of this many bytes.
 const PAGE: u64 = 4096;
 
-/// Bytes that one turn zeroes, or gives back: some tenths of a millisecond. Powers of two, no less than a page.
+/// Bytes that one turn of a worker zeroes, or gives back, of one disk, for however many requests: some tenths of a millisecond.
+/// Powers of two, no less than a page.
 const ZEROED_AT_ONCE: u64 = 1 << 20;
 const GIVEN_BACK_AT_ONCE: u64 = 16 << 20;
 
@@ -204,6 +205,8 @@ impl Engine for Ram {
         Ok(Box::new(RamBackend {
             owner,
             long: Vec::new(),
+            turn: 0,
+            spent: 0,
             limits: Limits::of(&self.info, &self.capacity),
             first: MappingView::new(&extents[0].memory),
             extents,
@@ -224,6 +227,9 @@ struct RamBackend {
     owner: Owner,
     /// By token.
     long: Vec<Option<Long>>,
+    /// The ring's turn, and what of the bytes that it may zero are zeroed.
+    turn: u64,
+    spent: u64,
     limits: Limits,
     /// The first extent's memory, to point buffers at.
     first: MappingView,
@@ -286,6 +292,14 @@ fn at_once(io: &IoRequest) -> u64 {
     }
 }
 
+/// What so many bytes of an I/O take of a turn, as bytes that are zeroed.
+fn cost(io: &IoRequest, length: u64) -> u64 {
+    match gives_back(io) {
+        true => length / (GIVEN_BACK_AT_ONCE / ZEROED_AT_ONCE),
+        false => length,
+    }
+}
+
 impl RamBackend {
     /// Carries an I/O out that was admitted.
     #[inline]
@@ -312,14 +326,41 @@ impl RamBackend {
         let length = rest.length.min(most - rest.offset % most);
         let piece = IoRequest { length, ..*rest };
         (rest.offset, rest.length) = (rest.offset + length, rest.length - length);
+        self.spent += cost(&piece, length);
         match length {
             0 => Ok(()),
             _ => self.carry_out(&piece, &long.buffer),
         }
     }
 
-    /// Begins an I/O that goes on piece by piece, each when the ring's next turn brings it up.
+    /// What may still be zeroed in this turn.
+    fn left(&mut self, ring: &Ring) -> u64 {
+        if self.turn != ring.turns() {
+            (self.turn, self.spent) = (ring.turns(), 0);
+        }
+        ZEROED_AT_ONCE.saturating_sub(self.spent)
+    }
+
+    /// Zeroes, or gives back: at once, or, where this turn has done enough of that, piece by piece in others.
     #[cold]
+    fn clear(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        let cost = cost(io, io.length);
+        if cost > self.left(ring) {
+            let (buffer, rest) = (std::mem::take(buffer), *io);
+            self.begin_long(ring, Long { tag, rest, buffer });
+            return Submission::Pending;
+        }
+        self.spent += cost;
+        Submission::Done(self.carry_out(io, buffer))
+    }
+
+    /// Begins an I/O that goes on piece by piece, each when one of the ring's turns has room for it.
     fn begin_long(&mut self, ring: &mut Ring, long: Long) {
         let free = self.long.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -376,11 +417,8 @@ impl Backend for RamBackend {
         if let Err(refused) = self.limits.admit(io) {
             return Submission::Done(Err(refused));
         }
-        if io.length > ZEROED_AT_ONCE && io.length > at_once(io) {
-            let buffer = std::mem::take(buffer);
-            let rest = *io;
-            self.begin_long(ring, Long { tag, rest, buffer });
-            return Submission::Pending;
+        if matches!(io.kind, IoKind::WriteZeroes | IoKind::Discard) {
+            return self.clear(ring, io, buffer, tag);
         }
         Submission::Done(self.carry_out(io, buffer))
     }
@@ -400,7 +438,11 @@ impl Backend for RamBackend {
         let Some(mut long) = place.and_then(Option::take) else {
             return;
         };
-        let outcome = self.next_piece(&mut long);
+        // Those that began first come up first.
+        let outcome = match self.left(ring) {
+            0 => Ok(()),
+            _ => self.next_piece(&mut long),
+        };
         if outcome.is_ok() && long.rest.length > 0 {
             self.long[completion.token as usize] = Some(long);
             ring.nop(self.owner, completion.token);

@@ -118,3 +118,32 @@ fn a_hole_of_a_terabyte_is_given_back_at_once() {
     assert_eq!(worker.wait(tag).0, Ok(()));
     assert_eq!(worker.read(1 << 39, 512).unwrap(), [0; 512]);
 }
+
+/// However short each of them is: a client may have thousands in flight.
+#[test]
+fn many_short_ones_share_what_a_turn_may_take() {
+    let ram = ram(SIZE);
+    for (way, length) in [(0, MIB), (0, MIB / 2), (1, 16 * MIB), (2, 16 * MIB)] {
+        let mut worker = Worker::new(&ram);
+        worker.write(0, &vec![7; SIZE as usize]).unwrap();
+        let count = (SIZE / length).min(32);
+        let tags: Vec<u64> = (0..count)
+            .map(|n| {
+                let io = ways(n * length, length)[way];
+                worker.submit(io, IoBuffer::default())
+            })
+            .collect();
+        let share = if way == 0 { MIB } else { 16 * MIB };
+        let least = count * length / share - 1;
+        assert!(worker.backend.in_flight() as u64 >= least);
+        let mut turns = 0;
+        while worker.backend.in_flight() > 0 {
+            assert!(worker.turn());
+            turns += 1;
+        }
+        assert!(turns >= least, "{turns} turns");
+        for tag in tags {
+            assert_eq!(worker.wait(tag).0, Ok(()));
+        }
+    }
+}

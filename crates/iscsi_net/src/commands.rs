@@ -12,8 +12,8 @@ use timeline::{DiskNumber, Operation, PartCounts, Stage, Stamp, Stamps};
 
 use crate::connection::Connection;
 
-/// Steps of one command in one turn, and bytes on scratch memory that count as one more: a long one gives way to the
-/// worker's other work.
+/// Steps of one command in one turn, I/Os on scratch memory of all commands that end at once in it, and bytes of these that count as
+/// one more: long ones give way to the worker's other work.
 const STEPS_MAX: usize = 32;
 const STEP_BYTES: usize = 128 << 10;
 
@@ -386,8 +386,9 @@ impl Connection {
                         }
                     }
                 }
+                TaskStep::Scratch(..) if self.scratch_steps >= STEPS_MAX => break,
                 TaskStep::Scratch(disk, request, mut buffer) => {
-                    steps += buffer.len() / STEP_BYTES;
+                    let cost = 1 + buffer.len() / STEP_BYTES;
                     let handle = self.disk(io, disk);
                     let slot = self.slots.get(index);
                     match submit(io, handle, &request, &mut buffer, tag) {
@@ -395,7 +396,10 @@ impl Connection {
                             self.leave_after(index, outcome);
                             return Progress::Over;
                         }
-                        Some(outcome) => slot.task.resume(outcome, Some(*buffer)),
+                        Some(outcome) => {
+                            self.scratch_steps += cost;
+                            slot.task.resume(outcome, Some(*buffer))
+                        }
                         None => {
                             (slot.busy, slot.scratch) = (true, true);
                             return Progress::Pending;

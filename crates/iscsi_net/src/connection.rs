@@ -84,6 +84,8 @@ pub(crate) struct Connection {
     pub(crate) starved: VecDeque<SlotId>,
     /// Slots that have taken many steps in this turn and give way to others.
     pub(crate) resting: Vec<SlotId>,
+    /// What their I/Os on scratch memory have taken of this turn.
+    pub(crate) scratch_steps: usize,
     /// Flush what is queued, then end.
     pub(crate) closing: bool,
     ended: bool,
@@ -151,6 +153,7 @@ impl Connection {
             done: Vec::new(),
             starved: VecDeque::new(),
             resting: Vec::new(),
+            scratch_steps: 0,
             closing: false,
             ended: false,
             held_until_drained: Vec::new(),
@@ -513,6 +516,7 @@ impl Source for Connection {
     }
 
     fn publish(&mut self, io: &mut Io) {
+        self.scratch_steps = 0;
         if !self.ended {
             self.answer_all(io);
         }

@@ -251,3 +251,27 @@ fn begun_writes_of_many_connections_hold_what_a_session_may_and_all_end() {
     }
     assert_eq!(door.server.memory_in_use(), 0, "all is given back");
 }
+
+/// Of one command, or of as many as the window holds.
+#[test]
+fn long_commands_share_what_a_turn_may_take() {
+    const COMMANDS: u32 = 32;
+    const BLOCKS: u32 = 8 << 11;
+    let door = Door::ram();
+    let mut client = client(&door, Offer::default());
+    let turns = || -> u64 { door.pool.counters().iter().map(|w| w.busy_turns).sum() };
+    let before = turns();
+    for _ in 0..COMMANDS {
+        // WRITE SAME(16) of 8 MiB, all of it a pattern
+        let mut cdb = [0; 16];
+        cdb[0] = 0x93;
+        cdb[10..14].copy_from_slice(&BLOCKS.to_be_bytes());
+        let write_same = Initiator::write(0, &cdb, vec![7; BLOCK]);
+        client.initiator.command(0, write_same).unwrap();
+    }
+    let all = answers(&mut client, COMMANDS as usize);
+    assert!(all.iter().all(|done| done.status == 0));
+    // of some 4 MiB
+    let turns = turns() - before;
+    assert!(turns >= u64::from(COMMANDS), "{turns} turns");
+}

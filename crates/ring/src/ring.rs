@@ -66,6 +66,7 @@ pub struct Ring {
     registry: Registry,
     memory: Memory,
     closing: bool,
+    turns: u64,
 }
 
 /// What a watch needs after one of its events.
@@ -114,7 +115,13 @@ impl Ring {
             registry: Registry::default(),
             memory: Memory::default(),
             closing: false,
+            turns: 0,
         }
+    }
+
+    /// Turns in which there was something to do. What takes long goes on in another one.
+    pub fn turns(&self) -> u64 {
+        self.turns
     }
 
     /// Operations whose completion is still to come; watches are not counted.
@@ -435,6 +442,7 @@ impl Ring {
     }
 
     fn work(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        self.turns += 1;
         let before = out.len();
         if self.registry.has_dropped() {
             self.registry.sweep(&self.io.submitter());

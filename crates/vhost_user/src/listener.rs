@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use reactor::{Accepting, Pool, RateLimit};
@@ -20,6 +20,11 @@ static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
 /// How long an export is left alone whose front end made a worker wait: it can do so for a moment each time that it comes.
 const SHUNNED: Duration = Duration::from_secs(30);
+
+/// How long the end of a session may take before nobody waits for it any more: as long as clients of the daemon wait for a change.
+/// It ends by itself, then, when what it waits for has come.
+const END_PATIENCE: Duration = Duration::from_secs(60);
+const END_PAUSE: Duration = Duration::from_millis(1);
 
 /// A session's stack: it handles messages of a few hundred bytes.
 const SESSION_STACK: usize = 256 * 1024;
@@ -62,9 +67,23 @@ impl Export {
         if let Some(session) = &*lock(&self.session) {
             session.end();
         }
-        if let Some(thread) = self.thread.take() {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        let until = Instant::now() + END_PATIENCE;
+        while !thread.is_finished() && Instant::now() < until {
+            // Mostly it has ended, or does so at once.
+            thread::sleep(END_PAUSE);
+        }
+        if thread.is_finished() {
             // A session that panicked has been reported by the panic hook.
             thread.join().ok();
+        } else {
+            tracing::error!(
+                export = self.device.name(),
+                "a session does not end within {} s and is left behind: a disk, or its front end, does not answer",
+                END_PATIENCE.as_secs()
+            );
         }
     }
 }
@@ -112,7 +131,7 @@ impl Server {
             accepting: Accepting::new()?,
         });
         let accepting = state.clone();
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("vhost-user".into())
             .spawn(move || accept_all(&accepting))?;
         Ok(Server {
@@ -287,7 +306,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
                     "cannot accept a front end: {error}"
                 );
             }
-            std::thread::sleep(Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(10));
             return;
         }
     };
@@ -365,7 +384,7 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
     // The handle is there before the thread runs on, so that whoever ends the session finds it.
     let (ready, started) = std::sync::mpsc::sync_channel(1);
     let name = format!("session-{}", device.name());
-    let thread = std::thread::Builder::new()
+    let thread = thread::Builder::new()
         .name(name)
         .stack_size(SESSION_STACK)
         .spawn(move || {

@@ -332,9 +332,9 @@ impl Session {
                 "its memory changes again while requests in flight use {MAX_REPLACED_TABLES} older states of it"
             ));
         }
+        // Held until no queue has it any more: to unmap a large guest takes long, and workers have better things to do.
         let old = std::mem::replace(&mut self.memory, Arc::new(memory));
         self.replaced.push(Arc::downgrade(&old));
-        drop(old);
         for index in 0..self.vrings.len() {
             let changed = self.vrings[index].change(QueueChange::Memory(self.memory.clone()));
             self.checked(index as u32, changed)?;

@@ -3,7 +3,7 @@
 //! A vring starts when its kick arrives (vhost-user protocol, "Ring states") and stops with `GET_VRING_BASE`, after
 //! everything in flight has been answered.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 
 use guest_memory::{MemoryTable, RingMemory};
@@ -197,12 +197,14 @@ impl Vring {
     }
 
     pub fn set_call(&mut self, call: Option<OwnedFd>) -> Result<(), String> {
+        check_event("interrupt", call.as_ref())?;
         self.change(QueueChange::Call(clone_fd(call.as_ref())?))?;
         self.call = call;
         Ok(())
     }
 
     pub fn set_error(&mut self, error: Option<OwnedFd>) -> Result<(), String> {
+        check_event("error notification", error.as_ref())?;
         self.change(QueueChange::Error(clone_fd(error.as_ref())?))?;
         self.error = error;
         Ok(())
@@ -220,8 +222,26 @@ fn clone_fd(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, String> {
         .map_err(|error| format!("cannot duplicate a descriptor: {error}"))
 }
 
-/// A file, or a device without events, is always ready: whoever waited for it would never sleep. epoll refuses those.
+/// What a descriptor is of that can be waited for and written to without asking anybody's file system, as the kernel names it
+/// (proc(5), /proc/pid/fd); paths begin otherwise.
+const EVENTS: [&[u8]; 3] = [b"anon_inode:[eventfd]", b"pipe:[", b"socket:["];
+
+/// A file may be on a file system of the front end's own (FUSE): whoever polls it, writes to it or closes it waits until that
+/// answers. To tell what it is asks nobody.
+fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
+    let Some(fd) = fd else { return Ok(()) };
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let name = rustix::fs::readlink(link, Vec::new())
+        .map_err(|errno| format!("cannot tell what its {what} descriptor is: {errno}"))?;
+    match EVENTS.iter().any(|kind| name.to_bytes().starts_with(kind)) {
+        true => Ok(()),
+        false => Err(format!("its {what} descriptor is no eventfd but {name:?}")),
+    }
+}
+
+/// A pipe's or socket's end that nobody writes to any more is always ready: whoever waited for it would never sleep.
 fn check_kick(kick: Option<&OwnedFd>) -> Result<(), String> {
+    check_event("kick", kick)?;
     let Some(kick) = kick else { return Ok(()) };
     let flags = epoll::EventFlags::IN;
     epoll::create(epoll::CreateFlags::CLOEXEC)

@@ -199,3 +199,38 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     let mut queue = start_blk(&mut next, 0);
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
 }
+
+/// Its interrupt, kick and error notification must be nothing that anybody else may make wait: files may be on a file system of
+/// the front end's own.
+#[test]
+fn descriptors_that_are_no_events_are_refused() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let directory = std::fs::File::open("/").unwrap();
+    let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    for (fd, taken) in [
+        (writer.as_fd(), true),
+        (ours.as_fd(), true),
+        (file.as_fd(), false),
+        (directory.as_fd(), false),
+        (memory.as_fd(), false),
+    ] {
+        let rig = Rig::polling(1, PollLimit::Never);
+        let socket = rig.serve_ram("d", 1);
+        for name in [
+            request::SET_VRING_CALL,
+            request::SET_VRING_ERR,
+            request::SET_VRING_KICK,
+        ] {
+            let mut front_end = connect(&socket);
+            let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
+            front_end.describe_queue(&queue, 0).unwrap();
+            let set = front_end.acknowledged(name, &0u64.to_ne_bytes(), &[fd]);
+            assert_eq!(set.is_ok(), taken, "{name}: {fd:?}, {set:?}");
+            drop((queue, front_end));
+            eventually("its session ends", || !rig.is_connected("d"));
+        }
+    }
+    drop((reader, theirs));
+}

@@ -5,6 +5,7 @@ mod support;
 use std::time::Duration;
 
 use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
+use reactor::PollLimit;
 use support::Rig;
 use timeline::{Operation, Span};
 
@@ -273,4 +274,36 @@ fn each_disk_of_a_queue_has_its_own_times_in_batches_of_both() {
         let total = &whole.operations[&Operation::Read].spans[&Span::Total];
         assert_eq!(total.count, reads);
     }
+}
+
+/// Of one command, or of a whole batch.
+#[test]
+fn long_commands_share_what_a_turn_may_take() {
+    const COMMANDS: u16 = 32;
+    const BLOCKS: u32 = 1 << 11;
+    let rig = Rig::polling(1, PollLimit::Never);
+    let socket = rig.serve_controller(Duration::ZERO);
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions::default();
+    let mut queue =
+        ScsiQueue::start(&mut front_end, 2, &options, COMMANDS, 4096, Cuts::Usual).unwrap();
+    settle(&mut queue, 0, 0);
+    let before = rig.pool.counters()[0].busy_turns;
+    // WRITE SAME(16) of 1 MiB, all of it a pattern
+    let mut cdb = [0; 16];
+    cdb[0] = 0x93;
+    cdb[10..14].copy_from_slice(&BLOCKS.to_be_bytes());
+    for _ in 0..COMMANDS {
+        let slot = queue.take().unwrap();
+        queue.data_out(slot).write(0, &[7; 512]);
+        assert!(queue.submit(slot, &request(0, 0, &cdb), 512, 0));
+    }
+    queue.publish();
+    for _ in 0..COMMANDS {
+        let done = queue.wait().unwrap();
+        assert_eq!((done.response, done.status), (0, 0), "{:x?}", done.sense);
+    }
+    // of some 4 MiB
+    let turns = rig.pool.counters()[0].busy_turns - before;
+    assert!(turns >= u64::from(COMMANDS) / 4, "{turns} turns");
 }

@@ -31,8 +31,8 @@ use share::{BATCH, Share};
 /// Bytes after which a batch ends, so that other sources of the worker do not wait: what a RAM disk copies in a millisecond or two.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// I/Os on scratch memory that one request may have in a turn when they end at once, and bytes that count as one more:
-/// a long request gives way to the worker's other work.
+/// I/Os on scratch memory that a queue's requests may have in a turn when they end at once, and bytes that count as one more:
+/// long requests give way to the worker's other work.
 const STEPS_MAX: u64 = 32;
 const STEP_BYTES: u64 = 128 << 10;
 
@@ -60,6 +60,8 @@ pub struct Queue<P: Protocol> {
     protocol: P,
     slots: Slots<P::State>,
     share: Share,
+    /// I/Os on scratch memory that have ended at once in this turn, and bytes that count as one more.
+    steps: u64,
     /// Slots of the batch that is being drained.
     batch: Vec<u16>,
     /// Slots of the batch whose I/O is pending.
@@ -111,6 +113,7 @@ impl<P: Protocol> Queue<P> {
             protocol,
             slots: Slots::new(size),
             share: Share::new(),
+            steps: 0,
             batch: Vec::with_capacity(BATCH),
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
@@ -400,10 +403,9 @@ impl<P: Protocol> Queue<P> {
     fn advance(&mut self, io: &mut Io, index: u16, mut step: Step) -> Progress {
         let tag = self.tag(index);
         let slot = self.slots.get(index);
-        let mut steps = 0;
         loop {
-            let (submitted, scratch) = match step {
-                Step::Scratch(_) if steps >= STEPS_MAX => {
+            let (submitted, scratch, steps) = match step {
+                Step::Scratch(_) if self.steps >= STEPS_MAX => {
                     self.resting.push((index, step));
                     return Progress::Pending;
                 }
@@ -421,19 +423,20 @@ impl<P: Protocol> Queue<P> {
                     slot.scratch = false;
                     let Request { chain, job, .. } = &mut slot.request;
                     let buffer = &mut chain.buffer;
-                    (io.submit(job.disk, &job.io, buffer, tag), None)
+                    (io.submit(job.disk, &job.io, buffer, tag), None, 0)
                 }
                 Step::Scratch(mut scratch) => {
                     slot.scratch = true;
-                    steps += 1 + scratch.len() as u64 / STEP_BYTES;
+                    let steps = 1 + scratch.len() as u64 / STEP_BYTES;
                     let job = slot.request.job;
                     let submitted = io.submit(job.disk, &job.io, &mut scratch, tag);
-                    (submitted, Some(scratch))
+                    (submitted, Some(scratch), steps)
                 }
             };
             let Submission::Done(outcome) = submitted else {
                 return Progress::Pending;
             };
+            self.steps += steps;
             let scratch = scratch.map(|scratch| *scratch);
             step = self
                 .protocol
@@ -658,6 +661,7 @@ impl<P: Protocol> Source for Queue<P> {
             self.keep_slow(io, answered, notified);
         }
         self.reaped = Stamp::default();
+        self.steps = 0;
         self.turns.clear();
         self.done.clear();
         self.note_in_flight();

@@ -252,6 +252,11 @@ impl ControlQueue {
 impl Protocol for ControlQueue {
     type State = Pending;
 
+    /// Each function may have all requests of all queues looked at.
+    fn batch_limit(&self) -> usize {
+        1
+    }
+
     fn begin(
         &mut self,
         _io: &mut Io,

@@ -23,6 +23,7 @@ pub struct Door {
     pub server: Server,
     pub portal: SocketAddr,
     pub units: Arc<Units>,
+    pub pool: Arc<Pool>,
 }
 
 pub fn ram(mebibytes: u64) -> Arc<dyn Engine> {
@@ -61,7 +62,7 @@ impl Door {
         };
         let pool = Arc::new(Pool::start(&workers).unwrap());
         let units = Units::new(Box::new(MemoryStore::default()));
-        let server = Server::start(pool, units.clone(), limits).unwrap();
+        let server = Server::start(pool.clone(), units.clone(), limits).unwrap();
         let disk = |(lun, engine): (usize, &Arc<dyn Engine>)| {
             let disk = Disk::new(&format!("d{lun}"), None, engine.clone());
             (lun as u16, Arc::new(disk.unwrap()))
@@ -72,6 +73,7 @@ impl Door {
             server,
             portal: portals[0],
             units,
+            pool,
         }
     }
 
