@@ -3,6 +3,7 @@
 
 use end_to_end::rig::kernel_is_content;
 use end_to_end::{GuestBuilder, Profile, Result, Rig, ensure};
+use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
 use std::fs::{Permissions, copy, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -173,4 +174,46 @@ fn an_unprivileged_daemon_serves_a_guest_within_the_usual_limits() -> Result<()>
     guest.power_off()?;
     ensure!(rig.daemon.stop(Duration::from_secs(60))?.success());
     Ok(())
+}
+
+/// A driver that has turned write-back off sends no flushes from then on: not to the daemon that comes after this one, either.
+#[test]
+fn write_back_that_a_driver_turned_off_stays_off_after_the_daemon_was_killed() -> Result<()> {
+    const WRITEBACK: u32 = 32;
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk("d=file:d.raw,size=64M,cache=writeback")
+            .vhost_blk("d")
+    })?;
+    let driver = |rig: &Rig| -> Result<(BlkQueue, FrontEnd)> {
+        let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+        let options = QueueOptions::default();
+        let queue = BlkQueue::start(&mut front_end, 0, &options, 2, 4096, Cuts::Usual)?;
+        Ok((queue, front_end))
+    };
+    let (_queue, front_end) = driver(&rig)?;
+    ensure!(front_end.config(WRITEBACK, 1)? == [1]);
+    front_end.write_config(WRITEBACK, &[0])?;
+    for _ in 0..2 {
+        rig.daemon.kill()?;
+        rig.daemon.start_again()?;
+        let (_queue, front_end) = driver(&rig)?;
+        ensure!(front_end.config(WRITEBACK, 1)? == [0]);
+    }
+    // Its machine is switched off.
+    let (queue, front_end) = driver(&rig)?;
+    front_end.stop_queue(0)?;
+    drop((queue, front_end));
+    let begun = std::time::Instant::now();
+    loop {
+        let (_queue, front_end) = driver(&rig)?;
+        if front_end.config(WRITEBACK, 1)? == [1] {
+            return Ok(());
+        }
+        ensure!(
+            begun.elapsed() < Duration::from_secs(20),
+            "it is never forgotten"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

@@ -228,7 +228,24 @@ fn blk_device(
     let disk = disks
         .get(&config.disk)
         .ok_or_else(|| missing(&config.disk))?;
+    // A guest that has turned write-back off sends no flushes from then on, whatever happens to the daemon.
+    let key = format!("virtio-blk {} {}", config.name, disk.info().serial);
+    let writethrough = b"writethrough".as_slice();
+    let kept = units.store().load(&key);
+    let keep = {
+        let units = Arc::clone(units);
+        move |writeback| {
+            let choice = if writeback {
+                b"writeback"
+            } else {
+                writethrough
+            };
+            // The store says what it cannot keep.
+            units.store().save(&key, choice).ok();
+        }
+    };
     let device = BlkDevice::new(Arc::clone(disk), options);
+    let device = device.with_choice(kept.as_deref() != Some(writethrough), keep);
     // A sanitize operation that a restart interrupted goes on, whichever door its disk has.
     let unit = units.unit(disk);
     if disk.is_removable() {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::logical_unit::LogicalUnit;
 use crate::sync::lock;
 
-/// Where state that has to survive a restart is kept: saved mode pages, and registrations with APTPL.
+/// Where state that has to survive a restart is kept: saved mode pages, registrations with APTPL, what drivers chose.
 pub trait Store: Send + Sync {
     /// What was saved under this key last.
     fn load(&self, key: &str) -> Option<Vec<u8>>;
@@ -48,7 +48,8 @@ impl Directory {
         })
     }
 
-    pub(crate) fn store(&self) -> &dyn Store {
+    /// Where state is kept.
+    pub fn store(&self) -> &dyn Store {
         &*self.store
     }
 

@@ -115,6 +115,11 @@ impl Units {
         unit
     }
 
+    /// Where what has to survive a restart is kept.
+    pub fn store(&self) -> &dyn Store {
+        self.directory.store()
+    }
+
     /// The relative target port identifier of the port of this name: no other door of the process has it (SPC-5,
     /// 7.8.6.7), and the name has it again after a restart where registrations are kept.
     pub fn port_id(&self, name: &str) -> u16 {

@@ -63,6 +63,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 pub(crate) struct SessionHandle {
     stream: UnixStream,
     spoke: Arc<AtomicBool>,
+    ended: Arc<AtomicBool>,
     since: Instant,
     channel: Channel,
 }
@@ -77,6 +78,7 @@ impl SessionHandle {
     /// Ends the session: its thread reads the end of the stream. The front end must not see an end before everything in
     /// flight has been answered, or it takes for lost what is answered yet: so only our side is shut.
     pub fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
         // It fails only when the stream has ended already.
         self.stream.shutdown(std::net::Shutdown::Read).ok();
     }
@@ -117,11 +119,13 @@ pub(crate) fn serve(
     stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
     let watch = stream.try_clone()?;
     let spoke = Arc::new(AtomicBool::new(false));
+    let ended = Arc::new(AtomicBool::new(false));
     let channel = Channel::default();
     started(SessionHandle {
         channel: channel.clone(),
         stream: stream.try_clone()?,
         spoke: spoke.clone(),
+        ended: ended.clone(),
         since: Instant::now(),
     });
     let name = device.name().to_owned();
@@ -159,10 +163,12 @@ pub(crate) fn serve(
             break error;
         }
     };
-    let why = session
-        .lock()
-        .map(|mut s| s.refusal.take())
-        .unwrap_or_default();
+    let hung_up = matches!(end, Error::Disconnected) && !ended.load(Ordering::Relaxed);
+    let why = session.lock().map(|mut session| {
+        session.has_left = hung_up;
+        session.refusal.take()
+    });
+    let why = why.unwrap_or_default();
     log_end(&name, &end, why);
     Ok(())
 }
@@ -210,6 +216,10 @@ pub(crate) struct Session {
     inflight: Option<InflightRegion>,
     /// Why the session ends, in words for the log.
     refusal: Option<String>,
+    /// Has any ring run?
+    has_run: bool,
+    /// The front end has hung up.
+    has_left: bool,
 }
 
 type Reply<T> = Result<T, Error>;
@@ -233,6 +243,8 @@ impl Session {
             vrings,
             inflight: None,
             refusal: None,
+            has_run: false,
+            has_left: false,
         }
     }
 
@@ -310,6 +322,7 @@ impl Session {
         let vring = &mut self.vrings[index as usize];
         vring.enabled |= always_enabled;
         let started = vring.start(number, kick, &worker, context);
+        self.has_run = true;
         self.checked(index, started)
     }
 
@@ -362,15 +375,20 @@ impl Session {
         self.features = 0;
         self.vrings.iter_mut().for_each(Vring::reset);
         self.device.reset();
+        self.device.forget_driver();
     }
 }
 
 /// However a session ends, by a defect of ours too: its requests are drained, and no queue outlives it.
 impl Drop for Session {
     fn drop(&mut self) {
+        let is_over = self.has_left && self.has_run && !self.runs();
         self.stop_vrings();
         // What the front end held, reservations of its nexus among it, ends with it.
         self.device.reset();
+        if is_over {
+            self.device.forget_driver();
+        }
     }
 }
 

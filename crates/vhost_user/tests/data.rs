@@ -8,10 +8,11 @@ use std::time::Duration;
 use backend::{File, FileOptions, Null, NullOptions};
 use disk::{IoFlags, IoKind};
 use front_end::{
-    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, Verifier, feature, kind, status,
+    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, Verifier, feature, kind, request,
+    status,
 };
 use reactor::PollLimit;
-use support::{Rig, Watched, connect, ram, start_blk};
+use support::{Rig, Watched, connect, eventually, ram, start_blk};
 
 const PIECE: u64 = 4 << 20;
 
@@ -309,6 +310,47 @@ fn driver_that_turns_write_back_off_gets_every_write_durable() {
     let mut front_end = connect(&socket);
     let mut queue = start_blk(&mut front_end, 0);
     assert!(!write(&mut queue), "a new driver begins anew");
+}
+
+/// From then on it sends no flushes, whatever becomes of the connection.
+#[test]
+fn write_back_stays_off_until_the_driver_is_reset_or_has_left() {
+    const WRITEBACK: u32 = 32;
+    let rig = Rig::new(1);
+    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
+    let socket = rig.serve("w", engine.clone(), 1);
+    let durable = |queue: &mut BlkQueue| {
+        engine.forget();
+        assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+        engine.seen()[0].flags.has(IoFlags::FUA)
+    };
+    let again = || {
+        eventually("its session ends", || !rig.is_connected("w"));
+        let mut front_end = connect(&socket);
+        let queue = start_blk(&mut front_end, 0);
+        (queue, front_end)
+    };
+    for reset in [true, false] {
+        let (mut queue, front_end) = again();
+        assert!(!durable(&mut queue));
+        front_end.write_config(WRITEBACK, &[0]).unwrap();
+        // The connection is lost, and somebody looks whether the socket answers.
+        drop((queue, front_end));
+        drop(again().1);
+        let (mut queue, front_end) = again();
+        assert!(durable(&mut queue), "after its connection was lost");
+        assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [0]);
+        if reset {
+            front_end
+                .acknowledged(request::RESET_DEVICE, &[], &[])
+                .unwrap();
+        } else {
+            // Its machine is switched off.
+            front_end.stop_queue(0).unwrap();
+        }
+        drop((queue, front_end));
+    }
+    assert!(!durable(&mut again().0));
 }
 
 #[test]

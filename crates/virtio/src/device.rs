@@ -127,8 +127,12 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// Does the type work with packed rings?
     fn packed(&self) -> bool;
 
-    /// A front end has connected, or the driver has reset the device: back to the initial state.
+    /// A front end has connected or left, or the driver has reset the device: what belongs to a connection ends.
     fn reset(&self);
+
+    /// The driver has reset the device, or has stopped its rings and left: what it chose does not hold for the next one. After
+    /// the mere end of a connection it does, for the guest may go on with another.
+    fn forget_driver(&self) {}
 
     /// Does queue `index` move data? One that does not is placed where it disturbs nobody.
     fn carries_data(&self, _index: u16) -> bool {

@@ -32,10 +32,14 @@ pub struct BlkDevice {
     cannot_flush: AtomicBool,
     /// What queues obey: no write-back, or a driver that cannot flush.
     writethrough: Arc<AtomicBool>,
+    /// Is told when the driver turns write-back off, and when that does not hold any more.
+    keep: Option<KeepChoice>,
     _held: Option<Box<dyn Any + Send + Sync>>,
     /// Where its queues run.
     places: Mutex<Places>,
 }
+
+type KeepChoice = Box<dyn Fn(bool) + Send + Sync>;
 
 type Places = BTreeMap<u16, (WorkerHandle, SourceId)>;
 
@@ -48,6 +52,7 @@ impl BlkDevice {
             disk,
             writeback: AtomicBool::new(true),
             cannot_flush: AtomicBool::new(false),
+            keep: None,
             writethrough: Arc::new(AtomicBool::new(false)),
             places: Mutex::default(),
             _held: None,
@@ -68,6 +73,27 @@ impl BlkDevice {
         for (worker, source) in self.places().values() {
             self.tell(worker, *source);
         }
+    }
+
+    /// With what a driver chose before this process: `writeback` as it was kept last by `keep`, which is called with each change
+    /// and may block.
+    pub fn with_choice(
+        mut self,
+        writeback: bool,
+        keep: impl Fn(bool) + Send + Sync + 'static,
+    ) -> BlkDevice {
+        self.writeback = AtomicBool::new(writeback);
+        self.choose_mode();
+        self.keep = Some(Box::new(keep));
+        self
+    }
+
+    fn set_writeback(&self, writeback: bool) {
+        let before = self.writeback.swap(writeback, Ordering::Relaxed);
+        if let Some(keep) = self.keep.as_ref().filter(|_| before != writeback) {
+            keep(writeback);
+        }
+        self.choose_mode();
     }
 
     fn choose_mode(&self) {
@@ -121,8 +147,7 @@ impl VirtioDevice for BlkDevice {
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
         match (offset, data) {
             (config::WRITEBACK_OFFSET, [mode @ (0 | 1)]) => {
-                self.writeback.store(*mode == 1, Ordering::Relaxed);
-                self.choose_mode();
+                self.set_writeback(*mode == 1);
                 Ok(())
             }
             _ => Err(ConfigError {
@@ -137,9 +162,12 @@ impl VirtioDevice for BlkDevice {
     }
 
     fn reset(&self) {
-        self.writeback.store(true, Ordering::Relaxed);
         self.cannot_flush.store(false, Ordering::Relaxed);
         self.choose_mode();
+    }
+
+    fn forget_driver(&self) {
+        self.set_writeback(true);
     }
 
     fn queue(&self, mut setup: QueueSetup, _worker: &WorkerHandle) -> QueueMaker {
