@@ -87,6 +87,13 @@ impl InflightRegion {
         part.map(Some).map_err(|error| error.to_string())
     }
 
+    /// The driver has reset the device: what its queue has not had answered, because it was ended, is meant by nobody any more.
+    pub fn empty(&self, index: u16, packed: bool) {
+        if let Ok(Some(part)) = self.part(index, packed) {
+            part.clear(0, part.len());
+        }
+    }
+
     /// The front end knows where a queue that has stopped stands, and may start it again as another kind: see
     /// [`PackedInflight::settle`].
     pub fn settle(&self, index: u16, packed: bool) {
@@ -155,6 +162,22 @@ mod tests {
             }
             device.publish();
             while driver.pop_used().is_some() {}
+        }
+    }
+
+    /// The driver after it has other descriptors in the places of those that were taken.
+    #[test]
+    fn reset_queue_has_nothing_in_flight() {
+        let (said, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
+        let region = InflightRegion::map(&said, &file).unwrap();
+        for packed in [false, true] {
+            let part = region.part(1, packed).unwrap().unwrap();
+            part.write(part.len() - 8, u64::MAX);
+            part.write(0, [1u64; 2]);
+            region.settle(1, packed);
+            region.empty(1, packed);
+            serve(&region, 1, packed);
+            region.settle(1, packed);
         }
     }
 

@@ -369,8 +369,8 @@ impl Session {
     /// Rings stop and are disabled; what the front end says once per connection stays: memory, channel, descriptors.
     fn reset(&mut self) {
         self.stop_vrings();
-        for index in 0..self.device.queue_count() {
-            self.settle(index);
+        if let Some(region) = &self.inflight {
+            (0..self.device.queue_count()).for_each(|index| region.empty(index, self.is_packed()));
         }
         self.features = 0;
         self.vrings.iter_mut().for_each(Vring::reset);
