@@ -35,6 +35,15 @@ pub struct DiskOptions<'a> {
     pub copy_across_targets: bool,
 }
 
+/// A disk that is about to be smaller: see [`Disk::begin_shrink`].
+#[must_use]
+pub struct Shrinking {
+    size: u64,
+    before: u64,
+    /// Of the range that goes.
+    _lease: Lease,
+}
+
 /// A named disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
@@ -139,26 +148,69 @@ impl Disk {
         let block_size = self.info().geometry.block_size();
         check_size(size, block_size).map_err(ResizeError::Size)?;
         let refused = |source| ResizeError::System { size, source };
-        if size >= before {
-            self.engine.set_size(size).map_err(refused)?;
-            capacity.set(size);
-        } else {
-            // What comes from now on is refused beyond the new end; what was begun before is waited for.
-            capacity.set(size);
-            let shrunk = self
-                .hold(size, before - size)
-                .and_then(|_lease| self.engine.set_size(size).map_err(refused));
-            if let Err(error) = shrunk {
+        if size < before {
+            let shrinking = self.begin_shrink(size)?;
+            return self.shrink(shrinking);
+        }
+        self.engine.set_size(size).map_err(refused)?;
+        capacity.set(size);
+        self.has_size(size);
+        Ok(())
+    }
+
+    /// Prepares to make the disk smaller, with nothing lost yet: what comes from now on is refused beyond the new end, and what
+    /// was begun there has ended when this returns.
+    ///
+    /// # Errors
+    /// Nothing has changed then.
+    pub fn begin_shrink(&self, size: u64) -> Result<Shrinking, ResizeError> {
+        let info = self.info();
+        check_size(size, info.geometry.block_size()).map_err(ResizeError::Size)?;
+        if info.read_only {
+            let source = io::ErrorKind::ReadOnlyFilesystem.into();
+            return Err(ResizeError::System { size, source });
+        }
+        let capacity = self.engine.capacity();
+        let before = capacity.bytes();
+        capacity.set(size);
+        match self.hold(size, before.saturating_sub(size)) {
+            Ok(lease) => Ok(Shrinking {
+                size,
+                before,
+                _lease: lease,
+            }),
+            Err(error) => {
                 capacity.set(before);
-                return Err(error);
+                Err(error)
             }
         }
+    }
+
+    /// Makes the disk smaller: what lies beyond the new end is lost.
+    ///
+    /// # Errors
+    /// The disk is as it was then.
+    pub fn shrink(&self, shrinking: Shrinking) -> Result<(), ResizeError> {
+        let size = shrinking.size;
+        if let Err(source) = self.engine.set_size(size) {
+            self.stay_large(shrinking);
+            return Err(ResizeError::System { size, source });
+        }
+        self.has_size(size);
+        Ok(())
+    }
+
+    /// It is not made smaller after all.
+    pub fn stay_large(&self, shrinking: Shrinking) {
+        self.engine.capacity().set(shrinking.before);
+    }
+
+    fn has_size(&self, size: u64) {
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
         *info = Arc::new(DiskInfo {
-            geometry: Geometry::new(block_size, size),
+            geometry: Geometry::new(info.geometry.block_size(), size),
             ..DiskInfo::clone(&info)
         });
-        Ok(())
     }
 
     fn hold(&self, offset: u64, length: u64) -> Result<Lease, ResizeError> {

@@ -122,6 +122,8 @@ struct Shared {
     alignment: Alignment,
     durability: Durability,
     refused: Refused,
+    /// It was not there before.
+    created: bool,
     /// Holds the locks; its number is how handles are opened. No I/O goes through it.
     control: OwnedFd,
 }
@@ -202,6 +204,16 @@ impl Engine for File {
 
     fn capacity(&self) -> &Arc<Capacity> {
         &self.shared.capacity
+    }
+
+    fn remove_if_created(&self) {
+        let path = &self.shared.path;
+        if self.shared.created
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            let path = path.display();
+            tracing::warn!("{path}: cannot remove the file just created: {error}");
+        }
     }
 
     /// A block device has the size that it has: it can only be followed.

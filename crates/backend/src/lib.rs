@@ -31,7 +31,7 @@ use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
 pub use delay::{Delay, DelayTime};
-pub use disk_object::{Disk, DiskOptions};
+pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, File, FileOptions};
@@ -106,6 +106,9 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// What the system says; nothing has changed then.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
+
+    /// Removes what was made for it when it was opened: there is to be no such disk after all, and it was never used.
+    fn remove_if_created(&self) {}
 
     /// Its name in configuration and metrics: `ram`, `file`, ...
     fn kind(&self) -> &'static str;

@@ -39,7 +39,8 @@ fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
         removable: config.shown.removable,
         copy_across_targets: config.shown.copy_across_targets,
     };
-    let disk = Disk::with_options(&config.name, options, engine)?;
+    let disk = Disk::with_options(&config.name, options, engine.clone())
+        .inspect_err(|_| engine.remove_if_created())?;
     disk.set_limits(limits(&config.limits));
     Ok(disk)
 }

@@ -1,5 +1,6 @@
 //! The signals that a daemon listens to.
 
+use std::collections::VecDeque;
 use std::io;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -20,6 +21,8 @@ pub enum Signal {
 #[derive(Debug)]
 pub struct Signals {
     signals: iterator::Signals,
+    /// Several may come at once.
+    came: VecDeque<Signal>,
 }
 
 impl Signals {
@@ -27,21 +30,32 @@ impl Signals {
     pub fn listen() -> io::Result<Signals> {
         Ok(Signals {
             signals: iterator::Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP])?,
+            came: VecDeque::new(),
         })
     }
 
     /// Sleeps until the next one.
     pub fn wait(&mut self) -> Signal {
         loop {
-            if let Some(signal) = self.signals.wait().find_map(meaning) {
+            if let Some(signal) = self.next() {
                 return signal;
             }
+            self.came.extend(self.signals.wait().filter_map(meaning));
         }
     }
 
     /// One that has come already.
     pub fn poll(&mut self) -> Option<Signal> {
-        self.signals.pending().find_map(meaning)
+        self.came.extend(self.signals.pending().filter_map(meaning));
+        self.next()
+    }
+
+    /// Of those that have come: who is to end does nothing else before.
+    fn next(&mut self) -> Option<Signal> {
+        match self.came.contains(&Signal::End) {
+            true => Some(Signal::End),
+            false => self.came.pop_front(),
+        }
     }
 }
 
@@ -51,5 +65,28 @@ fn meaning(number: i32) -> Option<Signal> {
         SIGUSR1 => Some(Signal::Print),
         SIGHUP => Some(Signal::Reload),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn none_of_several_that_come_at_once_is_lost() {
+        let mut signals = Signals::listen().unwrap();
+        for number in [SIGUSR1, SIGHUP] {
+            signal_hook::low_level::raise(number).unwrap();
+        }
+        let first = signals.wait();
+        let mut both = [first, signals.poll().unwrap()];
+        both.sort_by_key(|signal| *signal == Signal::Reload);
+        assert_eq!(both, [Signal::Print, Signal::Reload]);
+        assert_eq!(signals.poll(), None);
+        for number in [SIGUSR1, SIGTERM, SIGHUP] {
+            signal_hook::low_level::raise(number).unwrap();
+        }
+        assert_eq!(signals.wait(), Signal::End);
+        assert_eq!(signals.poll(), Some(Signal::End), "and nothing else");
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
             );
         }
     }
-    opened
+    opened.map(|shared| Shared { created, ..shared })
 }
 
 fn fail(path: &Path, what: impl Display) -> OpenError {
@@ -166,6 +166,7 @@ fn examine(
         alignment,
         durability: Durability::default(),
         refused: Refused::default(),
+        created: false,
         control,
     })
 }
@@ -192,7 +193,7 @@ fn lock(path: &Path, control: &OwnedFd, read_only: bool) -> Result<(), OpenError
             return Err(fail(
                 path,
                 format!(
-                    "cannot lock it: {error}; if its file system has no locks and nobody else uses it, set lock = false"
+                    "cannot lock it: {error}; without a lock two daemons could write to it; put it on a file system that has locks"
                 ),
             ));
         }

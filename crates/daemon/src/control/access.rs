@@ -24,6 +24,8 @@ use crate::config::AccessConfig;
 
 /// Connections at a time; further ones wait. Each may bring a body of some megabytes.
 const CONNECTIONS_MAX: usize = 512;
+/// Of these, connections of those who may only look on; further ones are hung up on, so that they keep nobody else out.
+const READERS_MAX: usize = CONNECTIONS_MAX / 2;
 
 /// What a peer may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +92,7 @@ pub(super) struct Guarded {
     listener: UnixListener,
     access: AccessConfig,
     room: Arc<Semaphore>,
+    readers: Arc<Semaphore>,
 }
 
 impl Guarded {
@@ -99,6 +102,7 @@ impl Guarded {
             listener,
             access,
             room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            readers: Arc::new(Semaphore::new(READERS_MAX)),
         }
     }
 }
@@ -121,10 +125,21 @@ impl Listener for Guarded {
                 Ok((stream, credentials.uid(), right))
             });
             match peer {
-                Ok((stream, _, Some(right))) => {
+                Ok((stream, uid, Some(right))) => {
+                    let reader = match right {
+                        Right::Control => None,
+                        Right::Read => match Arc::clone(&self.readers).try_acquire_owned() {
+                            Ok(place) => Some(place),
+                            Err(_) => {
+                                tracing::debug!(uid, "control socket: too many who look on");
+                                continue;
+                            }
+                        },
+                    };
                     let conversation = Conversation {
                         stream,
                         _room: room,
+                        _reader: reader,
                     };
                     return (conversation, Peer { right });
                 }
@@ -169,6 +184,8 @@ pub(super) async fn check(
 pub(super) struct Conversation {
     stream: UnixStream,
     _room: OwnedSemaphorePermit,
+    /// Among those of who may only look on.
+    _reader: Option<OwnedSemaphorePermit>,
 }
 
 impl AsyncRead for Conversation {

@@ -86,17 +86,12 @@ impl Keeper {
         Ok(())
     }
 
-    /// Announces a resize.
+    /// Announces the resizes of a change.
     ///
     /// # Errors
     /// What the system says.
-    pub fn begin_resize(&self, disk: &str, from: u64, to: u64) -> io::Result<()> {
-        let resizing = Resizing {
-            disk: disk.to_owned(),
-            from,
-            to,
-        };
-        let text = serde_json::to_vec(&resizing)?;
+    pub fn begin_resize(&self, resizing: &[Resizing]) -> io::Result<()> {
+        let text = serde_json::to_vec(resizing)?;
         state::replace(&self.folder.join(RESIZING), &text)?;
         fault("after-begin-resize");
         Ok(())
@@ -109,18 +104,25 @@ impl Keeper {
         fault("after-end-resize");
     }
 
-    /// A resize that a crash has interrupted: the file gets the size that is written down, which is that of before or of
+    /// Resizes that a crash has interrupted: each file gets the size that is written down, which is that of before or of
     /// after. Call with what is in effect, before disks are opened.
     pub fn finish_resize(&self, config: &Config) {
         let Ok(text) = std::fs::read(self.folder.join(RESIZING)) else {
             return;
         };
-        if let Ok(resizing) = serde_json::from_slice::<Resizing>(&text)
-            && let Err(error) = settle(&resizing, config)
-        {
-            tracing::error!("disk {} was being resized: {error}", resizing.disk);
+        let several = serde_json::from_slice::<Vec<Resizing>>(&text);
+        let all = several.or_else(|_| serde_json::from_slice(&text).map(|one: Resizing| vec![one]));
+        let mut settled = true;
+        for resizing in all.unwrap_or_default() {
+            if let Err(error) = settle(&resizing, config) {
+                tracing::error!("disk {} was being resized: {error}", resizing.disk);
+                settled = false;
+            }
         }
-        self.end_resize();
+        // Else the next start tries again: a file system may not have been there yet.
+        if settled {
+            self.end_resize();
+        }
     }
 }
 

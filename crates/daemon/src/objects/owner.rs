@@ -8,14 +8,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use backend::Disk;
+use backend::{Disk, Shrinking};
 use scsi_tasks::Holding;
 use virtio_blk::BlkDevice;
 use virtio_scsi::{Event as ScsiEvent, ScsiDevice};
 
 use super::changes::Change;
 use super::events::Teller;
-use super::keeper::Keeper;
+use super::keeper::{Keeper, Resizing};
 use super::plan::{Limit, Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::relations;
@@ -179,6 +179,7 @@ impl Owner {
         if plan.is_empty() {
             self.keep(&next, how.first)?;
             self.config = next;
+            self.publish();
             return Ok(Made::default());
         }
         let ready = self.carry_out(&plan, &next, how, &doors)?;
@@ -238,7 +239,12 @@ impl Owner {
         } = how;
         let mut reasons = Vec::new();
         let opened = disks::open_all(&plan.add_disks, &mut reasons);
-        failed(&reasons)?;
+        let made_for_nothing = || {
+            opened
+                .values()
+                .for_each(|disk| disk.engine().remove_if_created())
+        };
+        failed(&reasons).inspect_err(|_| made_for_nothing())?;
         let mut all = self.disks.clone();
         all.extend(
             opened
@@ -251,10 +257,15 @@ impl Owner {
         let tried = tried.and_then(|()| self.keep(next, first));
         if let Err(refusal) = tried {
             self.take_back(undo, doors);
+            made_for_nothing();
             return Err(refusal);
         }
+        let shrunk = self.shrink(std::mem::take(&mut undo.shrinking));
         if !first {
             self.remove_parts(plan, force, doors);
+        }
+        if let (Some(keeper), true) = (&self.keeper, shrunk && !plan.resize.is_empty()) {
+            keeper.end_resize();
         }
         for OpenExport { name, device, .. } in &undo.exports {
             self.enter(name, device);
@@ -308,27 +319,55 @@ impl Owner {
             }
         }
         failed(&reasons)?;
-        for Resize { disk, size } in &plan.resize {
-            let Some(known) = self.disks.get(disk) else {
-                continue;
+        let size_of = |disk: &Disk| disk.info().geometry.capacity_bytes();
+        let known = plan.resize.iter();
+        let known =
+            known.filter_map(|resize| Some((resize, self.disks.get(&resize.disk)?.clone())));
+        let known: Vec<_> = known.collect();
+        if let (Some(keeper), false) = (&self.keeper, known.is_empty()) {
+            let resizing = known.iter().map(|(Resize { disk, size }, known)| Resizing {
+                disk: disk.clone(),
+                from: size_of(known),
+                to: *size,
+            });
+            let told = keeper.begin_resize(&resizing.collect::<Vec<_>>());
+            told.map_err(|error| Refusal::NotKept(error.to_string()))?;
+        }
+        for (Resize { disk, size }, known) in known {
+            let before = size_of(&known);
+            // What a smaller disk loses is lost when nothing else can fail any more.
+            let done = if *size < before {
+                let begun = known.begin_shrink(*size);
+                begun.map(|shrinking| undo.shrinking.push((known, shrinking)))
+            } else {
+                let resized = known.resize(*size);
+                resized.map(|()| undo.resized.push((disk.clone(), before)))
             };
-            let before = known.info().geometry.capacity_bytes();
-            if let Some(keeper) = &self.keeper {
-                let told = keeper.begin_resize(disk, before, *size);
-                told.map_err(|error| Refusal::NotKept(error.to_string()))?;
-            }
-            match known.resize(*size) {
-                Ok(()) => undo.resized.push((disk.clone(), before)),
-                Err(error) => return Err(refused(vec![format!("disk {disk}: {error}")])),
-            }
+            done.map_err(|error| refused(vec![format!("disk {disk}: {error}")]))?;
         }
         Ok(())
+    }
+
+    /// Disks get smaller, which is written down. False: one has not, and will when the daemon starts again.
+    fn shrink(&self, shrinking: Vec<(Arc<Disk>, Shrinking)>) -> bool {
+        let mut done = true;
+        for (disk, shrinking) in shrinking {
+            if let Err(error) = disk.shrink(shrinking) {
+                let name = disk.name();
+                tracing::error!("disk {name} keeps its size until the next start: {error}");
+                done = false;
+            }
+        }
+        done
     }
 
     /// Nothing of a change that failed stays.
     fn take_back(&mut self, undo: Undo, doors: &Doors) {
         for open in &undo.exports {
             exports::close(&open.name, doors);
+        }
+        for (disk, shrinking) in undo.shrinking {
+            disk.stay_large(shrinking);
         }
         for (name, size) in &undo.resized {
             if let Some(disk) = self.disks.get(name)
@@ -364,9 +403,6 @@ impl Owner {
         }
         for Resize { disk, .. } in &plan.resize {
             self.resized(disk, doors);
-        }
-        if let (Some(keeper), false) = (&self.keeper, plan.resize.is_empty()) {
-            keeper.end_resize();
         }
     }
 
@@ -548,6 +584,8 @@ struct Undo {
     replaced: Vec<ExportConfig>,
     /// Disks with the size that they had.
     resized: Vec<(String, u64)>,
+    /// Disks that are to be smaller, with nothing lost yet.
+    shrinking: Vec<(Arc<Disk>, Shrinking)>,
 }
 
 fn refused(reasons: Vec<String>) -> Refusal {

@@ -1,0 +1,145 @@
+//! Changes at run time: one that is refused, or that a crash interrupts, leaves everything as it was.
+#![forbid(unsafe_code)]
+
+use daemon::control::{Client, ClientError, Method};
+use end_to_end::{Daemon, DaemonBuilder, Result, Scratch, bail, ensure};
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+fn client(daemon: &Daemon) -> Client {
+    Client::new(&daemon.control()).patient(Duration::from_secs(60))
+}
+
+/// What is configured, as it can be put again.
+fn configuration(client: &Client) -> Result<Value> {
+    let mut all: Value = client.get("/v1/config")?;
+    for kind in ["disks", "exports"] {
+        for one in all[kind].as_array_mut().into_iter().flatten() {
+            if let Some(one) = one.as_object_mut() {
+                one.remove("status");
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn disk<'a>(configuration: &'a mut Value, name: &str) -> &'a mut Value {
+    let all = configuration["disks"].as_array_mut().into_iter().flatten();
+    let mut named = all.filter(|disk| disk["name"] == name);
+    named.next().expect("it is configured")
+}
+
+fn is_refused(client: &Client, configuration: &Value) -> Result<()> {
+    let path = "/v1/config?force=true";
+    match client.change(Method::PUT, path, Some(configuration)) {
+        Err(ClientError::Problem { .. }) => Ok(()),
+        other => bail!("not refused: {other:?}"),
+    }
+}
+
+/// A disk that is made smaller loses what lies behind its new end: not before all else has been done.
+#[test]
+fn refused_change_has_made_no_disk_smaller() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let file = scratch.file("a.raw");
+    std::fs::write(&file, vec![7; 2 * MIB as usize])?;
+    std::fs::write(scratch.file("b.raw"), vec![0; MIB as usize])?;
+    let read_only = std::fs::Permissions::from_mode(0o444);
+    std::fs::set_permissions(scratch.file("b.raw"), read_only)?;
+    let daemon = DaemonBuilder::new(&scratch)
+        .disk("a=file:a.raw,size=2M")
+        .disk("b=file:b.raw,size=1M,ro=on")
+        .vhost_blk("a")
+        .start()?;
+    let client = client(&daemon);
+    let before = configuration(&client)?;
+    let mut wanted = before.clone();
+    disk(&mut wanted, "a")["size"] = json!(MIB);
+    // It cannot be.
+    disk(&mut wanted, "b")["size"] = json!(2 * MIB);
+    is_refused(&client, &wanted)?;
+    ensure!(configuration(&client)? == before);
+    ensure!(
+        std::fs::read(&file)? == vec![7; 2 * MIB as usize],
+        "data are lost"
+    );
+    // Nothing is in the way of the same without the other disk.
+    disk(&mut wanted, "b")["size"] = json!(MIB);
+    client.change(Method::PUT, "/v1/config?force=true", Some(&wanted))?;
+    ensure!(std::fs::read(&file)? == vec![7; MIB as usize]);
+    Ok(())
+}
+
+#[test]
+fn files_that_a_refused_change_has_made_are_gone() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let daemon = DaemonBuilder::new(&scratch)
+        .disk("a=ram:1M")
+        .vhost_blk("a")
+        .start()?;
+    let client = client(&daemon);
+    let before = configuration(&client)?;
+    let made = scratch.file("made.raw");
+    let with = |disk: Option<Value>, export: Option<Value>| {
+        let mut wanted = before.clone();
+        let new = json!({"name": "new", "backend": "file", "path": made, "size": MIB});
+        for (kind, more) in [("disks", Some(new)), ("disks", disk), ("exports", export)] {
+            if let (Some(all), Some(more)) = (wanted[kind].as_array_mut(), more) {
+                all.push(more);
+            }
+        }
+        wanted
+    };
+    let (file, socket) = (
+        scratch.file("nowhere/x.raw"),
+        scratch.file("nowhere/x.sock"),
+    );
+    let another = json!({"name": "x", "backend": "file", "path": file, "size": MIB});
+    let export = json!({"kind": "vhost-blk", "name": "x", "disk": "new", "socket": socket});
+    for wanted in [with(Some(another), None), with(None, Some(export))] {
+        is_refused(&client, &wanted)?;
+        ensure!(!made.exists(), "{wanted}");
+    }
+    client.change(Method::PUT, "/v1/config", Some(&with(None, None)))?;
+    ensure!(std::fs::metadata(&made)?.len() == MIB);
+    Ok(())
+}
+
+#[test]
+fn crash_amid_a_change_of_several_sizes_leaves_those_of_before_or_of_after() -> Result<()> {
+    for step in ["before-keep", "after-keep"] {
+        for to in [MIB, 3 * MIB] {
+            let scratch = Scratch::new()?;
+            let plain = DaemonBuilder::new(&scratch)
+                .disk("a=file:a.raw,size=2M")
+                .disk("b=file:b.raw,size=2M")
+                .vhost_blk("a");
+            let fault = format!("LUNETTE_FAULT={step}");
+            let mut daemon = plain.clone().under(&["env", &fault]).start()?;
+            let mut wanted = configuration(&client(&daemon))?;
+            for name in ["a", "b"] {
+                disk(&mut wanted, name)["size"] = json!(to);
+            }
+            let path = "/v1/config?force=true";
+            let answer = client(&daemon).change(Method::PUT, path, Some(&wanted));
+            ensure!(answer.is_err(), "it was to be killed");
+            daemon.process().wait(Duration::from_secs(20))?;
+            let again = plain.start()?;
+            // Its log has the lines of the daemon before it, which say nothing of this one.
+            let begun = Instant::now();
+            while let Err(error) = configuration(&client(&again)) {
+                ensure!(begun.elapsed() < Duration::from_secs(20), "{error:#}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let kept = if step == "before-keep" { 2 * MIB } else { to };
+            for name in ["a.raw", "b.raw"] {
+                let size = std::fs::metadata(scratch.file(name))?.len();
+                ensure!(size == kept, "{step}, {name}: {size} bytes, not {kept}");
+            }
+        }
+    }
+    Ok(())
+}
