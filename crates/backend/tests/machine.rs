@@ -87,6 +87,35 @@ impl Drop for Loop {
     }
 }
 
+#[test]
+#[ignore = "as root: see the head of this file"]
+fn what_was_just_written_to_a_device_can_be_discarded_and_zeroed() {
+    let disk = Loop::new(64 * MIB, 512);
+    for cache in [
+        CacheMode::None,
+        CacheMode::Writeback,
+        CacheMode::Writethrough,
+    ] {
+        let file = open(options(&disk.device, 64 * MIB, cache));
+        let mut worker = Worker::new(&*file);
+        let zeroes = IoRequest::write_zeroes(0, MIB);
+        for round in 0..20 {
+            for io in [
+                IoRequest::discard(0, MIB),
+                zeroes,
+                zeroes.flagged(IoFlags::UNMAP),
+            ] {
+                assert_eq!(worker.write(round * 4096, &[7; 65536]), Ok(()));
+                assert_eq!(worker.do_plain(io), Ok(()), "{cache:?}: {io:?}");
+                if io.kind == disk::IoKind::WriteZeroes {
+                    let read = worker.read(round * 4096, 65536).unwrap();
+                    assert!(read.iter().all(|&byte| byte == 0), "{cache:?}: {io:?}");
+                }
+            }
+        }
+    }
+}
+
 /// The kernel lets go of a ring's files some time after the ring is closed, of a loop device with the last of them, and of
 /// what lies below that still later: until then it is busy.
 fn unmount(at: &str) {

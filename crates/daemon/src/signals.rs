@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator;
 
 /// What a signal asks for.
@@ -28,6 +29,8 @@ pub struct Signals {
 impl Signals {
     /// Listens from now on; the signals' own actions no longer happen.
     pub fn listen() -> io::Result<Signals> {
+        // A file that may not be that large is an error of whoever writes to it (EFBIG), not the end of the process.
+        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         Ok(Signals {
             signals: iterator::Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP])?,
             came: VecDeque::new(),
@@ -75,6 +78,7 @@ mod tests {
     #[test]
     fn none_of_several_that_come_at_once_is_lost() {
         let mut signals = Signals::listen().unwrap();
+        signal_hook::low_level::raise(SIGXFSZ).unwrap();
         for number in [SIGUSR1, SIGHUP] {
             signal_hook::low_level::raise(number).unwrap();
         }

@@ -438,6 +438,12 @@ impl Io {
         }
     }
 
+    /// A source has ended.
+    pub(crate) fn left(&mut self, source: SourceId) {
+        let open = self.disks.iter_mut().flatten();
+        open.for_each(|open| open.pacing.left(source.0));
+    }
+
     /// A range of a disk is being acquired.
     pub(crate) fn settle(&mut self, disk: u32, settling: Settling) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {

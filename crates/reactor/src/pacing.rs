@@ -28,6 +28,8 @@ struct Line {
 #[derive(Default)]
 pub(crate) struct Pacing {
     lines: Vec<Line>,
+    /// Sources that are about to end.
+    leaving: Vec<u32>,
     /// A timer will fire then: the one that was set last.
     armed: Option<Moment>,
     /// Timers that were set.
@@ -47,6 +49,9 @@ impl Pacing {
     pub fn may_start(&mut self, throttle: &Throttle, source: u32, request: &IoRequest) -> bool {
         if request.kind == IoKind::Flush {
             // It makes durable what was answered; nothing that waits was.
+            return true;
+        }
+        if self.leaving.contains(&source) {
             return true;
         }
         if self.lines.iter().any(|line| line.source == source) {
@@ -104,18 +109,25 @@ impl Pacing {
         first.map(|(since, parked)| (now.since(since), parked))
     }
 
-    /// All that a source has waiting, limits or not: it is about to end. What its head has reserved stays taken.
+    /// All that a source has waiting, limits or not: it is about to end, and what it still has to do does not wait, either. What
+    /// its head has reserved stays taken.
     pub fn leave(
         &mut self,
         throttle: &Throttle,
         source: u32,
     ) -> impl Iterator<Item = (Duration, Parked)> + use<> {
+        self.leaving.push(source);
         let at = self.lines.iter().position(|line| line.source == source);
         let waiting = at.map_or_else(VecDeque::new, |at| self.lines.swap_remove(at).waiting);
         let now = throttle.now();
         waiting
             .into_iter()
             .map(move |(since, parked)| (now.since(since), parked))
+    }
+
+    /// A source has ended.
+    pub fn left(&mut self, source: u32) {
+        self.leaving.retain(|leaving| *leaving != source);
     }
 
     /// Nothing waits?

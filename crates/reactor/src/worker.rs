@@ -430,6 +430,7 @@ impl Worker {
             };
             self.handle.mailbox.sources.fetch_sub(1, Ordering::Relaxed);
             place.source.closed(&mut self.io);
+            self.io.left(id);
             if let Some(record) = place.source.record() {
                 self.ledger.retire(&record);
             }

@@ -57,6 +57,8 @@ struct Slot {
     retries: u8,
     /// The kernel refused the memory as it is.
     bounce_all: bool,
+    /// The cache has what a block device would not be rid of: zeroes go through it, too.
+    by_writing: bool,
     /// Only during [`Step::Bounced`].
     bounce: Option<Lent>,
     /// The I/O's buffer, except during [`Step::Whole`].
@@ -97,6 +99,7 @@ impl FileBackend {
                 done: 0,
                 retries: 0,
                 bounce_all: false,
+                by_writing: false,
                 bounce: None,
                 buffer: IoBuffer::default(),
             });
@@ -106,7 +109,8 @@ impl FileBackend {
         let slot = &mut self.slots[index as usize];
         // Field by field: the buffer is empty already, and large.
         (slot.tag, slot.io, slot.durable, slot.step) = (tag, *io, durable, Step::Start);
-        (slot.done, slot.retries, slot.bounce_all) = (0, 0, false);
+        (slot.done, slot.retries) = (0, 0);
+        (slot.bounce_all, slot.by_writing) = (false, false);
         index
     }
 
@@ -205,6 +209,10 @@ impl FileBackend {
     }
 
     fn discard(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
+        if self.slots[index as usize].by_writing {
+            // Advice, as below.
+            return Some(Ok(()));
+        }
         let refused = &self.shared.refused;
         if self.shared.block_device && !Shared::is(&refused.discard_blocks) {
             return self.allocation(ring, index, Step::DiscardBlocks);
@@ -219,7 +227,7 @@ impl FileBackend {
     fn zero(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         let slot = &self.slots[index as usize];
         let refused = &self.shared.refused;
-        if slot.done == 0 {
+        if slot.done == 0 && !slot.by_writing {
             if slot.io.flags.has(IoFlags::UNMAP) && !Shared::is(&refused.punch) {
                 return self.allocation(ring, index, Step::Punch);
             }
@@ -298,6 +306,12 @@ impl FileBackend {
             (Step::Punch, Err(errno)) if is_refusal(errno) => refuse(&self.shared.refused.punch),
             (Step::ZeroRange, Err(errno)) if is_refusal(errno) => {
                 refuse(&self.shared.refused.zero_range);
+            }
+            // Pages of the range are dirty, or being written; the device is claimed, and so the kernel does not wait for them.
+            (Step::DiscardBlocks | Step::Punch | Step::ZeroRange, Err(libc::EBUSY))
+                if self.shared.block_device =>
+            {
+                slot.by_writing = true;
             }
             (Step::DiscardBlocks | Step::Punch | Step::ZeroRange, Ok(_)) => {
                 slot.done = slot.io.length;

@@ -1,0 +1,117 @@
+//! A source that stops does not wait for its disk's limits, however many steps it still has to do.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use backend::{Disk, Null, NullOptions, RateLimits, Submission};
+use disk::{IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
+use ring::RingFd;
+use timeline::{QueueRecord, Stamp};
+
+/// One request of several I/Os, as UNMAP, WRITE SAME and EXTENDED COPY are.
+struct Steps {
+    id: SourceId,
+    disk: DiskHandle,
+    left: u32,
+    begun: bool,
+    busy: bool,
+    done: Rc<Cell<u32>>,
+}
+
+impl Steps {
+    fn go_on(&mut self, io: &mut Io) {
+        self.busy = false;
+        while self.left > 0 && !self.busy {
+            self.left -= 1;
+            let tag = Tag {
+                source: self.id,
+                slot: 0,
+            };
+            let request = IoRequest::write_zeroes(0, 4096);
+            match io.submit(self.disk, &request, &mut IoBuffer::default(), tag) {
+                Submission::Pending => self.busy = true,
+                Submission::Done(_) => self.done.set(self.done.get() + 1),
+            }
+        }
+    }
+}
+
+impl Source for Steps {
+    fn ready(&self) -> bool {
+        !self.begun
+    }
+
+    fn drain(&mut self, io: &mut Io, _: Stamp) {
+        self.begun = true;
+        self.go_on(io);
+    }
+
+    fn finish(&mut self, io: &mut Io, _: u32, _: IoBuffer, _: IoOutcome, _: Stamp) {
+        self.done.set(self.done.get() + 1);
+        self.go_on(io);
+    }
+
+    fn publish(&mut self, _: &mut Io) {}
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn in_flight(&self) -> usize {
+        usize::from(self.busy)
+    }
+
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
+
+    fn stop(&mut self) {}
+
+    fn closed(&mut self, io: &mut Io) {
+        io.close(self.disk);
+    }
+
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        None
+    }
+}
+
+#[test]
+fn source_that_stops_does_not_wait_for_limits() {
+    const STEPS: u32 = 5;
+    let engine = Null::create(NullOptions::default()).unwrap();
+    let disk = Arc::new(Disk::new("d", None, Arc::new(engine)).unwrap());
+    disk.set_limits(RateLimits {
+        iops: 1,
+        iops_burst: 1,
+        ..RateLimits::default()
+    });
+    let mut worker = Worker::standalone().unwrap();
+    let (done, stopped) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+    let counted = done.clone();
+    let added = worker.add(|io, id| {
+        Ok::<Box<dyn Source>, std::io::Error>(Box::new(Steps {
+            id,
+            disk: io.open(&disk)?,
+            left: STEPS,
+            begun: false,
+            busy: false,
+            done: counted,
+        }))
+    });
+    worker.turn_now();
+    assert_eq!(done.get(), 1, "the burst");
+    let told = stopped.clone();
+    worker.stop(added.unwrap(), move |_, _| told.set(true));
+    // Far too few for a second to pass.
+    for _ in 0..100 {
+        worker.turn_now();
+    }
+    assert!(stopped.get(), "{} of {STEPS} steps are done", done.get());
+    assert_eq!(done.get(), STEPS);
+}
