@@ -143,3 +143,66 @@ fn crash_amid_a_change_of_several_sizes_leaves_those_of_before_or_of_after() -> 
     }
     Ok(())
 }
+
+/// What an administrator does: another name in the file, for what is there.
+#[test]
+fn export_gets_another_name_on_its_socket_and_a_disk_is_told_why_it_does_not() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let daemon = DaemonBuilder::new(&scratch)
+        .disk("a=file:a.raw,size=1M")
+        .vhost_blk("a")
+        .start()?;
+    let client = client(&daemon);
+    let before = configuration(&client)?;
+    let features = |at: &str| end_to_end::client::Client::connect(&scratch.socket(at))?.features();
+
+    let mut wanted = before.clone();
+    wanted["exports"][0]["name"] = json!("b");
+    client.change(Method::PUT, "/v1/config", Some(&wanted))?;
+    ensure!(configuration(&client)?["exports"] == wanted["exports"]);
+    ensure!(features("a.sock")? != 0);
+    // Refused at last: the one that made room is had back.
+    let mut refused = wanted.clone();
+    refused["exports"][0]["name"] = json!("c");
+    let nowhere = scratch.file("nowhere/x.sock");
+    let another = json!({"kind": "vhost-blk", "name": "x", "disk": "a", "socket": nowhere});
+    refused["exports"]
+        .as_array_mut()
+        .map(|all| all.push(another));
+    is_refused(&client, &refused)?;
+    ensure!(features("a.sock")? != 0);
+    ensure!(configuration(&client)?["exports"] == wanted["exports"]);
+
+    let mut renamed = wanted.clone();
+    renamed["disks"][0]["name"] = json!("other");
+    renamed["exports"][0]["disk"] = json!("other");
+    let said = match client.change(Method::PUT, "/v1/config?force=true", Some(&renamed)) {
+        Err(error @ ClientError::Problem { .. }) => error.to_string(),
+        other => bail!("not refused: {other:?}"),
+    };
+    ensure!(
+        said.contains("the file of the disk a, which is still open") && !said.contains("process"),
+        "{said}"
+    );
+    Ok(())
+}
+
+#[test]
+fn start_that_what_was_changed_before_forbids_says_where_that_is() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let with = |disks: &[&str]| {
+        let daemon = DaemonBuilder::new(&scratch).vhost_scsi("c").lun("c/0:0=b");
+        disks.iter().fold(daemon, |daemon, disk| daemon.disk(disk))
+    };
+    let daemon = with(&["a=ram:1M", "b=ram:1M"]).start()?;
+    let lun = json!({"disk": "a"});
+    client(&daemon).change(Method::PUT, "/v1/exports/c/luns/4:0", Some(&lun))?;
+    drop(daemon);
+    let (status, said) = with(&["b=ram:1M"]).start_refused()?;
+    ensure!(!status.success());
+    ensure!(
+        said.contains("LUN 4:0 of c") && said.contains("changes.json") && said.contains("`a`"),
+        "{said}"
+    );
+    Ok(())
+}

@@ -1,14 +1,16 @@
 //! The daemon under a service manager: readiness, watchdog, sockets that are passed, what is installed for it.
 #![forbid(unsafe_code)]
 
+use daemon::control::Method;
 use end_to_end::client::{Client, VERSION_1};
 use end_to_end::{Context, Profile, Result, Scratch, ensure};
 use lab::{Process, lunette_program, wait_until, workspace};
 use rustix::process::Signal;
+use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Far above what anything here takes; far below "it waits for something".
@@ -63,6 +65,45 @@ fn a_service_manager_hears_that_it_is_ready_alive_and_ending() -> Result<()> {
     Ok(())
 }
 
+/// A daemon that is passed its sockets; a test that fails does not leave it behind.
+struct Passed(Child);
+
+impl Passed {
+    fn end(mut self) -> Result<bool> {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, Signal::TERM)?;
+        Ok(self.0.wait()?.success())
+    }
+}
+
+impl Drop for Passed {
+    fn drop(&mut self) {
+        // Ended already, as a rule.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// With the sockets of the export `d` and of the control socket.
+fn passed(scratch: &Scratch, exports: &OwnedFd, controls: &OwnedFd) -> Result<Passed> {
+    // A shell puts them where a service manager does: at 3 and 4, with the number of the process that takes them.
+    let mut command = Command::new("sh");
+    command
+        .arg("-c")
+        .arg("exec 3<&0 4>&1 0</dev/null 1>&2; LISTEN_FDS=2 LISTEN_PID=$$ exec \"$@\"")
+        .arg("sh")
+        .arg(lunette_program(Profile::Dev)?)
+        .args(["serve", "--disk", "d=ram:16M", "--vhost-blk"])
+        .arg(format!("d:{}", scratch.socket("d.sock").display()))
+        .arg("--control")
+        .arg(scratch.socket("control.sock"))
+        .arg("--state")
+        .arg(scratch.file("state"))
+        .stdin(Stdio::from(exports.try_clone()?))
+        .stdout(Stdio::from(controls.try_clone()?));
+    Ok(Passed(command.spawn()?))
+}
+
 #[test]
 fn sockets_that_are_passed_are_served_and_stay() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -70,22 +111,7 @@ fn sockets_that_are_passed_are_served_and_stay() -> Result<()> {
     let exports = OwnedFd::from(UnixListener::bind(&socket)?);
     let controls = OwnedFd::from(UnixListener::bind(&control)?);
     for round in 0..2 {
-        // A shell puts them where a service manager does: at 3 and 4, with the number of the process that takes them.
-        let mut command = Command::new("sh");
-        command
-            .arg("-c")
-            .arg("exec 3<&0 4>&1 0</dev/null 1>&2; LISTEN_FDS=2 LISTEN_PID=$$ exec \"$@\"")
-            .arg("sh")
-            .arg(lunette_program(Profile::Dev)?)
-            .args(["serve", "--disk", "d=ram:16M", "--vhost-blk"])
-            .arg(format!("d:{}", socket.display()))
-            .arg("--control")
-            .arg(&control)
-            .arg("--state")
-            .arg(scratch.file("state"))
-            .stdin(Stdio::from(exports.try_clone()?))
-            .stdout(Stdio::from(controls.try_clone()?));
-        let mut child = command.spawn()?;
+        let child = passed(&scratch, &exports, &controls)?;
         let status = wait_until(SOON, || {
             let mut status = Command::new(lunette_program(Profile::Dev).ok()?);
             status.args(["top", "--once", "--interval", "0.1", "--socket"]);
@@ -94,14 +120,57 @@ fn sockets_that_are_passed_are_served_and_stay() -> Result<()> {
         });
         let status = status.context("the control socket does not answer")?;
         let status = String::from_utf8_lossy(&status).into_owned();
-        ensure!(status.contains(&format!("pid {} ", child.id())), "{status}");
+        ensure!(
+            status.contains(&format!("pid {} ", child.0.id())),
+            "{status}"
+        );
         let features = Client::connect(&socket)?.features()?;
         ensure!(features & VERSION_1 != 0);
-        let pid = rustix::process::Pid::from_child(&child);
-        rustix::process::kill_process(pid, Signal::TERM)?;
-        ensure!(child.wait()?.success(), "round {round}");
+        ensure!(child.end()?, "round {round}");
         ensure!(socket.exists() && control.exists(), "they are not its own");
     }
+    Ok(())
+}
+
+/// Nobody else can listen where the service manager does: what is served there stays, whatever becomes of a change.
+#[test]
+fn export_on_a_socket_that_was_passed_can_be_changed_and_had_back() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let (socket, control) = (scratch.socket("d.sock"), scratch.socket("control.sock"));
+    let exports = OwnedFd::from(UnixListener::bind(&socket)?);
+    let controls = OwnedFd::from(UnixListener::bind(&control)?);
+    let child = passed(&scratch, &exports, &controls)?;
+    let asks = daemon::control::Client::new(&control).patient(SOON);
+    let features = || Client::connect(&socket)?.features();
+
+    let put = |name: &str, disk: &str, queues: u16| {
+        let body = json!({"kind": "vhost-blk", "disk": disk, "socket": socket, "queues": queues});
+        let path = format!("/v1/exports/{name}?force=true");
+        asks.change(Method::PUT, &path, Some(&body))
+    };
+    put("d", "d", 2)?;
+    ensure!(features()? & VERSION_1 != 0);
+    // Refused, after the export has made room: there is no folder for the other one.
+    let mut wanted: Value = asks.get("/v1/config")?;
+    let nowhere = scratch.file("nowhere/x.sock");
+    let exports_wanted = wanted["exports"].as_array_mut().context("a list")?;
+    exports_wanted[0]["queues"] = json!(4);
+    exports_wanted.push(json!({"kind": "vhost-blk", "name": "x", "disk": "d", "socket": nowhere}));
+    for kind in ["disks", "exports"] {
+        for one in wanted[kind].as_array_mut().into_iter().flatten() {
+            one.as_object_mut().map(|one| one.remove("status"));
+        }
+    }
+    let refused = asks.change(Method::PUT, "/v1/config?force=true", Some(&wanted));
+    ensure!(refused.is_err(), "{refused:?}");
+    ensure!(features()? & VERSION_1 != 0);
+    let shown: Value = asks.get("/v1/exports/d")?;
+    ensure!(shown["queues"] == 2, "{shown}");
+    // Gone, and another one comes there.
+    asks.change(Method::DELETE, "/v1/exports/d?force=true", None)?;
+    put("e", "d", 1)?;
+    ensure!(features()? & VERSION_1 != 0);
+    ensure!(child.end()? && socket.exists());
     Ok(())
 }
 

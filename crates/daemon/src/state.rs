@@ -83,14 +83,50 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 fn replace_by_rename(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
+    replace_in(path, bytes, || File::open(folder)?.sync_all())
+}
+
+/// What is told as not written is not there for the next start either: whoever asked goes on as before, and so it shall.
+fn replace_in(
+    path: &Path,
+    bytes: &[u8],
+    synchronise_folder: impl Fn() -> io::Result<()>,
+) -> io::Result<()> {
+    let before = match fs::read(path) {
+        Ok(before) => Some(before),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
     let beside = path.with_extension("new");
+    let written = write_beside(&beside, bytes);
+    // Half of a file is of no use to anybody, and what room there is may be little.
+    written.inspect_err(|_| drop(fs::remove_file(&beside)))?;
+    fs::rename(&beside, path)?;
+    fault("renamed");
+    let Err(error) = synchronise_folder() else {
+        return Ok(());
+    };
+    let restored = match before {
+        Some(before) => write_beside(&beside, &before).and_then(|()| fs::rename(&beside, path)),
+        None => fs::remove_file(path),
+    };
+    restored.map_err(|and| {
+        let shown = path.display();
+        io::Error::other(format!(
+            "{error}; and what {shown} said before cannot be written back ({and}): a restart finds the change there"
+        ))
+    })?;
+    Err(error)
+}
+
+fn write_beside(beside: &Path, bytes: &[u8]) -> io::Result<()> {
     // Whatever the umask: what is kept here decides what is served.
     let mut file = File::options()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
-        .open(&beside)?;
+        .open(beside)?;
     // A crash may have left it with another mode.
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
     fault("created");
@@ -98,9 +134,7 @@ fn replace_by_rename(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fault("written");
     file.sync_all()?;
     fault("synchronised");
-    fs::rename(&beside, path)?;
-    fault("renamed");
-    File::open(folder)?.sync_all()
+    Ok(())
 }
 
 /// Where tests have the process killed: at the step that `LUNETTE_FAULT` names, `STEP` or `STEP:N` for the Nth time that
@@ -185,6 +219,23 @@ mod tests {
             let mode = fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
         }
+    }
+
+    #[test]
+    fn what_could_not_be_made_durable_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kept.json");
+        let failing = || Err(io::Error::from(rustix::io::Errno::IO));
+        replace_in(&path, b"one", failing).unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        replace(&path, b"one").unwrap();
+        let error = replace_in(&path, b"two", failing).unwrap_err();
+        assert_eq!(
+            error.raw_os_error(),
+            Some(rustix::io::Errno::IO.raw_os_error())
+        );
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

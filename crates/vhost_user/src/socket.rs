@@ -2,8 +2,10 @@
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Why a socket could not be listened on.
 #[derive(Debug)]
@@ -57,9 +59,13 @@ pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
         Ok(meta) if !meta.file_type().is_socket() => {
             return Err(SocketError::NotASocket(path.to_owned()));
         }
-        Ok(_) => match UnixStream::connect(path) {
+        Ok(_) => match connect(path) {
             // Its owner sees a client that comes and goes.
-            Ok(_) => return Err(SocketError::InUse(path.to_owned())),
+            Ok(()) => return Err(SocketError::InUse(path.to_owned())),
+            // Its line is full.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(SocketError::InUse(path.to_owned()));
+            }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(path).map_err(io_error)?;
             }
@@ -75,6 +81,13 @@ pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
     })
 }
 
+/// Does not wait: whoever has a full line serves.
+fn connect(path: &Path) -> io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,6 +101,16 @@ mod tests {
         drop(first);
         assert!(path.exists(), "the file is left behind, as after a crash");
         bind(&path).unwrap();
+    }
+
+    #[test]
+    fn socket_whose_line_is_full_is_in_use_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _in_line = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        assert!(matches!(bind(&path), Err(SocketError::InUse(_))));
     }
 
     #[test]

@@ -9,12 +9,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use axum::extract::connect_info::Connected;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -105,13 +103,9 @@ impl Guarded {
             readers: Arc::new(Semaphore::new(READERS_MAX)),
         }
     }
-}
 
-impl Listener for Guarded {
-    type Io = Conversation;
-    type Addr = Peer;
-
-    async fn accept(&mut self) -> (Conversation, Peer) {
+    /// The next one who may ask.
+    pub async fn accept(&self) -> (Conversation, Peer) {
         loop {
             let Ok(room) = Arc::clone(&self.room).acquire_owned().await else {
                 // Nobody closes it.
@@ -151,18 +145,6 @@ impl Listener for Guarded {
                 }
             }
         }
-    }
-
-    fn local_addr(&self) -> io::Result<Peer> {
-        Ok(Peer {
-            right: Right::Control,
-        })
-    }
-}
-
-impl Connected<IncomingStream<'_, Guarded>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Guarded>) -> Peer {
-        *stream.remote_addr()
     }
 }
 

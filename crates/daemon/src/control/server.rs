@@ -3,15 +3,23 @@
 use std::io;
 use std::path::Path;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use axum::middleware;
+use axum::extract::ConnectInfo;
+use axum::{Extension, middleware};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
 
-use super::access::{Guarded, Peer, check};
+use super::access::{Guarded, check};
 use super::api::{Api, router};
 use super::{Bound, Problem};
 use crate::config::AccessConfig;
+
+/// How long a connection may take to say what it wants, the next time too: whoever says nothing keeps its place no longer.
+pub(super) const HEAD_TIME: Duration = Duration::from_secs(15);
 
 /// A control socket that is being served; dropping it stops that and removes the socket.
 #[derive(Debug)]
@@ -23,7 +31,16 @@ pub struct Server {
 
 impl Server {
     /// Serves the API on a socket.
-    pub fn start(mut bound: Bound, api: Api, access: AccessConfig) -> io::Result<Server> {
+    pub fn start(bound: Bound, api: Api, access: AccessConfig) -> io::Result<Server> {
+        Server::start_with(bound, api, access, HEAD_TIME)
+    }
+
+    fn start_with(
+        mut bound: Bound,
+        api: Api,
+        access: AccessConfig,
+        head_time: Duration,
+    ) -> io::Result<Server> {
         let listener = bound
             .take_listener()
             .ok_or_else(|| io::Error::other("the control socket is served already"))?;
@@ -37,7 +54,7 @@ impl Server {
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        result = serve(listener, api, access) => {
+                        result = serve(listener, api, access, head_time) => {
                             if let Err(error) = result {
                                 tracing::error!(%error, "control socket failed");
                             }
@@ -78,12 +95,23 @@ async fn serve(
     listener: std::os::unix::net::UnixListener,
     api: Api,
     access: AccessConfig,
+    head_time: Duration,
 ) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let guarded = Guarded::new(listener, access);
     let routes = router(api).layer(middleware::from_fn(check));
-    let service = routes.into_make_service_with_connect_info::<Peer>();
-    axum::serve(guarded, service).await
+    loop {
+        let (conversation, peer) = guarded.accept().await;
+        let routes = routes.clone().layer(Extension(ConnectInfo(peer)));
+        let serving = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(head_time)
+            .serve_connection(TokioIo::new(conversation), TowerToHyperService::new(routes));
+        tokio::spawn(async move {
+            // What goes wrong on one connection concerns its client only.
+            let _ended = serving.await;
+        });
+    }
 }
 
 /// Runs what may block beside the runtime's thread.
@@ -160,6 +188,10 @@ mod tests {
     }
 
     fn served() -> (tempfile::TempDir, Server, PathBuf) {
+        served_with(HEAD_TIME)
+    }
+
+    fn served_with(head_time: Duration) -> (tempfile::TempDir, Server, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
         let api = Api {
@@ -169,7 +201,8 @@ mod tests {
             events: Teller::default().sender(),
             reload: None,
         };
-        let server = Server::start(bind(&path).unwrap(), api, AccessConfig::default()).unwrap();
+        let access = AccessConfig::default();
+        let server = Server::start_with(bind(&path).unwrap(), api, access, head_time).unwrap();
         (folder, server, path)
     }
 
@@ -189,6 +222,25 @@ mod tests {
         assert_eq!(one.queues.len(), 1);
         drop(server);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn who_says_nothing_keeps_no_place() {
+        use std::io::{Read, Write};
+        let (_folder, _server, path) = served_with(Duration::from_millis(200));
+        let patient = Some(Duration::from_secs(60));
+        let says = |words: &[u8]| {
+            let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+            stream.set_read_timeout(patient).unwrap();
+            stream.write_all(words).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("hung up on");
+            answer
+        };
+        says(b"");
+        says(b"GET /v1/version HTTP/1.1\r\n");
+        let asked_once = says(b"GET /v1/version HTTP/1.1\r\nhost: x\r\n\r\n");
+        assert!(asked_once.starts_with("HTTP/1.1 200"), "{asked_once}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
@@ -133,7 +133,7 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     if !metadata.file_type().is_socket() {
         return Err(BindError::NotASocket { path });
     }
-    match UnixStream::connect(&path) {
+    match connect(&path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(&path).map_err(|source| BindError::System {
                 what: "remove the stale socket",
@@ -145,6 +145,13 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
         // Whoever holds it does not answer us, but holds it.
         _ => Err(BindError::InUse { path }),
     }
+}
+
+/// Does not wait: a daemon whose line is full is one that lives.
+fn connect(path: &Path) -> io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
 fn listen(path: &Path, mode: Mode) -> io::Result<UnixListener> {
@@ -200,6 +207,21 @@ mod tests {
         assert!(matches!(bind(&path), Err(BindError::InUse { .. })));
         drop(first);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_live_socket_whose_line_is_full_is_in_use_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let mut first = bind(&path).unwrap();
+        let listener = first.take_listener().unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let mut line = Vec::new();
+        for _ in 0..2 {
+            line.push(std::os::unix::net::UnixStream::connect(&path).unwrap());
+        }
+        connect(&path).expect_err("there is room in the line");
+        assert!(matches!(bind(&path), Err(BindError::InUse { .. })));
     }
 
     #[test]

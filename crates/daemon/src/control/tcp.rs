@@ -6,7 +6,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{ConnectInfo, Request, State};
@@ -21,13 +20,12 @@ use hyper_util::service::TowerToHyperService;
 use super::Problem;
 use super::access::{Peer, check};
 use super::api::{Api, router};
+use super::server::HEAD_TIME;
 use super::token::Tokens;
 use crate::tcp_service::TcpService;
 
 /// Connections at a time; further ones wait. Each may bring a body of some megabytes.
 const CONNECTIONS_MAX: usize = 128;
-/// How long a connection may take to say what it wants, the next time too.
-const HEAD_TIME: Duration = Duration::from_secs(15);
 
 /// The API served over TCP; dropping it ends that.
 #[derive(Debug)]

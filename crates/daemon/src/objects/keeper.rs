@@ -74,6 +74,16 @@ impl Keeper {
         }
     }
 
+    /// Where what does not go together with the file is written, and what to do about it.
+    pub fn help(&self) -> String {
+        let shown = self.folder.join(CHANGES);
+        format!(
+            "what the file and the flags say goes together, but not with what was changed at run time: that is in {}; mend \
+             the file, or move that away to start without it",
+            shown.display()
+        )
+    }
+
     /// Writes down that `now` is in effect over `base`. It is durable when this returns.
     ///
     /// # Errors

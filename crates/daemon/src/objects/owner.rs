@@ -5,6 +5,8 @@
 //! whole or not at all. Whoever looks on sees the last state that was complete ([`Live`]).
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -74,6 +76,9 @@ pub struct Owner {
     servers: Arc<Servers>,
     live: Arc<RwLock<Live>>,
     keeper: Option<Keeper>,
+    /// Listening sockets that were handed over, by the path that they listen at: whoever did keeps them there, so that nobody
+    /// could listen anew.
+    handed: HashMap<PathBuf, OwnedFd>,
     /// Tells what has changed.
     pub(super) teller: Teller,
     /// Nothing more is done after this.
@@ -100,6 +105,7 @@ impl Owner {
             servers,
             live: Arc::new(RwLock::new(live)),
             keeper,
+            handed: HashMap::new(),
             teller,
             ending: false,
         }
@@ -124,6 +130,12 @@ impl Owner {
         let mut next = self.base.clone();
         if let Some(keeper) = &self.keeper {
             next = keeper.kept().map_err(failed)?.over(&self.base);
+            let faults = relations::check(&next);
+            if !faults.is_empty() && relations::check(&self.base).is_empty() {
+                let help = keeper.help();
+                let faults = faults.into_iter().map(|fault| fault.help(&help));
+                return Err(Refusal::Invalid(faults.collect()));
+            }
             keeper.finish_resize(&next);
         }
         let how = How {
@@ -262,7 +274,7 @@ impl Owner {
         }
         let shrunk = self.shrink(std::mem::take(&mut undo.shrinking));
         if !first {
-            self.remove_parts(plan, force, doors);
+            self.remove_parts(plan, &undo.replaced, force, doors);
         }
         if let (Some(keeper), true) = (&self.keeper, shrunk && !plan.resize.is_empty()) {
             keeper.end_resize();
@@ -299,18 +311,17 @@ impl Owner {
     ) -> Result<(), Refusal> {
         let mut reasons = Vec::new();
         let mut inherited = inherited;
-        for export in &plan.replace_exports {
-            let name = export.as_ref().name();
-            if let Some(before) = self.config.export(name) {
-                let before = before.to_owned();
-                self.remove_export(&before, doors);
-                undo.replaced.push(before);
-            }
+        for before in plan.makes_room(&self.config) {
+            self.remove_export(&before, doors);
+            undo.replaced.push(before);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
             let export = export.as_ref();
             let handed = inherited.iter().position(|one| one.export == export.name());
-            let handed = handed.map(|index| inherited.swap_remove(index));
+            let handed = match handed {
+                Some(index) => Some(self.keep_listening(export, inherited.swap_remove(index))),
+                None => self.handed(export),
+            };
             match exports::open(export, disks, &self.servers.units, doors, handed) {
                 Ok(open) => undo.exports.push(open),
                 Err(reason) => {
@@ -381,7 +392,8 @@ impl Owner {
         }
         for export in &undo.replaced {
             let export = export.as_ref();
-            match exports::open(export, &self.disks, &self.servers.units, doors, None) {
+            let handed = self.handed(export);
+            match exports::open(export, &self.disks, &self.servers.units, doors, handed) {
                 Ok(open) => self.enter(&open.name, &open.device),
                 Err(error) => {
                     let name = export.name();
@@ -392,11 +404,12 @@ impl Owner {
     }
 
     /// What goes, and who is told of another size.
-    fn remove_parts(&mut self, plan: &Plan, force: bool, doors: &Doors) {
+    fn remove_parts(&mut self, plan: &Plan, gone: &[ExportConfig], force: bool, doors: &Doors) {
         for (export, luns) in &plan.remove_luns {
             self.remove_luns(export, luns, force, doors);
         }
-        for name in &plan.remove_exports {
+        let is_gone = |name: &str| gone.iter().any(|export| export.as_ref().name() == name);
+        for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
             if let Some(export) = self.config.export(name).map(ExportRef::to_owned) {
                 self.remove_export(&export, doors);
             }
@@ -404,6 +417,26 @@ impl Owner {
         for Resize { disk, .. } in &plan.resize {
             self.resized(disk, doors);
         }
+    }
+
+    /// Remembers a socket that was handed over for an export, if it is one that listens.
+    fn keep_listening(&mut self, export: ExportRef<'_>, inherited: Inherited) -> Inherited {
+        let listens = rustix::net::sockopt::socket_acceptconn(&inherited.socket) == Ok(true);
+        if let (Some(path), true) = (export.socket(), listens)
+            && let Ok(socket) = inherited.socket.try_clone()
+        {
+            self.handed.insert(relations::absolute(path), socket);
+        }
+        inherited
+    }
+
+    /// The socket that was handed over for the path of an export, for the next one there.
+    fn handed(&self, export: ExportRef<'_>) -> Option<Inherited> {
+        let socket = self.handed.get(&relations::absolute(export.socket()?))?;
+        Some(Inherited {
+            export: export.name().to_owned(),
+            socket: socket.try_clone().ok()?,
+        })
     }
 
     fn enter(&mut self, name: &str, device: &exports::Device) {
@@ -581,6 +614,7 @@ impl Owner {
 #[derive(Default)]
 struct Undo {
     exports: Vec<OpenExport>,
+    /// Exports that made room for them.
     replaced: Vec<ExportConfig>,
     /// Disks with the size that they had.
     resized: Vec<(String, u64)>,

@@ -1,8 +1,10 @@
 //! The smallest set of changes that makes one configuration another.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
 
 use super::refusal::Fault;
+use super::relations::absolute;
 use crate::config::{
     BackendConfig, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig,
 };
@@ -68,6 +70,30 @@ impl Plan {
         *self == Plan::default()
     }
 
+    /// The exports of `now` that have to go before others come: those that come anew, and those that go and have a
+    /// socket that another one is to have.
+    pub fn makes_room(&self, now: &Config) -> Vec<ExportConfig> {
+        let coming = self.add_exports.iter().chain(&self.replace_exports);
+        let wanted: HashSet<PathBuf> = coming
+            .filter_map(|export| export.as_ref().socket().map(|path| absolute(path)))
+            .collect();
+        let goes_first = |export: &ExportRef<'_>| {
+            let name = export.name();
+            let is_replaced = self
+                .replace_exports
+                .iter()
+                .any(|e| e.as_ref().name() == name);
+            let is_removed = self.remove_exports.iter().any(|gone| gone == name);
+            let in_the_way = || {
+                let socket = export.socket().map(|path| absolute(path));
+                socket.is_some_and(|socket| wanted.contains(&socket))
+            };
+            is_replaced || (is_removed && in_the_way())
+        };
+        let going = now.exports().filter(goes_first);
+        going.map(ExportRef::to_owned).collect()
+    }
+
     fn fixed(&mut self, now: &Config, next: &Config) {
         let fixed = [
             ("/control", now.control != next.control),
@@ -100,7 +126,22 @@ impl Plan {
         }
         let after: HashSet<&str> = next.disks.iter().map(|d| d.name.as_str()).collect();
         let gone = now.disks.iter().filter(|d| !after.contains(&*d.name));
-        self.remove_disks = gone.map(|disk| disk.name.clone()).collect();
+        let gone: Vec<&DiskConfig> = gone.collect();
+        for disk in &self.add_disks {
+            // Its file is opened before anything goes, so that a change that fails has changed nothing.
+            let same_file =
+                |other: &&&DiskConfig| file(other).is_some_and(|f| Some(f) == file(disk));
+            if let Some(other) = gone.iter().find(same_file) {
+                let (name, before) = (&disk.name, &other.name);
+                let detail = format!(
+                    "disk {name} is to have the file of the disk {before}, which is still open"
+                );
+                let help =
+                    format!("remove {before} in a change of its own first, or restart the daemon");
+                self.refused.push(Fault::at("/path", detail).help(help));
+            }
+        }
+        self.remove_disks = gone.iter().map(|disk| disk.name.clone()).collect();
     }
 
     fn changed_disk(&mut self, now: &DiskConfig, next: &DiskConfig) {
@@ -175,6 +216,16 @@ impl Plan {
         }
         if !removed.is_empty() {
             self.remove_luns.push((name, removed));
+        }
+    }
+}
+
+/// The file of a disk that lies in one.
+fn file(disk: &DiskConfig) -> Option<PathBuf> {
+    match &disk.backend {
+        BackendConfig::File { path, .. } => Some(absolute(path)),
+        BackendConfig::Ram { .. } | BackendConfig::Null { .. } | BackendConfig::Delay { .. } => {
+            None
         }
     }
 }

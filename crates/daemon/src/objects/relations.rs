@@ -18,15 +18,15 @@ pub fn check(next: &Config) -> Vec<Fault> {
         if let ExportRef::VhostBlk(blk) = export
             && !disks.contains(blk.disk.as_str())
         {
-            faults.push(Fault::at("/disk", no_disk(&blk.disk)));
+            faults.push(Fault::at("/disk", no_disk(&blk.disk, &blk.name)));
         }
         check_luns(export, &disks, &mut faults);
     }
     faults
 }
 
-fn no_disk(name: &str) -> String {
-    format!("there is no disk `{name}`")
+fn no_disk(name: &str, shown_by: &str) -> String {
+    format!("there is no disk `{name}` for {shown_by} to show")
 }
 
 fn check_luns(export: ExportRef<'_>, disks: &HashSet<&str>, faults: &mut Vec<Fault>) {
@@ -34,7 +34,11 @@ fn check_luns(export: ExportRef<'_>, disks: &HashSet<&str>, faults: &mut Vec<Fau
     let mut seen = HashSet::with_capacity(luns.len());
     for (index, LunConfig { target, lun, disk }) in luns.iter().enumerate() {
         if !disks.contains(disk.as_str()) {
-            faults.push(Fault::at(format!("/lun/{index}/disk"), no_disk(disk)));
+            let shown_by = format!("LUN {target}:{lun} of {}", export.name());
+            faults.push(Fault::at(
+                format!("/lun/{index}/disk"),
+                no_disk(disk, &shown_by),
+            ));
         }
         if !seen.insert((*target, *lun)) {
             let name = export.name();
@@ -90,6 +94,6 @@ fn check_files(next: &Config, faults: &mut Vec<Fault>) {
 }
 
 /// The path from the root. Two ways to one file that differ in links are told apart by the file's lock.
-fn absolute(path: &Path) -> PathBuf {
+pub(super) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
