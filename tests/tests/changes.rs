@@ -166,9 +166,7 @@ fn export_gets_another_name_on_its_socket_and_a_disk_is_told_why_it_does_not() -
     refused["exports"][0]["name"] = json!("c");
     let nowhere = scratch.file("nowhere/x.sock");
     let another = json!({"kind": "vhost-blk", "name": "x", "disk": "a", "socket": nowhere});
-    refused["exports"]
-        .as_array_mut()
-        .map(|all| all.push(another));
+    refused["exports"] = json!([refused["exports"][0], another]);
     is_refused(&client, &refused)?;
     ensure!(features("a.sock")? != 0);
     ensure!(configuration(&client)?["exports"] == wanted["exports"]);

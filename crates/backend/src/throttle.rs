@@ -69,29 +69,32 @@ impl Bucket {
     fn set(&self, rate: u64, depth: u64) {
         self.rate.store(rate, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
-        self.full_at.store(0, Ordering::Relaxed);
+        // Who reserves meanwhile sees the rate as soon as it sees that the bucket is full.
+        self.full_at.store(0, Ordering::Release);
     }
 
     /// Takes tokens; the time from which on they are there. What the bucket cannot hold waits for a full one.
     fn reserve(&self, now: u64, tokens: u64) -> u64 {
-        let rate = self.rate.load(Ordering::Relaxed);
-        if rate == 0 || tokens == 0 {
-            return now;
-        }
-        let time = |tokens: u64| {
-            u64::try_from(u128::from(tokens) * SECOND / u128::from(rate)).unwrap_or(u64::MAX >> 1)
-        };
-        let cost = time(tokens);
-        let spare = time(self.depth.load(Ordering::Relaxed)).saturating_sub(cost);
-        let mut full_at = self.full_at.load(Ordering::Relaxed);
+        let mut full_at = self.full_at.load(Ordering::Acquire);
         loop {
+            // Anew each time: a request that is charged at a rate of before is a debt that the bucket does not know.
+            let rate = self.rate.load(Ordering::Relaxed);
+            if rate == 0 || tokens == 0 {
+                return now;
+            }
+            let time = |tokens: u64| {
+                let time = u128::from(tokens) * SECOND / u128::from(rate);
+                u64::try_from(time).unwrap_or(u64::MAX >> 1)
+            };
+            let cost = time(tokens);
+            let spare = time(self.depth.load(Ordering::Relaxed)).saturating_sub(cost);
             let begin = full_at.max(now);
             let after = begin.saturating_add(cost);
             match self.full_at.compare_exchange_weak(
                 full_at,
                 after,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
+                Ordering::AcqRel,
+                Ordering::Acquire,
             ) {
                 Ok(_) => return begin.saturating_sub(spare).max(now),
                 Err(other) => full_at = other,

@@ -239,3 +239,59 @@ fn events_without_buffers_are_missed_and_said_to_be_and_short_buffers_are_given_
     let bytes = event(&mut queue, &at, 16);
     assert_eq!((bytes[0], bytes[3], bytes[7], bytes[12]), (1, 0, 8, 2));
 }
+
+/// A guest whose controller was away for a while scans anew, if there was something to hear; one that starts has nothing to.
+#[test]
+fn events_while_nobody_listened_are_said_to_be_missed() {
+    let missed = [0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let rig = Rig::new(1);
+    let (socket, _, controller) = rig.serve_watched_controller(Duration::ZERO);
+    let options = QueueOptions::default();
+    // No driver that could miss it.
+    controller.post(Event::Added, 0, 1);
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut queue = front_end.start_queue(EVENTS, &options).unwrap();
+    let at = front_end.allocate(4096, 4096).unwrap();
+    controller.post(Event::Added, 0, 2);
+    let bytes = event(&mut queue, &at, 16);
+    assert_eq!((bytes[0], bytes[3], bytes[7]), (1, 0, 2));
+
+    // Stopped and started again: while it was, and with one that waited for a buffer.
+    for waits in [false, true] {
+        if waits {
+            controller.post(Event::Added, 0, 3);
+            rig.pool.workers().next().unwrap().call(|_| ()).unwrap();
+        }
+        let base = front_end.stop_queue(EVENTS).unwrap();
+        if !waits {
+            controller.post(Event::Added, 0, 4);
+        }
+        front_end.begin_queue(&queue, base).unwrap();
+        assert_eq!(event(&mut queue, &at, 16), missed);
+    }
+
+    // The connection ends, and the guest goes on with another.
+    drop(front_end);
+    let free = || rig.server.status().iter().all(|export| !export.connected);
+    while !free() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    controller.post(Event::Removed, 0, 2);
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut queue = front_end.start_queue(EVENTS, &options).unwrap();
+    let at = front_end.allocate(4096, 4096).unwrap();
+    assert_eq!(event(&mut queue, &at, 16), missed);
+    // The guest has stopped it and gone: the next one begins without.
+    front_end.stop_queue(EVENTS).unwrap();
+    drop(front_end);
+    while !free() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    controller.post(Event::Added, 0, 5);
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut queue = front_end.start_queue(EVENTS, &options).unwrap();
+    let at = front_end.allocate(4096, 4096).unwrap();
+    controller.post(Event::Added, 0, 6);
+    let bytes = event(&mut queue, &at, 16);
+    assert_eq!((bytes[0], bytes[3], bytes[7]), (1, 0, 6));
+}

@@ -12,7 +12,7 @@ use scsi_tasks::{Hold, Registration, Units};
 use virtio::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
 use crate::control::{self, ControlQueue};
-use crate::events::{Event, EventQueue};
+use crate::events::{Event, EventQueue, Unheard};
 use crate::queue::{RequestQueue, key};
 use crate::request::Address;
 
@@ -133,6 +133,7 @@ impl Shared {
 pub struct ScsiDevice {
     queues: u16,
     shared: Arc<Shared>,
+    unheard: Arc<Unheard>,
 }
 
 impl ScsiDevice {
@@ -148,6 +149,7 @@ impl ScsiDevice {
         ScsiDevice {
             queues: options.queues.clamp(1, 254) + FIRST_REQUEST,
             shared: Arc::new(shared),
+            unheard: Arc::default(),
         }
     }
 
@@ -256,14 +258,18 @@ impl ScsiDevice {
             .and_then(Option::as_ref)
             .map(|queue| queue.place.clone());
         let Some((worker, source)) = place else {
+            self.unheard.note();
             return;
         };
         let bytes = event.encode(target, lun);
+        let unheard = self.unheard.clone();
         worker.send(move |w| {
             if let Some((queue, _io)) = w.source(source)
                 && let Some(queue) = (queue as &mut dyn Any).downcast_mut::<Queue<EventQueue>>()
             {
                 queue.protocol().post(bytes);
+            } else {
+                unheard.note();
             }
             w.wake(source);
         });
@@ -318,6 +324,10 @@ impl VirtioDevice for ScsiDevice {
         self.shared.changed();
     }
 
+    fn forget_driver(&self) {
+        self.unheard.forget();
+    }
+
     fn carries_data(&self, index: u16) -> bool {
         index >= FIRST_REQUEST
     }
@@ -326,7 +336,10 @@ impl VirtioDevice for ScsiDevice {
         let (shared, worker) = (self.shared.clone(), worker.clone());
         match setup.index {
             CONTROL => maker(setup, move || ControlQueue::new(shared, worker)),
-            EVENTS => maker(setup, EventQueue::default),
+            EVENTS => {
+                let unheard = self.unheard.clone();
+                maker(setup, move || EventQueue::new(unheard))
+            }
             _ => maker(setup, move || RequestQueue::new(shared, worker)),
         }
     }

@@ -1,10 +1,13 @@
 //! The event queue (virtio 1.3, 5.6.6.3): tells the driver that units came, went or changed.
 //!
 //! The driver gives buffers in advance; they stay in the ring until there is an event. Events that find no buffer
-//! wait, up to a bound; beyond it they are dropped and the next one says so. A buffer that is too short for an event is
+//! wait, up to a bound; beyond it they are dropped and the next one says so. So does the first one of a queue that goes on
+//! after it was stopped, or after its front end was away, when there were events meanwhile. A buffer that is too short for an event is
 //! given back at once with as much as it holds of "none, and some were missed", and the event waits for another.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use disk::IoOutcome;
 use guest_memory::IoBuffer;
@@ -57,14 +60,47 @@ impl Event {
     }
 }
 
+/// What the driver of a controller will not hear, from one run of its event queue to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Unheard {
+    /// There is one, or was one that may go on.
+    driver: AtomicBool,
+    missed: AtomicBool,
+}
+
+impl Unheard {
+    /// An event finds no queue.
+    pub(crate) fn note(&self) {
+        if self.driver.load(Ordering::Acquire) {
+            self.missed.store(true, Ordering::Release);
+        }
+    }
+
+    /// The driver will not go on.
+    pub(crate) fn forget(&self) {
+        self.driver.store(false, Ordering::Release);
+        self.missed.store(false, Ordering::Release);
+    }
+}
+
 /// The event queue's half of a virtqueue.
-#[derive(Default)]
 pub(crate) struct EventQueue {
     waiting: VecDeque<[u8; EVENT_SIZE]>,
     missed: bool,
+    unheard: Arc<Unheard>,
 }
 
 impl EventQueue {
+    /// For a driver that may have missed events.
+    pub(crate) fn new(unheard: Arc<Unheard>) -> EventQueue {
+        unheard.driver.store(true, Ordering::Release);
+        EventQueue {
+            waiting: VecDeque::new(),
+            missed: unheard.missed.swap(false, Ordering::AcqRel),
+            unheard,
+        }
+    }
+
     pub(crate) fn post(&mut self, event: [u8; EVENT_SIZE]) {
         if self.waiting.len() < MAX_WAITING {
             self.waiting.push_back(event);
@@ -126,14 +162,22 @@ impl Protocol for EventQueue {
     }
 
     fn wants_chains(&self) -> bool {
-        !self.waiting.is_empty()
+        self.missed || !self.waiting.is_empty()
     }
 
     fn batch_limit(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len().max(usize::from(self.missed))
     }
 
     fn close(&mut self, _io: &mut Io) {}
+}
+
+impl Drop for EventQueue {
+    fn drop(&mut self) {
+        if self.wants_chains() {
+            self.unheard.note();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -155,7 +199,7 @@ mod tests {
 
     #[test]
     fn events_beyond_the_bound_are_counted_as_missed() {
-        let mut queue = EventQueue::default();
+        let mut queue = EventQueue::new(Arc::default());
         for _ in 0..MAX_WAITING + 1 {
             queue.post([1; EVENT_SIZE]);
         }

@@ -21,11 +21,12 @@ pub(crate) fn classify(kind: IoKind, errno: i32) -> IoError {
     IoError::with_errno(class, errno)
 }
 
-/// Does it mean that the kernel will never do this here, so that another way is to be tried?
+/// Does it mean that the kernel will never do this here, so that another way is to be tried? EINVAL does not: it may be about
+/// the range.
 pub(crate) fn is_refusal(errno: i32) -> bool {
     matches!(
         errno,
-        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::EINVAL | libc::ENOTTY
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::ENOTTY
     )
 }
 
@@ -48,6 +49,12 @@ pub(crate) fn is_of_device(errno: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_may_be_about_one_range_ends_no_way_for_good() {
+        assert!(is_refusal(libc::EOPNOTSUPP) && is_refusal(libc::ENOTTY));
+        assert!(!is_refusal(libc::EINVAL) && !is_refusal(libc::EBUSY));
+    }
 
     #[test]
     fn errno_decides_the_class_and_survives() {

@@ -57,6 +57,8 @@ struct Slot {
     retries: u8,
     /// The kernel refused the memory as it is.
     bounce_all: bool,
+    /// The device refused this discard: it is asked once more as one of a file.
+    by_punching: bool,
     /// The cache has what a block device would not be rid of: zeroes go through it, too.
     by_writing: bool,
     /// Only during [`Step::Bounced`].
@@ -99,6 +101,7 @@ impl FileBackend {
                 done: 0,
                 retries: 0,
                 bounce_all: false,
+                by_punching: false,
                 by_writing: false,
                 bounce: None,
                 buffer: IoBuffer::default(),
@@ -110,7 +113,7 @@ impl FileBackend {
         // Field by field: the buffer is empty already, and large.
         (slot.tag, slot.io, slot.durable, slot.step) = (tag, *io, durable, Step::Start);
         (slot.done, slot.retries) = (0, 0);
-        (slot.bounce_all, slot.by_writing) = (false, false);
+        (slot.bounce_all, slot.by_punching, slot.by_writing) = (false, false, false);
         index
     }
 
@@ -214,7 +217,8 @@ impl FileBackend {
             return Some(Ok(()));
         }
         let refused = &self.shared.refused;
-        if self.shared.block_device && !Shared::is(&refused.discard_blocks) {
+        let by_punching = self.slots[index as usize].by_punching;
+        if self.shared.block_device && !by_punching && !Shared::is(&refused.discard_blocks) {
             return self.allocation(ring, index, Step::DiscardBlocks);
         }
         if !Shared::is(&refused.punch) {
@@ -307,6 +311,9 @@ impl FileBackend {
             (Step::ZeroRange, Err(errno)) if is_refusal(errno) => {
                 refuse(&self.shared.refused.zero_range);
             }
+            // This range alone, it may be: it lies beyond the end of a device that has become smaller.
+            (Step::DiscardBlocks, Err(libc::EINVAL)) => slot.by_punching = true,
+            (Step::Punch | Step::ZeroRange, Err(libc::EINVAL)) => slot.by_writing = true,
             // Pages of the range are dirty, or being written; the device is claimed, and so the kernel does not wait for them.
             (Step::DiscardBlocks | Step::Punch | Step::ZeroRange, Err(libc::EBUSY))
                 if self.shared.block_device =>
