@@ -145,6 +145,17 @@ fn a_back_end_program_serves_a_listening_socket_that_it_inherits() -> Result<()>
 }
 
 #[test]
+fn reasons_that_nobody_reads_are_no_panic() -> Result<()> {
+    let (reader, writer) = std::io::pipe()?;
+    drop(reader);
+    let mut command = Command::new(lunette_program(Profile::Dev)?);
+    command.args(["status", "--socket", "/nowhere/at/all"]);
+    let status = command.stderr(writer).status()?;
+    ensure!(status.code() == Some(1), "{status}");
+    Ok(())
+}
+
+#[test]
 fn a_second_client_is_refused_and_the_first_one_stays() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk("a=ram:16M").vhost_blk("a"))?;
     let socket = rig.socket("a");

@@ -31,7 +31,7 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
             Err(Failure::Told)
         }
         Err(mistakes) => {
-            eprintln!("{mistakes}");
+            crate::failure::say(&mistakes);
             Err(Failure::Told)
         }
     }

@@ -1,6 +1,7 @@
 //! How a subcommand fails, and what it prints.
 
-use std::io;
+use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use daemon::StartError;
@@ -46,7 +47,7 @@ impl From<StartError> for Failure {
 
 impl From<Diagnostics> for Failure {
     fn from(mistakes: Diagnostics) -> Self {
-        eprintln!("{mistakes}");
+        say(&mistakes);
         Failure::Mistaken
     }
 }
@@ -72,6 +73,11 @@ impl From<io::Error> for Failure {
     }
 }
 
+/// A line on stderr, which nobody may read any more: that is no failure either.
+pub fn say(line: &dyn fmt::Display) {
+    writeln!(io::stderr(), "{line}").ok();
+}
+
 /// Prints what is to be said, and gives the exit code.
 pub fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
@@ -81,7 +87,7 @@ pub fn exit_code(outcome: Outcome) -> ExitCode {
         Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(Failure::Reasons(reasons)) => {
             for reason in reasons {
-                eprintln!("lunette: {reason}");
+                say(&format_args!("lunette: {reason}"));
             }
             ExitCode::FAILURE
         }

@@ -218,6 +218,38 @@ pub struct Outcome {
     pub interrupted: bool,
 }
 
+/// Runs a plan whose figures are to be compared: a device that answers with errors has none.
+///
+/// # Errors
+/// As [`run`], and when a request failed: of which subject, and how.
+pub fn run_without_errors(
+    plan: &Plan,
+    clock: &Clock,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<Outcome> {
+    let outcome = run(plan, clock, interrupted, progress)?;
+    without_errors(&outcome)?;
+    Ok(outcome)
+}
+
+fn without_errors(outcome: &Outcome) -> Result<()> {
+    for subject in &outcome.subjects {
+        let bad = subject.repetitions.iter().find(|one| one.errors() > 0);
+        let Some(bad) = bad else {
+            continue;
+        };
+        let complaint = bad.jobs.iter().flat_map(|job| &job.complaints).next();
+        let complaint = complaint.map_or("", String::as_str);
+        anyhow::bail!(
+            "{}: {} requests failed, or gave other data than was written: {complaint}",
+            subject.name,
+            bad.errors()
+        );
+    }
+    Ok(())
+}
+
 /// Runs a plan. Ends early, with what there is, when `interrupted` becomes true.
 pub fn run(
     plan: &Plan,
@@ -284,7 +316,7 @@ pub fn run_until_interrupted(
     interrupted: &Arc<AtomicBool>,
     progress: &Progress,
 ) -> Result<Option<Outcome>> {
-    match run(plan, clock, interrupted, progress) {
+    match run_without_errors(plan, clock, interrupted, progress) {
         Err(_) if interrupted.load(Ordering::Relaxed) => Ok(None),
         Ok(outcome) if outcome.interrupted => Ok(None),
         other => other.map(Some),
@@ -438,6 +470,28 @@ fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<L
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn device_that_answers_with_errors_has_no_figures() {
+        let job = JobResult {
+            errors: 1,
+            complaints: vec!["read of 4096 at 0 failed".to_owned()],
+            ..JobResult::default()
+        };
+        let with = |jobs| Outcome {
+            subjects: vec![SubjectResult {
+                name: "peer".to_owned(),
+                repetitions: vec![Repetition {
+                    jobs,
+                    ..Repetition::default()
+                }],
+            }],
+            ..Outcome::default()
+        };
+        without_errors(&with(vec![JobResult::default()])).unwrap();
+        let error = without_errors(&with(vec![job])).unwrap_err().to_string();
+        assert!(error.starts_with("peer: 1 requests failed") && error.ends_with("at 0 failed"));
+    }
 
     fn plan(retries: u32) -> Plan {
         Plan {

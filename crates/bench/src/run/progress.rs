@@ -1,5 +1,6 @@
 //! A line on the terminal while long work goes on, and heartbeats where that is asked for.
 
+use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -98,7 +99,9 @@ impl Progress {
 
     /// A line of its own, on stderr.
     pub fn say(&self, line: &str) {
-        self.bar.suspend(|| eprintln!("{line}"));
+        // Nobody may read it any more.
+        let say = || writeln!(std::io::stderr(), "{line}").ok();
+        self.bar.suspend(say);
     }
 }
 

@@ -20,7 +20,9 @@ use super::{TableOptions, disturbances, head, introduction};
 use crate::driver::{Demand, DriverOptions, Session, Subject};
 use crate::job::{Job, apply};
 use crate::report::{columns, rate, ratio};
-use crate::run::{Outcome, Plan, Progress, SubjectResult, bootstrap_ratio, cpu_of, run, spread};
+use crate::run::{
+    Outcome, Plan, Progress, SubjectResult, bootstrap_ratio, cpu_of, run_without_errors, spread,
+};
 
 const TARGET: &str = "iqn.2026-11.org.example:bench";
 /// Bytes of each disk.
@@ -168,7 +170,7 @@ pub fn iscsi_table(
             subjects.truncate(1);
         }
         let plan = plan(case, subjects, options)?;
-        let outcome = run(&plan, &clock, interrupted, progress)
+        let outcome = run_without_errors(&plan, &clock, interrupted, progress)
             .with_context(|| format!("case {}", case.name))?;
         lines.push(Line { case, outcome });
     }
@@ -323,7 +325,8 @@ fn fill(subjects: Vec<Subject>, clock: &Clock, interrupted: &Arc<AtomicBool>) ->
         },
         ..Plan::default()
     };
-    run(&plan, clock, interrupted, &Progress::silent()).context("filling the disks")?;
+    run_without_errors(&plan, clock, interrupted, &Progress::silent())
+        .context("filling the disks")?;
     Ok(())
 }
 

@@ -23,7 +23,8 @@ use crate::driver::{Demand, DriverOptions, Session, Subject};
 use crate::job::{Job, apply};
 use crate::report::{columns, rate, ratio};
 use crate::run::{
-    Outcome, Plan, Progress, SubjectResult, bootstrap_ratio, cpu_of, environment, run, spread,
+    Outcome, Plan, Progress, SubjectResult, bootstrap_ratio, cpu_of, environment,
+    run_without_errors, spread,
 };
 use crate::stamps::{self, StampOptions, stamp_cost};
 
@@ -178,7 +179,7 @@ pub fn table(
             continue;
         }
         let plan = plan(case, &place, peer.is_some(), options)?;
-        let outcome = run(&plan, &clock, interrupted, progress)
+        let outcome = run_without_errors(&plan, &clock, interrupted, progress)
             .with_context(|| format!("case {}", case.name))?;
         lines.push(Line {
             name: case.name,
@@ -296,7 +297,8 @@ fn fill(
         jobs: vec![job],
         ..Plan::default()
     };
-    run(&plan, clock, interrupted, &Progress::silent()).context("filling the RAM disks")?;
+    run_without_errors(&plan, clock, interrupted, &Progress::silent())
+        .context("filling the RAM disks")?;
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use timeline::Clock;
 pub use arguments::BenchArguments;
 use arguments::{BenchCommand, Format, Quick, RingKind, Trial};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, say};
 
 /// Runs what the command line says.
 pub fn run(arguments: BenchArguments) -> Outcome {
@@ -88,7 +88,9 @@ fn trial(trial: &Trial) -> Outcome {
     let plan = plan(trial, subjects, jobs)?;
     for engine in plan.jobs.iter().filter_map(|job| job.engine.as_ref()) {
         if engine != "io_uring" {
-            eprintln!("lunette: ioengine={engine}: requests go through the subject's own driver");
+            say(&format_args!(
+                "lunette: ioengine={engine}: requests go through the subject's own driver"
+            ));
         }
     }
     let interrupted = interrupted()?;
@@ -117,7 +119,7 @@ fn logs(plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
     let mut number = 1;
     for (job, result) in plan.jobs.iter().zip(&one.jobs) {
         for name in report::write_logs(job, number, result)? {
-            eprintln!("lunette: wrote {name}");
+            say(&format_args!("lunette: wrote {name}"));
         }
         number += u32::from(job.numjobs);
     }

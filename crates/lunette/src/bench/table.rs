@@ -79,6 +79,6 @@ fn note(folder: &Path, goal: &str, text: &str) -> Outcome {
         clock.0, clock.1
     )
     .map_err(failed)?;
-    eprintln!("lunette: noted in {}", path.display());
+    crate::failure::say(&format_args!("lunette: noted in {}", path.display()));
     Ok(())
 }

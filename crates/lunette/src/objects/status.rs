@@ -18,7 +18,9 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     let client = arguments.ask.whom.client()?;
     let status: Status = client.get("/v1/status")?;
     if arguments.ask.json {
-        return print_json(&status);
+        let snapshot: Snapshot = client.get("/v1/latency")?;
+        print_json(&status)?;
+        return verdict(&worries(&snapshot));
     }
     let exports: Vec<Export> = client.get("/v1/exports")?;
     let sessions: Vec<Session> = client.get("/v1/sessions")?;
@@ -84,6 +86,10 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
+    verdict(&worries)
+}
+
+fn verdict(worries: &[String]) -> Outcome {
     match worries.is_empty() {
         true => Ok(()),
         false => Err(Failure::Told),
