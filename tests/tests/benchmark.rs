@@ -117,7 +117,10 @@ fn a_device_that_goes_away_ends_the_run_with_the_reason() -> Result<()> {
         let output = child.wait_with_output()?;
         ensure!(output.status.code() == Some(1), "{}", said(&output));
         let text = said(&output);
-        ensure!(text.contains("the device has ended the session"), "{text}");
+        ensure!(
+            text.contains("d0.sock: the device has ended the session"),
+            "{text}"
+        );
     }
     Ok(())
 }

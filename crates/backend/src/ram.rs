@@ -154,10 +154,11 @@ impl Ram {
             let from = bytes.max(extent.start);
             if from < extent.end() {
                 let pages = from.next_multiple_of(PAGE);
+                let at = (pages - extent.start) as usize;
+                // First what the system may refuse: the disk is as it was then.
+                extent.memory.give_back(at, extent.memory.len() - at)?;
                 let at = (from - extent.start) as usize;
                 extent.memory.fill(at, (pages - from) as usize, 0);
-                let at = (pages - extent.start) as usize;
-                extent.memory.give_back(at, extent.memory.len() - at)?;
             }
         }
         Ok(())

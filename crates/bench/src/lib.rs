@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod children;
 pub mod drive;
 pub mod driver;
 pub mod job;

@@ -5,7 +5,6 @@
 //! the difference of the mean times counts, at rates the ratio. The interval is of the rounds.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,6 +14,7 @@ use serde::Serialize;
 use timeline::Clock;
 use timeline::table::time;
 
+use crate::children::{Daemon, Scratch, Start};
 use crate::driver::{DriverOptions, Subject};
 use crate::job::{Job, apply};
 use crate::report::{columns, rate};
@@ -22,7 +22,6 @@ use crate::run::{
     Interval, Plan, Progress, Repetition, SubjectResult, bootstrap_middle, middle_mean,
     run_until_interrupted, spread,
 };
-use crate::table::Daemon;
 
 /// What is run.
 #[derive(Clone, Debug)]
@@ -147,7 +146,7 @@ pub fn stamp_cost(
         })
         .collect();
     for round in 0..options.rounds {
-        let folder = tempfile::Builder::new().prefix("ls").tempdir_in("/tmp")?;
+        let folder = Scratch::for_sockets("ls")?;
         let names = ["with stamps", "without"];
         let daemons = [false, true].map(|without| serve(options, folder.path(), without));
         let [_with, _without] = match daemons {
@@ -222,8 +221,7 @@ fn serve(options: &StampOptions, folder: &std::path::Path, without: bool) -> Res
     let cpu = options.device_cpu.to_string();
     let [blk, scsi] = ["blk", "scsi"].map(|door| folder.join(socket_name(door, without)));
     let control = folder.join(format!("control-{without}"));
-    let mut command = Command::new("taskset");
-    command.args(["-c", &cpu]).arg(&options.program);
+    let mut command = Start::new(&options.program, Some(options.device_cpu));
     command.args(["--log", "warn", "serve", "--cpus", &cpu]);
     command.arg("--control").arg(&control);
     command.args(["--disk", "null=null:64G"]);

@@ -11,6 +11,7 @@ use backend::{
     Backend, Delay, Engine, Finished, Null, NullOptions, Ram, RamOptions, Submission, Tag,
 };
 use bench::driver::DriverOptions;
+use bench::run::Plan;
 use disk::{DiskInfo, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
@@ -202,6 +203,36 @@ fn a_stonewall_makes_phases_and_a_rate_holds() {
     assert_eq!((first.ios(), second.ios()), (256, 64));
     // 64 requests, a millisecond apart: never faster.
     assert!(second.elapsed_ns >= 62_000_000, "{}", second.elapsed_ns);
+}
+
+/// Also one that is shorter than the time between two looks at the clock, and however late its beginning is noticed.
+#[test]
+fn what_is_measured_is_as_long_as_was_asked_for() {
+    for interrupts in [false, true] {
+        let rig = Rig::new();
+        let options = [
+            ("rw", "randread"),
+            ("runtime", "9ms"),
+            ("time_based", "1"),
+            ("norandommap", "1"),
+        ];
+        let driver = DriverOptions {
+            polling: !interrupts,
+            ..DriverOptions::default()
+        };
+        let plan = Plan {
+            warm_up: Duration::from_millis(3),
+            ..plan(
+                vec![rig.blk(null(64 << 20), 1)],
+                vec![job(&options)],
+                driver,
+            )
+        };
+        let outcome = outcome(&plan);
+        let result = &outcome.subjects[0].repetitions[0].jobs[0];
+        assert!(result.elapsed_ns >= 9_000_000, "{}", result.elapsed_ns);
+        assert!(result.ios() > 0);
+    }
 }
 
 #[test]

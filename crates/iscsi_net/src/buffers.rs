@@ -9,6 +9,7 @@ use guest_memory::IoBuffer;
 
 use crate::memory::{Lease, SessionMemory};
 use crate::shared::Place;
+use scsi_tasks::WorkMemory;
 
 /// Sizes that are kept.
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
@@ -48,6 +49,11 @@ impl Buffers {
     pub fn count_in(&mut self, memory: Arc<SessionMemory>) {
         self.lease = Lease::new(memory);
         self.lease.force(self.in_use);
+    }
+
+    /// What commands work with is counted there.
+    pub fn work(&self) -> &Arc<WorkMemory> {
+        &self.lease.memory().work
     }
 
     /// The connection is told when there may be more memory; it has to try once more first.

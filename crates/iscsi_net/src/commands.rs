@@ -343,6 +343,10 @@ impl Connection {
                         return Progress::Pending;
                     }
                     let slot = self.slots.get(index);
+                    if !slot.held.take_for_data(self.buffers.work(), length) {
+                        step = slot.end_for_want_of_memory();
+                        continue;
+                    }
                     let mut data = vec![0; length];
                     if let Some(buffer) = &slot.buffer {
                         data.truncate(buffer.total_len());
@@ -391,6 +395,11 @@ impl Connection {
                     let cost = 1 + buffer.len() / STEP_BYTES;
                     let handle = self.disk(io, disk);
                     let slot = self.slots.get(index);
+                    let (held, room) = (&mut slot.held, slot.read_length);
+                    if !held.take_for_work(self.buffers.work(), &slot.task, room) {
+                        step = slot.end_for_want_of_memory();
+                        continue;
+                    }
                     match submit(io, handle, &request, &mut buffer, tag) {
                         Some(outcome) if slot.left => {
                             self.leave_after(index, outcome);

@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use scsi_tasks::WorkMemory;
+
 use crate::shared::{Place, lock};
 
 /// Pieces that the memory of a session is leased in: a connection keeps up to two that it does not need.
@@ -21,6 +23,8 @@ pub(crate) struct SessionMemory {
     overdrawn: AtomicBool,
     anyone_waits: AtomicBool,
     waiting: Mutex<Vec<Place>>,
+    /// What commands work with beside the data that moves: as much again.
+    pub work: Arc<WorkMemory>,
 }
 
 impl SessionMemory {
@@ -31,6 +35,7 @@ impl SessionMemory {
             overdrawn: AtomicBool::new(false),
             anyone_waits: AtomicBool::new(false),
             waiting: Mutex::default(),
+            work: WorkMemory::new(limit),
         })
     }
 

@@ -5,7 +5,7 @@
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
 use scsi::{Response, TaskTag};
-use scsi_tasks::{Hold, Task, TaskStep, Ticket};
+use scsi_tasks::{Held, Hold, Task, TaskStep, Ticket, end_for_want_of_memory};
 use timeline::{Operation, Part, Stamp, Stamps};
 
 /// Names a slot; a stale name finds another generation.
@@ -69,9 +69,18 @@ pub(crate) struct Slot {
     pub stamps: Stamps,
     /// Task management functions that wait for this task to end.
     pub waits: Vec<Hold>,
+    /// What it holds of the memory that its session works with.
+    pub held: Held,
 }
 
 impl Slot {
+    /// What its task does next is to be answered TASK SET FULL.
+    #[cold]
+    pub fn end_for_want_of_memory(&mut self) -> TaskStep {
+        let expected = self.write_length.unwrap_or(0).max(self.read_length);
+        end_for_want_of_memory(&mut self.task, expected)
+    }
+
     /// As new, in place: a slot is large, and most of it was never used. Gives what waited for it.
     fn clear(&mut self) -> Vec<Hold> {
         let Slot {
@@ -106,6 +115,7 @@ impl Slot {
             received,
             stamps,
             waits,
+            held,
         } = self;
         *generation = generation.wrapping_add(1);
         for flag in [used, lent, receiving, busy, scratch] {
@@ -122,6 +132,7 @@ impl Slot {
         (*bytes, *offset) = (0, 0);
         (*awaited, *received) = (Stamp::default(), Stamp::default());
         *stamps = Stamps::default();
+        held.give_back();
         std::mem::take(waits)
     }
 }

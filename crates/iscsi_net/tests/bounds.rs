@@ -176,6 +176,34 @@ fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
     );
 }
 
+/// Commands that work in memory are not counted by the data that they move: VERIFY moves none.
+#[test]
+fn commands_that_work_in_memory_work_in_no_more_than_is_allowed() {
+    const TASK_SET_FULL: u8 = 0x28;
+    let limits = DoorLimits {
+        data_bytes: 4 << 20,
+        ..DoorLimits::default()
+    };
+    let delay = backend::Delay::new(ram(64), Duration::from_millis(300));
+    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
+    let mut client = client(&door, Offer::default());
+    let verify = |blocks| Initiator::read(0, &cdb10(0x2f, 0, blocks), 0);
+    let mebibyte = ((1 << 20) / BLOCK) as u16;
+    for _ in 0..40 {
+        client.initiator.command(0, verify(mebibyte)).unwrap();
+    }
+    let all = answers(&mut client, 40);
+    let count = |status| all.iter().filter(|done| done.status == status).count();
+    let (good, full) = (count(0), count(TASK_SET_FULL));
+    assert_eq!(good + full, 40);
+    // As much again as the memory of one is on its way from the disk.
+    assert!((1..=2).contains(&good), "{good} at a time");
+    // What was held is there again, and a command that needs more than there is has it alone.
+    for blocks in [mebibyte, 8 * mebibyte] {
+        assert_eq!(client.run(0, verify(blocks)).status, 0);
+    }
+}
+
 const CONNECTIONS: u16 = 16;
 
 /// A door that allows so much, with 16 connections of one session on two workers.

@@ -15,7 +15,7 @@ pub enum Failure {
     Reasons(Vec<String>),
     /// The reasons have been printed already, in the form that was asked for.
     Told,
-    /// The configuration has mistakes, which have been printed: trying again will not help.
+    /// The configuration, or the command line, has mistakes, which have been printed: trying again will not help.
     Mistaken,
     /// Ctrl-C, or its like, came before the end; what there was has been printed.
     Interrupted,
@@ -33,6 +33,12 @@ const INTERRUPTED: u8 = 128 + 2;
 pub type Outcome = Result<(), Failure>;
 
 impl Failure {
+    /// A mistake in the command line, which is told at once.
+    pub fn mistake(reason: impl fmt::Display) -> Failure {
+        say(&format_args!("lunette: {reason}"));
+        Failure::Mistaken
+    }
+
     /// One reason.
     pub fn because(reason: impl Into<String>) -> Failure {
         Failure::Reasons(vec![reason.into()])

@@ -30,7 +30,7 @@ mod testing;
 mod unit_state;
 
 pub use command::{Command, TaskAttribute, opcode};
-pub use commands::PlainWay;
+pub use commands::{PlainWay, TRANSFER_MAX};
 pub use directory::{Directory, MemoryStore, Store};
 pub use logical_unit::{DiskId, LogicalUnit, Medium, MediumHold, UnitConfig, UnitId};
 pub use lun::{Lun, LunAddress, MAX_UNITS};

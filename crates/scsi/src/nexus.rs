@@ -12,6 +12,9 @@ use crate::logical_unit::UnitId;
 use crate::sense::SenseCode;
 use crate::sync::lock;
 
+/// Between an iSCSI initiator's name and its ISID in hexadecimal (SPC-4, 7.6.4.6).
+const ISID_SEPARATOR: &str = ",i,0x";
+
 /// An initiator port's name as a TransportID (SPC-5, 7.6.4): the key of a registration.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransportId(Box<[u8]>);
@@ -20,7 +23,7 @@ impl TransportId {
     /// An iSCSI initiator port: name and ISID (format 01b).
     pub fn iscsi_port(name: &str, isid: [u8; 6]) -> TransportId {
         let hex: String = isid.iter().map(|byte| format!("{byte:02x}")).collect();
-        TransportId::iscsi(0x45, &format!("{name},i,0x{hex}"))
+        TransportId::iscsi(0x45, &format!("{name}{ISID_SEPARATOR}{hex}"))
     }
 
     /// An iSCSI initiator device: a name only (format 00b). Doors whose initiators have no name of their
@@ -73,7 +76,25 @@ impl TransportId {
         if text.len() > TransportId::TEXT_MAX {
             return None;
         }
-        Some((TransportId::iscsi(first, text), rest))
+        let mut text = text.to_owned();
+        if let Some(isid) = text.rfind(ISID_SEPARATOR) {
+            // its digits may be of either case
+            text[isid..].make_ascii_lowercase();
+        }
+        Some((TransportId::iscsi(first, &text), rest))
+    }
+
+    /// Is it an iSCSI node's name, without a port (format 00b)?
+    pub(crate) fn is_node(&self) -> bool {
+        self.0.first() == Some(&0x05)
+    }
+
+    /// The iSCSI node of an initiator port; what else there is stands for itself.
+    pub(crate) fn node(&self) -> TransportId {
+        match self.name().rsplit_once(ISID_SEPARATOR) {
+            Some((name, _)) if self.0.first() == Some(&0x45) => TransportId::iscsi_device(name),
+            _ => self.clone(),
+        }
     }
 
     /// The initiator's name, where it has one.
@@ -347,6 +368,16 @@ mod tests {
         ] {
             assert_eq!(TransportId::parse(bad), None, "{bad:02x?}");
         }
+    }
+
+    #[test]
+    fn digits_of_an_isid_mean_the_same_in_either_case() {
+        let id =
+            TransportId::iscsi_port("iqn.2026-11.org.example:I", [0x40, 0, 0xab, 0xcd, 0, 0xef]);
+        let mut wire = id.as_bytes().to_vec();
+        let at = wire.windows(4).position(|four| four == b"abcd").unwrap();
+        wire[at..at + 8].make_ascii_uppercase();
+        assert_eq!(TransportId::parse(&wire), Some((id, &[][..])));
     }
 
     /// One that is not read back takes all registrations with it that are kept beside it.

@@ -153,6 +153,16 @@ impl UnitState {
         }
     }
 
+    /// The medium is no longer kept in its place by those who were registered before and are no more (SBC-4, 5.15).
+    pub fn allow_removal_by_lost(&mut self, before: &Reservations) {
+        let known = &self.reservations.registrations;
+        let lost = before.registrations.iter().map(|one| &one.who);
+        let lost = lost.filter(|who| known.iter().all(|one| one.who != **who));
+        let gone: Vec<_> = lost.flat_map(|who| self.nexuses_of(who)).collect();
+        self.prevented_by
+            .retain(|preventing| gone.iter().all(|nexus| nexus.id() != *preventing));
+    }
+
     /// Nothing stands in the way of any command through any port.
     pub fn ready(&self) -> bool {
         self.loaded && self.sanitize == Sanitize::Idle && self.groups.is_empty()

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
-use disk::{Extent, IoKind, IoRequest};
+use disk::{Extent, IoFlags, IoKind, IoRequest};
 use scsi::*;
 
 const BLOCK: usize = 512;
@@ -184,6 +184,18 @@ fn lba_status_of(mut bed: Bed, zeroes: u8) {
     assert_eq!(bed.run(0, &beyond, &[], 24).code(), (0x05, 0x21, 0x00));
 }
 
+/// Half of it would be torn.
+#[test]
+fn write_atomic_whose_data_do_not_all_come_writes_nothing() {
+    let mut bed = Bed::new(512, 2048);
+    let cdb = [0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0];
+    let answer = bed.run(0, &cdb, &[1; 8 * BLOCK], 0);
+    assert_eq!(answer.code(), (0x05, 0x0e, 0x03));
+    assert_eq!(answer.residual, Residual::Overflow(8 * BLOCK as u64));
+    assert!(bed.disks.log.is_empty(), "{:?}", bed.disks.log);
+    assert_eq!(bed.run(0, &cdb, &[1; 16 * BLOCK], 0).status, Status::Good);
+}
+
 fn target_descriptor(naa: u64, block_size: u32) -> Vec<u8> {
     let mut descriptor = vec![0xe4, 0, 0, 0, 0x01, 0x03, 0, 8];
     descriptor.extend(naa.to_be_bytes());
@@ -252,6 +264,29 @@ fn extended_copy_moves_blocks_between_two_units_and_tells_the_result() {
     assert_eq!(bed.disks.bytes[0][0], 1);
     let data = bed.run(0, &status, &[], 12).data;
     assert_eq!(data, [0, 0, 0, 8, 0x01, 0, 2, 0x01, 0, 0, 0x07, 0xd0]);
+}
+
+/// Nobody flushes a unit that has no cache.
+#[test]
+fn extended_copy_is_durable_where_the_cache_of_its_destination_is_off() {
+    let mut bed = Bed::new(512, 64);
+    bed.add(1, info(512, 64, 1), false);
+    for lun in [0, 1] {
+        bed.run(lun, &[0; 6], &[], 0);
+    }
+    // MODE SELECT of a caching page with WCE clear
+    let mut list = [0; 24];
+    list[4..6].copy_from_slice(&[0x08, 0x12]);
+    let select = [0x15, 0x10, 0, 0, 24, 0];
+    assert_eq!(bed.run(1, &select, &list, 0).status, Status::Good);
+    let targets = [target_descriptor(NAA_0, 512), target_descriptor(NAA_1, 512)];
+    let segments = [segment(0, 1, 1, 0, 0), segment(1, 0, 1, 0, 0)];
+    let list = copy_list(0, &targets, &segments);
+    bed.disks.log.clear();
+    assert_eq!(copy(&mut bed, &list).status, Status::Good);
+    let write = IoRequest::write(0, 512);
+    assert_eq!(bed.disks.log[1], (DiskId(1), write.flagged(IoFlags::FUA)));
+    assert_eq!(bed.disks.log[3], (DiskId(0), write));
 }
 
 /// Reserves LUN 1 for its registrants' writes, as a new registrant with key 2.

@@ -264,6 +264,38 @@ fn preempt_and_abort_takes_over_and_names_the_tasks() {
     );
 }
 
+/// SPC-4, 5.13.11.2.6, and SBC-4, 5.15: whoever is gone cannot take its prevention back.
+#[test]
+fn preempt_and_abort_and_clear_let_the_medium_go_that_the_preempted_one_kept() {
+    let prevent = [0x1e, 0, 0, 0, 1, 0];
+    let eject = [0x1b, 0, 0, 0, 0x02, 0];
+    for (action, two_keeps_it) in [
+        (PREEMPT_AND_ABORT, false),
+        (PREEMPT_AND_ABORT, true),
+        (CLEAR, true),
+    ] {
+        let mut bed = Bed::with(info(512, 2048, 0), true);
+        let one = Arc::clone(&bed.nexus);
+        let (two, three) = (bed.other_nexus(2), bed.other_nexus(3));
+        for (nexus, key) in [(&one, 1), (&two, 2), (&three, 3)] {
+            out(&mut bed, nexus, REGISTER, 0, 0, key);
+        }
+        bed.run_as(&one, 0, &prevent, &[], 0);
+        if two_keeps_it {
+            bed.run_as(&two, 0, &prevent, &[], 0);
+        }
+        // the reservation becomes another one, of which two is told
+        out(&mut bed, &one, RESERVE_OUT, 5, 1, 0);
+        out(&mut bed, &three, action, 6, 3, 1);
+        let answer = bed.run_as(&three, 0, &eject, &[], 0);
+        let expected = match (action, two_keeps_it) {
+            (PREEMPT_AND_ABORT, true) => (0x05, 0x53, 0x02),
+            _ => (0, 0, 0),
+        };
+        assert_eq!(answer.code(), expected, "{action} {two_keeps_it}");
+    }
+}
+
 #[test]
 fn register_and_move_gives_the_reservation_to_another_initiator() {
     let mut bed = Bed::new(512, 2048);
@@ -288,6 +320,27 @@ fn register_and_move_gives_the_reservation_to_another_initiator() {
     );
 }
 
+/// SPC-4, 5.13.8.
+#[test]
+fn register_and_move_without_a_reservation_is_an_invalid_field() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
+    let id = two.initiator().as_bytes();
+    let mut list = 1u64.to_be_bytes().to_vec();
+    list.extend(2u64.to_be_bytes());
+    list.extend([0, 0, 0, 1, 0, 0, 0, id.len() as u8]);
+    list.extend(id);
+    let cdb = [0x5f, MOVE, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+    let unregistered = bed.run_as(&one, 0, &cdb, &list, 0);
+    assert_eq!(unregistered.status, Status::ReservationConflict);
+    out(&mut bed, &one, REGISTER, 0, 0, 1);
+    let unreserved = bed.run_as(&one, 0, &cdb, &list, 0);
+    assert_eq!(unreserved.code(), (0x05, 0x24, 0x00));
+    out(&mut bed, &one, RESERVE_OUT, 7, 1, 0);
+    let of_all = bed.run_as(&one, 0, &cdb, &list, 0);
+    assert_eq!(of_all.status, Status::ReservationConflict);
+}
+
 #[test]
 fn spec_i_pt_registers_an_initiator_that_is_not_there() {
     let mut bed = Bed::new(512, 2048);
@@ -304,6 +357,99 @@ fn spec_i_pt_registers_an_initiator_that_is_not_there() {
         out(&mut bed, &later, RESERVE_OUT, 1, 5, 0).status,
         Status::Good
     );
+}
+
+/// REGISTER with SPEC_I_PT of one more initiator.
+fn register_with(bed: &mut Bed, nexus: &Arc<Nexus>, key: u64, id: &[u8]) -> Answer {
+    let mut list = list(0, key, 0x08);
+    list.extend((id.len() as u32).to_be_bytes());
+    list.extend(id);
+    let cdb = [0x5f, REGISTER, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+    bed.run_as(nexus, 0, &cdb, &list, 0)
+}
+
+/// SPC-4, table 67.
+#[test]
+fn spec_i_pt_leaves_the_key_of_a_registered_initiator_alone() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
+    out(&mut bed, &two, REGISTER, 0, 0, 2);
+    out(&mut bed, &two, RESERVE_OUT, 1, 2, 0);
+    let answer = register_with(&mut bed, &one, 5, two.initiator().as_bytes());
+    assert_eq!(answer.code(), (0x05, 0x26, 0x00));
+    assert_eq!(
+        read(&mut bed, 0)[4..],
+        [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 2],
+        "nobody was registered, nothing changed"
+    );
+    assert_eq!(
+        out(&mut bed, &two, RELEASE_OUT, 1, 2, 0).status,
+        Status::Good
+    );
+}
+
+/// SPC-4, 5.13.7: it is no error to be registered again.
+#[test]
+fn who_is_registered_may_change_its_key_where_there_is_no_room_for_others() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two, three) = (
+        Arc::clone(&bed.nexus),
+        bed.other_nexus(2),
+        bed.other_nexus(3),
+    );
+    out(&mut bed, &two, REGISTER, 0, 0, 2);
+    let others: Vec<u8> = (0..1022u16)
+        .flat_map(|number| {
+            let [high, low] = number.to_be_bytes();
+            let id = TransportId::iscsi_port("iqn.2026-11.org.example:i", [1, 0, 0, 0, high, low]);
+            id.as_bytes().to_vec()
+        })
+        .collect();
+    let mut many = list(0, 1, 0x08);
+    many.extend((others.len() as u32).to_be_bytes());
+    many.extend(others);
+    let [_, a, b, c] = (many.len() as u32).to_be_bytes();
+    let cdb = [0x5f, REGISTER, 0, 0, 0, 0, a, b, c, 0];
+    assert_eq!(bed.run_as(&one, 0, &cdb, &many, 0).status, Status::Good);
+    let more = out(&mut bed, &three, REGISTER, 0, 0, 3);
+    assert_eq!(more.code(), (0x05, 0x55, 0x04));
+    let again = out(&mut bed, &two, REGISTER, 0, 2, 5);
+    assert_eq!(again.status, Status::Good);
+}
+
+/// SPC-4, 7.6.4.6: the name of a node stands for all of its ports that are known.
+#[test]
+fn spec_i_pt_with_the_name_of_a_node_registers_its_initiator_ports() {
+    let mut bed = Bed::new(512, 2048);
+    let named = |bed: &mut Bed, name: &str| {
+        let one = bed.nexus.clone();
+        let id = TransportId::iscsi_device(name);
+        register_with(bed, &one, 5, id.as_bytes())
+    };
+    let stranger = named(&mut bed, "iqn.2026-11.org.example:stranger");
+    assert_eq!(stranger.code(), (0x05, 0x26, 0x00));
+    let (two, three) = (bed.other_nexus(2), bed.other_nexus(3));
+    let answer = named(&mut bed, "iqn.2026-11.org.example:i");
+    assert_eq!(answer.status, Status::Good);
+    for nexus in [&two, &three] {
+        let reserved = out(&mut bed, nexus, RESERVE_OUT, 7, 5, 0);
+        assert_eq!(reserved.status, Status::Good);
+    }
+    assert_eq!(read(&mut bed, 0)[7], 3 * 8);
+}
+
+/// Guests have the name of a node, and no port beside it.
+#[test]
+fn spec_i_pt_registers_a_guest_by_its_name() {
+    let mut bed = Bed::new(512, 2048);
+    let id = TransportId::iscsi_device("iqn.2026-11.org.lunette:guest");
+    let guest = bed.target.attach_nexus(id.clone(), port(1));
+    bed.run_as(&guest, 0, &READY, &[], 0);
+    let one = bed.nexus.clone();
+    let answer = register_with(&mut bed, &one, 5, id.as_bytes());
+    assert_eq!(answer.status, Status::Good);
+    let reserved = out(&mut bed, &guest, RESERVE_OUT, 1, 5, 0);
+    assert_eq!(reserved.status, Status::Good);
 }
 
 #[test]

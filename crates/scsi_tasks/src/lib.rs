@@ -9,6 +9,7 @@
 
 mod background;
 mod handles;
+mod memory;
 mod operation;
 mod order;
 mod ports;
@@ -18,6 +19,7 @@ mod units;
 
 pub use background::go_on_in_background;
 pub use handles::DiskHandles;
+pub use memory::{Held, WorkMemory, end_for_want_of_memory};
 pub use operation::operation_of;
 pub use order::{Admission, StartTask, TaskOrder, Ticket};
 pub use runners::{Call, Hold, Holding, Registration, Runner, Runners, Spared, Want};

@@ -318,6 +318,14 @@ impl Task {
         matches!(&self.doing, Doing::Running(running) if running.run.survives_abort)
     }
 
+    /// Bytes of memory of its own that it works on.
+    pub fn scratch_length(&self) -> usize {
+        match &self.doing {
+            Doing::Running(running) => running.scratch.len(),
+            _ => 0,
+        }
+    }
+
     /// Does it write to this unit, other than the one that its command was sent to?
     pub fn writes_to(&self, unit: UnitId) -> bool {
         matches!(&self.doing, Doing::Running(running) if running.run.writes_to(unit))

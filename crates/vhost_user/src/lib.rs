@@ -17,4 +17,4 @@ mod vring;
 mod whole_message;
 
 pub use listener::{ExportStatus, Server};
-pub use socket::{SocketError, bind};
+pub use socket::{SocketError, bind, connect_at_once};

@@ -59,7 +59,7 @@ pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
         Ok(meta) if !meta.file_type().is_socket() => {
             return Err(SocketError::NotASocket(path.to_owned()));
         }
-        Ok(_) => match connect(path) {
+        Ok(_) => match connect_at_once(path) {
             // Its owner sees a client that comes and goes.
             Ok(()) => return Err(SocketError::InUse(path.to_owned())),
             // Its line is full.
@@ -81,8 +81,11 @@ pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
     })
 }
 
-/// Does not wait: whoever has a full line serves.
-fn connect(path: &Path) -> io::Result<()> {
+/// Tells whether anybody serves there, without waiting.
+///
+/// # Errors
+/// What the system says; `WouldBlock`: the line is full, so somebody does.
+pub fn connect_at_once(path: &Path) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?)

@@ -307,3 +307,42 @@ fn long_commands_share_what_a_turn_may_take() {
     let turns = rig.pool.counters()[0].busy_turns - before;
     assert!(turns >= u64::from(COMMANDS) / 4, "{turns} turns");
 }
+
+/// However many and large its commands are: those that are too many are asked again.
+#[test]
+fn commands_that_hold_memory_hold_no_more_than_a_controller_may() {
+    const TASK_SET_FULL: u8 = 0x28;
+    const COMMANDS: u16 = 128;
+    let rig = Rig::new(1);
+    let socket = rig.serve_controller(Duration::from_millis(50));
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions {
+        size: 512,
+        ..QueueOptions::default()
+    };
+    let mut queue =
+        ScsiQueue::start(&mut front_end, 2, &options, COMMANDS, 4096, Cuts::Usual).unwrap();
+    settle(&mut queue, 0, 0);
+    // VERIFY(10) of 1 MiB: as much memory, and as much again under way
+    let verify = [0x2f, 0, 0, 0, 0, 0, 0, 8, 0, 0];
+    for _ in 0..3 {
+        for _ in 0..COMMANDS {
+            let slot = queue.take().unwrap();
+            assert!(queue.submit(slot, &request(0, 0, &verify), 0, 0));
+        }
+        queue.publish();
+        let (mut good, mut full) = (0, 0);
+        for _ in 0..COMMANDS {
+            let done = queue.wait().unwrap();
+            assert_eq!(done.response, 0);
+            match done.status {
+                GOOD => good += 1,
+                TASK_SET_FULL => full += 1,
+                status => panic!("{status:#x} {:x?}", done.sense),
+            }
+            queue.release(done.slot);
+        }
+        assert!((32..=64).contains(&good), "{good} at a time");
+        assert_eq!(good + full, COMMANDS);
+    }
+}

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use backend::Disk;
 use reactor::{SourceId, WorkerHandle};
 use scsi::{AttachError, LogicalUnit, Nexus, Target, TargetPort, TransportId};
-use scsi_tasks::{Hold, Registration, Units};
+use scsi_tasks::{Hold, Registration, Units, WorkMemory};
 use virtio::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
 use crate::control::{self, ControlQueue};
@@ -24,6 +24,9 @@ const F_CHANGE: u64 = 1 << 2;
 const CONTROL: u16 = 0;
 const EVENTS: u16 = 1;
 const FIRST_REQUEST: u16 = 2;
+
+/// Bytes that a controller's commands hold together.
+const MEMORY: usize = 128 << 20;
 
 /// How a controller is exported.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +79,7 @@ pub(crate) struct Shared {
     pub generation: AtomicU64,
     targets: Mutex<Vec<Option<Entry>>>,
     queues: Mutex<Vec<Option<Placed>>>,
+    pub memory: Arc<WorkMemory>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -145,6 +149,7 @@ impl ScsiDevice {
             generation: AtomicU64::new(1),
             targets: Mutex::new(Vec::new()),
             queues: Mutex::new(Vec::new()),
+            memory: WorkMemory::new(MEMORY),
         };
         ScsiDevice {
             queues: options.queues.clamp(1, 254) + FIRST_REQUEST,

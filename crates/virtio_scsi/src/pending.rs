@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use reactor::Tag;
 use scsi::{AbortScope, PlainEnd};
-use scsi_tasks::{Hold, Task, Ticket};
+use scsi_tasks::{Held, Hold, Task, Ticket};
 use timeline::DiskNumber;
 
 use crate::queue::key;
@@ -40,6 +40,8 @@ pub(crate) struct Pending {
     pub aborting: Option<Arc<AbortScope>>,
     /// It has not begun, for others come before it: its header, which the driver may have changed since.
     pub parked: Option<Box<[u8; REQUEST_SIZE]>>,
+    /// What it holds of its controller's memory.
+    pub held: Held,
 }
 
 impl Default for Pending {
@@ -58,6 +60,7 @@ impl Default for Pending {
             wait: 0,
             aborting: None,
             parked: None,
+            held: Held::default(),
             ticket: None,
             plain: true,
         }
@@ -116,6 +119,7 @@ impl Pending {
         self.ticket = None;
         (self.code, self.aborted) = (request::S_OK, None);
         (self.aborting, self.parked) = (None, None);
+        self.held.give_back();
         self.plain = self.task.is_idle();
     }
 }

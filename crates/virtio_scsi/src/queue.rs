@@ -15,7 +15,10 @@ use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
 use scsi::{Command, DiskId, Nexus, PlainUnit, PlainWay, Plan, TargetView, TaskAttribute, TaskTag};
-use scsi_tasks::{DiskHandles, Hold, Task, TaskOrder, TaskStep, go_on_in_background, operation_of};
+use scsi_tasks::{
+    DiskHandles, Hold, Task, TaskOrder, TaskStep, end_for_want_of_memory, go_on_in_background,
+    operation_of,
+};
 use timeline::{DiskNumber, Operation, UnitAddress};
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 
@@ -187,6 +190,10 @@ impl RequestQueue {
     fn slow_step(&mut self, io: &mut Io, request: &mut Request<Pending>, step: TaskStep) -> Step {
         match step {
             TaskStep::NeedData(length) => {
+                let held = &mut request.state.held;
+                if !held.take_for_data(&self.shared.memory, length) {
+                    return self.full(io, request);
+                }
                 let chain = &request.chain;
                 let mut data = vec![0; length];
                 let offered = (chain.readable as usize).saturating_sub(REQUEST_SIZE);
@@ -197,6 +204,7 @@ impl RequestQueue {
                 let next = request.state.task.with_data(&data);
                 self.step(io, request, next)
             }
+            TaskStep::Scratch(..) if !self.may_work(&mut request.state) => self.full(io, request),
             TaskStep::Scratch(disk, asked, buffer) => match self.disk(io, disk) {
                 Some(disk) => {
                     request.job = Job { disk, io: asked };
@@ -211,6 +219,22 @@ impl RequestQueue {
             TaskStep::Over => Step::Over,
             step @ (TaskStep::Data(..) | TaskStep::Answer) => self.step(io, request, step),
         }
+    }
+
+    /// Is there memory for what the task works on?
+    fn may_work(&self, pending: &mut Pending) -> bool {
+        let memory = &self.shared.memory;
+        let held = &mut pending.held;
+        held.take_for_work(memory, &pending.task, pending.data_in_room)
+    }
+
+    #[cold]
+    fn full(&mut self, io: &mut Io, request: &mut Request<Pending>) -> Step {
+        let (chain, pending) = (&request.chain, &mut request.state);
+        let offered = chain.readable.saturating_sub(REQUEST_SIZE as u32);
+        let expected = offered.max(pending.data_in_room);
+        let answer = end_for_want_of_memory(&mut pending.task, expected);
+        self.step(io, request, answer)
     }
 
     #[cold]

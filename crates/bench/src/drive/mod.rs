@@ -7,7 +7,8 @@
 mod log;
 mod stream;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::Thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -27,6 +28,12 @@ pub struct Shared {
     pub ios: AtomicU64,
     /// Bytes so far.
     pub bytes: AtomicU64,
+    /// A device is gone: it will answer nothing any more.
+    pub gone: AtomicBool,
+    /// Threads that have done what is measured, and do what follows.
+    pub measured: AtomicUsize,
+    /// Who watches, and is woken when one more has.
+    pub watcher: Option<Thread>,
 }
 
 /// How long, for one phase.
@@ -66,7 +73,7 @@ pub struct CrewResult {
     pub kicks: u64,
     /// Interrupts in the measured time.
     pub interrupts: u64,
-    /// CPU time of the thread, all of it.
+    /// CPU time of the thread until the end of the measured time, what came before that included.
     pub cpu_ns: u64,
 }
 
@@ -122,11 +129,13 @@ impl Crew {
     pub fn run(mut self, window: Window, shared: &Shared) -> Result<CrewResult> {
         let cpu_before = cpu_time();
         let begin = self.clock.now();
-        let after = |stamp: Stamp, time: Duration| Stamp(stamp.0 + self.clock.ticks(time));
+        let clock = self.clock.clone();
+        let after = |stamp: Stamp, time: Duration| Stamp(stamp.0 + clock.ticks(time));
         let tick = self.clock.ticks(TICK);
         let mut ramp_end = (!window.ramp.is_zero()).then(|| after(begin, window.ramp));
-        let end = window.runtime.map(|time| after(begin, window.ramp + time));
-        let mut next_event = Stamp(begin.0 + tick);
+        let mut end = window.runtime.map(|time| after(begin, window.ramp + time));
+        let first = ramp_end.or(end).unwrap_or(Stamp(begin.0 + tick));
+        let mut next_event = first.min(Stamp(begin.0 + tick));
         let mut signals = (0, 0);
         for stream in &mut self.streams {
             stream.begin(begin);
@@ -170,6 +179,8 @@ impl Crew {
             self.tell(shared, &mut told);
             if ramp_end.is_some_and(|at| now >= at) {
                 ramp_end = None;
+                // However late it is noticed, by a thread that was not let run: what is measured is as long as it is to be.
+                end = window.runtime.map(|time| after(now, time));
                 signals = self.signals();
                 self.streams.iter_mut().for_each(|stream| stream.begin(now));
                 told = (0, 0);
@@ -189,7 +200,12 @@ impl Crew {
         self.tell(shared, &mut told);
         self.streams.iter_mut().for_each(|stream| stream.end(now));
         let after = self.signals();
-        self.drain()?;
+        let cpu_ns = cpu_time().saturating_sub(cpu_before);
+        shared.measured.fetch_add(1, Ordering::Relaxed);
+        if let Some(watcher) = &shared.watcher {
+            watcher.unpark();
+        }
+        self.drain(shared)?;
         let stopped = shared.stop.load(Ordering::Relaxed);
         self.tidy_up(stopped, shared)?;
         Ok(CrewResult {
@@ -200,7 +216,7 @@ impl Crew {
                 .collect(),
             kicks: after.0 - signals.0,
             interrupts: after.1 - signals.1,
-            cpu_ns: cpu_time().saturating_sub(cpu_before),
+            cpu_ns,
         })
     }
 
@@ -325,7 +341,7 @@ impl Crew {
     }
 
     /// Waits for all that is in flight, without counting it.
-    fn drain(&mut self) -> Result<()> {
+    fn drain(&mut self, shared: &Shared) -> Result<()> {
         let until = Stamp(self.clock.now().0 + self.clock.ticks(DRAIN));
         let mut done = Vec::with_capacity(self.slots.len());
         while self.in_flight > 0 {
@@ -338,6 +354,9 @@ impl Crew {
                 self.finish(*one, now)?;
             }
             if done.is_empty() {
+                if shared.gone.load(Ordering::Relaxed) {
+                    bail!("the device is gone");
+                }
                 if now > until {
                     bail!(
                         "the device did not answer {} requests within {} s",
@@ -364,7 +383,7 @@ impl Crew {
             let Some(first) = first else { continue };
             if self.streams[index].flushes_at_end() {
                 for device in 0..self.devices.len() {
-                    self.one(first as u16, device as u16, Ask::Flush, 0, 0)?;
+                    self.one(first as u16, device as u16, Ask::Flush, shared)?;
                 }
             }
             if !self.streams[index].reads_back() || stopped {
@@ -393,7 +412,7 @@ impl Crew {
             }
             self.streams[stream].begin_check();
             self.publish()?;
-            self.drain()?;
+            self.drain(shared)?;
             self.streams[stream].end_check();
         }
     }
@@ -407,10 +426,11 @@ impl Crew {
         self.devices[usize::from(device)].submit(index, ask, offset, length);
     }
 
-    fn one(&mut self, slot: u16, device: u16, ask: Ask, offset: u64, length: u32) -> Result<()> {
-        self.put(slot, device, ask, offset, length);
+    /// One request by itself, of no data.
+    fn one(&mut self, slot: u16, device: u16, ask: Ask, shared: &Shared) -> Result<()> {
+        self.put(slot, device, ask, 0, 0);
         self.publish()?;
-        self.drain()
+        self.drain(shared)
     }
 }
 

@@ -1,10 +1,11 @@
 //! A file or a block device of this machine through io_uring: the line that no device can cross.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -25,12 +26,22 @@ pub struct FileSession {
     info: DeviceInfo,
 }
 
-/// Makes a file of so many bytes and fills it, if there is none.
-pub fn prepare(path: &Path, size: u64) -> Result<()> {
+/// Makes a file of so many bytes and fills it, if there is none. It has its name when it is full: what was interrupted is gone.
+pub fn prepare(path: &Path, size: u64, interrupted: &AtomicBool) -> Result<()> {
     if path.exists() {
         return Ok(());
     }
-    let mut file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let failed = || format!("cannot make {}", path.display());
+    let file = tempfile::Builder::new()
+        .prefix(".lunette-bench")
+        // What is left of it is the umask's business.
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder);
+    let mut file = file.with_context(failed)?;
     let mut noise = Random::new(size);
     let mut chunk = vec![0; 1 << 20];
     let mut left = size;
@@ -42,8 +53,14 @@ pub fn prepare(path: &Path, size: u64) -> Result<()> {
         file.write_all(&chunk[..part])
             .with_context(|| format!("cannot fill {}", path.display()))?;
         left -= part as u64;
+        ensure!(
+            !interrupted.load(Ordering::Relaxed),
+            "interrupted while it filled {}",
+            path.display()
+        );
     }
-    file.sync_all()?;
+    file.as_file().sync_all()?;
+    file.persist_noclobber(path).with_context(failed)?;
     Ok(())
 }
 
@@ -240,6 +257,26 @@ impl FileQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_has_its_name_when_it_is_full() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f.raw");
+        let names = || std::fs::read_dir(folder.path()).unwrap().count();
+        let error = prepare(&path, 3 << 20, &AtomicBool::new(true)).unwrap_err();
+        assert!(error.to_string().contains("interrupted"), "{error}");
+        assert_eq!(names(), 0);
+        prepare(&path, (3 << 20) + 512, &AtomicBool::new(false)).unwrap();
+        let made = std::fs::metadata(&path).unwrap();
+        assert_eq!((made.len(), names()), ((3 << 20) + 512, 1));
+        // Others may read it, as far as the umask lets them.
+        let usual = folder.path().join("usual");
+        File::create(&usual).unwrap();
+        assert_eq!(
+            made.permissions(),
+            std::fs::metadata(&usual).unwrap().permissions()
+        );
+    }
 
     #[test]
     fn a_block_is_the_least_that_can_be_read() {

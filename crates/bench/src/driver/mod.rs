@@ -149,7 +149,8 @@ impl Session {
     pub fn pid(&self) -> Option<u32> {
         match self {
             Session::Vhost(session) => session.pid(),
-            Session::File(_) | Session::Iscsi(_) => None,
+            Session::Iscsi(session) => session.pid(),
+            Session::File(_) => None,
         }
     }
 

@@ -34,7 +34,7 @@ pub struct Subject {
     pub kind: Kind,
     /// Its socket or file; for iSCSI what follows `iscsi://`.
     pub path: PathBuf,
-    /// The device's process; `None`: whoever listens on the socket.
+    /// The device's process; `None`: whoever listens on the socket, or accepted the connection.
     pub pid: Option<u32>,
     /// Control socket of the Lunette that it is.
     pub control: Option<PathBuf>,

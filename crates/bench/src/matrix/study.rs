@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,12 +14,12 @@ use timeline::{Clock, Operation, Span};
 
 use super::polling::{self, PollLine, PollRecord};
 use super::{DEPTHS, MIXTURES};
+use crate::children::{Daemon, Scratch, Start};
 use crate::driver::DriverOptions;
 use crate::job::{Job, apply};
 use crate::run::{
     Environment, Plan, Progress, Repetition, environment, run as run_plan, run_until_interrupted,
 };
-use crate::table::Daemon;
 
 /// How the study is made.
 #[derive(Clone, Debug)]
@@ -219,10 +218,16 @@ pub fn run(
     progress: &Progress,
 ) -> Result<Study> {
     let clock = Clock::new();
+    let configurations = configurations(options);
+    ensure!(
+        !configurations.is_empty(),
+        "nothing to compare: a disk has no more queues than there are workers, and all of {:?} are more than any of {:?}",
+        options.queues,
+        options.workers
+    );
     let mut study = open(options)?;
     let done: HashSet<Key> = study.records.iter().map(Record::key).collect();
     let mut results = Results(OpenOptions::new().append(true).open(&options.results)?);
-    let configurations = configurations(options);
     let cases = MIXTURES.len() * DEPTHS.len();
     let whole = configurations.len() * cases * options.repetitions as usize;
     study.planned = whole;
@@ -280,6 +285,17 @@ pub fn run(
     Ok(study)
 }
 
+/// Which program, on which machine.
+fn made_by(environment: &Environment) -> String {
+    format!(
+        "lunette {} on {}, {} CPUs {}",
+        environment.build(),
+        environment.kernel,
+        environment.cpus,
+        environment.cpu
+    )
+}
+
 fn open(options: &StudyOptions) -> Result<Study> {
     if let Some(study) = read(&options.results)? {
         ensure!(
@@ -291,6 +307,14 @@ fn open(options: &StudyOptions) -> Result<Study> {
             study.disks,
             study.turn_ms,
             study.polling
+        );
+        let (here, there) = (environment(), &study.environment);
+        ensure!(
+            made_by(&here) == made_by(there),
+            "{} was begun by {}, and this is {}: figures of both say nothing together; name another folder, or remove that one",
+            options.results.display(),
+            made_by(there),
+            made_by(&here)
         );
         cut_torn_line(&options.results)?;
         return Ok(study);
@@ -338,7 +362,7 @@ const DISK: u64 = 64 << 20;
 pub(super) struct Rig {
     // Dropped in this order: the daemon's sockets lie in the folder.
     _daemon: Daemon,
-    folder: tempfile::TempDir,
+    folder: Scratch,
     subjects: Vec<String>,
 }
 
@@ -349,10 +373,10 @@ impl Rig {
         configuration: &Configuration,
         more: &[&str],
     ) -> Result<Rig> {
-        let folder = tempfile::Builder::new().prefix("lm").tempdir_in("/tmp")?;
+        let folder = Scratch::for_sockets("lm")?;
         let at = |name: &str| folder.path().join(name);
         let control = at("control");
-        let mut command = Command::new(&options.program);
+        let mut command = Start::new(&options.program, None);
         command
             .args(["--log", "warn", "serve", "--control"])
             .arg(&control)
@@ -542,19 +566,70 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_study_that_was_cut_short_is_read_up_to_its_last_whole_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let options = StudyOptions {
+    fn options(folder: &Path) -> StudyOptions {
+        StudyOptions {
             program: PathBuf::new(),
-            results: folder.path().join("r.jsonl"),
+            results: folder.join("r.jsonl"),
             disks: 8,
             workers: vec![0, 1, 2],
             queues: vec![1, 2],
             repetitions: 1,
             turn: Duration::from_millis(500),
             polling: false,
+        }
+    }
+
+    #[test]
+    fn figures_of_another_program_or_machine_are_not_added_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path());
+        open(&options).unwrap();
+        let text = std::fs::read_to_string(&options.results).unwrap();
+        let mut header: Header = serde_json::from_str(&text).unwrap();
+        // When it was begun, and by which command line, is nobody's business.
+        header.environment.time += 1;
+        header.environment.command.clear();
+        let write = |header: &Header| {
+            let line = serde_json::to_string(header).unwrap();
+            std::fs::write(&options.results, format!("{line}\n")).unwrap();
         };
+        write(&header);
+        open(&options).unwrap();
+        for change in [
+            (|one: &mut Environment| one.version.push('x')) as fn(&mut Environment),
+            |one| one.commit = Some("another".to_owned()),
+            |one| one.cpu.push('x'),
+            |one| one.cpus += 1,
+            |one| one.kernel.push('x'),
+        ] {
+            let mut other = header.environment.clone();
+            change(&mut other);
+            write(&Header {
+                environment: other.clone(),
+                ..header.clone()
+            });
+            let error = open(&options).unwrap_err().to_string();
+            assert!(error.contains(&made_by(&other)), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_study_of_nothing_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = StudyOptions {
+            queues: vec![3, 9],
+            ..options(folder.path())
+        };
+        let never = Arc::new(AtomicBool::new(false));
+        let error = run(&options, &never, &Progress::silent()).unwrap_err();
+        assert!(error.to_string().contains("[3, 9]"), "{error}");
+        assert!(!options.results.exists());
+    }
+
+    #[test]
+    fn a_study_that_was_cut_short_is_read_up_to_its_last_whole_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path());
         assert!(open(&options).unwrap().records.is_empty());
         let line = serde_json::to_string(&record(1)).unwrap();
         let mut file = OpenOptions::new()

@@ -1,7 +1,7 @@
 //! Two result files beside each other.
 
 use super::text::{columns, rate, ratio};
-use crate::run::{Outcome, bootstrap_ratio, spread};
+use crate::run::{Outcome, bootstrap_ratio_apart, spread};
 
 /// A line per subject: both medians, and the ratio of the second to the first.
 pub fn compare(a: (&str, &Outcome), b: (&str, &Outcome)) -> String {
@@ -37,7 +37,7 @@ pub fn compare(a: (&str, &Outcome), b: (&str, &Outcome)) -> String {
             continue;
         };
         let (of_a, of_b) = (first.each(|one| one.iops()), second.each(|one| one.iops()));
-        let interval = bootstrap_ratio(&of_b, &of_a);
+        let interval = bootstrap_ratio_apart(&of_b, &of_a);
         let verdict = match interval {
             _ if of_a.len() < 3 || of_b.len() < 3 => "too few repetitions to say",
             Some(i) if i.low > 1.0 => "more",

@@ -205,20 +205,32 @@ fn overview(outcome: &Outcome) -> String {
             _ => String::new(),
         };
         let device = middle.device_cpu_per_million;
+        let told = |nanos: f64| match latency.count {
+            0 => "-".to_owned(),
+            _ => table::time(nanos),
+        };
+        let quantile = |q: f64| told(latency.quantile_ns(q) as f64);
+        let per_million = |cpu: f64| match middle.requests() {
+            0 => "-".to_owned(),
+            _ => format!("{cpu:.2} s/M"),
+        };
         lines.push(vec![
             subject.name.clone(),
             rate(spread(&iops).median),
-            format!("{:.1} %", spread(&iops).relative() * 100.0),
+            match iops.len() {
+                1 => "-".to_owned(),
+                _ => format!("{:.1} %", spread(&iops).relative() * 100.0),
+            },
             per_second(spread(&subject.each(|one| one.bandwidth())).median),
-            table::time(latency.mean_ns()),
-            time(latency.quantile_ns(0.5)),
-            time(latency.quantile_ns(0.99)),
-            time(latency.quantile_ns(0.999)),
-            time(latency.max_ns),
+            told(latency.mean_ns()),
+            quantile(0.5),
+            quantile(0.99),
+            quantile(0.999),
+            told(latency.max_ns as f64),
             format!("{:.3}", middle.kicks_per_io),
             format!("{:.3}", middle.interrupts_per_io),
-            device.map_or("-".to_owned(), |cpu| format!("{cpu:.2} s/M")),
-            format!("{:.2} s/M", middle.driver_cpu_per_million),
+            device.map_or("-".to_owned(), per_million),
+            per_million(middle.driver_cpu_per_million),
             against,
         ]);
     }

@@ -1,9 +1,11 @@
 //! The machine: what it is, and who else used its CPUs meanwhile.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -86,56 +88,39 @@ pub fn environment() -> Environment {
     }
 }
 
-/// CPU time of a process in nanoseconds, its threads' added up; 0 when it is gone.
-pub fn cpu_of(pid: u32) -> u64 {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        return 0;
-    };
-    let mut sum = 0u64;
-    for task in tasks.flatten() {
-        // schedstat counts nanoseconds, stat only ticks.
-        let text = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
-        let first = text
-            .split_whitespace()
-            .next()
-            .and_then(|word| word.parse::<u64>().ok());
-        sum = sum.saturating_add(first.unwrap_or(0));
-    }
-    if sum > 0 { sum } else { ticks_of(pid) }
+/// CPU time of a process in nanoseconds, that of threads which have ended included; `None` where there is no such process.
+pub fn cpu_of(pid: u32) -> Option<u64> {
+    // 0 is the process that asks.
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0)?;
+    let clock = clock_getcpuclockid(Pid::from_raw(pid)).ok()?;
+    let time = Duration::from(clock.now().ok()?);
+    u64::try_from(time.as_nanos()).ok()
 }
 
 /// The kernel's unit in /proc.
 const TICK_NS: u64 = 10_000_000;
 
-fn ticks_of(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name in parentheses may hold anything.
-    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let times = rest.split_whitespace().skip(11).take(2);
-    times
-        .filter_map(|word| word.parse::<u64>().ok())
-        .sum::<u64>()
-        * TICK_NS
-}
-
 /// CPU time used so far, by whom.
 #[derive(Clone, Copy, Debug)]
 pub struct Busy {
+    at: Instant,
     all_ns: u64,
     stolen_ns: u64,
     own_ns: u64,
-    device_ns: u64,
+    device_ns: Option<u64>,
 }
 
 /// CPU time used meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Spent {
-    /// By the device.
-    pub device_ns: u64,
+    /// By the device; `None` where its process is not known, or gone.
+    pub device_ns: Option<u64>,
     /// By neither the device nor this process.
     pub foreign_ns: u64,
     /// By the hypervisor.
     pub stolen_ns: u64,
+    /// How long.
+    pub elapsed: Duration,
 }
 
 impl Busy {
@@ -149,20 +134,24 @@ impl Busy {
             .skip(1)
             .filter_map(|word| word.parse().ok())
             .collect();
-        let at = |index: usize| words.get(index).copied().unwrap_or(0) * TICK_NS;
+        let word = |index: usize| words.get(index).copied().unwrap_or(0) * TICK_NS;
         let time = clock_gettime(ClockId::ProcessCPUTime);
+        let each = devices.iter().map(|pid| cpu_of(*pid));
         Busy {
-            all_ns: at(0) + at(1) + at(2) + at(5) + at(6),
-            stolen_ns: at(7),
+            at: Instant::now(),
+            all_ns: word(0) + word(1) + word(2) + word(5) + word(6),
+            stolen_ns: word(7),
             own_ns: time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64,
-            device_ns: devices.iter().map(|pid| cpu_of(*pid)).sum(),
+            device_ns: each.sum::<Option<u64>>().filter(|_| !devices.is_empty()),
         }
     }
 
     /// Since an earlier moment.
-    pub fn since(&self, earlier: &Busy, elapsed: Duration) -> Spent {
-        let device_ns = self.device_ns.saturating_sub(earlier.device_ns);
-        let ours = self.own_ns.saturating_sub(earlier.own_ns) + device_ns;
+    pub fn since(&self, earlier: &Busy) -> Spent {
+        let elapsed = self.at.duration_since(earlier.at);
+        let device_ns = self.device_ns.zip(earlier.device_ns);
+        let device_ns = device_ns.map(|(now, before)| now.saturating_sub(before));
+        let ours = self.own_ns.saturating_sub(earlier.own_ns) + device_ns.unwrap_or(0);
         let all = self.all_ns.saturating_sub(earlier.all_ns);
         let most = elapsed.as_nanos() as u64 * 4096;
         Spent {
@@ -170,6 +159,7 @@ impl Busy {
             // Ticks are coarse: a little less than nothing is nothing.
             foreign_ns: all.saturating_sub(ours).min(most),
             stolen_ns: self.stolen_ns.saturating_sub(earlier.stolen_ns),
+            elapsed,
         }
     }
 }
@@ -181,30 +171,33 @@ mod tests {
     #[test]
     fn foreign_is_what_neither_this_process_nor_the_device_used() {
         let before = Busy {
+            at: Instant::now(),
             all_ns: 10_000,
             stolen_ns: 50,
             own_ns: 100,
-            device_ns: 200,
+            device_ns: Some(200),
         };
         let after = Busy {
+            at: before.at + Duration::from_secs(1),
             all_ns: 16_000,
             stolen_ns: 75,
             own_ns: 2100,
-            device_ns: 1200,
+            device_ns: Some(1200),
         };
-        let spent = after.since(&before, Duration::from_secs(1));
+        let spent = after.since(&before);
         assert_eq!(
             (spent.device_ns, spent.foreign_ns, spent.stolen_ns),
-            (1000, 3000, 25)
+            (Some(1000), 3000, 25)
         );
-        // A device that is gone has used nothing, and ticks may lag behind.
+        assert_eq!(spent.elapsed, Duration::from_secs(1));
+        // Nobody knows what a device that is gone has used, and ticks may lag behind.
         let gone = Busy {
-            device_ns: 0,
+            device_ns: None,
             all_ns: 10_000,
             ..after
         };
-        let spent = gone.since(&before, Duration::from_secs(1));
-        assert_eq!((spent.device_ns, spent.foreign_ns), (0, 0));
+        let spent = gone.since(&before);
+        assert_eq!((spent.device_ns, spent.foreign_ns), (None, 0));
     }
 
     /// Work of another process is foreign, unless that process is the device.
@@ -215,13 +208,31 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id();
-        while cpu_of(pid) < 100_000_000 {
+        while cpu_of(pid).unwrap() < 100_000_000 {
             std::thread::sleep(Duration::from_millis(10));
         }
         let device = Busy::now(&[pid]);
         child.kill().ok();
         child.wait().ok();
-        assert!(device.device_ns >= 100_000_000);
-        assert!(device.all_ns >= device.device_ns / 2);
+        assert!(device.device_ns.unwrap() >= 100_000_000);
+        assert!(device.all_ns >= device.device_ns.unwrap() / 2);
+        // Its number is nobody's now: nothing is known, which is not 0.
+        assert_eq!(Busy::now(&[pid]).device_ns, None);
+        assert_eq!(Busy::now(&[]).device_ns, None);
+    }
+
+    /// A daemon's threads come and go: what they used stays used.
+    #[test]
+    fn threads_that_have_ended_count() {
+        let pid = std::process::id();
+        let before = cpu_of(pid).unwrap();
+        let burnt = std::thread::spawn(|| {
+            let used = || clock_gettime(ClockId::ThreadCPUTime);
+            while used().tv_nsec < 50_000_000 && used().tv_sec == 0 {
+                std::hint::spin_loop();
+            }
+        });
+        burnt.join().unwrap();
+        assert!(cpu_of(pid).unwrap() >= before + 50_000_000);
     }
 }

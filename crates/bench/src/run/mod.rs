@@ -21,7 +21,9 @@ use timeline::{Clock, Ends, Latencies, Operation, Snapshot, Span};
 pub use machine::{Environment, cpu_of, environment, pin};
 pub use phase::{Phase, phases};
 pub use progress::Progress;
-pub use statistics::{Interval, Spread, bootstrap_middle, bootstrap_ratio, middle_mean, spread};
+pub use statistics::{
+    Interval, Spread, bootstrap_middle, bootstrap_ratio, bootstrap_ratio_apart, middle_mean, spread,
+};
 
 use crate::drive::{LogEntry, Moments, Tally};
 use crate::driver::{DriverOptions, Subject};
@@ -172,6 +174,12 @@ impl Repetition {
     pub fn errors(&self) -> u64 {
         let each = self.jobs.iter();
         each.map(|job| job.errors + job.differences).sum()
+    }
+
+    /// Requests of all jobs, flushes included: one is kicked for, and answered, like the others.
+    pub fn requests(&self) -> u64 {
+        let tallies = self.jobs.iter().flat_map(|job| &job.tallies);
+        tallies.map(|tally| tally.ios).sum()
     }
 
     /// Latencies of reads and writes of all jobs.
@@ -381,7 +389,7 @@ fn turn(
         one.jobs.extend(jobs);
     }
     let ios = totals.ios.max(1) as f64;
-    let measured: u64 = one.jobs.iter().map(JobResult::ios).sum();
+    let measured = one.requests();
     let seconds = totals.elapsed.as_secs_f64().max(1e-9);
     one.kicks_per_io = totals.kicks as f64 / measured.max(1) as f64;
     one.interrupts_per_io = totals.interrupts as f64 / measured.max(1) as f64;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use timeline::Clock;
 
-use super::machine::{Busy, pin};
+use super::machine::{Busy, cpu_of, pin};
 use super::{JobResult, Plan, Progress};
 use crate::drive::{Crew, CrewResult, Shared, Stream, Window};
 use crate::driver::{Demand, DriverOptions, Kind, Seed, Session, Subject, prepare_file};
@@ -62,6 +62,15 @@ struct ThreadPlan {
     window: Window,
     cpu: Option<usize>,
     polling: bool,
+}
+
+/// What the threads drive.
+#[derive(Default)]
+struct Open {
+    /// Processes of the devices, where they are known.
+    pids: Vec<u32>,
+    /// They have to outlive their queues.
+    sessions: Vec<(String, Session)>,
 }
 
 /// Jobs with the same targets and the same time may share threads.
@@ -124,8 +133,8 @@ impl Phase {
         plan: &Plan,
         group: &Group,
         clock: &Clock,
-        pids: &mut Vec<u32>,
-        kept: &mut Vec<Session>,
+        interrupted: &AtomicBool,
+        open: &mut Open,
     ) -> Result<Vec<ThreadPlan>> {
         let jobs = || group.clones.iter().map(|(job, _)| &self.jobs[*job]);
         let whole = Demand {
@@ -149,7 +158,8 @@ impl Phase {
             if let (Kind::File, Some(Amount::Bytes(size))) =
                 (target.kind, jobs().find_map(|job| job.size))
             {
-                prepare_file(&target.path, size / group.targets.len().max(1) as u64)?;
+                let size = size / group.targets.len().max(1) as u64;
+                prepare_file(&target.path, size, interrupted)?;
             }
             let count = group.clones.len();
             let session = Session::open(target, &driver, whole, count, group.direct)?;
@@ -159,7 +169,12 @@ impl Phase {
                 "{} refuses writes",
                 target.name
             );
-            pids.extend(session.pid().or(target.pid));
+            let exists = |pid: &u32| cpu_of(*pid).is_some();
+            if let Some(pid) = target.pid {
+                ensure!(exists(&pid), "{}: there is no process {pid}", target.name);
+            }
+            open.pids
+                .extend(target.pid.or(session.pid().filter(exists)));
             sessions.push(session);
         }
         let room = sessions.iter().map(|session| session.info().queues).min();
@@ -221,7 +236,8 @@ impl Phase {
                 cpu: (!group.cpus.is_empty()).then(|| group.cpus[thread % group.cpus.len()]),
             });
         }
-        kept.extend(sessions);
+        let names = group.targets.iter().map(|target| target.name.clone());
+        open.sessions.extend(names.zip(sessions));
         Ok(threads)
     }
 
@@ -241,13 +257,12 @@ impl Phase {
         title: &str,
         totals: &mut Totals,
     ) -> Result<Vec<JobResult>> {
-        let mut pids = Vec::new();
         let mut threads = Vec::new();
-        // Sessions have to outlive their queues.
-        let mut sessions = Vec::new();
+        let mut open = Open::default();
         for group in self.groups(plan, subject)? {
-            threads.extend(self.threads(plan, &group, clock, &mut pids, &mut sessions)?);
+            threads.extend(self.threads(plan, &group, clock, interrupted, &mut open)?);
         }
+        let Open { mut pids, sessions } = open;
         pids.sort_unstable();
         pids.dedup();
         let own = std::process::id();
@@ -261,10 +276,16 @@ impl Phase {
             .iter()
             .map(|t| t.window.runtime.map(|time| time + t.window.ramp))
             .try_fold(Duration::ZERO, |longest, time| Some(longest.max(time?)));
-        let shared = Shared::default();
-        let busy = Busy::now(&devices);
+        let shared = Shared {
+            watcher: Some(std::thread::current()),
+            ..Shared::default()
+        };
+        let count = threads.len();
+        let before = Busy::now(&devices);
         let begin = Instant::now();
-        let mut gone = false;
+        let mut gone: Option<&str> = None;
+        // When all have done what is measured: reading back is not.
+        let mut after: Option<Busy> = None;
         let results = std::thread::scope(|scope| {
             let handles: Vec<_> = threads
                 .into_iter()
@@ -275,9 +296,14 @@ impl Phase {
                 .collect();
             while !handles.iter().all(|handle| handle.is_finished()) {
                 let left = longest.map(|longest| longest.saturating_sub(begin.elapsed()));
-                std::thread::sleep(left.unwrap_or(GLANCE).clamp(ENDING, GLANCE));
-                gone |= sessions.iter().any(Session::is_closed);
-                let stop = gone
+                std::thread::park_timeout(left.unwrap_or(GLANCE).clamp(ENDING, GLANCE));
+                if after.is_none() && shared.measured.load(Ordering::Relaxed) == count {
+                    after = Some(Busy::now(&devices));
+                }
+                let closed = || sessions.iter().find(|(_, session)| session.is_closed());
+                gone = gone.or_else(|| closed().map(|(name, _)| &name[..]));
+                shared.gone.store(gone.is_some(), Ordering::Relaxed);
+                let stop = gone.is_some()
                     || interrupted.load(Ordering::Relaxed)
                     // One that failed ends all.
                     || shared.stop.load(Ordering::Relaxed);
@@ -299,18 +325,19 @@ impl Phase {
                 })
                 .collect::<Vec<Result<CrewResult>>>()
         });
-        let spent = Busy::now(&devices).since(&busy, begin.elapsed());
-        drop(sessions);
-        if gone {
-            bail!("the device has ended the session: what it logged says why");
+        let after = after.unwrap_or_else(|| Busy::now(&devices));
+        if let Some(name) = gone {
+            bail!("{name}: the device has ended the session: what it logged says why");
         }
+        drop(sessions);
         let results = results.into_iter().collect::<Result<Vec<_>>>()?;
         totals.ios += shared.ios.load(Ordering::Relaxed);
-        totals.elapsed += begin.elapsed();
+        let spent = after.since(&before);
+        totals.elapsed += spent.elapsed;
         totals.foreign_ns += spent.foreign_ns;
         totals.stolen_ns += spent.stolen_ns;
-        if !devices.is_empty() {
-            *totals.device_cpu_ns.get_or_insert(0) += spent.device_ns;
+        if let Some(device_ns) = spent.device_ns {
+            *totals.device_cpu_ns.get_or_insert(0) += device_ns;
         }
         for crew in &results {
             totals.kicks += crew.kicks;

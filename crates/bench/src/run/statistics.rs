@@ -59,29 +59,42 @@ pub fn spread(values: &[f64]) -> Spread {
 /// Resamplings: enough for two digits of a 95 % interval.
 const RESAMPLINGS: usize = 2000;
 
-/// Ratio of the medians of `a` and `b`, with its interval. Turns that belong together are drawn together where
-/// there are as many of the one as of the other, so that the machine's drift cancels.
+/// Ratio of the medians of `a` and `b`, which were measured in turns, with its interval. Turns that belong together are drawn
+/// together where there are as many of the one as of the other, so that the machine's drift cancels.
 pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Option<Interval> {
+    if a.len() != b.len() {
+        return bootstrap_ratio_apart(a, b);
+    }
+    ratio(a, b, |random| {
+        let pairs = (0..a.len()).map(|_| random.below(a.len() as u64) as usize);
+        pairs.map(|at| (a[at], b[at])).unzip()
+    })
+}
+
+/// The same of values that were measured apart: no two of them belong together.
+pub fn bootstrap_ratio_apart(a: &[f64], b: &[f64]) -> Option<Interval> {
+    ratio(a, b, |random| {
+        let mut of = |values: &[f64]| -> Vec<f64> {
+            let draw = |_: &f64| values[random.below(values.len() as u64) as usize];
+            values.iter().map(draw).collect()
+        };
+        (of(a), of(b))
+    })
+}
+
+fn ratio(
+    a: &[f64],
+    b: &[f64],
+    mut draw: impl FnMut(&mut Random) -> (Vec<f64>, Vec<f64>),
+) -> Option<Interval> {
     let base = spread(b).median;
     if a.is_empty() || b.is_empty() || base <= 0.0 {
         return None;
     }
-    let paired = a.len() == b.len();
     let mut random = Random::new(95);
     let mut ratios: Vec<f64> = (0..RESAMPLINGS)
         .filter_map(|_| {
-            let mut of_a = Vec::with_capacity(a.len());
-            let mut of_b = Vec::with_capacity(b.len());
-            if paired {
-                for _ in 0..a.len() {
-                    let at = random.below(a.len() as u64) as usize;
-                    of_a.push(a[at]);
-                    of_b.push(b[at]);
-                }
-            } else {
-                of_a.extend((0..a.len()).map(|_| a[random.below(a.len() as u64) as usize]));
-                of_b.extend((0..b.len()).map(|_| b[random.below(b.len() as u64) as usize]));
-            }
+            let (of_a, of_b) = draw(&mut random);
             let below = spread(&of_b).median;
             (below > 0.0).then(|| spread(&of_a).median / below)
         })
@@ -168,6 +181,9 @@ mod tests {
         let ratio = bootstrap_ratio(&a, &b).unwrap();
         assert!((ratio.value - 2.0).abs() < 1e-9);
         assert!((ratio.low - 2.0).abs() < 1e-9 && (ratio.high - 2.0).abs() < 1e-9);
+        // Measured apart it is not: which value of the one is beside which of the other says nothing.
+        let apart = bootstrap_ratio_apart(&a, &b).unwrap();
+        assert!(apart.low < 1.9 && apart.high > 2.1, "{apart:?}");
         let noisy = [90.0, 130.0, 100.0];
         let ratio = bootstrap_ratio(&noisy, &[50.0, 50.0, 50.0, 50.0]).unwrap();
         assert!(ratio.low < ratio.value && ratio.value < ratio.high);

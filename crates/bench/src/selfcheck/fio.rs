@@ -122,7 +122,7 @@ pub fn same_as_fio(runner: &Runner<'_>, options: &CheckOptions) -> Result<Vec<Fi
     }
     let folder = folder_in(&options.place)?;
     let file = folder.path().join("device");
-    prepare_file(&file, SIZE)?;
+    prepare_file(&file, SIZE, runner.interrupted)?;
     File::open(&file)?.sync_all()?;
     let loop_device = Loop::over(&file);
     let device = loop_device.as_ref().map_or(&file, |found| &found.0);

@@ -6,7 +6,6 @@
 mod fio;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,10 +14,10 @@ use backend::DelayTime;
 use timeline::table::time;
 use timeline::{Clock, Operation, Span};
 
+use crate::children::{Daemon, Scratch, Start};
 use crate::driver::{DriverOptions, Subject};
 use crate::job::{Job, apply};
 use crate::run::{Plan, Progress, Repetition, run};
-use crate::table::Daemon;
 
 /// What is checked, and where.
 #[derive(Clone, Debug)]
@@ -79,14 +78,14 @@ const NULL: &str = "null";
 
 /// A daemon with a disk of each kind.
 struct Served {
-    folder: tempfile::TempDir,
+    folder: Scratch,
     _daemon: Daemon,
 }
 
 impl Served {
     fn start(options: &CheckOptions) -> Result<Served> {
-        let folder = tempfile::Builder::new().prefix("lc").tempdir_in("/tmp")?;
-        let mut command = Command::new(&options.program);
+        let folder = Scratch::for_sockets("lc")?;
+        let mut command = Start::new(&options.program, None);
         command.args(["--log", "warn", "serve", "--workers", "1"]);
         // A worker that sleeps for its disk wakes as late as the machine has it, which is not what is checked here.
         command.args(["--disk-poll-us", "always", "--control"]);
@@ -306,10 +305,7 @@ fn service_times(
 }
 
 /// A folder of one's own below the one for files.
-fn folder_in(place: &Path) -> Result<tempfile::TempDir> {
+fn folder_in(place: &Path) -> Result<Scratch> {
     std::fs::create_dir_all(place)?;
-    let builder = tempfile::Builder::new()
-        .prefix("lunette-check")
-        .tempdir_in(place);
-    builder.with_context(|| format!("cannot make a folder in {}", place.display()))
+    Scratch::new("lunette-check", place)
 }

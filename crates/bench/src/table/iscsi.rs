@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use timeline::Clock;
 
-use super::peers::{Daemon, pinned};
-use super::{TableOptions, disturbances, head, introduction};
+use super::{TableOptions, chosen, disturbances, head, introduction, share_of_cpu};
+use crate::children::{Daemon, Scratch, Start};
 use crate::driver::{Demand, DriverOptions, Session, Subject};
 use crate::job::{Job, apply};
 use crate::report::{columns, rate, ratio};
 use crate::run::{
-    Outcome, Plan, Progress, SubjectResult, bootstrap_ratio, cpu_of, run_without_errors, spread,
+    Outcome, Plan, Progress, SubjectResult, bootstrap_ratio, run_without_errors, spread,
 };
 
 const TARGET: &str = "iqn.2026-11.org.example:bench";
@@ -100,8 +100,8 @@ struct Served {
     name: &'static str,
     daemon: Daemon,
     subject: String,
-    /// Its disk, where that is a file.
-    _memory: Option<tempfile::NamedTempFile>,
+    /// Where its disk is, if that is a file.
+    _memory: Option<Scratch>,
 }
 
 impl Served {
@@ -128,8 +128,9 @@ pub fn iscsi_table(
     interrupted: &Arc<AtomicBool>,
     progress: &Progress,
 ) -> Result<String> {
+    chosen(options, CASES.iter().map(|case| case.name))?;
     let clock = Clock::new();
-    let folder = tempfile::tempdir()?;
+    let folder = Scratch::for_sockets("lt")?;
     progress.say("starting the targets and filling their disks");
     let mut targets = vec![
         lunette(options, folder.path(), OURS, &[])?,
@@ -207,7 +208,7 @@ fn lunette(
 ) -> Result<Served> {
     let address = free_port()?;
     let cpu = options.device_cpu.to_string();
-    let mut command = pinned(&options.program, options.device_cpu);
+    let mut command = Start::new(&options.program, Some(options.device_cpu));
     command.args(["--log", "warn", "serve", "--cpus", &cpu, "--control"]);
     command.arg(folder.join(name));
     command.args(["--disk", &format!("d0=ram:{SIZE}")]);
@@ -227,20 +228,19 @@ fn lunette(
 
 /// Debian's tgtd with a file on tmpfs as LUN 1, for its LUN 0 is a controller.
 fn tgt(options: &TableOptions, folder: &Path) -> Result<Served> {
-    let memory = tempfile::Builder::new()
-        .prefix("lunette-bench")
-        .tempfile_in("/dev/shm")?;
-    memory.as_file().set_len(SIZE)?;
+    let memory = Scratch::new("lunette-bench", Path::new("/dev/shm"))?;
+    let disk = memory.path().join("ram.raw");
+    File::create(&disk)?.set_len(SIZE)?;
     let address = free_port()?;
     // Its control port names a socket of its own, beside that of a tgtd that may run here.
     let control = (u32::from(address.port()) % CONTROL_PORTS + 1).to_string();
-    let mut command = pinned(Path::new("tgtd"), options.device_cpu);
+    let mut command = Start::new(Path::new("tgtd"), Some(options.device_cpu));
     command.args(["-f", "-C", &control, "--iscsi"]);
     command.arg(format!("portal={address}"));
     let log = folder.join("tgtd.log");
     let mut daemon = Daemon::start(command, &log, &[])?;
     await_port(&mut daemon, address, &log)?;
-    let path = memory.path().to_string_lossy().into_owned();
+    let path = disk.to_string_lossy().into_owned();
     for words in [
         vec![
             "--op", "new", "--mode", "target", "--tid", "1", "-T", TARGET,
@@ -341,11 +341,7 @@ fn idle_cpu(target: &Served) -> Result<f64> {
     let mut session = Session::open(&target.subject(false)?, &options, demand, 1, None)?;
     let _queue = session.queue(&options, demand)?;
     std::thread::sleep(Duration::from_millis(300));
-    let pid = target.daemon.pid();
-    let (before, begin) = (cpu_of(pid), Instant::now());
-    std::thread::sleep(Duration::from_secs(2));
-    let used = cpu_of(pid).saturating_sub(before);
-    Ok(used as f64 / begin.elapsed().as_nanos() as f64)
+    share_of_cpu(target.daemon.pid(), Duration::from_secs(2))
 }
 
 fn find<'a>(line: &'a Line, name: &str) -> Option<&'a SubjectResult> {

@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use timeline::Clock;
 
 pub use iscsi::iscsi_table;
-pub use peers::{Daemon, Place};
+pub use peers::Place;
 
+use crate::children::Daemon;
 use crate::driver::{Demand, DriverOptions, Session, Subject};
 use crate::job::{Job, apply};
 use crate::report::{columns, rate, ratio};
@@ -144,8 +145,9 @@ pub fn table(
     interrupted: &Arc<AtomicBool>,
     progress: &Progress,
 ) -> Result<String> {
+    chosen(options, CASES.iter().map(|case| case.name))?;
     let clock = Clock::new();
-    let place = Place::new(&options.place)?;
+    let place = Place::new(&options.place, interrupted)?;
     progress.say("starting the daemons and filling their disks");
     let ours = |owner, media: &[&str], more: &[&str]| {
         peers::lunette(
@@ -220,6 +222,19 @@ pub fn table(
         text.push_str(&format!("\n{}", stamps::render(&costs)));
     }
     Ok(text)
+}
+
+/// Is there any case at all that was asked for?
+fn chosen<'a>(options: &TableOptions, names: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
+    if let Some(only) = &options.only {
+        let names: Vec<&str> = names.collect();
+        ensure!(
+            names.iter().any(|name| name.contains(only.as_str())),
+            "no case's name contains `{only}`; the cases: {}",
+            names.join(", ")
+        );
+    }
+    Ok(())
 }
 
 fn subjects(medium: Medium, place: &Place, with_peer: bool) -> Result<Vec<Subject>> {
@@ -317,9 +332,15 @@ fn idle_cpu(daemon: &Daemon, socket: &Path) -> Result<f64> {
     let mut session = Session::open(&subject, &options, demand, 1, None)?;
     let _queue = session.queue(&options, demand)?;
     std::thread::sleep(Duration::from_millis(300));
-    let (before, begin) = (cpu_of(daemon.pid()), Instant::now());
-    std::thread::sleep(Duration::from_secs(1));
-    let used = cpu_of(daemon.pid()).saturating_sub(before);
+    share_of_cpu(daemon.pid(), Duration::from_secs(1))
+}
+
+/// Part of a CPU that a process uses for so long.
+fn share_of_cpu(pid: u32, time: Duration) -> Result<f64> {
+    let cpu = || cpu_of(pid).context("the daemon is gone");
+    let (before, begin) = (cpu()?, Instant::now());
+    std::thread::sleep(time);
+    let used = cpu()?.saturating_sub(before);
     Ok(used as f64 / begin.elapsed().as_nanos() as f64)
 }
 

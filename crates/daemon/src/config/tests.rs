@@ -285,6 +285,18 @@ fn a_syntax_error_does_not_hide_other_mistakes_nor_invent_any() {
 }
 
 #[test]
+fn a_number_with_a_slip_elsewhere_is_not_told_to_be_a_string() {
+    for text in [
+        "workers = 2\nworkers = 3\n",
+        "[[disk]]\nread_only = true\nread_only = true\n",
+    ] {
+        let shown = from_file(text).unwrap_err().to_string();
+        assert!(shown.contains("duplicate key"), "{shown}");
+        assert!(!shown.contains("quotes"), "{shown}");
+    }
+}
+
+#[test]
 fn a_mistake_in_a_flag_shows_the_flag() {
     let flags = Flags {
         disk: words(&[
@@ -390,6 +402,28 @@ fn the_documented_example_is_valid_and_says_every_key() {
                 "{key} is not in the example"
             );
         }
+    }
+}
+
+#[test]
+fn the_documented_example_has_each_key_that_is_allowed() {
+    let text = "no = 1\n[[disk]]\nno = 1\n[[vhost_blk]]\nno = 1\n[[vhost_scsi]]\nno = 1\nlun = [{ no = 1 }]\n\
+                [[iscsi]]\nno = 1\nlun = [{ no = 1 }]\nacl = [{ no = 1 }]\n[iscsi_limits]\nno = 1\n";
+    let found = from_file(text).unwrap_err();
+    let unknown = found.iter().filter(|m| m.message.contains("no key `no`"));
+    let allowed: Vec<&str> = unknown
+        .filter_map(|mistake| mistake.allowed.as_deref())
+        .collect();
+    assert_eq!(allowed.len(), 9, "{found}");
+    for key in allowed
+        .iter()
+        .flat_map(|keys| keys.split('`').skip(1).step_by(2))
+    {
+        let said = [format!("{key} ="), format!("[{key}]")];
+        assert!(
+            said.iter().any(|said| EXAMPLE.contains(said)),
+            "{key} is not in the example"
+        );
     }
 }
 

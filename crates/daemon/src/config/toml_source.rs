@@ -29,7 +29,8 @@ fn unquoted(line: &str) -> Option<String> {
     let (key, value) = line.split_once('=')?;
     let value = value.split('#').next()?.trim();
     let is_word = |c: char| c.is_ascii_alphanumeric() || "./-_:".contains(c);
-    (!value.is_empty() && value.chars().all(is_word))
+    let is_value = || DeTable::parse(&format!("key = {value}")).is_ok();
+    (!value.is_empty() && value.chars().all(is_word) && !is_value())
         .then(|| format!("a string needs quotes: {} = \"{value}\"", key.trim()))
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use vhost_user::connect_at_once;
 
 /// Why a socket could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -133,7 +134,7 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     if !metadata.file_type().is_socket() {
         return Err(BindError::NotASocket { path });
     }
-    match connect(&path) {
+    match connect_at_once(&path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(&path).map_err(|source| BindError::System {
                 what: "remove the stale socket",
@@ -145,13 +146,6 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
         // Whoever holds it does not answer us, but holds it.
         _ => Err(BindError::InUse { path }),
     }
-}
-
-/// Does not wait: a daemon whose line is full is one that lives.
-fn connect(path: &Path) -> io::Result<()> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
 fn listen(path: &Path, mode: Mode) -> io::Result<UnixListener> {
@@ -220,7 +214,7 @@ mod tests {
         for _ in 0..2 {
             line.push(std::os::unix::net::UnixStream::connect(&path).unwrap());
         }
-        connect(&path).expect_err("there is room in the line");
+        connect_at_once(&path).expect_err("there is room in the line");
         assert!(matches!(bind(&path), Err(BindError::InUse { .. })));
     }
 

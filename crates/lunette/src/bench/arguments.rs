@@ -41,6 +41,18 @@ Examples:
   What two result files say
     lunette bench compare before.json after.json";
 
+/// A day: longer turns are mistakes.
+const LONGEST_MS: u64 = 86_400_000;
+/// As many of something as anybody waits for.
+const MANY: i64 = 1_000_000;
+
+fn cpus_worth(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(cpus) if cpus >= 0.0 => Ok(cpus),
+        _ => Err("a number of CPUs, such as 0.1, or inf: nothing counts as disturbed".to_owned()),
+    }
+}
+
 /// What else there is.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
@@ -103,13 +115,13 @@ pub struct Trial {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
     /// Milliseconds before anything counts
-    #[arg(long, value_name = "MS", default_value_t = 200)]
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=LONGEST_MS))]
     pub warm_up_ms: u64,
     /// How often a turn that was disturbed is run again
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=MANY))]
     pub retries: u32,
     /// CPUs' worth of other work from which on a turn counts as disturbed
-    #[arg(long, value_name = "CPUS", default_value_t = 0.1)]
+    #[arg(long, value_name = "CPUS", default_value_t = 0.1, value_parser = cpus_worth)]
     pub disturbance: f64,
     /// How to print
     #[arg(long, value_enum, default_value_t = Format::Normal)]
@@ -257,10 +269,10 @@ pub struct TableArguments {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub device_cpu: usize,
     /// Turns of each subject and case: many short ones, for a machine is quicker at some times than at others
-    #[arg(long, value_name = "N", default_value_t = 24)]
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=MANY))]
     pub repetitions: u32,
     /// Milliseconds that one turn measures
-    #[arg(long, value_name = "MS", default_value_t = 80)]
+    #[arg(long, value_name = "MS", default_value_t = 80, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
@@ -277,13 +289,13 @@ pub struct StampArguments {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub device_cpu: usize,
     /// How often both daemons are started: what makes the interval narrow
-    #[arg(long, value_name = "N", default_value_t = 24)]
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=MANY))]
     pub rounds: u32,
     /// Turns of each in a round, an even number
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=MANY))]
     pub repetitions: u32,
     /// Milliseconds that one turn measures
-    #[arg(long, value_name = "MS", default_value_t = 60)]
+    #[arg(long, value_name = "MS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
@@ -321,14 +333,15 @@ pub struct MatrixArguments {
         long,
         value_name = "N,N,...",
         value_delimiter = ',',
-        default_value = "1,2"
+        default_value = "1,2",
+        value_parser = clap::value_parser!(u16).range(1..)
     )]
     pub queues: Vec<u16>,
     /// Turns of each run
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=MANY))]
     pub repetitions: u32,
     /// Milliseconds that one run measures
-    #[arg(long, value_name = "MS", default_value_t = 500)]
+    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,
     /// The driver polls instead of waiting for interrupts
     #[arg(long)]

@@ -9,7 +9,7 @@ use bench::stamps::{StampOptions, render, stamp_cost as measure};
 use serde_json::json;
 
 use super::arguments::{SelfCheckArguments, StampArguments};
-use super::{interrupted, to_its_end};
+use super::{interrupted, to_its_end, unless_interrupted};
 use crate::failure::{Failure, Outcome};
 
 /// Measures what stamps cost, and prints it.
@@ -18,14 +18,14 @@ pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
         program: std::env::current_exe()?,
         driver_cpu: arguments.driver_cpu,
         device_cpu: arguments.device_cpu,
-        rounds: arguments.rounds.max(1),
-        repetitions: arguments.repetitions.max(2),
+        rounds: arguments.rounds,
+        repetitions: arguments.repetitions,
         only: arguments.only.clone(),
-        turn: Duration::from_millis(arguments.turn_ms.max(10)),
+        turn: Duration::from_millis(arguments.turn_ms),
     };
     let progress = Progress::new(None);
     let interrupted = interrupted()?;
-    let costs = measure(&options, &interrupted, &progress)?;
+    let costs = unless_interrupted(measure(&options, &interrupted, &progress), &interrupted)?;
     drop(progress);
     let mut stdout = std::io::stdout().lock();
     if arguments.json {
@@ -48,12 +48,11 @@ pub fn self_check(arguments: &SelfCheckArguments) -> Outcome {
         timing: !arguments.without_timing,
     };
     let progress = Progress::new(None);
-    let findings = check(&options, &interrupted()?, &progress)?;
+    let interrupted = interrupted()?;
+    let findings = unless_interrupted(check(&options, &interrupted, &progress), &interrupted)?;
     drop(progress);
-    let mut stdout = std::io::stdout().lock();
-    for finding in &findings {
-        writeln!(stdout, "{finding}")?;
-    }
+    let text: String = findings.iter().map(|one| format!("{one}\n")).collect();
+    let printed = write!(std::io::stdout(), "{text}");
     let wrong = findings
         .iter()
         .filter(|finding| finding.verdict == Verdict::Wrong)
@@ -61,5 +60,5 @@ pub fn self_check(arguments: &SelfCheckArguments) -> Outcome {
     if wrong > 0 {
         return Err(Failure::because(format!("{wrong} claims do not hold")));
     }
-    Ok(())
+    Ok(printed?)
 }

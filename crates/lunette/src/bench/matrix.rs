@@ -7,7 +7,7 @@ use bench::matrix::{StudyOptions, report, run as run_study};
 use bench::run::Progress;
 
 use super::arguments::MatrixArguments;
-use super::{interrupted, to_its_end};
+use super::{interrupted, to_its_end, unless_interrupted};
 use crate::failure::{Failure, Outcome};
 
 /// Numbers of workers that the study looks at where the machine has the CPUs.
@@ -20,7 +20,13 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     if workers.is_empty() {
         workers.extend(WORKERS);
     }
-    workers.retain(|count| *count <= cpus);
+    match arguments.workers.iter().max() {
+        Some(most) if *most > cpus => {
+            let reason = format!("--workers {most}: there are {cpus} CPUs, and each has its own");
+            return Err(Failure::because(reason));
+        }
+        _ => workers.retain(|count| *count <= cpus),
+    }
     let place = &arguments.place;
     std::fs::create_dir_all(place)
         .map_err(|error| Failure::because(format!("cannot make {}: {error}", place.display())))?;
@@ -30,13 +36,13 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         disks: arguments.disks,
         workers,
         queues: arguments.queues.clone(),
-        repetitions: arguments.repetitions.max(1),
-        turn: Duration::from_millis(arguments.turn_ms.max(10)),
+        repetitions: arguments.repetitions,
+        turn: Duration::from_millis(arguments.turn_ms),
         polling: arguments.polling,
     };
     let progress = Progress::new(None);
     let interrupted = interrupted()?;
-    let study = run_study(&options, &interrupted, &progress)?;
+    let study = unless_interrupted(run_study(&options, &interrupted, &progress), &interrupted)?;
     drop(progress);
     for path in report(&study, &place.join("index.html"))? {
         writeln!(std::io::stdout(), "{}", path.display())?;

@@ -5,8 +5,9 @@ mod glass;
 mod matrix;
 mod table;
 
+use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +16,9 @@ use bench::driver::{DriverOptions, Subject};
 use bench::job::{Job, Mistake, Mistakes, Surroundings, apply, check, parse};
 use bench::report;
 use bench::run::{Plan, Progress, run as run_plan};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use timeline::Clock;
 
 pub use arguments::BenchArguments;
@@ -36,14 +39,40 @@ pub fn run(arguments: BenchArguments) -> Outcome {
     }
 }
 
-/// Becomes true at Ctrl-C; a second one ends the process at once.
+/// Becomes true at Ctrl-C, or when the terminal goes away; a second time the process ends at once, and leaves nothing behind.
 fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_default(signal, flag.clone())?;
-        signal_hook::flag::register(signal, flag.clone())?;
-    }
+    // `nohup` and its like have SIGHUP ignored, and so it stays; a shell's `&` has SIGINT ignored, which is sent on purpose.
+    let hangup = Some(SIGHUP).filter(|signal| !is_ignored(*signal));
+    let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
+    let told = flag.clone();
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            for signal in signals.forever() {
+                if told.swap(true, Ordering::Relaxed) {
+                    bench::children::abandon();
+                    emulate_default_handler(signal).ok();
+                }
+            }
+        })?;
     Ok(flag)
+}
+
+/// Did whoever started this process have it ignore the signal?
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// What was interrupted failed for that.
+fn unless_interrupted<T>(made: anyhow::Result<T>, interrupted: &AtomicBool) -> Result<T, Failure> {
+    made.map_err(|error| match interrupted.load(Ordering::Relaxed) {
+        true => Failure::Interrupted,
+        false => Failure::from(error),
+    })
 }
 
 /// Did it come to its end? What there is has been printed.
@@ -76,16 +105,17 @@ fn trial(trial: &Trial) -> Outcome {
         .partition(|word| Subject::looks_like_one(word));
     let subjects = subjects.into_iter().chain(&trial.vs);
     let subjects = subjects
-        .map(|text| Subject::parse(text))
+        .map(|text| Subject::parse(text).map_err(Failure::mistake))
         .collect::<Result<Vec<_>, _>>()?;
     let jobs = jobs(&trial.quick, &files)?;
     if subjects.is_empty() && jobs.iter().all(|job| job.filenames.is_empty()) {
-        return Err(Failure::because(format!(
+        return Err(Failure::mistake(format_args!(
             "nothing to measure: name a subject ({})",
             bench::driver::FORMS
         )));
     }
     let plan = plan(trial, subjects, jobs)?;
+    let output = trial.output.as_deref().map(Output::open).transpose()?;
     for engine in plan.jobs.iter().filter_map(|job| job.engine.as_ref()) {
         if engine != "io_uring" {
             say(&format_args!(
@@ -96,10 +126,15 @@ fn trial(trial: &Trial) -> Outcome {
     let interrupted = interrupted()?;
     let heartbeat = trial.quick.threads.as_ref().map(|_| Duration::from_secs(1));
     let progress = Progress::new(heartbeat);
-    let outcome = run_plan(&plan, &Clock::new(), &interrupted, &progress)?;
+    let outcome = run_plan(&plan, &Clock::new(), &interrupted, &progress);
+    let outcome = unless_interrupted(outcome, &interrupted)?;
     drop(progress);
+    match print(trial, &plan, &outcome, output) {
+        // The verdict is what it is, all the same.
+        Ok(()) | Err(Failure::NobodyReads) => {}
+        failed => return failed,
+    }
     logs(&plan, &outcome)?;
-    print(trial, &plan, &outcome)?;
     let errors: u64 = outcome
         .subjects
         .iter()
@@ -110,6 +145,37 @@ fn trial(trial: &Trial) -> Outcome {
         return Err(Failure::because(format!("{errors} errors or differences")));
     }
     to_its_end(&interrupted)
+}
+
+/// Where the result goes, open before anything is measured: what takes an hour is not to be lost for a misspelt folder.
+struct Output {
+    path: PathBuf,
+    file: File,
+}
+
+impl Output {
+    fn open(path: &Path) -> Result<Output, Failure> {
+        // What is there now stays until there is something else.
+        let mut options = File::options();
+        let options = options.write(true).create(true).truncate(false);
+        let file = options.open(path).map_err(|error| refused(path, &error))?;
+        Ok(Output {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    fn write(&mut self, text: &str) -> std::io::Result<()> {
+        // A pipe and a terminal have no length.
+        if self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+        }
+        self.file.write_all(text.as_bytes())
+    }
+}
+
+fn refused(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::because(format!("cannot write {}: {error}", path.display()))
 }
 
 fn logs(plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
@@ -126,7 +192,12 @@ fn logs(plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
     Ok(())
 }
 
-fn print(trial: &Trial, plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
+fn print(
+    trial: &Trial,
+    plan: &Plan,
+    outcome: &bench::run::Outcome,
+    output: Option<Output>,
+) -> Outcome {
     let as_json = trial.json || trial.output_format != Format::Normal;
     let text = if as_json {
         let bins = trial.output_format == Format::JsonPlus;
@@ -134,11 +205,14 @@ fn print(trial: &Trial, plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
     } else {
         report::to_text(outcome)
     };
-    match &trial.output {
-        Some(path) => std::fs::write(path, text)
-            .map_err(|error| Failure::because(format!("cannot write {}: {error}", path.display()))),
-        None => Ok(write!(std::io::stdout(), "{text}")?),
-    }
+    let Some(mut output) = output else {
+        return Ok(write!(std::io::stdout(), "{text}")?);
+    };
+    output.write(&text).or_else(|error| {
+        // Better here than nowhere.
+        write!(std::io::stdout(), "{text}")?;
+        Err(refused(&output.path, &error))
+    })
 }
 
 fn plan(trial: &Trial, subjects: Vec<Subject>, jobs: Vec<Job>) -> Result<Plan, Failure> {
@@ -171,7 +245,7 @@ fn plan(trial: &Trial, subjects: Vec<Subject>, jobs: Vec<Job>) -> Result<Plan, F
 
 fn flag(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), Failure> {
     apply(job, option, value)
-        .map_err(|message| Failure::because(format!("command line: {option}: {message}")))
+        .map_err(|message| Failure::mistake(format_args!("command line: {option}: {message}")))
 }
 
 /// Jobs of the files; where there are none, one of the flags.
@@ -191,7 +265,7 @@ fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
             base.time_based = true;
         }
         check(&base).map_err(|(option, message)| {
-            Failure::because(format!("command line: {option}: {message}"))
+            Failure::mistake(format_args!("command line: {option}: {message}"))
         })?;
         return Ok(vec![base]);
     }
@@ -214,8 +288,9 @@ fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
     if mistakes.0.is_empty() {
         Ok(jobs)
     } else {
-        Err(Failure::Reasons(
-            mistakes.0.iter().map(ToString::to_string).collect(),
-        ))
+        for mistake in &mistakes.0 {
+            say(&format_args!("lunette: {mistake}"));
+        }
+        Err(Failure::Mistaken)
     }
 }

@@ -12,7 +12,7 @@ use bench::run::Progress;
 use bench::table::{TableOptions, iscsi_table, table};
 
 use super::arguments::TableArguments;
-use super::{interrupted, to_its_end};
+use super::{interrupted, to_its_end, unless_interrupted};
 use crate::failure::{Failure, Outcome};
 
 /// A table, and the goal of `make` that makes it.
@@ -40,13 +40,14 @@ pub fn run(arguments: TableArguments, table: &Table) -> Outcome {
         place: arguments.place,
         driver_cpu: arguments.driver_cpu,
         device_cpu: arguments.device_cpu,
-        repetitions: arguments.repetitions.max(1),
-        turn: Duration::from_millis(arguments.turn_ms.max(10)),
+        repetitions: arguments.repetitions,
+        turn: Duration::from_millis(arguments.turn_ms),
         only: arguments.only,
     };
     let progress = Progress::new(None);
     let interrupted = interrupted()?;
-    let text = (table.make)(&options, &interrupted, &progress)?;
+    let made = (table.make)(&options, &interrupted, &progress);
+    let text = unless_interrupted(made, &interrupted)?;
     drop(progress);
     write!(std::io::stdout(), "{text}")?;
     to_its_end(&interrupted)?;

@@ -64,7 +64,7 @@ fn view(word: &str) -> Result<View, Failure> {
     let found = View::ALL.into_iter().find(|view| view.name() == word);
     found.ok_or_else(|| {
         let known = View::ALL.map(View::name).join(", ");
-        Failure::because(format!("--view {word}: must be {known}"))
+        Failure::because(format!("`{word}` is no view: {known}"))
     })
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use disk::{Blocks, Geometry, IoOutcome, IoRequest, Lba};
+use disk::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
 
 use super::{Context, Planned, good};
 use crate::command::be32;
@@ -425,10 +425,14 @@ impl Program for Copy {
                     self.moves[self.at] = Err(obstacle);
                     continue;
                 }
+                let flags = match unit.word().has(Word::WRITE_THROUGH) {
+                    true => IoFlags::FUA,
+                    false => IoFlags::NONE,
+                };
                 self.written = true;
                 return Step::Io {
                     disk: unit.disk(),
-                    request: IoRequest::write(offset + self.done, piece),
+                    request: IoRequest::write(offset + self.done, piece).flagged(flags),
                     scratch,
                 };
             }

@@ -43,6 +43,7 @@ use crate::table;
 use crate::target::LunMap;
 use crate::unit_state::Sanitize;
 
+pub use read_write::TRANSFER_MAX;
 pub use request_path::PlainWay;
 pub(crate) use sanitize::resume as resume_sanitize;
 pub(crate) use without_unit::begin_without_unit;

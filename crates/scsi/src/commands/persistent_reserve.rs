@@ -1,7 +1,8 @@
 //! PERSISTENT RESERVE IN and OUT (SPC-4, 6.15 and 6.16): parameter lists here, what they do in
 //! `reservations`.
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
 
 use super::{Context, Planned};
 use crate::command::{be16, be32};
@@ -12,6 +13,7 @@ use crate::reservations::{Effects, Kind, Refusal, Registrant, Reservations};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
 use crate::task_management::AbortScope;
+use crate::unit_state::UnitState;
 
 pub(super) fn persistent_reserve_in(c: &Context<'_>) -> Planned {
     let state = c.unit.state();
@@ -226,12 +228,13 @@ fn serve(
     nexus: &Nexus,
     service: Service,
     kind: Option<Kind>,
-    list: List,
+    mut list: List,
 ) -> Result<Response, Refusal> {
     let mut state = unit.state();
     if state.reservations.reserved_by.is_some() {
         return Err(Refusal::Conflict);
     }
+    list.initiators = initiator_ports(&state, &list.initiators)?;
     let who = Registrant::of(nexus);
     let ports: Vec<u16> = state.ports.iter().map(|port| port.relative_id).collect();
     let mut reservations = state.reservations.clone();
@@ -243,7 +246,12 @@ fn serve(
                 return Err(Sense::parameter_field(20).into());
             }
             let others = further_registrants(&who, &list, &ports);
-            reservations.register(&who, &others, key, new_key, ignore, list.persist)?
+            let effects =
+                reservations.register(&who, &others, key, new_key, ignore, list.persist)?;
+            if new_key != 0 && names_registered(&state.reservations, &others, &list) {
+                return Err(Sense::parameter_field(24).into());
+            }
+            effects
         }
         Service::Reserve => match kind {
             Some(kind) => reservations.reserve(&who, key, kind)?,
@@ -257,11 +265,11 @@ fn serve(
             if !ports.contains(&list.move_to_port) {
                 return Err(Sense::parameter_field(18).into());
             }
-            let Some(initiator) = list.initiators.into_iter().next() else {
+            let [initiator] = list.initiators.as_slice() else {
                 return Err(Sense::parameter_field(24).into());
             };
             let to = Registrant {
-                initiator,
+                initiator: initiator.clone(),
                 port: list.move_to_port,
             };
             reservations.register_and_move(&who, key, to, new_key, list.unregister, list.persist)?
@@ -277,10 +285,37 @@ fn serve(
     }
     unit.refresh_word(&state);
     state.tell(unit.id(), &effects);
+    if matches!(service, Service::PreemptAndAbort | Service::Clear) {
+        state.allow_removal_by_lost(&before);
+    }
     Ok(answer(unit, &state, &effects))
 }
 
-fn answer(unit: &LogicalUnit, state: &crate::unit_state::UnitState, effects: &Effects) -> Response {
+/// The initiator ports that are meant: by the name of an iSCSI node, all that are known of it (SPC-4, 7.6.4.6). A name of which
+/// none is known is refused, for nobody would be registered.
+fn initiator_ports(state: &UnitState, ids: &[TransportId]) -> Result<Vec<TransportId>, Sense> {
+    if !ids.iter().any(TransportId::is_node) {
+        return Ok(ids.to_vec());
+    }
+    let mut known: BTreeMap<TransportId, BTreeSet<TransportId>> = BTreeMap::new();
+    for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
+        let port = nexus.initiator();
+        known.entry(port.node()).or_default().insert(port.clone());
+    }
+    let mut ports = BTreeSet::new();
+    let ids: BTreeSet<_> = ids.iter().collect();
+    for id in ids {
+        if !id.is_node() {
+            ports.insert(id.clone());
+            continue;
+        }
+        let of_node = known.get(id).ok_or(Sense::parameter_field(24))?;
+        ports.extend(of_node.iter().cloned());
+    }
+    Ok(ports.into_iter().collect())
+}
+
+fn answer(unit: &LogicalUnit, state: &UnitState, effects: &Effects) -> Response {
     let nexuses = effects.aborts.iter().flat_map(|who| state.nexuses_of(who));
     let nexuses: Vec<_> = nexuses.map(|nexus| nexus.id()).collect();
     let mut response = Response::good();
@@ -288,6 +323,13 @@ fn answer(unit: &LogicalUnit, state: &crate::unit_state::UnitState, effects: &Ef
         response.abort = Some(Box::new(AbortScope::fencing(unit.id(), nexuses)));
     }
     response
+}
+
+/// Does SPEC_I_PT name who is registered already, with a key of its own? (SPC-4, table 67)
+fn names_registered(reservations: &Reservations, others: &[Registrant], list: &List) -> bool {
+    let named = |who: &Registrant| list.initiators.contains(&who.initiator);
+    let mut registered = reservations.registrations.iter().map(|known| &known.who);
+    registered.any(|who| named(who) && others.contains(who))
 }
 
 /// Who else is registered: the initiators of SPEC_I_PT, and all of them at every port with ALL_TG_PT.

@@ -213,7 +213,8 @@ pub(super) struct Filling {
 
 impl Filling {
     /// Zeroes become one I/O where the disk can do that; anything else is written piece by piece. With
-    /// UNMAP the pattern is not looked at, as in other targets: initiators send zeroes.
+    /// UNMAP the pattern is not looked at, as in other targets: initiators send zeroes. SBC-4, 4.7.3.4.4, would have another block
+    /// written; libiscsi's suite (WriteSame10.UnmapUntilEnd) sends one, and asks for zeroes.
     pub fn with(self, pattern: &[u8]) -> Plan {
         let pattern = if self.unmap { &[0] } else { pattern };
         let mut flags = if self.force {

@@ -14,7 +14,7 @@ use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode};
 
 /// Longest transfer of one command, told in the block limits page.
-pub(crate) const TRANSFER_MAX: u64 = 32 << 20;
+pub const TRANSFER_MAX: u64 = 32 << 20;
 
 /// Most blocks of WRITE ATOMIC, told in the block limits page. Atomic is what other commands see of it: how
 /// much a loss of power leaves whole is up to what lies below.
@@ -113,6 +113,10 @@ pub(super) fn write_atomic_16(c: &Context<'_>) -> Planned {
     if blocks > ATOMIC_BLOCKS_MAX || !blocks.is_multiple_of(unit) {
         return Err(Sense::cdb_field(12));
     }
+    let wanted = blocks * u64::from(c.unit.geometry().block_size());
+    if c.data_out < wanted {
+        return Ok(Plan::Done(too_short(wanted, c.data_out)));
+    }
     Ok(match plan {
         Plan::Io(io) => Plan::Io(DirectIo {
             exclusive: true,
@@ -185,13 +189,18 @@ pub(super) fn write_length(c: &Context<'_>, length: u64) -> Result<u64, Response
         });
     }
     if whole_blocks(c, c.data_out) != c.data_out {
-        let sense = Sense::illegal_request(SenseCode::INVALID_FIELD_IN_INFORMATION_UNIT);
-        return Err(Response {
-            residual,
-            ..Response::check(sense)
-        });
+        return Err(too_short(length, c.data_out));
     }
     Ok(c.data_out)
+}
+
+/// The refusal of data of which what has come cannot be written.
+fn too_short(wanted: u64, came: u64) -> Response {
+    let sense = Sense::illegal_request(SenseCode::INVALID_FIELD_IN_INFORMATION_UNIT);
+    Response {
+        residual: Residual::between(wanted, came),
+        ..Response::check(sense)
+    }
 }
 
 #[inline]

@@ -38,7 +38,7 @@ impl Reservations {
                 effects.attentions.retain(|(told, _)| told != who);
             }
             (_, new_key) => {
-                if self.registrations.len() + 1 + others.len() > REGISTRATIONS_MAX {
+                if !self.has_room(who, others) {
                     let code = SenseCode::INSUFFICIENT_REGISTRATION_RESOURCES;
                     return Err(Sense::illegal_request(code).into());
                 }
@@ -182,8 +182,9 @@ impl Reservations {
     ) -> Served {
         self.check_key(who, key)?;
         let kind = match &self.reservation {
+            None => return Err(Sense::illegal_request(SenseCode::INVALID_FIELD_IN_CDB).into()),
             Some(reservation) if reservation.holder.as_ref() == Some(who) => reservation.kind,
-            _ => return Err(Refusal::Conflict),
+            Some(_) => return Err(Refusal::Conflict),
         };
         if new_key == 0 {
             return Err(Sense::parameter_field(SERVICE_ACTION_KEY).into());
@@ -199,6 +200,16 @@ impl Reservations {
         self.persist = persist;
         self.generation = self.generation.wrapping_add(1);
         Ok(Effects::default())
+    }
+
+    /// Is there room for those of them that are not registered yet?
+    fn has_room(&self, who: &Registrant, others: &[Registrant]) -> bool {
+        let is_new = |who: &&Registrant| self.find(who).is_none();
+        // so many could not be there, and are not looked for
+        others.len() < REGISTRATIONS_MAX && {
+            let new = std::iter::once(who).chain(others).filter(is_new).count();
+            self.registrations.len() + new <= REGISTRATIONS_MAX
+        }
     }
 
     fn find(&self, who: &Registrant) -> Option<&Registration> {

@@ -3,6 +3,7 @@
 //! Here are its place, its login and what is asked once; `queue` drives. Negotiates what open-iscsi and libiscsi ask
 //! for, so that every target is met as it is in use. No authentication.
 
+mod process;
 mod queue;
 
 use std::io::{Read, Write};
@@ -87,6 +88,8 @@ pub struct IscsiSession {
     info: DeviceInfo,
     /// Sessions so far: each has an ISID of its own.
     sessions: u16,
+    /// The target's process, where it is on this machine.
+    pid: Option<u32>,
 }
 
 impl IscsiSession {
@@ -103,6 +106,7 @@ impl IscsiSession {
                 read_only: false,
             },
             sessions: 0,
+            pid: None,
         };
         let demand = Demand {
             slots: 1,
@@ -110,6 +114,7 @@ impl IscsiSession {
             zeroes: true,
         };
         let mut probe = session.connect(demand)?;
+        session.pid = process::at_other_end(probe.stream());
         let capacity = probe.ask(&queue::read_capacity(), 32)?;
         let (Some(last), Some(block)) = (capacity.first_chunk::<8>(), capacity.get(8..12)) else {
             bail!("READ CAPACITY gave {} bytes", capacity.len());
@@ -131,6 +136,11 @@ impl IscsiSession {
     /// What it is.
     pub fn info(&self) -> DeviceInfo {
         self.info
+    }
+
+    /// The process at the other end, where it can be known.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
     }
 
     /// One more session.

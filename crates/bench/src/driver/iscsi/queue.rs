@@ -90,6 +90,10 @@ fn after(a: u32, b: u32) -> bool {
 }
 
 impl IscsiQueue {
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
     pub(super) fn new(
         stream: TcpStream,
         login: &LoginResult,

@@ -8,12 +8,14 @@ mod queue;
 mod split;
 
 use anyhow::{Context, Result, bail, ensure};
-use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest, feature};
+use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest, feature};
 
 pub use queue::VhostQueue;
 
 use super::{Demand, DeviceInfo, DriverOptions, Kind, Subject};
 
+/// A response that no device has written.
+const UNTOUCHED: u8 = 0xff;
 /// Bytes of a slot's own memory, four cache lines: header, answer and table.
 const SLOT: usize = 256;
 /// First request queue of a SCSI controller.
@@ -79,7 +81,11 @@ impl VhostSession {
         let info = match subject.kind {
             Kind::VhostScsi { target, lun } => scsi_info(&mut front_end, target, lun)
                 .with_context(|| format!("target {target} LUN {lun} of {place}"))?,
-            _ => blk_info(&front_end).with_context(|| format!("configuration of {place}"))?,
+            _ => blk_info(&front_end).with_context(|| {
+                format!(
+                    "{place} gives no configuration: a virtio-scsi device is vhost-user-scsi:SOCKET"
+                )
+            })?,
         };
         Ok(VhostSession {
             front_end,
@@ -128,6 +134,22 @@ impl VhostSession {
         )
         .with_context(|| format!("queue {index}"))
     }
+}
+
+/// Why a unit's capacity is not known.
+fn refused(done: &ScsiDone) -> String {
+    let (response, status) = (done.response, done.status);
+    if response == UNTOUCHED {
+        return "nothing was answered: a virtio-blk device is vhost-user-blk:SOCKET".to_owned();
+    }
+    // Fixed format: SPC-5, 4.4.3.
+    let sense = match (done.sense.get(2), done.sense.get(12..14)) {
+        (Some(key), Some(&[code, qualifier])) => {
+            format!(", sense {:x}h/{code:02x}h/{qualifier:02x}h", key & 0xf)
+        }
+        _ => String::new(),
+    };
+    format!("READ CAPACITY(16) ends with response {response}, status {status:02x}h{sense}")
 }
 
 fn stride(demand: Demand) -> usize {
@@ -185,12 +207,7 @@ fn scsi_info(front_end: &mut FrontEnd, target: u8, lun: u16) -> Result<DeviceInf
     }
     match last {
         Some(done) if done.response == 0 && done.status == 0 => {}
-        Some(done) => bail!(
-            "READ CAPACITY(16) ends with response {} status {} sense {:02x?}",
-            done.response,
-            done.status,
-            done.sense
-        ),
+        Some(done) => bail!(refused(&done)),
         None => bail!("nothing was asked"),
     }
     front_end.stop_queue(SCSI_FIRST_QUEUE)?;

@@ -1,0 +1,136 @@
+//! What the commands of a client hold of this process' memory is bounded, however many it sends and however large: those that need
+//! their data there, or that read and write by way of it. A command that finds no room is answered TASK SET FULL (SAM-5, 5.3.1),
+//! and its driver sends it again when others have ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use scsi::{Plan, Residual, Response, Status, TRANSFER_MAX};
+
+use crate::task::{Task, TaskStep};
+
+/// The memory of a client: of a virtio-scsi controller, or of an iSCSI session.
+#[derive(Debug)]
+pub struct WorkMemory {
+    most: usize,
+    held: AtomicUsize,
+}
+
+impl WorkMemory {
+    /// So many bytes for all commands together; one that needs more has them alone.
+    pub fn new(most: usize) -> Arc<WorkMemory> {
+        Arc::new(WorkMemory {
+            most,
+            held: AtomicUsize::new(0),
+        })
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let more = |held: usize| {
+            let all = held.checked_add(bytes)?;
+            (held == 0 || all <= self.most).then_some(all)
+        };
+        let taken = self
+            .held
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.is_ok()
+    }
+}
+
+/// What a command holds of it.
+#[derive(Debug, Default)]
+pub struct Held {
+    memory: Option<Arc<WorkMemory>>,
+    bytes: usize,
+    /// What it works on is counted.
+    works: bool,
+}
+
+impl Held {
+    /// Is there room for so much data of a command?
+    pub fn take_for_data(&mut self, memory: &Arc<WorkMemory>, length: usize) -> bool {
+        // Once as it came, and once as it is worked with.
+        self.extend(memory, 2 * length)
+    }
+
+    /// Is there room for what the task works on, or has it begun to? What no abort ends is not refused. `data_in`: what its
+    /// client has room for.
+    pub fn take_for_work(&mut self, memory: &Arc<WorkMemory>, task: &Task, data_in: u32) -> bool {
+        if self.works || task.survives_abort() {
+            return true;
+        }
+        // As much again is under way to the disk or from it, and what was read is kept until it is all there.
+        let read = u64::from(data_in).min(TRANSFER_MAX) as usize;
+        self.works = self.extend(memory, 2 * task.scratch_length() + read);
+        self.works
+    }
+
+    /// So many bytes more; false: there are not so many.
+    fn extend(&mut self, memory: &Arc<WorkMemory>, bytes: usize) -> bool {
+        let taken = memory.take(bytes);
+        if taken {
+            self.memory = Some(memory.clone());
+            self.bytes += bytes;
+        }
+        taken
+    }
+}
+
+impl Held {
+    /// All of it: the command is over.
+    #[inline]
+    pub fn give_back(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            memory.held.fetch_sub(self.bytes, Ordering::Relaxed);
+            (self.bytes, self.works) = (0, false);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// Ends a task that has not begun to work, for want of memory; `expected`: bytes that were to move.
+#[cold]
+pub fn end_for_want_of_memory(task: &mut Task, expected: u32) -> TaskStep {
+    task.abandon();
+    task.start(Plan::Done(Response {
+        residual: Residual::between(0, expected.into()),
+        ..Response::status(Status::TaskSetFull)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_given_back_and_never_more_than_there_is() {
+        let memory = WorkMemory::new(128);
+        let (mut one, mut two) = (Held::default(), Held::default());
+        assert!(one.extend(&memory, 64) && one.extend(&memory, 32));
+        assert!(!two.extend(&memory, 64) && !two.extend(&memory, usize::MAX));
+        assert!(two.extend(&memory, 32));
+        assert!(!one.extend(&memory, 1));
+        drop(one);
+        assert!(two.extend(&memory, 96));
+        drop(two);
+        assert_eq!(memory.held.load(Ordering::Relaxed), 0);
+    }
+
+    /// It would be answered TASK SET FULL for ever.
+    #[test]
+    fn a_command_that_needs_more_than_there_is_has_it_alone() {
+        let memory = WorkMemory::new(128);
+        let (mut large, mut small) = (Held::default(), Held::default());
+        assert!(small.extend(&memory, 1) && !large.extend(&memory, 200));
+        drop(small);
+        assert!(large.extend(&memory, 200));
+        assert!(!Held::default().extend(&memory, 1));
+        drop(large);
+        assert!(Held::default().extend(&memory, 128));
+    }
+}

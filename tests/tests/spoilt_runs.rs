@@ -1,0 +1,325 @@
+//! `lunette bench` that is interrupted, killed, has nobody to read it, or is asked for what makes no sense: nothing stays behind,
+//! nothing is lost, and the exit code is honest.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use end_to_end::{Context, Profile, Result, Rig, Scratch, bail, ensure};
+use lab::lunette_program;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const TARGET: &str = "iqn.2026-11.org.example:spoilt";
+
+fn bench(words: &[&str]) -> Result<Command> {
+    // Whoever runs this may have SIGHUP ignored.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP");
+    command.arg(lunette_program(Profile::Dev)?);
+    command.arg("bench").args(words);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A signal that is sent to it is for it alone.
+    command.process_group(0);
+    Ok(command)
+}
+
+fn said(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    format!("{}\n{out}{err}", output.status)
+}
+
+fn rig() -> Result<Rig> {
+    Rig::new(|daemon| {
+        let target = format!("{TARGET}=d0");
+        daemon
+            .disk("d0=ram:64M")
+            .disk("null=null:64M")
+            .vhost_blk("d0")
+            .vhost_blk("null")
+            .arguments(["--iscsi", &target, "--portal", "127.0.0.1:0"])
+            .arguments(["--demo-mode", "rw"])
+    })
+}
+
+fn until(what: &str, mut there: impl FnMut() -> bool) -> Result<()> {
+    let begun = Instant::now();
+    while !there() {
+        ensure!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let words = text.split_whitespace();
+    words.filter_map(|word| word.parse().ok()).collect()
+}
+
+/// Ended, whether or not somebody has asked how.
+fn is_gone(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+    state.is_none_or(|state| state.starts_with(['Z', 'X']))
+}
+
+/// The folder of a daemon's sockets.
+fn folder_of(pid: u32) -> Option<PathBuf> {
+    let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = line.split('\0');
+    words.find(|word| *word == "--control")?;
+    Path::new(words.next()?).parent().map(Path::to_owned)
+}
+
+fn send(child: &Child, signal: Signal) -> Result<()> {
+    kill_process(Pid::from_child(child), signal).context("it is gone")
+}
+
+/// SIGKILL lets nobody tidy up; but a daemon that polls would take a CPU for ever.
+#[test]
+fn whatever_ends_a_study_no_daemon_stays_behind() -> Result<()> {
+    for signals in [
+        &[Signal::HUP][..],
+        &[Signal::INT, Signal::TERM],
+        &[Signal::KILL],
+    ] {
+        let scratch = Scratch::new()?;
+        let child = bench(&["matrix", "--disks=2", "--workers=0", "--queues=1"])?
+            .args(["--turn-ms=10000", "--place"])
+            .arg(scratch.files())
+            .spawn()?;
+        let results = scratch.files().join("results.jsonl");
+        let mut daemon = None;
+        until("it starts no daemon", || {
+            let served = children(child.id()).into_iter();
+            daemon = served
+                .filter_map(|pid| Some((pid, folder_of(pid)?)))
+                .find(|(_, folder)| folder.join("control").exists());
+            daemon.is_some() && results.exists()
+        })?;
+        let Some((daemon, folder)) = daemon else {
+            bail!("no daemon");
+        };
+        for signal in signals {
+            send(&child, *signal)?;
+        }
+        let output = child.wait_with_output()?;
+        match signals {
+            // The first one ends it in good order, with a page of what there is.
+            [Signal::HUP] => ensure!(output.status.code() == Some(130), "{}", said(&output)),
+            _ => {
+                let last = output.status.signal();
+                let sent = signals.iter().map(|signal| signal.as_raw());
+                ensure!(sent.map(Some).any(|one| one == last), "{}", said(&output));
+            }
+        }
+        until("the daemon is still there", || is_gone(daemon))?;
+        let killed = signals == [Signal::KILL];
+        ensure!(
+            folder.exists() == killed,
+            "{signals:?}: {}",
+            folder.display()
+        );
+        if killed {
+            fs::remove_dir_all(folder)?;
+        }
+    }
+    Ok(())
+}
+
+/// `nohup` has SIGHUP ignored.
+#[test]
+fn whom_a_terminal_s_end_is_not_to_end_goes_on() -> Result<()> {
+    let rig = rig()?;
+    let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
+    let child = Command::new("nohup")
+        .arg(lunette_program(Profile::Dev)?)
+        .args(["bench", &subject, "--rw", "randread", "--interrupts"])
+        .args(["--runtime", "2s", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    until("nothing was read", || {
+        rig.daemon
+            .latency(&["d0"])
+            .is_ok_and(|text| text.contains("read"))
+    })?;
+    send(&child, Signal::HUP)?;
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(document["lunette"]["outcome"]["interrupted"] == false);
+    Ok(())
+}
+
+#[test]
+fn a_file_that_was_being_filled_is_gone() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let file = scratch.files().join("f.raw");
+    let subject = format!("file:{}", file.display());
+    let child = bench(&[&subject, "--rw=randread", "--size=1t"])?.spawn()?;
+    let names = || fs::read_dir(scratch.files()).map_or(0, Iterator::count);
+    until("it makes no file", || names() > 0)?;
+    send(&child, Signal::INT)?;
+    let output = child.wait_with_output()?;
+    ensure!(output.status.code() == Some(130), "{}", said(&output));
+    ensure!(names() == 0, "{}", said(&output));
+    Ok(())
+}
+
+/// Data that is not as it was written, and `head` has gone.
+#[test]
+fn a_verdict_is_the_same_when_nobody_reads() -> Result<()> {
+    let rig = rig()?;
+    let subject = format!("vhost-user-blk:{}", rig.socket("null").display());
+    let mut child = bench(&[&subject, "--rw=write", "--size=1m", "--verify=crc32c"])?.spawn()?;
+    drop(child.stdout.take());
+    let output = child.wait_with_output()?;
+    ensure!(output.status.code() == Some(1), "{}", said(&output));
+    ensure!(
+        said(&output).contains("errors or differences"),
+        "{}",
+        said(&output)
+    );
+    Ok(())
+}
+
+#[test]
+fn what_could_not_be_kept_is_found_before_the_run_or_printed_after_it() -> Result<()> {
+    let rig = rig()?;
+    let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
+    let trial = [&subject, "--rw=randread", "--interrupts", "--json"];
+    let nowhere = "/nonexistent-folder/result.json";
+    let output = bench(&trial)?
+        .args(["--runtime=1h", "--output", nowhere])
+        .output()?;
+    ensure!(output.status.code() == Some(1), "{}", said(&output));
+    ensure!(said(&output).contains(nowhere), "{}", said(&output));
+
+    let output = bench(&trial)?
+        .args(["--runtime=50ms", "--output", "/dev/full"])
+        .output()?;
+    ensure!(output.status.code() == Some(1), "{}", said(&output));
+    ensure!(
+        said(&output).contains("cannot write /dev/full"),
+        "{}",
+        said(&output)
+    );
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(document["jobs"][0]["read"]["total_ios"] != 0);
+
+    // What was there before is gone only now, and all of it.
+    let scratch = Scratch::new()?;
+    let file = scratch.files().join("result.json");
+    fs::write(&file, vec![b'x'; 1 << 20])?;
+    let output = bench(&trial)?
+        .arg("--runtime=50ms")
+        .arg("--output")
+        .arg(&file)
+        .output()?;
+    ensure!(output.status.success(), "{}", said(&output));
+    serde_json::from_slice::<Value>(&fs::read(&file)?)?;
+    Ok(())
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
+    let rig = rig()?;
+    let socket = rig.socket("d0").display().to_string();
+    let subject = format!("vhost-user-blk:{socket}");
+    for (words, code, told) in [
+        (&[&subject, "--retries=4294967295"][..], 2, "4294967295"),
+        (
+            &[&subject, "--warm-up-ms=18446744073709551615"],
+            2,
+            "warm-up",
+        ),
+        (&[&subject, "--disturbance=nan"], 2, "nan"),
+        (&[&subject, "--disturbance=-1"], 2, "-1"),
+        (
+            &[&format!("{subject},pid=999999999")],
+            1,
+            "no process 999999999",
+        ),
+        (&[&subject, "--rw=nosuch"], 2, "nosuch"),
+        (&[&subject, "--bs=3"], 2, "multiple of 512"),
+        (&[&format!("{subject},foo")], 2, "`foo`"),
+        (&["nosuch.fio"], 2, "nosuch.fio"),
+        (
+            &[&format!("vhost-user-scsi:{socket}")],
+            1,
+            "vhost-user-blk:",
+        ),
+        (&["table", "--only=nosuch"], 1, "RAM QD32"),
+        (&["iscsi-table", "--only=nosuch"], 1, "4k read QD32"),
+        (&["matrix", "--workers=4096"], 1, "4096"),
+        (
+            &["matrix", "--workers=0", "--queues=9"],
+            1,
+            "no more queues",
+        ),
+        (&["matrix", "--queues=0"], 2, "queues"),
+    ] {
+        let scratch = Scratch::new()?;
+        let mut command = bench(words)?;
+        if words[0] == "matrix" {
+            command.arg("--place").arg(scratch.files());
+        }
+        let output = command.output()?;
+        let text = said(&output);
+        ensure!(output.status.code() == Some(code), "{words:?}: {text}");
+        ensure!(text.contains(told), "{words:?}: {text}");
+        let made = fs::read_dir(scratch.files())?.count();
+        ensure!(made == 0, "{words:?} made {made} files");
+    }
+    Ok(())
+}
+
+/// The result's first repetition.
+fn measured(words: &[&str]) -> Result<Value> {
+    let output = bench(words)?.arg("--json").output()?;
+    let document: Value = serde_json::from_slice(&output.stdout).with_context(|| said(&output))?;
+    ensure!(output.status.success(), "{}", said(&output));
+    Ok(document["lunette"]["outcome"]["subjects"][0]["repetitions"][0].clone())
+}
+
+#[test]
+fn flushes_are_among_the_requests_that_kicks_are_counted_for() -> Result<()> {
+    let rig = rig()?;
+    let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
+    let one = measured(&[
+        &subject,
+        "--rw=randwrite",
+        "--set=fsync=1",
+        "--interrupts",
+        "--runtime=100ms",
+    ])?;
+    // One request at a time, each at most kicked for, and answered, once.
+    for what in ["kicks_per_io", "interrupts_per_io"] {
+        ensure!(
+            one[what].as_f64().is_some_and(|each| each <= 1.001),
+            "{one}"
+        );
+    }
+    let flushes = one["jobs"][0]["tallies"][2]["ios"].as_u64();
+    ensure!(flushes.is_some_and(|ios| ios > 0), "{one}");
+    Ok(())
+}
+
+/// An iSCSI target of this machine is not other people's work.
+#[test]
+fn the_cpu_time_of_a_target_on_this_machine_is_the_device_s() -> Result<()> {
+    let mut rig = rig()?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    let subject = format!("iscsi://{portal}/{TARGET}/0");
+    let one = measured(&[&subject, "--rw=randread", "--runtime=300ms"])?;
+    let cpu = one["device_cpu_per_million"].as_f64();
+    ensure!(cpu.is_some_and(|seconds| seconds > 0.0), "{one}");
+    Ok(())
+}
