@@ -318,6 +318,9 @@ fn command_that_waits_for_what_aborts_it_is_answered_and_the_queue_goes_on() {
         register(&mut queue);
         engine.forget();
         submit(&mut queue, attribute::SIMPLE, 0);
+        queue.publish();
+        eventually("the write is under way", || engine.seen().len() == 1);
+        // In one turn, or there may be nothing behind yet to abort: so few are always taken together.
         let preempts = submit_preempt_and_abort(&mut queue, 9);
         submit(&mut queue, attribute::ORDERED, 1);
         queue.publish();
