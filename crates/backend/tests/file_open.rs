@@ -109,6 +109,18 @@ fn wrong_sizes_and_block_sizes_create_nothing() {
 }
 
 #[test]
+fn to_cut_a_file_off_is_said_to_destroy_what_is_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, [7; 8192]).unwrap();
+    let smaller = refusal(options(&path, 4096, CacheMode::None));
+    says(&smaller, &["8192 bytes large", "-s 4096", "destroys"]);
+    let larger = refusal(options(&path, 16384, CacheMode::None));
+    says(&larger, &["-s 16384"]);
+    assert!(!larger.contains("destroys"), "{larger}");
+}
+
+#[test]
 fn file_created_for_nothing_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");

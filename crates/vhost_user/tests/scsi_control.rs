@@ -79,6 +79,13 @@ fn control_requests_of_every_kind_are_answered_as_5_6_6_2_says() {
     let mut no_lun = function(5, 1);
     no_lun[8] = 9;
     assert_eq!(ask(&mut queue, &at, &no_lun, 1), [12]);
+    // Unit 300, a form of LUN that names none although its last 14 bits are the same, and the well-known logical unit.
+    for (lun, answer) in [([0x41, 0x2c], 0), ([1, 0x2c], 12), ([0xc1, 1], 0)] {
+        let mut query = function(6, 1);
+        query[9] = 5;
+        query[10..12].copy_from_slice(&lun);
+        assert_eq!(ask(&mut queue, &at, &query, 1), [answer], "{lun:x?}");
+    }
     // VIRTIO_SCSI_T_AN_QUERY and _SUBSCRIBE: no event is offered.
     for kind in [1, 2] {
         let mut query = [0; 20];

@@ -17,7 +17,7 @@ use timeline::Operation;
 use virtio::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
 
 use crate::device::Shared;
-use crate::queue::{RequestQueue, key};
+use crate::queue::RequestQueue;
 use crate::request::{Address, ControlRequest, S_ABORTED, S_BAD_TARGET, S_RESET};
 
 const FUNCTION_COMPLETE: u8 = 0;
@@ -244,7 +244,7 @@ impl ControlQueue {
             Some(false) => return Err(INCORRECT_LUN),
             Some(true) => {}
         }
-        self.look_for(function, key(&address), id, tag);
+        self.look_for(function, address.key(), id, tag);
         Ok(())
     }
 }

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use backend::Disk;
 use reactor::{SourceId, WorkerHandle};
-use scsi::{AttachError, LogicalUnit, Nexus, Target, TargetPort, TransportId};
+use scsi::{AttachError, LogicalUnit, LunAddress, Nexus, Target, TargetPort, TransportId};
 use scsi_tasks::{Hold, Registration, Units, WorkMemory};
 use virtio::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
 use crate::control::{self, ControlQueue};
 use crate::events::{Event, EventQueue, Unheard};
-use crate::queue::{RequestQueue, key};
+use crate::queue::RequestQueue;
 use crate::request::Address;
 
 /// VIRTIO_SCSI_F_HOTPLUG: units that come and go are told on the event queue.
@@ -109,7 +109,8 @@ impl Shared {
     pub fn has_unit(&self, address: &Address) -> Option<bool> {
         let targets = lock(&self.targets);
         let entry = targets.get(usize::from(address.target))?.as_ref()?;
-        Some(entry.target.view().map().get(key(address).1).is_some())
+        let is_well_known = address.lun.address() == LunAddress::ReportLuns;
+        Some(is_well_known || entry.target.view().unit(address.lun).is_some())
     }
 
     pub fn request_queues(&self) -> Vec<Place> {

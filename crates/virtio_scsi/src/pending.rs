@@ -7,7 +7,6 @@ use scsi::{AbortScope, PlainEnd};
 use scsi_tasks::{Held, Hold, Task, Ticket};
 use timeline::DiskNumber;
 
-use crate::queue::key;
 use crate::request::{self, Address, REQUEST_SIZE};
 
 /// What a request remembers until it is answered. What a plain one needs lies together, from the start into its task.
@@ -70,7 +69,7 @@ impl Default for Pending {
 impl Pending {
     /// Target and number of the unit that it is for; `None`: no form of LUN that we know.
     pub fn key(&self) -> Option<(u8, u16)> {
-        Address::parse(&self.field).map(|address| key(&address))
+        Address::parse(&self.field).map(|address| address.key())
     }
 
     /// What the task itself aborts does not mean it.

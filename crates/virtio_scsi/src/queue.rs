@@ -660,9 +660,3 @@ impl RequestQueue {
         Step::Answer
     }
 }
-
-/// Target and unit number: the same task whichever way its LUN was written.
-pub(crate) fn key(address: &Address) -> (u8, u16) {
-    let [high, low, ..] = address.lun.0;
-    (address.target, u16::from_be_bytes([high & 0x3f, low]))
-}

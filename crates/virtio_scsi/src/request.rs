@@ -1,6 +1,6 @@
 //! The wire format of requests, responses, task management and events (virtio 1.3, 5.6.6). Pure.
 
-use scsi::{Lun, TaskAttribute};
+use scsi::{Lun, LunAddress, TaskAttribute};
 
 /// Bytes of a request's header.
 pub const REQUEST_SIZE: usize = 51;
@@ -50,6 +50,16 @@ impl Address {
             target: 0,
             lun: Lun::REPORT_LUNS,
         })
+    }
+
+    /// Target and unit number: the same whichever way the LUN was written. What names no unit has a number that none has.
+    pub fn key(&self) -> (u8, u16) {
+        let [high, low, ..] = self.lun.0;
+        let number = match self.lun.address() {
+            LunAddress::Unit(number) => number,
+            LunAddress::ReportLuns | LunAddress::Unknown => u16::from_be_bytes([high | 0x80, low]),
+        };
+        (self.target, number)
     }
 
     /// The LUN field of a unit, in the form in which REPORT LUNS lists it: Linux holds one against the other.
@@ -238,6 +248,12 @@ mod tests {
         }
         let well_known = Address::parse(&[0xc1, 1, 0, 0, 0, 0, 0, 0]).unwrap();
         assert_eq!(well_known.lun, Lun::REPORT_LUNS);
+        let key = |high, low| Address::parse(&[1, 5, high, low, 0, 0, 0, 0]).map(|it| it.key());
+        assert_eq!(key(0, 7), key(0x40, 7));
+        assert_eq!(key(0x41, 0x2c), Some((5, 300)));
+        // Not unit 257, nor 300.
+        assert_eq!(key(0xc1, 1), Some((5, 0xc101)));
+        assert_eq!(key(1, 0x2c), Some((5, 0x812c)));
         assert_eq!(Address::encode(3, 0x1234), [1, 3, 0x52, 0x34, 0, 0, 0, 0]);
         assert_eq!(Address::encode(3, 0x100), [1, 3, 0x41, 0, 0, 0, 0, 0]);
         assert_eq!(Address::encode(3, 0xff), [1, 3, 0, 0xff, 0, 0, 0, 0]);

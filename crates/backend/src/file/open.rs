@@ -235,12 +235,19 @@ fn settle_size(
             path,
             format!("is {found} bytes large, not {wanted}; leave size out for a block device"),
         )),
-        Some(wanted) => Err(fail(
-            path,
-            format!(
-                "is {found} bytes large, not {wanted}; leave size out to use it as it is, or resize it first: truncate -s {wanted} {shown}"
-            ),
-        )),
+        Some(wanted) => {
+            let loses = match wanted < found {
+                true => ", which destroys what is behind that",
+                false => "",
+            };
+            Err(fail(
+                path,
+                format!(
+                    "is {found} bytes large, not {wanted}; leave size out to use it as it is, or resize it first: \
+                     truncate -s {wanted} {shown}{loses}"
+                ),
+            ))
+        }
     }
 }
 

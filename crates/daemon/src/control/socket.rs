@@ -8,8 +8,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vhost_user::connect_at_once;
 
@@ -114,8 +116,7 @@ fn bind_with(path: &Path, mode: Mode) -> Result<Bound, BindError> {
         std::fs::create_dir_all(folder).map_err(system("make the folder of"))?;
     }
     let lock = File::open(folder).map_err(system("open the folder of"))?;
-    flock(&lock, FlockOperation::LockExclusive)
-        .map_err(|errno| system("lock the folder of")(errno.into()))?;
+    lock_for_a_moment(&lock, path, MOMENT).map_err(system("lock the folder of"))?;
     remove_stale(path)?;
 
     let listener = listen(path, mode).map_err(system("listen on"))?;
@@ -124,6 +125,30 @@ fn bind_with(path: &Path, mode: Mode) -> Result<Bound, BindError> {
         path: path.to_owned(),
         identity: identity(path),
     })
+}
+
+/// Another daemon has the lock for far less. Whoever can read the folder can hold it for ever, in which case it keeps nobody apart.
+const MOMENT: Duration = Duration::from_millis(200);
+
+fn lock_for_a_moment(lock: &File, path: &Path, patience: Duration) -> io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let path = path.display();
+                tracing::warn!(
+                    "somebody holds a lock on the folder of {path}, which daemons need for a moment; going on without it: \
+                     no other daemon may start on that socket now"
+                );
+                return Ok(());
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
 }
 
 fn remove_stale(path: &Path) -> Result<(), BindError> {
@@ -229,6 +254,14 @@ mod tests {
         std::fs::write(&path, "precious").unwrap();
         assert!(matches!(bind(&path), Err(BindError::NotASocket { .. })));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_lock_that_somebody_holds_for_ever_keeps_no_daemon_from_starting() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = File::open(folder.path()).unwrap();
+        flock(&held, FlockOperation::LockExclusive).unwrap();
+        bind(&folder.path().join("s")).unwrap();
     }
 
     #[test]

@@ -3,8 +3,9 @@
 //! One file, replaced as a whole with every change, before the change is answered: after a crash there is the state of
 //! before or of after. A resize changes a file that is not ours, so it is announced first in a file of its own.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -45,7 +46,7 @@ impl Keeper {
         let shown = folder.display();
         let failed = |error: io::Error| format!("cannot use the state folder {shown}: {error}");
         std::fs::create_dir_all(folder).map_err(failed)?;
-        let lock = File::create(folder.join("lock")).map_err(failed)?;
+        let lock = lock_file(&folder.join("lock")).map_err(failed)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Keeper {
                 folder: folder.to_owned(),
@@ -87,11 +88,11 @@ impl Keeper {
     /// Writes down that `now` is in effect over `base`. It is durable when this returns.
     ///
     /// # Errors
-    /// What the system says; what was written before is still there then.
-    pub fn keep(&self, base: &Config, now: &Config) -> io::Result<()> {
+    /// Which file could not be written, and what the system says; what was written before is still there then.
+    pub fn keep(&self, base: &Config, now: &Config) -> Result<(), String> {
         fault("before-keep");
         let text = Overlay::between(base, now).to_text();
-        state::replace(&self.folder.join(CHANGES), text.as_bytes())?;
+        self.write(CHANGES, text.as_bytes())?;
         fault("after-keep");
         Ok(())
     }
@@ -99,12 +100,20 @@ impl Keeper {
     /// Announces the resizes of a change.
     ///
     /// # Errors
-    /// What the system says.
-    pub fn begin_resize(&self, resizing: &[Resizing]) -> io::Result<()> {
-        let text = serde_json::to_vec(resizing)?;
-        state::replace(&self.folder.join(RESIZING), &text)?;
+    /// Which file could not be written, and what the system says.
+    pub fn begin_resize(&self, resizing: &[Resizing]) -> Result<(), String> {
+        let text = serde_json::to_vec(resizing).map_err(|error| error.to_string())?;
+        self.write(RESIZING, &text)?;
         fault("after-begin-resize");
         Ok(())
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), String> {
+        let path = self.folder.join(name);
+        state::replace(&path, bytes).map_err(|error| {
+            let shown = path.display();
+            format!("cannot write {shown}, where changes are kept: {error}")
+        })
     }
 
     /// It is over, or was taken back.
@@ -136,6 +145,19 @@ impl Keeper {
     }
 }
 
+/// Whoever can open a file can lock it: others of the machine shall not, and keep the daemon from starting.
+fn lock_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    Ok(file)
+}
+
 fn settle(resizing: &Resizing, config: &Config) -> io::Result<()> {
     let Some(path) = super::owner::file_of(config, &resizing.disk) else {
         return Ok(());
@@ -156,6 +178,7 @@ fn settle(resizing: &Resizing, config: &Config) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Flags, Surroundings, parse};
 
     #[test]
     fn a_folder_belongs_to_one_daemon() {
@@ -166,6 +189,39 @@ mod tests {
         assert!(first.kept().unwrap().is_empty());
         drop(first);
         Keeper::open(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn only_the_daemons_user_can_lock_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = folder.path().join("lock");
+        // As earlier versions made it.
+        std::fs::write(&lock, "").unwrap();
+        std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
+        let _keeper = Keeper::open(folder.path()).unwrap();
+        let mode = lock.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let keeper = Keeper::open(folder.path()).unwrap();
+        std::fs::create_dir(folder.path().join("changes.new")).unwrap();
+        std::fs::create_dir(folder.path().join("resizing.new")).unwrap();
+        let flags = Flags {
+            disk: vec!["a=ram:1M".to_owned()],
+            ..Flags::default()
+        };
+        let config = parse(None, &flags, &Surroundings::of_this_process()).unwrap();
+        for (told, name) in [
+            (keeper.keep(&config, &config), CHANGES),
+            (keeper.begin_resize(&[]), RESIZING),
+        ] {
+            let error = told.unwrap_err();
+            let path = folder.path().join(name);
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+        }
     }
 
     #[test]

@@ -342,7 +342,7 @@ impl Owner {
                 to: *size,
             });
             let told = keeper.begin_resize(&resizing.collect::<Vec<_>>());
-            told.map_err(|error| Refusal::NotKept(error.to_string()))?;
+            told.map_err(Refusal::NotKept)?;
         }
         for (Resize { disk, size }, known) in known {
             let before = size_of(&known);
@@ -561,7 +561,7 @@ impl Owner {
         match &self.keeper {
             Some(keeper) if !first => {
                 let kept = keeper.keep(&self.base, next);
-                kept.map_err(|error| Refusal::NotKept(error.to_string()))
+                kept.map_err(Refusal::NotKept)
             }
             _ => Ok(()),
         }
