@@ -285,6 +285,28 @@ fn the_well_known_unit_answers_report_luns() {
 }
 
 #[test]
+fn unmap_is_no_supported_operation_code_of_a_unit_that_refuses_it() {
+    for granularity in [None, Some(4096)] {
+        let mut disk = info(512, 2048, 0);
+        disk.discard_granularity = granularity;
+        let mut bed = Bed::with(disk, false);
+        let one = [0xa3, 0x0c, 0x01, 0x42, 0, 0, 0, 0, 1, 0, 0, 0];
+        let support = bed.run(0, &one, &[], 256).data[1];
+        let all = [0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+        let all = bed.run(0, &all, &[], 4096).data;
+        let listed = all[4..].chunks(8).any(|row| row[0] == 0x42);
+        let unmap = bed.run(0, &[0x42, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0);
+        match granularity {
+            None => {
+                assert_eq!((support, listed), (0x01, false));
+                assert_eq!(unmap.code(), (0x05, 0x20, 0x00));
+            }
+            Some(_) => assert_eq!((support, listed, unmap.status), (0x03, true, Status::Good)),
+        }
+    }
+}
+
+#[test]
 fn supported_operation_codes_all_and_one() {
     let mut bed = Bed::new(512, 2048);
     let cdb = [0xa3, 0x0c, 0x80, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];

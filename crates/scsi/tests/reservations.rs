@@ -302,13 +302,8 @@ fn register_and_move_gives_the_reservation_to_another_initiator() {
     let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
     out(&mut bed, &one, REGISTER, 0, 0, 1);
     out(&mut bed, &one, RESERVE_OUT, 3, 1, 0);
-    let id = two.initiator().as_bytes();
-    let mut list = 1u64.to_be_bytes().to_vec();
-    list.extend(2u64.to_be_bytes());
-    list.extend([0, 0x02, 0, 1, 0, 0, 0, id.len() as u8]);
-    list.extend(id);
-    let cdb = [0x5f, MOVE, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
-    assert_eq!(bed.run_as(&one, 0, &cdb, &list, 0).status, Status::Good);
+    let moved = move_to(&mut bed, &one, (1, 2), 0x02, two.initiator());
+    assert_eq!(moved.status, Status::Good);
     assert_eq!(
         bed.run_as(&one, 0, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], 512)
             .status,
@@ -320,24 +315,36 @@ fn register_and_move_gives_the_reservation_to_another_initiator() {
     );
 }
 
+/// REGISTER AND MOVE from one key to another, with the flags UNREG and APTPL.
+fn move_to(
+    bed: &mut Bed,
+    nexus: &Arc<Nexus>,
+    keys: (u64, u64),
+    flags: u8,
+    to: &TransportId,
+) -> Answer {
+    let id = to.as_bytes();
+    let mut list = keys.0.to_be_bytes().to_vec();
+    list.extend(keys.1.to_be_bytes());
+    list.extend([0, flags, 0, 1, 0, 0, 0, id.len() as u8]);
+    list.extend(id);
+    let cdb = [0x5f, MOVE, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+    bed.run_as(nexus, 0, &cdb, &list, 0)
+}
+
 /// SPC-4, 5.13.8.
 #[test]
 fn register_and_move_without_a_reservation_is_an_invalid_field() {
     let mut bed = Bed::new(512, 2048);
     let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
-    let id = two.initiator().as_bytes();
-    let mut list = 1u64.to_be_bytes().to_vec();
-    list.extend(2u64.to_be_bytes());
-    list.extend([0, 0, 0, 1, 0, 0, 0, id.len() as u8]);
-    list.extend(id);
-    let cdb = [0x5f, MOVE, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
-    let unregistered = bed.run_as(&one, 0, &cdb, &list, 0);
+    let moved = |bed: &mut Bed| move_to(bed, &one, (1, 2), 0, two.initiator());
+    let unregistered = moved(&mut bed);
     assert_eq!(unregistered.status, Status::ReservationConflict);
     out(&mut bed, &one, REGISTER, 0, 0, 1);
-    let unreserved = bed.run_as(&one, 0, &cdb, &list, 0);
+    let unreserved = moved(&mut bed);
     assert_eq!(unreserved.code(), (0x05, 0x24, 0x00));
     out(&mut bed, &one, RESERVE_OUT, 7, 1, 0);
-    let of_all = bed.run_as(&one, 0, &cdb, &list, 0);
+    let of_all = moved(&mut bed);
     assert_eq!(of_all.status, Status::ReservationConflict);
 }
 
@@ -388,6 +395,23 @@ fn spec_i_pt_leaves_the_key_of_a_registered_initiator_alone() {
     );
 }
 
+/// SPC-4, table 67: a wrong key comes first.
+#[test]
+fn spec_i_pt_is_for_who_is_not_registered() {
+    let mut bed = Bed::new(512, 2048);
+    let one = Arc::clone(&bed.nexus);
+    let absent = initiator(9);
+    assert_eq!(out(&mut bed, &one, REGISTER, 0, 0, 5).status, Status::Good);
+    // The key that it gives is 0.
+    let wrong = register_with(&mut bed, &one, 6, absent.as_bytes());
+    assert_eq!(wrong.status, Status::ReservationConflict);
+    let mut nobody = list(5, 6, 0x08);
+    nobody.extend([0; 4]);
+    let cdb = [0x5f, REGISTER, 0, 0, 0, 0, 0, 0, nobody.len() as u8, 0];
+    let again = bed.run_as(&one, 0, &cdb, &nobody, 0);
+    assert_eq!(again.code(), (0x05, 0x26, 0x00));
+}
+
 /// SPC-4, 5.13.7: it is no error to be registered again.
 #[test]
 fn who_is_registered_may_change_its_key_where_there_is_no_room_for_others() {
@@ -415,6 +439,12 @@ fn who_is_registered_may_change_its_key_where_there_is_no_room_for_others() {
     assert_eq!(more.code(), (0x05, 0x55, 0x04));
     let again = out(&mut bed, &two, REGISTER, 0, 2, 5);
     assert_eq!(again.status, Status::Good);
+    // A reservation is not moved to one more either, unless who had it goes.
+    out(&mut bed, &two, RESERVE_OUT, 3, 5, 0);
+    let stays = move_to(&mut bed, &two, (5, 7), 0, three.initiator());
+    assert_eq!(stays.code(), (0x05, 0x55, 0x04));
+    let goes = move_to(&mut bed, &two, (5, 7), 0x02, three.initiator());
+    assert_eq!(goes.status, Status::Good);
 }
 
 /// SPC-4, 7.6.4.6: the name of a node stands for all of its ports that are known.

@@ -392,6 +392,25 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
     assert_eq!(bed().run(0, &READY, &[], 0).status, Status::Good);
 }
 
+/// SPC-5, 6.36: TARGET PORT COUNT is one byte.
+#[test]
+fn port_group_of_many_ports_has_several_descriptors() {
+    let mut bed = Bed::new(512, 2048);
+    for number in 2..=300 {
+        let other = Target::new(vec![port(number)]);
+        other.attach_unit(0, bed.unit(0)).unwrap();
+    }
+    let report = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+    let data = bed.run(0, &report, &[], 4096).data;
+    assert_eq!(data[..4], [0, 0, 0x04, 0xc0]); // 2 * 8 + 300 * 4
+    assert_eq!(data[4..16], [0x00, 0x8f, 0, 1, 0, 0, 0, 255, 0, 0, 0, 1]);
+    let second = 4 + 8 + 255 * 4;
+    assert_eq!(
+        data[second..][..12],
+        [0x00, 0x8f, 0, 1, 0, 0, 0, 45, 0, 0, 1, 0]
+    );
+}
+
 #[test]
 fn port_groups_are_reported_and_a_standby_one_does_no_io() {
     let mut bed = Bed::new(512, 2048);

@@ -151,6 +151,7 @@ struct List {
     all_ports: bool,
     unregister: bool,
     move_to_port: u16,
+    spec_i_pt: bool,
     /// TransportIDs of SPEC_I_PT, or the one that a reservation moves to.
     initiators: Vec<TransportId>,
 }
@@ -208,6 +209,7 @@ impl List {
             all_ports: registers && flags & 0x04 != 0,
             unregister: moves && move_flags & 0x02 != 0,
             move_to_port: u16::from_be_bytes([port_high, port_low]),
+            spec_i_pt,
             initiators,
         })
     }
@@ -242,7 +244,9 @@ fn serve(
     let effects = match service {
         Service::Register | Service::RegisterAndIgnore => {
             let ignore = service == Service::RegisterAndIgnore;
-            if !list.initiators.is_empty() && reservations.registration(nexus).is_some() {
+            let registered = reservations.registration(nexus);
+            // A wrong key is a conflict all the same.
+            if list.spec_i_pt && registered.is_some_and(|known| known.key == key) {
                 return Err(Sense::parameter_field(20).into());
             }
             let others = further_registrants(&who, &list, &ports);

@@ -41,19 +41,22 @@ pub(super) fn report(c: &Context<'_>) -> Planned {
         let access = state.group_state(group);
         let [high, low] = group.to_be_bytes();
         let changed = u8::from(access != AccessState::ActiveOptimized);
-        list.extend([
-            access as u8,
-            SUPPORTED_STATES,
-            high,
-            low,
-            0,
-            changed,
-            0,
-            ports.len() as u8,
-        ]);
-        for port in ports {
-            let [high, low] = port.to_be_bytes();
-            list.extend([0, 0, high, low]);
+        // TARGET PORT COUNT is one byte: a group of more has several descriptors.
+        for ports in ports.chunks(u8::MAX.into()) {
+            list.extend([
+                access as u8,
+                SUPPORTED_STATES,
+                high,
+                low,
+                0,
+                changed,
+                0,
+                ports.len() as u8,
+            ]);
+            for port in ports {
+                let [high, low] = port.to_be_bytes();
+                list.extend([0, 0, high, low]);
+            }
         }
     }
     let mut data = (list.len() as u32).to_be_bytes().to_vec();

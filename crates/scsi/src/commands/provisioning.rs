@@ -22,17 +22,17 @@ pub(super) const fn write_same_blocks_max(block_shift: u32) -> u64 {
     if block_shift == 9 { 0x10_0000 } else { 0x8000 }
 }
 
+/// Has the unit a disk that takes ranges back?
+pub(super) fn may_unmap(c: &Context<'_>) -> bool {
+    c.unit.state().info.discard_granularity.is_some()
+}
+
 pub(super) fn unmap(c: &Context<'_>) -> Planned {
-    let (may_unmap, may_anchor) = {
-        let state = c.unit.state();
-        let info = &state.info;
-        (info.discard_granularity.is_some(), info.anchors)
-    };
-    if !may_unmap {
+    if !may_unmap(c) {
         return Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
     }
     let anchor = c.cdb[1] & 0x01 != 0;
-    if anchor && !may_anchor {
+    if anchor && !c.unit.state().info.anchors {
         return Err(Sense::cdb_bit(1, 0));
     }
     c.check_writable()?;

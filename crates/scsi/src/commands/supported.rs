@@ -1,8 +1,8 @@
 //! REPORT SUPPORTED OPERATION CODES (SPC-5, 6.35), from the one table of commands, and REPORT SUPPORTED TASK
 //! MANAGEMENT FUNCTIONS.
 
-use super::{Context, Planned};
-use crate::command::{be16, be32};
+use super::{Context, Planned, provisioning};
+use crate::command::{be16, be32, opcode};
 use crate::sense::Sense;
 use crate::table::{COMMANDS, Row};
 
@@ -15,11 +15,11 @@ pub(super) const TASK_MANAGEMENT_FUNCTIONS: u8 = 0x0d;
 pub(super) fn operation_codes(c: &Context<'_>) -> Planned {
     let timeouts = c.cdb[2] & 0x80 != 0;
     let (opcode, action) = (c.cdb[3], be16(c.cdb, 4));
-    let rows = || COMMANDS.iter().filter(|row| row.opcode() == opcode);
+    let rows = || supported(c).filter(|row| row.opcode() == opcode);
     let with_actions = rows().any(|row| row.action.is_some());
     let matching = rows().find(|row| row.action.is_none_or(|own| u16::from(own) == action));
     let data = match c.cdb[2] & 0x07 {
-        0b000 => all(timeouts),
+        0b000 => all(supported(c), timeouts),
         0b001 if with_actions => return Err(Sense::cdb_bit(2, 2)),
         0b001 => one(rows().next(), timeouts),
         0b010 if !with_actions => return Err(Sense::cdb_bit(2, 2)),
@@ -31,10 +31,17 @@ pub(super) fn operation_codes(c: &Context<'_>) -> Planned {
     c.data(data, be32(c.cdb, 6))
 }
 
+/// The commands of this unit.
+fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
+    let may_unmap = provisioning::may_unmap(c);
+    let is_there = move |row: &&Row| may_unmap || row.opcode() != opcode::UNMAP;
+    COMMANDS.iter().filter(is_there)
+}
+
 /// All commands: descriptors of 8 bytes, with timeouts of 20.
-fn all(timeouts: bool) -> Vec<u8> {
+fn all(rows: impl Iterator<Item = &'static Row>, timeouts: bool) -> Vec<u8> {
     let mut list = Vec::new();
-    for row in COMMANDS {
+    for row in rows {
         let flags = if timeouts { 0x02 } else { 0x00 } | u8::from(row.action.is_some());
         let action = row.action.unwrap_or_default();
         list.extend([

@@ -39,8 +39,7 @@ impl Reservations {
             }
             (_, new_key) => {
                 if !self.has_room(who, others) {
-                    let code = SenseCode::INSUFFICIENT_REGISTRATION_RESOURCES;
-                    return Err(Sense::illegal_request(code).into());
+                    return Err(no_room().into());
                 }
                 self.set_key(who, new_key);
                 for other in others {
@@ -192,6 +191,10 @@ impl Reservations {
         if to == *who {
             return Err(Sense::parameter_field(24).into());
         }
+        // Who goes makes room.
+        if !unregister && !self.has_room(&to, &[]) {
+            return Err(no_room().into());
+        }
         self.set_key(&to, new_key);
         self.reservation = Some(Reservation::by(&to, kind));
         if unregister {
@@ -269,6 +272,10 @@ impl Reservations {
             .attentions
             .extend(others.map(|known| (known.who.clone(), code)));
     }
+}
+
+fn no_room() -> Sense {
+    Sense::illegal_request(SenseCode::INSUFFICIENT_REGISTRATION_RESOURCES)
 }
 
 impl Reservation {
