@@ -4,9 +4,7 @@ use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
 use reactor::{DiskHandle, Io, Tag};
-use scsi::{
-    Command, DiskId, Lun, Plan, Response, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag,
-};
+use scsi::{Command, DiskId, Lun, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag};
 use scsi_tasks::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background, operation_of};
 use timeline::{DiskNumber, Operation, PartCounts, Stage, Stamp, Stamps};
 
@@ -182,18 +180,19 @@ impl Connection {
             nexus: session.nexus.id(),
             unit: unit.id(),
         });
+        let asked = Command {
+            nexus: &session.nexus,
+            lun,
+            cdb: &command.cdb,
+            attribute: attribute(command.attribute),
+            data_out_length: slot.write_length.unwrap_or(0).into(),
+            data_in_length: slot.read_length.into(),
+        };
         let plan = if session.read_only && changes(&command.cdb) {
             let sense = Sense::new(SenseKey::DataProtect, SenseCode::WRITE_PROTECTED);
-            Plan::Done(Response::check(sense))
+            session.view.refuse(&asked, sense)
         } else {
-            session.view.begin(&Command {
-                nexus: &session.nexus,
-                lun,
-                cdb: &command.cdb,
-                attribute: attribute(command.attribute),
-                data_out_length: slot.write_length.unwrap_or(0).into(),
-                data_in_length: slot.read_length.into(),
-            })
+            session.view.begin(&asked)
         };
         let step = slot.task.start(plan);
         let direct = match &step {

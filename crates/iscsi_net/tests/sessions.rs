@@ -105,6 +105,9 @@ fn read_only_demo_mode_refuses_what_changes() {
     // CHECK CONDITION, DATA PROTECT, WRITE PROTECTED
     assert_eq!(done.status, 2);
     assert_eq!((done.sense[2] & 0x0f, done.sense[12]), (7, 0x27));
+    // LOGICAL UNIT NOT SUPPORTED
+    let done = client.run(0, Initiator::write(9, &cdb10(0x2a, 0, 8), vec![1; 4096]));
+    assert_eq!((done.sense[2] & 0x0f, done.sense[12]), (5, 0x25));
     assert_eq!(client.read(0, 0, 8).data, [0; 4096]);
 }
 

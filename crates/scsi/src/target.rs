@@ -13,7 +13,7 @@ use crate::logical_unit::LogicalUnit;
 use crate::lun::{Lun, LunAddress, MAX_UNITS};
 use crate::nexus::{Nexus, TargetPort, TransportId};
 use crate::plan::{DirectIo, Plan};
-use crate::sense::SenseCode;
+use crate::sense::{Sense, SenseCode};
 use crate::sync::lock;
 
 /// Why a logical unit cannot be attached.
@@ -295,6 +295,15 @@ impl TargetView {
         match self.unit(command.lun) {
             Some(unit) => commands::begin(&self.map, unit, command, cdb),
             None => commands::begin_without_unit(&self.map, command, cdb),
+        }
+    }
+
+    /// The answer to a command that the transport does not let through to its unit; where there is none, that is told.
+    #[cold]
+    pub fn refuse(&self, command: &Command<'_>, sense: Sense) -> Plan {
+        match self.unit(command.lun) {
+            Some(unit) => commands::refuse(unit, command, sense),
+            None => self.begin(command),
         }
     }
 }

@@ -306,6 +306,26 @@ fn unmap_with_anchor_zeroes_and_keeps_the_space() {
 }
 
 #[test]
+fn zeroes_of_an_anchor_are_durable_where_there_is_no_write_cache() {
+    let mut bed = Bed::new(512, 2048);
+    // The caching page with WCE clear.
+    let mut list = [0; 24];
+    list[4..6].copy_from_slice(&[0x08, 0x12]);
+    let select = bed.run(0, &[0x15, 0x10, 0, 0, 24, 0], &list, 0);
+    assert_eq!(select.status, Status::Good);
+    for ranges in [&[(8, 8)][..], &[(8, 8), (100, 2)]] {
+        bed.disks.log.clear();
+        let list = unmap_list(ranges);
+        let cdb = [0x42, 0x01, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+        assert_eq!(bed.run(0, &cdb, &list, 0).status, Status::Good);
+        assert_eq!(bed.disks.log.len(), ranges.len());
+        for (_, request) in &bed.disks.log {
+            assert_eq!(request.flags, IoFlags::FUA);
+        }
+    }
+}
+
+#[test]
 fn anchor_is_refused_where_it_means_nothing_or_the_disk_cannot() {
     let cannot = DiskInfo {
         anchors: false,

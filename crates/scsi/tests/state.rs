@@ -392,6 +392,37 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
     assert_eq!(bed().run(0, &READY, &[], 0).status, Status::Good);
 }
 
+#[test]
+fn what_a_transport_refuses_has_sense_data_as_the_unit_gives_it() {
+    let mut bed = Bed::new(512, 2048);
+    let nexus = Arc::clone(&bed.nexus);
+    let refused = |bed: &mut Bed, lun| {
+        let mut view = bed.target.view();
+        view.refresh();
+        let protected = Sense::new(SenseKey::DataProtect, SenseCode::WRITE_PROTECTED);
+        let command = Command {
+            nexus: &nexus,
+            lun: Lun::unit(lun),
+            cdb: &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0],
+            attribute: TaskAttribute::Simple,
+            data_out_length: 512,
+            data_in_length: 0,
+        };
+        let plan = view.refuse(&command, protected);
+        bed.carry_out(plan, &[0; 512], 0)
+    };
+    let fixed = refused(&mut bed, 0);
+    assert_eq!((fixed.sense[0], fixed.code()), (0x70, (7, 0x27, 0)));
+    assert_eq!(fixed.residual, Residual::Underflow(512));
+    assert_eq!(refused(&mut bed, 9).code(), (5, 0x25, 0));
+    assert_eq!(
+        select(&mut bed, false, &control(0x04, 0)).status,
+        Status::Good
+    );
+    let described = refused(&mut bed, 0);
+    assert_eq!((described.sense[0], described.code()), (0x72, (7, 0x27, 0)));
+}
+
 /// SPC-5, 6.36: TARGET PORT COUNT is one byte.
 #[test]
 fn port_group_of_many_ports_has_several_descriptors() {

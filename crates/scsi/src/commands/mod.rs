@@ -158,6 +158,11 @@ pub(crate) fn begin(
     }
 }
 
+/// The answer to a command that does not get to a unit, as the unit gives it.
+pub(crate) fn refuse(unit: &LogicalUnit, command: &Command<'_>, sense: Sense) -> Plan {
+    finish(Err(sense), command, unit.word())
+}
+
 /// The general way: everything may be otherwise than usual.
 #[inline(never)]
 fn begin_general(map: &LunMap, unit: &Arc<LogicalUnit>, command: &Command<'_>, cdb: &Cdb) -> Plan {

@@ -41,12 +41,25 @@ pub(super) fn unmap(c: &Context<'_>) -> Planned {
         return good();
     }
     let unit = std::sync::Arc::clone(c.unit);
+    // Zeroes are data that was written; a range that is given back has none.
+    let flags = match anchor && c.word.has(Word::WRITE_THROUGH) {
+        true => IoFlags::FUA,
+        false => IoFlags::NONE,
+    };
     let descriptor_sense = c.word.has(Word::DESCRIPTOR_SENSE);
     Ok(Pending::plan(
         length.into(),
         c.data_out,
         move |list: &[u8]| match unmap_ranges(unit.geometry(), usize::from(length), list) {
-            Ok(ranges) => unmap_plan(unit.disk(), ranges, anchor, descriptor_sense),
+            Ok(ranges) => {
+                let unmap = Unmap {
+                    disk: unit.disk(),
+                    anchor,
+                    flags,
+                    ranges: ranges.into_iter(),
+                };
+                unmap.plan(descriptor_sense)
+            }
             Err(sense) => Plan::Done(Response::check(sense)),
         },
     ))
@@ -80,31 +93,28 @@ fn unmap_ranges(geometry: Geometry, length: usize, list: &[u8]) -> Result<Vec<(u
 }
 
 /// Gives ranges back, or with `anchor` zeroes them in a way that keeps their space.
-fn unmap_plan(disk: DiskId, ranges: Vec<(u64, u64)>, anchor: bool, descriptor_sense: bool) -> Plan {
-    let unmap = Unmap {
-        disk,
-        anchor,
-        ranges: ranges.into_iter(),
-    };
-    match *unmap.ranges.as_slice() {
-        [] => Plan::Done(Response::good()),
-        [range] => without_data(disk, unmap.request(range), descriptor_sense),
-        _ => Run::plan(unmap, 0),
-    }
-}
-
 struct Unmap {
     disk: DiskId,
     anchor: bool,
+    flags: IoFlags,
     ranges: std::vec::IntoIter<(u64, u64)>,
 }
 
 impl Unmap {
+    fn plan(self, descriptor_sense: bool) -> Plan {
+        match *self.ranges.as_slice() {
+            [] => Plan::Done(Response::good()),
+            [range] => without_data(self.disk, self.request(range), descriptor_sense),
+            _ => Run::plan(self, 0),
+        }
+    }
+
     fn request(&self, (offset, length): (u64, u64)) -> IoRequest {
-        match self.anchor {
+        let request = match self.anchor {
             true => IoRequest::write_zeroes(offset, length),
             false => IoRequest::discard(offset, length),
-        }
+        };
+        request.flagged(self.flags)
     }
 }
 
