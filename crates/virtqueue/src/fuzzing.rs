@@ -7,13 +7,17 @@ use std::sync::Arc;
 use guest_memory::{GuestView, Mapping, MemoryTable, RegionSpec};
 
 use crate::driver::RingLayout;
-use crate::{Chain, DeviceQueue, PACKED_START};
+use crate::{Chain, DeviceQueue, PACKED_START, QueueError};
 
-const MEMORY: usize = 1 << 16;
+/// Bytes of each of the memory's regions.
+const HALF: usize = 1 << 15;
+/// Segments that a chain has room for from the first on.
+const ROOM: usize = 1 << 9;
 /// Bytes of the input that choose the queue; the others are the memory.
 const CHOICES: usize = 8;
 
-/// Runs a device on a ring made of `data`. Gives the number of chains that it accepted.
+/// Runs two devices on a ring made of `data`, each on a copy of it: one that takes the short way where it may, one that never
+/// does. Both have to say the same of every chain and to leave the same memory. Gives the number of chains that were accepted.
 ///
 /// # Panics
 /// When the device does what no driver may bring it to.
@@ -21,21 +25,6 @@ pub fn ring_of_bytes(data: &[u8]) -> usize {
     let Some((choices, image)) = data.split_at_checked(CHOICES) else {
         return 0;
     };
-    let memory = Mapping::anonymous(MEMORY).expect("anonymous memory");
-    let half = MEMORY as u64 / 2;
-    // Two regions that touch, so that elements and tables can straddle them.
-    let region = |guest_address| RegionSpec {
-        guest_address,
-        size: half,
-        user_address: 0,
-        file_offset: 0,
-    };
-    let other = Mapping::anonymous(MEMORY / 2).expect("anonymous memory");
-    let table = MemoryTable::default()
-        .with_mapping(region(0), memory.clone())
-        .and_then(|t| t.with_mapping(region(half), other.clone()))
-        .expect("regions that do not overlap");
-
     let packed = choices[0] & 1 != 0;
     let power = u32::from(choices[1] & 7);
     let layout = RingLayout::at(0, 1 << power, packed);
@@ -53,28 +42,170 @@ pub fn ring_of_bytes(data: &[u8]) -> usize {
         base
     };
 
-    let write_image = |turn: usize| {
-        let from = image.len() / 3 * turn;
-        let image = &image[from..];
-        let first = image.len().min(MEMORY / 2);
-        memory.write(0, &image[..first]);
-        let second = &image[first..];
-        other.write(0, &second[..second.len().min(MEMORY / 2)]);
-    };
-    write_image(0);
-    if choices[0] & 32 != 0 {
-        tame_addresses(&memory, &layout);
+    let (mut short, mut general) = (Memory::new(), Memory::new());
+    let tame = (choices[0] & 32 != 0).then_some(layout);
+    for memory in [&mut short, &mut general] {
+        memory.write_image(image, 0);
+        if let Some(layout) = tame {
+            tame_addresses(&memory.first, &layout);
+        }
     }
-    let Ok(mut queue) = DeviceQueue::new(config, &table) else {
+    let queue = |memory: &Memory| DeviceQueue::new(config.clone(), &memory.table);
+    let (Ok(short_queue), Ok(general_queue)) = (queue(&short), queue(&general)) else {
         return 0;
     };
-    let view = GuestView::new(Arc::new(table));
+    let mut sides = [
+        Side::new(short, short_queue, true),
+        Side::new(general, general_queue, false),
+    ];
     let mut accepted = 0;
     for turn in 0..3 {
-        accepted += turn_of(&mut queue, &view);
-        write_image(turn);
+        accepted += turn_of(&mut sides);
+        let [short, general] = &mut sides;
+        assert_eq!(short.memory.bytes(), general.memory.bytes());
+        short.memory.write_image(image, turn);
+        general.memory.write_image(image, turn);
     }
     accepted
+}
+
+/// A client's memory: two regions that touch, so that elements and tables can straddle them.
+struct Memory {
+    first: Arc<Mapping>,
+    second: Arc<Mapping>,
+    table: Arc<MemoryTable>,
+}
+
+impl Memory {
+    fn new() -> Memory {
+        let half = || Mapping::anonymous(HALF).expect("anonymous memory");
+        let (first, second) = (half(), half());
+        let region = |guest_address| RegionSpec {
+            guest_address,
+            size: HALF as u64,
+            user_address: 0,
+            file_offset: 0,
+        };
+        let table = MemoryTable::default()
+            .with_mapping(region(0), first.clone())
+            .and_then(|t| t.with_mapping(region(HALF as u64), second.clone()))
+            .expect("regions that do not overlap");
+        Memory {
+            first,
+            second,
+            table: Arc::new(table),
+        }
+    }
+
+    /// Puts the image there from one of its thirds on.
+    fn write_image(&mut self, image: &[u8], turn: usize) {
+        let image = &image[image.len() / 3 * turn..];
+        let (first, second) = image.split_at(image.len().min(HALF));
+        self.first.write(0, first);
+        self.second.write(0, &second[..second.len().min(HALF)]);
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 2 * HALF];
+        let (first, second) = bytes.split_at_mut(HALF);
+        self.first.read(0, first);
+        self.second.read(0, second);
+        bytes
+    }
+
+    /// Guest address and length of each of a chain's segments.
+    fn segments(&self, chain: &Chain) -> Vec<(usize, usize)> {
+        let guest_address = |base: usize| {
+            let (first, second) = (self.first.base() as usize, self.second.base() as usize);
+            if (first..first + HALF).contains(&base) {
+                base - first
+            } else {
+                assert!((second..second + HALF).contains(&base), "the client's");
+                base - second + HALF
+            }
+        };
+        let segments = chain.buffer.segments().iter();
+        segments
+            .map(|s| (guest_address(s.base() as usize), s.len()))
+            .collect()
+    }
+}
+
+/// A device and its client's memory.
+struct Side {
+    memory: Memory,
+    queue: DeviceQueue,
+    view: GuestView,
+    chain: Chain,
+    /// Its view knows where both regions are and its chain has room: what the short way needs.
+    short: bool,
+}
+
+impl Side {
+    fn new(memory: Memory, queue: DeviceQueue, short: bool) -> Side {
+        let view = GuestView::new(memory.table.clone());
+        let mut side = Side {
+            memory,
+            queue,
+            view,
+            chain: Chain::default(),
+            short,
+        };
+        if short {
+            for address in (0..ROOM).map(|i| if i % 2 == 0 { 0 } else { HALF as u64 }) {
+                let appended = side.view.append(address, 1, &mut side.chain.buffer);
+                appended.expect("client memory");
+            }
+            side.chain.clear();
+        }
+        side
+    }
+
+    fn pop(&mut self) -> Result<bool, QueueError> {
+        if !self.short {
+            self.view = GuestView::new(self.memory.table.clone());
+            self.chain = Chain::default();
+        }
+        self.queue.pop(&self.view, &mut self.chain)
+    }
+
+    /// What was popped.
+    fn popped(&self) -> Popped {
+        let chain = &self.chain;
+        assert_eq!(chain.buffer.len(), chain.buffer.total_len());
+        let front = (chain.buffer.total_len() >= 4).then(|| chain.buffer.front::<4>());
+        Popped {
+            id: chain.id,
+            descriptors: chain.descriptors,
+            bytes: (chain.readable, chain.writable),
+            total: chain.buffer.total_len(),
+            segments: self.memory.segments(chain),
+            front,
+        }
+    }
+
+    /// Answers it.
+    fn answer(&mut self) {
+        let chain = &self.chain;
+        if chain.writable >= 2 {
+            chain.buffer.write_half(chain.readable as usize, [0x5a; 2]);
+        }
+        if chain.writable > 0 {
+            chain.buffer.write_last(0xa5);
+        }
+        self.queue.push(chain.id, chain.descriptors, chain.writable);
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Popped {
+    id: u16,
+    descriptors: u16,
+    bytes: (u32, u32),
+    total: usize,
+    segments: Vec<(usize, usize)>,
+    /// Its first bytes, if there are so many.
+    front: Option<[u8; 4]>,
 }
 
 /// Puts the first descriptors' addresses and lengths inside of the memory, or the bytes would rarely get further.
@@ -89,39 +220,55 @@ fn tame_addresses(memory: &Mapping, layout: &RingLayout) {
     }
 }
 
-fn turn_of(queue: &mut DeviceQueue, view: &GuestView) -> usize {
-    let mut chain = Chain::default();
+fn turn_of(sides: &mut [Side; 2]) -> usize {
     let mut accepted = 0;
-    let size = queue.size();
-    queue.disable_notifications();
+    let size = sides[0].queue.size();
+    for side in sides.iter_mut() {
+        side.queue.disable_notifications();
+    }
     for _ in 0..2 * size {
+        let [short, general] = sides;
         // What a turn looks at before it takes its share.
-        queue.guess(view);
-        let waiting = queue.waiting();
-        assert_eq!(waiting > 0, queue.available() > 0);
-        assert!(waiting <= size || !queue.config().packed);
-        match queue.pop(view, &mut chain) {
+        for side in [&mut *short, &mut *general] {
+            side.queue.guess(&side.view);
+            let waiting = side.queue.waiting();
+            assert_eq!(waiting > 0, side.queue.available() > 0);
+            assert!(waiting <= size || !side.queue.config().packed);
+        }
+        assert_eq!(short.queue.waiting(), general.queue.waiting());
+        let popped = short.pop();
+        assert_eq!(popped, general.pop());
+        match popped {
             Ok(true) => {}
             Ok(false) => break,
             Err(error) => {
-                assert!(queue.is_broken() && !error.to_string().is_empty());
-                assert_eq!(queue.pop(view, &mut chain), Ok(false));
-                assert_eq!((queue.available(), queue.waiting()), (0, 0));
+                assert!(!error.to_string().is_empty());
+                for side in [short, general] {
+                    assert!(side.queue.is_broken());
+                    assert_eq!(side.pop(), Ok(false));
+                    assert_eq!((side.queue.available(), side.queue.waiting()), (0, 0));
+                }
                 break;
             }
         }
         accepted += 1;
-        let bytes = u64::from(chain.readable) + u64::from(chain.writable);
-        assert_eq!(chain.buffer.total_len() as u64, bytes);
-        assert!(bytes > 0 && bytes <= u64::from(queue.config().max_chain_bytes));
-        assert!(chain.id < size);
-        assert!((1..=size).contains(&chain.descriptors));
-        queue.push(chain.id, chain.descriptors, chain.writable);
-        if accepted % 3 == 0 {
-            queue.publish();
+        let popped = short.popped();
+        assert_eq!(popped, general.popped());
+        let bytes = u64::from(popped.bytes.0) + u64::from(popped.bytes.1);
+        assert_eq!(popped.total as u64, bytes);
+        assert!(bytes > 0 && bytes <= u64::from(short.queue.config().max_chain_bytes));
+        assert!(popped.id < size);
+        assert!((1..=size).contains(&popped.descriptors));
+        for side in [short, general] {
+            side.answer();
+            if accepted % 3 == 0 {
+                side.queue.publish();
+            }
         }
     }
-    queue.publish();
-    queue.enable_notifications();
+    for side in sides.iter_mut() {
+        side.queue.publish();
+        side.queue.enable_notifications();
+    }
     accepted
 }
