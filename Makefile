@@ -54,7 +54,7 @@ demo: ## Serves two disks to a real guest, measures them there and shows where t
 	@LUNETTE_BIN=$(abspath $(target_directory))/release/lunette $(target_directory)/release/lab demo
 
 bench: ## Measures both doors beside qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
-	@scripts/setup build
+	@scripts/setup bench
 	@echo "bench: building in release"
 	@$(release) --quiet -p lunette
 	@$(target_directory)/release/lunette bench table \

@@ -94,8 +94,8 @@ impl VirtioDevice for SilentDevice {
     }
 
     fn queue(&self, setup: QueueSetup, _: &WorkerHandle) -> QueueMaker {
-        Box::new(|_, id| {
-            let queue = Queue::new(setup, id, Silent { given_back: 0 });
+        Box::new(|io, id| {
+            let queue = Queue::new(setup, id, io.clock(), Silent { given_back: 0 });
             queue.map(Queue::built).map_err(|error| error.to_string())
         })
     }

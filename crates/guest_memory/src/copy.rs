@@ -5,7 +5,7 @@
 //! eight, side by side, and the disk's end, which is not in a cache, is fetched ahead, with AVX2 where the processor has it, else
 //! SSE2. A Zen 4 needs no such help, `memcpy` is fastest there, and so it is taken for all others. Stores that bypass the cache lost for reads, for the client
 //! looks at its data soon, and on older processors; newer ones, known by AVX-512 with bfloat16, write whole lines past the
-//! cache to a disk. Figures: `docs/performance.md`.
+//! cache to a disk, one after the other. Figures: `docs/performance.md`.
 
 /// From so many bytes on a piece counts as long.
 const LONG: usize = 32 << 10;
@@ -60,9 +60,6 @@ mod long {
     const READ_AHEAD: usize = 256;
     const WRITE_AHEAD: usize = 128;
     const BLOCK: usize = STREAMS * STREAM;
-    /// Streams of stores past the cache, where those for reads are side by side, and elsewhere.
-    const PAST_SIDE_BY_SIDE: usize = 16;
-    const PAST_ALONE: usize = 1;
 
     /// What is fastest on this processor.
     #[derive(Clone, Copy)]
@@ -112,7 +109,7 @@ mod long {
                 Way::Avx512 => with_avx512::<FETCH_SOURCE>(from, into, length),
                 Way::Avx2 => with_avx2::<FETCH_SOURCE>(from, into, length),
                 Way::Sse2 => with_sse2::<FETCH_SOURCE>(from, into, length),
-                Way::Past if !FETCH_SOURCE => with_past::<PAST_ALONE>(from, into, length),
+                Way::Past if !FETCH_SOURCE => with_past(from, into, length),
                 Way::Past | Way::Memcpy => std::ptr::copy_nonoverlapping(from, into, length),
             }
         }
@@ -130,7 +127,7 @@ mod long {
     ) {
         if !FETCH_SOURCE && into.addr().is_multiple_of(LINE) {
             // SAFETY: the caller's promise.
-            return unsafe { with_past::<PAST_SIDE_BY_SIDE>(from, into, length) };
+            return unsafe { with_past(from, into, length) };
         }
         // SAFETY: the caller's promise; the line has room for the register, which needs no alignment.
         let line = |from: *const u8, into: *mut u8| unsafe {
@@ -140,37 +137,26 @@ mod long {
         unsafe { side_by_side::<FETCH_SOURCE>(from, into, length, line) }
     }
 
-    /// Whole lines past the cache, as so many streams side by side; where lines do not begin where the copy does, as ever.
+    /// Whole lines past the cache; where lines do not begin where the copy does, as ever.
     ///
     /// # Safety
     /// As [`copy`], and the processor must have AVX-512.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn with_past<const STREAMS: usize>(
-        from: *const u8,
-        into: *mut u8,
-        length: usize,
-    ) {
-        let pages = match into.addr().is_multiple_of(LINE) {
-            true => length / STREAM,
+    pub(super) unsafe fn with_past(from: *const u8, into: *mut u8, length: usize) {
+        let done = match into.addr().is_multiple_of(LINE) {
+            true => length - length % LINE,
             false => 0,
         };
-        for first in (0..pages).step_by(STREAMS) {
-            let streams = first..pages.min(first + STREAMS);
-            for place in (0..STREAM).step_by(LINE) {
-                for stream in streams.clone() {
-                    let at = stream * STREAM + place;
-                    // SAFETY: a line from `at` on is below `length`, which the caller says is mapped in both; where it goes it is
-                    // a cache line, as this store has it.
-                    unsafe {
-                        let line = _mm512_loadu_si512(from.add(at).cast());
-                        _mm512_stream_si512(into.add(at).cast::<__m512i>(), line);
-                    }
-                }
+        for at in (0..done).step_by(LINE) {
+            // SAFETY: a line from `at` on is below `length`, which the caller says is mapped in both; where it goes it is a cache
+            // line, as this store has it.
+            unsafe {
+                let line = _mm512_loadu_si512(from.add(at).cast());
+                _mm512_stream_si512(into.add(at).cast::<__m512i>(), line);
             }
         }
         // What went past the cache has no order with later stores but by this.
         _mm_sfence();
-        let done = pages * STREAM;
         // SAFETY: the rest of the caller's ranges.
         unsafe { std::ptr::copy_nonoverlapping(from.add(done), into.add(done), length - done) }
     }
@@ -226,21 +212,32 @@ mod long {
             true => (from, READ_AHEAD),
             false => (into.cast_const(), WRITE_AHEAD),
         };
-        let blocks = length / BLOCK;
-        for block in 0..blocks {
+        let done = length - length % BLOCK;
+        for block in (0..done).step_by(BLOCK) {
+            // What is fetched at the end of the streams is where those of the next block begin, if there is one.
+            let jump = if block + BLOCK < done {
+                BLOCK - STREAM
+            } else {
+                0
+            };
             for place in (0..STREAM).step_by(LINE) {
-                for stream in 0..STREAMS {
-                    let at = block * BLOCK + stream * STREAM + place;
+                let fetched = place + ahead;
+                let fetched = if fetched < STREAM {
+                    fetched
+                } else {
+                    fetched + jump
+                };
+                for stream in (block..block + BLOCK).step_by(STREAM) {
+                    let at = stream + place;
                     // SAFETY: a prefetch is a hint that raises no fault for any address; `at` and the line behind it are
                     // below `length`, which the caller says is mapped in both.
                     unsafe {
-                        _mm_prefetch::<_MM_HINT_T0>(disk.wrapping_add(at + ahead).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(disk.wrapping_add(stream + fetched).cast());
                         line(from.add(at), into.add(at));
                     }
                 }
             }
         }
-        let done = blocks * BLOCK;
         // SAFETY: the rest of the caller's ranges.
         unsafe { std::ptr::copy_nonoverlapping(from.add(done), into.add(done), length - done) }
     }
@@ -268,7 +265,7 @@ mod tests {
             if is_x86_feature_detected!("avx512f") {
                 ways.push(long::with_avx512::<true>);
                 ways.push(long::with_avx512::<false>);
-                ways.push(long::with_past::<1>);
+                ways.push(long::with_past);
             }
         }
         ways

@@ -480,7 +480,7 @@ impl Connection {
 }
 
 impl Source for Connection {
-    fn ready(&self) -> bool {
+    fn ready(&mut self, _now: Stamp) -> bool {
         false
     }
 

@@ -45,8 +45,8 @@ impl SourceId {
 
 /// A queue or connection, owned by one worker. All methods run on the worker's thread; none may block.
 pub trait Source: Any {
-    /// Is there something to take, without being told? A load or two; called on every turn while polling.
-    fn ready(&self) -> bool;
+    /// Is there something to take, without being told? A load or two; called on every turn while polling, whose time it is `now`.
+    fn ready(&mut self, now: Stamp) -> bool;
 
     /// Takes what is there up to a bound, parses it and submits it, hop by hop. Whatever is left makes
     /// [`Source::ready`] true.
@@ -70,6 +70,9 @@ pub trait Source: Any {
     /// Answers everything that is done and notifies the client once. Called at the end of each turn in which
     /// the source was drained or finished.
     fn publish(&mut self, io: &mut Io);
+
+    /// Does at once what [`Source::publish`] has left for later: the worker is about to sleep, or to let go of the source.
+    fn settle(&mut self) {}
 
     /// Asks the client for a notification; true when work came meanwhile and the worker must not sleep.
     fn arm(&mut self) -> bool;

@@ -259,6 +259,9 @@ impl Worker {
             let (worked, noticed) = self.turn(wait);
             wait = self.next_wait(worked, noticed);
         }
+        for place in self.places.iter_mut().flatten() {
+            place.source.settle();
+        }
         self.handle.mailbox.close();
     }
 
@@ -287,7 +290,7 @@ impl Worker {
         self.check_memory();
         worked |= self.finish_reaped(noticed);
         worked |= self.drain_hot(noticed);
-        self.publish_touched();
+        self.publish_touched(noticed);
         self.take_out_stopped();
         if worked {
             self.ledger.turns.busy_turns.add(1);
@@ -387,7 +390,7 @@ impl Worker {
             let Some(Some(place)) = self.places.get_mut(id.place() as usize) else {
                 continue;
             };
-            if place.source.ready() {
+            if place.source.ready(noticed) {
                 place.source.drain(&mut self.io, noticed);
                 worked = true;
                 self.touch(id);
@@ -396,15 +399,18 @@ impl Worker {
         worked
     }
 
-    fn publish_touched(&mut self) {
+    fn publish_touched(&mut self, noticed: Stamp) {
         for index in 0..self.touched.len() {
             let id = self.touched[index];
             if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
                 place.touched = false;
                 place.source.publish(&mut self.io);
                 // It may have had no room for what came while it was full, and nobody kicks for that again.
-                if !place.hot && place.source.ready() {
-                    self.heat(id);
+                if !place.hot {
+                    place.source.settle();
+                    if place.source.ready(noticed) {
+                        self.heat(id);
+                    }
                 }
             }
         }
@@ -429,6 +435,7 @@ impl Worker {
                 continue;
             };
             self.handle.mailbox.sources.fetch_sub(1, Ordering::Relaxed);
+            place.source.settle();
             place.source.closed(&mut self.io);
             self.io.left(id);
             if let Some(record) = place.source.record() {
@@ -522,6 +529,7 @@ impl Worker {
         let mut raced = false;
         for id in &self.hot {
             if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
+                place.source.settle();
                 raced |= place.source.arm();
             }
         }
@@ -553,6 +561,7 @@ mod tests {
     /// What was asked of a source.
     #[derive(Default)]
     struct Seen {
+        settled: usize,
         armed: usize,
         disarmed: usize,
         kicked: usize,
@@ -563,12 +572,15 @@ mod tests {
     struct Client(Rc<RefCell<Seen>>, Option<RingFd>);
 
     impl Source for Client {
-        fn ready(&self) -> bool {
+        fn ready(&mut self, _now: Stamp) -> bool {
             false
         }
         fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
         fn finish(&mut self, _: &mut Io, _: u32, _: IoBuffer, _: IoOutcome, _: Stamp) {}
         fn publish(&mut self, _io: &mut Io) {}
+        fn settle(&mut self) {
+            self.0.borrow_mut().settled += 1;
+        }
         fn arm(&mut self) -> bool {
             self.0.borrow_mut().armed += 1;
             self.0.borrow().races
@@ -635,6 +647,40 @@ mod tests {
         assert_eq!(worker.next_wait(true, Stamp(66_000)), Wait::No);
         assert_eq!(worker.next_wait(false, Stamp(67_000)), Wait::No);
         assert_eq!(seen.borrow().armed, 1);
+    }
+
+    #[test]
+    fn what_a_source_has_left_for_later_is_done_before_the_worker_sleeps_or_lets_go_of_it_or_ends()
+    {
+        let settled = |seen: &Rc<RefCell<Seen>>| std::mem::take(&mut seen.borrow_mut().settled);
+        // It sleeps until a disk has completed.
+        let (mut worker, seen) = worker_that_waits();
+        worker.io.pending = 1;
+        worker.next_wait(false, Stamp(5_000));
+        assert_eq!(settled(&seen), 0, "it looks first");
+        assert_eq!(worker.next_wait(false, Stamp(8_000)), Wait::Until(None));
+        assert_eq!(settled(&seen), 1);
+        // It sleeps until anything comes, and publishes a source that is not polled.
+        worker.io.pending = 0;
+        worker.next_wait(true, Stamp(900_000));
+        worker.next_wait(false, Stamp(949_000));
+        assert_eq!(settled(&seen), 0);
+        assert_eq!(worker.next_wait(false, Stamp(999_000)), Wait::Until(None));
+        assert_eq!(settled(&seen), 1);
+        let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
+        worker.touch(id);
+        worker.turn_now();
+        assert_eq!(settled(&seen), 1);
+        // It ends.
+        worker.end();
+        worker.run();
+        assert_eq!(settled(&seen), 1);
+        // It lets go of the source.
+        let (mut worker, seen) = worker_that_waits();
+        let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
+        worker.stop(id, |_, _| ());
+        worker.turn_now();
+        assert_eq!((settled(&seen), worker.source_count()), (1, 0));
     }
 
     #[test]

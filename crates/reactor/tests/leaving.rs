@@ -40,7 +40,7 @@ impl Steps {
 }
 
 impl Source for Steps {
-    fn ready(&self) -> bool {
+    fn ready(&mut self, _now: Stamp) -> bool {
         !self.begun
     }
 

@@ -130,7 +130,7 @@ impl Background {
 }
 
 impl Source for Background {
-    fn ready(&self) -> bool {
+    fn ready(&mut self, _now: Stamp) -> bool {
         self.step.is_some()
     }
 

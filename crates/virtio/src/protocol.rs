@@ -91,6 +91,9 @@ pub trait Protocol: 'static {
     /// May a queue serve several disks? Then each of them is measured by itself.
     const SEVERAL_DISKS: bool = false;
 
+    /// Does the answer begin what the device writes of a chain, in a cache line of its own?
+    const ANSWERED_APART: bool = false;
+
     /// Which of several disks a request is for, once it has begun.
     fn disk_number(&self, _request: &Request<Self::State>) -> DiskNumber {
         DiskNumber::NONE

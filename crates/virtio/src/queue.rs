@@ -5,6 +5,7 @@
 //! (**answered**), stores the used index once and interrupts once (**notified**). A driver that breaks the
 //! rules of the ring ends this queue, with one log line, and nothing else.
 
+mod asking;
 mod measure;
 mod share;
 
@@ -18,7 +19,8 @@ use guest_memory::{GuestView, IoBuffer};
 use reactor::{DiskHandle, Io, RateLimit, Source, SourceId, Tag};
 use ring::RingFd;
 use timeline::{
-    MixedBatch, Operation, Part, PartCounts, QueueRecord, QueueTimeline, Stage, Stamp, Stamps,
+    Clock, MixedBatch, Operation, Part, PartCounts, QueueRecord, QueueTimeline, Stage, Stamp,
+    Stamps,
 };
 use virtqueue::{DeviceQueue, QueueError};
 
@@ -26,6 +28,7 @@ use crate::device::{Breach, BuiltQueue, OnBroken, QueueChange, QueueControl, Que
 use crate::protocol::{Malformed, Protocol, Request, Start, Step};
 use crate::signal::{HeldUp, Signal};
 use crate::slots::{Fill, Slots};
+use asking::Asking;
 use share::{BATCH, Share};
 
 /// Bytes after which a batch ends, so that other sources of the worker do not wait: what a RAM disk copies in a millisecond or two.
@@ -35,6 +38,10 @@ const BATCH_BYTES: u64 = 8 << 20;
 /// long requests give way to the worker's other work.
 const STEPS_MAX: u64 = 32;
 const STEP_BYTES: u64 = 128 << 10;
+
+/// In a batch of so many the lines of answers that lie apart from their requests are asked for when chains are popped. Parsing
+/// takes a third of the time of popping, and would ask for more lines at once than a core can have under way.
+const MANY: usize = 16;
 
 /// One line per second in all: a hostile driver must not fill the log.
 static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
@@ -60,8 +67,11 @@ pub struct Queue<P: Protocol> {
     protocol: P,
     slots: Slots<P::State>,
     share: Share,
+    asking: Asking,
     /// I/Os on scratch memory that have ended at once in this turn, and bytes that count as one more.
     steps: u64,
+    /// Lines of the batch's answers were asked for when its chains were popped.
+    early: bool,
     /// Slots of the batch that is being drained.
     batch: Vec<u16>,
     /// Slots of the batch whose I/O is pending.
@@ -89,6 +99,8 @@ pub struct Queue<P: Protocol> {
     stopping: bool,
     broken: bool,
     reaped: Stamp,
+    /// When the last turn with requests began.
+    noticed: Stamp,
     on_broken: OnBroken,
 }
 
@@ -97,7 +109,12 @@ impl<P: Protocol> Queue<P> {
     ///
     /// # Errors
     /// When the ring is not where the front end said, or cannot be.
-    pub fn new(setup: QueueSetup, id: SourceId, protocol: P) -> Result<Queue<P>, QueueError> {
+    pub fn new(
+        setup: QueueSetup,
+        id: SourceId,
+        clock: &Clock,
+        protocol: P,
+    ) -> Result<Queue<P>, QueueError> {
         let size = setup.config.size;
         let mut ring = DeviceQueue::new(setup.config, &setup.memory)?;
         if let Some(part) = setup.inflight {
@@ -113,7 +130,9 @@ impl<P: Protocol> Queue<P> {
             protocol,
             slots: Slots::new(size),
             share: Share::new(),
+            asking: Asking::new(clock),
             steps: 0,
+            early: false,
             batch: Vec::with_capacity(BATCH),
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
@@ -132,6 +151,7 @@ impl<P: Protocol> Queue<P> {
             stopping: false,
             broken: false,
             reaped: Stamp::default(),
+            noticed: Stamp::default(),
             on_broken: setup.on_broken,
         })
     }
@@ -246,11 +266,15 @@ impl<P: Protocol> Queue<P> {
         let there = usize::from(self.ring.waiting());
         let share = self.share.next(polls, there);
         let limit = BATCH.min(self.protocol.batch_limit()).min(share);
+        self.early = P::ANSWERED_APART && there.min(limit) >= MANY;
         let mut bytes = 0;
         while self.batch.len() < limit && bytes < BATCH_BYTES {
             match self.slots.fill(|chain| self.ring.pop(&self.view, chain)) {
                 Fill::Filled(index, more) => {
                     bytes += more;
+                    if self.early {
+                        self.slots.get(index).request.chain.buffer.prefetch_half();
+                    }
                     self.batch.push(index);
                 }
                 Fill::Empty | Fill::Full => return,
@@ -269,6 +293,9 @@ impl<P: Protocol> Queue<P> {
         for &index in &batch {
             let tag = self.tag(index);
             let slot = self.slots.get(index);
+            if P::ANSWERED_APART && !self.early {
+                slot.request.chain.buffer.prefetch_half();
+            }
             match self.protocol.begin(io, &mut slot.request, tag) {
                 Ok(Start {
                     step,
@@ -520,6 +547,58 @@ impl<P: Protocol> Queue<P> {
         self.timeline.counters().in_flight.set(in_flight);
     }
 
+    /// Asks the driver, if it is time to, of what it was shown unasked.
+    #[inline(always)]
+    fn ask_in_time(&mut self, now: Stamp) {
+        if self.ring.is_unasked() && self.asking.is_due(now) {
+            self.ask();
+        }
+    }
+
+    /// Asks the driver of what it was shown unasked, and tells it if it wants to be told.
+    #[inline(never)]
+    fn ask(&mut self) {
+        if self.ring.is_unasked() {
+            let wanted = self.ring.ask();
+            self.asking.heard(wanted);
+            if wanted && self.call.is_some() {
+                self.tell();
+            }
+        }
+    }
+
+    /// Interrupts the driver.
+    #[inline]
+    fn tell(&mut self) {
+        let Some(call) = &self.call else { return };
+        let sent = call.send();
+        self.timeline.counters().notifications.add(1);
+        if sent == Err(HeldUp) {
+            self.held_up();
+        }
+    }
+
+    /// Shows the driver the answers that were pushed; says whether it wants to be told of them now.
+    #[inline(always)]
+    fn show(&mut self) -> bool {
+        if self.broken || self.done.is_empty() {
+            return false;
+        }
+        if self.ring.must_ask() {
+            self.ask();
+        }
+        if !self.asking.later() {
+            let wanted = self.ring.publish();
+            self.asking.heard(wanted);
+            return wanted;
+        }
+        if !self.ring.is_unasked() {
+            self.asking.shown(self.noticed);
+        }
+        self.ring.publish_unasked();
+        false
+    }
+
     fn accepts(&self) -> bool {
         self.enabled && !self.stopping && !self.broken && self.protocol.wants_chains()
     }
@@ -527,7 +606,7 @@ impl<P: Protocol> Queue<P> {
 
 impl<P: Protocol> Source for Queue<P> {
     #[inline]
-    fn ready(&self) -> bool {
+    fn ready(&mut self, now: Stamp) -> bool {
         let ready = self.accepts() && self.slots.has_free() && self.ring.available() > 0
             || !self.resting.is_empty();
         if ready {
@@ -535,11 +614,13 @@ impl<P: Protocol> Source for Queue<P> {
             self.slots.guess();
         } else {
             self.timeline.counters().polls.add(1);
+            self.ask_in_time(now);
         }
         ready
     }
 
     fn drain(&mut self, io: &mut Io, noticed: Stamp) {
+        self.noticed = noticed;
         if !self.resting.is_empty() {
             self.go_on_resting(io);
             if !self.accepts() {
@@ -561,6 +642,7 @@ impl<P: Protocol> Source for Queue<P> {
             });
         }
         self.begin_batch(io);
+        self.ask_in_time(noticed);
         stamps.mark(Stage::Parsed, self.stamp(io));
         if !self.batch.is_empty() {
             let (batch, slots) = (&self.batch, &mut self.slots);
@@ -592,7 +674,7 @@ impl<P: Protocol> Source for Queue<P> {
         outcome: IoOutcome,
         reaped: Stamp,
     ) {
-        self.reaped = reaped;
+        (self.reaped, self.noticed) = (reaped, reaped);
         let Ok(index) = u16::try_from(slot) else {
             return;
         };
@@ -621,21 +703,16 @@ impl<P: Protocol> Source for Queue<P> {
         } else {
             self.answer_done::<false>();
         }
-        let wanted = !self.broken && self.ring.publish();
+        let wanted = self.show();
         self.protocol.shown();
         // By now the driver may see the answers.
         let answered = self.stamp(io);
         let mut notified = answered;
-        let call = self.call.as_ref().filter(|_| wanted);
-        let awaited = call.is_some() && !self.turns.is_empty();
-        self.share.published(awaited);
-        if let Some(call) = call {
-            let sent = call.send();
-            self.timeline.counters().notifications.add(1);
+        let told = wanted && self.call.is_some();
+        self.share.published(told && !self.turns.is_empty());
+        if told {
+            self.tell();
             notified = self.stamp(io);
-            if sent == Err(HeldUp) {
-                self.held_up();
-            }
         }
         if !self.done.is_empty() {
             self.tell_probes();
@@ -668,6 +745,10 @@ impl<P: Protocol> Source for Queue<P> {
         if !self.going_on.is_empty() {
             self.go_on(io);
         }
+    }
+
+    fn settle(&mut self) {
+        self.ask();
     }
 
     fn arm(&mut self) -> bool {
@@ -746,6 +827,7 @@ impl<P: Protocol> QueueControl for Queue<P> {
     fn change(&mut self, change: QueueChange) -> Result<(), QueueError> {
         match change {
             QueueChange::Memory(memory) => {
+                self.ask();
                 if let Err(error) = self.ring.set_memory(&memory) {
                     self.end(&error);
                     return Err(error);

@@ -1,12 +1,12 @@
 //! How many requests a turn takes: all that wait, half of many that came at once after polling had found none, or a few
-//! whose answers wake a driver that sleeps.
+//! whose answers wake a driver that sleeps. And when it is woken that had been polling.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use backend::{Disk, Null, NullOptions};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
-use reactor::Worker;
+use reactor::{SourceId, Worker};
 use rustix::event::{EventfdFlags, eventfd};
 use scsi::MemoryStore;
 use scsi_tasks::Units;
@@ -14,6 +14,7 @@ use timeline::Labels;
 use virtio::{QueueSetup, VirtioDevice};
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
+use virtqueue::QueueConfig;
 use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
 
 const MEMORY: usize = 1 << 20;
@@ -71,6 +72,7 @@ impl Door {
 struct Rig {
     door: Door,
     worker: Worker,
+    source: SourceId,
     driver: DriverQueue,
     call: OwnedFd,
 }
@@ -78,15 +80,15 @@ struct Rig {
 impl Rig {
     /// A driver of virtio-blk that polls.
     fn new() -> Rig {
-        Rig::with(Door::Blk, false, false)
+        Rig::with(Door::Blk, false, false, false)
     }
 
     /// A driver of virtio-blk that sleeps until it is interrupted.
     fn sleeping(packed: bool) -> Rig {
-        Rig::with(Door::Blk, packed, true)
+        Rig::with(Door::Blk, packed, true, false)
     }
 
-    fn with(door: Door, packed: bool, sleeps: bool) -> Rig {
+    fn with(door: Door, packed: bool, sleeps: bool, event_idx: bool) -> Rig {
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let spec = RegionSpec {
             guest_address: 0,
@@ -99,7 +101,11 @@ impl Rig {
         IoBuffer::of_mapping(&memory, HEADER as usize, header.len()).write_at(0, &header);
         let table = MemoryTable::default().with_mapping(spec, memory).unwrap();
         let layout = RingLayout::at(0, 256, packed);
-        let driver = DriverQueue::new(DriverConfig::new(layout), &table).unwrap();
+        let driver = DriverConfig {
+            event_idx,
+            ..DriverConfig::new(layout)
+        };
+        let driver = DriverQueue::new(driver, &table).unwrap();
         let engine = Arc::new(Null::create(NullOptions::default()).unwrap());
         let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
         let (device, index) = door.device(disk);
@@ -107,7 +113,10 @@ impl Rig {
             inflight: None,
             index,
             features: device.features(),
-            config: layout.device_config(),
+            config: QueueConfig {
+                event_idx,
+                ..layout.device_config()
+            },
             memory: Arc::new(table),
             kick: None,
             call: sleeps.then(|| call.try_clone().unwrap()),
@@ -118,12 +127,13 @@ impl Rig {
         };
         let mut worker = Worker::standalone().unwrap();
         let make = device.queue(setup, worker.handle());
-        worker
+        let source = worker
             .add(|io, id| make(io, id).map(|built| built.source))
             .unwrap();
         Rig {
             door,
             worker,
+            source,
             driver,
             call,
         }
@@ -171,7 +181,7 @@ fn many_at_once_after_a_wait_are_taken_by_halves() {
 #[test]
 fn few_at_once_are_taken_at_once() {
     for (door, packed) in [(Door::Blk, false), (Door::Scsi, false), (Door::Blk, true)] {
-        let mut rig = Rig::with(door, packed, false);
+        let mut rig = Rig::with(door, packed, false, false);
         // Unit attentions of a new unit, and what else is answered only once.
         rig.ask(1);
         assert_eq!(rig.turn(), 1);
@@ -280,4 +290,79 @@ fn a_driver_that_has_begun_to_poll_is_given_all_at_once() {
     assert_eq!(rig.turn(), 0);
     rig.ask(7);
     assert_eq!((rig.turn(), rig.interrupts()), (7, 0));
+}
+
+/// A driver that has polled for so long that it is no longer asked for its wish each time; it has one request in flight.
+fn polled_for_long(door: Door, packed: bool) -> Rig {
+    // With VIRTIO_F_EVENT_IDX, so that only what came after the driver asked for an interrupt interrupts it.
+    let mut rig = Rig::with(door, packed, true, true);
+    rig.driver.disable_interrupts();
+    for _ in 0..200 {
+        rig.ask(1);
+        assert_eq!(rig.turn(), 1);
+        rig.turn();
+    }
+    rig.interrupts();
+    rig.ask(1);
+    rig
+}
+
+/// Each door and kind of ring.
+const RINGS: [(Door, bool); 4] = [
+    (Door::Blk, false),
+    (Door::Blk, true),
+    (Door::Scsi, false),
+    (Door::Scsi, true),
+];
+
+#[test]
+fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_though_nothing_else_comes() {
+    for (door, packed) in RINGS {
+        let mut rig = polled_for_long(door, packed);
+        assert!(!rig.driver.enable_interrupts());
+        let mut turn = || {
+            rig.worker.turn_now();
+            rig.interrupts()
+        };
+        let told = (0..1_000_000).map(|_| turn()).find(|told| *told > 0);
+        assert_eq!(told, Some(1));
+        assert_eq!(rig.turn(), 1);
+        // From now on it is asked at once.
+        rig.driver.enable_interrupts();
+        rig.ask(1);
+        assert_eq!((rig.turn(), rig.interrupts()), (1, 1));
+    }
+}
+
+#[test]
+fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_though_others_go_on_asking() {
+    for (door, packed) in RINGS {
+        let mut rig = polled_for_long(door, packed);
+        assert!(!rig.driver.enable_interrupts());
+        // One takes the answers without wanting to be told; what was asked for before it stays asked for.
+        let mut turn = || {
+            rig.worker.turn_now();
+            while rig.driver.pop_used().is_some() {}
+            rig.ask(1);
+            rig.interrupts()
+        };
+        let told = (0..1_000).map(|_| turn()).find(|told| *told > 0);
+        assert_eq!(told, Some(1));
+    }
+}
+
+#[test]
+fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_before_its_queue_ends() {
+    for (door, packed) in RINGS {
+        let mut rig = polled_for_long(door, packed);
+        assert!(!rig.driver.enable_interrupts());
+        // It takes the request in this turn, shows the answer, and is stopped in the next.
+        rig.worker.turn_now();
+        let (told, ends) = (rig.interrupts(), std::rc::Rc::new(std::cell::Cell::new(0)));
+        let ended = ends.clone();
+        rig.worker
+            .stop(rig.source, move |_, _| ended.set(ended.get() + 1));
+        rig.worker.turn_now();
+        assert_eq!((ends.get(), told + rig.interrupts()), (1, 1));
+    }
 }

@@ -119,7 +119,7 @@ fn request_that_rests_does_not_reach_the_disk_that_has_its_handle_by_then() {
         disk: of_first,
         outcomes: Arc::clone(&outcomes),
     };
-    let make = |_: &mut Io, id: SourceId| Queue::new(setup, id, writer);
+    let make = |io: &mut Io, id: SourceId| Queue::new(setup, id, io.clock(), writer);
     let source = worker
         .add(|io, id| make(io, id).map(|queue| queue.built().source))
         .unwrap();

@@ -184,7 +184,8 @@ impl VirtioDevice for BlkDevice {
             let handle = io
                 .open(&disk)
                 .map_err(|error| format!("cannot open disk {}: {error}", disk.name()))?;
-            match Queue::new(setup, id, BlkQueue::new(handle, info, writethrough)) {
+            let protocol = BlkQueue::new(handle, info, writethrough);
+            match Queue::new(setup, id, io.clock(), protocol) {
                 Ok(queue) => Ok(queue.built()),
                 Err(error) => {
                     io.close(handle);

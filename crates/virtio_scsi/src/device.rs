@@ -286,9 +286,9 @@ fn maker<P: Protocol>(
     setup: QueueSetup,
     protocol: impl FnOnce() -> P + Send + 'static,
 ) -> QueueMaker {
-    Box::new(move |_io, id| {
-        let queue = Queue::new(setup, id, protocol()).map_err(|error| error.to_string())?;
-        Ok(queue.built())
+    Box::new(move |io, id| {
+        let queue = Queue::new(setup, id, io.clock(), protocol());
+        Ok(queue.map_err(|error| error.to_string())?.built())
     })
 }
 

@@ -276,6 +276,7 @@ impl Protocol for RequestQueue {
     type State = Pending;
 
     const SEVERAL_DISKS: bool = true;
+    const ANSWERED_APART: bool = true;
 
     fn disk_number(&self, request: &Request<Pending>) -> DiskNumber {
         request.state.disk
@@ -423,7 +424,6 @@ impl RequestQueue {
         let operation = if io.request.kind == IoKind::Read {
             pending.begin_plain(ready.number, io.end, bytes);
             request.job = ready.job(io.request);
-            buffer.prefetch_half();
             if !buffer.window_in_second_half(RESPONSE_SIZE, length) {
                 buffer.set_window(chain.readable as usize + RESPONSE_SIZE, length);
             }
@@ -431,7 +431,6 @@ impl RequestQueue {
         } else {
             pending.begin_plain(ready.number, io.end, 0);
             request.job = ready.job(io.request);
-            buffer.prefetch_half();
             if !buffer.window_in_first_half(REQUEST_SIZE, length) {
                 buffer.set_window(REQUEST_SIZE, length);
             }

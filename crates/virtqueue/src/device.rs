@@ -139,6 +139,31 @@ impl DeviceQueue {
         each!(&mut self.ring, ring => ring.publish())
     }
 
+    /// Shows the driver the same without waiting until it can be asked whether it wants a notification: [`ask`](Self::ask) has
+    /// to be called soon, and before more is published where [`must_ask`](Self::must_ask) says so.
+    #[inline]
+    pub fn publish_unasked(&mut self) {
+        each!(&mut self.ring, ring => ring.publish_unasked());
+    }
+
+    /// Has the driver been shown chains without having been asked?
+    #[inline(always)]
+    pub fn is_unasked(&self) -> bool {
+        each!(&self.ring, ring => ring.is_unasked())
+    }
+
+    /// Has it been shown so many that it has to be asked before it is shown more?
+    #[inline(always)]
+    pub fn must_ask(&self) -> bool {
+        each!(&self.ring, ring => ring.must_ask())
+    }
+
+    /// Does the driver want a notification of what it was shown unasked?
+    #[inline]
+    pub fn ask(&mut self) -> bool {
+        each!(&mut self.ring, ring => ring.ask())
+    }
+
     /// Asks the driver to notify when it makes the next chain available; says whether it has done so meanwhile, and
     /// then the caller goes on popping instead of sleeping.
     pub fn enable_notifications(&mut self) -> bool {

@@ -51,6 +51,8 @@ pub struct PackedQueue {
     next_used: Place,
     /// Where the batch that is not yet published begins.
     published_used: Place,
+    /// Where that begins of which the driver has not been asked whether it wants to be told.
+    asked_used: Place,
     /// Flags of its first used descriptor, held back; it has one.
     held_flags: Option<u16>,
     /// Where what is in flight outlives this process.
@@ -73,6 +75,7 @@ impl PackedQueue {
             next_available,
             next_used,
             published_used: next_used,
+            asked_used: next_used,
             held_flags: None,
             inflight: None,
         })
@@ -292,11 +295,18 @@ impl PackedQueue {
 
     #[inline]
     pub fn publish(&mut self) -> bool {
+        let wanted = self.ask();
+        self.publish_unasked();
+        self.ask() || wanted
+    }
+
+    pub fn publish_unasked(&mut self) {
         let Some(flags) = self.held_flags.take() else {
-            return false;
+            return;
         };
-        let (old, new) = (self.published_used, self.next_used);
-        let at = Self::offset(old.index) + PACKED_FLAGS;
+        assert!(!self.must_ask(), "the driver was not asked");
+        let new = self.next_used;
+        let at = Self::offset(self.published_used.index) + PACKED_FLAGS;
         if let Some(inflight) = &mut self.inflight {
             inflight.publishing(new);
             self.descriptors.store_release_u16(at, flags);
@@ -305,6 +315,26 @@ impl PackedQueue {
             self.descriptors.store_release_u16(at, flags);
         }
         self.published_used = new;
+    }
+
+    #[inline(always)]
+    pub fn is_unasked(&self) -> bool {
+        self.asked_used != self.published_used
+    }
+
+    /// More than once around the ring an event that was passed could not be told from one that was not.
+    #[inline(always)]
+    pub fn must_ask(&self) -> bool {
+        self.is_unasked()
+    }
+
+    #[inline]
+    pub fn ask(&mut self) -> bool {
+        if !self.is_unasked() {
+            return false;
+        }
+        let new = self.published_used;
+        let old = std::mem::replace(&mut self.asked_used, new);
         let first = !std::mem::replace(&mut self.signalled, true);
         fence(Ordering::SeqCst);
         // Both halves in one load: the driver may be writing them.

@@ -23,6 +23,9 @@ const ELEMENTS_AHEAD: u16 = 4;
 /// How many answers are kept until they are put into the ring.
 const ANSWERS_KEPT: usize = 128;
 
+/// Once so many answers were shown of which the driver was not asked, it is.
+const UNASKED_MAX: u16 = 1 << 12;
+
 /// Used elements in a cache line.
 const ELEMENTS_IN_LINE: usize = 64 / USED_ELEMENT_SIZE;
 
@@ -75,6 +78,8 @@ pub struct SplitQueue {
     kept: usize,
     /// The used index that the driver sees.
     published_used: u16,
+    /// That of which it was asked whether it wants to be told.
+    asked_used: u16,
     /// Were the last elements other ones than their places had?
     renewed: bool,
     /// Where what is in flight is kept for the device after this one.
@@ -102,6 +107,7 @@ impl SplitQueue {
             answers: [UsedElement::default(); ANSWERS_KEPT],
             kept: 0,
             published_used: used,
+            asked_used: used,
             renewed: true,
             inflight: None,
         })
@@ -404,17 +410,58 @@ impl SplitQueue {
 
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let (old, new) = (self.published_used, self.next_used);
-        if old == new {
-            return false;
+        if self.published_used == self.next_used {
+            return self.ask();
         }
         self.put();
         // The store must be seen before flags or used_event are read, or both sides could miss each other.
-        self.areas.used.store_ordered_u16(INDEX, new);
-        self.published_used = new;
-        if let Some(inflight) = &mut self.inflight {
-            inflight.published(new);
+        self.areas.used.store_ordered_u16(INDEX, self.next_used);
+        self.shown();
+        self.wants()
+    }
+
+    #[inline]
+    pub fn publish_unasked(&mut self) {
+        if self.published_used != self.next_used {
+            self.put();
+            self.areas.used.store_release_u16(INDEX, self.next_used);
+            self.shown();
         }
+    }
+
+    #[inline(always)]
+    fn shown(&mut self) {
+        self.published_used = self.next_used;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.published(self.next_used);
+        }
+    }
+
+    #[inline(always)]
+    pub fn is_unasked(&self) -> bool {
+        self.asked_used != self.published_used
+    }
+
+    /// With as many more as a ring has entries these must be fewer than there are indices.
+    #[inline(always)]
+    pub fn must_ask(&self) -> bool {
+        self.published_used.wrapping_sub(self.asked_used) >= UNASKED_MAX
+    }
+
+    #[inline]
+    pub fn ask(&mut self) -> bool {
+        if !self.is_unasked() {
+            return false;
+        }
+        // As an exchange does; the index has mostly reached the driver by now, so that nothing is waited for.
+        fence(Ordering::SeqCst);
+        self.wants()
+    }
+
+    #[inline(always)]
+    fn wants(&mut self) -> bool {
+        let new = self.published_used;
+        let old = std::mem::replace(&mut self.asked_used, new);
         let first = !std::mem::replace(&mut self.signalled, true);
         let available = &self.areas.available;
         if self.event_idx {

@@ -15,6 +15,9 @@ enum Op {
     /// Which of those in flight (modulo their number), bytes written.
     Complete(u16, u32),
     Publish,
+    /// Without asking whether the driver wants to be told, and the question.
+    Show,
+    Ask,
     Collect(u8),
     DeviceNotifications(bool),
     DriverInterrupts(bool),
@@ -27,6 +30,8 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (1u8..6).prop_map(Op::Pop),
         6 => (any::<u16>(), 0u32..100_000).prop_map(|(i, w)| Op::Complete(i, w)),
         3 => Just(Op::Publish),
+        2 => Just(Op::Show),
+        2 => Just(Op::Ask),
         3 => (1u8..9).prop_map(Op::Collect),
         1 => any::<bool>().prop_map(Op::DeviceNotifications),
         2 => any::<bool>().prop_map(Op::DriverInterrupts),
@@ -57,6 +62,8 @@ struct Side {
     interrupt_armed: bool,
     added: bool,
     pushed: bool,
+    /// Something was shown while an interrupt was due for it, and the driver was not asked.
+    owed: bool,
     token: u64,
 }
 
@@ -74,6 +81,7 @@ impl Side {
             interrupt_armed: true,
             added: false,
             pushed: false,
+            owed: false,
             token: 0,
         }
     }
@@ -137,10 +145,29 @@ impl Side {
             }
             Op::Publish => {
                 let interrupt = device.publish();
-                let due = self.pushed && self.interrupt_armed;
+                let due = self.pushed && self.interrupt_armed || self.owed;
+                self.owed = false;
                 seen.notified = (due || !self.event_idx).then_some(interrupt);
                 self.interrupt_armed &= !self.pushed;
                 self.pushed = false;
+            }
+            Op::Show => {
+                // A packed ring has to be asked before more is shown, so both are.
+                let must = device.must_ask();
+                assert!(!must || self.pair.layout.packed, "so soon");
+                let interrupt = device.ask();
+                seen.notified = (self.owed || !self.event_idx).then_some(interrupt);
+                device.publish_unasked();
+                assert_eq!(device.is_unasked(), self.pushed);
+                self.owed = self.pushed && self.interrupt_armed;
+                self.interrupt_armed &= !self.pushed;
+                self.pushed = false;
+            }
+            Op::Ask => {
+                let interrupt = device.ask();
+                seen.notified = (self.owed || !self.event_idx).then_some(interrupt);
+                self.owed = false;
+                assert!(!device.is_unasked() && !device.ask(), "asked twice");
             }
             Op::Collect(most) => {
                 for _ in 0..most {
@@ -161,10 +188,12 @@ impl Side {
             Op::DriverInterrupts(true) => {
                 seen.more = driver.enable_interrupts();
                 self.interrupt_armed = !seen.more;
+                // A driver that has seen all answers need not be told of them.
+                self.owed &= seen.more;
             }
             Op::DriverInterrupts(false) => {
                 driver.disable_interrupts();
-                self.interrupt_armed = false;
+                (self.interrupt_armed, self.owed) = (false, false);
             }
         }
         if self.event_idx && seen.notified.is_some() {

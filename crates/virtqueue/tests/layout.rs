@@ -67,6 +67,45 @@ fn split_events_lie_after_the_rings() {
 }
 
 #[test]
+fn split_used_event_that_was_passed_while_nobody_asked_is_found_by_the_question() {
+    let mut b = Bench::new(4, false, |c| c.event_idx = true);
+    b.device.push(0, 1, 0);
+    assert!(b.device.publish(), "first answer");
+    let used_event = b.layout.driver_area as usize + 4 + 8;
+    for (event, answers, passed) in [(2, 2, true), (4, 1, false), (4, 1, true)] {
+        b.memory.mapping.write(used_event, &[event, 0]);
+        for _ in 0..answers {
+            b.device.push(0, 1, 0);
+            b.device.publish_unasked();
+            assert!(b.device.is_unasked() && !b.device.must_ask());
+        }
+        assert_eq!(b.device.ask(), passed, "index {event} is passed");
+        assert!(!b.device.is_unasked() && !b.device.ask(), "once");
+    }
+    // The index after five answers: seen without any question.
+    assert_eq!(b.memory.bytes(b.layout.device_area + 2, 2), [5, 0]);
+}
+
+#[test]
+fn driver_has_to_be_asked_before_its_event_could_be_passed_twice() {
+    let mut split = Bench::new(4, false, |c| c.event_idx = true);
+    let mut shown = 0;
+    while !split.device.must_ask() {
+        split.device.push(0, 1, 0);
+        split.device.publish_unasked();
+        shown += 1;
+    }
+    // With a ring of 32768 entries more these are fewer than 65536 indices.
+    assert_eq!(shown, 4096);
+    split.device.ask();
+    assert!(!split.device.must_ask());
+    let mut packed = Bench::new(8, true, |c| c.event_idx = true);
+    packed.device.push(0, 1, 0);
+    packed.device.publish_unasked();
+    assert!(packed.device.must_ask());
+}
+
+#[test]
 fn split_avail_event_asks_for_the_next_request_until_notifications_are_disabled() {
     let mut b = Bench::new(4, false, |c| c.event_idx = true);
     // avail_event: after flags, idx and four elements of eight bytes.

@@ -22,8 +22,22 @@ fn sleep(notified: &Receiver<()>, who: &str) {
     while notified.try_recv().is_ok() {}
 }
 
+/// When the device asks the driver whether it wants to be told of answers.
+#[derive(Clone, Copy, Debug)]
+enum Asks {
+    AtOnce,
+    /// When it must, and before it sleeps.
+    Late,
+}
+
 /// Writes each request's number plus one to where the request says, until all are done.
-fn device(mut queue: DeviceQueue, table: MemoryTable, kicks: &Receiver<()>, call: &Sender<()>) {
+fn device(
+    mut queue: DeviceQueue,
+    table: MemoryTable,
+    kicks: &Receiver<()>,
+    call: &Sender<()>,
+    asks: Asks,
+) {
     let view = GuestView::new(Arc::new(table));
     let mut chain = Chain::default();
     let mut answered = 0;
@@ -40,13 +54,24 @@ fn device(mut queue: DeviceQueue, table: MemoryTable, kicks: &Receiver<()>, call
             batch += 1;
         }
         answered += batch;
-        if queue.publish() {
+        let wanted = match asks {
+            Asks::AtOnce => queue.publish(),
+            Asks::Late => {
+                let wanted = (batch == 0 || queue.must_ask()) && queue.ask();
+                queue.publish_unasked();
+                wanted
+            }
+        };
+        if wanted {
             // Whoever does not listen any more has all answers.
             call.send(()).ok();
         }
         if batch == 0 && !queue.enable_notifications() {
             sleep(kicks, "device");
         }
+    }
+    if queue.ask() {
+        call.send(()).ok();
     }
 }
 
@@ -97,7 +122,12 @@ fn driver(
 
 #[test]
 fn no_notification_is_lost() {
-    for packed in [false, true] {
+    for (packed, asks) in [
+        (false, Asks::AtOnce),
+        (true, Asks::AtOnce),
+        (false, Asks::Late),
+        (true, Asks::Late),
+    ] {
         for event_idx in [false, true] {
             let Pair {
                 memory,
@@ -110,7 +140,7 @@ fn no_notification_is_lost() {
             let table = memory.table.clone();
             std::thread::scope(|scope| {
                 // The queue may hold chains before it starts: the device looks before it sleeps.
-                scope.spawn(move || device(device_queue, table, &kicks, &call));
+                scope.spawn(move || device(device_queue, table, &kicks, &call, asks));
                 driver(driver_queue, &memory.mapping, &calls, &kick);
             });
         }
