@@ -269,12 +269,10 @@ impl<P: Protocol> Queue<P> {
         self.early = P::ANSWERED_APART && there.min(limit) >= MANY;
         let mut bytes = 0;
         while self.batch.len() < limit && bytes < BATCH_BYTES {
-            match self.slots.fill(|chain| self.ring.pop(&self.view, chain)) {
+            let pop = |chain: &mut _| self.ring.pop(&self.view, chain);
+            match self.slots.fill(self.early, pop) {
                 Fill::Filled(index, more) => {
                     bytes += more;
-                    if self.early {
-                        self.slots.get(index).request.chain.buffer.prefetch_half();
-                    }
                     self.batch.push(index);
                 }
                 Fill::Empty | Fill::Full => return,

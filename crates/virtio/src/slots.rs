@@ -141,9 +141,14 @@ impl<S: Default> Slots<S> {
         }
     }
 
-    /// Takes a free slot for the chain that `pop` gives, and notes the chain's ID.
+    /// Takes a free slot for the chain that `pop` gives, and notes the chain's ID. `answered_apart`: the line of its answer is asked
+    /// for, too, before that of its header, with which a processor that fetches lines in pairs would take it for reading.
     #[inline(always)]
-    pub fn fill<E>(&mut self, pop: impl FnOnce(&mut Chain) -> Result<bool, E>) -> Fill<E> {
+    pub fn fill<E>(
+        &mut self,
+        answered_apart: bool,
+        pop: impl FnOnce(&mut Chain) -> Result<bool, E>,
+    ) -> Fill<E> {
         let Some(&index) = self.free.last() else {
             return Fill::Full;
         };
@@ -156,6 +161,9 @@ impl<S: Default> Slots<S> {
                 chain.clear();
                 return Fill::Failed(error);
             }
+        }
+        if answered_apart {
+            chain.buffer.prefetch_half();
         }
         chain.buffer.prefetch();
         let (id, bytes) = (chain.id, chain.buffer.total_len() as u64);
@@ -259,7 +267,7 @@ mod tests {
     use super::*;
 
     fn fill(slots: &mut Slots<()>, id: u16) -> Fill<()> {
-        slots.fill(|chain| {
+        slots.fill(true, |chain| {
             chain.id = id;
             Ok(true)
         })
@@ -292,8 +300,11 @@ mod tests {
     #[test]
     fn without_a_chain_no_slot_is_taken() {
         let mut slots = Slots::<()>::new(4);
-        assert!(matches!(slots.fill(|_| Ok::<_, ()>(false)), Fill::Empty));
-        assert!(matches!(slots.fill(|_| Err(7)), Fill::Failed(7)));
+        assert!(matches!(
+            slots.fill(false, |_| Ok::<_, ()>(false)),
+            Fill::Empty
+        ));
+        assert!(matches!(slots.fill(false, |_| Err(7)), Fill::Failed(7)));
         assert_eq!(slots.in_flight(), 0);
     }
 }
