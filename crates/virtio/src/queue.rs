@@ -6,6 +6,7 @@
 //! rules of the ring ends this queue, with one log line, and nothing else.
 
 mod asking;
+mod change;
 mod measure;
 mod share;
 
@@ -24,7 +25,7 @@ use timeline::{
 };
 use virtqueue::{DeviceQueue, QueueError};
 
-use crate::device::{Breach, BuiltQueue, OnBroken, QueueChange, QueueControl, QueueSetup};
+use crate::device::{Breach, BuiltQueue, OnBroken, QueueControl, QueueSetup};
 use crate::protocol::{Malformed, Protocol, Request, Start, Step};
 use crate::signal::{HeldUp, Signal};
 use crate::slots::{Fill, Slots};
@@ -545,58 +546,6 @@ impl<P: Protocol> Queue<P> {
         self.timeline.counters().in_flight.set(in_flight);
     }
 
-    /// Asks the driver, if it is time to, of what it was shown unasked.
-    #[inline(always)]
-    fn ask_in_time(&mut self, now: Stamp) {
-        if self.ring.is_unasked() && self.asking.is_due(now) {
-            self.ask();
-        }
-    }
-
-    /// Asks the driver of what it was shown unasked, and tells it if it wants to be told.
-    #[inline(never)]
-    fn ask(&mut self) {
-        if self.ring.is_unasked() {
-            let wanted = self.ring.ask();
-            self.asking.heard(wanted);
-            if wanted && self.call.is_some() {
-                self.tell();
-            }
-        }
-    }
-
-    /// Interrupts the driver.
-    #[inline]
-    fn tell(&mut self) {
-        let Some(call) = &self.call else { return };
-        let sent = call.send();
-        self.timeline.counters().notifications.add(1);
-        if sent == Err(HeldUp) {
-            self.held_up();
-        }
-    }
-
-    /// Shows the driver the answers that were pushed; says whether it wants to be told of them now.
-    #[inline(always)]
-    fn show(&mut self) -> bool {
-        if self.broken || self.done.is_empty() {
-            return false;
-        }
-        if self.ring.must_ask() {
-            self.ask();
-        }
-        if !self.asking.later() {
-            let wanted = self.ring.publish();
-            self.asking.heard(wanted);
-            return wanted;
-        }
-        if !self.ring.is_unasked() {
-            self.asking.shown(self.noticed);
-        }
-        self.ring.publish_unasked();
-        false
-    }
-
     fn accepts(&self) -> bool {
         self.enabled && !self.stopping && !self.broken && self.protocol.wants_chains()
     }
@@ -818,38 +767,5 @@ impl<P: Protocol> Source for Queue<P> {
 
     fn closed(&mut self, io: &mut Io) {
         self.protocol.close(io);
-    }
-}
-
-impl<P: Protocol> QueueControl for Queue<P> {
-    fn change(&mut self, change: QueueChange) -> Result<(), QueueError> {
-        match change {
-            QueueChange::Memory(memory) => {
-                self.ask();
-                if let Err(error) = self.ring.set_memory(&memory) {
-                    self.end(&error);
-                    return Err(error);
-                }
-                self.view = GuestView::new(memory);
-                self.slots.unpin();
-            }
-            QueueChange::Call(call) => {
-                self.call = call.map(Signal::new);
-                // What was answered before the driver gave its interrupt would otherwise never be told.
-                if let Some(call) = &self.call
-                    && call.send() == Err(HeldUp)
-                {
-                    self.held_up();
-                }
-            }
-            QueueChange::Kick(kick) => self.kick = kick.map(RingFd::from),
-            QueueChange::Error(error) => self.error = error.map(Signal::new),
-            QueueChange::Enabled(enabled) => self.enabled = enabled,
-        }
-        Ok(())
-    }
-
-    fn base(&self) -> u32 {
-        self.ring.base()
     }
 }

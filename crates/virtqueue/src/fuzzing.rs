@@ -261,8 +261,13 @@ fn turn_of(sides: &mut [Side; 2]) -> usize {
         assert!((1..=size).contains(&popped.descriptors));
         for side in [short, general] {
             side.answer();
-            if accepted % 3 == 0 {
-                side.queue.publish();
+            match accepted % 6 {
+                0 => drop(side.queue.publish()),
+                3 => {
+                    side.queue.ask();
+                    side.queue.publish_unasked();
+                }
+                _ => {}
             }
         }
     }

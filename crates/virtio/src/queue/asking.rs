@@ -9,6 +9,10 @@ use std::time::Duration;
 
 use timeline::{Clock, Stamp};
 
+use super::Queue;
+use crate::protocol::Protocol;
+use crate::signal::HeldUp;
+
 /// A driver that has wanted to be told of nothing so often, one time after the other, polls. An interrupt handler that finds more
 /// answers each time that it looks may do so for some turns.
 const QUIET: u32 = 64;
@@ -36,29 +40,83 @@ impl Asking {
 
     /// Is there no hurry to ask?
     #[inline(always)]
-    pub(super) fn later(&self) -> bool {
+    fn later(&self) -> bool {
         self.quiet >= QUIET
     }
 
     /// It is shown answers in the turn that began `now`, the first ones of which it is not asked.
     #[inline(always)]
-    pub(super) fn shown(&mut self, now: Stamp) {
+    fn shown(&mut self, now: Stamp) {
         self.shown = now;
     }
 
     /// Has it been shown answers long enough ago?
     #[inline(always)]
-    pub(super) fn is_due(&self, now: Stamp) -> bool {
+    fn is_due(&self, now: Stamp) -> bool {
         now.since(self.shown) >= self.patience
     }
 
     /// What it said.
     #[inline(always)]
-    pub(super) fn heard(&mut self, wanted: bool) {
+    fn heard(&mut self, wanted: bool) {
         self.quiet = if wanted {
             0
         } else {
             self.quiet.saturating_add(1)
         };
+    }
+}
+
+impl<P: Protocol> Queue<P> {
+    /// Asks the driver, if it is time to, of what it was shown unasked.
+    #[inline(always)]
+    pub(super) fn ask_in_time(&mut self, now: Stamp) {
+        if self.ring.is_unasked() && self.asking.is_due(now) {
+            self.ask();
+        }
+    }
+
+    /// Asks the driver of what it was shown unasked, and tells it if it wants to be told.
+    #[inline(never)]
+    pub(super) fn ask(&mut self) {
+        if self.ring.is_unasked() {
+            let wanted = self.ring.ask();
+            self.asking.heard(wanted);
+            if wanted && self.call.is_some() {
+                self.tell();
+            }
+        }
+    }
+
+    /// Interrupts the driver.
+    #[inline]
+    pub(super) fn tell(&mut self) {
+        let Some(call) = &self.call else { return };
+        let sent = call.send();
+        self.timeline.counters().notifications.add(1);
+        if sent == Err(HeldUp) {
+            self.held_up();
+        }
+    }
+
+    /// Shows the driver the answers that were pushed; says whether it wants to be told of them now.
+    #[inline(always)]
+    pub(super) fn show(&mut self) -> bool {
+        if self.broken || self.done.is_empty() {
+            return false;
+        }
+        if self.ring.must_ask() {
+            self.ask();
+        }
+        if !self.asking.later() {
+            let wanted = self.ring.publish();
+            self.asking.heard(wanted);
+            return wanted;
+        }
+        if !self.ring.is_unasked() {
+            self.asking.shown(self.noticed);
+        }
+        self.ring.publish_unasked();
+        false
     }
 }

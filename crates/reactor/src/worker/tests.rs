@@ -1,0 +1,256 @@
+//! When a worker sleeps, whom it asks before, and what its messages may do to sources that come and go.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use backend::{Delay, Null, NullOptions, Submission};
+use disk::{IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use rustix::event::{EventfdFlags, eventfd};
+use timeline::QueueRecord;
+
+use super::*;
+
+/// What was asked of a source.
+#[derive(Default)]
+struct Seen {
+    settled: usize,
+    armed: usize,
+    disarmed: usize,
+    kicked: usize,
+    /// Work comes while it is armed.
+    races: bool,
+}
+
+struct Client(Rc<RefCell<Seen>>, Option<RingFd>);
+
+impl Source for Client {
+    fn ready(&mut self, _now: Stamp) -> bool {
+        false
+    }
+    fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
+    fn finish(&mut self, _: &mut Io, _: u32, _: IoBuffer, _: IoOutcome, _: Stamp) {}
+    fn publish(&mut self, _io: &mut Io) {}
+    fn settle(&mut self) {
+        self.0.borrow_mut().settled += 1;
+    }
+    fn arm(&mut self) -> bool {
+        self.0.borrow_mut().armed += 1;
+        self.0.borrow().races
+    }
+    fn disarm(&mut self) {
+        self.0.borrow_mut().disarmed += 1;
+    }
+    fn in_flight(&self) -> usize {
+        0
+    }
+    fn kick(&self) -> Option<RingFd> {
+        self.1.clone()
+    }
+    fn kicked(&mut self) {
+        self.0.borrow_mut().kicked += 1;
+    }
+    fn stop(&mut self) {}
+    fn closed(&mut self, _io: &mut Io) {}
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        None
+    }
+}
+
+/// A worker that polls, has a client, and knows that its disk takes about 60 microseconds.
+fn worker_that_waits() -> (Worker, Rc<RefCell<Seen>>) {
+    worker_with(None)
+}
+
+fn worker_with(kick: Option<RingFd>) -> (Worker, Rc<RefCell<Seen>>) {
+    let (clock, _) = Clock::simulated();
+    let ledger = Ledger::new(clock);
+    let mailbox = Mailbox::new().unwrap();
+    let mut worker = Worker::new(mailbox, 0, PollLimit::Micros(50).into(), ledger).unwrap();
+    let seen = Rc::new(RefCell::new(Seen::default()));
+    let client = Client(seen.clone(), kick);
+    let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
+    assert!(added.is_ok());
+    for wait in 0..1_000u64 {
+        worker.disk_waits.waited(Stamp(wait));
+        worker.disk_waits.worked(Stamp(wait + 60_000));
+    }
+    (worker, seen)
+}
+
+#[test]
+fn worker_that_waits_for_a_slow_disk_sleeps_with_notifications_on_and_then_polls_on() {
+    let (mut worker, seen) = worker_that_waits();
+    assert_eq!(worker.next_wait(false, Stamp(1_000)), Wait::No);
+    assert_eq!(worker.next_wait(false, Stamp(4_000)), Wait::No);
+    assert_eq!(seen.borrow().armed, 0, "no disk is waited for");
+    worker.io.pending = 1;
+    assert_eq!(
+        worker.next_wait(false, Stamp(5_000)),
+        Wait::No,
+        "it looks first"
+    );
+    assert_eq!(worker.next_wait(false, Stamp(8_000)), Wait::Until(None));
+    let before = seen.borrow().disarmed;
+    assert_eq!(seen.borrow().armed, 1);
+    // The disk completes; the client is looked for again without a kick.
+    worker.io.pending = 0;
+    worker.turn(Wait::No);
+    assert_eq!(seen.borrow().disarmed, before + 1);
+    assert_eq!(worker.next_wait(true, Stamp(66_000)), Wait::No);
+    assert_eq!(worker.next_wait(false, Stamp(67_000)), Wait::No);
+    assert_eq!(seen.borrow().armed, 1);
+}
+
+#[test]
+fn what_a_source_has_left_for_later_is_done_before_the_worker_sleeps_or_lets_go_of_it_or_ends() {
+    let settled = |seen: &Rc<RefCell<Seen>>| std::mem::take(&mut seen.borrow_mut().settled);
+    // It sleeps until a disk has completed.
+    let (mut worker, seen) = worker_that_waits();
+    worker.io.pending = 1;
+    worker.next_wait(false, Stamp(5_000));
+    assert_eq!(settled(&seen), 0, "it looks first");
+    assert_eq!(worker.next_wait(false, Stamp(8_000)), Wait::Until(None));
+    assert_eq!(settled(&seen), 1);
+    // It sleeps until anything comes, and publishes a source that is not polled.
+    worker.io.pending = 0;
+    worker.next_wait(true, Stamp(900_000));
+    worker.next_wait(false, Stamp(949_000));
+    assert_eq!(settled(&seen), 0);
+    assert_eq!(worker.next_wait(false, Stamp(999_000)), Wait::Until(None));
+    assert_eq!(settled(&seen), 1);
+    let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
+    worker.touch(id);
+    worker.turn_now();
+    assert_eq!(settled(&seen), 1);
+    // It ends.
+    worker.end();
+    worker.run();
+    assert_eq!(settled(&seen), 1);
+    // It lets go of the source.
+    let (mut worker, seen) = worker_that_waits();
+    let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
+    worker.stop(id, |_, _| ());
+    worker.turn_now();
+    assert_eq!((settled(&seen), worker.source_count()), (1, 0));
+}
+
+#[test]
+fn how_long_a_disk_takes_says_nothing_of_how_soon_clients_come() {
+    let (mut worker, seen) = worker_that_waits();
+    worker.io.pending = 1;
+    worker.next_wait(false, Stamp(1_000));
+    assert_eq!(worker.next_wait(false, Stamp(9_000)), Wait::Until(None));
+    assert!(!worker.polling.slept(), "nothing is learned from it");
+    worker.io.pending = 0;
+    assert_eq!(worker.next_wait(true, Stamp(900_000)), Wait::No);
+    assert_eq!(worker.next_wait(false, Stamp(949_000)), Wait::No);
+    assert_eq!(worker.next_wait(false, Stamp(999_000)), Wait::Until(None));
+    assert!(worker.polling.slept());
+    assert_eq!(seen.borrow().armed, 2);
+}
+
+#[test]
+fn worker_does_not_sleep_when_work_comes_just_then() {
+    let (mut worker, seen) = worker_that_waits();
+    worker.io.pending = 1;
+    seen.borrow_mut().races = true;
+    assert_eq!(worker.next_wait(false, Stamp(1_000)), Wait::No);
+    assert_eq!(worker.next_wait(false, Stamp(4_000)), Wait::No);
+    assert_eq!(seen.borrow().armed, 1);
+    let before = seen.borrow().disarmed;
+    worker.turn(Wait::No);
+    assert_eq!(seen.borrow().disarmed, before + 1);
+}
+
+#[test]
+fn every_kick_is_told_whether_its_client_is_hot_or_not() {
+    let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let kick = |fd: &std::os::fd::OwnedFd| {
+        rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
+    };
+    let mut worker = worker_with(Some(RingFd::from(fd.try_clone().unwrap())));
+    let (worker, seen) = (&mut worker.0, &worker.1);
+    worker.turn(Wait::No);
+    assert_eq!(seen.borrow().kicked, 0, "it is hot because it is new");
+    for kicks in 1..=3 {
+        kick(&fd);
+        worker.turn(Wait::Until(Some(std::time::Duration::from_secs(60))));
+        assert_eq!(seen.borrow().kicked, kicks);
+    }
+    assert_eq!(seen.borrow().disarmed, 1, "it was hot all the time");
+}
+
+#[test]
+fn id_of_a_source_that_is_gone_finds_nobody_though_another_has_its_place() {
+    let mut worker = Worker::standalone().unwrap();
+    let add = |worker: &mut Worker| {
+        let client = Client(Rc::default(), None);
+        worker
+            .add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)))
+            .unwrap()
+    };
+    let (first, other) = (add(&mut worker), add(&mut worker));
+    let gone = Rc::new(RefCell::new(0));
+    let stop = |worker: &mut Worker, id| {
+        let gone = gone.clone();
+        worker.stop(id, move |_, _| *gone.borrow_mut() += 1);
+        worker.turn_now();
+    };
+    stop(&mut worker, first);
+    let second = add(&mut worker);
+    assert_eq!(first.place(), second.place());
+    assert!(worker.source(first).is_none() && worker.source(second).is_some());
+    worker.wake(first);
+    worker.rewatch(first);
+    stop(&mut worker, first);
+    assert_eq!((*gone.borrow(), worker.source_count()), (1, 2));
+    stop(&mut worker, second);
+    assert_eq!((*gone.borrow(), worker.source_count()), (2, 1));
+    assert!(worker.source(other).is_some());
+}
+
+/// A tag says in its highest bits whether it is a change that is counted. A worker takes on a source for each queue that
+/// starts and each connection that is made: there is no end to their number.
+#[test]
+fn range_is_granted_when_its_changes_have_ended_and_no_sooner_however_many_sources_there_were() {
+    let slow = Delay::new(
+        Arc::new(Null::create(NullOptions::default()).unwrap()),
+        std::time::Duration::from_millis(5),
+    );
+    let disk = Arc::new(Disk::new("d", None, Arc::new(slow)).unwrap());
+    let mut worker = Worker::standalone().unwrap();
+    let handle = worker.io.open(&disk).unwrap();
+    let submit = |worker: &mut Worker, request: &IoRequest, source| {
+        let tag = Tag { source, slot: 5 };
+        let mut buffer = IoBuffer::owned(4096);
+        let submitted = worker.io.submit(handle, request, &mut buffer, tag);
+        assert_eq!(submitted, Submission::Pending);
+    };
+    for nth in 0..5_000 {
+        let client = Client(Rc::default(), None);
+        let id = worker
+            .add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)))
+            .unwrap();
+        if nth % 512 == 0 {
+            submit(&mut worker, &IoRequest::read(0, 4096), id);
+            // It ends while the write is in flight.
+            std::thread::sleep(std::time::Duration::from_millis(3));
+            submit(&mut worker, &IoRequest::write(0, 4096), id);
+            let (grant, granted) = std::sync::mpsc::channel();
+            disk.gate()
+                .acquire(0, 4096, move |lease| drop(grant.send(lease)));
+            let mut writes = true;
+            while writes {
+                worker.turn_now();
+                writes = worker.io.pending > 0;
+                let early = writes && granted.try_recv().is_ok();
+                assert!(!early, "while a write is in flight, source {nth}");
+            }
+            worker.turn_now();
+            assert!(granted.try_recv().is_ok(), "never, source {nth}");
+        }
+        worker.stop(id, |_, _| ());
+        worker.turn_now();
+    }
+}
