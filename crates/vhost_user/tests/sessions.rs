@@ -10,6 +10,7 @@ use front_end::{
     BlkQueue, Channel, Cuts, Error, FrontEnd, Options, Queue, QueueOptions, Verifier, kind, status,
 };
 use reactor::PollLimit;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
 
 const SHORT: Duration = Duration::from_secs(10);
@@ -85,6 +86,68 @@ fn front_end_that_says_nothing_gives_way() {
     let mut queue = start_blk(&mut front_end, 0);
     assert_eq!(queue.flush().unwrap(), status::OK);
     Channel::over(silent).wait_closed(SHORT).unwrap();
+}
+
+/// Sleeps until the device interrupts; false: it does not.
+fn is_interrupted(queue: &mut BlkQueue) -> bool {
+    let call = queue.queue().call();
+    let limit = Timespec::try_from(SHORT).unwrap();
+    let ready = poll(&mut [PollFd::new(call, PollFlags::IN)], Some(&limit)).unwrap();
+    ready == 1 && rustix::io::read(call, &mut [0u8; 8]).is_ok()
+}
+
+/// A driver that polls is asked for its wish later, by a worker that polls, sleeps, or is busy by then.
+#[test]
+fn driver_that_polls_and_sleeps_by_turns_is_interrupted_whenever_it_sleeps() {
+    const POLLED: usize = 80;
+    for (packed, event_idx) in [(false, true), (false, false), (true, true), (true, false)] {
+        let rig = Rig::new(1);
+        let socket = rig.serve_ram("d", 1);
+        let options = Options {
+            packed,
+            event_idx,
+            ..Options::default()
+        };
+        let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+        let mut queue = start_blk(&mut front_end, 0);
+        let submit = |queue: &mut BlkQueue| {
+            let slot = queue.take().unwrap();
+            assert!(queue.submit(slot, kind::IN, 0, 0, 512));
+        };
+        for round in 0..200 {
+            queue.queue().driver().disable_interrupts();
+            for _ in 0..POLLED {
+                submit(&mut queue);
+                queue.publish();
+                let done = loop {
+                    match queue.reap() {
+                        Some(done) => break done,
+                        None => std::thread::yield_now(),
+                    }
+                };
+                queue.release(done.slot);
+            }
+            // Some at once, and then others while it sleeps for the first.
+            for _ in 0..1 + round % 7 {
+                submit(&mut queue);
+                if round % 3 == 0 {
+                    queue.publish();
+                }
+            }
+            queue.publish();
+            while queue.in_flight() > 0 {
+                let Some(done) = queue.reap() else {
+                    assert!(
+                        queue.queue().driver().enable_interrupts() || is_interrupted(&mut queue),
+                        "round {round}, packed {packed}, event_idx {event_idx}"
+                    );
+                    continue;
+                };
+                assert_eq!(done.status, status::OK);
+                queue.release(done.slot);
+            }
+        }
+    }
 }
 
 #[test]
