@@ -2,8 +2,8 @@
 //!
 //! `drain` takes a batch: pop (**popped**), begin each (**parsed**), submit each (**submitted**); what completes at
 //! once is **reaped** right there, what is pending comes back through `finish`. `publish` answers all that is done
-//! (**answered**), stores the used index once and interrupts once (**notified**). A driver that breaks the
-//! rules of the ring ends this queue, with one log line, and nothing else.
+//! (**answered**), stores the used index once and interrupts once (**notified**); a driver that polls is asked later whether it
+//! wants that (`asking`). A driver that breaks the rules of the ring ends this queue, with one log line, and nothing else.
 
 mod asking;
 mod change;
