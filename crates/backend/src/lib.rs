@@ -77,6 +77,16 @@ pub trait Backend {
         tag: Tag,
     ) -> Submission;
 
+    /// Is it worth telling what comes next, by [`Backend::expect`]?
+    fn wants_to_know(&self) -> bool {
+        false
+    }
+
+    /// This I/O comes next, as a rule, after the one that is about to be submitted: time to fetch what it begins with.
+    fn expect(&self, io: &IoRequest) {
+        let _ = io;
+    }
+
     /// Where a disk's content lies in memory: points the buffer at what a read would bring, and nothing needs to be
     /// copied. Whoever looks sees later changes too. False: it has to be read, or may not be.
     #[inline]

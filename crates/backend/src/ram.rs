@@ -424,6 +424,20 @@ impl Backend for RamBackend {
         Submission::Done(self.carry_out(io, buffer))
     }
 
+    fn wants_to_know(&self) -> bool {
+        true
+    }
+
+    /// Not admitted yet: a range may be any.
+    fn expect(&self, io: &IoRequest) {
+        let (at, length) = (io.offset as usize, io.length as usize);
+        match io.kind {
+            IoKind::Read => self.first.expect_read(at, length),
+            IoKind::Write => self.first.expect_write(at, length),
+            IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => {}
+        }
+    }
+
     #[inline]
     fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
         let allowed = io.kind == IoKind::Read && self.limits.admit(io).is_ok();

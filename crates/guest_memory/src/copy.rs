@@ -5,10 +5,62 @@
 //! eight, side by side, and the disk's end, which is not in a cache, is fetched ahead, with AVX2 where the processor has it, else
 //! SSE2. A Zen 4 needs no such help, `memcpy` is fastest there, and so it is taken for all others. Stores that bypass the cache lost for reads, for the client
 //! looks at its data soon, and on older processors; newer ones, known by AVX-512 with bfloat16, write whole lines past the
-//! cache to a disk, one after the other. Figures: `docs/performance.md`.
+//! cache to a disk, one after the other. Where it is known which copy comes next, its first lines are asked for before the one
+//! before it is made. Figures: `docs/performance.md`.
+
+use crate::buffer::{prefetch_line, prefetch_line_to_write};
 
 /// From so many bytes on a piece counts as long.
 const LONG: usize = 32 << 10;
+
+const LINE: usize = 64;
+
+/// Lines of a disk that are asked for when it is known that a copy of them comes next. What the processor needs then is where
+/// they are; it goes on by itself, and more lines only hold up the copy that is made meanwhile. Lines to be written come later.
+const READ_NEXT: usize = 8;
+const WRITTEN_NEXT: usize = 16;
+
+/// [`to_client`] comes next, after something else: asks for lines that it begins with. Any address is allowed.
+#[inline]
+pub(crate) fn expect_to_client(from: *const u8, length: usize) {
+    expect::<true>(from, length);
+}
+
+/// As [`expect_to_client`], for [`from_client`].
+#[inline]
+pub(crate) fn expect_from_client(into: *const u8, length: usize) {
+    expect::<false>(into, length);
+}
+
+#[inline(always)]
+fn expect<const FETCH_SOURCE: bool>(disk: *const u8, length: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if length >= LONG {
+        return long::expect::<FETCH_SOURCE>(disk);
+    }
+    first_lines::<FETCH_SOURCE>(disk, length);
+}
+
+/// Asks for the first lines of a range of a disk.
+#[inline(always)]
+fn first_lines<const FETCH_SOURCE: bool>(disk: *const u8, length: usize) {
+    let most = if FETCH_SOURCE {
+        READ_NEXT
+    } else {
+        WRITTEN_NEXT
+    };
+    for at in (0..length.min(most * LINE)).step_by(LINE) {
+        fetch::<FETCH_SOURCE>(disk.wrapping_add(at));
+    }
+}
+
+#[inline(always)]
+fn fetch<const FETCH_SOURCE: bool>(line: *const u8) {
+    match FETCH_SOURCE {
+        true => prefetch_line(line),
+        false => prefetch_line_to_write(line),
+    }
+}
 
 /// From the disk to the client.
 ///
@@ -52,14 +104,19 @@ mod long {
     };
     use std::sync::OnceLock;
 
+    use super::{LINE, fetch, first_lines};
+
     const STREAMS: usize = 8;
     /// A page each: the processor's own prefetching ends with it.
     const STREAM: usize = 4096;
-    const LINE: usize = 64;
-    /// How far ahead of its copying a stream of the disk is fetched.
+    /// How far ahead of its copying a stream of the disk is fetched; processors that have AVX-512 for this have more lines under
+    /// way.
     const READ_AHEAD: usize = 256;
+    const READ_AHEAD_AVX512: usize = 512;
     const WRITE_AHEAD: usize = 128;
     const BLOCK: usize = STREAMS * STREAM;
+    /// Bytes of each stream that are asked for when it is known that a copy comes next.
+    const STREAM_NEXT: usize = 128;
 
     /// What is fastest on this processor.
     #[derive(Clone, Copy)]
@@ -94,6 +151,22 @@ mod long {
                 (false, false) => Way::Memcpy,
             }
         })
+    }
+
+    /// What [`copy`] begins with.
+    pub(super) fn expect<const FETCH_SOURCE: bool>(disk: *const u8) {
+        match way() {
+            // Its stores do not want the lines.
+            Way::Avx512 | Way::Past if !FETCH_SOURCE => {}
+            Way::Past | Way::Memcpy => first_lines::<FETCH_SOURCE>(disk, super::LONG),
+            Way::Avx512 | Way::Avx2 | Way::Sse2 => {
+                for stream in (0..BLOCK).step_by(STREAM) {
+                    for place in (0..STREAM_NEXT).step_by(LINE) {
+                        fetch::<FETCH_SOURCE>(disk.wrapping_add(stream + place));
+                    }
+                }
+            }
+        }
     }
 
     /// # Safety
@@ -134,7 +207,7 @@ mod long {
             _mm512_storeu_si512(into.cast(), _mm512_loadu_si512(from.cast()));
         };
         // SAFETY: the caller's promise.
-        unsafe { side_by_side::<FETCH_SOURCE>(from, into, length, line) }
+        unsafe { side_by_side::<FETCH_SOURCE, READ_AHEAD_AVX512>(from, into, length, line) }
     }
 
     /// Whole lines past the cache; where lines do not begin where the copy does, as ever.
@@ -177,7 +250,7 @@ mod long {
             _mm256_storeu_si256(into.add(1), high);
         };
         // SAFETY: the caller's promise.
-        unsafe { side_by_side::<FETCH_SOURCE>(from, into, length, line) }
+        unsafe { side_by_side::<FETCH_SOURCE, READ_AHEAD>(from, into, length, line) }
     }
 
     /// # Safety
@@ -196,20 +269,20 @@ mod long {
             }
         };
         // SAFETY: the caller's promise.
-        unsafe { side_by_side::<FETCH_SOURCE>(from, into, length, line) }
+        unsafe { side_by_side::<FETCH_SOURCE, READ_AHEAD>(from, into, length, line) }
     }
 
     /// # Safety
     /// As [`copy`]; `line` copies one cache line.
     #[inline(always)]
-    unsafe fn side_by_side<const FETCH_SOURCE: bool>(
+    unsafe fn side_by_side<const FETCH_SOURCE: bool, const AHEAD: usize>(
         from: *const u8,
         into: *mut u8,
         length: usize,
         line: impl Fn(*const u8, *mut u8),
     ) {
         let (disk, ahead) = match FETCH_SOURCE {
-            true => (from, READ_AHEAD),
+            true => (from, AHEAD),
             false => (into.cast_const(), WRITE_AHEAD),
         };
         let done = length - length % BLOCK;

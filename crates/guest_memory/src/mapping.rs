@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-use crate::sigbus;
+use crate::{copy, sigbus};
 
 /// A range of this process' address space that belongs to a mapping of ours.
 pub struct Mapping {
@@ -184,6 +184,18 @@ impl Mapping {
         );
         // SAFETY: just checked to be inside of one mapping.
         unsafe { self.base.add(offset) }
+    }
+
+    /// A buffer is filled from here next, after something else: asks for the lines that are copied first. Any place is allowed.
+    #[inline]
+    pub fn expect_read(&self, offset: usize, length: usize) {
+        copy::expect_to_client(self.base.wrapping_add(offset), length);
+    }
+
+    /// As [`Mapping::expect_read`], for a buffer that is drained to here.
+    #[inline]
+    pub fn expect_write(&self, offset: usize, length: usize) {
+        copy::expect_from_client(self.base.wrapping_add(offset), length);
     }
 
     /// Copies out of the mapping. Panics outside of it.

@@ -209,6 +209,8 @@ pub struct Io {
     /// I/Os that disks have taken and that are not finished.
     pub(crate) pending: usize,
     disks: Vec<Option<OpenDisk>>,
+    /// How many of them want to know what comes next.
+    curious: usize,
     worker: WorkerHandle,
     ledger: Arc<Ledger>,
 }
@@ -224,6 +226,7 @@ impl Io {
             recording: true,
             pending: 0,
             disks: Vec::new(),
+            curious: 0,
         }
     }
 
@@ -297,6 +300,7 @@ impl Io {
         let owner = self.listen(Listener::Disk(index as u32));
         match disk.open(owner, &mut self.ring) {
             Ok(backend) => {
+                self.curious += usize::from(backend.wants_to_know());
                 self.disks[index] = Some(OpenDisk {
                     disk: disk.clone(),
                     backend,
@@ -336,7 +340,22 @@ impl Io {
             return;
         };
         if let Some(open) = slot.take_if(|open| open.is_unused()) {
+            self.curious -= usize::from(open.backend.wants_to_know());
             self.unlisten(open.owner);
+        }
+    }
+
+    /// Is there a disk that wants to know what comes next?
+    #[inline(always)]
+    pub fn wants_to_know(&self) -> bool {
+        self.curious > 0
+    }
+
+    /// This I/O is submitted next, as a rule, after another one: see [`Backend::expect`].
+    #[inline]
+    pub fn expect(&self, handle: DiskHandle, request: &IoRequest) {
+        if let Some(Some(open)) = self.disks.get(handle.0 as usize) {
+            open.backend.expect(request);
         }
     }
 

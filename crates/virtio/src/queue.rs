@@ -343,8 +343,12 @@ impl<P: Protocol> Queue<P> {
         let mut batch = std::mem::take(&mut self.batch);
         let done_before = self.done.len();
         let mut done = 0;
+        let tell = io.wants_to_know();
         for at in 0..batch.len() {
             let index = batch[at];
+            if tell && let Some(&next) = batch.get(at + 1) {
+                self.tell_next(io, next);
+            }
             let slot = self.slots.get(index);
             let operation = slot.operation as usize;
             if SEVERAL && slot.part != counts.part {
@@ -416,6 +420,13 @@ impl<P: Protocol> Queue<P> {
                 step => self.advance(io, index, step),
             },
         }
+    }
+
+    /// Where the slot begins with something else its job is an old one, and nothing comes of it.
+    #[inline(never)]
+    fn tell_next(&mut self, io: &Io, index: u16) {
+        let job = &self.slots.get(index).request.job;
+        io.expect(job.disk, &job.io);
     }
 
     #[inline(never)]
