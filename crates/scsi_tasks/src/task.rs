@@ -36,15 +36,22 @@ pub enum TaskStep {
 
 /// A command under way.
 ///
-/// What a plain READ or WRITE needs lies at the start, beside what its owner keeps of it: a line of the cache. What
-/// other READs and WRITEs need is in fields without a destructor: nothing is moved or dropped on their way.
+/// What a plain READ or WRITE needs lies here, beside what its owner keeps of it: a line of the cache. What others need lies apart, so
+/// that owners who keep many tasks keep them close together.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Task {
     /// It is a plain I/O, or none.
     quick: Quick,
-    /// What answers the plain I/O; then nothing below is used.
+    /// What answers the plain I/O; then the rest is not used.
     end: PlainEnd,
+    general: Box<General>,
+}
+
+/// What a command may be that is no plain I/O. What other READs and WRITEs need is in fields without a destructor: nothing is
+/// moved or dropped on their way.
+#[derive(Debug, Default)]
+struct General {
     /// What it may be doing, and how it may have ended, if it is nothing of what follows.
     doing: Doing,
     response: Option<Response>,
@@ -106,7 +113,7 @@ impl Task {
     #[inline(always)]
     pub fn start_direct(&mut self, io: DirectIo) {
         self.forget();
-        self.direct = Some(io);
+        self.general.direct = Some(io);
     }
 
     /// Begins with a plain I/O, where nothing is left of an earlier task: see [`Task::is_idle`].
@@ -133,7 +140,7 @@ impl Task {
             Quick::Io => self.quick = Quick::WatchedIo,
             Quick::Good => {
                 self.quick = Quick::No;
-                self.response = Some(Response::good());
+                self.general.response = Some(Response::good());
             }
         }
     }
@@ -151,26 +158,26 @@ impl Task {
     /// Is there no task, nor anything left of one?
     pub fn is_idle(&self) -> bool {
         self.quick == Quick::No
-            && self.direct.is_none()
-            && self.plain.is_none()
-            && matches!(self.doing, Doing::Nothing)
-            && self.response.is_none()
-            && self.lease.is_none()
+            && self.general.direct.is_none()
+            && self.general.plain.is_none()
+            && matches!(self.general.doing, Doing::Nothing)
+            && self.general.response.is_none()
+            && self.general.lease.is_none()
     }
 
     #[inline(always)]
     fn forget(&mut self) {
         self.quick = Quick::No;
-        (self.direct, self.plain) = (None, None);
-        if self.response.is_some() || !matches!(self.doing, Doing::Nothing) {
+        (self.general.direct, self.general.plain) = (None, None);
+        if self.general.response.is_some() || !matches!(self.general.doing, Doing::Nothing) {
             self.forget_the_rest();
         }
     }
 
     #[cold]
     fn forget_the_rest(&mut self) {
-        self.response = None;
-        self.doing = Doing::Nothing;
+        self.general.response = None;
+        self.general.doing = Doing::Nothing;
     }
 
     /// The I/O of a task that is one has succeeded: the short way of [`Task::resume`], whose step is
@@ -178,10 +185,10 @@ impl Task {
     #[inline(always)]
     #[must_use]
     pub fn end_direct(&mut self) -> bool {
-        match &self.direct {
-            Some(io) if self.lease.is_none() => {
-                self.plain = Some((io.success(), io.residual));
-                self.direct = None;
+        match &self.general.direct {
+            Some(io) if self.general.lease.is_none() => {
+                self.general.plain = Some((io.success(), io.residual));
+                self.general.direct = None;
                 true
             }
             _ => false,
@@ -194,19 +201,19 @@ impl Task {
             Plan::Run(run) => run.exclusive.map(|e| (e.disk, e.offset, e.length)),
             _ => None,
         };
-        if let (Some((disk, offset, length)), None) = (range, &self.lease) {
-            self.doing = Doing::Acquiring(Box::new(plan));
+        if let (Some((disk, offset, length)), None) = (range, &self.general.lease) {
+            self.general.doing = Doing::Acquiring(Box::new(plan));
             return TaskStep::Acquire(disk, offset, length);
         }
         match plan {
             Plan::Io(io) => {
-                self.direct = Some(io);
+                self.general.direct = Some(io);
                 TaskStep::Data(io.disk, io.request)
             }
             Plan::Done(response) => self.answer(response),
             Plan::NeedData(pending) => {
                 let length = pending.length();
-                self.doing = Doing::Waiting(pending);
+                self.general.doing = Doing::Waiting(pending);
                 TaskStep::NeedData(length)
             }
             Plan::Run(run) => {
@@ -224,7 +231,7 @@ impl Task {
     /// Bytes of data that should be there before its range is acquired: else whoever is to send them holds everybody else up
     /// who wants to write there.
     pub fn data_before_range(&self) -> usize {
-        match &self.doing {
+        match &self.general.doing {
             Doing::Acquiring(plan) => match &**plan {
                 Plan::Io(io) if io.request.kind == IoKind::Write => io.request.length as usize,
                 _ => 0,
@@ -235,9 +242,9 @@ impl Task {
 
     /// Goes on with the range that [`TaskStep::Acquire`] asked for; it is held until the task ends.
     pub fn granted(&mut self, lease: Lease) -> TaskStep {
-        match std::mem::take(&mut self.doing) {
+        match std::mem::take(&mut self.general.doing) {
             Doing::Acquiring(plan) => {
-                self.lease = Some(lease);
+                self.general.lease = Some(lease);
                 let step = self.start_slowly(*plan);
                 self.as_holder(step)
             }
@@ -247,7 +254,7 @@ impl Task {
 
     /// The holder's own I/Os pass the gate.
     fn as_holder(&self, step: TaskStep) -> TaskStep {
-        if self.lease.is_none() {
+        if self.general.lease.is_none() {
             return step;
         }
         match step {
@@ -261,7 +268,7 @@ impl Task {
 
     /// Goes on with the data-out that [`TaskStep::NeedData`] asked for.
     pub fn with_data(&mut self, data: &[u8]) -> TaskStep {
-        match std::mem::take(&mut self.doing) {
+        match std::mem::take(&mut self.general.doing) {
             Doing::Waiting(pending) => self.start_slowly(pending.with_data(data)),
             _ => self.answer(Response::aborted()),
         }
@@ -277,10 +284,10 @@ impl Task {
             let response = self.end.finish(outcome);
             return self.answer(response);
         }
-        if let Some(io) = self.direct.take() {
+        if let Some(io) = self.general.direct.take() {
             return self.answer(io.finish(outcome));
         }
-        match std::mem::take(&mut self.doing) {
+        match std::mem::take(&mut self.general.doing) {
             Doing::Running(mut running) => {
                 if let (Some(range), Some(buffer)) = (running.reading.take(), scratch)
                     && let Some(into) = running.scratch.get_mut(range)
@@ -299,7 +306,7 @@ impl Task {
 
     /// Goes on after [`TaskStep::AnswerAndGoOn`].
     pub fn go_on(&mut self) -> TaskStep {
-        match std::mem::take(&mut self.doing) {
+        match std::mem::take(&mut self.general.doing) {
             Doing::Running(running) => {
                 let step = self.advance(running, None);
                 self.as_holder(step)
@@ -310,17 +317,17 @@ impl Task {
 
     /// What has to be aborted, on all workers, before the response may leave (PREEMPT AND ABORT).
     pub fn take_abort(&mut self) -> Option<Box<AbortScope>> {
-        self.response.as_mut()?.abort.take()
+        self.general.response.as_mut()?.abort.take()
     }
 
     /// Does the task go on when its command is aborted or its initiator leaves (SANITIZE)?
     pub fn survives_abort(&self) -> bool {
-        matches!(&self.doing, Doing::Running(running) if running.run.survives_abort)
+        matches!(&self.general.doing, Doing::Running(running) if running.run.survives_abort)
     }
 
     /// Bytes of memory of its own that it works on.
     pub fn scratch_length(&self) -> usize {
-        match &self.doing {
+        match &self.general.doing {
             Doing::Running(running) => running.scratch.len(),
             _ => 0,
         }
@@ -328,13 +335,13 @@ impl Task {
 
     /// Does it write to this unit, other than the one that its command was sent to?
     pub fn writes_to(&self, unit: UnitId) -> bool {
-        matches!(&self.doing, Doing::Running(running) if running.run.writes_to(unit))
+        matches!(&self.general.doing, Doing::Running(running) if running.run.writes_to(unit))
     }
 
     /// Ends the task where it is; an I/O in flight has to end before its memory may go.
     pub fn abandon(&mut self) {
         self.forget();
-        self.lease = None;
+        self.general.lease = None;
     }
 
     /// The response, once a step has said that it is there.
@@ -349,21 +356,24 @@ impl Task {
                 ..Response::status(status)
             };
         }
-        self.response.take().unwrap_or_else(Response::aborted)
+        self.general
+            .response
+            .take()
+            .unwrap_or_else(Response::aborted)
     }
 
     /// Status and residual of a response that is nothing more: the short way of [`Task::take_response`].
     #[inline(always)]
     pub fn take_plain(&mut self) -> Option<(Status, Residual)> {
-        self.plain.take()
+        self.general.plain.take()
     }
 
     #[inline]
     fn answer(&mut self, response: Response) -> TaskStep {
-        if self.lease.is_some() {
-            self.lease = None;
+        if self.general.lease.is_some() {
+            self.general.lease = None;
         }
-        self.response = Some(response);
+        self.general.response = Some(response);
         TaskStep::Answer
     }
 
@@ -372,8 +382,8 @@ impl Task {
             Step::Done(response) => self.answer(response),
             Step::End => TaskStep::Over,
             Step::Answer(response) => {
-                self.doing = Doing::Running(running);
-                self.response = Some(response);
+                self.general.doing = Doing::Running(running);
+                self.general.response = Some(response);
                 TaskStep::AnswerAndGoOn
             }
             Step::Io {
@@ -387,7 +397,7 @@ impl Task {
                     (IoKind::Write, Some(data)) => buffer.write_at(0, data),
                     _ => {}
                 }
-                self.doing = Doing::Running(running);
+                self.general.doing = Doing::Running(running);
                 TaskStep::Scratch(disk, request, Box::new(buffer))
             }
         }

@@ -190,7 +190,7 @@ impl RequestQueue {
     fn slow_step(&mut self, io: &mut Io, request: &mut Request<Pending>, step: TaskStep) -> Step {
         match step {
             TaskStep::NeedData(length) => {
-                let held = &mut request.state.held;
+                let held = &mut request.state.unusual.held;
                 if !held.take_for_data(&self.shared.memory, length) {
                     return self.full(io, request);
                 }
@@ -224,15 +224,15 @@ impl RequestQueue {
     /// Is there memory for what the task works on?
     fn may_work(&self, pending: &mut Pending) -> bool {
         let memory = &self.shared.memory;
-        let held = &mut pending.held;
-        held.take_for_work(memory, &pending.task, pending.data_in_room)
+        let held = &mut pending.unusual.held;
+        held.take_for_work(memory, &pending.task, pending.unusual.data_in_room)
     }
 
     #[cold]
     fn full(&mut self, io: &mut Io, request: &mut Request<Pending>) -> Step {
         let (chain, pending) = (&request.chain, &mut request.state);
         let offered = chain.readable.saturating_sub(REQUEST_SIZE as u32);
-        let expected = offered.max(pending.data_in_room);
+        let expected = offered.max(pending.unusual.data_in_room);
         let answer = end_for_want_of_memory(&mut pending.task, expected);
         self.step(io, request, answer)
     }
@@ -256,7 +256,7 @@ fn data(request: &mut Request<Pending>, disk: DiskHandle, io: IoRequest) -> Step
     let (chain, pending) = (&mut request.chain, &mut request.state);
     match io.kind {
         IoKind::Read => {
-            let length = io.length.min(u64::from(pending.data_in_room));
+            let length = io.length.min(u64::from(pending.unusual.data_in_room));
             pending.data_in = length as u32;
             let start = chain.readable as usize + RESPONSE_SIZE;
             chain.buffer.set_window(start, length as usize);
@@ -327,7 +327,7 @@ impl Protocol for RequestQueue {
     ) -> Step {
         let pending = &mut request.state;
         if outcome.is_ok()
-            && pending.aborted.is_none()
+            && pending.unusual.aborted.is_none()
             && (pending.task.end_plain() || pending.task.end_direct())
         {
             return Step::Answer;
@@ -517,9 +517,13 @@ impl RequestQueue {
         pending.plain = false;
         pending.field = *header.lun;
         pending.id = header.id;
-        pending.tag = Some(tag);
-        (pending.code, pending.data_in, pending.aborted) = (request::S_OK, 0, None);
-        pending.data_in_room = chain.writable - RESPONSE_SIZE as u32;
+        pending.unusual.tag = Some(tag);
+        (
+            pending.unusual.code,
+            pending.data_in,
+            pending.unusual.aborted,
+        ) = (request::S_OK, 0, None);
+        pending.unusual.data_in_room = chain.writable - RESPONSE_SIZE as u32;
         pending.disk = match header.address {
             Some(address) => self.number_at(&address),
             None => DiskNumber::NONE,
@@ -532,7 +536,7 @@ impl RequestQueue {
             None => None,
         };
         let Some((address, seen)) = seen else {
-            pending.code = request::S_BAD_TARGET;
+            pending.unusual.code = request::S_BAD_TARGET;
             return Start {
                 step: Step::Answer,
                 operation: Operation::Other,
@@ -552,7 +556,7 @@ impl RequestQueue {
             cdb: header.cdb,
             attribute: header.attribute,
             data_out_length: u64::from(chain.readable) - REQUEST_SIZE as u64,
-            data_in_length: u64::from(pending.data_in_room),
+            data_in_length: u64::from(pending.unusual.data_in_room),
         };
         let Some(direct) = seen.view.begin_direct(&command) else {
             let plan = seen.view.begin(&command);
@@ -638,10 +642,10 @@ impl RequestQueue {
         scratch: Option<IoBuffer>,
     ) -> Step {
         let pending = &mut request.state;
-        if (pending.aborted.is_some() || self.stopping) && pending.task.survives_abort() {
+        if (pending.unusual.aborted.is_some() || self.stopping) && pending.task.survives_abort() {
             return self.leave(pending, outcome);
         }
-        if pending.aborted.is_some() {
+        if pending.unusual.aborted.is_some() {
             pending.task.abandon();
             return Step::Answer;
         }
@@ -655,7 +659,7 @@ impl RequestQueue {
         let task = std::mem::take(&mut pending.task);
         let first = move |task: &mut Task| task.resume(outcome, None);
         go_on_in_background(&self.worker, &self.shared.units, task, first);
-        pending.aborted.get_or_insert(request::S_ABORTED);
+        pending.unusual.aborted.get_or_insert(request::S_ABORTED);
         Step::Answer
     }
 }

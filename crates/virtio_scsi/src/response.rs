@@ -16,7 +16,7 @@ pub(crate) fn answer_any(
     pending: &mut Pending,
     until_shown: &mut Vec<Hold>,
 ) -> Answer {
-    let code = pending.aborted.unwrap_or(pending.code);
+    let code = pending.unusual.aborted.unwrap_or(pending.unusual.code);
     if code == request::S_OK
         && let Some((status, residual)) = pending.task.take_plain()
     {
@@ -66,7 +66,10 @@ fn residual_fields(residual: Residual) -> (u32, u8) {
 fn write_response(chain: &Chain, pending: &mut Pending, response: &Response) {
     let at = chain.readable as usize;
     if !response.data.is_empty() {
-        let length = response.data.len().min(pending.data_in_room as usize);
+        let length = response
+            .data
+            .len()
+            .min(pending.unusual.data_in_room as usize);
         chain
             .buffer
             .write_whole(at + RESPONSE_SIZE, &response.data[..length]);

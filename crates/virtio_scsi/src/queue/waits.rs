@@ -18,18 +18,18 @@ impl RequestQueue {
     /// Numbers a wait that begins.
     pub(super) fn next_wait(&mut self, pending: &mut Pending) -> u64 {
         self.waits += 1;
-        pending.wait = self.waits;
+        pending.unusual.wait = self.waits;
         self.waits
     }
 
     /// PREEMPT AND ABORT: the answer waits until the tasks of the scope have ended, on all workers.
     #[cold]
     pub(super) fn abort_first(&mut self, scope: Box<AbortScope>, pending: &mut Pending) -> Step {
-        let Some(tag) = pending.tag else {
+        let Some(tag) = pending.unusual.tag else {
             return Step::Answer;
         };
         let scope = Arc::from(scope);
-        pending.aborting = Some(Arc::clone(&scope));
+        pending.unusual.aborting = Some(Arc::clone(&scope));
         let wait = self.next_wait(pending);
         let place = (self.worker.clone(), tag.source);
         let want = Want::Abort;
@@ -37,9 +37,9 @@ impl RequestQueue {
             .units
             .runners()
             .call(&Call::new(scope, want), move || {
-                let is_meant = move |pending: &Pending| pending.wait == wait;
+                let is_meant = move |pending: &Pending| pending.unusual.wait == wait;
                 control::resume::<RequestQueue>(place, tag.slot, is_meant, |pending| {
-                    pending.aborting = None;
+                    pending.unusual.aborting = None;
                 });
             });
         Step::Wait
@@ -54,7 +54,8 @@ impl RequestQueue {
         request: &mut Request<Pending>,
         io: &mut Io,
     ) -> Step {
-        let (Some(disk), Some(tag)) = (self.shared.units.disk(disk), request.state.tag) else {
+        let (Some(disk), Some(tag)) = (self.shared.units.disk(disk), request.state.unusual.tag)
+        else {
             return self.offline(io, request, None);
         };
         let worker = self.worker.clone();
@@ -62,7 +63,7 @@ impl RequestQueue {
         disk.gate().acquire(offset, length, move |lease| {
             worker.send(move |w| {
                 control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
-                    let is_meant = |pending: &Pending| pending.wait == wait;
+                    let is_meant = |pending: &Pending| pending.unusual.wait == wait;
                     queue.proceed(io, tag.slot, is_meant, |queue, io, request| {
                         let step = request.state.task.granted(lease);
                         queue.step(io, request, step)
@@ -89,14 +90,14 @@ impl RequestQueue {
         let Some(unit) = unit else {
             return self.begin_in_turn(io, request, header, None);
         };
-        let (worker, tag) = (self.worker.clone(), request.state.tag);
+        let (worker, tag) = (self.worker.clone(), request.state.unusual.tag);
         let wait = self.next_wait(&mut request.state);
         let later = || -> StartTask {
             Box::new(move |ticket| {
                 let Some(tag) = tag else { return };
                 worker.send(move |w| {
                     control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
-                        let is_meant = |pending: &Pending| pending.wait == wait;
+                        let is_meant = |pending: &Pending| pending.unusual.wait == wait;
                         queue.proceed(io, tag.slot, is_meant, |queue, io, request| {
                             queue.begin_parked(io, request, ticket).step
                         });
@@ -108,7 +109,7 @@ impl RequestQueue {
         match order.admit(unit, attribute, later) {
             Admission::Now(ticket) => self.begin_in_turn(io, request, header, ticket),
             Admission::Later => {
-                request.state.parked = Some(Box::new(*header));
+                request.state.unusual.parked = Some(Box::new(*header));
                 Start {
                     step: Step::Wait,
                     operation: Operation::Other,
@@ -128,6 +129,7 @@ impl RequestQueue {
         // Without one it names no target, and is answered so.
         let header = request
             .state
+            .unusual
             .parked
             .take()
             .unwrap_or_else(|| Box::new([0; REQUEST_SIZE]));
@@ -142,17 +144,17 @@ impl RequestQueue {
         ticket: Option<Ticket>,
     ) -> Start {
         let (chain, pending) = (&request.chain, &mut request.state);
-        pending.ticket = ticket;
+        pending.unusual.ticket = ticket;
         let header = Header::parse(header);
         let seen = match header.address {
             Some(address) => self.target(address.target).map(|seen| (address.lun, seen)),
             None => None,
         };
-        let (Some((lun, seen)), None) = (seen, pending.aborted) else {
+        let (Some((lun, seen)), None) = (seen, pending.unusual.aborted) else {
             // aborted, or its target went, while it waited
             pending.task.abandon();
-            if pending.aborted.is_none() {
-                pending.code = request::S_BAD_TARGET;
+            if pending.unusual.aborted.is_none() {
+                pending.unusual.code = request::S_BAD_TARGET;
             }
             return Start {
                 step: Step::Answer,
@@ -167,7 +169,7 @@ impl RequestQueue {
             cdb: header.cdb,
             attribute: header.attribute,
             data_out_length: u64::from(chain.readable) - REQUEST_SIZE as u64,
-            data_in_length: u64::from(pending.data_in_room),
+            data_in_length: u64::from(pending.unusual.data_in_room),
         });
         self.begin_planned(io, request, header.cdb[0], plan)
     }
