@@ -343,11 +343,15 @@ impl<P: Protocol> Queue<P> {
         let mut batch = std::mem::take(&mut self.batch);
         let done_before = self.done.len();
         let mut done = 0;
-        let tell = io.wants_to_know();
+        // So many of them have one behind them of which its disk wants to know.
+        let followed = match io.wants_to_know() {
+            true => batch.len().saturating_sub(1),
+            false => 0,
+        };
         for at in 0..batch.len() {
             let index = batch[at];
-            if tell && let Some(&next) = batch.get(at + 1) {
-                self.tell_next(io, next);
+            if at < followed {
+                self.tell_next(io, batch[at + 1]);
             }
             let slot = self.slots.get(index);
             let operation = slot.operation as usize;
