@@ -9,6 +9,7 @@ use scsi_tasks::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background
 use timeline::{DiskNumber, Operation, PartCounts, Stage, Stamp, Stamps};
 
 use crate::connection::Connection;
+use crate::slots::SlotId;
 
 /// Steps of one command in one turn, I/Os on scratch memory of all commands that end at once in it, and bytes of these that count as
 /// one more: long ones give way to the worker's other work.
@@ -241,7 +242,12 @@ impl Connection {
         let stamps = stamps.unwrap_or(&mut own);
         stamps.mark(Stage::Submitted, now);
         let mut batch = std::mem::take(&mut self.batch);
-        for id in batch.drain(..) {
+        let tell = io.wants_to_know();
+        for at in 0..batch.len() {
+            let id = batch[at];
+            if tell && let Some(&next) = batch.get(at + 1) {
+                self.tell_next(io, next);
+            }
             let Some(slot) = self.slots.current(id) else {
                 continue;
             };
@@ -282,6 +288,7 @@ impl Connection {
             }
         }
         if self.batch.is_empty() {
+            batch.clear();
             self.batch = batch;
         }
         let reaped = self.stamp(io);
@@ -299,6 +306,17 @@ impl Connection {
             self.count_submitted(&counts, &before, reaped);
         }
         self.mixed = mixed;
+    }
+
+    /// What is submitted next, unless its data have yet to come. What lies in memory and is read leaves soon, too: the kernel copies it.
+    fn tell_next(&mut self, io: &mut Io, id: SlotId) {
+        let step = self.slots.current(id).and_then(|slot| slot.step.as_ref());
+        if let Some(&TaskStep::Data(disk, request)) = step
+            && request.moves_data()
+            && let Some(handle) = self.disk(io, disk)
+        {
+            io.expect(handle, &request);
+        }
     }
 
     /// Takes a command's steps as far as they go without waiting.
