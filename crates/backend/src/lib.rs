@@ -54,6 +54,19 @@ pub enum Submission {
     Pending,
 }
 
+/// How soon an I/O comes that a backend is told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Soon {
+    /// After the one that is about to be submitted.
+    Next,
+    /// [`LATER`] after the one that is about to be submitted.
+    Later,
+}
+
+/// How many I/Os before it is submitted a backend is told of one for the first time. What takes longest to find out is where
+/// its memory is: longer than an I/O of 4 KiB takes, in a virtual machine.
+pub const LATER: usize = 3;
+
 /// An I/O that was pending and is over.
 #[derive(Debug)]
 pub struct Finished {
@@ -82,9 +95,9 @@ pub trait Backend {
         false
     }
 
-    /// This I/O comes next, as a rule, after the one that is about to be submitted: time to fetch what it begins with.
-    fn expect(&self, io: &IoRequest) {
-        let _ = io;
+    /// This I/O comes soon, as a rule: time to fetch what it begins with.
+    fn expect(&self, io: &IoRequest, soon: Soon) {
+        let _ = (io, soon);
     }
 
     /// Where a disk's content lies in memory: points the buffer at what a read would bring, and nothing needs to be

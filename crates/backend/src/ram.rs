@@ -17,7 +17,7 @@ use ring::{Completion, Owner, Ring};
 
 use crate::admit::Limits;
 use crate::error::{check_block_size, check_size};
-use crate::{Backend, Engine, Finished, OpenError, Submission, Tag};
+use crate::{Backend, Engine, Finished, OpenError, Soon, Submission, Tag};
 
 /// Memory is given back in pages of this many bytes.
 const PAGE: u64 = 4096;
@@ -429,8 +429,12 @@ impl Backend for RamBackend {
     }
 
     /// Not admitted yet: a range may be any.
-    fn expect(&self, io: &IoRequest) {
-        let (at, length) = (io.offset as usize, io.length as usize);
+    fn expect(&self, io: &IoRequest, soon: Soon) {
+        let at = io.offset as usize;
+        let length = match soon {
+            Soon::Next => io.length as usize,
+            Soon::Later => io.length.min(1) as usize,
+        };
         match io.kind {
             IoKind::Read => self.first.expect_read(at, length),
             IoKind::Write => self.first.expect_write(at, length),

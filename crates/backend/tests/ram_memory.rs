@@ -2,7 +2,7 @@
 
 mod common;
 
-use backend::{Backend, Ram, RamOptions};
+use backend::{Backend, Ram, RamOptions, Soon};
 use common::Worker;
 use disk::{IoFlags, IoRequest};
 
@@ -18,18 +18,22 @@ fn resident_mib() -> u64 {
 /// Tells the disk of I/Os that never come, some of them beyond its end.
 fn expect_much(backend: &dyn Backend) {
     assert!(backend.wants_to_know());
+    let expect = |io: IoRequest| {
+        backend.expect(&io, Soon::Later);
+        backend.expect(&io, Soon::Next);
+    };
     for n in 0..64 {
-        backend.expect(&IoRequest::read(n * MIB, MIB));
-        backend.expect(&IoRequest::write(n * MIB, MIB));
-        backend.expect(&IoRequest::write(n * MIB, 4096));
+        expect(IoRequest::read(n * MIB, MIB));
+        expect(IoRequest::write(n * MIB, MIB));
+        expect(IoRequest::write(n * MIB, 4096));
     }
     for offset in [1 << 40, u64::MAX - 511, u64::MAX] {
         for length in [0, 512, MIB, u64::MAX] {
-            backend.expect(&IoRequest::read(offset, length));
-            backend.expect(&IoRequest::write(offset, length));
+            expect(IoRequest::read(offset, length));
+            expect(IoRequest::write(offset, length));
         }
     }
-    backend.expect(&IoRequest::discard(0, MIB));
+    expect(IoRequest::discard(0, MIB));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Commands through the SCSI core, and their plans through their I/Os. Their answers: `answers`.
 
+use backend::{LATER, Soon};
 use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
@@ -245,8 +246,8 @@ impl Connection {
         let tell = io.wants_to_know();
         for at in 0..batch.len() {
             let id = batch[at];
-            if tell && let Some(&next) = batch.get(at + 1) {
-                self.tell_next(io, next);
+            if tell {
+                self.tell_next(io, &batch[at + 1..]);
             }
             let Some(slot) = self.slots.current(id) else {
                 continue;
@@ -308,14 +309,17 @@ impl Connection {
         self.mixed = mixed;
     }
 
-    /// What is submitted next, unless its data have yet to come. What lies in memory and is read leaves soon, too: the kernel copies it.
-    fn tell_next(&mut self, io: &mut Io, id: SlotId) {
-        let step = self.slots.current(id).and_then(|slot| slot.step.as_ref());
-        if let Some(&TaskStep::Data(disk, request)) = step
-            && request.moves_data()
-            && let Some(handle) = self.disk(io, disk)
-        {
-            io.expect(handle, &request);
+    /// Of these the first is submitted after the one that is about to be, unless its data have yet to come. What lies in memory and
+    /// is read leaves soon, too: the kernel copies it.
+    fn tell_next(&mut self, io: &mut Io, following: &[SlotId]) {
+        for (at, soon) in [(0, Soon::Next), (LATER - 1, Soon::Later)] {
+            let slot = following.get(at).and_then(|id| self.slots.current(*id));
+            if let Some(&TaskStep::Data(disk, request)) = slot.and_then(|slot| slot.step.as_ref())
+                && request.moves_data()
+                && let Some(handle) = self.disk(io, disk)
+            {
+                io.expect(handle, &request, soon);
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backend::{Backend, Disk, Finished, Passage, Settling, Submission, Throttle};
+use backend::{Backend, Disk, Finished, Passage, Settling, Soon, Submission, Throttle};
 use disk::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Owner, Ring};
@@ -351,11 +351,11 @@ impl Io {
         self.curious > 0
     }
 
-    /// This I/O is submitted next, as a rule, after another one: see [`Backend::expect`].
+    /// This I/O is submitted soon, as a rule: see [`Backend::expect`].
     #[inline]
-    pub fn expect(&self, handle: DiskHandle, request: &IoRequest) {
+    pub fn expect(&self, handle: DiskHandle, request: &IoRequest, soon: Soon) {
         if let Some(Some(open)) = self.disks.get(handle.0 as usize) {
-            open.backend.expect(request);
+            open.backend.expect(request, soon);
         }
     }
 

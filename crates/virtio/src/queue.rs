@@ -14,7 +14,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{Disk, Submission};
+use backend::{Disk, LATER, Soon, Submission};
 use disk::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
 use reactor::{DiskHandle, Io, RateLimit, Source, SourceId, Tag};
@@ -351,7 +351,7 @@ impl<P: Protocol> Queue<P> {
         for at in 0..batch.len() {
             let index = batch[at];
             if at < followed {
-                self.tell_next(io, batch[at + 1]);
+                self.tell_next(io, batch[at + 1], &batch, at);
             }
             let slot = self.slots.get(index);
             let operation = slot.operation as usize;
@@ -426,11 +426,16 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Where the slot begins with something else its job is an old one, and nothing comes of it.
+    /// What is submitted after the request at `at` of the batch, and what later. Where a slot begins with something else its job
+    /// is an old one, and nothing comes of it.
     #[inline(never)]
-    fn tell_next(&mut self, io: &Io, index: u16) {
-        let job = &self.slots.get(index).request.job;
-        io.expect(job.disk, &job.io);
+    fn tell_next(&mut self, io: &Io, next: u16, batch: &[u16], at: usize) {
+        let job = &self.slots.get(next).request.job;
+        io.expect(job.disk, &job.io, Soon::Next);
+        if let Some(&later) = batch.get(at + LATER) {
+            let job = &self.slots.get(later).request.job;
+            io.expect(job.disk, &job.io, Soon::Later);
+        }
     }
 
     #[inline(never)]

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use backend::{Backend, Disk, Engine, Finished, Null, NullOptions, Submission};
+use backend::{Backend, Disk, Engine, Finished, LATER, Null, NullOptions, Soon, Submission};
 use disk::{Capacity, DiskInfo, IoRequest};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
 use reactor::{SourceId, Worker};
@@ -19,10 +19,11 @@ const DATA: u64 = 128 << 10;
 /// What a disk heard, by the first sector of each I/O.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Heard {
+    Later(u64),
     Next(u64),
     Now(u64),
 }
-use Heard::{Next, Now};
+use Heard::{Later, Next, Now};
 
 /// A disk that wants to know, over one that does not.
 struct Listening {
@@ -76,8 +77,12 @@ impl Backend for ListeningBackend {
         true
     }
 
-    fn expect(&self, io: &IoRequest) {
-        self.heard.lock().unwrap().push(Next(io.offset / 512));
+    fn expect(&self, io: &IoRequest, soon: Soon) {
+        let sector = io.offset / 512;
+        self.heard.lock().unwrap().push(match soon {
+            Soon::Next => Next(sector),
+            Soon::Later => Later(sector),
+        });
     }
 
     fn complete(&mut self, _: &mut Ring, _: Completion, _: &mut Vec<Finished>) {}
@@ -170,6 +175,17 @@ fn a_disk_that_wants_to_know_is_told_of_each_io_before_the_one_ahead_of_it_is_su
     assert_eq!(rig.answers(), 3);
     let all = [Next(8), Now(70), Next(33), Now(8), Now(33)];
     assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all);
+    // Of more the first hears of the one that is some places behind it, too.
+    rig.ask(&[Some(9), Some(2), Some(3), Some(4), Some(5)]);
+    worker.turn_now();
+    assert_eq!(rig.answers(), 5);
+    let all = [
+        [Next(2), Later(4), Now(9)].as_slice(),
+        &[Next(3), Later(5), Now(2)],
+        &[Next(4), Now(3), Next(5), Now(4), Now(5)],
+    ];
+    assert_eq!(LATER, 3);
+    assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all.concat());
     // One that is alone has none behind it.
     rig.ask(&[Some(5)]);
     worker.turn_now();
