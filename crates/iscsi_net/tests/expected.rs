@@ -1,108 +1,17 @@
 //! What a disk is told of I/Os that come next: those of commands that came with the one before them.
 
 mod common;
+#[path = "../../backend/tests/common/listening.rs"]
+mod listening;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use backend::{Backend, Engine, Finished, LATER, Soon, Submission, Tag};
+use backend::LATER;
 use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
-use disk::{Capacity, DiskInfo, IoRequest};
-use guest_memory::IoBuffer;
 use iscsi::initiator::{Event, Initiator};
 use iscsi::negotiation::Offer;
 use iscsi_net::DoorLimits;
-use ring::{Completion, Owner, Ring};
-
-/// What a disk heard, by the first block of each I/O.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Heard {
-    Later(u64),
-    Next(u64),
-    Now(u64),
-}
-
-type Story = Arc<Mutex<Vec<Heard>>>;
-
-/// A RAM disk that remembers what it was told.
-struct Listening {
-    inner: Arc<dyn Engine>,
-    heard: Story,
-}
-
-impl Engine for Listening {
-    fn info(&self) -> DiskInfo {
-        self.inner.info()
-    }
-
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.inner.capacity()
-    }
-
-    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-
-    fn kind(&self) -> &'static str {
-        "listening"
-    }
-
-    fn open(&self, owner: Owner, ring: &mut Ring) -> std::io::Result<Box<dyn Backend>> {
-        Ok(Box::new(ListeningBackend {
-            inner: self.inner.open(owner, ring)?,
-            heard: self.heard.clone(),
-        }))
-    }
-}
-
-struct ListeningBackend {
-    inner: Box<dyn Backend>,
-    heard: Story,
-}
-
-impl ListeningBackend {
-    fn note(&self, heard: Heard) {
-        self.heard.lock().unwrap().push(heard);
-    }
-}
-
-impl Backend for ListeningBackend {
-    fn submit(
-        &mut self,
-        ring: &mut Ring,
-        io: &IoRequest,
-        buffer: &mut IoBuffer,
-        tag: Tag,
-    ) -> Submission {
-        self.note(Heard::Now(io.offset / BLOCK as u64));
-        self.inner.submit(ring, io, buffer, tag)
-    }
-
-    fn wants_to_know(&self) -> bool {
-        true
-    }
-
-    fn expect(&self, io: &IoRequest, soon: Soon) {
-        let block = io.offset / BLOCK as u64;
-        self.note(match soon {
-            Soon::Next => Heard::Next(block),
-            Soon::Later => Heard::Later(block),
-        });
-        self.inner.expect(io, soon);
-    }
-
-    fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
-        self.note(Heard::Now(io.offset / BLOCK as u64));
-        self.inner.look(io, buffer)
-    }
-
-    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
-        self.inner.complete(ring, completion, finished);
-    }
-
-    fn in_flight(&self) -> usize {
-        self.inner.in_flight()
-    }
-}
+use listening::{Heard, Listening, Story};
 
 const TOGETHER: u32 = 8;
 const BLOCKS: u32 = 2;

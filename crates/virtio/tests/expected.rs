@@ -1,12 +1,15 @@
 //! What a disk is told of I/Os that come next: those of the batch that is being submitted, each before the one ahead of it.
 
-use std::sync::{Arc, Mutex};
+#[path = "../../backend/tests/common/listening.rs"]
+mod listening;
 
-use backend::{Backend, Disk, Engine, Finished, LATER, Null, NullOptions, Soon, Submission};
-use disk::{Capacity, DiskInfo, IoRequest};
+use std::sync::Arc;
+
+use backend::{Disk, Engine, LATER, Null, NullOptions};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
+use listening::Heard::{self, Later, Next, Now};
+use listening::{Listening, Story};
 use reactor::{SourceId, Worker};
-use ring::{Completion, Owner, Ring};
 use timeline::Labels;
 use virtio::{QueueSetup, VirtioDevice};
 use virtio_blk::{BlkDevice, BlkOptions};
@@ -15,82 +18,6 @@ use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
 const MEMORY: usize = 1 << 20;
 const HEADERS: u64 = 64 << 10;
 const DATA: u64 = 128 << 10;
-
-/// What a disk heard, by the first sector of each I/O.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Heard {
-    Later(u64),
-    Next(u64),
-    Now(u64),
-}
-use Heard::{Later, Next, Now};
-
-/// A disk that wants to know, over one that does not.
-struct Listening {
-    inner: Null,
-    heard: Arc<Mutex<Vec<Heard>>>,
-}
-
-impl Engine for Listening {
-    fn info(&self) -> DiskInfo {
-        self.inner.info()
-    }
-
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.inner.capacity()
-    }
-
-    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-
-    fn kind(&self) -> &'static str {
-        "listening"
-    }
-
-    fn open(&self, owner: Owner, ring: &mut Ring) -> std::io::Result<Box<dyn Backend>> {
-        Ok(Box::new(ListeningBackend {
-            inner: self.inner.open(owner, ring)?,
-            heard: self.heard.clone(),
-        }))
-    }
-}
-
-struct ListeningBackend {
-    inner: Box<dyn Backend>,
-    heard: Arc<Mutex<Vec<Heard>>>,
-}
-
-impl Backend for ListeningBackend {
-    fn submit(
-        &mut self,
-        ring: &mut Ring,
-        io: &IoRequest,
-        buffer: &mut IoBuffer,
-        tag: backend::Tag,
-    ) -> Submission {
-        self.heard.lock().unwrap().push(Now(io.offset / 512));
-        self.inner.submit(ring, io, buffer, tag)
-    }
-
-    fn wants_to_know(&self) -> bool {
-        true
-    }
-
-    fn expect(&self, io: &IoRequest, soon: Soon) {
-        let sector = io.offset / 512;
-        self.heard.lock().unwrap().push(match soon {
-            Soon::Next => Next(sector),
-            Soon::Later => Later(sector),
-        });
-    }
-
-    fn complete(&mut self, _: &mut Ring, _: Completion, _: &mut Vec<Finished>) {}
-
-    fn in_flight(&self) -> usize {
-        0
-    }
-}
 
 /// A queue of a disk, on a worker.
 struct Rig {
@@ -163,9 +90,9 @@ impl Rig {
 
 #[test]
 fn a_disk_that_wants_to_know_is_told_of_each_io_before_the_one_ahead_of_it_is_submitted() {
-    let heard = Arc::new(Mutex::new(Vec::new()));
+    let heard = Story::default();
     let engine = Arc::new(Listening {
-        inner: Null::create(NullOptions::default()).unwrap(),
+        inner: Arc::new(Null::create(NullOptions::default()).unwrap()),
         heard: heard.clone(),
     });
     let mut worker = Worker::standalone().unwrap();
@@ -202,9 +129,9 @@ fn a_disk_that_wants_to_know_is_told_of_each_io_before_the_one_ahead_of_it_is_su
 
 #[test]
 fn disks_that_do_not_want_to_know_are_served_beside_one_that_does_and_after_it() {
-    let heard = Arc::new(Mutex::new(Vec::new()));
+    let heard = Story::default();
     let listening = Arc::new(Listening {
-        inner: Null::create(NullOptions::default()).unwrap(),
+        inner: Arc::new(Null::create(NullOptions::default()).unwrap()),
         heard: heard.clone(),
     });
     let null = Arc::new(Null::create(NullOptions::default()).unwrap());
