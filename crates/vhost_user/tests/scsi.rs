@@ -15,6 +15,8 @@ const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
 /// VIRTIO_SCSI_S_BAD_TARGET.
 const BAD_TARGET: u8 = 3;
+/// VIRTIO_SCSI_S_FAILURE.
+const FAILURE: u8 = 9;
 
 fn request<'a>(target: u8, lun: u16, cdb: &'a [u8]) -> ScsiRequest<'a> {
     ScsiRequest {
@@ -211,6 +213,36 @@ fn what_is_not_there_is_answered_so() {
     let done = queue.run(&request(0, 0, &cdb), &[], &mut inquiry).unwrap();
     assert_eq!((done.status, done.residual), (GOOD, 60));
     assert_eq!((inquiry[0], inquiry[36]), (0, 0xee));
+}
+
+/// 5.6.6.1: "if neither dataout nor datain is empty, and the VIRTIO_SCSI_F_INOUT feature has not been negotiated".
+#[test]
+fn command_with_data_both_ways_fails_before_anything_is_done() {
+    let rig = Rig::new(1);
+    let socket = rig.serve_controller(Duration::ZERO);
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions::default();
+    let mut queue =
+        ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, Cuts::Usual).unwrap();
+    settle(&mut queue, 0, 0);
+    let (write, read) = (write_10(3, 1), read_10(3, 1));
+    // Plain commands go the short way from the second one on.
+    for block in [[1; 512], [2; 512]] {
+        let done = queue.run(&request(0, 0, &write), &block, &mut []).unwrap();
+        assert_eq!((done.response, done.status), (0, GOOD));
+    }
+    let inquiry = [0x12, 0, 0, 0, 36, 0];
+    for (target, cdb) in [(0, &write[..]), (0, &read), (0, &inquiry), (9, &inquiry)] {
+        for (out, into) in [(512, 512), (512, 36), (1, 512)] {
+            let (out, mut into) = (vec![9; out], vec![0xee; into]);
+            let done = queue.run(&request(target, 0, cdb), &out, &mut into);
+            assert_eq!(done.unwrap().response, FAILURE, "{cdb:x?}");
+            assert!(into.iter().all(|byte| *byte == 0xee), "{cdb:x?}");
+        }
+    }
+    let mut got = [0; 512];
+    let done = queue.run(&request(0, 0, &read), &[], &mut got).unwrap();
+    assert_eq!((done.response, done.status, got), (0, GOOD, [2; 512]));
 }
 
 #[test]

@@ -272,6 +272,16 @@ fn data(request: &mut Request<Pending>, disk: DiskHandle, io: IoRequest) -> Step
     Step::Data
 }
 
+/// A command that does not get as far as the core.
+fn end_with(pending: &mut Pending, code: u8) -> Start {
+    pending.unusual.code = code;
+    Start {
+        step: Step::Answer,
+        operation: Operation::Other,
+        bytes: 0,
+    }
+}
+
 impl Protocol for RequestQueue {
     type State = Pending;
 
@@ -422,6 +432,9 @@ impl RequestQueue {
         let (buffer, length) = (&mut chain.buffer, bytes as usize);
         // Either way to its end by itself: no register has to hold what both have in common until then.
         let operation = if io.request.kind == IoKind::Read {
+            if chain.readable != REQUEST_SIZE as u32 {
+                return None;
+            }
             pending.begin_plain(ready.number, io.end, bytes);
             request.job = ready.job(io.request);
             if !buffer.window_in_second_half(RESPONSE_SIZE, length) {
@@ -429,6 +442,9 @@ impl RequestQueue {
             }
             Operation::Read
         } else {
+            if chain.writable != RESPONSE_SIZE as u32 {
+                return None;
+            }
             pending.begin_plain(ready.number, io.end, 0);
             request.job = ready.job(io.request);
             if !buffer.window_in_first_half(REQUEST_SIZE, length) {
@@ -531,17 +547,16 @@ impl RequestQueue {
         if pending.disk != self.last_disk {
             (self.last_disk, self.disk_changed) = (pending.disk, true);
         }
+        // Data both ways needs VIRTIO_SCSI_F_INOUT, which is not offered (5.6.6.1).
+        if chain.readable > REQUEST_SIZE as u32 && pending.unusual.data_in_room > 0 {
+            return end_with(pending, request::S_FAILURE);
+        }
         let seen = match header.address {
             Some(address) => self.target(address.target).map(|seen| (address, seen)),
             None => None,
         };
         let Some((address, seen)) = seen else {
-            pending.unusual.code = request::S_BAD_TARGET;
-            return Start {
-                step: Step::Answer,
-                operation: Operation::Other,
-                bytes: 0,
-            };
+            return end_with(pending, request::S_BAD_TARGET);
         };
         if !seen.order.is_free(header.attribute) {
             seen.view.refresh();

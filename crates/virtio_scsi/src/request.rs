@@ -25,6 +25,8 @@ pub const S_ABORTED: u8 = 2;
 pub const S_BAD_TARGET: u8 = 3;
 /// VIRTIO_SCSI_S_RESET.
 pub const S_RESET: u8 = 4;
+/// VIRTIO_SCSI_S_FAILURE: another error of the driver's.
+pub const S_FAILURE: u8 = 9;
 
 /// Which of a controller's targets, and which of its logical units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
