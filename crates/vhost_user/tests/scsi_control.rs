@@ -247,6 +247,60 @@ fn events_without_buffers_are_missed_and_said_to_be_and_short_buffers_are_given_
     assert_eq!((bytes[0], bytes[3], bytes[7], bytes[12]), (1, 0, 8, 2));
 }
 
+/// 5.6.3, 5.6.6.3: VIRTIO_SCSI_F_HOTPLUG is for units that come and go, VIRTIO_SCSI_F_CHANGE for those that change.
+#[test]
+fn driver_is_told_of_no_event_that_it_has_not_negotiated() {
+    const HOTPLUG: u64 = 1 << 1;
+    const CHANGE: u64 = 1 << 2;
+    let rig = Rig::new(1);
+    let (socket, _, controller) = rig.serve_watched_controller(Duration::ZERO);
+    let (code, qualifier) = (0x2a, 9);
+    let events = [
+        Event::Added,
+        Event::Changed { code, qualifier },
+        Event::Removed,
+    ];
+    // VIRTIO_SCSI_T_TRANSPORT_RESET and _PARAM_CHANGE, with the units' numbers.
+    let all = [(1, 0), (3, 1), (1, 2)];
+    for (refused, told) in [
+        (0, &all[..]),
+        (HOTPLUG, &all[1..2]),
+        (CHANGE, &[all[0], all[2]]),
+        (HOTPLUG | CHANGE, &[]),
+    ] {
+        let mut options = Options::default();
+        options.device_features &= !refused;
+        let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+        let mut queue = front_end
+            .start_queue(EVENTS, &QueueOptions::default())
+            .unwrap();
+        let at = front_end.allocate(4096, 4096).unwrap();
+        for (lun, event) in (0..).zip(events) {
+            controller.post(event, 0, lun);
+        }
+        for want in told {
+            let bytes = event(&mut queue, &at, 16);
+            assert_eq!((bytes[0], bytes[7]), *want, "without {refused}");
+            assert_eq!(bytes[3], 0, "nothing was missed");
+        }
+        assert!(queue.add(&[], &[at.element()], 0));
+        queue.publish();
+        if told.is_empty() {
+            // Nor has it missed anything while its queue was stopped.
+            let base = front_end.stop_queue(EVENTS).unwrap();
+            controller.post(Event::Added, 0, 1);
+            front_end.begin_queue(&queue, base).unwrap();
+        }
+        // A driver that has gone does not go on: there is nothing that the next one could have missed.
+        front_end.stop_queue(EVENTS).unwrap();
+        assert!(queue.pop_used().is_none(), "without {refused}");
+        drop(front_end);
+        while rig.is_connected("c") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// A guest whose controller was away for a while scans anew, if there was something to hear; one that starts has nothing to.
 #[test]
 fn events_while_nobody_listened_are_said_to_be_missed() {

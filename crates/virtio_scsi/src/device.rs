@@ -12,7 +12,7 @@ use scsi_tasks::{Hold, Registration, Units, WorkMemory};
 use virtio::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
 use crate::control::{self, ControlQueue};
-use crate::events::{Event, EventQueue, Unheard};
+use crate::events::{Event, EventQueue, Unheard, Wanted};
 use crate::queue::RequestQueue;
 use crate::request::Address;
 
@@ -267,13 +267,12 @@ impl ScsiDevice {
             self.unheard.note();
             return;
         };
-        let bytes = event.encode(target, lun);
         let unheard = self.unheard.clone();
         worker.send(move |w| {
             if let Some((queue, _io)) = w.source(source)
                 && let Some(queue) = (queue as &mut dyn Any).downcast_mut::<Queue<EventQueue>>()
             {
-                queue.protocol().post(bytes);
+                queue.protocol().post(event, target, lun);
             } else {
                 unheard.note();
             }
@@ -344,7 +343,11 @@ impl VirtioDevice for ScsiDevice {
             CONTROL => maker(setup, move || ControlQueue::new(shared, worker)),
             EVENTS => {
                 let unheard = self.unheard.clone();
-                maker(setup, move || EventQueue::new(unheard))
+                let wanted = Wanted {
+                    hotplug: setup.features & F_HOTPLUG != 0,
+                    change: setup.features & F_CHANGE != 0,
+                };
+                maker(setup, move || EventQueue::new(unheard, wanted))
             }
             _ => maker(setup, move || RequestQueue::new(shared, worker)),
         }

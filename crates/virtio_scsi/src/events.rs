@@ -87,23 +87,44 @@ impl Unheard {
 pub(crate) struct EventQueue {
     waiting: VecDeque<[u8; EVENT_SIZE]>,
     missed: bool,
+    /// The driver wants to hear of units that come and go, or that change.
+    wanted: Wanted,
     unheard: Arc<Unheard>,
+}
+
+/// Which kinds of events the driver has negotiated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// VIRTIO_SCSI_F_HOTPLUG.
+    pub hotplug: bool,
+    /// VIRTIO_SCSI_F_CHANGE.
+    pub change: bool,
 }
 
 impl EventQueue {
     /// For a driver that may have missed events.
-    pub(crate) fn new(unheard: Arc<Unheard>) -> EventQueue {
+    pub(crate) fn new(unheard: Arc<Unheard>, wanted: Wanted) -> EventQueue {
         unheard.driver.store(true, Ordering::Release);
+        let missed = unheard.missed.swap(false, Ordering::AcqRel);
         EventQueue {
             waiting: VecDeque::new(),
-            missed: unheard.missed.swap(false, Ordering::AcqRel),
+            missed: missed && (wanted.hotplug || wanted.change),
+            wanted,
             unheard,
         }
     }
 
-    pub(crate) fn post(&mut self, event: [u8; EVENT_SIZE]) {
+    pub(crate) fn post(&mut self, event: Event, target: u8, lun: u16) {
+        // 5.6.6.3: a driver is not told of what it has not negotiated.
+        let wanted = match event {
+            Event::Added | Event::Removed => self.wanted.hotplug,
+            Event::Changed { .. } => self.wanted.change,
+        };
+        if !wanted {
+            return;
+        }
         if self.waiting.len() < MAX_WAITING {
-            self.waiting.push_back(event);
+            self.waiting.push_back(event.encode(target, lun));
         } else {
             self.missed = true;
         }
@@ -199,9 +220,10 @@ mod tests {
 
     #[test]
     fn events_beyond_the_bound_are_counted_as_missed() {
-        let mut queue = EventQueue::new(Arc::default());
+        let (hotplug, change) = (true, true);
+        let mut queue = EventQueue::new(Arc::default(), Wanted { hotplug, change });
         for _ in 0..MAX_WAITING + 1 {
-            queue.post([1; EVENT_SIZE]);
+            queue.post(Event::Added, 0, 1);
         }
         assert_eq!(queue.waiting.len(), MAX_WAITING);
         assert!(queue.missed);
