@@ -34,6 +34,7 @@ use crate::vring::{Context, UserAddresses, Vring};
 use crate::whole_message;
 
 /// Feature bits of the transport and the rings, the same for every device.
+const F_ANY_LAYOUT: u64 = 1 << 27;
 const F_INDIRECT_DESC: u64 = 1 << 28;
 const F_EVENT_IDX: u64 = 1 << 29;
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -257,6 +258,8 @@ impl Session {
         self.device.features()
             | F_VERSION_1
             | F_PROTOCOL_FEATURES
+            // For legacy drivers: QEMU lets them accept it, whatever is offered here.
+            | F_ANY_LAYOUT
             | F_EVENT_IDX
             | F_INDIRECT_DESC
             | packed

@@ -108,6 +108,24 @@ fn driver_that_can_flush_is_not_served_durably_because_the_one_before_could_not(
     assert_ne!(seen[0].flags, IoFlags::FUA, "{seen:?}");
 }
 
+/// QEMU offers VIRTIO_F_ANY_LAYOUT to drivers of its legacy interface without asking the back end, and sends what they accept:
+/// those of Windows do.
+#[test]
+fn legacy_driver_may_accept_any_layout() {
+    const ANY_LAYOUT: u64 = 1 << 27;
+    const VERSION_1: u64 = 1 << 32;
+    let rig = Rig::polling(1, PollLimit::Never);
+    let socket = rig.serve_ram("d", 1);
+    let mut front_end = connect(&socket);
+    let features = front_end.features() & !VERSION_1 | ANY_LAYOUT;
+    let payload = features.to_ne_bytes();
+    front_end
+        .acknowledged(request::SET_FEATURES, &payload, &[])
+        .unwrap();
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+}
+
 /// 0x8000_8000: at 0 both wrap counters would be 0, and the device would never see anything.
 #[test]
 fn packed_ring_that_never_ran_stands_at_its_start() {
