@@ -2,12 +2,18 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use backend::{Disk, Fault, FaultAction, FaultPlan, Faulty};
+use disk::{IoErrorKind, IoKind};
 use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
 use reactor::PollLimit;
-use support::Rig;
+use scsi::MemoryStore;
+use scsi_tasks::Units;
+use support::{Rig, ram};
 use timeline::{Operation, Span};
+use virtio_scsi::{ScsiDevice, ScsiOptions};
 
 /// The first request queue: 0 is for control, 1 for events (virtio 1.3, 5.6.2).
 const REQUESTS: u16 = 2;
@@ -243,6 +249,50 @@ fn command_with_data_both_ways_fails_before_anything_is_done() {
     let mut got = [0; 512];
     let done = queue.run(&request(0, 0, &read), &[], &mut got).unwrap();
     assert_eq!((done.response, done.status, got), (0, GOOD, [2; 512]));
+}
+
+/// 2.7.8.2: "The device MUST write at least len bytes".
+#[test]
+fn read_that_failed_claims_no_data() {
+    const RESPONSE: u32 = 108;
+    let rig = Rig::new(1);
+    let disk = Arc::new(Faulty::new(ram(1 << 20), FaultPlan::default()));
+    let units = Units::new(Box::<MemoryStore>::default());
+    let (name, queues) = ("c".into(), 1);
+    let controller = Arc::new(ScsiDevice::new(units, ScsiOptions { name, queues }));
+    let lun = Disk::new("a", None, disk.clone()).unwrap();
+    controller.add_lun(0, 0, &Arc::new(lun)).unwrap();
+    let socket = rig.socket("c");
+    rig.server.listen(&socket, controller).unwrap();
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions::default();
+    let mut queue =
+        ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, Cuts::Usual).unwrap();
+    settle(&mut queue, 0, 0);
+    let read = read_10(3, 1);
+    // A plain one, and one with more room than it needs.
+    for room in [512, 700] {
+        for fails in [false, false, true, false] {
+            if fails {
+                disk.inject(Fault {
+                    kind: IoKind::Read,
+                    skip: 0,
+                    times: 1,
+                    action: FaultAction::Fail(IoErrorKind::ReadMedium.into()),
+                });
+            }
+            let mut got = vec![0xee; room];
+            let done = queue.run(&request(0, 0, &read), &[], &mut got).unwrap();
+            let (status, bytes) = match fails {
+                true => (CHECK_CONDITION, 0),
+                false => (GOOD, 512),
+            };
+            assert_eq!((done.response, done.status), (0, status));
+            assert_eq!(done.residual, room as u32 - bytes);
+            assert_eq!(done.written, RESPONSE + bytes, "{room} fails {fails}");
+            assert!(got[bytes as usize..].iter().all(|byte| *byte == 0xee));
+        }
+    }
 }
 
 #[test]

@@ -44,6 +44,10 @@ pub(crate) fn answer_any(
     }
     let response = pending.task.take_response();
     let good = matches!(response.status, Status::Good | Status::ConditionMet);
+    if !good {
+        // Nobody knows how much of it an I/O that failed has written.
+        pending.data_in = 0;
+    }
     write_response(chain, pending, &response);
     pending.answered(until_shown);
     Answer {
