@@ -391,6 +391,7 @@ impl Drop for Session {
         self.device.reset();
         if is_over {
             self.device.forget_driver();
+            self.device.forget_config();
         }
     }
 }

@@ -312,9 +312,10 @@ fn driver_that_turns_write_back_off_gets_every_write_durable() {
     assert!(!write(&mut queue), "a new driver begins anew");
 }
 
-/// From then on it sends no flushes, whatever becomes of the connection.
+/// From then on it sends no flushes, whatever becomes of the connection. Nor does the driver after a reset: QEMU goes on to
+/// show it the field as it was written last, without asking.
 #[test]
-fn write_back_stays_off_until_the_driver_is_reset_or_has_left() {
+fn write_back_stays_off_until_the_driver_has_left() {
     const WRITEBACK: u32 = 32;
     let rig = Rig::new(1);
     let engine = Watched::new(ram(1 << 20), Duration::ZERO);
@@ -340,15 +341,21 @@ fn write_back_stays_off_until_the_driver_is_reset_or_has_left() {
         let (mut queue, front_end) = again();
         assert!(durable(&mut queue), "after its connection was lost");
         assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [0]);
+        // Its machine is switched off, or started anew first.
+        front_end.stop_queue(0).unwrap();
+        drop(queue);
+        let mut front_end = front_end;
         if reset {
+            front_end.reset_device().unwrap();
+            let features = front_end.features().to_ne_bytes();
             front_end
-                .acknowledged(request::RESET_DEVICE, &[], &[])
+                .acknowledged(request::SET_FEATURES, &features, &[])
                 .unwrap();
-        } else {
-            // Its machine is switched off.
+            let mut queue = start_blk(&mut front_end, 0);
+            assert!(durable(&mut queue), "after a reset");
+            assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [0]);
             front_end.stop_queue(0).unwrap();
         }
-        drop((queue, front_end));
     }
     assert!(!durable(&mut again().0));
 }

@@ -130,9 +130,13 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// A front end has connected or left, or the driver has reset the device: what belongs to a connection ends.
     fn reset(&self);
 
-    /// The driver has reset the device, or has stopped its rings and left: what it chose does not hold for the next one. After
-    /// the mere end of a connection it does, for the guest may go on with another.
+    /// The driver has reset the device, or has stopped its rings and left. After the mere end of a connection it has not, for the
+    /// guest may go on with another.
     fn forget_driver(&self) {}
+
+    /// It has left: what was written to the configuration space does not hold for the next driver. After a reset it does: QEMU
+    /// shows that driver what the one before it wrote, and does not ask.
+    fn forget_config(&self) {}
 
     /// Does queue `index` move data? One that does not is placed where it disturbs nobody.
     fn carries_data(&self, _index: u16) -> bool {

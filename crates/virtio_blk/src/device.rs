@@ -166,7 +166,7 @@ impl VirtioDevice for BlkDevice {
         self.choose_mode();
     }
 
-    fn forget_driver(&self) {
+    fn forget_config(&self) {
         self.set_writeback(true);
     }
 
