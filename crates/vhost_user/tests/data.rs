@@ -291,8 +291,14 @@ fn driver_that_turns_write_back_off_gets_every_write_durable() {
     assert_eq!(queue.write_zeroes(&[range]).unwrap(), status::OK);
     let kinds: Vec<_> = engine.seen().iter().map(|io| io.kind).collect();
     assert_eq!(kinds, [IoKind::WriteZeroes, IoKind::Flush]);
-    front_end.write_config(WRITEBACK, &[1]).unwrap();
-    assert!(!write(&mut queue), "turned on again");
+    for on in [1, 2, 0xff] {
+        front_end.write_config(WRITEBACK, &[0]).unwrap();
+        assert!(write(&mut queue), "turned off");
+        // What QEMU's own device takes for on: a guest may write any byte.
+        front_end.write_config(WRITEBACK, &[on]).unwrap();
+        assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [1]);
+        assert!(!write(&mut queue), "turned on again by {on}");
+    }
     drop((queue, front_end));
 
     // A driver that does not know how to flush cannot ask for durability (5.2.6.2).

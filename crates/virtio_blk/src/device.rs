@@ -146,8 +146,8 @@ impl VirtioDevice for BlkDevice {
 
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError> {
         match (offset, data) {
-            (config::WRITEBACK_OFFSET, [mode @ (0 | 1)]) => {
-                self.set_writeback(*mode == 1);
+            (config::WRITEBACK_OFFSET, [mode]) => {
+                self.set_writeback(*mode != 0);
                 Ok(())
             }
             _ => Err(ConfigError {

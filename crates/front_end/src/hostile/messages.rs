@@ -129,8 +129,8 @@ pub const CASES: &[Case] = &[
     case("a configuration field that cannot be written", |socket| {
         config(socket, 0, 0, &[1; 8])
     }),
-    case("a write mode that does not exist", |socket| {
-        config(socket, 32, 1, &[2])
+    case("a write mode and what lies behind it", |socket| {
+        config(socket, 32, 2, &[1, 0])
     }),
     case("a configuration write beyond the end", |socket| {
         config(socket, 250, 16, &[0; 16])
