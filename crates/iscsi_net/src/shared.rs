@@ -91,8 +91,9 @@ impl InFlight {
     }
 }
 
-/// Initiator port and target, of which a target has one port for each initiator port.
-type Ports = (TransportId, String);
+/// Initiator port, and the target port by its relative identifier, which no other has: a portal group of a target. Another
+/// group of the same target is another port, where the initiator may use its ISID again (RFC 7143, 10.1.1).
+type Ports = (TransportId, u16);
 
 #[derive(Default)]
 struct Places {
@@ -208,7 +209,7 @@ impl Shared {
         });
         let ports = (
             nexus.nexus.initiator().clone(),
-            nexus.target.options.name.clone(),
+            nexus.nexus.port().relative_id,
         );
         let mut all = lock(&self.in_flight);
         all.retain(|_, of_ports| {

@@ -41,6 +41,28 @@ fn same_initiator_port_reinstates_its_session() {
     door.wait_for_connections(1);
 }
 
+/// Target ports are told apart by their portal groups, and ISIDs may be the same at each (RFC 7143, 10.1.1): these are two
+/// nexuses.
+#[test]
+fn same_initiator_port_has_a_session_with_each_portal_group() {
+    let options = TargetOptions {
+        portals: vec![
+            "127.0.0.1:0,1".parse().unwrap(),
+            "127.0.0.2:0,2".parse().unwrap(),
+        ],
+        ..target()
+    };
+    let door = Door::open(ram(16), options, DoorLimits::default());
+    let mut first = login(&door, 1);
+    first.write(0, 0, vec![1; 512]);
+    let portals = door.server.status()[0].portals.clone();
+    let mut second = Client::login(portals[1], settings(1, Offer::default()), 1);
+    second.settle();
+    assert_eq!(second.read(0, 0, 1).data, [1; 512]);
+    assert_eq!(door.server.status()[0].sessions, 2);
+    assert_eq!(first.read(0, 0, 1).data, [1; 512]);
+}
+
 #[test]
 fn logout_of_one_connection_leaves_the_others() {
     let door = Door::ram();
