@@ -280,6 +280,29 @@ fn aborted_write_takes_late_data_off_the_stream() {
     );
 }
 
+/// An initiator answers every R2T of tasks that are being aborted (RFC 7143, 4.2.3.3), however many they are.
+#[test]
+fn as_many_writes_as_the_window_holds_may_be_aborted_before_their_data_come() {
+    let mut raw = Raw::new(&CLOSED_BURSTS);
+    let window = Limits::default().commands_per_session;
+    let asked: Vec<(u32, u32)> = (0..window)
+        .map(|itt| {
+            let header = raw.command(itt, 0xa0, 512, &write10(0, 1));
+            let r2t = raw.send(header.to_bhs(), &[], &[]).remove(0);
+            (itt, r2t.word(20))
+        })
+        .collect();
+    let tasks: Vec<_> = raw.door.connection.tasks().collect();
+    for task in tasks {
+        raw.door.connection.abort(task).unwrap();
+    }
+    for (itt, ttt) in asked {
+        let header = data_out(itt, ttt, 0, 0, true);
+        assert_eq!(raw.send(header, &[], &[1; 512]), [], "{itt}");
+    }
+    raw.still_serves();
+}
+
 fn digest_offer() -> Offer {
     Offer {
         header_digest: DigestOffer::Crc32c,

@@ -239,10 +239,10 @@ impl FullFeature {
         let task = self.tasks.get(id).ok_or(NoSuchTask)?;
         let (itt, delivered) = (task.command.itt, task.delivered);
         if !task.data.is_drained() {
-            if self.aborted.len() == self.aborted.inline_size() {
-                self.aborted.remove(0);
+            if self.aborted.len() == self.tasks.size() {
+                self.aborted.pop_front();
             }
-            self.aborted.push(itt);
+            self.aborted.push_back(itt);
         }
         let task = self.tasks.remove(id).ok_or(NoSuchTask)?;
         if delivered {

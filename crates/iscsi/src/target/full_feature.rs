@@ -90,8 +90,8 @@ pub(super) struct FullFeature {
     pub functions: Tags,
     /// Logouts that are not answered yet.
     pub logouts: SmallVec<[Logout; 1]>,
-    /// ITTs of tasks that were aborted: data for them may still come.
-    pub aborted: SmallVec<[u32; 16]>,
+    /// ITTs of the last tasks that were aborted, as many as there can be at a time: data for them may still come.
+    pub aborted: VecDeque<u32>,
     pub immediate_commands: u32,
     pub limits: Limits,
     pub closing: Option<CloseReason>,
@@ -147,7 +147,7 @@ impl FullFeature {
             pings: Tags::new(),
             functions: Tags::new(),
             logouts: SmallVec::new(),
-            aborted: SmallVec::new(),
+            aborted: VecDeque::new(),
             immediate_commands: 0,
             limits: limits.clone(),
             closing: None,
