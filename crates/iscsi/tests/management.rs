@@ -79,6 +79,17 @@ fn send_targets_in_a_normal_session_tells_of_its_own_target() {
     }
 }
 
+/// No key is negotiated twice in a sequence (RFC 7143, 6.3); a request of 16 KiB would be told of all targets a thousand times.
+#[test]
+fn send_targets_may_be_asked_once_in_a_request() {
+    let mut raw = Raw::new(&[]);
+    let header = text_request(8, NO_TAG, 0x80);
+    let twice = b"SendTargets=All\0SendTargets=All\0";
+    assert_rejected(&raw.send(header, &[], twice), 0x04, &header);
+    let once = raw.send(header, &[], b"SendTargets=All\0");
+    assert!(once[0].data.starts_with(b"TargetName="));
+}
+
 #[test]
 fn text_of_which_nothing_is_understood_is_rejected() {
     let mut raw = Raw::new(&[]);

@@ -95,8 +95,13 @@ impl FullFeature {
     fn answer_text(&mut self, pairs: &[Pair<'_>]) -> Result<Vec<u8>, Refused> {
         let mut out = Vec::new();
         let mut understood = pairs.is_empty();
+        let mut told_targets = false;
         for pair in pairs {
             if pair.key == "SendTargets" {
+                // the answer is bounded by the number of targets, not by how often it can be asked for
+                if std::mem::replace(&mut told_targets, true) {
+                    return Err(Refused(RejectReason::ProtocolError));
+                }
                 self.send_targets(pair.value, &mut out)?;
                 understood = true;
                 continue;
