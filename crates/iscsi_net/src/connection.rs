@@ -468,6 +468,7 @@ impl Connection {
                     self.send_message(io, rest);
                 }
                 self.output.settle();
+                self.output_left();
             }
             // Interrupted, or no room just now.
             Err(4 | 11) if !self.ended => self.send_message(io, message),

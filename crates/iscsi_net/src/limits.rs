@@ -22,7 +22,7 @@ pub struct DoorLimits {
     /// Bytes of command data that the connections of one session may hold together before the next command waits for
     /// memory. Unsolicited data is taken beyond it: FirstBurstLength for each command of the window, at most.
     pub data_bytes: usize,
-    /// Bytes of output that one connection may have queued before nothing more is received from it.
+    /// Bytes of output that one connection may have queued before nothing more is received from it, or looked at.
     pub output_bytes: u64,
     /// Bounds inside a connection.
     pub protocol: iscsi::Limits,

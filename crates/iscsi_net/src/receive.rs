@@ -1,7 +1,7 @@
 //! The stream on its way in: bytes to steps of the protocol, write data to its place.
 //!
 //! One receive is in flight at a time: into the connection's own buffer, or, for the rest of a data segment without
-//! digest, straight into its command's. Nothing is received while too much output is queued.
+//! digest, straight into its command's. Nothing is received, or looked at, while too much output is queued.
 
 use guest_memory::IoBuffer;
 use iscsi::target::{Placement, Received, Step};
@@ -49,6 +49,8 @@ pub(crate) struct Input {
     direct: Option<(SlotId, u32)>,
     /// Nothing is looked at until somebody is gone.
     held: usize,
+    /// The rest is looked at when some of what is queued has left: its answers may be many times as long.
+    waits_for_output: bool,
 }
 
 impl Input {
@@ -67,6 +69,7 @@ impl Input {
             receiving: false,
             direct: None,
             held: 0,
+            waits_for_output: false,
         }
     }
 
@@ -121,8 +124,21 @@ impl Connection {
         if self.is_over() || self.input.held > 0 || !idle || self.input.receiving {
             return false;
         }
+        self.has_output_room()
+    }
+
+    fn has_output_room(&mut self) -> bool {
         let queued = self.output.unsent() + self.iscsi.outgoing().len();
         queued <= self.shared().limits.output_bytes
+    }
+
+    /// Some of the output has left: what had to wait for that is looked at, in a message of its own for its answers' sake.
+    #[inline]
+    pub(crate) fn output_left(&mut self) {
+        if self.input.waits_for_output && self.has_output_room() {
+            self.input.waits_for_output = false;
+            self.place.tell(Connection::look_again);
+        }
     }
 
     pub(crate) fn received(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
@@ -246,7 +262,12 @@ impl Connection {
 
     fn consume(&mut self, io: &mut Io) {
         let mut window = std::mem::take(&mut self.input.window);
-        while self.consume_window(io, &mut window) {}
+        while self.consume_window(io, &mut window) {
+            if !self.has_output_room() {
+                self.input.waits_for_output = true;
+                break;
+            }
+        }
         self.input.window = window;
     }
 

@@ -2,12 +2,13 @@
 
 mod common;
 
+use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
 use iscsi::initiator::{Event, Initiator, Request};
 use iscsi::negotiation::{Offer, SessionParameters};
-use iscsi_net::DoorLimits;
+use iscsi_net::{DoorLimits, TargetOptions};
 
 /// Far above what anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -302,4 +303,65 @@ fn long_commands_share_what_a_turn_may_take() {
     // of some 4 MiB
     let turns = turns() - before;
     assert!(turns >= u64::from(COMMANDS), "{turns} turns");
+}
+
+/// A PDU as bytes: opcode, flags, ITT, TTT or what else stands at byte 20, and CmdSN.
+fn pdu(opcode: u8, flags: u8, itt: u32, word: u32, cmd_sn: u32, text: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 48];
+    (bytes[0], bytes[1]) = (opcode, flags);
+    bytes[5..8].copy_from_slice(&(text.len() as u32).to_be_bytes()[1..]);
+    for (at, word) in [(16, itt), (20, word), (24, cmd_sn)] {
+        bytes[at..at + 4].copy_from_slice(&word.to_be_bytes());
+    }
+    bytes.extend_from_slice(text);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// One receive may hold a thousand text requests, each of 64 bytes, and each is answered by all targets.
+#[test]
+fn answers_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
+    const TARGETS: usize = 100;
+    const REQUESTS: u32 = 900;
+    let allowed = 64 << 10;
+    let limits = DoorLimits {
+        output_bytes: allowed,
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(16), target(), limits);
+    for number in 1..TARGETS {
+        let options = TargetOptions {
+            name: format!("iqn.2026-11.org.example:t{number}"),
+            ..target()
+        };
+        door.server.add_target(options, &[]).unwrap();
+    }
+    let mut stream = door.connect();
+    let keys = b"InitiatorName=iqn.2026-11.org.example:i1\0SessionType=Discovery\0MaxRecvDataSegmentLength=65536\0";
+    stream.write_all(&pdu(0x43, 0x87, 1, 0, 1, keys)).unwrap();
+    let receive = |stream: &mut std::net::TcpStream| {
+        let mut header = [0; 48];
+        stream.read_exact(&mut header).unwrap();
+        let length = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
+        let mut data = vec![0; length.next_multiple_of(4)];
+        stream.read_exact(&mut data).unwrap();
+        data.truncate(length);
+        (header, data)
+    };
+    let (login, _) = receive(&mut stream);
+    assert_eq!((login[0], login[36]), (0x23, 0));
+    let asked = |itt| pdu(0x44, 0x80, itt, u32::MAX, 1, b"SendTargets=All\0");
+    let all: Vec<u8> = (0..REQUESTS).flat_map(asked).collect();
+    stream.write_all(&all).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let held = door.server.memory_in_use();
+    let (_, list) = receive(&mut stream);
+    // What was looked at together is answered together.
+    let most = allowed + 40 * list.len() as u64;
+    assert!(held <= most, "{held} bytes held, {most} allowed");
+    for itt in 1..REQUESTS {
+        let (header, again) = receive(&mut stream);
+        assert_eq!((header[0], &header[16..20]), (0x24, &itt.to_be_bytes()[..]));
+        assert!(again == list);
+    }
 }
