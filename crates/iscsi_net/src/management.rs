@@ -55,6 +55,9 @@ impl Connection {
     pub(crate) fn manage(&mut self, io: &mut Io, request: &TaskManagement) {
         use TaskFunctionResponse as Answer;
         let lun = Lun(request.lun);
+        if self.may_not(request.function) {
+            return self.function_done(request.tag, Answer::AuthorizationFailed);
+        }
         let function = match request.function {
             TaskFunction::AbortTask => return self.abort_one(io, request),
             // it was found, or this would not be asked
@@ -96,6 +99,20 @@ impl Connection {
                 self.abort_everywhere(io, scope, reset, number, after);
             }
         }
+    }
+
+    /// An initiator that may only read must not end what others have begun, nor the RESERVE of one.
+    fn may_not(&self, function: TaskFunction) -> bool {
+        use TaskFunction::*;
+        let resets = matches!(
+            function,
+            LogicalUnitReset | TargetWarmReset | TargetColdReset
+        );
+        resets
+            && self
+                .session
+                .as_ref()
+                .is_some_and(|session| session.read_only)
     }
 
     fn abort_one(&mut self, io: &mut Io, request: &TaskManagement) {

@@ -133,6 +133,35 @@ fn read_only_demo_mode_refuses_what_changes() {
     assert_eq!(client.read(0, 0, 8).data, [0; 4096]);
 }
 
+/// Functions that end what others have begun change more than a write (RFC 7143, 11.6.1: function authorization failed).
+#[test]
+fn initiator_that_may_only_read_resets_nothing() {
+    let entry = |number: u8, read_only| AclEntry {
+        initiator: Some(format!("iqn.2026-11.org.example:i{number}")),
+        network: None,
+        read_only,
+    };
+    let options = TargetOptions {
+        demo_mode: DemoMode::None,
+        acl: vec![entry(1, false), entry(2, true)],
+        ..target()
+    };
+    let door = Door::open(ram(16), options, DoorLimits::default());
+    let (mut writer, mut reader) = (login(&door, 1), login(&door, 2));
+    for function in [
+        TaskFunction::LogicalUnitReset,
+        TaskFunction::TargetWarmReset,
+        TaskFunction::TargetColdReset,
+    ] {
+        assert_eq!(manage(&mut reader, function), 6, "{function:?}");
+    }
+    // Its own tasks it may end.
+    assert_eq!(manage(&mut reader, TaskFunction::AbortTaskSet), 0);
+    assert_eq!(manage(&mut reader, TaskFunction::ClearTaskSet), 0);
+    assert_eq!(ready(&mut writer), (0, 0, 0), "no unit attention");
+    assert_eq!(manage(&mut writer, TaskFunction::LogicalUnitReset), 0);
+}
+
 #[test]
 fn access_list_decides_who_logs_in() {
     let entry = AclEntry {
