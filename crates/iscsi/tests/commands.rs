@@ -84,8 +84,8 @@ fn write_without_unsolicited_data_is_asked_for_by_r2ts() {
     );
     assert_eq!(
         (answers[0].opcode(), answers[0].bhs[3], answers[0].word(36)),
-        (0x21, 0, 2),
-        "ExpDataSN counts the R2Ts"
+        (0x21, 0, 0),
+        "ExpDataSN is 0 when no Data-In was sent (11.4.8)"
     );
     assert_eq!(raw.disk[1000..1030], [[1; 24].as_slice(), &[2; 6]].concat());
 }

@@ -11,6 +11,7 @@ use crate::pdu::{
     NO_TAG, NopIn, NopOut, Opcode, Progress, ReadyToTransfer, Reject, ScsiResponse,
     TaskManagementResponse, TextResponse, encode,
 };
+use crate::serial::before;
 
 type Outcome = Result<Option<Event>, InitiatorError>;
 
@@ -217,8 +218,8 @@ impl Initiator {
     fn scsi_response(&mut self, cid: u16, header: &ScsiResponse, segment: &[u8]) -> Outcome {
         let itt = header.itt.get();
         let command = self.command_task(cid, itt)?;
-        // a response that failed at the target may come without the count
-        if header.response == 0 && header.exp_data_sn.get() != command.data_sn {
+        // R2Ts are in the count of targets that go by RFC 3720, and not in that of others
+        if before(command.data_sn, header.exp_data_sn.get()) {
             return Err(InitiatorError::Protocol(
                 "data PDUs are missing before the response",
             ));

@@ -218,7 +218,8 @@ impl FullFeature {
             status: pending.status,
             itt: U32::new(task.command.itt),
             stat_sn: self.take_stat_sn(),
-            exp_data_sn: U32::new(task.data_sn),
+            // of Data-In alone: R2Ts, which share their numbers, do not count where nothing is read (11.4.8)
+            exp_data_sn: U32::new(if task.command.read { task.data_sn } else { 0 }),
             ..ScsiResponse::blank()
         };
         set_residuals(&mut header, &task.command, pending.transfer);
