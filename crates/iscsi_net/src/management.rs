@@ -205,11 +205,20 @@ impl Connection {
         let mut own = self.own_aborts.iter();
         match own.position(|own| Arc::ptr_eq(own, &call.scope)) {
             Some(own) => drop(self.own_aborts.swap_remove(own)),
-            None => self.abort_tasks_of(io, call, None, hold),
+            None if self.abort_tasks_of(io, call, None, hold) => self.iscsi.tell_window(),
+            None => {}
         }
     }
 
-    fn abort_tasks_of(&mut self, io: &mut Io, call: &Call, asking: Option<u32>, hold: &Hold) {
+    /// Were there any?
+    fn abort_tasks_of(
+        &mut self,
+        io: &mut Io,
+        call: &Call,
+        asking: Option<u32>,
+        hold: &Hold,
+    ) -> bool {
+        let mut any = false;
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
             if asking == Some(index) {
@@ -217,6 +226,7 @@ impl Connection {
             }
             if self.is_meant(index, call) {
                 self.abort_slot(io, index, Some(hold));
+                any = true;
                 continue;
             }
             let slot = self.slots.get(index);
@@ -228,6 +238,7 @@ impl Connection {
                 slot.waits.push(hold.clone());
             }
         }
+        any
     }
 
     fn is_meant(&mut self, index: u32, call: &Call) -> bool {
@@ -265,6 +276,7 @@ impl Connection {
         // No command reaches them from here on.
         session.view.refresh();
         let used: Vec<u32> = self.slots.used().collect();
+        let mut any_aborted = false;
         for index in used {
             let slot = self.slots.get(index);
             // What waits for its turn in the order of CmdSN is told the unit is gone when it is there.
@@ -275,9 +287,13 @@ impl Connection {
             }
             if abort {
                 self.abort_slot(io, index, Some(hold));
+                any_aborted = true;
             } else {
                 slot.waits.push(hold.clone());
             }
+        }
+        if any_aborted {
+            self.iscsi.tell_window();
         }
     }
 

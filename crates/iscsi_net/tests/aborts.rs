@@ -52,6 +52,40 @@ fn pump_a_while(client: &mut Client) {
     }
 }
 
+/// "When MaxCmdSN changes at the target while the target has no pending PDUs to convey this information to the initiator, it MUST
+/// generate a NOP-In" (RFC 7143, 11.4.10): a full window that a reset by another has emptied is open again at once.
+#[test]
+fn initiator_whose_window_others_have_emptied_is_told() {
+    let door = Door::ram();
+    let mut offer = Offer::default();
+    (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
+    let mut full = Client::login(door.portal, settings(1, offer), 1);
+    full.settle();
+    let mut other = login(&door, 2);
+    let last = full.initiator.max_cmd_sn();
+    for _ in 0..DoorLimits::default().protocol.commands_per_session {
+        let request = write(0, 1, SIMPLE);
+        full.initiator.command(0, request).unwrap();
+    }
+    full.push();
+    // Its commands are there, and it has seen nothing of the answers.
+    std::thread::sleep(Duration::from_millis(100));
+    let fields = TaskManagementRequestFields {
+        function: TaskFunction::LogicalUnitReset,
+        lun: [0; 8],
+        referenced: None,
+    };
+    other.initiator.task_management(0, fields).unwrap();
+    other.until(|other| {
+        let mut events = other.events.iter();
+        events.any(|(_, event)| matches!(event, Event::TaskManagement { .. }))
+    });
+    // Long before an idle connection is pinged.
+    pump_a_while(&mut full);
+    let told = full.initiator.max_cmd_sn().wrapping_sub(last);
+    assert_eq!(told, DoorLimits::default().protocol.commands_per_session);
+}
+
 fn waiting_command_is_ended_by(function: TaskFunction, by_another: bool) {
     let (engine, door) = door_that_holds_a_write();
     let (mut writer, mut other) = (login(&door, 1), login(&door, 2));

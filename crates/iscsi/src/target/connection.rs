@@ -265,6 +265,13 @@ impl Connection {
         self.full_mut().is_ok_and(|(full, io)| full.ping(io))
     }
 
+    /// Tells the initiator how far it may go on: for when commands have ended without an answer, which would say so.
+    pub fn tell_window(&mut self) {
+        if let Ok((full, io)) = self.full_mut() {
+            full.tell_window(io);
+        }
+    }
+
     /// Pings without an answer.
     pub fn pings_outstanding(&self) -> usize {
         self.full().map_or(0, |full| full.pings.len())

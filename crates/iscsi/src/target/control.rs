@@ -67,6 +67,18 @@ impl FullFeature {
         true
     }
 
+    /// Sends a NOP-In that wants nothing: it carries ExpCmdSN and MaxCmdSN where nothing else does (11.4.10).
+    pub fn tell_window(&self, io: &mut Io) {
+        let nobody = U32::new(NO_TAG);
+        let header = NopIn {
+            itt: nobody,
+            ttt: nobody,
+            stat_sn: U32::new(self.stat_sn),
+            ..NopIn::blank()
+        };
+        self.send_nop_in(io, header, &[]);
+    }
+
     fn task_management(&mut self, io: &mut Io, bhs: &Bhs) {
         let request = TaskManagementRequest::from_bhs(bhs);
         let tag = request.itt.get();
