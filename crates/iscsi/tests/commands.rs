@@ -121,6 +121,23 @@ fn command_ahead_of_its_turn_waits_for_the_ones_before() {
     );
 }
 
+/// "The target MUST silently ignore ... non-immediate duplicates within the range" (RFC 7143, 4.2.2.1): a retry is one.
+#[test]
+fn command_that_waits_for_its_turn_may_come_again() {
+    let mut raw = Raw::new(&[]);
+    let first = raw.command(1, 0x80, 0, &[0; 6]);
+    let second = raw.command(2, 0xa0, 512, &write10(0, 1));
+    assert_eq!(raw.send(second.to_bhs(), &[], &[1; 512]), []);
+    assert_eq!(raw.send(second.to_bhs(), &[], &[1; 512]), []);
+    let answers = raw.send(first.to_bhs(), &[], &[]);
+    let tags: Vec<u32> = answers.iter().map(|answer| answer.word(16)).collect();
+    assert_eq!(tags, [1, 2]);
+    assert_eq!(raw.messages.begun, [1, 2]);
+    // neither is new any more
+    assert_eq!(raw.send(second.to_bhs(), &[], &[1; 512]), []);
+    raw.still_serves();
+}
+
 #[test]
 fn tag_that_is_in_use_is_rejected_and_its_number_used_up() {
     let mut raw = Raw::new(&[]);

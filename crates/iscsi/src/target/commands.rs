@@ -28,6 +28,9 @@ impl FullFeature {
             }
         }
         let refusal = self.refuse_command(bhs);
+        if refusal == Some(RejectReason::TaskInProgress) && self.waits_already(bhs) {
+            return nowhere(Verdict::Ignore);
+        }
         let additional = additional_headers(ahs);
         let (None, Ok(additional)) = (refusal, additional) else {
             self.count_as_received(io, bhs);
@@ -93,6 +96,18 @@ impl FullFeature {
         } else {
             None
         }
+    }
+
+    /// Is it a command that has come before and waits for its turn?
+    #[cold]
+    fn waits_already(&self, bhs: &Bhs) -> bool {
+        let task = self.tasks.find(bhs.itt.get());
+        let task = task.and_then(|id| self.tasks.get(id));
+        !bhs.is_immediate()
+            && task.is_some_and(|task| {
+                let waits = !task.delivered && !task.command.immediate;
+                waits && task.command.cmd_sn == cmd_sn(bhs)
+            })
     }
 
     /// The command PDU is over, its immediate data in place.
