@@ -477,6 +477,24 @@ fn port_groups_are_reported_and_a_standby_one_does_no_io() {
     );
 }
 
+/// "If the PARAMETER POINTER field is larger than the largest available parameter code", it is a field at fault (SPC-4, 6.7).
+#[test]
+fn log_sense_begins_at_the_parameter_that_is_asked_for() {
+    let mut bed = Bed::new(512, 64);
+    let mut temperature =
+        |pointer| bed.run(0, &[0x4d, 0, 0x4d, 0, 0, 0, pointer, 0, 64, 0], &[], 64);
+    assert_eq!(
+        temperature(0).data,
+        [
+            0x0d, 0, 0, 12, 0, 0, 0x03, 2, 0, 0xff, 0, 1, 0x03, 2, 0, 0xff
+        ]
+    );
+    assert_eq!(temperature(1).data, [0x0d, 0, 0, 6, 0, 1, 0x03, 2, 0, 0xff]);
+    let beyond = temperature(2);
+    assert_eq!(beyond.code(), (0x05, 0x24, 0x00));
+    assert_eq!(beyond.sense[15..18], [0xc0, 0, 5], "byte 5 of the CDB");
+}
+
 #[test]
 fn log_pages_and_task_management_functions_are_told() {
     let mut bed = Bed::new(512, 2048);

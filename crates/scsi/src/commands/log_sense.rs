@@ -34,11 +34,26 @@ pub(super) fn log_sense(c: &Context<'_>) -> Planned {
         (INFORMATIONAL_EXCEPTIONS, 0x00) => vec![0, 0, 0x03, 4, 0, 0, 0xff, 0],
         _ => return Err(Sense::cdb_bit(2, 5)),
     };
+    let body = match page {
+        SUPPORTED_PAGES => body.as_slice(), // has no parameters
+        _ => from_parameter(&body, be16(c.cdb, 5)).ok_or(Sense::cdb_field(5))?,
+    };
     let flags = if subpage == 0 { 0x00 } else { 0x40 }; // SPF
     let [high, low] = (body.len() as u16).to_be_bytes();
     let mut data = vec![flags | page, subpage, high, low];
     data.extend(body);
     c.data(data, be16(c.cdb, 7).into())
+}
+
+/// The parameters of a page from a code on, of which there must be one.
+fn from_parameter(mut parameters: &[u8], first: u16) -> Option<&[u8]> {
+    while let &[high, low, _, length, ..] = parameters {
+        if u16::from_be_bytes([high, low]) >= first {
+            return Some(parameters);
+        }
+        parameters = parameters.get(4 + usize::from(length)..)?;
+    }
+    None
 }
 
 pub(super) fn read_defect_data_10(c: &Context<'_>) -> Planned {
