@@ -124,6 +124,18 @@ fn mode_select_refuses_what_cannot_be_changed_and_then_changes_nothing() {
     );
 }
 
+/// The BLOCK DESCRIPTOR LENGTH field of the long header has two bytes (SPC-4, 7.5.5).
+#[test]
+fn mode_select_takes_no_page_for_what_is_said_to_be_descriptors() {
+    let mut bed = Bed::new(512, 2048);
+    let mut list = vec![0, 0, 0, 0, 0, 0, 0x01, 0x00];
+    list.extend(caching(0));
+    let cdb = [0x55, 0x10, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
+    assert_eq!(bed.run(0, &cdb, &list, 0).code(), (0x05, 0x1a, 0x00));
+    let page = bed.run(0, &[0x1a, 0x08, 0x08, 0, 255, 0], &[], 255).data;
+    assert_eq!(page[4..7], [0x88, 0x12, 0x04], "WCE is as it was");
+}
+
 #[test]
 fn mode_select_whose_page_cannot_be_kept_changes_nothing() {
     struct Full;

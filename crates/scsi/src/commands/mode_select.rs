@@ -17,7 +17,7 @@ use crate::sense::{Sense, SenseCode};
 #[derive(Clone, Copy)]
 struct Header {
     length: usize,
-    /// Where the block descriptor length ends.
+    /// Where the block descriptor length begins, which is the last field.
     descriptor_length_at: usize,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn mode_select_10(c: &Context<'_>) -> Planned {
         be16(c.cdb, 7).into(),
         Header {
             length: 8,
-            descriptor_length_at: 7,
+            descriptor_length_at: 6,
         },
     )
 }
@@ -70,13 +70,11 @@ fn select(unit: &LogicalUnit, nexus: &Nexus, list: &[u8], header: Header, save: 
     let length_error = Sense::illegal_request(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
     let (head, rest) = list.split_at_checked(header.length).ok_or(length_error)?;
     let long = header.length == 8 && head.get(4).is_some_and(|byte| byte & 0x01 != 0);
-    let descriptors = head
-        .get(header.descriptor_length_at)
-        .copied()
-        .unwrap_or_default();
-    let (descriptors, pages) = rest
-        .split_at_checked(descriptors.into())
-        .ok_or(length_error)?;
+    let descriptors = head.get(header.descriptor_length_at..).unwrap_or_default();
+    let descriptors = descriptors
+        .iter()
+        .fold(0, |length, &byte| length << 8 | usize::from(byte));
+    let (descriptors, pages) = rest.split_at_checked(descriptors).ok_or(length_error)?;
     check_descriptor(unit, descriptors, long)
         .map_err(|at| Sense::parameter_field((header.length + at) as u16))?;
 
