@@ -608,6 +608,22 @@ fn a_reservation_holds_through_every_target_that_has_the_unit() {
     );
 }
 
+/// LU_SCOPE is 0; "allowed scope" is "ignored" for the others (SPC-4, table 216).
+#[test]
+fn scope_is_the_logical_unit_for_all_that_have_one() {
+    let mut bed = Bed::new(512, 2048);
+    let nexus = Arc::clone(&bed.nexus);
+    out(&mut bed, &nexus, REGISTER, 0, 0, 1);
+    for action in [RESERVE_OUT, RELEASE_OUT, PREEMPT, PREEMPT_AND_ABORT, MOVE] {
+        let answer = out(&mut bed, &nexus, action, 0x13, 1, 1);
+        assert_eq!(answer.code(), (0x05, 0x24, 0x00), "{action}");
+    }
+    for action in [REGISTER, REGISTER_AND_IGNORE, CLEAR] {
+        let answer = out(&mut bed, &nexus, action, 0x13, 1, 1);
+        assert_eq!(answer.status, Status::Good, "{action}");
+    }
+}
+
 #[test]
 fn preempt_without_a_reservation_removes_the_registrations_of_a_key() {
     let mut bed = Bed::new(512, 2048);

@@ -114,8 +114,12 @@ impl Service {
 pub(super) fn persistent_reserve_out(c: &Context<'_>) -> Planned {
     let service = Service::from_code(c.cdb[1] & 0x1f).ok_or(Sense::cdb_bit(1, 4))?;
     let (scope, kind) = (c.cdb[2] >> 4, Kind::from_code(c.cdb[2] & 0x0f));
-    let uses_kind = matches!(service, Service::Reserve | Service::Release);
-    if uses_kind && scope != 0 {
+    // SPC-4, table 216: of these alone the scope is ignored
+    let any_scope = matches!(
+        service,
+        Service::Register | Service::RegisterAndIgnore | Service::Clear
+    );
+    if !any_scope && scope != 0 {
         return Err(Sense::cdb_bit(2, 7));
     }
     if service == Service::Reserve && kind.is_none() {
