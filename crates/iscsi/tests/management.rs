@@ -401,6 +401,29 @@ fn held_commands_close_the_window_and_answers_open_it() {
     raw.still_serves();
 }
 
+/// What waits before it on its connection are commands of the window, not immediate ones.
+#[test]
+fn function_waits_behind_as_many_commands_as_the_window_holds() {
+    let mut first = Raw::new(&[("MaxConnections", "2")]);
+    let mut second = first.join(1);
+    let window = Limits::default().commands_per_session;
+    second.cmd_sn = 2;
+    for itt in 2..=window {
+        assert_eq!(second.test_unit_ready(itt), []);
+    }
+    let abort = function(2, 0x77, NO_TAG, window + 1, 0);
+    assert_eq!(second.send(abort, &[], &[]), []);
+    assert_eq!(first.test_unit_ready(1).len(), 1);
+    assert_eq!(first.messages.wake, [1]);
+    let tags: Vec<u32> = second
+        .send_bytes(&[])
+        .iter()
+        .map(|answer| answer.word(16))
+        .collect();
+    let expected: Vec<u32> = (2..=window).chain([0x77]).collect();
+    assert_eq!(tags, expected);
+}
+
 #[test]
 fn asynchronous_message_asks_for_logout() {
     let mut raw = Raw::new(&[]);

@@ -231,7 +231,9 @@ impl FullFeature {
             if !waits {
                 return self.control(io, bhs, data);
             }
-            if self.parked.len() >= self.limits.immediate_commands as usize {
+            let waiting = self.parked.iter();
+            let immediate = waiting.filter(|parked| parked.request.is_immediate());
+            if immediate.count() >= self.limits.immediate_commands as usize {
                 return self.reject(io, bhs, RejectReason::TooManyImmediateCommands);
             }
             return self.park(
