@@ -26,6 +26,12 @@ fn permission(target: &IscsiTarget, visitor: &Visitor) -> Option<Permission> {
     target.permission(&visitor.initiator_name, addresses(visitor)?.0)
 }
 
+/// What a session may do was decided by where its first connection came from: may this visitor, too?
+fn may_do_as_much(visitor: &Visitor, session: &SessionNexus) -> bool {
+    let may = permission(&session.target, visitor);
+    may.is_some_and(|may| session.read_only || !may.read_only)
+}
+
 /// Is this target here, and may the visitor know of it?
 fn is_visible(target: &IscsiTarget, visitor: &Visitor) -> bool {
     permission(target, visitor).is_some()
@@ -108,6 +114,11 @@ impl TargetPolicy for Shared {
         }
         // Held throughout, so that a session and its nexus come and go together.
         let mut nexuses = lock(&self.nexuses);
+        if let Some(joined) = nexuses.get(&claim.tsih)
+            && !may_do_as_much(visitor, joined)
+        {
+            return Err(LoginStatus::AuthorizationFailure);
+        }
         let identity = claim.identity.clone();
         let attachment = self.sessions.attach(claim)?;
         let tsih = attachment.session.tsih;

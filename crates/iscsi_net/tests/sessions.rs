@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,6 +177,58 @@ fn access_list_decides_who_logs_in() {
     let door = Door::open(ram(16), options, DoorLimits::default());
     assert_eq!(login(&door, 1).write(0, 0, vec![1; 512]).status, 0);
     assert!(is_refused(&door, 2));
+}
+
+/// From this address of the host, a login to a session that is there; gives the status class and detail.
+fn join_from(door: &Door, source: [u8; 4], number: u8, tsih: u16, cid: u16) -> [u8; 2] {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &std::net::SocketAddr::from((source, 0))).unwrap();
+    connect(&socket, &door.portal).unwrap();
+    let mut stream = std::net::TcpStream::from(socket);
+    let text = format!(
+        "InitiatorName=iqn.2026-11.org.example:i{number}\0TargetName={}\0",
+        common::TARGET
+    );
+    let mut request = vec![0; 48];
+    (request[0], request[1]) = (0x43, 0x87);
+    request[7] = text.len() as u8;
+    request[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, number]);
+    request[14..16].copy_from_slice(&tsih.to_be_bytes());
+    request[20..22].copy_from_slice(&cid.to_be_bytes());
+    request.extend(text.bytes());
+    request.resize(request.len().next_multiple_of(4), 0);
+    stream.write_all(&request).unwrap();
+    let mut answer = [0; 48];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[0], 0x23);
+    [answer[36], answer[37]]
+}
+
+/// A session may do what the address of its first connection may: who may do less has no part in it, nor takes a connection's
+/// place.
+#[test]
+fn connection_that_may_only_read_joins_no_session_that_writes() {
+    let entry = |network: &str, read_only| AclEntry {
+        initiator: None,
+        network: Some(network.parse().unwrap()),
+        read_only,
+    };
+    let options = TargetOptions {
+        demo_mode: DemoMode::None,
+        acl: vec![entry("127.0.0.1", false), entry("127.0.0.2", true)],
+        ..target()
+    };
+    let door = Door::open(ram(16), options, DoorLimits::default());
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let tsih = door.server.sessions()[0].tsih;
+    for cid in [0, 1, 2] {
+        let status = join_from(&door, [127, 0, 0, 2], 1, tsih, cid);
+        assert_eq!(status, [0x02, 0x02], "authorization failure");
+    }
+    assert_eq!(client.write(1, 0, vec![1; 512]).status, 0);
+    assert_eq!(join_from(&door, [127, 0, 0, 1], 1, tsih, 2), [0, 0]);
 }
 
 #[test]
