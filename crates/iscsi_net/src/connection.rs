@@ -424,10 +424,10 @@ impl Connection {
         self.iscsi.pings_outstanding() > 0 || self.output.is_sending()
     }
 
-    /// Gives way to newer ones if it has not come as far as that.
+    /// Gives way to newer ones if it has not come as far as that. A discovery session has not: anybody may have one.
     pub fn end_unless_logged_in(&mut self, io: &mut Io) {
-        if self.key.is_none() {
-            self.end(io, "gives way: too many have not logged in");
+        if self.session.is_none() {
+            self.end(io, "gives way: too many have not logged in to a target");
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct DoorLimits {
     /// TCP connections at a time.
     pub connections: usize,
-    /// Of these, connections that have not logged in; one more ends the oldest of them.
+    /// Of these, connections that have not logged in to a target, discovery sessions too; one more ends the oldest of them.
     pub half_open: usize,
     /// Sessions at a time.
     pub sessions: usize,

@@ -251,6 +251,30 @@ fn slow_login_ends_and_half_open_ones_give_way() {
     assert_eq!(door.connect().read(&mut [0; 8]).unwrap(), 0);
 }
 
+/// Anybody may ask which targets there are: what bounds those who have not logged in bounds these.
+#[test]
+fn discovery_sessions_that_stay_give_way_and_keep_nobody_out() {
+    let limits = DoorLimits {
+        half_open: 4,
+        sessions: 8,
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(16), target(), limits);
+    let mut first = login(&door, 1);
+    let discovery = |number| InitiatorSettings {
+        target_name: None,
+        ..settings(number, Offer::default())
+    };
+    let mut stay: Vec<Client> = (100..130)
+        .map(|number| Client::login(door.portal, discovery(number), 1))
+        .collect();
+    stay[0].until(|client| client.is_closed(0));
+    let mut last = login(&door, 2);
+    assert_eq!(last.write(0, 0, vec![1; 512]).status, 0);
+    assert_eq!(first.read(0, 0, 1).data, [1; 512]);
+    door.wait_for_connections(2 + 4);
+}
+
 #[test]
 fn target_reset_is_answered_and_the_session_goes_on() {
     let door = Door::ram();
