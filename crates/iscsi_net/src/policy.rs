@@ -114,12 +114,21 @@ impl TargetPolicy for Shared {
         }
         // Held throughout, so that a session and its nexus come and go together.
         let mut nexuses = lock(&self.nexuses);
-        if let Some(joined) = nexuses.get(&claim.tsih)
-            && !may_do_as_much(visitor, joined)
+        let identity = claim.identity.clone();
+        // Which it joins, or ends by taking its place.
+        let there = match claim.tsih {
+            0 => {
+                let mut sessions = self.sessions.sessions().into_iter();
+                let same = sessions.find(|session| session.identity == identity);
+                same.map_or(0, |session| session.tsih)
+            }
+            tsih => tsih,
+        };
+        if let Some(there) = nexuses.get(&there)
+            && !may_do_as_much(visitor, there)
         {
             return Err(LoginStatus::AuthorizationFailure);
         }
-        let identity = claim.identity.clone();
         let attachment = self.sessions.attach(claim)?;
         let tsih = attachment.session.tsih;
         for old in &attachment.displaced {

@@ -205,21 +205,25 @@ fn join_from(door: &Door, source: [u8; 4], number: u8, tsih: u16, cid: u16) -> [
     [answer[36], answer[37]]
 }
 
-/// A session may do what the address of its first connection may: who may do less has no part in it, nor takes a connection's
-/// place.
-#[test]
-fn connection_that_may_only_read_joins_no_session_that_writes() {
+/// Initiators from one address of the host may write, those from another may read.
+fn by_address() -> TargetOptions {
     let entry = |network: &str, read_only| AclEntry {
         initiator: None,
         network: Some(network.parse().unwrap()),
         read_only,
     };
-    let options = TargetOptions {
+    TargetOptions {
         demo_mode: DemoMode::None,
         acl: vec![entry("127.0.0.1", false), entry("127.0.0.2", true)],
         ..target()
-    };
-    let door = Door::open(ram(16), options, DoorLimits::default());
+    }
+}
+
+/// A session may do what the address of its first connection may: who may do less has no part in it, nor takes a connection's
+/// place.
+#[test]
+fn connection_that_may_only_read_joins_no_session_that_writes() {
+    let door = Door::open(ram(16), by_address(), DoorLimits::default());
     let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
     client.settle();
     let tsih = door.server.sessions()[0].tsih;
@@ -229,6 +233,21 @@ fn connection_that_may_only_read_joins_no_session_that_writes() {
     }
     assert_eq!(client.write(1, 0, vec![1; 512]).status, 0);
     assert_eq!(join_from(&door, [127, 0, 0, 1], 1, tsih, 2), [0, 0]);
+}
+
+/// Nor does it end one, by session reinstatement (RFC 7143, 6.3.5). TSIH 0 asks for a new session.
+#[test]
+fn login_that_may_only_read_reinstates_no_session_that_writes() {
+    let door = Door::open(ram(16), by_address(), DoorLimits::default());
+    let mut client = login(&door, 1);
+    let status = join_from(&door, [127, 0, 0, 2], 1, 0, 0);
+    assert_eq!(status, [0x02, 0x02], "authorization failure");
+    assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
+    // Of its own it may have one, and take up that one anew.
+    for _ in 0..2 {
+        assert_eq!(join_from(&door, [127, 0, 0, 2], 2, 0, 0), [0, 0]);
+    }
+    assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
 }
 
 #[test]
