@@ -26,10 +26,12 @@ fn permission(target: &IscsiTarget, visitor: &Visitor) -> Option<Permission> {
     target.permission(&visitor.initiator_name, addresses(visitor)?.0)
 }
 
-/// What a session may do was decided by where its first connection came from: may this visitor, too?
-fn may_do_as_much(visitor: &Visitor, session: &SessionNexus) -> bool {
+/// May a visitor that names this session be a part of it, or end it? What it may do was decided by who began it, and from where;
+/// initiators' names are no secret.
+fn may_take_part(visitor: &Visitor, session: &SessionNexus) -> bool {
     let may = permission(&session.target, visitor);
     may.is_some_and(|may| session.read_only || !may.read_only)
+        && visitor.chap_user == session.chap_user
 }
 
 /// Is this target here, and may the visitor know of it?
@@ -125,7 +127,7 @@ impl TargetPolicy for Shared {
             tsih => tsih,
         };
         if let Some(there) = nexuses.get(&there)
-            && !may_do_as_much(visitor, there)
+            && !may_take_part(visitor, there)
         {
             return Err(LoginStatus::AuthorizationFailure);
         }
@@ -154,6 +156,7 @@ impl TargetPolicy for Shared {
                 nexus: target.scsi.attach_nexus(initiator, group.port.clone()),
                 read_only: permission.read_only,
                 initiator: identity.initiator_name.clone(),
+                chap_user: visitor.chap_user.clone(),
                 memory: SessionMemory::new(self.limits.data_bytes),
                 target,
             };

@@ -68,6 +68,8 @@ pub(crate) struct SessionNexus {
     pub read_only: bool,
     /// The initiator's name.
     pub initiator: String,
+    /// Who began it.
+    pub chap_user: Option<String>,
     pub memory: Arc<SessionMemory>,
 }
 

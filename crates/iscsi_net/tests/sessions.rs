@@ -9,7 +9,9 @@ use std::time::Duration;
 use backend::{Fault, FaultAction, FaultPlan, Faulty};
 use common::{BLOCK, Client, Door, Random, cdb10, ram, settings, target};
 use disk::IoKind;
+use iscsi::chap::{Algorithm, Secret};
 use iscsi::initiator::{Event, Initiator, InitiatorSettings, Request, TaskManagementRequestFields};
+use iscsi::login::{ChapUser, Credentials};
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{LogoutReason, TaskFunction};
 use iscsi_net::{AclEntry, DemoMode, DoorLimits, TargetOptions};
@@ -21,7 +23,11 @@ fn login(door: &Door, number: u8) -> Client {
 }
 
 fn is_refused(door: &Door, number: u8) -> bool {
-    let mut client = Client::new(door.portal, settings(number, Offer::default()));
+    is_refused_with(door, settings(number, Offer::default()))
+}
+
+fn is_refused_with(door: &Door, settings: InitiatorSettings) -> bool {
+    let mut client = Client::new(door.portal, settings);
     client.connect();
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         client.until(|client| client.initiator.is_ready(0));
@@ -177,6 +183,44 @@ fn access_list_decides_who_logs_in() {
     let door = Door::open(ram(16), options, DoorLimits::default());
     assert_eq!(login(&door, 1).write(0, 0, vec![1; 512]).status, 0);
     assert!(is_refused(&door, 2));
+}
+
+/// Whoever knows another's name and ISID, which are no secrets, does not end its session: a user is needed who began it.
+#[test]
+fn login_of_another_user_reinstates_no_session() {
+    let secret = |user: &str| Secret::new(format!("secret of {user}"));
+    let users = ["alice", "bob"].map(|user| {
+        let secret = secret(user);
+        (
+            user.to_owned(),
+            ChapUser {
+                secret,
+                mutual: None,
+            },
+        )
+    });
+    let options = TargetOptions {
+        chap_users: users.into(),
+        ..target()
+    };
+    let door = Door::open(ram(16), options, DoorLimits::default());
+    let settings_of = |user: &str, number| InitiatorSettings {
+        credentials: Some(Credentials {
+            name: user.to_owned(),
+            secret: secret(user),
+            mutual: None,
+            algorithms: Algorithm::ALL.to_vec(),
+        }),
+        ..settings(number, Offer::default())
+    };
+    let mut client = Client::login(door.portal, settings_of("alice", 1), 1);
+    client.settle();
+    assert!(is_refused_with(&door, settings_of("bob", 1)));
+    assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
+    // One of her own she may take up anew, and he may have one.
+    Client::login(door.portal, settings_of("bob", 2), 1);
+    Client::login(door.portal, settings_of("alice", 1), 1);
+    client.until(|client| client.is_closed(0));
 }
 
 /// From this address of the host, a login to a session that is there; gives the status class and detail.

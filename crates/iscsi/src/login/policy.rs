@@ -14,6 +14,8 @@ pub struct Visitor {
     pub initiator_name: String,
     /// TargetName; none for discovery.
     pub target_name: Option<String>,
+    /// The CHAP user, once proved.
+    pub chap_user: Option<String>,
     /// The initiator's address, as the caller wrote it.
     pub address: String,
     /// The portal of ours that it came to, as the caller wrote it.

@@ -29,8 +29,6 @@ pub struct LoggedIn {
     pub parameters: ConnectionParameters,
     /// Who logged in.
     pub visitor: Visitor,
-    /// The CHAP user, if one was proved.
-    pub chap_user: Option<String>,
     /// InitiatorAlias, if given.
     pub initiator_alias: Option<String>,
     /// StatSN of the first response after the login phase.
@@ -109,6 +107,7 @@ impl TargetLogin {
             visitor: Visitor {
                 initiator_name: String::new(),
                 target_name: None,
+                chap_user: None,
                 ..visitor
             },
             kind: SessionKind::Normal,
@@ -329,6 +328,7 @@ impl TargetLogin {
             }
             self.authentication
                 .step(&security, &admission, &*self.policy, &self.visitor, out)?;
+            self.visitor.chap_user = self.authentication.user().map(str::to_owned);
         } else if next.is_some() {
             self.authentication.pass_without(&admission)?;
         }
@@ -413,7 +413,6 @@ impl TargetLogin {
             displaced: attachment.displaced,
             parameters: self.responder.connection,
             visitor: self.visitor.clone(),
-            chap_user: self.authentication.user().map(str::to_owned),
             initiator_alias: self.alias.take(),
             stat_sn: self.stat_sn,
             max_recv: self.responder.max_recv_data_segment_length(),
