@@ -326,6 +326,12 @@ fn chap_admits_users_and_nobody_else() -> Result<()> {
     }
     let log = rig.daemon.process().log();
     ensure!(!log.contains("secretsecret"), "a secret is in the log");
+    // An administrator learns of who was not let in, and why; of many in a row the first is told.
+    let refused = log.lines().find(|line| line.contains("login refused"));
+    let refused = refused.with_context(|| format!("no refusal in the log:\n{log}"))?;
+    for word in ["authentication failed", "iscsi-inq", TARGET, "127.0.0.1"] {
+        ensure!(refused.contains(word), "{word}: {refused}");
+    }
     Ok(())
 }
 

@@ -3,14 +3,19 @@
 //! One receive is in flight at a time: into the connection's own buffer, or, for the rest of a data segment without
 //! digest, straight into its command's. Nothing is received, or looked at, while too much output is queued.
 
+use std::time::Duration;
+
 use guest_memory::IoBuffer;
-use iscsi::target::{Placement, Received, Step};
-use reactor::Io;
+use iscsi::pdu::LoginStatus;
+use iscsi::target::{CloseReason, Placement, Received, Step};
+use reactor::{Io, RateLimit};
 use ring::{Completion, Receive, WatchId};
 use timeline::{Stage, Stamp, Stamps};
 
 use crate::connection::{Connection, token};
 use crate::slots::SlotId;
+
+static LOGIN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
 /// Before login: a header and the text of a Login Request.
 const LOGIN_BYTES: usize = 8 << 10;
@@ -323,9 +328,25 @@ impl Connection {
                 Step::Close(reason) => {
                     self.submit_batch(io, None);
                     tracing::debug!(?reason, "connection closes");
+                    if let CloseReason::LoginFailed(status) = reason {
+                        self.log_refusal(status);
+                    }
                     self.closing = true;
                 }
             }
+        }
+    }
+
+    fn log_refusal(&self, status: LoginStatus) {
+        if let Some(unlogged) = LOGIN_LOG.pass() {
+            let visitor = self.iscsi.visitor();
+            tracing::warn!(
+                target = visitor.target_name.as_deref().unwrap_or("(discovery)"),
+                initiator = visitor.initiator_name,
+                address = visitor.address,
+                unlogged,
+                "login refused: {status}"
+            );
         }
     }
 

@@ -41,11 +41,18 @@ pub struct LoginRequestSettings {
     pub credentials: Option<Credentials>,
 }
 
+fn meaning(status: u16) -> String {
+    match LoginStatus::from_wire(status) {
+        Some(status) => status.to_string(),
+        None => format!("status {status:#06x}"),
+    }
+}
+
 /// Why a login failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoginError {
     /// The target refused.
-    #[error("login refused with status {status:#06x}")]
+    #[error("login refused: {}", meaning(*status))]
     Refused {
         /// Status-Class and Status-Detail.
         status: u16,
