@@ -131,7 +131,8 @@ pub fn stamp_cost(
     let cases: Vec<&Case> = CASES.iter().filter(wanted).collect();
     if cases.is_empty() {
         let names = CASES.map(|case| case.name).join(", ");
-        bail!("--only: no case has that in its name; there are {names}");
+        let only = options.only.as_deref().unwrap_or_default();
+        bail!("no case's name contains `{only}`; the cases: {names}");
     }
     let mut costs: Vec<StampCost> = cases
         .iter()

@@ -10,7 +10,7 @@ use std::time::Duration;
 use backend::{
     Backend, Delay, Engine, Finished, Null, NullOptions, Ram, RamOptions, Submission, Tag,
 };
-use bench::driver::DriverOptions;
+use bench::driver::{DriverOptions, Kind, Subject};
 use bench::run::Plan;
 use disk::{DiskInfo, IoRequest};
 use guest_memory::IoBuffer;
@@ -79,6 +79,27 @@ fn every_way_of_driving_makes_just_the_ios_that_were_asked_for() {
             assert!(result.tallies[0].ios > 0 && result.tallies[1].ios > 0);
             assert!(subject.repetitions[0].device_cpu_per_million.is_none());
         }
+    }
+}
+
+#[test]
+fn a_unit_that_is_not_there_is_said() {
+    let rig = Rig::new();
+    let subject = rig.scsi(null(1 << 20), 1);
+    for (target, lun, words) in [(3, 6, "no such unit"), (4, 5, "no such target")] {
+        let subject = Subject {
+            kind: Kind::VhostScsi { target, lun },
+            ..subject.clone()
+        };
+        let plan = plan(
+            vec![subject],
+            vec![job(&[("size", "1m")])],
+            DriverOptions::default(),
+        );
+        let error = try_outcome(&plan).err().unwrap();
+        let error = format!("{error:#}");
+        let unit = format!("target {target} LUN {lun} of ");
+        assert!(error.contains(&unit) && error.contains(words), "{error}");
     }
 }
 

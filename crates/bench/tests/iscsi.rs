@@ -115,11 +115,9 @@ fn unit_that_may_only_be_read_is_known_before_the_run() {
     assert!(info.read_only);
 }
 
-#[test]
-fn wrong_target_is_said() {
-    let (_server, place) = serve();
-    let text = format!("{}x/0", place);
-    let subject = Subject::parse(&text).unwrap();
+/// Why a subject cannot be opened.
+fn refused(subject: &str) -> String {
+    let subject = Subject::parse(subject).unwrap();
     let opened = bench::driver::Session::open(
         &subject,
         &DriverOptions::default(),
@@ -127,9 +125,39 @@ fn wrong_target_is_said() {
         1,
         None,
     );
-    let error = format!("{:#}", opened.err().unwrap());
+    format!("{:#}", opened.err().unwrap())
+}
+
+#[test]
+fn wrong_target_is_said() {
+    let (_server, place) = serve();
+    let error = refused(&format!("{place}x/0"));
+    for part in ["cannot log in", "there is no such target there", "0x0203"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn wrong_unit_is_said() {
+    let (_server, place) = serve();
+    let error = refused(&format!("{place}/7"));
+    for part in [
+        &format!("LUN 7 of {TARGET}"),
+        "sense 5h/25h/00h",
+        "no such unit",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn host_that_is_none_and_a_user_are_said() {
+    let error = refused("iscsi://no-such-host.invalid/iqn.2026-11.org.example:t0/0");
+    assert!(error.contains("no-such-host.invalid"), "{error}");
+    let text = "iscsi://ann%secret@127.0.0.1/iqn.2026-11.org.example:t0/0";
+    let error = format!("{:#}", Subject::parse(text).err().unwrap());
     assert!(
-        error.contains("cannot log in") && error.contains("0x0203"),
+        error.contains("without CHAP") && !error.contains("secret"),
         "{error}"
     );
 }

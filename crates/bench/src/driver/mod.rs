@@ -39,6 +39,20 @@ pub struct Done {
     pub ok: bool,
 }
 
+/// How a SCSI command ended, for people.
+fn scsi_end(status: u8, sense: &[u8]) -> String {
+    // Fixed format: SPC-5, 4.4.3.
+    let (Some(key), Some(&[code, qualifier])) = (sense.get(2), sense.get(12..14)) else {
+        return format!("status {status:02x}h");
+    };
+    let hint = match (code, qualifier) {
+        (0x25, 0) => ": there is no such unit",
+        _ => "",
+    };
+    let key = key & 0xf;
+    format!("status {status:02x}h, sense {key:x}h/{code:02x}h/{qualifier:02x}h{hint}")
+}
+
 /// How a driver behaves.
 #[derive(Clone, Debug)]
 pub struct DriverOptions {

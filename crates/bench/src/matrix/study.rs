@@ -302,7 +302,7 @@ fn open(options: &StudyOptions) -> Result<Study> {
             study.disks == options.disks
                 && u128::from(study.turn_ms) == options.turn.as_millis()
                 && study.polling == options.polling,
-            "{} holds another study ({} disks, {} ms, polling {}); name another file",
+            "{} holds another study ({} disks, {} ms, polling {}); name another folder with --place",
             options.results.display(),
             study.disks,
             study.turn_ms,

@@ -306,6 +306,18 @@ fn service_times(
 
 /// A folder of one's own below the one for files.
 fn folder_in(place: &Path) -> Result<Scratch> {
-    std::fs::create_dir_all(place)?;
+    std::fs::create_dir_all(place).with_context(|| format!("cannot make {}", place.display()))?;
     Scratch::new("lunette-check", place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let made = folder_in(Path::new("/proc/no-place"));
+        let error = format!("{:#}", made.err().unwrap());
+        assert!(error.contains("/proc/no-place"), "{error}");
+    }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::children::{Daemon, Scratch, Start};
 use crate::driver::{block_size, prepare_file};
@@ -27,7 +27,8 @@ pub struct Place {
 impl Place {
     /// Makes them; the files go below `files`.
     pub fn new(files: &Path, interrupted: &AtomicBool) -> Result<Place> {
-        std::fs::create_dir_all(files)?;
+        std::fs::create_dir_all(files)
+            .with_context(|| format!("cannot make {}", files.display()))?;
         let memory = Path::new("/dev/shm");
         ensure!(memory.is_dir(), "there is no tmpfs at /dev/shm");
         let mut place = Place {
@@ -129,4 +130,16 @@ pub fn qemu(place: &Place, cpu: usize) -> Result<Daemon> {
         sockets.push(socket);
     }
     Daemon::start(command, &place.sockets.path().join("qemu.log"), &sockets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let made = Place::new(Path::new("/proc/no-place"), &AtomicBool::new(false));
+        let error = format!("{:#}", made.err().unwrap());
+        assert!(error.contains("/proc/no-place"), "{error}");
+    }
 }

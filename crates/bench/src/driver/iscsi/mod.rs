@@ -59,6 +59,11 @@ impl Place {
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let lun = lun.parse().ok().filter(|lun| *lun < 16_384);
+        ensure!(
+            !host.contains('@'),
+            "`iscsi://{target}` is logged in to without CHAP: leave the user out, and let \
+             initiators in by the target's access list or demo mode"
+        );
         ensure!(!host.is_empty() && !target.is_empty(), wrong());
         Ok(Place {
             host: host.to_owned(),
@@ -76,8 +81,11 @@ impl Place {
     }
 
     fn address(&self) -> Result<SocketAddr> {
-        let mut found = (self.host.as_str(), self.port).to_socket_addrs()?;
-        found.next().context("host has no address")
+        let host = self.host.as_str();
+        let found = (host, self.port).to_socket_addrs();
+        let mut found = found.with_context(|| format!("cannot find the address of {host}"))?;
+        let first = found.next();
+        first.with_context(|| format!("{host} has no address"))
     }
 }
 
@@ -160,7 +168,11 @@ impl IscsiSession {
         let lun = self.place.lun();
         let mut queue = IscsiQueue::new(stream, &login, lun, self.info.block_size, demand)?;
         // TEST UNIT READY takes the unit attentions that wait for a new session.
-        queue.ask(&[0; 6], 0)?;
+        let ready = queue.ask(&[0; 6], 0);
+        ready.with_context(|| {
+            let Place { target, lun, .. } = &self.place;
+            format!("LUN {lun} of {target} at {address} is not ready")
+        })?;
         Ok(queue)
     }
 

@@ -17,7 +17,7 @@ use iscsi::pdu::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{PATIENCE, SEGMENT_BYTES};
-use crate::driver::{Ask, Demand, Done};
+use crate::driver::{Ask, Demand, Done, scsi_end};
 use crate::workload::Random;
 
 /// Bytes received at a time, beside what goes straight into a slot.
@@ -81,6 +81,8 @@ pub struct IscsiQueue {
     from: usize,
     to: usize,
     segment: Vec<u8>,
+    /// Status and sense data of the last command that failed.
+    refused: (u8, Vec<u8>),
     done: Vec<Done>,
 }
 
@@ -145,6 +147,7 @@ impl IscsiQueue {
             from: 0,
             to: 0,
             segment: Vec::new(),
+            refused: (0, Vec::new()),
             done: Vec::with_capacity(demand.slots.into()),
         })
     }
@@ -171,7 +174,12 @@ impl IscsiQueue {
             if done[0].ok || slot.came > 0 {
                 return Ok(slot.data[..slot.came as usize].to_vec());
             }
-            ensure!(attempt < 4, "command {:#04x} failed", cdb[0]);
+            ensure!(
+                attempt < 4,
+                "command {:02x}h ends with {}",
+                cdb[0],
+                scsi_end(self.refused.0, &self.refused.1)
+            );
         }
         Ok(Vec::new())
     }
@@ -488,7 +496,13 @@ impl IscsiQueue {
             Some(Opcode::ScsiResponse) => {
                 let header = ScsiResponse::from_bhs(&bhs);
                 self.exp_stat_sn = header.stat_sn.get().wrapping_add(1);
-                self.finish(header.itt.get(), header.response == 0 && header.status == 0)?;
+                let good = header.response == 0 && header.status == 0;
+                if !good {
+                    // The sense data comes behind its length (RFC 7143, 11.4.7.2).
+                    let sense = self.segment.get(2..).unwrap_or_default();
+                    self.refused = (header.status, sense.to_vec());
+                }
+                self.finish(header.itt.get(), good)?;
             }
             Some(Opcode::ReadyToTransfer) => {
                 let header = ReadyToTransfer::from_bhs(&bhs);

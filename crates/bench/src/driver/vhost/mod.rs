@@ -12,8 +12,10 @@ use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiDone, ScsiQueue, Scsi
 
 pub use queue::VhostQueue;
 
-use super::{Demand, DeviceInfo, DriverOptions, Kind, Subject};
+use super::{Demand, DeviceInfo, DriverOptions, Kind, Subject, scsi_end};
 
+/// `VIRTIO_SCSI_S_BAD_TARGET`.
+const BAD_TARGET: u8 = 3;
 /// A response that no device has written.
 const UNTOUCHED: u8 = 0xff;
 /// Bytes of a slot's own memory, four cache lines: header, answer and table.
@@ -142,14 +144,12 @@ fn refused(done: &ScsiDone) -> String {
     if response == UNTOUCHED {
         return "nothing was answered: a virtio-blk device is vhost-user-blk:SOCKET".to_owned();
     }
-    // Fixed format: SPC-5, 4.4.3.
-    let sense = match (done.sense.get(2), done.sense.get(12..14)) {
-        (Some(key), Some(&[code, qualifier])) => {
-            format!(", sense {:x}h/{code:02x}h/{qualifier:02x}h", key & 0xf)
-        }
-        _ => String::new(),
+    let end = match response {
+        0 => scsi_end(status, &done.sense),
+        BAD_TARGET => "response 3: there is no such target".to_owned(),
+        _ => format!("response {response}"),
     };
-    format!("READ CAPACITY(16) ends with response {response}, status {status:02x}h{sense}")
+    format!("READ CAPACITY(16) ends with {end}")
 }
 
 fn stride(demand: Demand) -> usize {
