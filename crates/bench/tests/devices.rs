@@ -103,6 +103,29 @@ fn a_unit_that_is_not_there_is_said() {
     }
 }
 
+/// Who names a control socket wants stages; without them the run would say less than was asked for.
+#[test]
+fn a_control_socket_that_nobody_serves_is_said_before_the_run() {
+    let rig = Rig::new();
+    let control = rig.path("control");
+    let subject = Subject {
+        control: Some(control.clone()),
+        ..rig.blk(null(1 << 20), 1)
+    };
+    let plan = plan(
+        vec![subject],
+        vec![job(&[("size", "1m")])],
+        DriverOptions::default(),
+    );
+    let error = try_outcome(&plan).err().unwrap();
+    let error = format!("{error:#}");
+    let socket = format!("control={}", control.display());
+    assert!(
+        error.contains(&socket) && error.contains("no daemon"),
+        "{error}"
+    );
+}
+
 /// What was written through either kind of ring is what is read through the other.
 #[test]
 fn packed_rings_carry_the_same_data() {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use timeline::{Clock, Ends, Latencies, Operation, Snapshot, Span};
 
@@ -265,6 +265,9 @@ pub fn run(
     interrupted: &Arc<AtomicBool>,
     progress: &Progress,
 ) -> Result<Outcome> {
+    for subject in &plan.subjects {
+        is_told_stages(subject)?;
+    }
     let phases = phases(&plan.jobs);
     let named: Vec<Option<&Subject>> = if plan.subjects.is_empty() {
         vec![None]
@@ -452,16 +455,34 @@ fn control_of(subject: &Subject) -> Option<std::path::PathBuf> {
     subject.control.clone().or_else(usual)
 }
 
-/// What it has measured since, of the subject's export.
-fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<Latencies> {
-    let after = stages_of(subject)?;
-    let subject = subject?;
-    let socket = control_of(subject)?;
-    let status: daemon::control::Status = daemon::control::get(&socket, "/v1/status").ok()?;
+/// Where somebody has said which control socket is the subject's, its daemon must be there and have the export.
+fn is_told_stages(subject: &Subject) -> Result<()> {
+    let Some(socket) = &subject.control else {
+        return Ok(());
+    };
+    if subject.kind == crate::driver::Kind::File {
+        return Ok(());
+    }
+    let named = || format!("{}: control={}", subject.name, socket.display());
+    let status: daemon::control::Status =
+        daemon::control::get(socket, "/v1/status").with_context(named)?;
+    ensure!(
+        export_of(subject, &status).is_some(),
+        "{}: that daemon does not serve {}",
+        named(),
+        subject.path.display()
+    );
+    Ok(())
+}
+
+/// The name of the subject's export.
+fn export_of(subject: &Subject, status: &daemon::control::Status) -> Option<String> {
     if subject.kind == crate::driver::Kind::Iscsi {
         let place = crate::driver::IscsiPlace::parse(&subject.path.to_string_lossy()).ok()?;
-        let grown = after.since(&before.unwrap_or_default());
-        return Some(grown.merged_by(|labels| labels.export == place.target));
+        let mut named = status.exports.iter().map(|export| &export.name);
+        return named
+            .find(|name| name.eq_ignore_ascii_case(&place.target))
+            .cloned();
     }
     let wanted = subject.path.canonicalize().ok()?;
     let export = status.exports.iter().find(|export| {
@@ -471,8 +492,18 @@ fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<L
             .and_then(|path| path.canonicalize().ok());
         path.as_ref() == Some(&wanted)
     })?;
+    Some(export.name.clone())
+}
+
+/// What it has measured since, of the subject's export.
+fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<Latencies> {
+    let after = stages_of(subject)?;
+    let subject = subject?;
+    let socket = control_of(subject)?;
+    let status: daemon::control::Status = daemon::control::get(&socket, "/v1/status").ok()?;
+    let export = export_of(subject, &status)?;
     let grown = after.since(&before.unwrap_or_default());
-    Some(grown.merged_by(|labels| labels.export == export.name))
+    Some(grown.merged_by(|labels| labels.export == export))
 }
 
 #[cfg(test)]
