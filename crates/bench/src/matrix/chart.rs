@@ -231,17 +231,20 @@ impl Chart {
                     y(from + point.value),
                     if self.stacked { y(from) } else { base },
                 );
-                svg.push_str(&format!(
-                    "<rect x=\"{x:.1}\" y=\"{upper:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\" stroke=\"#fff\" stroke-width=\"0.5\">\
-                     <title>{}, {}: {} {}</title></rect>\n",
-                    bar,
-                    (lower - upper).max(0.0),
-                    Chart::fill(at),
-                    escape(&series.name),
-                    escape(group),
-                    number(point.value),
-                    escape(&self.unit)
-                ));
+                // What would be written with no height is no rectangle to a painter.
+                if lower - upper >= 0.05 {
+                    svg.push_str(&format!(
+                        "<rect x=\"{x:.1}\" y=\"{upper:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\" stroke=\"#fff\" stroke-width=\"0.5\">\
+                         <title>{}, {}: {} {}</title></rect>\n",
+                        bar,
+                        lower - upper,
+                        Chart::fill(at),
+                        escape(&series.name),
+                        escape(group),
+                        number(point.value),
+                        escape(&self.unit)
+                    ));
+                }
                 if !self.stacked && point.high > point.low {
                     let x = x + bar / 2.0;
                     let path = format!(
@@ -326,5 +329,29 @@ mod tests {
         };
         let svg = chart.svg();
         assert!(svg.contains("a &lt;b&gt;") && !svg.contains("NaN") && svg.ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn a_step_that_took_no_time_is_no_rectangle_without_height() {
+        let series = |name: &str, value| Series {
+            name: name.to_owned(),
+            points: vec![Some(Point {
+                value,
+                low: value,
+                high: value,
+            })],
+        };
+        for stacked in [true, false] {
+            let svg = Chart {
+                title: String::new(),
+                unit: "us".to_owned(),
+                groups: vec!["g".to_owned()],
+                series: vec![series("reaped", 5.0), series("notified", 0.0)],
+                stacked,
+                logarithmic: false,
+            }
+            .svg();
+            assert!(svg.contains("reaped, g: 5") && !svg.contains("height=\"0.0\""));
+        }
     }
 }
