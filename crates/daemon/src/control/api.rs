@@ -6,9 +6,11 @@ use std::sync::{Arc, LazyLock};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Query};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Query};
+use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::broadcast;
@@ -79,11 +81,28 @@ pub(super) fn force(query: ForceQuery) -> Result<bool, Problem> {
     Ok(force)
 }
 
+/// The names in a resource's address.
+pub(super) struct Path<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let names = axum::extract::Path::<T>::from_request_parts(parts, state).await;
+        let axum::extract::Path(names) =
+            names.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+        Ok(Path(names))
+    }
+}
+
 /// A body that is JSON.
 pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, Problem> {
     let body = body.map_err(|error| {
-        let status = error.status();
-        Problem::new(status, error.body_text())
+        let detail = match error.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => format!("a body has at most {BODY_MAX} bytes"),
+            _ => error.body_text(),
+        };
+        Problem::new(error.status(), detail)
     })?;
     serde_json::from_slice(&body)
         .map_err(|error| Problem::bad_request(format!("the body is no JSON: {error}")))
@@ -289,6 +308,32 @@ mod tests {
                     assert!(!told.contains("no resource"), "{method} {path}: {told}");
                 }
             }
+        }
+    }
+
+    /// Also what is refused before a handler has seen it.
+    #[tokio::test]
+    async fn addresses_that_are_no_text_and_long_bodies_are_problems_too() {
+        let router = TowerToHyperService::new(router(api()));
+        let long = vec![b' '; BODY_MAX + 1];
+        for (method, path, body, code, word) in [
+            ("GET", "/v1/disks/%ff", vec![], 400, "disk"),
+            ("GET", "/v1/exports/c/luns/%ff", vec![], 400, "address"),
+            ("DELETE", "/v1/sessions/%ff", vec![], 400, "session"),
+            ("PUT", "/v1/disks/d", long, 413, "16777216"),
+        ] {
+            let request = Request::builder().method(method).uri(path);
+            let response = router.call(request.body(Body::from(body)).unwrap());
+            let response = response.await.unwrap();
+            assert_eq!(response.status().as_u16(), code, "{method} {path}");
+            let kind = response.headers()[header::CONTENT_TYPE].clone();
+            assert_eq!(kind, "application/problem+json", "{method} {path}");
+            let told = response.into_body().collect().await.unwrap().to_bytes();
+            let told: Problem = serde_json::from_slice(&told).unwrap();
+            assert!(
+                told.status == code && told.detail.contains(word),
+                "{told:?}"
+            );
         }
     }
 

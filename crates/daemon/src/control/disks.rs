@@ -2,13 +2,13 @@
 
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
 use super::Problem;
 use super::answers::{Alters, Looks, Names, Takes};
-use super::api::{Api, Force, ForceQuery, force, json};
+use super::api::{Api, Force, ForceQuery, Path, force, json};
 use crate::config::{disk_json, limits_json, size_json};
 use crate::objects::bodies::{Disk, DiskStatus, Limits, Size};
 use crate::objects::{Change, Live, Refusal, users_of_all};

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
 use super::Problem;
 use super::answers::{Alters, Looks, Names, Takes};
-use super::api::{Api, Force, ForceQuery, force, json};
+use super::api::{Api, Force, ForceQuery, Path, force, json};
 use crate::config::{ExportRef, export_json};
 use crate::objects::bodies::{Export, ExportState};
 use crate::objects::{Change, Refusal};

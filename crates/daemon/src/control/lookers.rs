@@ -1,12 +1,12 @@
 //! `/v1/workers`, `/v1/sessions`, `/v1/reservations`: what is not configured but comes about.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 
 use super::Problem;
 use super::answers::{Looks, Names};
-use super::api::Api;
+use super::api::{Api, Path};
 use super::server::blocking;
 use crate::config::Placement;
 use crate::objects::bodies::{Registration, Reservation, Session, Worker};
