@@ -204,3 +204,22 @@ fn start_that_what_was_changed_before_forbids_says_where_that_is() -> Result<()>
     );
     Ok(())
 }
+
+#[test]
+fn start_that_lacks_what_came_at_run_time_says_where_that_is() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let daemon = DaemonBuilder::new(&scratch).disk("a=ram:1M");
+    let running = daemon.start()?;
+    let file = scratch.file("b.raw");
+    std::fs::File::create(&file)?.set_len(1 << 20)?;
+    let disk = json!({"backend": "file", "path": file});
+    client(&running).change(Method::PUT, "/v1/disks/b", Some(&disk))?;
+    drop(running);
+    std::fs::remove_file(&file)?;
+    let (status, said) = daemon.start_refused()?;
+    ensure!(!status.success());
+    for part in ["disk b: ", "b.raw", "does not exist", "changes.json"] {
+        ensure!(said.contains(part), "{part}: {said}");
+    }
+    Ok(())
+}

@@ -85,6 +85,15 @@ impl Keeper {
         )
     }
 
+    /// The same for one object that cannot be made.
+    pub fn help_with_one(&self) -> String {
+        let shown = self.folder.join(CHANGES);
+        format!(
+            "it was added or changed at run time: that is in {}; mend what is said here, or move that away to start without it",
+            shown.display()
+        )
+    }
+
     /// Writes down that `now` is in effect over `base`. It is durable when this returns.
     ///
     /// # Errors

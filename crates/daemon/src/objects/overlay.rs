@@ -203,6 +203,14 @@ impl Overlay {
         Ok(overlay)
     }
 
+    /// What the disks and exports in it are called where a start says why it cannot be.
+    pub fn names(&self) -> Vec<String> {
+        let disks = self.disks.iter().map(|disk| format!("disk {}", disk.name));
+        let exports = self.exports.iter().map(ExportConfig::as_ref);
+        let exports = exports.map(|export| format!("{} {}", export.kind(), export.name()));
+        disks.chain(exports).collect()
+    }
+
     /// A line for each change, for people.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();

@@ -128,8 +128,11 @@ impl Owner {
     pub fn begin(&mut self, inherited: Vec<Inherited>) -> Result<Made, Refusal> {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
         let mut next = self.base.clone();
+        let mut changed = Vec::new();
         if let Some(keeper) = &self.keeper {
-            next = keeper.kept().map_err(failed)?.over(&self.base);
+            let kept = keeper.kept().map_err(failed)?;
+            changed = kept.names();
+            next = kept.over(&self.base);
             let faults = relations::check(&next);
             if !faults.is_empty() && relations::check(&self.base).is_empty() {
                 let help = keeper.help();
@@ -143,7 +146,20 @@ impl Owner {
             first: true,
             ..How::default()
         };
-        self.become_(next, how)
+        let made = self.become_(next, how);
+        match (made, &self.keeper) {
+            (Err(Refusal::Failed(mut faults)), Some(keeper)) => {
+                // Whoever looks for it in the file may find nothing, or something else.
+                for fault in &mut faults {
+                    let is_of = |name: &String| fault.detail.starts_with(&format!("{name}: "));
+                    if changed.iter().any(is_of) {
+                        fault.help.get_or_insert_with(|| keeper.help_with_one());
+                    }
+                }
+                Err(Refusal::Failed(faults))
+            }
+            (made, _) => made,
+        }
     }
 
     /// Makes a change, or refuses it with all reasons.
