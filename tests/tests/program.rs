@@ -74,6 +74,58 @@ fn a_configuration_with_mistakes_has_an_exit_code_of_its_own() -> Result<()> {
     Ok(())
 }
 
+/// What cannot be meant is told apart from what is refused, for scripts.
+#[test]
+fn words_that_make_no_sense_have_an_exit_code_of_their_own() -> Result<()> {
+    let rig = Rig::new(|daemon| daemon.disk("d=ram:1M").vhost_scsi("c"))?;
+    for (words, code, told) in [
+        (&["lun", "add", "c", "300:0", "d"][..], 2, "300:0"),
+        (&["lun", "remove", "c", "4"], 2, "TARGET:LUN"),
+        (&["lun", "remove", "c", "4:0"], 1, "c/4:0"),
+        (&["disk", "resize", "d", "many"], 2, "many"),
+        (&["disk", "resize", "none", "1G"], 1, "none"),
+        (&["disk", "limit", "d", "speed=1"], 2, "speed=1"),
+        (&["disk", "limit", "d", "iops=0"], 2, "iops"),
+        (&["log", "dbug"], 2, "dbug"),
+        (&["latency", "--watch=0"], 2, "--watch=0"),
+        (&["top", "--once", "disk"], 2, "disk"),
+        (&["top", "--once", "--interval=0"], 2, "--interval 0"),
+    ] {
+        let output = rig.daemon.ask(words)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(code), "{words:?}: {said}");
+        ensure!(said.contains(told), "{words:?}: {said}");
+    }
+    for (words, told) in [
+        (&["--log", "dbug", "completion", "bash"][..], "dbug"),
+        (&["status", "--api", "https://127.0.0.1:1"], "--token-file"),
+        (
+            &[
+                "vhost-user-scsi",
+                "--blk-file=x",
+                "--socket-path=y",
+                "--num-queues=255",
+            ],
+            "255",
+        ),
+        (
+            &[
+                "vhost-user-blk",
+                "--blk-file=x",
+                "--socket-path=y",
+                "--cache=some",
+            ],
+            "some",
+        ),
+    ] {
+        let output = lunette(words)?.output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(2), "{words:?}: {said}");
+        ensure!(said.contains(told), "{words:?}: {said}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_back_end_program_serves_its_socket_and_ends_at_once_on_sigterm() -> Result<()> {
     for kind in ["vhost-user-blk", "vhost-user-scsi"] {

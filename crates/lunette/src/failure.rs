@@ -60,7 +60,11 @@ impl From<Diagnostics> for Failure {
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
-        Failure::because(error.to_string())
+        match &error {
+            // The daemon could not read what was asked: the words of the command line are in it.
+            ClientError::Problem { problem } if problem.status == 400 => Failure::mistake(error),
+            _ => Failure::because(error.to_string()),
+        }
     }
 }
 

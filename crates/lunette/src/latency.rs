@@ -30,7 +30,7 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         return print(&reports(&snapshot, selector), &held, arguments.json);
     };
     if !(0.1..=INTERVAL_SECONDS_MAX).contains(&seconds) {
-        return Err(Failure::because(format!(
+        return Err(Failure::mistake(format!(
             "--watch={seconds}: the interval must be 0.1 to {INTERVAL_SECONDS_MAX} seconds"
         )));
     }

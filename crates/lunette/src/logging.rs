@@ -59,7 +59,7 @@ pub fn start(filter: Option<&str>, format: LogFormat) -> Result<LogHandle, Failu
         "" => "info".to_owned(),
         _ => text,
     };
-    let filter = read(&text).map_err(|why| Failure::because(format!("{by} {text}: {why}")))?;
+    let filter = read(&text).map_err(|why| Failure::mistake(format!("{by} {text}: {why}")))?;
     let (filter, handle) = reload::Layer::new(filter);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match format {

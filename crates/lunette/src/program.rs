@@ -112,7 +112,7 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
 
 fn queues(common: &ProgramArguments) -> Result<u16, Failure> {
     match common.num_queues {
-        Some(count) if count > SCSI_QUEUES_MAX => Err(Failure::because(format!(
+        Some(count) if count > SCSI_QUEUES_MAX => Err(Failure::mistake(format!(
             "--num-queues {count}: a SCSI controller has at most {SCSI_QUEUES_MAX} request queues"
         ))),
         count => Ok(count.unwrap_or(SCSI_QUEUES_MAX)),
@@ -149,7 +149,7 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
             let guess = nearest(&common.cache, known)
                 .map(|guess| format!("; did you mean {guess}?"))
                 .unwrap_or_default();
-            Failure::because(format!(
+            Failure::mistake(format!(
                 "--cache {}: must be {}{guess}",
                 common.cache,
                 known.join(", ")

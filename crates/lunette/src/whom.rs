@@ -35,18 +35,18 @@ impl Whom {
     /// When it cannot be told which one, or the token cannot be read.
     pub fn client(&self) -> Result<Client, Failure> {
         match (&self.socket, &self.api, &self.token_file) {
-            (Some(_), Some(_), _) => Err(Failure::because(
+            (Some(_), Some(_), _) => Err(Failure::mistake(
                 "--socket and --api name two ways to a daemon: leave one of them out",
             )),
             (_, Some(url), Some(file)) => {
                 let token = Token::read(file).map_err(Failure::because)?;
                 Client::over_tcp(url, token)
-                    .map_err(|why| Failure::because(format!("--api: {why}")))
+                    .map_err(|why| Failure::mistake(format!("--api: {why}")))
             }
-            (_, Some(_), None) => Err(Failure::because(
+            (_, Some(_), None) => Err(Failure::mistake(
                 "--api asks over TCP, where a token is needed: name its file with --token-file",
             )),
-            (_, None, Some(_)) => Err(Failure::because(
+            (_, None, Some(_)) => Err(Failure::mistake(
                 "--token-file is for --api http://ADDRESS:PORT; the control socket needs no token",
             )),
             (socket, None, None) => {

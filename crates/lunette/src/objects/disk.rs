@@ -29,13 +29,13 @@ pub fn run(command: DiskCommand) -> Outcome {
             force: forced,
         } => {
             let bytes = parse_size(&size).map_err(|_| {
-                Failure::because(format!("{size:?} is not a size such as 10G or 512M"))
+                Failure::mistake(format!("{size:?} is not a size such as 10G or 512M"))
             })?;
             let path = format!("{}/size{}", path(&disk), force(forced));
             ask.change(Method::PUT, &path, Some(&json!({ "size": bytes })))
         }
         DiskAction::Limit { disk, limits } => {
-            let limits = limits_of(&limits)?;
+            let limits = limits_of(&limits).map_err(Failure::mistake)?;
             let path = format!("{}/limits", path(&disk));
             ask.change(Method::PUT, &path, Some(&json!(limits)))
         }
@@ -54,7 +54,7 @@ fn path(disk: &str) -> String {
 }
 
 /// Read as `serve --disk` reads them.
-fn limits_of(text: &str) -> Result<Limits, Failure> {
+fn limits_of(text: &str) -> Result<Limits, String> {
     if text == "none" {
         return Ok(Limits::default());
     }
@@ -64,9 +64,9 @@ fn limits_of(text: &str) -> Result<Limits, Failure> {
         known.iter().any(|key| part.starts_with(key))
     };
     if let Some(other) = text.split(',').find(|part| !is_known(part)) {
-        return Err(Failure::because(format!(
+        return Err(format!(
             "{other:?} is no limit: iops=N, iops_burst=N, bandwidth=SIZE, bandwidth_burst=SIZE, or none"
-        )));
+        ));
     }
     let flags = Flags {
         disk: vec![format!("limited=null:1M,{text}")],
@@ -81,7 +81,7 @@ fn limits_of(text: &str) -> Result<Limits, Failure> {
                 None => told,
             }
         });
-        Failure::Reasons(each.collect())
+        each.collect::<Vec<_>>().join("\nlunette: ")
     })?;
     let limits = read.disks.first().map(|disk| disk.limits);
     let limits = limits.unwrap_or_default();
@@ -155,10 +155,7 @@ mod tests {
 
     #[test]
     fn a_limit_that_is_none_is_told_with_what_is_allowed() {
-        let told = |text: &str| match limits_of(text) {
-            Err(Failure::Reasons(reasons)) => reasons.join("\n"),
-            other => panic!("{text}: {}", other.is_ok()),
-        };
+        let told = |text: &str| limits_of(text).err().unwrap_or_default();
         assert_eq!(
             told("iops=0"),
             "iops=0: `iops`: found \"0\"; allowed: a whole number from 1 to 1000000000"

@@ -35,7 +35,7 @@ const LINES_MAX: u16 = 2000;
 pub fn run(arguments: &TopArguments) -> Outcome {
     let client = arguments.whom.client()?;
     if !(0.1..=3600.0).contains(&arguments.interval) {
-        return Err(Failure::because(format!(
+        return Err(Failure::mistake(format!(
             "--interval {}: must be 0.1 to 3600 seconds",
             arguments.interval
         )));
@@ -64,7 +64,7 @@ fn view(word: &str) -> Result<View, Failure> {
     let found = View::ALL.into_iter().find(|view| view.name() == word);
     found.ok_or_else(|| {
         let known = View::ALL.map(View::name).join(", ");
-        Failure::because(format!("`{word}` is no view: {known}"))
+        Failure::mistake(format!("`{word}` is no view: {known}"))
     })
 }
 
