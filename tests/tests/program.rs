@@ -126,6 +126,22 @@ fn words_that_make_no_sense_have_an_exit_code_of_their_own() -> Result<()> {
     Ok(())
 }
 
+/// The daemon may see other files than who asks it: of another user, in another container, on another machine.
+#[test]
+fn the_daemon_looks_for_the_file_of_a_disk_that_is_added() -> Result<()> {
+    let rig = Rig::new(|daemon| daemon.disk("d=ram:1M"))?;
+    let output = rig
+        .daemon
+        .ask(&["disk", "add", "e=file:/no/such/disk.raw"])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1), "{said}");
+    ensure!(
+        said.contains("disk e: /no/such/disk.raw: does not exist"),
+        "{said}"
+    );
+    Ok(())
+}
+
 #[test]
 fn a_back_end_program_serves_its_socket_and_ends_at_once_on_sigterm() -> Result<()> {
     for kind in ["vhost-user-blk", "vhost-user-scsi"] {

@@ -24,6 +24,9 @@ const DISK_POLL_MICROS_DEFAULT: u32 = 5;
 pub struct Surroundings {
     /// The CPUs that this process may run on.
     pub cpus: Vec<usize>,
+    /// Files that are not found here are nowhere; else the daemon, which another user may have started on another
+    /// machine, is to look.
+    pub files_are_here: bool,
 }
 
 impl Surroundings {
@@ -35,7 +38,18 @@ impl Surroundings {
                 .collect(),
             Err(_) => vec![0],
         };
-        Surroundings { cpus }
+        Surroundings {
+            cpus,
+            files_are_here: true,
+        }
+    }
+
+    /// For a part of a configuration that is another process's.
+    pub fn of_another_process() -> Surroundings {
+        Surroundings {
+            files_are_here: false,
+            ..Surroundings::of_this_process()
+        }
     }
 
     /// Half of the CPUs, for guests want some too; more than four pay only under high load.
@@ -57,7 +71,7 @@ pub fn complete(
     let targets = draft.iscsi.iter().map(|target| &target.luns);
     check_luns(controllers.chain(targets), diagnostics);
     check_sockets(&draft, diagnostics);
-    check_files(&draft, diagnostics);
+    check_files(&draft, surroundings, diagnostics);
     check_tokens(&draft, diagnostics);
     let placement = placement(&draft.workers, surroundings, diagnostics);
 
@@ -255,7 +269,7 @@ fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
     }
 }
 
-fn check_files(draft: &Draft, diagnostics: &mut Diagnostics) {
+fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Diagnostics) {
     let mut files = Once::new();
     for disk in &draft.disks {
         let Some(path) = &disk.path else { continue };
@@ -272,7 +286,7 @@ fn check_files(draft: &Draft, diagnostics: &mut Diagnostics) {
         else {
             continue;
         };
-        if let Ok(false) = path.value.try_exists() {
+        if surroundings.files_are_here && matches!(path.value.try_exists(), Ok(false)) {
             let message = format!("there is no file {}", path.value.display());
             let mistake = Mistake::new(MistakeKind::Relation, &path.place, message);
             diagnostics.push(

@@ -11,6 +11,7 @@ const EXAMPLE: &str = include_str!("../../../../contrib/lunette.toml");
 fn here() -> Surroundings {
     Surroundings {
         cpus: vec![0, 1, 2, 3],
+        files_are_here: true,
     }
 }
 
@@ -356,6 +357,17 @@ fn one_file_belongs_to_one_disk_however_it_is_written() {
     assert_eq!(messages.len(), 2, "{diagnostics}");
     assert!(messages[0].contains("is already used at --disk d0="));
     assert!(messages[1].starts_with("there is no file"));
+
+    let elsewhere = Surroundings {
+        files_are_here: false,
+        ..here()
+    };
+    let flags = Flags {
+        disk: vec!["d=file:/no/such/file".to_owned()],
+        ..Flags::default()
+    };
+    assert!(parse(None, &flags, &here()).is_err());
+    assert!(parse(None, &flags, &elsewhere).is_ok());
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn read_flags(flags: &Flags, stand_ins: &[&str]) -> Result<Config, Failure> {
     for name in stand_ins {
         flags.disk.push(format!("{name}=null:1M"));
     }
-    let read = configuration::parse(None, &flags, &Surroundings::of_this_process());
+    let read = configuration::parse(None, &flags, &Surroundings::of_another_process());
     read.map_err(Failure::from)
 }
 
