@@ -271,7 +271,11 @@ impl Server {
         let asked = targets.values().flat_map(|target| &target.options.portals);
         let asked: HashSet<SocketAddr> = asked.map(|portal| portal.address).collect();
         drop(targets);
-        lock(&self.state.listeners).retain(|listening| asked.contains(&listening.asked));
+        let unused = |listening: &mut Listening| !asked.contains(&listening.asked);
+        for Listening { listener, .. } in lock(&self.state.listeners).extract_if(.., unused) {
+            // The accepting thread may hold it a while longer, and whoever comes next wants the address now.
+            rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).ok();
+        }
         self.state.accepting.wake();
     }
 
@@ -432,6 +436,8 @@ fn accept_one(listener: &TcpListener, state: &State, half_open: &mut VecDeque<Pl
     let (stream, peer) = match listener.accept() {
         Ok(accepted) => accepted,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+        // Its portal was closed meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
         Err(error) => {
             // Out of descriptors, say: the initiator stays in the backlog.
             refuse(&error);

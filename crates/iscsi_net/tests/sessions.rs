@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{Fault, FaultAction, FaultPlan, Faulty};
+use backend::{Disk, Fault, FaultAction, FaultPlan, Faulty};
 use common::{BLOCK, Client, Door, Random, cdb10, ram, settings, target};
 use disk::IoKind;
 use iscsi::chap::{Algorithm, Secret};
@@ -119,6 +119,28 @@ fn target_that_is_removed_takes_sessions_along_however_they_have_spelled_it() {
     drop(hold);
     assert!(holding.wait(Duration::from_secs(30)));
     client.until(|client| client.is_closed(0));
+}
+
+#[test]
+fn target_that_is_replaced_has_its_portal_again_at_once() {
+    let door = Door::ram();
+    let disk = Disk::new("d9", None, ram(1)).unwrap();
+    let luns = [(0, Arc::new(disk))];
+    let portal = format!("{}", door.portal);
+    let at = |portals: &str| TargetOptions {
+        portals: vec![portals.parse().unwrap()],
+        ..target()
+    };
+    let (hold, _holding) = scsi_tasks::Holding::new();
+    door.server.remove_target(common::TARGET, &hold);
+    for turn in 0..100 {
+        let added = door.server.add_target(at(&portal), &luns);
+        added.unwrap_or_else(|error| panic!("turn {turn}: {error}"));
+        let mut client = login(&door, 1);
+        assert_eq!(client.write(0, 0, vec![1; BLOCK]).status, 0);
+        assert!(door.server.remove_target(common::TARGET, &hold));
+        assert!(std::net::TcpStream::connect(door.portal).is_err());
+    }
 }
 
 #[test]
