@@ -223,3 +223,23 @@ fn start_that_lacks_what_came_at_run_time_says_where_that_is() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn reload_tells_of_limits_that_are_others() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let file = scratch.file("lunette.toml");
+    let write = |iops: u32| {
+        let text = "[[disk]]\nname = \"a\"\nbackend = \"ram\"\nsize = \"1M\"\n";
+        std::fs::write(&file, format!("{text}iops = {iops}\n"))
+    };
+    write(100)?;
+    let config = file.to_string_lossy();
+    let daemon = DaemonBuilder::new(&scratch)
+        .arguments(["--config", &config])
+        .start()?;
+    ensure!(daemon.lunette(&["reload"])?.contains("nothing has changed"));
+    write(200)?;
+    let told = daemon.lunette(&["reload"])?;
+    ensure!(told.trim() == "1 disks limited", "{told}");
+    Ok(())
+}

@@ -45,6 +45,9 @@ pub struct Summary {
     pub disks_removed: usize,
     /// Disks that have another size.
     pub disks_resized: usize,
+    /// Disks whose clients may do more or less.
+    #[serde(default)]
+    pub disks_limited: usize,
     /// Exports that came.
     pub exports_added: usize,
     /// Exports that went.
@@ -64,6 +67,7 @@ impl Summary {
             disks_added: plan.add_disks.len(),
             disks_removed: plan.remove_disks.len(),
             disks_resized: plan.resize.len(),
+            disks_limited: plan.limit.len(),
             exports_added: plan.add_exports.len(),
             exports_removed: plan.remove_exports.len(),
             exports_replaced: plan.replace_exports.len(),

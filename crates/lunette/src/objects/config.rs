@@ -53,6 +53,7 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         ("disks added", summary.disks_added),
         ("disks removed", summary.disks_removed),
         ("disks resized", summary.disks_resized),
+        ("disks limited", summary.disks_limited),
         ("exports added", summary.exports_added),
         ("exports removed", summary.exports_removed),
         ("exports replaced", summary.exports_replaced),
