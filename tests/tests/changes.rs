@@ -2,12 +2,15 @@
 #![forbid(unsafe_code)]
 
 use daemon::control::{Client, ClientError, Method};
-use end_to_end::{Daemon, DaemonBuilder, Result, Scratch, bail, ensure};
+use end_to_end::rig::free_portal;
+use end_to_end::{Daemon, DaemonBuilder, Result, Rig, Scratch, bail, ensure};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
+const TARGET: &str = "iqn.2026-11.org.example:t0";
 
 fn client(daemon: &Daemon) -> Client {
     Client::new(&daemon.control()).patient(Duration::from_secs(60))
@@ -241,5 +244,40 @@ fn reload_tells_of_limits_that_are_others() -> Result<()> {
     write(200)?;
     let told = daemon.lunette(&["reload"])?;
     ensure!(told.trim() == "1 disks limited", "{told}");
+    Ok(())
+}
+
+/// A file of one user for the targets of a daemon.
+fn write_users(path: &Path, line: &str, mode: u32) -> Result<()> {
+    std::fs::write(path, line)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    Ok(())
+}
+
+#[test]
+fn target_stays_when_the_users_of_what_it_is_to_be_cannot_be_read() -> Result<()> {
+    let users = Scratch::new()?;
+    let users = users.file("users");
+    write_users(&users, "ann secretsecret", 0o600)?;
+    let path = users.display().to_string();
+    let portal = free_portal()?.to_string();
+    let target = format!("{TARGET}=a");
+    let rig = Rig::new(|daemon| {
+        let words = [
+            "--iscsi",
+            &target,
+            "--portal",
+            &portal,
+            "--chap-user",
+            &path,
+        ];
+        daemon.disk("a=ram:1M").arguments(words)
+    })?;
+    std::net::TcpStream::connect(&portal)?;
+    write_users(&users, "ann secretsecret", 0o644)?;
+    let mut wanted = configuration(&client(&rig.daemon))?;
+    wanted["exports"][0]["alias"] = json!("another");
+    is_refused(&client(&rig.daemon), &wanted)?;
+    std::net::TcpStream::connect(&portal)?;
     Ok(())
 }

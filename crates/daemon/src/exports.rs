@@ -1,6 +1,6 @@
 //! Exports from their configuration: each a device behind a socket.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use iscsi_net::TargetOptions;
+use iscsi_net::{ChapUser, TargetOptions};
 use scsi::{MemoryStore, Store};
 use scsi_tasks::{Holding, Units};
 use virtio::VirtioDevice;
@@ -158,6 +158,17 @@ pub(crate) fn connected(doors: &Doors) -> HashSet<String> {
     vhost.chain(iscsi).collect()
 }
 
+/// The CHAP users of an export as they are in its file now; none where it has none.
+pub(crate) fn chap_users(export: ExportRef<'_>) -> Result<HashMap<String, ChapUser>, String> {
+    match export {
+        ExportRef::Iscsi(IscsiConfig {
+            chap_users: Some(path),
+            ..
+        }) => read_chap_users(path),
+        _ => Ok(HashMap::new()),
+    }
+}
+
 fn iscsi_target(
     config: &IscsiConfig,
     disks: &Disks,
@@ -168,10 +179,7 @@ fn iscsi_target(
         Ok((lun.lun, disk.ok_or_else(|| missing(&lun.disk))?))
     });
     let found = found.collect::<Result<Vec<_>, String>>()?;
-    let chap_users = match &config.chap_users {
-        Some(path) => read_chap_users(path)?,
-        None => Default::default(),
-    };
+    let chap_users = chap_users(ExportRef::Iscsi(config))?;
     let options = TargetOptions {
         name: config.name.clone(),
         alias: config.alias.clone(),

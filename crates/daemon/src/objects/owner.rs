@@ -327,6 +327,14 @@ impl Owner {
     ) -> Result<(), Refusal> {
         let mut reasons = Vec::new();
         let mut inherited = inherited;
+        // Before anything goes: what cannot be read now could not be had back either.
+        for export in plan.add_exports.iter().chain(&plan.replace_exports) {
+            if let Err(reason) = exports::chap_users(export.as_ref()) {
+                let export = export.as_ref();
+                reasons.push(format!("{} {}: {reason}", export.kind(), export.name()));
+            }
+        }
+        failed(&reasons)?;
         for before in plan.makes_room(&self.config) {
             self.remove_export(&before, doors);
             undo.replaced.push(before);
