@@ -335,6 +335,49 @@ fn chap_admits_users_and_nobody_else() -> Result<()> {
     Ok(())
 }
 
+/// Who is to be kept out is kept out without an end of the target's other sessions.
+#[test]
+fn reload_reads_chap_users_anew() -> Result<()> {
+    let folder = end_to_end::Scratch::new()?;
+    let users = users_file(&folder, ("ann", "secretsecret"))?;
+    let file = folder.file("lunette.toml");
+    std::fs::write(
+        &file,
+        format!(
+            "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n[[iscsi]]\nname = \"{TARGET}\"\n\
+             disks = [\"d0\"]\nportals = [\"127.0.0.1:0\"]\nchap_users = \"{users}\"\n"
+        ),
+    )?;
+    let file = file.to_string_lossy();
+    let mut rig = Rig::new(|daemon| daemon.arguments(["--config", &file]))?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    let may = |user: &str| -> Result<bool> {
+        let url = format!("iscsi://{user}@{portal}/{TARGET}/0");
+        Ok(run(&["iscsi-inq", &url])?.0 == Some(0))
+    };
+    ensure!(may("ann%secretsecret")?);
+    ensure!(
+        rig.daemon
+            .lunette(&["reload"])?
+            .contains("nothing has changed")
+    );
+    users_file(&folder, ("bob", "othersecret1"))?;
+    ensure!(may("ann%secretsecret")? && !may("bob%othersecret1")?);
+    let told = rig.daemon.lunette(&["reload"])?;
+    ensure!(told.trim() == "1 targets with other CHAP users", "{told}");
+    ensure!(!may("ann%secretsecret")? && may("bob%othersecret1")?);
+
+    std::fs::write(&users, "bob short")?;
+    let refused = rig.daemon.ask(&["reload"])?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(
+        refused.status.code() == Some(1) && said.contains("at least 12"),
+        "{said}"
+    );
+    ensure!(may("bob%othersecret1")?);
+    Ok(())
+}
+
 /// PERSISTENT RESERVE OUT: service action, and the two keys.
 fn reserve(action: u8, own: u64, new: u64) -> ([u8; 10], [u8; 24]) {
     let mut data = [0; 24];

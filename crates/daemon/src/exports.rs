@@ -158,8 +158,11 @@ pub(crate) fn connected(doors: &Doors) -> HashSet<String> {
     vhost.chain(iscsi).collect()
 }
 
+/// CHAP users by name.
+pub(crate) type ChapUsers = HashMap<String, ChapUser>;
+
 /// The CHAP users of an export as they are in its file now; none where it has none.
-pub(crate) fn chap_users(export: ExportRef<'_>) -> Result<HashMap<String, ChapUser>, String> {
+pub(crate) fn chap_users(export: ExportRef<'_>) -> Result<ChapUsers, String> {
     match export {
         ExportRef::Iscsi(IscsiConfig {
             chap_users: Some(path),

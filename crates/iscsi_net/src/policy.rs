@@ -87,7 +87,7 @@ impl TargetPolicy for Shared {
         let group = portal.and_then(|portal| target.group_at(portal));
         let group = group.ok_or(LoginStatus::NotFound)?;
         permission(&target, visitor).ok_or(LoginStatus::AuthorizationFailure)?;
-        let chap = if target.options.chap_users.is_empty() {
+        let chap = if target.chap_users().is_empty() {
             Vec::new()
         } else {
             Algorithm::ALL.into_iter().rev().collect()
@@ -102,7 +102,7 @@ impl TargetPolicy for Shared {
 
     fn chap_user(&self, visitor: &Visitor, name: &str) -> Option<ChapUser> {
         let target = self.visited(visitor)?;
-        target.options.chap_users.get(name).cloned()
+        target.chap_users().get(name).cloned()
     }
 
     fn session(&self, tsih: u16) -> Option<Arc<Session>> {

@@ -2,7 +2,7 @@
 //!
 //! The thread also keeps time: once a second, while there are connections, those whose time has come are told.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use backend::Disk;
+use iscsi::login::ChapUser;
 use reactor::{Accepting, Pool, RateLimit};
 use scsi::AttachError;
 use scsi_tasks::{Hold, Units};
@@ -215,6 +216,19 @@ impl Server {
         }
         self.close_unused_portals();
         true
+    }
+
+    /// From now on these CHAP users may log in to a target that has some; who has logged in stays. False when they are those
+    /// that might before.
+    ///
+    /// # Errors
+    /// When there is no such target.
+    pub fn set_chap_users(
+        &self,
+        target: &str,
+        users: HashMap<String, ChapUser>,
+    ) -> Result<bool, ServerError> {
+        Ok(self.found(target)?.set_chap_users(users))
     }
 
     /// Puts more disks into a target, all or none; its initiators are told by unit attentions.

@@ -45,6 +45,8 @@ pub(crate) struct Group {
 
 pub(crate) struct IscsiTarget {
     pub options: TargetOptions,
+    /// Those of the options, or those that came after them.
+    chap_users: Mutex<Arc<HashMap<String, ChapUser>>>,
     pub scsi: Arc<Target>,
     pub groups: Mutex<Vec<Arc<Group>>>,
     /// The disk's name, when it has one.
@@ -53,7 +55,8 @@ pub(crate) struct IscsiTarget {
 
 impl IscsiTarget {
     /// `bound`: the options' portals, as they were bound.
-    pub fn new(options: TargetOptions, bound: &[Portal], units: &Units) -> IscsiTarget {
+    pub fn new(mut options: TargetOptions, bound: &[Portal], units: &Units) -> IscsiTarget {
+        let chap_users = std::mem::take(&mut options.chap_users);
         let mut groups: Vec<Group> = Vec::new();
         for portal in bound {
             if let Some(group) = groups.iter_mut().find(|group| group.tag == portal.group) {
@@ -78,6 +81,7 @@ impl IscsiTarget {
             scsi: Target::new(ports),
             groups: Mutex::new(groups.into_iter().map(Arc::new).collect()),
             options,
+            chap_users: Mutex::new(Arc::new(chap_users)),
             label: Mutex::new(String::new()),
         }
     }
@@ -107,14 +111,26 @@ impl IscsiTarget {
         found.cloned()
     }
 
+    /// Who may log in, if there is anybody in it.
+    pub fn chap_users(&self) -> Arc<HashMap<String, ChapUser>> {
+        lock(&self.chap_users).clone()
+    }
+
+    /// From now on these may log in; false when they are those that might before.
+    pub fn set_chap_users(&self, users: HashMap<String, ChapUser>) -> bool {
+        let mut known = lock(&self.chap_users);
+        let is_known =
+            |(name, user): (&String, &ChapUser)| known.get(name).is_some_and(|one| one.is(user));
+        if known.len() == users.len() && users.iter().all(is_known) {
+            return false;
+        }
+        *known = Arc::new(users);
+        true
+    }
+
     /// May this initiator log in, its authentication set aside?
     pub fn permission(&self, initiator: &str, address: IpAddr) -> Option<Permission> {
-        let TargetOptions {
-            acl,
-            demo_mode,
-            chap_users,
-            ..
-        } = &self.options;
+        let TargetOptions { acl, demo_mode, .. } = &self.options;
         if let Some(entry) = acl.iter().find(|entry| entry.matches(initiator, address)) {
             return Some(Permission {
                 read_only: entry.read_only,
@@ -124,7 +140,7 @@ impl IscsiTarget {
             DemoMode::ReadWrite => Some(Permission { read_only: false }),
             DemoMode::ReadOnly => Some(Permission { read_only: true }),
             // who knows a user's secret needs no list, where there is none
-            DemoMode::None if acl.is_empty() && !chap_users.is_empty() => {
+            DemoMode::None if acl.is_empty() && !self.chap_users().is_empty() => {
                 Some(Permission { read_only: false })
             }
             DemoMode::None => None,

@@ -54,6 +54,9 @@ pub struct Summary {
     pub exports_removed: usize,
     /// Exports that came anew in another form.
     pub exports_replaced: usize,
+    /// iSCSI targets that stay and whose CHAP users are others.
+    #[serde(default)]
+    pub chap_users_changed: usize,
     /// Logical units that came to exports that were there.
     pub luns_added: usize,
     /// Logical units that went from exports that stay.
@@ -71,6 +74,7 @@ impl Summary {
             exports_added: plan.add_exports.len(),
             exports_removed: plan.remove_exports.len(),
             exports_replaced: plan.replace_exports.len(),
+            chap_users_changed: plan.chap_users.len(),
             luns_added: plan.add_luns.iter().map(|(_, luns)| luns.len()).sum(),
             luns_removed: plan.remove_luns.iter().map(|(_, luns)| luns.len()).sum(),
         }

@@ -24,7 +24,7 @@ use super::relations;
 use super::servers::{Doors, Servers};
 use crate::config::{BackendConfig, Config, ExportConfig, ExportRef, LunConfig};
 use crate::disks::{self, Disks};
-use crate::exports::{self, OpenExport, ReadyExport};
+use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::running::Inherited;
 
 /// How long a removal waits for requests that are in flight before it aborts them.
@@ -178,13 +178,28 @@ impl Owner {
     pub fn reload(&mut self, base: Config, how: How) -> Result<Made, Refusal> {
         let overlay = super::overlay::Overlay::between(&self.base, &self.config);
         let next = overlay.over(&base);
+        let users = chap_users(&next)?;
         let before = std::mem::replace(&mut self.base, base);
-        let made = self.become_(next, how);
-        if made.is_err() {
-            self.base = before;
+        let mut made = self.become_(next, how);
+        match &mut made {
+            Ok(made) => self.set_chap_users(users, &mut made.plan),
+            Err(_) => self.base = before,
         }
         self.publish();
         made
+    }
+
+    /// Targets that stay have the users that are in their files now.
+    fn set_chap_users(&self, users: Vec<(String, ChapUsers)>, plan: &mut Plan) {
+        let Some(doors) = self.servers.doors() else {
+            return;
+        };
+        for (name, users) in users {
+            // Those that came have read them by themselves, and know of nothing else.
+            if let Ok(true) = doors.iscsi.set_chap_users(&name, users) {
+                plan.chap_users.push(name);
+            }
+        }
     }
 
     /// Makes `next` of what is there, or refuses with all reasons.
@@ -648,6 +663,21 @@ struct Undo {
 
 fn refused(reasons: Vec<String>) -> Refusal {
     Refusal::Failed(reasons.into_iter().map(Fault::new).collect())
+}
+
+/// What the files of CHAP users say now, target by target.
+fn chap_users(config: &Config) -> Result<Vec<(String, ChapUsers)>, Refusal> {
+    let mut reasons = Vec::new();
+    let mut read = Vec::new();
+    for target in config.iscsi.iter().filter(|one| one.chap_users.is_some()) {
+        let name = target.name.clone();
+        match exports::chap_users(ExportRef::Iscsi(target)) {
+            Ok(users) => read.push((name, users)),
+            Err(reason) => reasons.push(format!("iscsi {name}: {reason}")),
+        }
+    }
+    failed(&reasons)?;
+    Ok(read)
 }
 
 fn failed(reasons: &[String]) -> Result<(), Refusal> {

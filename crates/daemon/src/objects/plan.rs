@@ -51,6 +51,8 @@ pub struct Plan {
     pub add_luns: Vec<ExportLuns>,
     /// Logical units that go from exports that stay.
     pub remove_luns: Vec<ExportLuns>,
+    /// Targets whose CHAP users are others, of those that stay.
+    pub chap_users: Vec<String>,
     /// What cannot be changed while the daemon runs.
     pub refused: Vec<Fault>,
 }

@@ -62,6 +62,18 @@ pub struct ChapUser {
     pub mutual: Option<(String, Secret)>,
 }
 
+impl ChapUser {
+    /// Do both know the same?
+    pub fn is(&self, other: &ChapUser) -> bool {
+        let proofs = match (&self.mutual, &other.mutual) {
+            (None, None) => true,
+            (Some((name, secret)), Some((other, proof))) => name == other && secret.matches(proof),
+            _ => false,
+        };
+        proofs && self.secret.matches(&other.secret)
+    }
+}
+
 /// A target to be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetRecord {

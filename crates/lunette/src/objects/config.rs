@@ -57,6 +57,7 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         ("exports added", summary.exports_added),
         ("exports removed", summary.exports_removed),
         ("exports replaced", summary.exports_replaced),
+        ("targets with other CHAP users", summary.chap_users_changed),
         ("LUNs added", summary.luns_added),
         ("LUNs removed", summary.luns_removed),
     ];
