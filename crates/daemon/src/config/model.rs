@@ -150,21 +150,6 @@ pub struct AccessConfig {
 }
 
 impl AccessConfig {
-    /// Does the control socket let the same people in?
-    pub fn is_same_group(&self, other: &AccessConfig) -> bool {
-        (&self.control_group, &self.control_readers)
-            == (&other.control_group, &other.control_readers)
-    }
-
-    /// Is the API served alike over TCP?
-    pub fn is_same_over_tcp(&self, other: &AccessConfig) -> bool {
-        let over_tcp = |access: &AccessConfig| {
-            let files = (access.token_file.clone(), access.readers_token_file.clone());
-            (access.api_listen, files)
-        };
-        over_tcp(self) == over_tcp(other)
-    }
-
     /// Is any group named?
     pub fn has_groups(&self) -> bool {
         self.control_group.is_some() || self.control_readers.is_some()

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::refusal::Fault;
 use super::relations::absolute;
 use crate::config::{
-    BackendConfig, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig,
+    BackendConfig, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig, Placement,
 };
 
 /// Logical units of one export.
@@ -97,14 +97,32 @@ impl Plan {
     }
 
     fn fixed(&mut self, now: &Config, next: &Config) {
+        let (from, to) = (&now.access, &next.access);
+        let (ran, run) = (&now.workers, &next.workers);
+        let placement = match run.placement {
+            Placement::Count(_) => "/workers",
+            Placement::Cpus(_) => "/cpus",
+        };
         let fixed = [
             ("/control", now.control != next.control),
-            ("/control_group", !now.access.is_same_group(&next.access)),
-            ("/api_listen", !now.access.is_same_over_tcp(&next.access)),
+            ("/control_group", from.control_group != to.control_group),
+            (
+                "/control_readers",
+                from.control_readers != to.control_readers,
+            ),
+            ("/api_listen", from.api_listen != to.api_listen),
+            ("/token_file", from.token_file != to.token_file),
+            (
+                "/readers_token_file",
+                from.readers_token_file != to.readers_token_file,
+            ),
             ("/state", now.state != next.state),
             ("/metrics_listen", now.metrics_listen != next.metrics_listen),
             ("/iscsi_limits", now.iscsi_limits != next.iscsi_limits),
-            ("/workers", now.workers != next.workers),
+            (placement, ran.placement != run.placement),
+            ("/poll_us", ran.poll != run.poll),
+            ("/network_poll_us", ran.network_poll != run.network_poll),
+            ("/disk_poll_us", ran.disk_poll != run.disk_poll),
         ];
         for (pointer, differs) in fixed {
             if differs {
@@ -296,5 +314,30 @@ fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
         }
         (BackendConfig::Delay { .. }, _) => "/around",
         _ => "/cache",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Flags, Surroundings, parse};
+
+    fn config(text: &str) -> Config {
+        let file = Some(("lunette.toml", text));
+        let surroundings = Surroundings::of_this_process();
+        parse(file, &Flags::default(), &surroundings).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn what_waits_for_a_restart_is_named_as_it_is_written() {
+        let now = config("workers = 1\ncontrol_group = \"a\"\ntoken_file = \"/t\"\n");
+        let next = "workers = 1\npoll_us = 7\ncontrol_group = \"a\"\ncontrol_readers = \"b\"\n\
+                    token_file = \"/t\"\nreaders_token_file = \"/r\"\n";
+        let plan = Plan::between(&now, &config(next));
+        let pointers: Vec<&str> = plan.refused.iter().map(|f| f.pointer.as_str()).collect();
+        assert_eq!(
+            pointers,
+            ["/control_readers", "/readers_token_file", "/poll_us"]
+        );
     }
 }
