@@ -247,6 +247,33 @@ fn reload_tells_of_limits_that_are_others() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn reload_that_what_was_changed_before_forbids_says_so() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let file = scratch.file("lunette.toml");
+    let socket = scratch.sockets().join("c.sock");
+    let write = |disk: &str| {
+        let disk = format!("[[disk]]\nname = \"{disk}\"\nbackend = \"ram\"\nsize = \"1M\"\n");
+        let socket = socket.display();
+        let controller = format!("[[vhost_scsi]]\nname = \"c\"\nsocket = \"{socket}\"\n");
+        std::fs::write(&file, disk + &controller)
+    };
+    write("a")?;
+    let config = file.to_string_lossy();
+    let daemon = DaemonBuilder::new(&scratch)
+        .arguments(["--config", &config])
+        .start()?;
+    daemon.lunette(&["lun", "add", "c", "4:0", "a"])?;
+    write("b")?;
+    let output = daemon.ask(&["reload"])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1), "{said}");
+    for part in ["`a`", "LUN 4:0 of c", "config diff"] {
+        ensure!(said.contains(part), "{part}: {said}");
+    }
+    Ok(())
+}
+
 /// A file of one user for the targets of a daemon.
 fn write_users(path: &Path, line: &str, mode: u32) -> Result<()> {
     std::fs::write(path, line)?;

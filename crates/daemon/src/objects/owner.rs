@@ -178,6 +178,13 @@ impl Owner {
     pub fn reload(&mut self, base: Config, how: How) -> Result<Made, Refusal> {
         let overlay = super::overlay::Overlay::between(&self.base, &self.config);
         let next = overlay.over(&base);
+        let faults = relations::check(&next);
+        if !faults.is_empty() && relations::check(&base).is_empty() {
+            let help = "what the file says goes together, but not with what was changed at run time, which lunette config \
+                        diff shows; take that back, or mend the file";
+            let faults = faults.into_iter().map(|fault| fault.help(help));
+            return Err(Refusal::Invalid(faults.collect()));
+        }
         let users = chap_users(&next)?;
         let before = std::mem::replace(&mut self.base, base);
         let mut made = self.become_(next, how);
