@@ -1,4 +1,4 @@
-//! One log line per interval, however often a peer misbehaves; the rest are counted.
+//! One log line per interval, or a few at once, however often a peer misbehaves; the rest are counted.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -7,15 +7,35 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct RateLimit {
     interval: Duration,
-    state: Mutex<(Option<Instant>, u64)>,
+    /// So many pass at once after a pause.
+    burst: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Of those that may pass at once, so many have not; at `since`.
+    left: u32,
+    since: Option<Instant>,
+    unlogged: u64,
 }
 
 impl RateLimit {
     /// At most one line per `interval`.
     pub const fn new(interval: Duration) -> RateLimit {
+        RateLimit::with_burst(interval, 1)
+    }
+
+    /// One line per `interval`, and those that were not needed for a while, up to `burst`, at once.
+    pub const fn with_burst(interval: Duration, burst: u32) -> RateLimit {
         RateLimit {
             interval,
-            state: Mutex::new((None, 0)),
+            burst,
+            state: Mutex::new(State {
+                left: burst,
+                since: None,
+                unlogged: 0,
+            }),
         }
     }
 
@@ -26,14 +46,20 @@ impl RateLimit {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         let now = Instant::now();
-        if state
-            .0
-            .is_some_and(|last| now.duration_since(last) < self.interval)
-        {
-            state.1 += 1;
+        let since = *state.since.get_or_insert(now);
+        let passed = now.duration_since(since).as_nanos();
+        let earned = passed.checked_div(self.interval.as_nanos()).unwrap_or(1);
+        if earned > 0 {
+            let earned = u32::try_from(earned).unwrap_or(u32::MAX);
+            state.left = state.left.saturating_add(earned).min(self.burst);
+            state.since = Some(now);
+        }
+        if state.left == 0 {
+            state.unlogged += 1;
             return None;
         }
-        Some(std::mem::replace(&mut *state, (Some(now), 0)).1)
+        state.left -= 1;
+        Some(std::mem::take(&mut state.unlogged))
     }
 }
 
@@ -47,7 +73,16 @@ mod tests {
         assert_eq!(limit.pass(), Some(0));
         assert_eq!(limit.pass(), None);
         assert_eq!(limit.pass(), None);
-        assert_eq!(limit.state.lock().unwrap().1, 2);
+        assert_eq!(limit.state.lock().unwrap().unlogged, 2);
+    }
+
+    #[test]
+    fn a_burst_passes_and_those_after_it_are_counted() {
+        let limit = RateLimit::with_burst(Duration::from_millis(200), 3);
+        let passed: Vec<_> = (0..5).map(|_| limit.pass()).collect();
+        assert_eq!(passed, [Some(0), Some(0), Some(0), None, None]);
+        std::thread::sleep(Duration::from_millis(250));
+        assert_eq!(limit.pass(), Some(2));
     }
 
     #[test]

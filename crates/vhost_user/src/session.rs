@@ -54,8 +54,9 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A hostile front end that comes again and again must not fill the log.
 static ENDED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
-static COMING_LOG: RateLimit = RateLimit::new(Duration::from_millis(50));
-static LEAVING_LOG: RateLimit = RateLimit::new(Duration::from_millis(50));
+// A virtual machine comes and goes with all its disks at once, and each is worth a line.
+static COMING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
+static LEAVING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
 
 /// A front end that says nothing for so long may be replaced by another.
 const SILENCE: Duration = Duration::from_secs(1);
