@@ -38,7 +38,9 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
 }
 
 fn summary(config: &Config) -> String {
-    let luns: usize = config.vhost_scsi.iter().map(|c| c.luns.len()).sum();
+    let of_controllers = config.vhost_scsi.iter().map(|c| c.luns.len());
+    let of_targets = config.iscsi.iter().map(|target| target.luns.len());
+    let luns: usize = of_controllers.chain(of_targets).sum();
     let parts = [
         (config.disks.len(), "disk"),
         (config.vhost_blk.len(), "vhost-blk export"),
@@ -52,4 +54,27 @@ fn summary(config: &Config) -> String {
         count => format!("{count} {what}s"),
     });
     counted.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_of_controllers_and_of_targets_are_counted() {
+        let text = "workers = 1\n[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"1M\"\n\
+                    [[vhost_scsi]]\nname = \"c\"\nsocket = \"c.sock\"\n\
+                    lun = [{ target = 0, lun = 0, disk = \"d\" }]\n\
+                    [[iscsi]]\nname = \"iqn.2026-11.org.example:t\"\nportals = [\"127.0.0.1\"]\n\
+                    lun = [{ lun = 0, disk = \"d\" }, { lun = 9, disk = \"d\" }]\n";
+        let surroundings = Surroundings::of_this_process();
+        let read = config::parse(
+            Some(("a.toml", text)),
+            &config::Flags::default(),
+            &surroundings,
+        );
+        let config = read.unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let told = summary(&config);
+        assert!(told.contains("1 iSCSI target, 3 LUNs, 1 worker"), "{told}");
+    }
 }
