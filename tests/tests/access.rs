@@ -313,3 +313,21 @@ fn groups_look_on_or_change_as_the_configuration_says_and_others_are_hung_up_on(
     ensure!(known.contains('e') && known.contains('d'), "{known}");
     Ok(())
 }
+
+#[test]
+fn a_group_that_there_is_not_is_told_at_the_start() -> Result<()> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        let file = scratch.file("lunette.toml");
+        let groups = "control_group = \"no-such-group\"\ncontrol_readers = \"users\"\n";
+        write(&file, groups, 0o644)?;
+        let file = file.display().to_string();
+        Ok(daemon.disk("d=ram:1M").arguments(["--config", &file]))
+    })?;
+    let log = rig.daemon.process().log();
+    ensure!(
+        log.contains("control_group") && log.contains("`no-such-group`"),
+        "{log}"
+    );
+    ensure!(!log.contains("control_readers"), "{log}");
+    Ok(())
+}

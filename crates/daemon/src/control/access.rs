@@ -85,6 +85,22 @@ fn right(access: &AccessConfig, uid: u32, gid: u32) -> Option<Right> {
     }
 }
 
+/// A group that there is not lets nobody in, and whoever is hung up on is told nothing.
+fn warn_of_unknown(access: &AccessConfig) {
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let named = [
+        ("control_group", &access.control_group),
+        ("control_readers", &access.control_readers),
+    ];
+    for (key, group) in named {
+        if let Some(group) = group
+            && fields(&groups, 0, group).is_none()
+        {
+            tracing::warn!("{key}: /etc/group has no group `{group}`, so that nobody is in it");
+        }
+    }
+}
+
 /// Accepts those who may ask.
 pub(super) struct Guarded {
     listener: UnixListener,
@@ -96,6 +112,7 @@ pub(super) struct Guarded {
 impl Guarded {
     /// Guards a listener.
     pub fn new(listener: UnixListener, access: AccessConfig) -> Guarded {
+        warn_of_unknown(&access);
         Guarded {
             listener,
             access,
