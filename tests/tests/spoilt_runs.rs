@@ -251,6 +251,9 @@ fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
         (&[&subject, "--bs=3"], 2, "multiple of 512"),
         (&[&format!("{subject},foo")], 2, "`foo`"),
         (&["nosuch.fio"], 2, "nosuch.fio"),
+        (&["vhost-blk:/nosuch"], 2, "vhost-user-blk:SOCKET"),
+        (&["file:/proc"], 1, "is a folder"),
+        (&["file:/dev/null"], 1, ",direct=0"),
         (
             &[&format!("vhost-user-scsi:{socket}")],
             1,

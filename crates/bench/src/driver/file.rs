@@ -1,7 +1,7 @@
 //! A file or a block device of this machine through io_uring: the line that no device can cross.
 
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -88,6 +88,11 @@ impl FileSession {
         } else {
             0
         };
+        ensure!(
+            !subject.path.is_dir(),
+            "{} is a folder: give a file or a block device",
+            subject.path.display()
+        );
         let open = |write: bool| {
             let mut options = OpenOptions::new();
             options.read(true).write(write).custom_flags(flags);
@@ -98,7 +103,15 @@ impl FileSession {
             Err(_) => {
                 let file = open(false);
                 let place = subject.path.display();
-                (file.with_context(|| format!("cannot open {place}"))?, true)
+                let refused = |error: &std::io::Error| error.kind() == ErrorKind::InvalidInput;
+                let hint = match direct && file.as_ref().is_err_and(refused) {
+                    true => " with O_DIRECT, which it may not have; say ,direct=0 to go without",
+                    false => "",
+                };
+                (
+                    file.with_context(|| format!("cannot open {place}{hint}"))?,
+                    true,
+                )
             }
         };
         let block_size = block_size(&file, direct)?;

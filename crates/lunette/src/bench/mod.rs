@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bench::driver::{DriverOptions, Subject};
+use bench::driver::{DriverOptions, FORMS, Subject};
 use bench::job::{Job, Mistake, Mistakes, Surroundings, apply, check, parse};
 use bench::report;
 use bench::run::{Plan, Progress, run as run_plan};
@@ -111,7 +111,7 @@ fn trial(trial: &Trial) -> Outcome {
     if subjects.is_empty() && jobs.iter().all(|job| job.filenames.is_empty()) {
         return Err(Failure::mistake(format_args!(
             "nothing to measure: name a subject ({})",
-            bench::driver::FORMS
+            FORMS
         )));
     }
     let plan = plan(trial, subjects, jobs)?;
@@ -281,7 +281,10 @@ fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
                 file: (*file).clone(),
                 line: 0,
                 option: String::new(),
-                message: format!("cannot read it: {error}"),
+                message: match file.contains(':') {
+                    true => format!("no subject ({FORMS}), and no job file either: {error}"),
+                    false => format!("cannot read it: {error}"),
+                },
             }),
         }
     }
