@@ -6,7 +6,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -210,7 +211,7 @@ impl Owner {
     }
 
     /// Makes `next` of what is there, or refuses with all reasons.
-    fn become_(&mut self, next: Config, how: How) -> Result<Made, Refusal> {
+    fn become_(&mut self, mut next: Config, how: How) -> Result<Made, Refusal> {
         let faults = relations::check(&next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
@@ -232,6 +233,7 @@ impl Owner {
             self.publish();
             return Ok(Made::default());
         }
+        plan.let_devices_be(&mut next, &self.base, is_block_device);
         let ready = self.carry_out(&plan, &next, how, &doors)?;
         self.config = next;
         self.publish();
@@ -670,6 +672,11 @@ struct Undo {
 
 fn refused(reasons: Vec<String>) -> Refusal {
     Refusal::Failed(reasons.into_iter().map(Fault::new).collect())
+}
+
+fn is_block_device(path: &Path) -> bool {
+    let metadata = std::fs::metadata(path);
+    metadata.is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 /// What the files of CHAP users say now, target by target.

@@ -1,7 +1,7 @@
 //! The smallest set of changes that makes one configuration another.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::refusal::Fault;
 use super::relations::absolute;
@@ -94,6 +94,31 @@ impl Plan {
         };
         let going = now.exports().filter(goes_first);
         going.map(ExportRef::to_owned).collect()
+    }
+
+    /// A block device that was followed has the size that it has, also after it has grown once more: `next` says none, unless
+    /// `base` does.
+    pub fn let_devices_be(
+        &self,
+        next: &mut Config,
+        base: &Config,
+        is_device: impl Fn(&Path) -> bool,
+    ) {
+        for Resize {
+            disk: name,
+            size: to,
+        } in &self.resize
+        {
+            let said = base.disk(name).and_then(|disk| size(&disk.backend));
+            let disk = next.disks.iter_mut().find(|disk| disk.name == *name);
+            if let Some(disk) = disk
+                && let BackendConfig::File { path, .. } = &disk.backend
+                && said != Some(*to)
+                && is_device(path)
+            {
+                disk.backend = with_size(&disk.backend, None);
+            }
+        }
     }
 
     fn fixed(&mut self, now: &Config, next: &Config) {
@@ -326,6 +351,25 @@ mod tests {
         let file = Some(("lunette.toml", text));
         let surroundings = Surroundings::of_this_process();
         parse(file, &Flags::default(), &surroundings).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn size_of_a_block_device_that_was_followed_is_not_written_down() {
+        let disk = |size: &str| {
+            config(&format!(
+                "workers = 1\n[[disk]]\nname = \"d\"\nbackend = \"file\"\npath = \"/dev/null\"\n{size}"
+            ))
+        };
+        let (base, grown) = (disk(""), disk("size = \"2M\""));
+        let sizes = [(true, &base, None), (false, &base, Some(2 << 20))];
+        let said = (true, &grown, Some(2 << 20));
+        for (is_device, base, wanted) in sizes.into_iter().chain([said]) {
+            let mut next = grown.clone();
+            let plan = Plan::between(&disk(""), &next);
+            assert_eq!(plan.resize.len(), 1);
+            plan.let_devices_be(&mut next, base, |_| is_device);
+            assert_eq!(size(&next.disks[0].backend), wanted);
+        }
     }
 
     #[test]
