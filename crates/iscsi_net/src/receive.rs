@@ -341,7 +341,7 @@ impl Connection {
         if let Some(unlogged) = LOGIN_LOG.pass() {
             let visitor = self.iscsi.visitor();
             tracing::warn!(
-                target = visitor.target_name.as_deref().unwrap_or("(discovery)"),
+                target = visitor.target_name.as_deref().unwrap_or("(none)"),
                 initiator = visitor.initiator_name,
                 address = visitor.address,
                 unlogged,
