@@ -371,6 +371,12 @@ fn one_file_belongs_to_one_disk_however_it_is_written() {
 }
 
 #[test]
+fn a_list_without_anything_is_called_empty() {
+    let found = mistakes("cpus = []\n");
+    assert_eq!(found, ["1:8 `cpus`: found an empty array"]);
+}
+
+#[test]
 fn workers_and_cpus_that_contradict_are_a_mistake() {
     let found = mistakes("workers = 3\ncpus = [0, 1]\n");
     assert_eq!(found, ["1:11 `workers`: found 3, but `cpus` lists 2"]);

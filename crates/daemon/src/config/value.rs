@@ -35,6 +35,7 @@ impl Raw {
             Raw::Word(text) | Raw::Text(text) => format!("{text:?}"),
             Raw::Integer(number) => number.to_string(),
             Raw::Boolean(value) => value.to_string(),
+            Raw::List(items) if items.is_empty() => "an empty array".to_owned(),
             Raw::List(_) => "an array".to_owned(),
             Raw::Table(_) => "a table".to_owned(),
             Raw::Other(kind, text) => format!("the {kind} {text}"),
