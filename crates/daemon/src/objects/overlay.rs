@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use super::bodies::{Disk, Export, Lun};
+use super::plan::{size, with_size};
 use super::refusal::Refusal;
 use crate::config::{
     Config, DiskConfig, ExportConfig, ExportRef, LunConfig, disk_json, export_json,
@@ -19,6 +20,8 @@ type Address = (String, u8, u16);
 pub struct Overlay {
     /// Disks that are there, and are not there or otherwise in the file.
     pub disks: Vec<DiskConfig>,
+    /// Disks of the file of which the size or the limits were changed.
+    pub changed: Vec<Changed>,
     /// Disks of the file that are not there.
     pub no_disks: Vec<String>,
     /// Exports that are there, and are not there or otherwise in the file.
@@ -29,14 +32,62 @@ pub struct Overlay {
     pub luns: BTreeMap<Address, Option<String>>,
 }
 
+/// A disk of the file whose size or limits were changed: what else the file says of it stays the file's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// As the file had it.
+    was: DiskConfig,
+    /// With the changes.
+    now: DiskConfig,
+}
+
+impl Changed {
+    fn between(was: &DiskConfig, now: &DiskConfig) -> Option<Changed> {
+        let with_changes = DiskConfig {
+            backend: with_size(&was.backend, size(&now.backend)),
+            limits: now.limits,
+            ..was.clone()
+        };
+        (with_changes == *now).then(|| Changed {
+            was: was.clone(),
+            now: now.clone(),
+        })
+    }
+
+    fn over(&self, disk: &mut DiskConfig) {
+        // A size is one of what the disk was then.
+        if disk.backend == self.was.backend {
+            disk.backend.clone_from(&self.now.backend);
+        }
+        if self.now.limits != self.was.limits {
+            disk.limits = self.now.limits;
+        }
+    }
+
+    fn line(&self) -> String {
+        let size = (self.now.backend != self.was.backend).then_some("size");
+        let limits = (self.now.limits != self.was.limits).then_some("limits");
+        let what: Vec<&str> = size.into_iter().chain(limits).collect();
+        format!("~ disk {} ({})", self.now.name, what.join(", "))
+    }
+}
+
 impl Overlay {
     /// What has to be put over `base` to have `now`.
     pub fn between(base: &Config, now: &Config) -> Overlay {
         let mut overlay = Overlay::default();
         let before: HashMap<&str, &DiskConfig> =
             base.disks.iter().map(|d| (d.name.as_str(), d)).collect();
-        let differs = |disk: &&DiskConfig| before.get(&*disk.name) != Some(disk);
-        overlay.disks = now.disks.iter().filter(differs).cloned().collect();
+        for disk in &now.disks {
+            let was = before.get(&*disk.name);
+            if was == Some(&disk) {
+                continue;
+            }
+            match was.and_then(|was| Changed::between(was, disk)) {
+                Some(changed) => overlay.changed.push(changed),
+                None => overlay.disks.push(disk.clone()),
+            }
+        }
         let there: HashSet<&str> = now.disks.iter().map(|d| d.name.as_str()).collect();
         let gone = base.disks.iter().filter(|d| !there.contains(&*d.name));
         overlay.no_disks = gone.map(|disk| disk.name.clone()).collect();
@@ -90,6 +141,11 @@ impl Overlay {
                 *disk = changed.clone();
             }
         }
+        for changed in &self.changed {
+            if let Some(disk) = next.disks.iter_mut().find(|d| d.name == changed.now.name) {
+                changed.over(disk);
+            }
+        }
         let added = self.disks.iter().filter(|d| ours.contains_key(&*d.name));
         next.disks.extend(added.cloned());
         for name in &self.no_exports {
@@ -138,6 +194,7 @@ impl Overlay {
         let file = File {
             schema: SCHEMA,
             disks: self.disks.iter().map(Disk::of).collect(),
+            changed_disks: self.changed.iter().map(DiskChange::of).collect(),
             removed_disks: self.no_disks.clone(),
             exports: self
                 .exports
@@ -171,9 +228,9 @@ impl Overlay {
         }
         let malformed = |error: serde_json::Error| format!("it makes no sense: {error}");
         let version: Version = serde_json::from_str(text).map_err(malformed)?;
-        if version.schema != SCHEMA {
+        if !(1..=SCHEMA).contains(&version.schema) {
             return Err(format!(
-                "it has schema {}, and this version knows schema {SCHEMA} only",
+                "it has schema {}, and this version knows those up to {SCHEMA}",
                 version.schema
             ));
         }
@@ -184,11 +241,16 @@ impl Overlay {
             no_exports: file.removed_exports,
             ..Overlay::default()
         };
-        for disk in file.disks {
+        let read = |disk: Disk| {
             let value = serde_json::to_value(&disk).map_err(malformed)?;
-            overlay
-                .disks
-                .push(disk_json(&disk.name, &value).map_err(wrong)?);
+            disk_json(&disk.name, &value).map_err(wrong)
+        };
+        for disk in file.disks {
+            overlay.disks.push(read(disk)?);
+        }
+        for DiskChange { was, now } in file.changed_disks {
+            let (was, now) = (read(was)?, read(now)?);
+            overlay.changed.push(Changed { was, now });
         }
         for export in file.exports {
             let value = serde_json::to_value(&export).map_err(malformed)?;
@@ -205,7 +267,9 @@ impl Overlay {
 
     /// What the disks and exports in it are called where a start says why it cannot be.
     pub fn names(&self) -> Vec<String> {
-        let disks = self.disks.iter().map(|disk| format!("disk {}", disk.name));
+        let changed = self.changed.iter().map(|changed| &changed.now);
+        let disks = self.disks.iter().chain(changed);
+        let disks = disks.map(|disk| format!("disk {}", disk.name));
         let exports = self.exports.iter().map(ExportConfig::as_ref);
         let exports = exports.map(|export| format!("{} {}", export.kind(), export.name()));
         disks.chain(exports).collect()
@@ -221,6 +285,7 @@ impl Overlay {
                 .map(|name| format!("- export {name}")),
         );
         lines.extend(self.disks.iter().map(|d| format!("+ disk {}", d.name)));
+        lines.extend(self.changed.iter().map(Changed::line));
         let exports = self.exports.iter().map(ExportConfig::as_ref);
         lines.extend(exports.map(|e| format!("+ export {} ({})", e.name(), e.kind())));
         let luns = self
@@ -236,16 +301,34 @@ impl Overlay {
 }
 
 /// Changes with every change that an older version could not read.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct File {
     schema: u32,
     disks: Vec<Disk>,
+    /// Not in schema 1, where these are among the disks.
+    #[serde(default)]
+    changed_disks: Vec<DiskChange>,
     removed_disks: Vec<String>,
     exports: Vec<Export>,
     removed_exports: Vec<String>,
     luns: Vec<LunChange>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct DiskChange {
+    was: Disk,
+    now: Disk,
+}
+
+impl DiskChange {
+    fn of(changed: &Changed) -> DiskChange {
+        DiskChange {
+            was: Disk::of(&changed.was),
+            now: Disk::of(&changed.now),
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -312,10 +395,51 @@ mod tests {
         assert!(Overlay::between(&now, &now).is_empty());
     }
 
+    /// A new size or limit says nothing of where the disk's data are.
+    #[test]
+    fn disk_that_the_file_has_elsewhere_now_is_there_with_the_limits_that_were_changed() {
+        let disk = |words: &str| config(&[words], &[], &[], &[]);
+        let base = disk("a=file:/x/a,size=1M,iops=10");
+        for (now, lines) in [
+            (
+                "a=file:/x/a,size=2M,iops=20",
+                &["~ disk a (size, limits)"][..],
+            ),
+            ("a=file:/x/a,size=1M,iops=20", &["~ disk a (limits)"]),
+        ] {
+            let now = disk(now);
+            let overlay = Overlay::between(&base, &now);
+            assert_eq!(overlay.lines(), lines);
+            assert_eq!(overlay.over(&base), now);
+            let overlay = Overlay::from_text(&overlay.to_text()).unwrap();
+            let edited = disk("a=file:/x/b,size=4M,ro");
+            let wanted = disk("a=file:/x/b,size=4M,ro,iops=20");
+            assert_eq!(overlay.over(&edited), wanted);
+            // A disk that the file has no more has no size either.
+            let gone = disk("b=ram:1M");
+            assert_eq!(overlay.over(&gone), gone);
+        }
+        let grown = Overlay::between(&base, &disk("a=file:/x/a,size=2M,iops=10"));
+        let limited = disk("a=file:/x/a,size=1M,iops=30");
+        let wanted = disk("a=file:/x/a,size=2M,iops=30");
+        assert_eq!(grown.over(&limited), wanted);
+        let another = disk("a=file:/x/c,size=1M,iops=10");
+        assert_eq!(Overlay::between(&base, &another).lines(), ["+ disk a"]);
+    }
+
+    #[test]
+    fn state_of_an_earlier_version_is_read() {
+        let text = r#"{"schema": 1, "disks": [{"name": "a", "backend": "ram", "size": 2097152}],
+            "removed_disks": [], "exports": [], "removed_exports": [], "luns": []}"#;
+        let overlay = Overlay::from_text(text).unwrap();
+        let base = config(&["a=ram:1M"], &[], &[], &[]);
+        assert_eq!(overlay.over(&base), config(&["a=ram:2M"], &[], &[], &[]));
+    }
+
     #[test]
     fn state_of_a_later_version_is_refused() {
-        let error = Overlay::from_text("{\"schema\": 2, \"planets\": []}").unwrap_err();
-        assert!(error.contains("schema 2"), "{error}");
+        let error = Overlay::from_text("{\"schema\": 3, \"planets\": []}").unwrap_err();
+        assert!(error.contains("schema 3"), "{error}");
         assert!(Overlay::from_text("").is_err());
     }
 }
