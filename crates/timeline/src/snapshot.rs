@@ -254,16 +254,12 @@ impl Snapshot {
     }
 
     /// What each queue counted after `earlier`. A queue that has restarted in between is told by counters that fell,
-    /// and counts in full.
+    /// and counts in full, as does one on a worker that it was not on before: what it measured on others stays with those.
     #[must_use]
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
-        let same_queue =
-            |a: &Labels, b: &Labels| (&a.export, &a.disk, a.queue) == (&b.export, &b.disk, b.queue);
         let queues = self.queues.iter().map(|now| {
-            let before = earlier
-                .queues
-                .iter()
-                .find(|before| same_queue(&before.labels, &now.labels));
+            let mut of_then = earlier.queues.iter();
+            let before = of_then.find(|before| before.labels == now.labels);
             let before = before
                 .filter(|b| b.latencies.counters.requests() <= now.latencies.counters.requests());
             let Some(before) = before else {
@@ -429,5 +425,27 @@ mod tests {
         });
         assert_eq!(short.since(&long), short);
         assert_eq!(long.since(&short).merged().counters.kicks, 7);
+    }
+
+    /// What it measured on the worker before is still told: the two are not one.
+    #[test]
+    fn a_queue_that_moved_to_another_worker_counts_on_each_by_itself() {
+        let on = |worker: u32, requests: u32| {
+            let labels = Labels {
+                worker,
+                ..labels("a", 0)
+            };
+            snapshot_of(labels, requests)
+        };
+        let of = |queues: &[QueueSnapshot]| Snapshot {
+            queues: queues.to_vec(),
+        };
+        let first = of(&[on(0, 5)]);
+        let moved = of(&[on(0, 5), on(1, 6)]);
+        let later = of(&[on(0, 5), on(1, 9)]);
+        let kicks = |now: &Snapshot, before: &Snapshot| now.since(before).merged().counters.kicks;
+        assert_eq!(kicks(&moved, &first), 6);
+        assert_eq!(kicks(&later, &first), 9);
+        assert_eq!(kicks(&later, &moved), 3);
     }
 }
