@@ -222,12 +222,13 @@ fn clone_fd(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, String> {
         .map_err(|error| format!("cannot duplicate a descriptor: {error}"))
 }
 
-/// What a descriptor is of that can be waited for and written to without asking anybody's file system, as the kernel names it
+/// What a descriptor is of that can be waited for, written to and closed without asking anybody, as the kernel names it
 /// (proc(5), /proc/pid/fd); paths begin otherwise.
-const EVENTS: [&[u8]; 3] = [b"anon_inode:[eventfd]", b"pipe:[", b"socket:["];
+const EVENTS: [&[u8]; 2] = [b"anon_inode:[eventfd]", b"pipe:["];
 
 /// A file may be on a file system of the front end's own (FUSE): whoever polls it, writes to it or closes it waits until that
-/// answers. To tell what it is asks nobody.
+/// answers. Whoever closes a socket may wait for its peer (SO_LINGER), or for that of another one, which lies in a message that
+/// it has not read. To tell what it is asks nobody.
 fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
     let Some(fd) = fd else { return Ok(()) };
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
@@ -239,7 +240,7 @@ fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
     }
 }
 
-/// A pipe's or socket's end that nobody writes to any more is always ready: whoever waited for it would never sleep.
+/// A pipe's end that nobody writes to any more is always ready: whoever waited for it would never sleep.
 fn check_kick(kick: Option<&OwnedFd>) -> Result<(), String> {
     check_event("kick", kick)?;
     let Some(kick) = kick else { return Ok(()) };

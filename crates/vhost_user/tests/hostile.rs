@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -108,5 +110,35 @@ fn front_end_that_makes_its_interrupt_block_holds_nobody_up_and_is_left_alone_fo
     let again = FrontEnd::connect(&bad, &Options::default()).map(drop);
     assert!(again.is_err(), "it is served again at once");
     disk_serves(&rig.serve_ram("other", 1)).unwrap();
+    bystander.finish().unwrap();
+}
+
+/// Whoever closes such a socket last waits (SO_LINGER) until its peer has read everything, which it never does.
+#[test]
+fn front_end_whose_kick_takes_long_to_close_holds_nobody_up() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let (bad, good) = (rig.serve_ram("bad", 1), rig.serve_ram("good", 1));
+    let bystander = VerifiedLoad::start(&good).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut kick = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&kick, Some(3 * SOON)).unwrap();
+    kick.set_nonblocking(true).unwrap();
+    while kick.write(&[0; 1 << 16]).is_ok() {}
+    let mut front_end = connect(&bad);
+    let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
+    front_end.describe_queue(&queue, 0).unwrap();
+    // Whether it is refused is another test's business.
+    front_end.set_kick(0, Some(kick.as_fd())).ok();
+    std::thread::scope(|scope| {
+        // It may be the last one to close it.
+        scope.spawn(move || drop(kick));
+        std::thread::sleep(Duration::from_millis(100));
+        drop((queue, front_end));
+        std::thread::sleep(Duration::from_millis(100));
+        let went_on = bystander.goes_on(SOON);
+        drop(peer);
+        went_on.unwrap();
+    });
     bystander.finish().unwrap();
 }

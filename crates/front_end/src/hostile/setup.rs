@@ -8,6 +8,7 @@ use std::path::Path;
 
 use guest_memory::{Mapping, RegionSpec};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::{Case, case, connect, ends, refused, started};
 use crate::session::{FrontEnd, state};
@@ -164,15 +165,15 @@ pub const CASES: &[Case] = &[
         served_with_kick(socket, OwnedFd::from(File::open("/dev/zero")?))
     }),
     case("a kick that has hung up", |socket| {
-        let (ours, theirs) = UnixStream::pair()?;
-        drop(ours);
-        served_with_kick(socket, OwnedFd::from(theirs))
+        let (reader, writer) = std::io::pipe()?;
+        drop(writer);
+        served_with_kick(socket, OwnedFd::from(reader))
     }),
     case("a kick that hangs up later", |socket| {
-        let (ours, theirs) = UnixStream::pair()?;
+        let (reader, writer) = std::io::pipe()?;
         let (front_end, queue) = started(socket, false)?;
-        front_end.set_kick(0, Some(theirs.as_fd()))?;
-        drop((ours, theirs));
+        front_end.set_kick(0, Some(reader.as_fd()))?;
+        drop((reader, writer));
         linger(&front_end, queue)
     }),
     case("an interrupt that is full and blocks", |socket| {
@@ -181,18 +182,15 @@ pub const CASES: &[Case] = &[
         rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes())?;
         interrupted(socket, full)
     }),
-    case(
-        "an interrupt that is a socket which nobody reads",
-        |socket| {
-            let (mut ours, theirs) = UnixStream::pair()?;
-            ours.set_nonblocking(true)?;
-            while ours.write(&[0; 4096]).is_ok() {}
-            ours.set_nonblocking(false)?;
-            interrupted(socket, OwnedFd::from(ours))?;
-            drop(theirs);
-            Ok(())
-        },
-    ),
+    case("an interrupt that is a pipe which nobody reads", |socket| {
+        let (reader, mut writer) = std::io::pipe()?;
+        fcntl_setfl(&writer, OFlags::NONBLOCK)?;
+        while writer.write(&[0; 4096]).is_ok() {}
+        fcntl_setfl(&writer, OFlags::empty())?;
+        interrupted(socket, OwnedFd::from(writer))?;
+        drop(reader);
+        Ok(())
+    }),
     case("an error descriptor that blocks", |socket| {
         let full = eventfd(0, EventfdFlags::CLOEXEC)?;
         rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes())?;
