@@ -2,15 +2,20 @@
 //!
 //! An export serves one front end at a time. A second one is refused by closing its connection, with a log line,
 //! unless the first has never said a word: then the newcomer has its place.
+//!
+//! What a front end has sent and nobody has read is closed with its connection, and that may take as long as the front end
+//! likes: a socket that lingers (SO_LINGER) may be among it. So connections are closed where nobody else waits.
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use reactor::{Accepting, Pool, RateLimit};
+use rustix::net::{Shutdown, shutdown};
 use virtio::VirtioDevice;
 
 use crate::session::{self, SessionHandle};
@@ -47,14 +52,58 @@ struct Export {
     path: Option<PathBuf>,
     /// The front end that is connected.
     session: Arc<Mutex<Option<SessionHandle>>>,
-    thread: Option<JoinHandle<()>>,
+    serving: Option<Serving>,
     /// One that came while its predecessor's requests are still being drained.
     waiting: Option<UnixStream>,
     /// When a front end last made a worker wait.
     held_up: Arc<Mutex<Option<Instant>>>,
+    /// A connection that was refused is being closed; nobody else is accepted meanwhile.
+    refusing: Arc<AtomicBool>,
+}
+
+/// The thread of a session.
+struct Serving {
+    thread: JoinHandle<()>,
+    /// It is over but for what has to be closed.
+    over: Arc<AtomicBool>,
+}
+
+impl Serving {
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire) || self.thread.is_finished()
+    }
+}
+
+/// A connection of an export's that is refused.
+struct Refused {
+    stream: Option<UnixStream>,
+    refusing: Arc<AtomicBool>,
+    state: Arc<State>,
+}
+
+impl Drop for Refused {
+    fn drop(&mut self) {
+        drop(self.stream.take());
+        self.refusing.store(false, Ordering::Release);
+        self.state.accepting.wake();
+    }
 }
 
 impl Export {
+    fn is_refusing(&self) -> bool {
+        self.refusing.load(Ordering::Acquire)
+    }
+
+    fn refuse(&self, stream: UnixStream, state: &Arc<State>) {
+        self.refusing.store(true, Ordering::Release);
+        let refused = Refused {
+            stream: Some(stream),
+            refusing: self.refusing.clone(),
+            state: state.clone(),
+        };
+        close_aside(refused);
+    }
+
     fn is_shunned(&self) -> bool {
         lock(&self.held_up).is_some_and(|since| since.elapsed() < SHUNNED)
     }
@@ -67,18 +116,18 @@ impl Export {
         if let Some(session) = &*lock(&self.session) {
             session.end();
         }
-        let Some(thread) = self.thread.take() else {
+        let Some(serving) = self.serving.take() else {
             return;
         };
         let until = Instant::now() + END_PATIENCE;
-        while !thread.is_finished() && Instant::now() < until {
+        while !serving.is_over() && Instant::now() < until {
             // Mostly it has ended, or does so at once.
             thread::sleep(END_PAUSE);
         }
-        if thread.is_finished() {
+        if serving.thread.is_finished() {
             // A session that panicked has been reported by the panic hook.
-            thread.join().ok();
-        } else {
+            serving.thread.join().ok();
+        } else if !serving.is_over() {
             tracing::error!(
                 export = self.device.name(),
                 "a session does not end within {} s and is left behind: a disk, or its front end, does not answer",
@@ -193,9 +242,10 @@ impl Server {
             listener: listener.map(Arc::new),
             path,
             session,
-            thread: None,
+            serving: None,
             waiting: None,
             held_up: Arc::default(),
+            refusing: Arc::default(),
         });
         self.state.accepting.wake();
         Ok(())
@@ -251,6 +301,38 @@ fn close(mut export: Export) {
         std::fs::remove_file(path).ok();
     }
     export.end_session();
+    if let Some(listener) = export.listener.take() {
+        let is_ours = export.path.is_some();
+        close_aside((export.waiting.take(), Line { listener, is_ours }));
+    }
+}
+
+/// Those who wait to be accepted, at a socket that is closed.
+struct Line {
+    listener: Arc<UnixListener>,
+    /// Else others accept there, too.
+    is_ours: bool,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        // The last one to have the listener may be the accepting thread: it is left an empty line.
+        if self.is_ours && shutdown(&self.listener, Shutdown::Read).is_ok() {
+            while self.listener.accept().is_ok() {}
+        }
+    }
+}
+
+/// Closes front ends' connections on a thread of its own.
+fn close_aside(what: impl Send + 'static) {
+    let closing = thread::Builder::new()
+        .name("closing".into())
+        .stack_size(SESSION_STACK)
+        .spawn(move || drop(what));
+    if let Err(error) = closing {
+        // They have been closed here, then.
+        tracing::warn!("no thread to close connections: {error}");
+    }
 }
 
 impl Drop for Server {
@@ -274,6 +356,7 @@ fn accept_all(state: &Arc<State>) {
     while state.accepting.goes_on() {
         let listeners: Vec<Arc<UnixListener>> = lock(&state.exports)
             .iter()
+            .filter(|export| !export.is_refusing())
             .filter_map(|export| export.listener.clone())
             .collect();
         state.accepting.wait(&listeners, None, "front ends");
@@ -287,11 +370,13 @@ fn accept_all(state: &Arc<State>) {
 fn accept_one(export: &mut Export, state: &Arc<State>) {
     if !export.is_connected()
         && let Some(stream) = export.waiting.take()
-        && !export.is_shunned()
     {
-        start_or_log(export, stream, state);
+        match export.is_shunned() {
+            true => export.refuse(stream, state),
+            false => start_or_log(export, stream, state),
+        }
     }
-    let Some(listener) = &export.listener else {
+    let Some(listener) = export.listener.as_ref().filter(|_| !export.is_refusing()) else {
         return;
     };
     let stream = match listener.accept() {
@@ -318,14 +403,16 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
                 "front end refused: the last one held a worker up, and nobody is served for {SHUNNED:?}"
             );
         }
-        return;
+        return export.refuse(stream, state);
     }
     let (connected, leaving, silent) = match &*lock(&export.session) {
         Some(session) => (true, session.is_leaving(), session.is_silent()),
         None => (false, false, false),
     };
     if leaving {
-        export.waiting = Some(stream);
+        if let Some(before) = export.waiting.replace(stream) {
+            export.refuse(before, state);
+        }
         return;
     }
     if connected {
@@ -337,7 +424,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
                     "second front end refused: one is connected already"
                 );
             }
-            return;
+            return export.refuse(stream, state);
         }
         tracing::warn!(
             export = export.device.name(),
@@ -363,17 +450,22 @@ struct Leaving {
     slot: Arc<Mutex<Option<SessionHandle>>>,
     state: Arc<State>,
     export: String,
+    over: Arc<AtomicBool>,
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
         let mut slot = lock(&self.slot);
-        if slot.take().is_some() {
+        let handle = slot.take();
+        if handle.is_some() {
             // With the slot held, so that nobody hears of the next one first.
             self.state.session_changed(&self.export, false);
         }
         drop(slot);
+        self.over.store(true, Ordering::Release);
         self.state.accepting.wake();
+        // The last to have the connection and the front end's channel.
+        drop(handle);
     }
 }
 
@@ -381,6 +473,8 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
     let held_up = export.held_up.clone();
+    let over = Arc::new(AtomicBool::new(false));
+    let is_over = over.clone();
     // The handle is there before the thread runs on, so that whoever ends the session finds it.
     let (ready, started) = std::sync::mpsc::sync_channel(1);
     let name = format!("session-{}", device.name());
@@ -394,6 +488,7 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
                 slot,
                 state: state.clone(),
                 export: export.clone(),
+                over: is_over,
             };
             let started = move |handle| {
                 let mut slot = lock(&in_place);
@@ -408,7 +503,7 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
                 tracing::warn!("cannot set up a session: {error}");
             }
         })?;
-    export.thread = Some(thread);
+    export.serving = Some(Serving { thread, over });
     // An error here is a session that could not be set up and has said so.
     started.recv().ok();
     Ok(())

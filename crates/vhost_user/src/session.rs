@@ -154,7 +154,10 @@ pub(crate) fn serve(
             Ok(None) => {}
             Ok(Some(given)) => {
                 let mut channel = channel.lock().unwrap_or_else(PoisonError::into_inner);
-                *channel = Some(UnixStream::from(given));
+                let before = channel.replace(UnixStream::from(given));
+                // To close it may take long, and others want to tell something.
+                drop(channel);
+                drop(before);
             }
             Err(error) => break Error::SocketError(error),
         }

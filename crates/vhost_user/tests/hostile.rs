@@ -2,8 +2,6 @@
 
 mod support;
 
-use std::io::Write;
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +12,7 @@ use front_end::{
 };
 use reactor::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
-use support::{Rig, connect, start_blk};
+use support::{Rig, connect, lingering, start_blk};
 
 /// Far above what a batch takes, far below "it stands still".
 const SOON: Duration = Duration::from_secs(20);
@@ -113,18 +111,12 @@ fn front_end_that_makes_its_interrupt_block_holds_nobody_up_and_is_left_alone_fo
     bystander.finish().unwrap();
 }
 
-/// Whoever closes such a socket last waits (SO_LINGER) until its peer has read everything, which it never does.
 #[test]
 fn front_end_whose_kick_takes_long_to_close_holds_nobody_up() {
     let rig = Rig::polling(1, PollLimit::Never);
     let (bad, good) = (rig.serve_ram("bad", 1), rig.serve_ram("good", 1));
     let bystander = VerifiedLoad::start(&good).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut kick = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (peer, _) = listener.accept().unwrap();
-    rustix::net::sockopt::set_socket_linger(&kick, Some(3 * SOON)).unwrap();
-    kick.set_nonblocking(true).unwrap();
-    while kick.write(&[0; 1 << 16]).is_ok() {}
+    let (kick, peer) = lingering();
     let mut front_end = connect(&bad);
     let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
     front_end.describe_queue(&queue, 0).unwrap();

@@ -3,7 +3,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
-use std::io;
+use std::io::{self, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -143,6 +144,18 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "never came: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// A socket and its peer: whoever closes the socket last waits (SO_LINGER) until the peer is gone, or for a minute.
+pub fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    let limit = Some(Duration::from_secs(60));
+    rustix::net::sockopt::set_socket_linger(&socket, limit).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket, peer)
 }
 
 /// An engine over another: notes every I/O, and ends each only after `delay`, if that is not zero.

@@ -1,0 +1,128 @@
+//! What a front end has sent and nobody has read is closed with its connection, and to close it may take as long as the front end
+//! likes. That holds up nobody but itself.
+
+mod support;
+
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use front_end::{Channel, FrontEnd, Options, protocol_feature, request};
+use reactor::PollLimit;
+use support::{Rig, connect, eventually, lingering};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Sends a message with a descriptor, which nobody but its reader has then: false, if nobody takes messages any more.
+fn send_away(channel: &Channel, socket: &mut Option<TcpStream>) -> bool {
+    let Some(fd) = socket.take() else {
+        return false;
+    };
+    let sent = channel.send(request::SET_OWNER, 0, &[], &[fd.as_fd()]);
+    if sent.is_err() {
+        *socket = Some(fd);
+    }
+    sent.is_ok()
+}
+
+/// The same over a connection that is refused, but not as quickly.
+fn send_unasked(path: &Path, socket: TcpStream) -> Channel {
+    let (mut socket, mut sent) = (Some(socket), None);
+    eventually("a message before the refusal", || {
+        let channel = Channel::connect(path).unwrap();
+        let is_sent = send_away(&channel, &mut socket);
+        sent = Some(channel);
+        is_sent
+    });
+    sent.unwrap()
+}
+
+/// Are front ends of this socket served, and can the server be asked and told, while the peer lets others wait?
+fn goes_on(rig: &Rig, socket: &Path, peer: TcpStream) -> bool {
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let connected = FrontEnd::connect(socket, &Options::default()).map(drop);
+            rig.server.config_changed("bad");
+            tell.send(connected.is_ok() && rig.server.status().len() == 2)
+                .ok();
+        });
+        let went_on = told.recv_timeout(SOON);
+        drop(peer);
+        went_on == Ok(true)
+    })
+}
+
+#[test]
+fn of_a_front_end_that_is_refused() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let (bad, good) = (rig.serve_ram("bad", 1), rig.serve_ram("good", 1));
+    let first = connect(&bad);
+    let (socket, peer) = lingering();
+    send_unasked(&bad, socket);
+    assert!(goes_on(&rig, &good, peer));
+    drop(first);
+    eventually("its session ends", || !rig.is_connected("bad"));
+    connect(&bad);
+}
+
+#[test]
+fn of_a_session_that_ends() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let (bad, good) = (rig.serve_ram("bad", 1), rig.serve_ram("good", 1));
+    let (socket, peer) = lingering();
+    let mut socket = Some(socket);
+    eventually("a message behind the last one that is read", || {
+        let channel = Channel::connect(&bad).unwrap();
+        channel.send_bytes(&[0xff; 12], &[]).unwrap();
+        send_away(&channel, &mut socket)
+    });
+    // The next one does not wait for the rest of it.
+    connect(&bad);
+    assert!(goes_on(&rig, &good, peer));
+}
+
+#[test]
+fn of_a_channel_that_makes_way_for_another() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let (bad, good) = (rig.serve_ram("bad", 1), rig.serve_ram("good", 1));
+    let front_end = connect(&bad);
+    let payload = (protocol_feature::BACKEND_REQ | protocol_feature::REPLY_ACK).to_ne_bytes();
+    let agree = request::SET_PROTOCOL_FEATURES;
+    front_end.acknowledged(agree, &payload, &[]).unwrap();
+    let give = |channel: UnixStream| {
+        let give = request::SET_BACKEND_REQ_FD;
+        front_end.channel().send(give, 0, &[], &[channel.as_fd()])
+    };
+    let (socket, peer) = lingering();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    assert!(send_away(&Channel::over(ours), &mut Some(socket)));
+    give(theirs).unwrap();
+    give(UnixStream::pair().unwrap().0).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(goes_on(&rig, &good, peer));
+}
+
+#[test]
+fn of_an_export_that_is_removed() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let (bad, good) = (rig.serve_ram("bad", 1), rig.serve_ram("good", 1));
+    let first = connect(&bad);
+    let [(one, peer), (other, another_peer)] = [lingering(), lingering()];
+    let peers = (peer, another_peer);
+    send_unasked(&bad, one).wait_closed(SOON).unwrap();
+    // This one is not even looked at meanwhile.
+    drop((send_unasked(&bad, other), first));
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| tell.send(rig.server.remove("bad")).ok());
+        let removed = told.recv_timeout(SOON);
+        let connected = FrontEnd::connect(&good, &Options::default()).map(drop);
+        drop(peers);
+        assert_eq!(removed, Ok(true));
+        connected.unwrap();
+    });
+}
