@@ -45,8 +45,10 @@ const F_RING_PACKED: u64 = 1 << 34;
 const MAX_QUEUE_SIZE: u32 = 1024;
 /// Memory regions of one front end, if it adds them one by one. QEMU's own limit is 512.
 const MAX_MEMORY_REGIONS: u64 = 512;
-/// States of a front end's memory that it has replaced and that requests in flight still use.
+/// States of a front end's memory that it has replaced as a whole and that requests in flight still use. All of each is mapped.
 const MAX_REPLACED_TABLES: usize = 32;
+/// The same of states that differ by one region from the next: as many as a front end makes that fills its slots.
+const MAX_CHANGED_TABLES: usize = MAX_MEMORY_REGIONS as usize;
 /// The configuration space reads as zero up to here, whatever the device's own length.
 const CONFIG_SPACE: usize = 256;
 /// A front end that stops in the middle of a message is given up after this.
@@ -214,7 +216,7 @@ pub(crate) struct Session {
     on_broken: OnBroken,
     memory: Arc<MemoryTable>,
     /// Tables before it: requests in flight use those that they came with.
-    replaced: Vec<Weak<MemoryTable>>,
+    replaced: Vec<(Weak<MemoryTable>, Change)>,
     features: u64,
     vrings: Vec<Vring>,
     /// Where requests in flight are kept.
@@ -225,6 +227,23 @@ pub(crate) struct Session {
     has_run: bool,
     /// The front end has hung up.
     has_left: bool,
+}
+
+/// How a state of the memory differs from the one before it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Whole,
+    Region,
+}
+
+impl Change {
+    /// What they map counts against what all front ends may share.
+    fn states_max(self) -> usize {
+        match self {
+            Change::Whole => MAX_REPLACED_TABLES,
+            Change::Region => MAX_CHANGED_TABLES,
+        }
+    }
 }
 
 type Reply<T> = Result<T, Error>;
@@ -344,17 +363,18 @@ impl Session {
         }
     }
 
-    fn use_memory(&mut self, memory: MemoryTable) -> Reply<()> {
-        self.replaced.retain(|table| table.strong_count() > 0);
-        // What they map counts against what all front ends may share.
-        if self.replaced.len() == MAX_REPLACED_TABLES {
+    fn use_memory(&mut self, memory: MemoryTable, change: Change) -> Reply<()> {
+        self.replaced.retain(|(table, _)| table.strong_count() > 0);
+        let alike = self.replaced.iter().filter(|(_, other)| *other == change);
+        let (count, most) = (alike.count(), change.states_max());
+        if count == most {
             return self.refuse(format!(
-                "its memory changes again while requests in flight use {MAX_REPLACED_TABLES} older states of it"
+                "its memory changes again while requests in flight use {most} older states of it"
             ));
         }
         // Held until no queue has it any more: to unmap a large guest takes long, and workers have better things to do.
         let old = std::mem::replace(&mut self.memory, Arc::new(memory));
-        self.replaced.push(Arc::downgrade(&old));
+        self.replaced.push((Arc::downgrade(&old), change));
         for index in 0..self.vrings.len() {
             let changed = self.vrings[index].change(QueueChange::Memory(self.memory.clone()));
             self.checked(index as u32, changed)?;
@@ -450,7 +470,7 @@ impl VhostUserBackendReqHandlerMut for Session {
                 Err(error) => return self.refuse(error.to_string()),
             };
         }
-        self.use_memory(table)?;
+        self.use_memory(table, Change::Whole)?;
         Ok(None)
     }
 
@@ -654,7 +674,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             return self.refuse(format!("more than {MAX_MEMORY_REGIONS} memory regions"));
         }
         match self.memory.with_region(region(spec), fd.as_fd()) {
-            Ok(table) => self.use_memory(table)?,
+            Ok(table) => self.use_memory(table, Change::Region)?,
             Err(error) => return self.refuse(error.to_string()),
         }
         Ok(None)
@@ -665,7 +685,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .memory
             .without_region(spec.guest_phys_addr, spec.user_addr, spec.memory_size)
         {
-            Ok(table) => self.use_memory(table),
+            Ok(table) => self.use_memory(table, Change::Region),
             Err(error) => self.refuse(error.to_string()),
         }
     }

@@ -179,7 +179,7 @@ fn front_end_that_asks_and_does_not_read_answers_holds_nobody_up() {
     });
 }
 
-/// Every state of the memory is mapped as long as requests use it, and there is room for so many mappings in all.
+/// Every state of the memory that is given as a whole is mapped as long as requests use it, and there is room for so many mappings in all.
 #[test]
 fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     let rig = Rig::polling(1, PollLimit::Never);
@@ -216,6 +216,36 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     let mut next = connect(&socket);
     let mut queue = start_blk(&mut next, 0);
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+}
+
+/// Memory is added in many small steps (virtio-mem), as many as there are slots, whatever a disk takes for its requests meanwhile.
+#[test]
+fn memory_grows_by_more_regions_than_there_may_be_older_states_while_requests_are_slow() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
+    let slow = Arc::new(Faulty::new(engine.clone(), FaultPlan::default()));
+    slow.inject(Fault {
+        kind: IoKind::Read,
+        skip: 0,
+        times: 1_000,
+        action: FaultAction::Hold,
+    });
+    let socket = rig.serve("d", slow.clone(), 1);
+    let mut front_end = connect(&socket);
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 40, 512, Cuts::Usual).unwrap();
+    let mut added = Ok(0);
+    while let (Some(slot), Ok(count)) = (queue.take(), &added) {
+        assert!(queue.submit(slot, kind::IN, 0, 0, 512));
+        queue.publish();
+        eventually("in flight", || engine.seen().len() == count + 1);
+        added = front_end.add_region(4096).map(|_| count + 1);
+    }
+    slow.release();
+    assert_eq!(added.unwrap(), 40);
+    for _ in 0..40 {
+        assert_eq!(queue.wait().unwrap().status, status::OK);
+    }
 }
 
 /// Its interrupt, kick and error notification must be nothing that anybody else may make wait: files may be on a file system of
