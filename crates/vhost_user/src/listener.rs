@@ -288,19 +288,20 @@ impl Server {
             at.map(|at| exports.swap_remove(at))
         };
         self.state.accepting.wake();
-        removed.is_some_and(|export| {
-            close(export);
+        removed.is_some_and(|mut export| {
+            shut(&mut export);
+            export.end_session();
             true
         })
     }
 }
 
-fn close(mut export: Export) {
+/// Nobody comes any more: whoever connects must not wait for an answer until the session has ended.
+fn shut(export: &mut Export) {
     if let Some(path) = &export.path {
         // It may have been removed by hand.
         std::fs::remove_file(path).ok();
     }
-    export.end_session();
     if let Some(listener) = export.listener.take() {
         let is_ours = export.path.is_some();
         close_aside((export.waiting.take(), Line { listener, is_ours }));
@@ -341,14 +342,15 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
         }
-        let exports = std::mem::take(&mut *lock(&self.state.exports));
+        let mut exports = std::mem::take(&mut *lock(&self.state.exports));
         // All are told first, so that they drain side by side.
-        for export in &exports {
+        for export in &mut exports {
+            shut(export);
             if let Some(session) = &*lock(&export.session) {
                 session.end();
             }
         }
-        exports.into_iter().for_each(close);
+        exports.iter_mut().for_each(Export::end_session);
     }
 }
 

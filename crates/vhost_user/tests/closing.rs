@@ -7,12 +7,14 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
-use front_end::{Channel, FrontEnd, Options, protocol_feature, request};
+use backend::{Fault, FaultAction, FaultPlan, Faulty};
+use disk::IoKind;
+use front_end::{Channel, FrontEnd, Options, kind, protocol_feature, request};
 use reactor::PollLimit;
-use support::{Rig, connect, eventually, lingering};
+use support::{Rig, connect, eventually, lingering, ram, start_blk};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -125,4 +127,44 @@ fn of_an_export_that_is_removed() {
         assert_eq!(removed, Ok(true));
         connected.unwrap();
     });
+}
+
+/// Its reconnecting front end must not talk to somebody who does not listen any more: QEMU waits for the answer, and its guest with it.
+#[test]
+fn of_a_server_that_ends_while_a_disk_does_not_answer() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let slow = Arc::new(Faulty::new(ram(1 << 20), FaultPlan::default()));
+    slow.inject(Fault {
+        kind: IoKind::Flush,
+        skip: 0,
+        times: 1,
+        action: FaultAction::Hold,
+    });
+    let (stuck, other) = (
+        rig.serve("stuck", slow.clone(), 1),
+        rig.serve_ram("other", 1),
+    );
+    let mut at_stuck = connect(&stuck);
+    let mut queue = start_blk(&mut at_stuck, 0);
+    let slot = queue.take().unwrap();
+    assert!(queue.submit(slot, kind::FLUSH, 0, 0, 0));
+    queue.publish();
+    let at_other = connect(&other);
+    let Rig {
+        server,
+        pool,
+        directory,
+    } = rig;
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(server));
+        at_other.channel().wait_closed(SOON).unwrap();
+        let before = Instant::now();
+        while UnixStream::connect(&other).is_ok() && before.elapsed() < SOON {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let again = UnixStream::connect(&other);
+        slow.release();
+        assert!(again.is_err());
+    });
+    drop((queue, at_stuck, pool, directory));
 }
