@@ -258,7 +258,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use timeline::{Operation, QueueTimeline};
+    use timeline::{Operation, QueueTimeline, SlowRequest, Stage, Stamps};
 
     use super::*;
 
@@ -285,6 +285,34 @@ mod tests {
         assert_eq!(ledger.snapshots()[0].latencies.counters.errors(), 1);
         ledger.forget("d0");
         assert_eq!(ledger.snapshots(), []);
+    }
+
+    /// Its client may come a thousand times a second, and each time that it goes its worker adds to what is kept.
+    #[test]
+    fn of_a_queue_that_comes_and_goes_no_more_slow_requests_are_kept_than_of_one_that_stays() {
+        let (clock, time) = Clock::simulated();
+        let ledger = Ledger::new(clock.clone());
+        for round in 1..=200 {
+            time.set(1_000_000 * round);
+            let mut timeline = QueueTimeline::new(labels(0), 1);
+            ledger.register(timeline.record().clone());
+            let mut stamps = Stamps::noticed(Stamp(0));
+            stamps.mark(Stage::Notified, clock.now());
+            let slow = SlowRequest {
+                operation: Operation::Read,
+                tag: 0,
+                unit: None,
+                offset: 0,
+                length: 512,
+                stamps,
+            };
+            timeline.keep_slow(&clock, slow);
+            ledger.retire(timeline.record());
+        }
+        let [one] = ledger.snapshots().try_into().unwrap();
+        let kept: Vec<u64> = one.slow.iter().map(|slow| slow.total_ns).collect();
+        let slowest: Vec<u64> = (89..=200).rev().map(|round| 1_000_000 * round).collect();
+        assert_eq!(kept, slowest);
     }
 
     #[test]

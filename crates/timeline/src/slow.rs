@@ -15,6 +15,8 @@ const WINDOWS: usize = 7;
 
 /// Slow requests kept for each queue and window.
 pub(crate) const KEPT: usize = 16;
+/// Of all windows of a queue.
+pub(crate) const HELD: usize = KEPT * WINDOWS;
 
 /// Which of an export's logical units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

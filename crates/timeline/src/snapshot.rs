@@ -149,6 +149,8 @@ impl QueueSnapshot {
         self.slow.extend_from_slice(&other.slow);
         let by_total = |slow: &SlowRequestSnapshot| std::cmp::Reverse(slow.total_ns);
         self.slow.sort_by_key(by_total);
+        // As many as one log holds: a queue that has had many lives is no more than a queue.
+        self.slow.truncate(crate::slow::HELD);
         for (disk, latencies) in &other.disks {
             let mine = self.disks.entry(disk.clone()).or_default();
             mine.merge(latencies);
