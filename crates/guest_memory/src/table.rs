@@ -195,6 +195,11 @@ impl MemoryTable {
         self.regions.len()
     }
 
+    /// What the regions are mapped by, to be told apart: states of a table share what has not changed.
+    pub fn mappings(&self) -> impl Iterator<Item = *const Mapping> {
+        self.regions.iter().map(|r| Arc::as_ptr(&r.mapping))
+    }
+
     /// Has the client truncated one of its files under us?
     pub fn is_poisoned(&self) -> bool {
         self.regions.iter().any(|r| r.mapping.is_poisoned())

@@ -4,6 +4,7 @@
 //! features, sizes, addresses. Any refusal ends the session, for the protocol has no other way to say no. However
 //! it ends, its vrings are drained first, so that no request is left half done.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,6 +50,8 @@ const MAX_MEMORY_REGIONS: u64 = 512;
 const MAX_REPLACED_TABLES: usize = 32;
 /// The same of states that differ by one region from the next: as many as a front end makes that fills its slots.
 const MAX_CHANGED_TABLES: usize = MAX_MEMORY_REGIONS as usize;
+/// Mappings that only older states have. Those of all front ends together are bounded, too.
+const MAX_OLD_MAPPINGS: usize = 1024;
 /// The configuration space reads as zero up to here, whatever the device's own length.
 const CONFIG_SPACE: usize = 256;
 /// A front end that stops in the middle of a message is given up after this.
@@ -237,7 +240,6 @@ enum Change {
 }
 
 impl Change {
-    /// What they map counts against what all front ends may share.
     fn states_max(self) -> usize {
         match self {
             Change::Whole => MAX_REPLACED_TABLES,
@@ -372,6 +374,12 @@ impl Session {
                 "its memory changes again while requests in flight use {most} older states of it"
             ));
         }
+        let mappings = self.old_mappings(&memory);
+        if mappings > MAX_OLD_MAPPINGS {
+            return self.refuse(format!(
+                "its memory changes again while requests in flight use {mappings} regions that it has replaced"
+            ));
+        }
         // Held until no queue has it any more: to unmap a large guest takes long, and workers have better things to do.
         let old = std::mem::replace(&mut self.memory, Arc::new(memory));
         self.replaced.push((Arc::downgrade(&old), change));
@@ -380,6 +388,25 @@ impl Session {
             self.checked(index as u32, changed)?;
         }
         Ok(())
+    }
+
+    /// Mappings that requests in flight keep and that `memory` does not have.
+    fn old_mappings(&self, memory: &MemoryTable) -> usize {
+        if self.replaced.is_empty() {
+            return 0;
+        }
+        let mut old = HashSet::new();
+        for table in self
+            .replaced
+            .iter()
+            .filter_map(|(table, _)| table.upgrade())
+        {
+            old.extend(table.mappings());
+        }
+        for mapping in memory.mappings() {
+            old.remove(&mapping);
+        }
+        old.len()
     }
 
     /// Does any ring run?

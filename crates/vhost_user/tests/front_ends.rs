@@ -218,6 +218,41 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
 }
 
+/// States that differ by single regions share the others, and yet many of them can use many regions.
+#[test]
+fn front_end_with_slow_requests_and_many_regions_does_not_take_all_room_either() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
+    let slow = Arc::new(Faulty::new(engine.clone(), FaultPlan::default()));
+    slow.inject(Fault {
+        kind: IoKind::Read,
+        skip: 0,
+        times: 1_000,
+        action: FaultAction::Hold,
+    });
+    let socket = rig.serve("d", slow.clone(), 1);
+    let mut front_end = connect(&socket);
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 10, 512, Cuts::Usual).unwrap();
+    let (mut used, mut refused) = (0, false);
+    while let (Some(slot), false) = (queue.take(), refused) {
+        let added = (0..300).map_while(|_| front_end.add_region(4096).ok());
+        let added: Vec<_> = added.map(|area| area.address).collect();
+        refused = added.len() < 300;
+        if refused {
+            break;
+        }
+        assert!(queue.submit(slot, kind::IN, 0, 0, 512));
+        queue.publish();
+        used += 1;
+        eventually("in flight", || engine.seen().len() == used);
+        let removed = added.into_iter().map(|at| front_end.remove_region(at));
+        refused = removed.into_iter().any(|removed| removed.is_err());
+    }
+    slow.release();
+    assert!(refused && used < 6, "{used} requests use 300 regions each");
+}
+
 /// Memory is added in many small steps (virtio-mem), as many as there are slots, whatever a disk takes for its requests meanwhile.
 #[test]
 fn memory_grows_by_more_regions_than_there_may_be_older_states_while_requests_are_slow() {
