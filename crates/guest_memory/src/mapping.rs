@@ -9,10 +9,44 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::{copy, sigbus};
+
+/// Addresses that clients' memory may take in all, in bytes: three quarters of the 2^47 that a process has. Files that take no
+/// memory may be of any length, and without addresses left nobody gets memory any more, the daemon itself neither.
+const CLIENTS_BYTES_MAX: usize = 96 << 40;
+
+/// What it takes.
+static CLIENTS_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// A mapping's part of these.
+struct Room(usize);
+
+impl Room {
+    fn take(bytes: usize) -> io::Result<Room> {
+        let more = |taken: usize| {
+            let sum = taken.checked_add(bytes)?;
+            (sum <= CLIENTS_BYTES_MAX).then_some(sum)
+        };
+        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+        match CLIENTS_BYTES.fetch_update(success, failure, more) {
+            Ok(_) => Ok(Room(bytes)),
+            Err(taken) => Err(io::Error::other(format!(
+                "clients share {} GiB already, and there is no room for so much more",
+                taken >> 30
+            ))),
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        CLIENTS_BYTES.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
 
 /// A range of this process' address space that belongs to a mapping of ours.
 pub struct Mapping {
@@ -20,6 +54,8 @@ pub struct Mapping {
     length: usize,
     mapped: usize,
     watch: Option<sigbus::Watch>,
+    /// Given back when it is unmapped.
+    _room: Option<Room>,
 }
 
 // SAFETY: the mapping is plain memory that every thread of the process sees alike; all accesses through it are
@@ -33,7 +69,7 @@ impl Mapping {
     ///
     /// # Errors
     /// `EINVAL` for an empty or unaligned range, or for one that ends beyond the file; in words for a file system whose
-    /// pages somebody else may keep us waiting for, or when too many mappings are watched; or whatever mmap says.
+    /// pages somebody else may keep us waiting for, or when clients share too much or too many mappings; or whatever mmap says.
     pub fn shared_file(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -48,6 +84,7 @@ impl Mapping {
         let (Some(mapped), false) = (mapped, length == 0 || (is_regular && beyond)) else {
             return Err(io::Error::from(rustix::io::Errno::INVAL));
         };
+        let room = Room::take(mapped)?;
         // SAFETY: a new mapping at an address that the kernel chooses cannot overlap any object of ours.
         let base = unsafe {
             mmap(
@@ -64,6 +101,7 @@ impl Mapping {
             length,
             mapped,
             watch: None,
+            _room: Some(room),
         };
         // A client can truncate its file later; then the watch turns SIGBUS into a poisoned mapping.
         mapping.watch = sigbus::Watch::new(base as usize, mapped);
@@ -94,6 +132,7 @@ impl Mapping {
             length,
             mapped: length,
             watch: None,
+            _room: None,
         }))
     }
 

@@ -50,6 +50,9 @@ pub enum MemoryError {
         /// Its bytes.
         size: u64,
     },
+    /// All regions together are larger than any guest.
+    #[error("memory regions of more than {} TiB together", TABLE_BYTES_MAX >> 40)]
+    TooMuch,
     /// There is no such region to remove.
     #[error("no memory region starts at {guest_address:#x} with {size} bytes")]
     NoSuchRegion {
@@ -69,6 +72,9 @@ pub enum MemoryError {
         source: io::Error,
     },
 }
+
+/// Bytes of all regions of a table: far more than guests have, and not all that clients may share.
+const TABLE_BYTES_MAX: u64 = 32 << 40;
 
 #[derive(Clone, Debug)]
 struct Region {
@@ -158,6 +164,10 @@ impl MemoryTable {
         };
         if self.regions.iter().any(clash) {
             return Err(overlap());
+        }
+        let sizes = self.regions.iter().map(|r| r.spec.size);
+        if sizes.fold(size, u64::saturating_add) > TABLE_BYTES_MAX {
+            return Err(MemoryError::TooMuch);
         }
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|r| r.spec.guest_address < guest_address);
