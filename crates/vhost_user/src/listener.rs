@@ -411,33 +411,36 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
         Some(session) => (true, session.is_leaving(), session.is_silent()),
         None => (false, false, false),
     };
-    if leaving {
-        if let Some(before) = export.waiting.replace(stream) {
-            export.refuse(before, state);
-        }
-        return;
+    if !connected {
+        return start_or_log(export, stream, state);
     }
-    if connected {
-        if !silent {
-            if let Some(unlogged) = REFUSAL_LOG.pass() {
-                tracing::warn!(
-                    export = export.device.name(),
-                    unlogged,
-                    "second front end refused: one is connected already"
-                );
-            }
-            return export.refuse(stream, state);
+    if !leaving && !silent {
+        if let Some(unlogged) = REFUSAL_LOG.pass() {
+            tracing::warn!(
+                export = export.device.name(),
+                unlogged,
+                "second front end refused: one is connected already"
+            );
         }
+        return export.refuse(stream, state);
+    }
+    if !leaving {
         tracing::warn!(
             export = export.device.name(),
             "front end that never said a word gives way to another"
         );
+        if let Some(session) = &*lock(&export.session) {
+            session.end();
+        }
     }
-    start_or_log(export, stream, state);
+    // It may be speaking just now: nobody waits for its end here.
+    if let Some(before) = export.waiting.replace(stream) {
+        export.refuse(before, state);
+    }
 }
 
 fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
-    // Joins a thread that has ended, or that has nothing to drain.
+    // Its slot is free: what is left of the last one ends by itself.
     export.end_session();
     if let Err(error) = start_session(export, stream, state) {
         tracing::warn!(

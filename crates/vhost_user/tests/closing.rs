@@ -168,3 +168,33 @@ fn of_a_server_that_ends_while_a_disk_does_not_answer() {
     });
     drop((queue, at_stuck, pool, directory));
 }
+
+/// It says its first word just when it has to give way.
+#[test]
+fn of_a_silent_front_end_that_gives_way() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let good = rig.serve_ram("good", 1);
+    let silent: Vec<_> = (0..16)
+        .map(|number| {
+            let socket = rig.serve_ram(&format!("bad{number}"), 1);
+            let channel = Channel::connect(&socket).unwrap();
+            (socket, channel, lingering())
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(1200));
+    let mut kept = Vec::new();
+    for (socket, channel, (lingers, peer)) in silent {
+        let fds = [lingers.as_fd()];
+        channel.send(request::SET_OWNER, 0, &[], &fds).unwrap();
+        // Either side may be the last one to close it.
+        std::thread::spawn(move || drop(lingers));
+        kept.push((UnixStream::connect(socket), channel, peer));
+    }
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| tell.send(FrontEnd::connect(&good, &Options::default()).is_ok()));
+        let connected = told.recv_timeout(SOON);
+        drop(kept);
+        assert_eq!(connected, Ok(true));
+    });
+}
