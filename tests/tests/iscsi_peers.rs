@@ -332,6 +332,14 @@ fn chap_admits_users_and_nobody_else() -> Result<()> {
     for word in ["authentication failed", "iscsi-inq", TARGET, "127.0.0.1"] {
         ensure!(refused.contains(word), "{word}: {refused}");
     }
+    // Who was let in has gone again.
+    for event in ["logged in", "connection ends"] {
+        let line = log.lines().find(|line| line.contains(event));
+        let line = line.with_context(|| format!("no \"{event}\" in the log:\n{log}"))?;
+        for word in ["INFO", "iscsi-inq", TARGET, "127.0.0.1"] {
+            ensure!(line.contains(word), "{word}: {line}");
+        }
+    }
     Ok(())
 }
 

@@ -69,6 +69,35 @@ fn slowest(rig: &Rig, selector: &str) -> Result<Vec<Value>> {
     Ok(document["slowest"].as_array().context("no list")?.clone())
 }
 
+/// Somebody has truncated the file under it: which disk, and what became of its I/Os, once a second at most.
+#[test]
+fn failed_ios_are_logged_with_their_disk() -> Result<()> {
+    let mut rig = Rig::new(|daemon| daemon.disk("d0=file:d.raw,size=64M").vhost_blk("d0"))?;
+    let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
+    drive(&subject)?;
+    let file = std::fs::File::options()
+        .write(true)
+        .open(rig.scratch.file("d.raw"))?;
+    file.set_len(0)?;
+    let begun = Instant::now();
+    let output = Command::new(lunette_program(Profile::Dev)?)
+        .args(["bench", &subject, "--rw", "randread", "--bs", "4k"])
+        .args(["--interrupts", "--runtime", "300ms", "--retries", "0"])
+        .output()?;
+    ensure!(!output.status.success(), "reads beyond the end succeed");
+    let took = begun.elapsed();
+    let log = rig.daemon.process().log();
+    let told = log.lines().filter(|line| line.contains("an I/O failed"));
+    let told: Vec<&str> = told.collect();
+    let wanted = ["WARN", "read failed", "disk=\"d0\""];
+    for line in &told {
+        ensure!(wanted.iter().all(|word| line.contains(word)), "{line}");
+    }
+    let most = 1 + took.as_secs() as usize;
+    ensure!((1..=most).contains(&told.len()), "{told:#?} in {took:?}");
+    Ok(())
+}
+
 #[test]
 fn slowest_requests_are_told_whole_at_every_door() -> Result<()> {
     let mut rig = rig()?;

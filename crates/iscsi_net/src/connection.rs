@@ -9,13 +9,14 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use backend::Disk;
 use disk::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::{ConnectionKey, SessionKind};
-use reactor::{DiskHandle, Io, Source};
+use reactor::{DiskHandle, Io, RateLimit, Source};
 use ring::{Completion, Message, Owner, RingFd};
 use scsi::{AbortScope, DiskId, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
 use scsi_tasks::{DiskHandles, Hold, Registration, TaskOrder};
@@ -39,6 +40,10 @@ pub(crate) mod token {
     pub const SEND: u64 = 2;
     pub const READABLE: u64 = 3;
 }
+
+// A host comes and goes with all its sessions at once, and each is worth a line; anybody may come again and again.
+static COMING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
+static LEAVING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
 
 /// What a socket takes at once unless its peer is slow; below what stops receiving.
 const QUIET_BYTES_MAX: u64 = 64 << 10;
@@ -219,13 +224,16 @@ impl Connection {
             self.shared.drop_connection(*old, Some(wait.clone()));
         }
         let identity = &login.session.identity;
-        tracing::info!(
-            target = identity.target_name.as_deref().unwrap_or("(discovery)"),
-            initiator = identity.initiator_name,
-            address = self.iscsi.visitor().address,
-            connection = key.cid,
-            "logged in"
-        );
+        if let Some(unlogged) = COMING_LOG.pass() {
+            tracing::info!(
+                target = identity.target_name.as_deref().unwrap_or("(discovery)"),
+                initiator = identity.initiator_name,
+                address = self.iscsi.visitor().address,
+                connection = key.cid,
+                unlogged,
+                "logged in"
+            );
+        }
         if identity.kind == SessionKind::Discovery {
             return;
         }
@@ -262,6 +270,24 @@ impl Connection {
             nexus: found.nexus,
             read_only: found.read_only,
         });
+    }
+
+    fn log_end(&self, why: &str) {
+        let visitor = self.iscsi.visitor();
+        let Some(key) = self.key else {
+            tracing::debug!(address = visitor.address, "connection ends: {why}");
+            return;
+        };
+        if let Some(unlogged) = LEAVING_LOG.pass() {
+            tracing::info!(
+                target = visitor.target_name.as_deref().unwrap_or("(discovery)"),
+                initiator = visitor.initiator_name,
+                address = visitor.address,
+                connection = key.cid,
+                unlogged,
+                "connection ends: {why}"
+            );
+        }
     }
 
     /// Is a unit attention waiting?
@@ -332,10 +358,7 @@ impl Connection {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        tracing::debug!(
-            address = self.iscsi.visitor().address,
-            "connection ends: {why}"
-        );
+        self.log_end(why);
         // Receives and sends that are in flight complete. A socket that is not connected any more has none.
         rustix::net::shutdown(self.socket.as_fd(), rustix::net::Shutdown::Both).ok();
         let used: Vec<u32> = self.slots.used().collect();

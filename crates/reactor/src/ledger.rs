@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use backend::Disk;
-use disk::{IoErrorKind, IoKind, IoOutcome, IoRequest};
+use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use timeline::{Clock, Labels, QueueRecord, QueueSnapshot, Stamp, Word};
 
-use crate::WorkerCounters;
+use crate::{RateLimit, WorkerCounters};
 
 /// The worker's own counters.
 #[derive(Debug, Default)]
@@ -29,6 +29,9 @@ struct KindWords {
     bytes: Word,
 }
 
+/// A disk that is broken fails everything: how often each worker tells of it.
+const FAILURE_LOG: Duration = Duration::from_secs(1);
+
 /// What one worker asked of one disk.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -39,6 +42,7 @@ pub(crate) struct DiskRecord {
     errors: [Word; IoErrorKind::COUNT],
     limited: Word,
     limited_ns: Word,
+    failures: RateLimit,
     /// Gone: the disk was removed, and with it what was counted of it.
     disk: Weak<Disk>,
 }
@@ -52,6 +56,7 @@ impl DiskRecord {
             errors: Default::default(),
             limited: Word::default(),
             limited_ns: Word::default(),
+            failures: RateLimit::new(FAILURE_LOG),
             disk: Arc::downgrade(disk),
         }
     }
@@ -71,7 +76,20 @@ impl DiskRecord {
     #[inline]
     pub fn ended(&self, outcome: &IoOutcome) {
         if let Err(error) = outcome {
-            self.errors[error.kind as usize].add(1);
+            self.failed(*error);
+        }
+    }
+
+    #[cold]
+    fn failed(&self, error: IoError) {
+        use IoErrorKind::*;
+        self.errors[error.kind as usize].add(1);
+        // What the store says is for whoever runs it; what a client may not ask is the client's affair.
+        if let NoSpace | ReadMedium | WriteMedium | Offline = error.kind
+            && let Some(disk) = self.disk.upgrade()
+            && let Some(unlogged) = self.failures.pass()
+        {
+            tracing::warn!(disk = disk.name(), unlogged, "an I/O failed: {error}");
         }
     }
 
