@@ -111,6 +111,42 @@ fn files_that_a_refused_change_has_made_are_gone() -> Result<()> {
     Ok(())
 }
 
+/// Whoever mends the mistake asks for the same disk again.
+#[test]
+fn disk_of_a_refused_change_is_let_go_of() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let daemon = DaemonBuilder::new(&scratch)
+        .disk("a=ram:1M")
+        .vhost_blk("a")
+        .start()?;
+    let client = client(&daemon);
+    let file = scratch.file("there.raw");
+    std::fs::write(&file, vec![7; MIB as usize])?;
+    let before = configuration(&client)?;
+    let with = |export: &Value| {
+        let mut wanted = before.clone();
+        let disk = json!({"name": "new", "backend": "file", "path": file});
+        for (kind, more) in [("disks", &disk), ("exports", export)] {
+            if let Some(all) = wanted[kind].as_array_mut() {
+                all.push(more.clone());
+            }
+        }
+        wanted
+    };
+    for kind in ["vhost-blk", "vhost-scsi"] {
+        let of = |socket: std::path::PathBuf| match kind {
+            "vhost-blk" => json!({"kind": kind, "name": "x", "disk": "new", "socket": socket}),
+            _ => json!({"kind": kind, "name": "x", "socket": socket,
+                "lun": [{"target": 0, "lun": 0, "disk": "new"}]}),
+        };
+        is_refused(&client, &with(&of(scratch.file("nowhere/x.sock"))))?;
+        let mended = with(&of(scratch.socket("x.sock")));
+        client.change(Method::PUT, "/v1/config", Some(&mended))?;
+        client.change(Method::PUT, "/v1/config", Some(&before))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn crash_amid_a_change_of_several_sizes_leaves_those_of_before_or_of_after() -> Result<()> {
     for step in ["before-keep", "after-keep"] {

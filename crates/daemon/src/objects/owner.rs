@@ -309,6 +309,8 @@ impl Owner {
         let tried = tried.and_then(|()| self.keep(next, first));
         if let Err(refusal) = tried {
             self.take_back(undo, doors);
+            // An export that was opened has made it a unit, which would keep its file open.
+            opened.values().for_each(|disk| self.let_go(disk));
             made_for_nothing();
             return Err(refusal);
         }
@@ -564,10 +566,13 @@ impl Owner {
     }
 
     fn forget_disk(&mut self, name: &str) {
-        let Some(disk) = self.disks.remove(name) else {
-            return;
-        };
-        self.servers.units.remove(&disk);
+        if let Some(disk) = self.disks.remove(name) {
+            self.let_go(&disk);
+        }
+    }
+
+    fn let_go(&self, disk: &Arc<Disk>) {
+        self.servers.units.remove(disk);
         for worker in self.servers.pool.workers() {
             let disk = disk.clone();
             // Waited for, so that a file is free when the call is over.
