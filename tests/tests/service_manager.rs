@@ -174,6 +174,52 @@ fn export_on_a_socket_that_was_passed_can_be_changed_and_had_back() -> Result<()
     Ok(())
 }
 
+/// The sockets are matched to exports by the file and the flags, which know nothing of what was changed since.
+#[test]
+fn socket_that_was_passed_serves_what_was_changed_at_run_time_after_a_restart() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let (socket, control) = (scratch.socket("d.sock"), scratch.socket("control.sock"));
+    let exports = OwnedFd::from(UnixListener::bind(&socket)?);
+    let controls = OwnedFd::from(UnixListener::bind(&control)?);
+    let asks = daemon::control::Client::new(&control).patient(SOON);
+    let change = |method, name: &str, socket: &Path| {
+        let export = json!({"kind": "vhost-blk", "disk": "d", "socket": socket});
+        asks.change(method, &format!("/v1/exports/{name}"), Some(&export))
+    };
+    let names = || -> Result<Vec<Value>> {
+        let all: Value = asks.get("/v1/config")?;
+        let all = all["exports"].as_array().context("a list")?;
+        Ok(all.iter().map(|export| export["name"].clone()).collect())
+    };
+    let restarted = |child: Passed| -> Result<Passed> {
+        ensure!(child.end()?);
+        passed(&scratch, &exports, &controls)
+    };
+
+    // Another name there.
+    let child = passed(&scratch, &exports, &controls)?;
+    change(Method::DELETE, "d", &socket)?;
+    change(Method::PUT, "e", &socket)?;
+    let child = restarted(child)?;
+    ensure!(names()? == ["e"]);
+    ensure!(Client::connect(&socket)?.features()? & VERSION_1 != 0);
+    // None, and later one again.
+    change(Method::DELETE, "e", &socket)?;
+    let child = restarted(child)?;
+    ensure!(names()?.is_empty());
+    change(Method::PUT, "e", &socket)?;
+    ensure!(Client::connect(&socket)?.features()? & VERSION_1 != 0);
+    // The name of the file elsewhere.
+    let elsewhere = scratch.socket("elsewhere.sock");
+    change(Method::DELETE, "e", &socket)?;
+    change(Method::PUT, "d", &elsewhere)?;
+    let child = restarted(child)?;
+    ensure!(names()? == ["d"]);
+    ensure!(Client::connect(&elsewhere)?.features()? & VERSION_1 != 0);
+    ensure!(child.end()? && socket.exists());
+    Ok(())
+}
+
 fn make(goal: &str, prefix: &Path, target: &Path) -> Result<()> {
     let output = Command::new("make")
         .current_dir(workspace())

@@ -142,6 +142,7 @@ impl Owner {
             }
             keeper.finish_resize(&next);
         }
+        let inherited = self.keep_what_moved(inherited, &next);
         let how = How {
             inherited,
             first: true,
@@ -467,6 +468,24 @@ impl Owner {
         for Resize { disk, .. } in &plan.resize {
             self.resized(disk, doors);
         }
+    }
+
+    /// Sockets were handed over for the exports of the file and the flags. Where these were changed at run time, a socket is
+    /// for whichever export has its path, now or later.
+    fn keep_what_moved(&mut self, inherited: Vec<Inherited>, next: &Config) -> Vec<Inherited> {
+        let path = |config: &Config, name: &str| {
+            let socket = config.export(name).and_then(ExportRef::socket);
+            socket.map(|path| relations::absolute(path))
+        };
+        let stays = |one: &Inherited| path(next, &one.export) == path(&self.base, &one.export);
+        let (staying, moved): (Vec<_>, Vec<_>) = inherited.into_iter().partition(stays);
+        for one in moved {
+            let base = self.base.export(&one.export).map(ExportRef::to_owned);
+            if let Some(export) = base {
+                self.keep_listening(export.as_ref(), one);
+            }
+        }
+        staying
     }
 
     /// Remembers a socket that was handed over for an export, if it is one that listens.
