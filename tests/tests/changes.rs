@@ -77,6 +77,30 @@ fn refused_change_has_made_no_disk_smaller() -> Result<()> {
 }
 
 #[test]
+fn refused_change_has_made_no_disk_larger() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let daemon = DaemonBuilder::new(&scratch)
+        .disk("a=file:a.raw,size=1M")
+        .disk("b=ram:1M")
+        .disk("c=ram:1M,ro=on")
+        .vhost_blk("a")
+        .start()?;
+    let client = client(&daemon);
+    let before = configuration(&client)?;
+    for name in ["a", "b", "c"] {
+        let mut wanted = before.clone();
+        disk(&mut wanted, name)["size"] = json!(2 * MIB);
+        std::fs::create_dir(scratch.socket("state/changes.new"))?;
+        is_refused(&client, &wanted)?;
+        std::fs::remove_dir(scratch.socket("state/changes.new"))?;
+        ensure!(configuration(&client)? == before);
+        let shown: Value = client.get(&format!("/v1/disks/{name}"))?;
+        ensure!(shown["status"]["size"] == MIB, "{shown}");
+    }
+    Ok(())
+}
+
+#[test]
 fn files_that_a_refused_change_has_made_are_gone() -> Result<()> {
     let scratch = Scratch::new()?;
     let daemon = DaemonBuilder::new(&scratch)

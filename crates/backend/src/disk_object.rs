@@ -170,6 +170,19 @@ impl Disk {
             let source = io::ErrorKind::ReadOnlyFilesystem.into();
             return Err(ResizeError::System { size, source });
         }
+        self.end_at(size)
+    }
+
+    /// Gives a disk that was made larger the size back that it had, also one that is read-only.
+    ///
+    /// # Errors
+    /// It stays larger then.
+    pub fn take_back_growth(&self, size: u64) -> Result<(), ResizeError> {
+        let shrinking = self.end_at(size)?;
+        self.shrink(shrinking)
+    }
+
+    fn end_at(&self, size: u64) -> Result<Shrinking, ResizeError> {
         let capacity = self.engine.capacity();
         let before = capacity.bytes();
         capacity.set(size);

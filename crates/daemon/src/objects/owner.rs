@@ -433,7 +433,7 @@ impl Owner {
         }
         for (name, size) in &undo.resized {
             if let Some(disk) = self.disks.get(name)
-                && let Err(error) = disk.resize(*size)
+                && let Err(error) = disk.take_back_growth(*size)
             {
                 tracing::error!("disk {name} cannot have its size of {size} bytes back: {error}");
             }
