@@ -214,6 +214,10 @@ impl Server {
                 }
             }
         }
+        for place in shared.connections() {
+            let (name, hold) = (name.to_owned(), hold.clone());
+            place.tell(move |connection, io| connection.end_login_to(io, &name, hold));
+        }
         self.close_unused_portals();
         true
     }

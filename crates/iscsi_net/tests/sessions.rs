@@ -143,6 +143,55 @@ fn target_that_is_replaced_has_its_portal_again_at_once() {
     }
 }
 
+/// Whoever needed no secret when the login began would have none to show at its end.
+#[test]
+fn login_that_has_begun_does_not_end_at_the_target_that_replaces_its_own() {
+    let door = Door::ram();
+    let mut stream = door.connect();
+    // Byte 1: the operational stage, which stays; then it ends (RFC 7143, 11.12).
+    let mut step = |flags: u8| -> std::io::Result<[u8; 2]> {
+        let text = format!(
+            "InitiatorName=iqn.2026-11.org.example:i1\0TargetName={}\0",
+            common::TARGET
+        );
+        let text = text.as_bytes();
+        let text = if flags == 0x04 { text } else { &[] };
+        let mut request = vec![0; 48];
+        (request[0], request[1]) = (0x43, flags);
+        request[7] = text.len() as u8;
+        request[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, 1]);
+        request.extend(text);
+        request.resize(request.len().next_multiple_of(4), 0);
+        stream.write_all(&request)?;
+        let mut answer = [0; 48];
+        stream.read_exact(&mut answer)?;
+        let mut data = vec![0; usize::from(answer[7]).next_multiple_of(4)];
+        stream.read_exact(&mut data)?;
+        Ok([answer[36], answer[37]])
+    };
+    assert_eq!(step(0x04).unwrap(), [0, 0]);
+    let (hold, holding) = scsi_tasks::Holding::new();
+    door.server.remove_target(common::TARGET, &hold);
+    drop(hold);
+    assert!(holding.wait(Duration::from_secs(30)));
+    let user = ChapUser {
+        secret: Secret::new("a secret of theirs".to_owned()),
+        mutual: None,
+    };
+    let options = TargetOptions {
+        portals: vec![door.portal.to_string().parse().unwrap()],
+        chap_users: [("user".to_owned(), user)].into(),
+        ..target()
+    };
+    let disk = Disk::new("d9", None, ram(1)).unwrap();
+    door.server
+        .add_target(options, &[(0, Arc::new(disk))])
+        .unwrap();
+    let ended = step(0x87);
+    assert!(ended.as_ref().ok() != Some(&[0, 0]), "{ended:?}");
+    assert!(door.server.sessions().is_empty());
+}
+
 #[test]
 fn read_only_demo_mode_refuses_what_changes() {
     let options = TargetOptions {
