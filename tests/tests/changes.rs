@@ -3,7 +3,7 @@
 
 use daemon::control::{Client, ClientError, Method};
 use end_to_end::rig::free_portal;
-use end_to_end::{Daemon, DaemonBuilder, Result, Rig, Scratch, bail, ensure};
+use end_to_end::{Daemon, DaemonBuilder, IscsiSession, Result, Rig, Scratch, bail, ensure};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -245,6 +245,39 @@ fn export_gets_another_name_on_its_socket_and_a_disk_is_told_why_it_does_not() -
         said.contains("the file of the disk a, which is still open") && !said.contains("process"),
         "{said}"
     );
+    Ok(())
+}
+
+/// A file of users may be moved together with the change that names its new place.
+#[test]
+fn target_that_a_refused_change_was_to_replace_is_had_back_without_its_file_of_users() -> Result<()>
+{
+    let scratch = Scratch::new()?;
+    let users = scratch.file("users");
+    std::fs::write(&users, "user a-secret-of-theirs\n")?;
+    std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o600))?;
+    let portal = free_portal()?.to_string();
+    let daemon = DaemonBuilder::new(&scratch)
+        .disk("a=ram:1M")
+        .arguments(["--iscsi", &format!("{TARGET}=a"), "--chap-user"])
+        .arguments([users.to_str().unwrap_or_default(), "--portal", &portal])
+        .start()?;
+    let client = client(&daemon);
+    let before = configuration(&client)?;
+    let moved = scratch.file("moved");
+    std::fs::rename(&users, &moved)?;
+    let mut wanted = before.clone();
+    wanted["exports"][0]["chap_users"] = json!(moved);
+    let nowhere = scratch.file("nowhere/x.sock");
+    let mut refused = wanted.clone();
+    let another = json!({"kind": "vhost-blk", "name": "x", "disk": "a", "socket": nowhere});
+    refused["exports"] = json!([wanted["exports"][0], another]);
+    is_refused(&client, &refused)?;
+    ensure!(configuration(&client)? == before);
+    std::net::TcpStream::connect(&portal)?;
+    let login = IscsiSession::login(&portal, TARGET, 1);
+    ensure!(login.is_err(), "it has its users, too");
+    client.change(Method::PUT, "/v1/config", Some(&wanted))?;
     Ok(())
 }
 

@@ -98,7 +98,7 @@ pub(crate) struct OpenExport {
     pub ready: ReadyExport,
 }
 
-/// Opens an export.
+/// Opens an export. `users`: its CHAP users, where these are not to come from its file.
 ///
 /// # Errors
 /// Why it cannot be opened; nothing of it is left then.
@@ -108,6 +108,7 @@ pub(crate) fn open(
     units: &Arc<Units>,
     doors: &Doors,
     inherited: Option<Inherited>,
+    users: Option<&ChapUsers>,
 ) -> Result<OpenExport, String> {
     let (device, door) = match export {
         ExportRef::VhostBlk(config) => {
@@ -121,7 +122,7 @@ pub(crate) fn open(
             (Device::Scsi(device), door)
         }
         ExportRef::Iscsi(config) => {
-            let portals = iscsi_target(config, disks, &doors.iscsi)?;
+            let portals = iscsi_target(config, disks, &doors.iscsi, users)?;
             (Device::Iscsi, Door::Portals(portals))
         }
     };
@@ -176,13 +177,17 @@ fn iscsi_target(
     config: &IscsiConfig,
     disks: &Disks,
     server: &iscsi_net::Server,
+    users: Option<&ChapUsers>,
 ) -> Result<Vec<SocketAddr>, String> {
     let found = config.luns.iter().map(|lun| {
         let disk = disks.get(&lun.disk).cloned();
         Ok((lun.lun, disk.ok_or_else(|| missing(&lun.disk))?))
     });
     let found = found.collect::<Result<Vec<_>, String>>()?;
-    let chap_users = chap_users(ExportRef::Iscsi(config))?;
+    let chap_users = match users {
+        Some(users) => users.clone(),
+        None => chap_users(ExportRef::Iscsi(config))?,
+    };
     let options = TargetOptions {
         name: config.name.clone(),
         alias: config.alias.clone(),

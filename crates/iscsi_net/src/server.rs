@@ -235,6 +235,11 @@ impl Server {
         Ok(self.found(target)?.set_chap_users(users))
     }
 
+    /// The CHAP users that may log in to a target; `None` when there is no such target.
+    pub fn chap_users(&self, target: &str) -> Option<Arc<HashMap<String, ChapUser>>> {
+        Some(self.state.shared.target(target)?.chap_users())
+    }
+
     /// Puts more disks into a target, all or none; its initiators are told by unit attentions.
     ///
     /// # Errors

@@ -363,6 +363,10 @@ impl Owner {
         }
         failed(&reasons)?;
         for before in plan.makes_room(&self.config) {
+            let name = before.as_ref().name();
+            if let Some(users) = doors.iscsi.chap_users(name) {
+                undo.chap_users.insert(name.to_owned(), users);
+            }
             self.remove_export(&before, doors);
             undo.replaced.push(before);
         }
@@ -373,7 +377,7 @@ impl Owner {
                 Some(index) => Some(self.keep_listening(export, inherited.swap_remove(index))),
                 None => self.handed(export),
             };
-            match exports::open(export, disks, &self.servers.units, doors, handed) {
+            match exports::open(export, disks, &self.servers.units, doors, handed, None) {
                 Ok(open) => undo.exports.push(open),
                 Err(reason) => {
                     reasons.push(format!("{} {}: {reason}", export.kind(), export.name()));
@@ -444,7 +448,9 @@ impl Owner {
         for export in &undo.replaced {
             let export = export.as_ref();
             let handed = self.handed(export);
-            match exports::open(export, &self.disks, &self.servers.units, doors, handed) {
+            let users = undo.chap_users.get(export.name()).map(|users| &**users);
+            let units = &self.servers.units;
+            match exports::open(export, &self.disks, units, doors, handed, users) {
                 Ok(open) => self.enter(&open.name, &open.device),
                 Err(error) => {
                     let name = export.name();
@@ -688,6 +694,8 @@ struct Undo {
     exports: Vec<OpenExport>,
     /// Exports that made room for them.
     replaced: Vec<ExportConfig>,
+    /// The CHAP users of these, whatever their files say now.
+    chap_users: HashMap<String, Arc<ChapUsers>>,
     /// Disks with the size that they had.
     resized: Vec<(String, u64)>,
     /// Disks that are to be smaller, with nothing lost yet.
