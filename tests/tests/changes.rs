@@ -248,6 +248,38 @@ fn export_gets_another_name_on_its_socket_and_a_disk_is_told_why_it_does_not() -
     Ok(())
 }
 
+/// What goes makes room for what comes in the same change, also where the two are not spelled the same.
+#[test]
+fn target_comes_where_another_one_goes() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let port = free_portal()?.port();
+    let portals = |address: &str| format!("{address}:{port}");
+    let daemon = DaemonBuilder::new(&scratch)
+        .disk("a=ram:1M")
+        .arguments(["--iscsi", &format!("{TARGET}=a"), "--demo-mode", "rw"])
+        .arguments(["--portal", &portals("0.0.0.0")])
+        .start()?;
+    let client = client(&daemon);
+    let before = configuration(&client)?;
+    let with = |name: &str, address: &str| {
+        let mut wanted = before.clone();
+        wanted["exports"][0]["name"] = json!(name);
+        wanted["exports"][0]["portals"] = json!([portals(address)]);
+        wanted
+    };
+    let other = TARGET.replace("t0", "t1");
+    let upper = TARGET.replace("t0", "T0");
+    for (name, address) in [
+        (&*other, "127.0.0.1"),
+        (TARGET, "0.0.0.0"),
+        (&*upper, "0.0.0.0"),
+    ] {
+        client.change(Method::PUT, "/v1/config", Some(&with(name, address)))?;
+        IscsiSession::login(&portals("127.0.0.1"), name, 1)?;
+    }
+    Ok(())
+}
+
 /// A file of users may be moved together with the change that names its new place.
 #[test]
 fn target_that_a_refused_change_was_to_replace_is_had_back_without_its_file_of_users() -> Result<()>

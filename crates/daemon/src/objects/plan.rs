@@ -1,6 +1,7 @@
 //! The smallest set of changes that makes one configuration another.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::refusal::Fault;
@@ -73,7 +74,7 @@ impl Plan {
     }
 
     /// The exports of `now` that have to go before others come: those that come anew, and those that go and have a
-    /// socket that another one is to have.
+    /// socket that another one is to have, or stand in the way of a target.
     pub fn makes_room(&self, now: &Config) -> Vec<ExportConfig> {
         let coming = self.add_exports.iter().chain(&self.replace_exports);
         let wanted: HashSet<PathBuf> = coming
@@ -88,7 +89,9 @@ impl Plan {
             let is_removed = self.remove_exports.iter().any(|gone| gone == name);
             let in_the_way = || {
                 let socket = export.socket().map(|path| absolute(path));
+                let mut coming = self.add_exports.iter().chain(&self.replace_exports);
                 socket.is_some_and(|socket| wanted.contains(&socket))
+                    || coming.any(|other| bars(*export, other.as_ref()))
             };
             is_replaced || (is_removed && in_the_way())
         };
@@ -263,6 +266,20 @@ impl Plan {
             self.remove_luns.push((name, removed));
         }
     }
+}
+
+/// Can a target not be served beside another one? The same portal they may share.
+fn bars(one: ExportRef<'_>, other: ExportRef<'_>) -> bool {
+    let (ExportRef::Iscsi(one), ExportRef::Iscsi(other)) = (one, other) else {
+        return false;
+    };
+    let overlap = |a: SocketAddr, b: SocketAddr| {
+        let any = a.ip().is_unspecified() || b.ip().is_unspecified();
+        a.port() == b.port() && a != b && any
+    };
+    let mut portals = one.portals.iter();
+    one.name.eq_ignore_ascii_case(&other.name)
+        || portals.any(|a| other.portals.iter().any(|b| overlap(a.address, b.address)))
 }
 
 /// The file of a disk that lies in one.
