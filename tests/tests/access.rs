@@ -2,12 +2,13 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, DaemonBuilder, Profile, Result, Rig, Scratch, bail, ensure, http};
-use lab::lunette_program;
+use lab::{lunette_program, wait_until};
 use serde_json::Value;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
 const CONTROL: &str = "Qm9fTm90X1RlbGxfVGhpcw==";
 const READERS: &str = "only-to-look-on-0123456789";
@@ -318,16 +319,19 @@ fn groups_look_on_or_change_as_the_configuration_says_and_others_are_hung_up_on(
 fn a_group_that_there_is_not_is_told_at_the_start() -> Result<()> {
     let mut rig = Rig::prepared(|scratch, daemon| {
         let file = scratch.file("lunette.toml");
-        let groups = "control_group = \"no-such-group\"\ncontrol_readers = \"users\"\n";
+        let groups = "control_group = \"users\"\ncontrol_readers = \"no-such-group\"\n";
         write(&file, groups, 0o644)?;
         let file = file.display().to_string();
         Ok(daemon.disk("d=ram:1M").arguments(["--config", &file]))
     })?;
-    let log = rig.daemon.process().log();
-    ensure!(
-        log.contains("control_group") && log.contains("`no-such-group`"),
-        "{log}"
-    );
-    ensure!(!log.contains("control_readers"), "{log}");
+    // The thread that serves tells it, when the daemon may have said already that it serves.
+    let process = rig.daemon.process();
+    let log = wait_until(Duration::from_secs(30), || {
+        let log = process.log();
+        log.contains("control_readers").then_some(log)
+    });
+    let log = log.with_context(|| process.log_tail())?;
+    ensure!(log.contains("`no-such-group`"), "{log}");
+    ensure!(!log.contains("control_group"), "{log}");
     Ok(())
 }
