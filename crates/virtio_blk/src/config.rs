@@ -23,7 +23,8 @@ pub const F_DISCARD: u64 = 1 << 13;
 /// Device can support write zeroes command.
 pub const F_WRITE_ZEROES: u64 = 1 << 14;
 
-/// Data segments of one request: with header and status they fit into the smallest usual queue of 128.
+/// Data segments of one request, as drivers are told: with header and status they fit into the smallest usual queue of 128.
+/// A driver that sends more is served: some look at no limit (viostor, UEFI), and some have not agreed to it.
 pub const SEG_MAX: u32 = 126;
 /// Bytes of one data segment.
 pub const SIZE_MAX: u32 = 256 << 10;

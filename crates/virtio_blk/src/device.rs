@@ -175,7 +175,6 @@ impl VirtioDevice for BlkDevice {
         let cannot_flush = setup.features & config::F_FLUSH == 0;
         self.cannot_flush.store(cannot_flush, Ordering::Relaxed);
         self.choose_mode();
-        setup.config.max_chain_descriptors = config::SEG_MAX as u16 + 2;
         setup.labels.disk = self.disk.name().to_owned();
         let disk = self.disk.clone();
         let writethrough = self.writethrough.clone();

@@ -8,6 +8,12 @@ use crate::layout::{self, Place};
 /// [`QueueConfig::base`] of a new packed ring: both places at descriptor 0, both wrap counters 1.
 pub const PACKED_START: u32 = 0x8000_8000;
 
+/// Elements of data that a chain through an indirect table may have in a queue of any size: as many as the kernel takes in
+/// one read or write (`UIO_MAXIOV`), and as direct descriptors have in the largest queue that front ends make.
+const TABLE_DATA: u16 = 1024;
+/// A request's header and its status, beside them.
+const TABLE_REST: u16 = 2;
+
 /// Description of a queue, from the front end's messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
@@ -30,8 +36,8 @@ pub struct QueueConfig {
     pub base: u32,
     /// The most bytes in one chain.
     pub max_chain_bytes: u32,
-    /// The most descriptors in one chain through an indirect table; direct ones have at most `size`. Linux makes
-    /// indirect tables longer than the queue where the device's `seg_max` allows it.
+    /// The most descriptors in one chain through an indirect table; direct ones have at most `size`. The standard allows
+    /// `size` there, too (2.7.5.3.1), but drivers make longer tables and every other device serves them.
     pub max_chain_descriptors: u16,
 }
 
@@ -48,7 +54,7 @@ impl QueueConfig {
             indirect: false,
             base: 0,
             max_chain_bytes: u32::MAX,
-            max_chain_descriptors: 1024,
+            max_chain_descriptors: size.max(TABLE_DATA).saturating_add(TABLE_REST),
         }
     }
 
