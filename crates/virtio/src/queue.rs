@@ -11,6 +11,7 @@ mod measure;
 mod share;
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,8 +36,8 @@ use share::{BATCH, Share};
 /// Bytes after which a batch ends, so that other sources of the worker do not wait: what a RAM disk copies in a millisecond or two.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// I/Os on scratch memory that a queue's requests may have in a turn when they end at once, and bytes that count as one more:
-/// long requests give way to the worker's other work.
+/// I/Os behind their first that a queue's requests may have in a turn when they end at once, and bytes that count as one more:
+/// long requests give way to the worker's other work. On the chain's own memory only the bytes count.
 const STEPS_MAX: u64 = 32;
 const STEP_BYTES: u64 = 128 << 10;
 
@@ -69,7 +70,7 @@ pub struct Queue<P: Protocol> {
     slots: Slots<P::State>,
     share: Share,
     asking: Asking,
-    /// I/Os on scratch memory that have ended at once in this turn, and bytes that count as one more.
+    /// What has counted towards [`STEPS_MAX`] in this turn.
     steps: u64,
     /// Lines of the batch's answers were asked for when its chains were popped.
     early: bool,
@@ -81,8 +82,8 @@ pub struct Queue<P: Protocol> {
     done: Vec<u16>,
     /// Slots that have been answered and go on.
     going_on: Vec<u16>,
-    /// Slots that have taken many steps in this turn, with the next one.
-    resting: Vec<(u16, Step)>,
+    /// Slots that have given way, with the next step, in the order in which they go on.
+    resting: VecDeque<(u16, Step)>,
     /// Requests of this turn that completed at once, by operation, with the stamps that they share.
     turns: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
     /// Requests of the batch that is being submitted, while those in flight are for several disks.
@@ -138,7 +139,7 @@ impl<P: Protocol> Queue<P> {
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
             going_on: Vec::new(),
-            resting: Vec::new(),
+            resting: VecDeque::new(),
             turns: Vec::with_capacity(4),
             mixed: MixedBatch::default(),
             several: false,
@@ -451,8 +452,8 @@ impl<P: Protocol> Queue<P> {
         let slot = self.slots.get(index);
         loop {
             let (submitted, scratch, steps) = match step {
-                Step::Scratch(_) if self.steps >= STEPS_MAX => {
-                    self.resting.push((index, step));
+                Step::Scratch(_) | Step::Data if self.steps >= STEPS_MAX => {
+                    self.resting.push_back((index, step));
                     return Progress::Pending;
                 }
                 Step::Answer if slot.active => return Progress::Done,
@@ -469,7 +470,8 @@ impl<P: Protocol> Queue<P> {
                     slot.scratch = false;
                     let Request { chain, job, .. } = &mut slot.request;
                     let buffer = &mut chain.buffer;
-                    (io.submit(job.disk, &job.io, buffer, tag), None, 0)
+                    let steps = buffer.len() as u64 / STEP_BYTES;
+                    (io.submit(job.disk, &job.io, buffer, tag), None, steps)
                 }
                 Step::Scratch(mut scratch) => {
                     slot.scratch = true;
@@ -539,7 +541,13 @@ impl<P: Protocol> Queue<P> {
     /// Requests that gave way in an earlier turn.
     #[cold]
     fn go_on_resting(&mut self, io: &mut Io) {
-        for (index, step) in std::mem::take(&mut self.resting) {
+        for _ in 0..self.resting.len() {
+            if self.steps >= STEPS_MAX {
+                return;
+            }
+            let Some((index, step)) = self.resting.pop_front() else {
+                return;
+            };
             match self.advance(io, index, step) {
                 Progress::Done => self.done.push(index),
                 Progress::Pending => {}

@@ -28,10 +28,12 @@ pub const F_WRITE_ZEROES: u64 = 1 << 14;
 pub const SEG_MAX: u32 = 126;
 /// Bytes of one data segment.
 pub const SIZE_MAX: u32 = 256 << 10;
-/// Most bytes of data that a request may move, also of a driver that does not look at `size_max`: as much as a SCSI
-/// command may.
+/// Most bytes of data that move in one I/O: as much as a SCSI command may. What a driver asks for beyond that moves in
+/// pieces, for `size_max` and `seg_max` bind only a driver that has agreed to them: UEFI's reads a whole file at once.
 pub const TRANSFER_MAX: u32 = 32 << 20;
 const _: () = assert!(SEG_MAX * SIZE_MAX <= TRANSFER_MAX);
+/// Bytes of such a piece: what a RAM disk copies in about a millisecond, so that other requests do not wait for the whole.
+pub const PIECE: u32 = 4 << 20;
 /// Segments of one discard or write-zeroes request.
 pub const MAX_RANGES: u32 = 32;
 /// 512-byte sectors of one discard range: 4 GiB.

@@ -13,6 +13,7 @@ use timeline::Operation;
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::Chain;
 
+use crate::config::PIECE;
 use crate::request::{
     self, HEADER_SIZE, ID_SIZE, Limits, RANGE_SIZE, RangeKind, S_IOERR, S_OK, S_UNSUPP, Transfer,
 };
@@ -31,8 +32,18 @@ pub(crate) struct Pending {
     status: u8,
     /// Bytes of data written to the driver's memory when it ends well.
     data_in: u32,
-    /// Discard and write-zeroes: ranges that are not yet done.
-    ranges: Option<Ranges>,
+    /// I/Os that follow the one under way.
+    rest: Option<Rest>,
+}
+
+/// What of a request is not yet done.
+#[derive(Clone, Copy)]
+enum Rest {
+    /// Discard and write-zeroes.
+    Ranges(Ranges),
+    /// A transfer too long for one I/O: bytes behind the piece that is under way. One is at a time, so that an error ends it
+    /// when nothing of it is in flight.
+    Pieces(u32),
 }
 
 #[derive(Clone, Copy)]
@@ -43,6 +54,9 @@ struct Ranges {
     /// In write-through mode a flush ends the request; has it been asked for?
     flushed: bool,
 }
+
+/// It lies in the third cache line of a request's place.
+const _: () = assert!(size_of::<Pending>() <= 20);
 
 impl BlkQueue {
     pub(crate) fn new(
@@ -69,19 +83,26 @@ impl BlkQueue {
         self.writethrough.load(Ordering::Relaxed)
     }
 
+    /// What follows an I/O of a request that has several.
+    #[inline(never)]
+    fn next_io(&self, request: &mut Request<Pending>) -> Step {
+        match request.state.rest {
+            Some(Rest::Ranges(ranges)) => self.next_range(request, ranges),
+            Some(Rest::Pieces(rest)) => next_piece(request, rest),
+            None => Step::Answer,
+        }
+    }
+
     /// The next range of a discard or write-zeroes request, or its end.
-    fn next_range(&self, request: &mut Request<Pending>) -> Step {
+    fn next_range(&self, request: &mut Request<Pending>, mut ranges: Ranges) -> Step {
         let pending = &mut request.state;
-        let Some(mut ranges) = pending.ranges else {
-            return Step::Answer;
-        };
         while ranges.next < ranges.count {
             let mut bytes = [0; RANGE_SIZE];
             // Read once, checked, used: the driver may change it meanwhile.
             let at = HEADER_SIZE + ranges.next as usize * RANGE_SIZE;
             request.chain.buffer.read_whole(at, &mut bytes);
             ranges.next += 1;
-            pending.ranges = Some(ranges);
+            pending.rest = Some(Rest::Ranges(ranges));
             match request::parse_range(ranges.kind, &bytes, &self.info) {
                 Ok(Some(io)) => return self.data(request, io),
                 Ok(None) => {}
@@ -92,10 +113,8 @@ impl BlkQueue {
             }
         }
         if self.is_writethrough() && !ranges.flushed {
-            pending.ranges = Some(Ranges {
-                flushed: true,
-                ..ranges
-            });
+            ranges.flushed = true;
+            pending.rest = Some(Rest::Ranges(ranges));
             return self.data(request, IoRequest::flush());
         }
         Step::Answer
@@ -165,17 +184,20 @@ impl BlkQueue {
         };
         let operation = operation(&parsed);
         let step = match parsed {
+            request::Request::Io(io) if io.moves_data() => {
+                return self.begin_long(request, io);
+            }
             request::Request::Io(io) => self.data(request, io),
             request::Request::Nothing(_) => Step::Answer,
             request::Request::Ranges { kind, count } => {
-                request.state.ranges = Some(Ranges {
+                let ranges = Ranges {
                     kind,
                     next: 0,
                     count,
                     flushed: false,
-                });
+                };
                 request.chain.buffer.set_window(HEADER_SIZE, 0);
-                self.next_range(request)
+                self.next_range(request, ranges)
             }
             request::Request::GetId => {
                 request.state.data_in = self.get_id(&request.chain, writable);
@@ -186,6 +208,28 @@ impl BlkQueue {
             step,
             operation,
             bytes: 0,
+        }
+    }
+
+    /// A transfer of more bytes than one I/O moves: it begins with a piece.
+    #[cold]
+    fn begin_long(&self, request: &mut Request<Pending>, io: IoRequest) -> Start {
+        // No longer than its chain, whose bytes are a u32.
+        let length = io.length as u32;
+        let piece = length.min(PIECE);
+        let way = match io.kind {
+            IoKind::Read => Transfer::In,
+            _ => Transfer::Out,
+        };
+        let start = self.begin_transfer(request, (way, io.offset, piece));
+        let pending = &mut request.state;
+        if way == Transfer::In {
+            pending.data_in = length;
+        }
+        pending.rest = Some(Rest::Pieces(length - piece));
+        Start {
+            bytes: length,
+            ..start
         }
     }
 
@@ -200,6 +244,25 @@ impl BlkQueue {
             .write_whole(chain.readable as usize, &id[..length]);
         length as u32
     }
+}
+
+/// The next piece of a long transfer, or its end.
+fn next_piece(request: &mut Request<Pending>, rest: u32) -> Step {
+    if rest == 0 {
+        return Step::Answer;
+    }
+    let Request { job, chain, state } = request;
+    // The rest is what the data ends with: before the status, or where the chain's readable half ends.
+    let end = match job.io.kind {
+        IoKind::Read => chain.buffer.total_len() - 1,
+        _ => chain.readable as usize,
+    };
+    let piece = rest.min(PIECE);
+    chain.buffer.set_window(end - rest as usize, piece as usize);
+    job.io.offset += job.io.length;
+    job.io.length = piece.into();
+    state.rest = Some(Rest::Pieces(rest - piece));
+    Step::Data
 }
 
 fn operation(request: &request::Request) -> Operation {
@@ -286,10 +349,10 @@ impl Protocol for BlkQueue {
     ) -> Step {
         let status = status_of(outcome);
         request.state.status = status;
-        if request.state.ranges.is_none() || status != S_OK {
+        if request.state.rest.is_none() || status != S_OK {
             return Step::Answer;
         }
-        self.next_range(request)
+        self.next_io(request)
     }
 
     #[inline(always)]

@@ -84,7 +84,7 @@ impl Limits {
     }
 }
 
-/// A transfer of which nothing is remarkable: its way, offset and bytes. The short way of [`parse`], which reads all
+/// A transfer of which nothing is remarkable, its length neither: its way, offset and bytes. The short way of [`parse`], which reads all
 /// others and refuses what has to be refused; a test holds that the two agree.
 #[inline(always)]
 pub fn parse_plain(
@@ -147,9 +147,6 @@ pub fn parse(
 
 #[inline]
 fn transfer(sector: u64, length: u32, info: &DiskInfo, way: Transfer) -> Result<Request, u8> {
-    if length > crate::config::TRANSFER_MAX {
-        return Err(S_IOERR);
-    }
     let (offset, length) = info
         .geometry
         .check_sectors(sector, u64::from(length))
@@ -360,25 +357,37 @@ mod tests {
     }
 
     #[test]
-    fn transfer_of_more_than_32_mib_is_an_error() {
+    fn transfer_of_more_than_32_mib_is_read_the_general_way() {
         let large = DiskInfo {
             geometry: disk::Geometry::new(512, 1 << 40),
             ..info(512)
         };
-        for (header, length, good) in [
-            (header(0, 0), 32 << 20, true),
-            (header(0, 0), (32 << 20) + 512, false),
-            (header(0, 0), 0xffff_fe00, false),
+        for (length, plain) in [
+            (32 << 20, true),
+            ((32 << 20) + 512, false),
+            (1 << 30, false),
+            (0xffff_fe00, false),
         ] {
-            assert_eq!(parse(&header, 0, length, &large).is_ok(), good, "{length}");
-            let plain = parse_plain(&header, 0, length, &Limits::of(&large));
-            assert_eq!(plain.is_some(), good, "the short way, {length}");
-        }
-        for (length, good) in [(32 << 20, true), (0xffff_fe00, false)] {
-            let parsed = parse(&header(1, 0), length, 0, &large);
-            assert_eq!(parsed.is_ok(), good, "{length}");
-            let plain = parse_plain(&header(1, 0), length, 0, &Limits::of(&large));
-            assert_eq!(plain.is_some(), good, "the short way, {length}");
+            let limits = Limits::of(&large);
+            let (read, write) = (header(0, 0), header(1, 0));
+            let general = [
+                (
+                    parse(&read, 0, length, &large),
+                    IoRequest::read(0, length.into()),
+                ),
+                (
+                    parse(&write, length, 0, &large),
+                    IoRequest::write(0, length.into()),
+                ),
+            ];
+            for (got, want) in general {
+                assert_eq!(got, Ok(Request::Io(want)), "{length}");
+            }
+            let short = [
+                parse_plain(&read, 0, length, &limits),
+                parse_plain(&write, length, 0, &limits),
+            ];
+            assert_eq!(short.map(|got| got.is_some()), [plain; 2], "{length}");
         }
     }
 
@@ -410,7 +419,10 @@ mod tests {
             };
             match (plain, general) {
                 (Some(plain), general) => prop_assert_eq!(Ok(Request::Io(plain)), general),
-                (None, Ok(Request::Io(io))) => prop_assert!(!io.moves_data()),
+                (None, Ok(Request::Io(io))) => {
+                    let long = io.length > u64::from(crate::config::TRANSFER_MAX);
+                    prop_assert!(long || !io.moves_data());
+                }
                 (None, _) => {}
             }
         }
