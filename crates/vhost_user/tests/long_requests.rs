@@ -128,7 +128,7 @@ fn request_of_64_mib_moves_in_one_descriptor_and_in_many() {
         let data = driver.data(64 * MIB);
         let elements: Vec<(u64, u32)> = match indirect {
             Some(_) => (0..1024)
-                .map(|at| data.part(at * 64 << 10, 64 << 10).element())
+                .map(|at| data.part(at * 65536, 65536).element())
                 .collect(),
             None => vec![data.element()],
         };
