@@ -8,6 +8,7 @@
 mod asking;
 mod change;
 mod measure;
+mod resume;
 mod share;
 
 use std::any::Any;
@@ -119,8 +120,9 @@ impl<P: Protocol> Queue<P> {
     ) -> Result<Queue<P>, QueueError> {
         let size = setup.config.size;
         let mut ring = DeviceQueue::new(setup.config, &setup.memory)?;
-        if let Some(part) = setup.inflight {
-            ring.track(part)?;
+        match setup.inflight {
+            Some(part) => ring.track(part)?,
+            None => resume::resume(&mut ring, &setup.labels),
         }
         let depth = usize::from(size);
         Ok(Queue {

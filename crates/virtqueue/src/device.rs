@@ -10,6 +10,19 @@ use crate::packed::PackedQueue;
 use crate::split::SplitQueue;
 use crate::{Chain, QueueConfig, QueueError};
 
+/// A ring that goes on elsewhere than the front end said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    /// Where the front end had it start.
+    pub base: u32,
+    /// The used index, or the used place of a packed ring.
+    pub used: u32,
+    /// Requests that are taken again.
+    pub again: u16,
+    /// Unanswered requests of which nothing is left in the ring.
+    pub lost: u16,
+}
+
 /// The device side of a virtqueue.
 pub struct DeviceQueue {
     config: QueueConfig,
@@ -55,6 +68,15 @@ impl DeviceQueue {
     /// When `part` cannot be used.
     pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
         each!(&mut self.ring, ring => ring.track(part))
+    }
+
+    /// For a ring without an in-flight region, before the first pop: where its base is not the used index, goes on with what the
+    /// ring itself says is unanswered, and says so.
+    ///
+    /// The front end does not know then what is unanswered: Cloud Hypervisor gives the available index when a back end has been
+    /// restarted, others 0. DPDK and SPDK go on at the used index too; QEMU's library does so for devices that answer in order.
+    pub fn resume(&mut self) -> Option<Resumed> {
+        each!(&mut self.ring, ring => ring.resume())
     }
 
     /// Finds the ring again in a changed memory table; the queue's state stays.

@@ -130,16 +130,9 @@ impl Inflight {
         STATES + STATE_SIZE * usize::from(head)
     }
 
-    /// How many requests have to be taken again.
-    #[inline]
-    pub(crate) fn again(&self) -> u16 {
-        self.again.len() as u16
-    }
-
-    /// The next request that has to be taken again.
-    #[inline]
-    pub(crate) fn next(&mut self) -> Option<u16> {
-        self.again.pop_front()
+    /// The requests that have to be taken again.
+    pub(crate) fn take_again(&mut self) -> VecDeque<u16> {
+        std::mem::take(&mut self.again)
     }
 
     /// A chain was taken from the available ring. `head` is below the queue's size.

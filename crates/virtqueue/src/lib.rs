@@ -20,10 +20,11 @@ pub mod layout;
 mod packed;
 mod packed_inflight;
 mod split;
+mod unanswered;
 
 pub use chain::Chain;
 pub use config::{PACKED_START, QueueConfig};
-pub use device::DeviceQueue;
+pub use device::{DeviceQueue, Resumed};
 pub use error::QueueError;
 pub use inflight::Inflight;
 pub use packed_inflight::PackedInflight;

@@ -17,7 +17,7 @@ use crate::layout::{
     PACKED_FLAGS, PackedDescriptor, Place, USED, WRITE,
 };
 use crate::packed_inflight::PackedInflight;
-use crate::{Chain, QueueConfig, QueueError};
+use crate::{Chain, QueueConfig, QueueError, Resumed};
 
 /// How many descriptors ahead the ring is fetched: four fill a cache line.
 const DESCRIPTORS_AHEAD: usize = 8;
@@ -90,6 +90,37 @@ impl PackedQueue {
         self.published_used = used;
         self.inflight = Some(Box::new(inflight));
         Ok(())
+    }
+
+    /// See [`DeviceQueue::resume`](crate::DeviceQueue::resume). Between the used and the available place lie as many descriptors
+    /// as are unanswered, untouched since the driver wrote them. Where answers came out of order they are not all of the unanswered
+    /// ones: what the used descriptors were written over is lost, and only a region tells of it.
+    pub fn resume(&mut self) -> Option<Resumed> {
+        let (mut place, mut again) = (self.next_used, 0);
+        for _ in 0..self.size {
+            if place == self.next_available {
+                break;
+            }
+            let at = Self::offset(place.index) + PACKED_FLAGS;
+            let flags = self.descriptors.load_acquire_u16(at);
+            if flags & (AVAIL | USED) != place.available_flags() {
+                // Not these places, then.
+                return None;
+            }
+            again += u16::from(flags & NEXT == 0);
+            place = place.advance(1, self.size);
+        }
+        if place != self.next_available || place == self.next_used {
+            return None;
+        }
+        let base = self.base();
+        self.next_available = self.next_used;
+        Some(Resumed {
+            base,
+            used: u32::from(self.next_used.to_bits()),
+            again,
+            lost: 0,
+        })
     }
 
     #[inline]

@@ -3,6 +3,7 @@
 //! The available index is loaded once per batch, each of its entries and descriptors once; the used index
 //! is stored once per batch. What the next pops need is fetched ahead: the driver wrote it on another core.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
 use guest_memory::{GuestView, MemoryTable, RingEntries, RingMemory};
@@ -14,7 +15,8 @@ use crate::layout::{
     Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING, USED_ELEMENT_SIZE,
     UsedElement, available_event, passes_event, used_event,
 };
-use crate::{Chain, Inflight, QueueConfig, QueueError};
+use crate::unanswered::Rings;
+use crate::{Chain, Inflight, QueueConfig, QueueError, Resumed};
 
 /// How many entries are taken at a time, and their descriptors fetched, and how many chains ahead is fetched what their first
 /// descriptor points to.
@@ -84,6 +86,8 @@ pub struct SplitQueue {
     renewed: bool,
     /// Where what is in flight is kept for the device after this one.
     inflight: Option<Box<Inflight>>,
+    /// Heads that an earlier device has taken and not answered.
+    again: VecDeque<u16>,
 }
 
 impl SplitQueue {
@@ -110,24 +114,50 @@ impl SplitQueue {
             asked_used: used,
             renewed: true,
             inflight: None,
+            again: VecDeque::new(),
         })
     }
 
     /// Goes on where the last device ended, whatever the front end said of it.
     pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
-        let inflight = Inflight::new(part, self.size, self.next_used)?;
-        self.next_available = self.next_used.wrapping_add(inflight.again());
-        self.known_available = self.next_available;
-        self.taken_available = self.next_available;
+        let mut inflight = Inflight::new(part, self.size, self.next_used)?;
+        self.again = inflight.take_again();
+        self.go_on_at(self.next_used.wrapping_add(self.again.len() as u16));
         self.inflight = Some(Box::new(inflight));
         Ok(())
     }
 
-    #[inline]
-    fn again(&self) -> u16 {
-        self.inflight
-            .as_ref()
-            .map_or(0, |inflight| inflight.again())
+    /// See [`DeviceQueue::resume`](crate::DeviceQueue::resume). A front end that resumes properly is not touched: the device
+    /// before answered everything before it told its base, so that the base is the used index.
+    pub fn resume(&mut self) -> Option<Resumed> {
+        if self.next_available == self.next_used {
+            return None;
+        }
+        let rings = Rings {
+            size: self.size,
+            available_index: self.areas.available.load_acquire_u16(INDEX),
+            used_index: self.next_used,
+            available: |at| self.areas.heads.read(at).get(),
+            used: |at| self.areas.elements.read(at).id.get(),
+        };
+        // Else the ring's own indices are no better.
+        let again = rings.unanswered()?;
+        let (base, used) = (self.base(), u32::from(self.next_used));
+        let unanswered = rings.available_index.wrapping_sub(rings.used_index);
+        self.go_on_at(rings.available_index);
+        self.again = again.into();
+        Some(Resumed {
+            base,
+            used,
+            again: self.again.len() as u16,
+            lost: unanswered - self.again.len() as u16,
+        })
+    }
+
+    fn go_on_at(&mut self, index: u16) {
+        self.next_available = index;
+        self.known_available = index;
+        self.taken_available = index;
     }
 
     pub fn set_areas(&mut self, areas: config::Areas) {
@@ -145,7 +175,12 @@ impl SplitQueue {
     }
 
     pub fn base(&self) -> u32 {
-        u32::from(self.next_available.wrapping_sub(self.again()))
+        let again = match self.inflight {
+            Some(_) => self.again.len() as u16,
+            // They need not be the last ones: whoever goes on finds them again, as this device did.
+            None => 0,
+        };
+        u32::from(self.next_available.wrapping_sub(again))
     }
 
     /// Entries that wait, as far as known or, where none are known, as the driver says.
@@ -159,7 +194,7 @@ impl SplitQueue {
             .available
             .load_acquire_u16(INDEX)
             .wrapping_sub(self.next_available)
-            .saturating_add(self.again())
+            .saturating_add(self.again.len() as u16)
     }
 
     /// What is to be read is on another core, one thing behind the other: a good guess has all on their way at once.
@@ -172,7 +207,7 @@ impl SplitQueue {
 
     #[inline(always)]
     pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
-        if self.inflight.is_some()
+        if !self.again.is_empty()
             && let Some(head) = self.take_again()
         {
             return match self.read_chain(head, view, chain) {
@@ -199,11 +234,12 @@ impl SplitQueue {
     }
 
     /// A request that an earlier device has taken and not answered.
+    #[cold]
     fn take_again(&mut self) -> Option<u16> {
         if self.broken {
             return None;
         }
-        self.inflight.as_mut()?.next()
+        self.again.pop_front()
     }
 
     /// An entry that was taken.
