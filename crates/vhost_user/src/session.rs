@@ -420,13 +420,13 @@ impl Session {
         }
     }
 
-    /// Rings stop and are disabled; what the front end says once per connection stays: memory, channel, descriptors.
+    /// Rings stop and are disabled; what the front end says once per connection stays: memory, channel, descriptors. So do the
+    /// features, for front ends that do not say them again.
     fn reset(&mut self) {
         self.stop_vrings();
         if let Some(region) = &self.inflight {
             (0..self.device.queue_count()).for_each(|index| region.empty(index, self.is_packed()));
         }
-        self.features = 0;
         self.vrings.iter_mut().for_each(Vring::reset);
         self.device.reset();
         self.device.forget_driver();
@@ -461,8 +461,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         Ok(())
     }
 
+    /// "It is recommended that back-ends either ignore this message, or use it to disable all rings": front ends took it for
+    /// one or the other, and whoever forgot the connection's state was wrong with both.
     fn reset_owner(&mut self) -> Reply<()> {
-        self.reset();
         Ok(())
     }
 

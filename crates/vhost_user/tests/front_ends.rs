@@ -318,3 +318,121 @@ fn descriptors_that_are_no_events_are_refused() {
     }
     drop((reader, theirs));
 }
+
+/// Cloud Hypervisor gives the available index as the base when a back end has been restarted: without an in-flight region
+/// nobody but the ring knows of the requests that the one before had taken.
+#[test]
+fn requests_of_an_earlier_back_end_are_answered_when_the_base_is_the_available_index() {
+    // Eight requests of three descriptors each; the used index, or place, is where the ring began.
+    for (packed, base) in [(false, 8), (true, 0x8000_8018)] {
+        let rig = Rig::polling(1, PollLimit::Never);
+        let socket = rig.serve_ram("d", 1);
+        let options = Options {
+            packed,
+            ..Options::default()
+        };
+        let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+        let mut queue = place(&mut front_end);
+        for sector in 0..8 {
+            let slot = queue.take().unwrap();
+            queue.data(slot).write(0, &[7; 512]);
+            assert!(queue.submit(slot, kind::OUT, sector, 512, 0));
+        }
+        queue.publish();
+        front_end.begin_queue(queue.queue(), base).unwrap();
+        for answered in 0..8 {
+            let done = queue.wait_for(SHORT);
+            let done = done.unwrap_or_else(|e| panic!("packed {packed}, {answered} answered: {e}"));
+            assert_eq!(done.status, status::OK);
+            queue.release(done.slot);
+        }
+        let mut data = [0; 8 * 512];
+        assert_eq!(queue.read(0, &mut data).unwrap(), status::OK);
+        assert_eq!(data, [7; 8 * 512]);
+    }
+}
+
+/// A front end that always starts at 0, and one that stops and goes on as it should.
+#[test]
+fn ring_goes_on_at_its_used_index_whatever_the_base() {
+    for base in [0, 3, 9, 10] {
+        let rig = Rig::polling(1, PollLimit::Never);
+        let engine = Watched::new(ram(1 << 20), Duration::ZERO);
+        let socket = rig.serve("d", engine.clone(), 1);
+        let mut front_end = connect(&socket);
+        let mut queue = start_blk(&mut front_end, 0);
+        for _ in 0..10 {
+            assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+        }
+        assert_eq!(front_end.stop_queue(0).unwrap(), 10);
+        engine.forget();
+        front_end.begin_queue(queue.queue(), base).unwrap();
+        assert_eq!(queue.write(512, &[2; 512]).unwrap(), status::OK);
+        // No request is carried out a second time.
+        assert_eq!(engine.seen().len(), 1, "base {base}: {:?}", engine.seen());
+    }
+}
+
+/// "It is recommended that back-ends either ignore this message, or use it to disable all rings" (RESET_OWNER).
+#[test]
+fn reset_owner_changes_nothing_of_the_session() {
+    for packed in [false, true] {
+        let rig = Rig::polling(1, PollLimit::Never);
+        let engine = Watched::new(ram(1 << 20), Duration::from_millis(500));
+        let socket = rig.serve("d", engine.clone(), 1);
+        let options = Options {
+            packed,
+            ..Options::default()
+        };
+        let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+        let indirect = QueueOptions {
+            indirect: Some(8),
+            ..QueueOptions::default()
+        };
+        let start = |front_end: &mut FrontEnd| {
+            BlkQueue::start(front_end, 0, &indirect, 8, 4096, Cuts::Usual).unwrap()
+        };
+        let mut queue = start(&mut front_end);
+        for _ in 0..4 {
+            let slot = queue.take().unwrap();
+            assert!(queue.submit(slot, kind::OUT, 0, 512, 0));
+        }
+        queue.publish();
+        eventually("all are in flight", || engine.seen().len() == 4);
+        let begun = Instant::now();
+        front_end
+            .acknowledged(request::RESET_OWNER, &[], &[])
+            .unwrap();
+        assert!(begun.elapsed() < Duration::from_millis(300), "it waits");
+        for _ in 0..4 {
+            let done = queue.wait_for(SHORT).unwrap();
+            assert_eq!(done.status, status::OK);
+            queue.release(done.slot);
+        }
+        engine.set_delay(Duration::ZERO);
+        front_end.stop_queue(0).unwrap();
+        front_end
+            .acknowledged(request::RESET_OWNER, &[], &[])
+            .unwrap();
+        // Another ring, without SET_FEATURES before it.
+        let mut queue = start(&mut front_end);
+        assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+    }
+}
+
+/// RESET_DEVICE resets the device; that the front end says its features again is nowhere asked of it.
+#[test]
+fn features_outlive_a_reset_of_the_device() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let socket = rig.serve_ram("d", 1);
+    let options = Options {
+        packed: true,
+        ..Options::default()
+    };
+    let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+    front_end.reset_device().unwrap();
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+}
