@@ -12,7 +12,7 @@ use disk::{Capacity, DiskInfo, Extent, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
-use crate::{Backend, Engine, Finished, Submission, Tag};
+use crate::{Attach, Backend, Engine, Finished, Submission, Tag};
 
 /// How long an I/O is to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,9 +144,10 @@ impl Engine for Delay {
         self.inner.extent(offset)
     }
 
-    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
+        let owner = attach.owner();
         Ok(Box::new(DelayBackend {
-            inner: self.inner.open(owner, ring)?,
+            inner: self.inner.attach(attach)?,
             time: self.time,
             random: u64::from(owner.0),
             owner,
@@ -156,9 +157,6 @@ impl Engine for Delay {
         }))
     }
 }
-
-/// Marks tokens of ours among the engine's; `faulty` uses bit 63, so either may be around the other.
-const OURS: u64 = 1 << 62;
 
 struct DelayBackend {
     inner: Box<dyn Backend>,
@@ -183,7 +181,7 @@ impl DelayBackend {
             outcome,
         });
         let time = self.time.draw(&mut self.random);
-        ring.timer(self.owner, OURS | index as u64, time);
+        ring.timer(self.owner, index as u64, time);
     }
 }
 
@@ -202,9 +200,8 @@ impl Backend for DelayBackend {
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
-        // The other wrapper's tokens have bit 63 and are the engine's business.
-        if completion.token & (OURS | 1 << 63) == OURS {
-            let index = (completion.token & !OURS) as usize;
+        if completion.owner == self.owner {
+            let index = completion.token as usize;
             finished.extend(self.waiting[index].take());
             self.free.push(index);
             return;
@@ -215,6 +212,23 @@ impl Backend for DelayBackend {
             self.wait(ring, one.tag, one.buffer, one.outcome);
         }
         self.over = over;
+    }
+
+    /// What waits for its time ends at once; what the device has is up to the device.
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let waits = |one: &Option<Finished>| one.as_ref().is_some_and(|one| one.tag == tag);
+        match self.waiting.iter().position(waits) {
+            Some(index) => ring.cancel(self.owner, index as u64),
+            None => self.inner.abort(ring, tag),
+        }
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.inner.close(ring);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.in_flight() == 0 && self.inner.is_closed()
     }
 
     fn in_flight(&self) -> usize {

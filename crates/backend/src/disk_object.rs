@@ -9,10 +9,9 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
 use std::time::Duration;
 
 use disk::{DiskInfo, Geometry};
-use ring::{Owner, Ring};
 
 use crate::error::{check_naa, check_physical_block_size, check_size};
-use crate::{Backend, Engine, Gate, Lease, OpenError, RateLimits, ResizeError, Throttle};
+use crate::{Attach, Backend, Engine, Gate, Lease, OpenError, RateLimits, ResizeError, Throttle};
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
@@ -247,12 +246,12 @@ impl Disk {
         self.copy_across_targets
     }
 
-    /// Opens a worker's own handle: [`Engine::open`].
+    /// Attaches a worker: [`Engine::attach`].
     ///
     /// # Errors
     /// What the engine says.
-    pub fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
-        self.engine.open(owner, ring)
+    pub fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
+        self.engine.attach(attach)
     }
 
     /// Ranges that are held against all other changes.

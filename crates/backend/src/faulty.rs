@@ -16,7 +16,7 @@ use disk::{Capacity, DiskInfo, Extent, IoError, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
-use crate::{Backend, Engine, Finished, Submission, Tag};
+use crate::{Attach, Backend, Engine, Finished, Submission, Tag};
 
 /// One fault: which I/Os it hits, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,9 +134,10 @@ impl Engine for Faulty {
         self.inner.extent(offset)
     }
 
-    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
+        let owner = attach.owner();
         Ok(Box::new(FaultyBackend {
-            inner: self.inner.open(owner, ring)?,
+            inner: self.inner.attach(attach)?,
             plan: self.plan.clone(),
             owner,
             slots: Vec::new(),
@@ -167,9 +168,8 @@ struct Slot {
     over: Option<(IoBuffer, IoOutcome)>,
 }
 
-/// Marks tokens of ours among the engine's, which are slot numbers.
-const OURS: u64 = 1 << 63;
-const SHUFFLE: u64 = OURS | u32::MAX as u64;
+/// The token of a turn in which one of the shuffled answers is due; the others are slot numbers.
+const SHUFFLE: u64 = u64::MAX;
 
 /// How often it is looked whether held I/Os have been released.
 const HOLD_POLL: Duration = Duration::from_millis(1);
@@ -221,7 +221,7 @@ impl FaultyBackend {
         let slot = &mut self.slots[index];
         let buffer = slot.whole.take().unwrap_or(buffer);
         slot.over = Some((buffer, slot.forced.map_or(outcome, Err)));
-        let token = OURS | index as u64;
+        let token = index as u64;
         match slot.answer {
             Answer::Now => return Some(self.vacate(index)),
             Answer::Shuffled => {
@@ -248,7 +248,7 @@ impl FaultyBackend {
             let index = self.shuffled.swap_remove(at);
             return Some(self.vacate(index));
         }
-        let index = (token & !OURS) as usize;
+        let index = token as usize;
         let held = matches!(self.slots[index].answer, Answer::Held);
         if held && !self.plan.released.load(Ordering::Acquire) {
             ring.timer(self.owner, token, HOLD_POLL);
@@ -314,7 +314,7 @@ impl Backend for FaultyBackend {
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
-        if completion.token & OURS != 0 {
+        if completion.owner == self.owner {
             finished.extend(self.due(ring, completion.token));
             return;
         }
@@ -325,6 +325,28 @@ impl Backend for FaultyBackend {
             finished.extend(self.settle(ring, index, one.buffer, one.outcome));
         }
         self.over = over;
+    }
+
+    /// What is delayed ends at once; what is held stays held.
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let named = |index: &usize| self.slots[*index].tag == tag;
+        let mut used = (0..self.slots.len()).filter(|index| !self.free.contains(index));
+        let Some(index) = used.find(named) else {
+            return;
+        };
+        match (&self.slots[index].over, self.slots[index].answer) {
+            (None, _) => self.inner.abort(ring, Tag(index as u64)),
+            (Some(_), Answer::After(_)) => ring.cancel(self.owner, index as u64),
+            (Some(_), Answer::Now | Answer::Shuffled | Answer::Held) => {}
+        }
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.inner.close(ring);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.in_flight() == 0 && self.inner.is_closed()
     }
 
     fn in_flight(&self) -> usize {

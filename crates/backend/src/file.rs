@@ -22,10 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use disk::{Capacity, DiskInfo, Extent, Geometry};
-use ring::{Owner, Ring};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 
-use crate::{Backend, Engine, OpenError};
+use crate::{Attach, Backend, Engine, OpenError};
 use durability::Durability;
 
 /// What stands between a client's write and the device.
@@ -260,7 +259,7 @@ impl Engine for File {
         }
     }
 
-    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
         let shared = self.shared.clone();
         let flags = open_flags(shared.cache, shared.info.read_only);
         let fd = reopen(&shared.control, flags).map_err(|e| {
@@ -270,11 +269,9 @@ impl Engine for File {
                 format!("{path}: cannot open another handle through /proc/self/fd: {e}"),
             )
         })?;
-        Ok(Box::new(handle::FileBackend::new(
-            shared,
-            ring.register(fd),
-            owner,
-        )))
+        let owner = attach.owner();
+        let fd = attach.ring().register(fd);
+        Ok(Box::new(handle::FileBackend::new(shared, fd, owner)))
     }
 }
 
@@ -282,7 +279,7 @@ impl Engine for File {
 mod tests {
     use disk::{IoErrorKind, IoFlags, IoOutcome, IoRequest};
     use guest_memory::IoBuffer;
-    use ring::Wait;
+    use ring::{Owner, Ring, Wait};
 
     use super::*;
     use crate::{Submission, Tag};
@@ -292,7 +289,9 @@ mod tests {
     impl Worker {
         fn on(file: &File) -> Worker {
             let mut ring = Ring::new(4).unwrap();
-            let backend = file.open(Owner(0), &mut ring).unwrap();
+            let mut owner = || Owner(0);
+            let backend = file.attach(&mut Attach::new(&mut ring, &mut owner));
+            let backend = backend.unwrap();
             Worker(ring, backend)
         }
 

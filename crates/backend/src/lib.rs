@@ -1,18 +1,20 @@
 //! Engines that do a disk's I/O, one file each, behind one trait. They do not know who asks.
 //!
 //! ```text
-//!   Disk --- Arc<dyn Engine> --- open() ---> Box<dyn Backend>    one per worker, !Send, no locks
+//!   Disk --- Arc<dyn Engine> --- attach() -> Box<dyn Backend>    one per worker, !Send, no locks
 //!   name     null ram file       on the      submit(I/O, buffer, tag)  ->  Done | Pending
 //!   serial   faulty delay        worker      complete(ring completion) ->  Finished { tag, buffer, outcome }
+//!                                            close()                   ->  drains; closed when nothing is in flight
 //! ```
 //!
-//! An engine is shared by all workers; each worker opens its own backend on it and gives it the completions of
-//! its [`ring::Owner`]. Every I/O passes [`admit`] first, so that range, read-only and the like mean the same
+//! An engine is shared by all workers; each worker attaches its own backend to it and gives it the completions of
+//! its [`ring::Owner`]s. A layer (`delay`, `faulty`) is an engine that stands on another, to any depth. Every I/O passes [`admit`] first, so that range, read-only and the like mean the same
 //! everywhere. Tests: in each module, and `tests/` against a model.
 
 #![forbid(unsafe_code)]
 
 mod admit;
+mod attach;
 mod delay;
 mod disk_object;
 mod error;
@@ -28,8 +30,9 @@ use std::sync::Arc;
 
 use ::disk::{Capacity, DiskInfo, Extent, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use ring::{Completion, Owner, Ring};
+use ring::{Completion, Ring};
 
+pub use attach::Attach;
 pub use delay::{Delay, DelayTime};
 pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
@@ -78,7 +81,7 @@ pub struct Finished {
     pub outcome: IoOutcome,
 }
 
-/// One worker's handle on a disk. Drop it only when nothing is in flight, or with the ring.
+/// One worker's handle on a disk. Dropped once it has closed, or with the ring.
 pub trait Backend {
     /// Starts an I/O. For reads and writes the buffer's window has just `io.length` bytes; for the other kinds
     /// the buffer is not touched, only kept.
@@ -108,8 +111,25 @@ pub trait Backend {
         false
     }
 
-    /// Takes a completion of this handle's owner; appends what is over, and may submit what remains to be done.
+    /// Takes a completion of one of this handle's owners; appends what is over, and may submit what remains to be done.
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>);
+
+    /// Asks for an I/O that is pending to end soon. Best effort: it is finished as any other, with
+    /// [`IoErrorKind::Cancelled`](disk::IoErrorKind) or with the outcome that it had by then, or goes on as if nothing was said.
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let _ = (ring, tag);
+    }
+
+    /// Begins to close the handle, once no I/O is pending: ends what it has running on the ring besides I/O, such as watches.
+    /// Completions are given to it until [`Backend::is_closed`].
+    fn close(&mut self, ring: &mut Ring) {
+        let _ = ring;
+    }
+
+    /// Has the last completion of each of its owners been read, so that they may be given to others?
+    fn is_closed(&self) -> bool {
+        self.in_flight() == 0
+    }
 
     /// I/Os that are pending.
     fn in_flight(&self) -> usize;
@@ -143,11 +163,11 @@ pub trait Engine: Send + Sync {
         Extent::UNKNOWN
     }
 
-    /// Opens a worker's own handle. Completions of `owner` on that worker's ring belong to it.
+    /// Attaches a worker, which gets a handle of its own. Must not block.
     ///
     /// # Errors
-    /// When the kernel has no descriptor (or the like) left for it.
-    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>>;
+    /// When the kernel has no descriptor (or the like) left for it. Nothing that was begun on the ring is left then.
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>>;
 }
 
 impl std::fmt::Debug for dyn Engine {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use disk::{Capacity, DiskInfo, Geometry, IoRequest};
 use guest_memory::IoBuffer;
-use ring::{Completion, Owner, Ring};
+use ring::{Completion, Ring};
 
 use crate::admit::Limits;
 use crate::error::{check_block_size, check_size};
-use crate::{Backend, Engine, Finished, OpenError, Submission, Tag};
+use crate::{Attach, Backend, Engine, Finished, OpenError, Submission, Tag};
 
 /// What a `null` disk is to be.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +90,7 @@ impl Engine for Null {
         "null"
     }
 
-    fn open(&self, _owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, _attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
         Ok(Box::new(NullBackend {
             limits: Limits::of(&self.info, &self.capacity),
         }))

@@ -17,7 +17,7 @@ use ring::{Completion, Owner, Ring};
 
 use crate::admit::Limits;
 use crate::error::{check_block_size, check_size};
-use crate::{Backend, Engine, Finished, OpenError, Soon, Submission, Tag};
+use crate::{Attach, Backend, Engine, Finished, OpenError, Soon, Submission, Tag};
 
 /// Memory is given back in pages of this many bytes.
 const PAGE: u64 = 4096;
@@ -201,10 +201,10 @@ impl Engine for Ram {
         self.memory.extent(offset)
     }
 
-    fn open(&self, owner: Owner, _ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
         let extents = self.memory.extents();
         Ok(Box::new(RamBackend {
-            owner,
+            owner: attach.owner(),
             long: Vec::new(),
             turn: 0,
             spent: 0,

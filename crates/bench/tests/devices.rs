@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use backend::{
-    Backend, Delay, Engine, Finished, Null, NullOptions, Ram, RamOptions, Submission, Tag,
+    Attach, Backend, Delay, Engine, Finished, Null, NullOptions, Ram, RamOptions, Submission, Tag,
 };
 use bench::driver::{DriverOptions, Kind, Subject};
 use bench::run::Plan;
 use disk::{DiskInfo, IoRequest};
 use guest_memory::IoBuffer;
-use ring::{Completion, Owner, Ring};
+use ring::{Completion, Ring};
 use support::{Rig, job, outcome, plan, try_outcome};
 
 fn ram(size: u64) -> Arc<dyn Engine> {
@@ -334,9 +334,9 @@ impl Engine for Liar {
         "liar"
     }
 
-    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
         Ok(Box::new(LiarBackend {
-            inner: self.inner.open(owner, ring)?,
+            inner: self.inner.attach(attach)?,
             wrong: self.wrong,
             left: self.left.clone(),
         }))

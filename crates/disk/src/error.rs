@@ -26,7 +26,7 @@ pub enum IoErrorKind {
     Offline,
     /// The disk is there, but closed to all but an operation on the whole of it.
     Closed,
-    /// The I/O was cancelled before it touched the disk.
+    /// The I/O was cancelled. A write may have been done in part.
     Cancelled,
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backend::{Backend, Disk, Finished, Passage, Settling, Soon, Submission, Throttle};
+use backend::{Attach, Backend, Disk, Finished, Passage, Settling, Soon, Submission, Throttle};
 use disk::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Owner, Ring};
@@ -73,8 +73,11 @@ const PACE: Owner = Owner(1);
 struct OpenDisk {
     disk: Arc<Disk>,
     backend: Box<dyn Backend>,
-    owner: Owner,
+    /// Of the backend's layers, each its own.
+    owners: Vec<Owner>,
     users: usize,
+    /// It has no users any more, and ends what it has on the ring.
+    closing: bool,
     changes: Changes,
     record: Arc<DiskRecord>,
     throttle: Arc<Throttle>,
@@ -168,7 +171,7 @@ impl OpenDisk {
         }
     }
 
-    /// Has nobody a use for it, and is nothing of it in flight?
+    /// Has nobody a use for it, and is no I/O of it in flight?
     #[inline]
     fn is_unused(&self) -> bool {
         self.users == 0
@@ -197,6 +200,17 @@ impl OpenDisk {
         }
         submitted
     }
+}
+
+/// Enters a listener; its number is the owner of what it hears of.
+fn listen(listeners: &mut Vec<Listener>, listener: Listener) -> Owner {
+    let free = listeners.iter().position(|l| *l == Listener::Free);
+    let index = free.unwrap_or_else(|| {
+        listeners.push(Listener::Free);
+        listeners.len() - 1
+    });
+    listeners[index] = listener;
+    Owner(u32::try_from(index).expect("fewer listeners than descriptors"))
 }
 
 /// The context in which sources run: the worker's ring, disks and clock.
@@ -267,13 +281,7 @@ impl Io {
     }
 
     pub(crate) fn listen(&mut self, listener: Listener) -> Owner {
-        let free = self.listeners.iter().position(|l| *l == Listener::Free);
-        let index = free.unwrap_or_else(|| {
-            self.listeners.push(Listener::Free);
-            self.listeners.len() - 1
-        });
-        self.listeners[index] = listener;
-        Owner(u32::try_from(index).expect("fewer listeners than descriptors"))
+        listen(&mut self.listeners, listener)
     }
 
     pub(crate) fn unlisten(&mut self, owner: Owner) {
@@ -285,8 +293,10 @@ impl Io {
     /// # Errors
     /// What the engine says when it cannot open another handle.
     pub fn open(&mut self, disk: &Arc<Disk>) -> std::io::Result<DiskHandle> {
-        let same =
-            |open: &Option<OpenDisk>| open.as_ref().is_some_and(|o| Arc::ptr_eq(&o.disk, disk));
+        let same = |open: &Option<OpenDisk>| {
+            let open = open.as_ref();
+            open.is_some_and(|open| !open.closing && Arc::ptr_eq(&open.disk, disk))
+        };
         if let Some(index) = self.disks.iter().position(same) {
             let open = self.disks[index].as_mut().expect("found above");
             open.users += 1;
@@ -297,15 +307,22 @@ impl Io {
             self.disks.push(None);
             self.disks.len() - 1
         });
-        let owner = self.listen(Listener::Disk(index as u32));
-        match disk.open(owner, &mut self.ring) {
+        let (listeners, mut owners) = (&mut self.listeners, Vec::new());
+        let mut next_owner = || {
+            let owner = listen(listeners, Listener::Disk(index as u32));
+            owners.push(owner);
+            owner
+        };
+        let attached = disk.attach(&mut Attach::new(&mut self.ring, &mut next_owner));
+        match attached {
             Ok(backend) => {
                 self.curious += usize::from(backend.wants_to_know());
                 self.disks[index] = Some(OpenDisk {
                     disk: disk.clone(),
                     backend,
-                    owner,
+                    owners,
                     users: 1,
+                    closing: false,
                     changes: Changes::new(disk.gate(), &self.worker, index as u32),
                     record: self.ledger.disk(disk),
                     throttle: disk.throttle().clone(),
@@ -314,9 +331,20 @@ impl Io {
                 Ok(DiskHandle(index as u32))
             }
             Err(error) => {
-                self.unlisten(owner);
+                self.unlisten_all(&owners);
                 Err(error)
             }
+        }
+    }
+
+    fn unlisten_all(&mut self, owners: &[Owner]) {
+        for &owner in owners {
+            // Else a completion that comes late would be taken for one of whoever has the number next.
+            assert!(
+                self.ring.is_done_with(owner),
+                "a channel of a disk has closed with operations in flight"
+            );
+            self.unlisten(owner);
         }
     }
 
@@ -339,9 +367,16 @@ impl Io {
         let Some(slot) = self.disks.get_mut(disk as usize) else {
             return;
         };
-        if let Some(open) = slot.take_if(|open| open.is_unused()) {
+        let Some(open) = slot.as_mut().filter(|open| open.is_unused()) else {
+            return;
+        };
+        if !open.closing {
+            open.closing = true;
             self.curious -= usize::from(open.backend.wants_to_know());
-            self.unlisten(open.owner);
+            open.backend.close(&mut self.ring);
+        }
+        if let Some(open) = slot.take_if(|open| open.backend.is_closed()) {
+            self.unlisten_all(&open.owners);
         }
     }
 

@@ -404,15 +404,29 @@ impl Ring {
         let used = &mut self.slab.slot(slot).used;
         if *used == Use::Watch {
             *used = Use::Silenced;
-            self.cancel(slot);
+            self.cancel_slot(slot);
         }
     }
 
     /// Entries stay in order, so this one cannot hit a later user of the slot.
-    fn cancel(&mut self, slot: u32) {
+    fn cancel_slot(&mut self, slot: u32) {
         // Not PollRemove: that fails while an event of the poll is being worked off.
         let entry = opcode::AsyncCancel::new(slot.into()).build();
         self.push(entry.user_data(NOBODY));
+    }
+
+    /// Asks the kernel to end operations that were begun with this owner and token: they complete with `ECANCELED`, or as they
+    /// would have if it is too late. Looks at all that is in flight: not for the request path.
+    pub fn cancel(&mut self, owner: Owner, token: u64) {
+        let named: Vec<u32> = self.slab.in_use_by(owner, Some(token)).collect();
+        for slot in named {
+            self.cancel_slot(slot);
+        }
+    }
+
+    /// Has an owner nothing on the ring any more of which it would hear? Looks at all that is in flight.
+    pub fn is_done_with(&self, owner: Owner) -> bool {
+        self.slab.in_use_by(owner, None).next().is_none()
     }
 
     /// Submits everything queued and appends to `out` what has completed, with at most one system call in
@@ -702,7 +716,7 @@ impl Drop for Ring {
         self.closing = true;
         let in_use: Vec<u32> = self.slab.in_use().collect();
         for slot in in_use {
-            self.cancel(slot);
+            self.cancel_slot(slot);
         }
         let deadline = Instant::now() + Duration::from_secs(CLOSE_SECONDS_MAX);
         let mut completed = Vec::new();

@@ -99,10 +99,23 @@ impl Slab {
 
     /// Numbers of the slots in use.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = u32> {
+        self.numbers(|slot| slot.used != Use::Free)
+    }
+
+    /// Numbers of the slots whose completion an owner is still to hear of, with this token or with any.
+    pub(crate) fn in_use_by(&self, owner: Owner, token: Option<u64>) -> impl Iterator<Item = u32> {
+        self.numbers(move |slot| {
+            !matches!(slot.used, Use::Free | Use::Silenced)
+                && slot.owner == owner
+                && token.is_none_or(|token| slot.token == token)
+        })
+    }
+
+    fn numbers(&self, wanted: impl Fn(&Slot) -> bool) -> impl Iterator<Item = u32> {
         let slots = self.chunks.iter().flat_map(|chunk| chunk.iter());
-        slots
-            .enumerate()
-            .filter(|(_, slot)| slot.used != Use::Free)
+        let numbered = slots.enumerate();
+        numbered
+            .filter(move |(_, slot)| wanted(slot))
             .map(|(index, _)| index as u32)
     }
 }

@@ -458,6 +458,14 @@ impl Backend for FileBackend {
         }
     }
 
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let named = |index: &u32| self.slots[*index as usize].tag == tag;
+        let mut used = (0..self.slots.len() as u32).filter(|index| !self.free.contains(index));
+        if let Some(index) = used.find(named) {
+            ring.cancel(self.owner, index.into());
+        }
+    }
+
     fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }

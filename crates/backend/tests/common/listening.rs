@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use backend::{Backend, Engine, Finished, Soon, Submission, Tag};
+use backend::{Attach, Backend, Engine, Finished, Soon, Submission, Tag};
 use disk::{Capacity, DiskInfo, IoRequest};
 use guest_memory::IoBuffer;
-use ring::{Completion, Owner, Ring};
+use ring::{Completion, Ring};
 
 const BLOCK: u64 = 512;
 
@@ -42,9 +42,9 @@ impl Engine for Listening {
         "listening"
     }
 
-    fn open(&self, owner: Owner, ring: &mut Ring) -> std::io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn Backend>> {
         Ok(Box::new(ListeningBackend {
-            inner: self.inner.open(owner, ring)?,
+            inner: self.inner.attach(attach)?,
             heard: self.heard.clone(),
         }))
     }

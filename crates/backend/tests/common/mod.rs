@@ -7,12 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{Backend, CacheMode, Engine, File, FileOptions, Finished, Submission, Tag};
+pub use backend::CacheMode;
+use backend::{Attach, Backend, Engine, File, FileOptions, Finished, Submission, Tag};
 use disk::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Owner, Ring, Wait};
 
-const ME: Owner = Owner(3);
+/// The first layer's owner; those of the layers below follow.
+const FIRST_OWNER: u32 = 3;
 
 pub struct Worker {
     pub ring: Ring,
@@ -25,7 +27,10 @@ pub struct Worker {
 impl Worker {
     pub fn new(engine: &dyn Engine) -> Worker {
         let mut ring = Ring::new(8).unwrap();
-        let backend = engine.open(ME, &mut ring).unwrap();
+        let mut owners = (FIRST_OWNER..).map(Owner);
+        let mut next_owner = || owners.next().unwrap();
+        let backend = engine.attach(&mut Attach::new(&mut ring, &mut next_owner));
+        let backend = backend.unwrap();
         Worker {
             ring,
             backend,
@@ -61,7 +66,7 @@ impl Worker {
         let came = !completions.is_empty();
         let mut finished: Vec<Finished> = Vec::new();
         for completion in completions {
-            assert_eq!(completion.owner, ME);
+            assert!(completion.owner.0 >= FIRST_OWNER);
             self.backend
                 .complete(&mut self.ring, completion, &mut finished);
         }

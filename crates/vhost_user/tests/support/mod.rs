@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use backend::{Backend, Disk, Engine, Finished, Ram, RamOptions, Submission, Tag};
+use backend::{Attach, Backend, Disk, Engine, Finished, Ram, RamOptions, Submission, Tag};
 use disk::{DiskInfo, IoRequest};
 use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
 use guest_memory::IoBuffer;
@@ -224,10 +224,10 @@ impl Engine for Watched {
         "watched"
     }
 
-    fn open(&self, owner: Owner, ring: &mut Ring) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
         Ok(Box::new(WatchedBackend {
-            inner: self.inner.open(owner, ring)?,
-            owner,
+            owner: attach.owner(),
+            inner: self.inner.attach(attach)?,
             seen: self.seen.clone(),
             story: self.story.clone(),
             delay: self.delay.clone(),

@@ -1,0 +1,253 @@
+//! A handle on a disk closes when nothing of it is left on the ring; its owner numbers go to others only then.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use backend::{
+    Attach, Backend, Delay, Disk, Engine, Finished, Ram, RamOptions, Submission, Tag as IoTag,
+};
+use disk::{Capacity, DiskInfo, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
+use ring::{Completion, Owner, Ring, RingFd, WatchId};
+use rustix::event::{EventfdFlags, eventfd};
+use timeline::{QueueRecord, Stamp};
+
+/// Counts what of [`Late`] there is.
+#[derive(Default)]
+struct Count {
+    attached: AtomicUsize,
+    closed: AtomicUsize,
+    heard: AtomicUsize,
+}
+
+/// A device that watches a descriptor, and takes one more turn of the ring to close.
+struct Late {
+    inner: Arc<dyn Engine>,
+    count: Arc<Count>,
+}
+
+impl Engine for Late {
+    fn info(&self) -> DiskInfo {
+        self.inner.info()
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        self.inner.capacity()
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.inner.set_size(bytes)
+    }
+
+    fn kind(&self) -> &'static str {
+        "late"
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
+        let owner = attach.owner();
+        let event = RingFd::from(eventfd(1, EventfdFlags::CLOEXEC)?);
+        let watch = attach.ring().watch(owner, 0, &event);
+        self.count.attached.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(LateBackend {
+            inner: self.inner.attach(attach)?,
+            owner,
+            watch,
+            last: None,
+            count: self.count.clone(),
+        }))
+    }
+}
+
+struct LateBackend {
+    inner: Box<dyn Backend>,
+    owner: Owner,
+    watch: WatchId,
+    /// While it closes: has the last completion been read?
+    last: Option<bool>,
+    count: Arc<Count>,
+}
+
+impl Backend for LateBackend {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: IoTag,
+    ) -> Submission {
+        assert!(self.last.is_none(), "I/O on a handle that closes");
+        self.inner.submit(ring, io, buffer, tag)
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        if completion.owner != self.owner {
+            return self.inner.complete(ring, completion, finished);
+        }
+        match completion.token {
+            0 => drop(self.count.heard.fetch_add(1, Ordering::Relaxed)),
+            1 => self.last = Some(true),
+            other => panic!("completion {other} is somebody else's"),
+        }
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        ring.unwatch(self.watch);
+        ring.nop(self.owner, 1);
+        self.last = Some(false);
+        self.inner.close(ring);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.last == Some(true) && self.inner.is_closed()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}
+
+impl Drop for LateBackend {
+    fn drop(&mut self) {
+        self.count
+            .closed
+            .fetch_add(usize::from(self.is_closed()), Ordering::Relaxed);
+    }
+}
+
+/// Reads for as long as it may; each read is of a block that says where it lies.
+struct Reader {
+    id: SourceId,
+    disk: DiskHandle,
+    left: u32,
+    in_flight: usize,
+    stopped: bool,
+}
+
+impl Reader {
+    fn begin(&mut self, io: &mut Io) {
+        while self.left > 0 && self.in_flight < 8 && !self.stopped {
+            self.left -= 1;
+            let slot = self.left % 64;
+            let tag = Tag {
+                source: self.id,
+                slot,
+            };
+            let mut buffer = IoBuffer::owned(512);
+            let request = IoRequest::read(u64::from(slot) * 512, 512);
+            match io.submit(self.disk, &request, &mut buffer, tag) {
+                Submission::Pending => self.in_flight += 1,
+                Submission::Done(outcome) => assert_eq!(outcome, Ok(())),
+            }
+        }
+    }
+}
+
+impl Source for Reader {
+    fn ready(&mut self, _: Stamp) -> bool {
+        self.left > 0 && !self.stopped
+    }
+
+    fn drain(&mut self, io: &mut Io, _: Stamp) {
+        self.begin(io);
+    }
+
+    fn finish(&mut self, _: &mut Io, slot: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
+        assert_eq!(outcome, Ok(()));
+        let mut bytes = [0; 512];
+        buffer.read_at(0, &mut bytes);
+        assert_eq!(bytes, [slot as u8; 512], "a completion of another I/O");
+        self.in_flight -= 1;
+    }
+
+    fn publish(&mut self, _: &mut Io) {}
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
+
+    fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    fn closed(&mut self, io: &mut Io) {
+        io.close(self.disk);
+    }
+
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        None
+    }
+}
+
+fn disk_of(engine: Arc<dyn Engine>, name: &str) -> Arc<Disk> {
+    Arc::new(Disk::new(name, None, engine).unwrap())
+}
+
+/// Fills the first 64 blocks with their numbers.
+fn numbered() -> Arc<dyn Engine> {
+    let options = RamOptions {
+        size: 1 << 20,
+        ..RamOptions::default()
+    };
+    let ram = Ram::create(options).unwrap();
+    let mut ring = Ring::new(4).unwrap();
+    let mut owner = || Owner(0);
+    let mut handle = ram.attach(&mut Attach::new(&mut ring, &mut owner)).unwrap();
+    for block in 0..64u8 {
+        let mut buffer = IoBuffer::owned(512);
+        buffer.write_at(0, &[block; 512]);
+        let io = IoRequest::write(u64::from(block) * 512, 512);
+        let done = handle.submit(&mut ring, &io, &mut buffer, IoTag(0));
+        assert_eq!(done, Submission::Done(Ok(())));
+    }
+    Arc::new(ram)
+}
+
+#[test]
+fn thousand_closes_under_load_leave_no_completion_astray() {
+    const TIMES: usize = 1000;
+    let count = Arc::new(Count::default());
+    let slow = Arc::new(Delay::new(numbered(), Duration::from_micros(30)));
+    let late: Arc<dyn Engine> = Arc::new(Late {
+        inner: Arc::new(Delay::new(slow, Duration::from_micros(10))),
+        count: count.clone(),
+    });
+    let (first, second) = (disk_of(late.clone(), "a"), disk_of(late, "b"));
+    let mut worker = Worker::standalone().unwrap();
+    for round in 0..TIMES {
+        let disk = if round % 3 == 0 { &first } else { &second };
+        let added = worker.add(|io, id| {
+            Ok::<Box<dyn Source>, io::Error>(Box::new(Reader {
+                id,
+                disk: io.open(disk)?,
+                left: 100,
+                in_flight: 0,
+                stopped: false,
+            }))
+        });
+        for _ in 0..round % 7 {
+            worker.turn_now();
+        }
+        // The next one opens while this one's I/Os are in flight, or its handle closes.
+        worker.stop(added.unwrap(), |_, _| {});
+    }
+    let opened = count.attached.load(Ordering::Relaxed);
+    assert!(opened > 1, "handles were opened again");
+    while worker.source_count() > 0 || count.closed.load(Ordering::Relaxed) < opened {
+        worker.turn_now();
+    }
+    assert!(count.heard.load(Ordering::Relaxed) > 0);
+    assert_eq!(count.closed.load(Ordering::Relaxed), opened);
+}
