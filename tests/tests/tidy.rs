@@ -10,7 +10,10 @@ use std::process::Command;
 
 /// Dependencies run downwards in this list, or stay on a level.
 const LEVELS: [(&str, &[&str]); 5] = [
-    ("words", &["disk", "timeline", "guest_memory", "probes"]),
+    (
+        "words",
+        &["disk", "timeline", "guest_memory", "probes", "iscsi_name"],
+    ),
     ("protocols", &["virtqueue", "scsi", "iscsi"]),
     ("engines", &["ring", "backend", "reactor"]),
     (

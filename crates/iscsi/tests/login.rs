@@ -141,6 +141,21 @@ fn refusals_carry_the_status_of_table_11_13() {
             0x0200,
         ),
         (
+            "name with a prohibited character (RFC 3722, 6)",
+            login_request(
+                0x87,
+                0,
+                0,
+                &text(&[("InitiatorName", "iqn.x:a\u{fffd}"), NAMES[1]]),
+            ),
+            0x0200,
+        ),
+        (
+            "malformed target name",
+            login_request(0x87, 0, 0, &text(&[NAMES[0], ("TargetName", "you")])),
+            0x0203,
+        ),
+        (
             "unknown target",
             login_request(0x87, 0, 0, &text(&[NAMES[0], ("TargetName", "iqn.x:none")])),
             0x0203,
@@ -239,7 +254,11 @@ fn keys_may_be_cut_over_pdus_with_the_c_bit() {
 
 #[test]
 fn names_may_be_said_again_but_not_changed() {
-    for (name, status) in [(INITIATOR, 0), ("iqn.2026-11.org.example:other", 0x0200)] {
+    for (name, status) in [
+        (INITIATOR, 0),
+        ("IQN.2026-11.ORG.EXAMPLE:I0", 0),
+        ("iqn.2026-11.org.example:other", 0x0200),
+    ] {
         let mut door = door(Policy::open(small_offer()));
         let hello = [text(&NAMES), text(&[("AuthMethod", "None")])].concat();
         ask(&mut door, &login_request(0x81, 0, 0, &hello));

@@ -112,11 +112,8 @@ pub struct AclEntry {
 
 impl AclEntry {
     pub(crate) fn matches(&self, initiator: &str, address: IpAddr) -> bool {
-        // names of type iqn and eui are compared without regard to case (RFC 7143, 4.2.7.1 and RFC 3722)
-        let name = self
-            .initiator
-            .as_ref()
-            .is_none_or(|name| name.eq_ignore_ascii_case(initiator));
+        let named = self.initiator.as_deref();
+        let name = named.is_none_or(|name| iscsi_name::is_same(name, initiator));
         name && self.network.is_none_or(|network| network.contains(address))
     }
 }

@@ -457,7 +457,7 @@ impl Connection {
     /// Ends if it is logging in to this target, which goes: what was asked of it need not be what another one of that name asks.
     pub fn end_login_to(&mut self, io: &mut Io, target: &str, hold: Hold) {
         let wanted = self.iscsi.visitor().target_name.as_deref();
-        let is_this = wanted.is_some_and(|wanted| wanted.eq_ignore_ascii_case(target));
+        let is_this = wanted.is_some_and(|wanted| iscsi_name::is_same(wanted, target));
         if self.session.is_none() && is_this {
             self.held_until_drained.push(hold);
             self.end(io, "its target goes while it logs in");

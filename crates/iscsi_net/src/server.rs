@@ -176,12 +176,11 @@ impl Server {
         luns: &[(u16, Arc<Disk>)],
     ) -> Result<Vec<SocketAddr>, ServerError> {
         let shared = &self.state.shared;
-        let name = options.name.clone();
-        if !iscsi::login::is_iscsi_name(&name) {
-            return Err(ServerError::Name(name));
-        }
-        if shared.target(&name).is_some() {
-            return Err(ServerError::Exists(name));
+        let Some(key) = iscsi_name::normalised(&options.name).map(|key| key.into_owned()) else {
+            return Err(ServerError::Name(options.name));
+        };
+        if let Some(known) = shared.target(&key) {
+            return Err(ServerError::Exists(known.options.name.clone()));
         }
         let bound = options
             .portals
@@ -195,7 +194,7 @@ impl Server {
         target
             .add_luns(&shared.units, luns)
             .map_err(ServerError::Lun)?;
-        lock(&shared.targets).insert(name, Arc::new(target));
+        lock(&shared.targets).insert(key, Arc::new(target));
         self.state.accepting.wake();
         Ok(bound.iter().map(|portal| portal.address).collect())
     }
@@ -204,9 +203,11 @@ impl Server {
     /// nothing of it is in flight. False when there is none.
     pub fn remove_target(&self, name: &str, hold: &Hold) -> bool {
         let shared = &self.state.shared;
-        if lock(&shared.targets).remove(name).is_none() {
+        let key = iscsi_name::normalised(name).unwrap_or_default();
+        let Some(target) = lock(&shared.targets).remove(&*key) else {
             return false;
-        }
+        };
+        let name = target.options.name.as_str();
         for session in shared.sessions.sessions() {
             if session.identity.target_name.as_deref() == Some(name) {
                 for key in session.connections() {
@@ -261,7 +262,10 @@ impl Server {
 
     /// `hold` is kept until no task of these units is in flight any more; with `abort` the tasks are aborted.
     pub fn end_tasks(&self, target: &str, luns: &[u16], abort: bool, hold: &Hold) {
-        let target: Arc<str> = target.into();
+        let Some(target) = self.state.shared.target(target) else {
+            return;
+        };
+        let target: Arc<str> = target.options.name.as_str().into();
         let luns: Arc<[u16]> = luns.into();
         for place in self.state.shared.connections() {
             let (target, luns, hold) = (target.clone(), luns.clone(), hold.clone());

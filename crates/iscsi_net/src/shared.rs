@@ -118,6 +118,7 @@ const DOOMED_MAX: usize = 1024;
 pub(crate) struct Shared {
     pub units: Arc<Units>,
     pub limits: DoorLimits,
+    /// By their names, normalised.
     pub targets: Mutex<BTreeMap<String, Arc<IscsiTarget>>>,
     pub sessions: SessionTable,
     /// By TSIH.
@@ -188,13 +189,8 @@ impl Shared {
     }
 
     pub fn target(&self, name: &str) -> Option<Arc<IscsiTarget>> {
-        let targets = lock(&self.targets);
-        let found = targets.get(name).cloned();
-        found.or_else(|| {
-            let mut all = targets.values();
-            all.find(|target| target.options.name.eq_ignore_ascii_case(name))
-                .cloned()
-        })
+        let key = iscsi_name::normalised(name)?;
+        lock(&self.targets).get(&*key).cloned()
     }
 
     pub fn nexus(&self, tsih: u16) -> Option<SessionNexus> {

@@ -57,18 +57,21 @@ impl IscsiTarget {
     /// `bound`: the options' portals, as they were bound.
     pub fn new(mut options: TargetOptions, bound: &[Portal], units: &Units) -> IscsiTarget {
         let chap_users = std::mem::take(&mut options.chap_users);
+        // What initiators compare with the name that they logged in to (SPC-4, 7.8.6.10).
+        let own = iscsi_name::normalised(&options.name);
+        let own = own.map_or_else(|| options.name.clone(), |name| name.into_owned());
         let mut groups: Vec<Group> = Vec::new();
         for portal in bound {
             if let Some(group) = groups.iter_mut().find(|group| group.tag == portal.group) {
                 group.portals.push(portal.address);
                 continue;
             }
-            let name = format!("{},t,0x{:04x}", options.name, portal.group);
+            let name = format!("{own},t,0x{:04x}", portal.group);
             let port = TargetPort {
                 relative_id: units.port_id(&name),
                 group: 1,
                 name: Some(name),
-                device_name: Some(options.name.clone()),
+                device_name: Some(own.clone()),
             };
             groups.push(Group {
                 tag: portal.group,

@@ -35,7 +35,15 @@ impl TransportId {
     /// Bytes of a name, and of what follows it, that are taken: iSCSI's names have 223 at most (RFC 7143, 4.2.7.1).
     const TEXT_MAX: usize = 1024;
 
+    /// Names are compared normalised (RFC 7143, 4.2.7), digits of an ISID without regard to case: only that form is kept.
     fn iscsi(first: u8, text: &str) -> TransportId {
+        let (name, isid) = match text.rfind(ISID_SEPARATOR) {
+            Some(at) => text.split_at(at),
+            None => (text, ""),
+        };
+        let normalised = iscsi_name::normalised(name);
+        let name = normalised.as_deref().unwrap_or(name);
+        let text = format!("{name}{}", isid.to_ascii_lowercase());
         let mut bytes = vec![first, 0, 0, 0];
         // Whole characters: what is not text would not be read back.
         let mut end = text.len().min(TransportId::TEXT_MAX);
@@ -76,12 +84,7 @@ impl TransportId {
         if text.len() > TransportId::TEXT_MAX {
             return None;
         }
-        let mut text = text.to_owned();
-        if let Some(isid) = text.rfind(ISID_SEPARATOR) {
-            // its digits may be of either case
-            text[isid..].make_ascii_lowercase();
-        }
-        Some((TransportId::iscsi(first, &text), rest))
+        Some((TransportId::iscsi(first, text), rest))
     }
 
     /// Is it an iSCSI node's name, without a port (format 00b)?
@@ -378,6 +381,26 @@ mod tests {
         let at = wire.windows(4).position(|four| four == b"abcd").unwrap();
         wire[at..at + 8].make_ascii_uppercase();
         assert_eq!(TransportId::parse(&wire), Some((id, &[][..])));
+    }
+
+    #[test]
+    fn spellings_of_an_initiators_name_are_one_transport_id() {
+        let id = TransportId::iscsi_port("IQN.2026-11.org.Example:H1", [0x40, 0, 0xab, 0, 0, 1]);
+        assert_eq!(
+            &id.as_bytes()[4..48],
+            b"iqn.2026-11.org.example:h1,i,0x4000ab000001\0"
+        );
+        // as an initiator writes it into the parameter list of REGISTER AND MOVE
+        let mut wire = b"\x45\0\0\x2ciqn.2026-11.org.example:H1,i,0x4000AB000001\0".to_vec();
+        assert_eq!(wire.len(), 48);
+        assert_eq!(TransportId::parse(&wire), Some((id.clone(), &[][..])));
+        wire[28] = b'z';
+        assert_ne!(TransportId::parse(&wire), Some((id, &[][..])));
+        let node = TransportId::iscsi_device("iqn.2026-11.org.example:\u{ff28}1");
+        assert_eq!(
+            node,
+            TransportId::iscsi_device("iqn.2026-11.org.example:h1")
+        );
     }
 
     /// One that is not read back takes all registrations with it that are kept beside it.

@@ -26,6 +26,16 @@ struct Numbers {
 #[derive(Default)]
 pub(crate) struct Ports(Mutex<Numbers>);
 
+/// What a port is known by: one line of the file, and for a port of an iSCSI target its name without regard to case.
+fn key(name: &str) -> String {
+    let name = name.replace('\n', " ");
+    let parts = name.rsplit_once(",t,0x");
+    let normalised = parts.and_then(|(target, group)| {
+        Some(format!("{},t,0x{group}", iscsi_name::normalised(target)?))
+    });
+    normalised.unwrap_or(name)
+}
+
 impl Numbers {
     /// One line a port: its number, a space, its name. What makes no sense is passed over.
     fn decode(text: &[u8]) -> Numbers {
@@ -34,11 +44,12 @@ impl Numbers {
             let Some((number, name)) = line.split_once(' ') else {
                 continue;
             };
+            let name = key(name);
             if let Ok(number @ 1..) = number.parse::<u16>()
-                && !numbers.by_name.contains_key(name)
+                && !numbers.by_name.contains_key(&name)
                 && numbers.taken.insert(number)
             {
-                numbers.by_name.insert(name.to_owned(), number);
+                numbers.by_name.insert(name, number);
             }
         }
         numbers.written = true;
@@ -52,8 +63,7 @@ impl Numbers {
     }
 
     fn number(&mut self, name: &str) -> u16 {
-        // A name is one line of the file.
-        let name = name.replace('\n', " ");
+        let name = key(name);
         self.used.insert(name.clone());
         if let Some(number) = self.by_name.get(&name) {
             return *number;
@@ -143,6 +153,15 @@ mod tests {
         fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
             self.0.save(key, bytes)
         }
+    }
+
+    #[test]
+    fn spellings_of_a_targets_name_are_one_port() {
+        let mut numbers = Numbers::decode(b"7 iqn.2026-11.org.example:T0,t,0x0001\n");
+        assert_eq!(numbers.number("iqn.2026-11.org.example:t0,t,0x0001"), 7);
+        assert_eq!(numbers.number("IQN.2026-11.org.example:t0,t,0x0001"), 7);
+        assert_ne!(numbers.number("iqn.2026-11.org.example:t0,t,0x0002"), 7);
+        assert_ne!(numbers.number("C0"), numbers.number("c0"), "no iSCSI name");
     }
 
     #[test]

@@ -124,13 +124,25 @@ impl Shared {
 
     fn nexus(&self, target: &Arc<Target>, port: &Arc<TargetPort>) -> Arc<Nexus> {
         // The same name after every restart: registrations belong to it.
-        let initiator =
-            TransportId::iscsi_device(&format!("iqn.2026-11.org.lunette:{}", self.name));
+        let initiator = TransportId::iscsi_device(&initiator_name(&self.name));
         target.attach_nexus(initiator, port.clone())
     }
 
     fn changed(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// The name of the guest behind a controller. iSCSI names have no case, controllers' names have: a number that says which letters
+/// are capitals keeps `Vm` and `vm` two initiators.
+fn initiator_name(controller: &str) -> String {
+    let capitals = controller.bytes().enumerate();
+    let capitals = capitals.filter(|(_, byte)| byte.is_ascii_uppercase());
+    let places = capitals.fold(0u64, |places, (at, _)| places | 1 << (at % 64));
+    let name = format!("iqn.2026-11.org.lunette:{controller}");
+    match places {
+        0 => name,
+        places => format!("{name}:{places:x}"),
     }
 }
 
@@ -372,5 +384,19 @@ impl VirtioDevice for ScsiDevice {
             runners.register(control::runner(place.clone()))
         });
         queues[index] = Some(Placed { place, _hears });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_of_controllers_whose_names_differ_in_case_are_different_initiators() {
+        assert_eq!(initiator_name("c0"), "iqn.2026-11.org.lunette:c0");
+        let device = |name| TransportId::iscsi_device(&initiator_name(name));
+        assert_ne!(device("vm1"), device("Vm1"));
+        assert_ne!(device("vM1"), device("Vm1"));
+        assert_eq!(device("Vm1"), device("Vm1"));
     }
 }

@@ -481,7 +481,7 @@ fn export_of(subject: &Subject, status: &daemon::control::Status) -> Option<Stri
         let place = crate::driver::IscsiPlace::parse(&subject.path.to_string_lossy()).ok()?;
         let mut named = status.exports.iter().map(|export| &export.name);
         return named
-            .find(|name| name.eq_ignore_ascii_case(&place.target))
+            .find(|name| iscsi_name::is_same(name, &place.target))
             .cloned();
     }
     let wanted = subject.path.canonicalize().ok()?;

@@ -207,7 +207,10 @@ fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
     for name in blk.chain(scsi).chain(iscsi).flatten() {
         let what = format!("the export name `{}`", name.value);
         let help = "give each export a name of its own; a vhost-blk export has its disk's unless `name` is said";
-        exports.see(&name.value, &name.place, what, help, diagnostics);
+        // Two spellings of an iSCSI name are one target.
+        let key = iscsi_name::normalised(&name.value);
+        let key = key.unwrap_or_else(|| name.value.as_str().into());
+        exports.see(key, &name.place, what, help, diagnostics);
     }
 }
 

@@ -403,6 +403,17 @@ mod tests {
     }
 
     #[test]
+    fn two_spellings_of_one_name_are_one_target() {
+        let targets = [
+            "iqn.2026-11.org.example:t0=d0",
+            "IQN.2026-11.org.EXAMPLE:t0=d1",
+        ];
+        let mistakes = from_flags(&targets, &["127.0.0.1"]).unwrap_err();
+        let mistakes = mistakes.to_string();
+        assert!(mistakes.contains("is already used at"), "{mistakes}");
+    }
+
+    #[test]
     fn chap_users_come_from_a_file_that_only_its_owner_reads() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("chap");

@@ -278,7 +278,7 @@ fn bars(one: ExportRef<'_>, other: ExportRef<'_>) -> bool {
         a.port() == b.port() && a != b && any
     };
     let mut portals = one.portals.iter();
-    one.name.eq_ignore_ascii_case(&other.name)
+    iscsi_name::is_same(&one.name, &other.name)
         || portals.any(|a| other.portals.iter().any(|b| overlap(a.address, b.address)))
 }
 

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use zerocopy::big_endian::{U16, U32};
 
 use super::authenticate::Authentication;
-use super::{Admission, Refusal, TargetPolicy, Visitor, is_iscsi_name};
+use super::{Admission, Refusal, TargetPolicy, Visitor};
 use crate::Limits;
 use crate::negotiation::{Answer, ConnectionParameters, Offer, Responder, SessionParameters};
 use crate::pdu::{CONTINUE, FINAL, LoginRequest, LoginResponse, LoginStatus, Stage};
@@ -259,10 +259,9 @@ impl TargetLogin {
                 .map(|pair| pair.value)
         };
         let name = value("InitiatorName").ok_or(LoginStatus::MissingParameter)?;
-        if !is_iscsi_name(name) {
-            return Err(LoginStatus::InitiatorError.into());
-        }
-        self.visitor.initiator_name = name.to_owned();
+        // The form in which names are compared is the key of everything that belongs to an initiator.
+        let name = iscsi_name::normalised(name).ok_or(LoginStatus::InitiatorError)?;
+        self.visitor.initiator_name = name.into_owned();
         self.alias = value("InitiatorAlias").map(str::to_owned);
         self.kind = match value("SessionType") {
             None | Some("Normal") => SessionKind::Normal,
@@ -271,7 +270,10 @@ impl TargetLogin {
         };
         self.visitor.target_name = match (self.kind, value("TargetName")) {
             (SessionKind::Normal, None) => return Err(LoginStatus::MissingParameter.into()),
-            (SessionKind::Normal, Some(name)) => Some(name.to_owned()),
+            // What is no name is the name of no target: the policy does not find it.
+            (SessionKind::Normal, Some(name)) => Some(
+                iscsi_name::normalised(name).map_or_else(|| name.to_owned(), |n| n.into_owned()),
+            ),
             (SessionKind::Discovery, _) => None,
         };
         let admission = self.policy.admit(&self.visitor)?;
@@ -357,6 +359,8 @@ impl TargetLogin {
             // common initiators say again in the next stage who they are: the same words are no new declaration
             match self.declared.iter().find(|(known, _)| *known == name) {
                 Some((_, value)) if value == pair.value => {}
+                Some((_, value))
+                    if name.ends_with("Name") && iscsi_name::is_same(value, pair.value) => {}
                 Some(_) => return Err(LoginStatus::InitiatorError),
                 None => self.declared.push((name, pair.value.to_owned())),
             }

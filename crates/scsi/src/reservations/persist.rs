@@ -66,6 +66,11 @@ fn decode(bytes: &[u8]) -> Option<Reservations> {
         if *holds != 0 {
             holder = Some(who.clone());
         }
+        // What was written before names were normalised may have one initiator in two spellings.
+        if reservations.registrations.iter().any(|one| one.who == who) {
+            rest = tail;
+            continue;
+        }
         reservations.registrations.push(Registration { who, key });
         rest = tail;
     }

@@ -1,0 +1,143 @@
+//! iSCSI names, as they are compared: normalised, without regard to case (RFC 7143, 4.2.7; RFC 3722).
+//!
+//! A name has one normalised form. Whatever is keyed by a name (targets, access lists, sessions, registrations, statistics) is
+//! keyed by that form, so that two spellings of one name are one initiator or one target everywhere. Peers send names: length
+//! and work are bounded. Control path only.
+#![forbid(unsafe_code)]
+
+use std::borrow::Cow;
+
+/// The longest iSCSI name in bytes (RFC 7143, 4.2.7.2).
+pub const NAME_MAX: usize = 223;
+
+/// What a name begins with: its type designator.
+const TYPES: [&str; 3] = ["iqn.", "eui.", "naa."];
+
+/// The form of `name` in which it is compared; `None` where it is no iSCSI name.
+///
+/// ASCII letters become small ones; other text goes through the mapping, normalisation and prohibition of RFC 3722, which are
+/// those of nameprep. Of ASCII only white space, control characters and the comma, which ends a name in a SCSI port name and in a
+/// TransportID, are refused: RFC 3722 prohibits more, `_` for one, but initiators with such names are in use.
+pub fn normalised(name: &str) -> Option<Cow<'_, str>> {
+    if name.len() > NAME_MAX {
+        return None;
+    }
+    let form = if !name.is_ascii() {
+        Cow::Owned(stringprep::nameprep(name).ok()?.into_owned())
+    } else if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(name.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(name)
+    };
+    // Full stops of other scripts become ASCII's only here.
+    let has_type = TYPES.iter().any(|designator| form.starts_with(designator));
+    let is_allowed =
+        |c: char| !c.is_control() && !c.is_whitespace() && !",\u{3001}\u{3002}".contains(c);
+    (has_type && form.len() <= NAME_MAX && form.chars().all(is_allowed)).then_some(form)
+}
+
+/// Is this an iSCSI name?
+pub fn is_iscsi_name(name: &str) -> bool {
+    normalised(name).is_some()
+}
+
+/// Are these one name? What is no iSCSI name is only itself.
+pub fn is_same(one: &str, other: &str) -> bool {
+    match (normalised(one), normalised(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn spellings_of_one_name_are_one_name() {
+        for (one, other) in [
+            ("iqn.2026-11.org.example:t0", "IQN.2026-11.ORG.Example:T0"),
+            ("eui.02004567a425678d", "EUI.02004567A425678D"),
+            ("naa.52004567ba64678d", "naa.52004567BA64678D"),
+            // table B.2 of RFC 3454: sharp s; KC: full width letters, ligatures; B.1: soft hyphen is mapped to nothing
+            (
+                "iqn.2026-11.org.example:stra\u{df}e",
+                "iqn.2026-11.org.example:STRASSE",
+            ),
+            (
+                "iqn.2026-11.org.example:\u{c4}",
+                "iqn.2026-11.org.example:a\u{308}",
+            ),
+            (
+                "iqn.2026-11.org.example:t0",
+                "iqn.2026-11.org.example:\u{ff34}\u{ff10}",
+            ),
+            (
+                "iqn.2026-11.org.example:t0",
+                "iqn.2026-11.org.example:t\u{ad}0",
+            ),
+            (
+                "iqn.2026-11.org.example:t0",
+                "\u{ff29}\u{ff31}\u{ff2e}.2026-11.org.example:t0",
+            ),
+        ] {
+            assert!(is_same(one, other), "{one} {other}");
+        }
+        assert_eq!(
+            normalised("iqn.2026-11.org.example:STRA\u{df}E").as_deref(),
+            Some("iqn.2026-11.org.example:strasse")
+        );
+        assert!(!is_same(
+            "iqn.2026-11.org.example:t0",
+            "iqn.2026-11.org.example:t1"
+        ));
+        assert!(!is_same("", "iqn.2026-11.org.example:t1") && is_same("moon", "moon"));
+    }
+
+    #[test]
+    fn what_rfc_3722_prohibits_is_no_name() {
+        let long = format!("iqn.2026-11.org.example:{}", "a".repeat(NAME_MAX - 23));
+        // 111 capital I with a dot above become twice as many characters
+        let grows = format!("iqn.{}", "\u{130}".repeat(109));
+        for name in [
+            "",
+            "moon",
+            "iqn",
+            "iqn.2026-11.org.example:a b",
+            "iqn.2026-11.org.example:a,b",
+            "iqn.2026-11.org.example:a\0",
+            "iqn.2026-11.org.example:a\u{7f}",
+            "iqn.2026-11.org.example:a\u{a0}b",
+            "iqn.2026-11.org.example:a\u{85}b",
+            "iqn.2026-11.org.example:a\u{e000}",
+            "iqn.2026-11.org.example:a\u{fffd}",
+            "iqn.2026-11.org.example:a\u{3002}",
+            // right to left beside left to right (RFC 3454, 6)
+            "iqn.2026-11.org.example:\u{5d0}",
+            &long,
+            &grows,
+        ] {
+            assert_eq!(normalised(name), None, "{name:?}");
+        }
+        assert!(is_iscsi_name(&long[..NAME_MAX]));
+        assert!(is_iscsi_name("iqn.2026-11.org.example:with_underscore"));
+    }
+
+    proptest! {
+        #[test]
+        fn normalising_twice_is_normalising_once(name in "(iqn|IQN|Eui|naa)[.].{0,80}") {
+            if let Some(once) = normalised(&name) {
+                let twice = normalised(&once);
+                prop_assert_eq!(twice.as_deref(), Some(&*once));
+                prop_assert!(is_same(&name, &once));
+            }
+        }
+
+        #[test]
+        fn ascii_case_never_counts(name in "iqn[.][!-+.-~]{0,80}") {
+            prop_assert!(is_same(&name, &name.to_ascii_uppercase()), "{}", name);
+        }
+    }
+}
