@@ -284,6 +284,27 @@ fn the_well_known_unit_answers_report_luns() {
     );
 }
 
+/// A well-known logical unit is identified by its port and its device, for it has no name (SPC-4, 7.8.6).
+#[test]
+fn the_well_known_unit_identifies_its_port_and_device() {
+    let mut bed = Bed::new(512, 2048);
+    let nexus = std::sync::Arc::clone(&bed.nexus);
+    let mut run = |lun, page| bed.run_lun(&nexus, lun, &[0x12, 1, page, 0, 255, 0], &[], 255);
+    let pages = run(Lun::REPORT_LUNS, 0x00).data;
+    assert_eq!(pages, [0x1e, 0x00, 0, 2, 0x00, 0x83]);
+    let page = run(Lun::REPORT_LUNS, 0x83).data;
+    assert_eq!(page[..4], [0x1e, 0x83, 0, 88]);
+    assert_eq!(page[4..12], [0x51, 0x94, 0, 4, 0, 0, 0, 1]);
+    assert_eq!(page[12..20], [0x51, 0x95, 0, 4, 0, 0, 0, 1]);
+    assert_eq!(page[20..24], [0x53, 0x98, 0, 36]);
+    assert_eq!(&page[24..60], b"iqn.2026-11.org.example:t0,t,0x0001\0");
+    assert_eq!(page[60..64], [0x53, 0xa8, 0, 28]);
+    assert_eq!(&page[64..], b"iqn.2026-11.org.example:t0\0\0");
+    assert_eq!(run(Lun::REPORT_LUNS, 0x80).code(), (0x05, 0x24, 0x00));
+    assert_eq!(run(Lun::unit(7), 0x00).data, [0x7f, 0x00, 0, 1, 0x00]);
+    assert_eq!(run(Lun::unit(7), 0x83).code(), (0x05, 0x24, 0x00));
+}
+
 #[test]
 fn unmap_is_no_supported_operation_code_of_a_unit_that_refuses_it() {
     for granularity in [None, Some(4096)] {

@@ -14,7 +14,7 @@ use crate::nexus::TargetPort;
 
 const SUPPORTED_PAGES: u8 = 0x00;
 const UNIT_SERIAL_NUMBER: u8 = 0x80;
-const DEVICE_IDENTIFICATION: u8 = 0x83;
+pub(super) const DEVICE_IDENTIFICATION: u8 = 0x83;
 const EXTENDED_INQUIRY: u8 = 0x86;
 const SCSI_PORTS: u8 = 0x88;
 const THIRD_PARTY_COPY: u8 = 0x8f;
@@ -83,6 +83,19 @@ fn device_identification(info: &DiskInfo, port: &TargetPort) -> Vec<u8> {
     // T10 vendor identification; ASCII, of the logical unit
     let vendor_and_serial = [VENDOR, serial(info).as_bytes()].concat();
     designator(&mut list, 0x02, 0x01, &vendor_and_serial);
+    list.extend(port_identification(port));
+    list
+}
+
+/// Page 83h of a well-known logical unit: it has no name of its own (SAM-5, 4.7.4), only its port and its device have.
+pub(super) fn well_known_identification(port: &TargetPort) -> Vec<u8> {
+    let designators = port_identification(port);
+    framed(Peripheral::WellKnown, DEVICE_IDENTIFICATION, &designators)
+}
+
+/// Designators of a port and of the device that it belongs to.
+fn port_identification(port: &TargetPort) -> Vec<u8> {
+    let mut list = Vec::new();
     // relative target port and target port group; binary, of the port. A port with a name is an iSCSI port (protocol
     // identifier 5); a guest's has no protocol that a standard numbers, and PIV says so.
     let (code_set, kind) = match port.name {

@@ -4,16 +4,19 @@
 //! to all else (SPC-5, 6.7.1 and 6.39). The well-known logical unit REPORT LUNS answers TEST UNIT READY too.
 
 use super::inquiry::{Peripheral, checked_evpd, standard};
+use super::report_luns;
 use super::request_sense::descriptor_format;
-use super::{report_luns, vital_product_data};
+use super::vital_product_data::{DEVICE_IDENTIFICATION, framed, well_known_identification};
 use crate::command::{Cdb, Command, be16, opcode::*};
 use crate::lun::LunAddress;
+use crate::nexus::TargetPort;
 use crate::plan::{Answering, Plan};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::target::LunMap;
 
 /// What stands where no logical unit of ours is.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Stand {
     MissingLun,
     ReportLunsUnit,
@@ -27,7 +30,7 @@ pub(crate) fn begin_without_unit(map: &LunMap, command: &Command<'_>, cdb: &Cdb)
     };
     let response = super::check_cdb(cdb, command.cdb.len())
         .and_then(|()| match cdb[0] {
-            INQUIRY => stand.inquiry(cdb),
+            INQUIRY => stand.inquiry(command.nexus.port(), cdb),
             REQUEST_SENSE => Ok(stand.request_sense(cdb)),
             REPORT_LUNS => {
                 command
@@ -55,10 +58,21 @@ impl Stand {
         }
     }
 
-    fn inquiry(&self, cdb: &Cdb) -> Result<Response, Sense> {
+    /// Vital product data pages, ascending.
+    fn pages(&self) -> &'static [u8] {
+        match self {
+            Stand::MissingLun => &[0x00],
+            Stand::ReportLunsUnit => &[0x00, DEVICE_IDENTIFICATION],
+        }
+    }
+
+    fn inquiry(&self, port: &TargetPort, cdb: &Cdb) -> Result<Response, Sense> {
         let data = match (checked_evpd(cdb)?, cdb[2]) {
             (false, _) => standard(self.peripheral(), false),
-            (true, 0x00) => vital_product_data::framed(self.peripheral(), 0x00, &[0x00]),
+            (true, 0x00) => framed(self.peripheral(), 0x00, self.pages()),
+            (true, DEVICE_IDENTIFICATION) if *self == Stand::ReportLunsUnit => {
+                well_known_identification(port)
+            }
             (true, _) => return Err(Sense::cdb_field(2)),
         };
         Ok(Response::data(data, be16(cdb, 3).into()))
