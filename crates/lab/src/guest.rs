@@ -6,7 +6,7 @@
 use crate::accelerator::Accelerator;
 use crate::agent::{Agent, Output, Running};
 use crate::initramfs::{self, Equipment};
-use crate::places::{kernel, tool};
+use crate::places::{kernel, tool, uefi};
 use crate::process::{Process, tail, wait_until};
 use crate::qmp::Qmp;
 use anyhow::{Context, Result, bail};
@@ -36,6 +36,7 @@ pub struct GuestBuilder {
     devices: u32,
     equipment: Equipment,
     boots_from_disk: bool,
+    uefi: bool,
 }
 
 impl GuestBuilder {
@@ -52,6 +53,7 @@ impl GuestBuilder {
             devices: 0,
             equipment: Equipment::Usual,
             boots_from_disk: false,
+            uefi: false,
         }
     }
 
@@ -117,6 +119,13 @@ impl GuestBuilder {
         self
     }
 
+    /// UEFI firmware looks for a program on the disks: see [`crate::efi_image`].
+    #[must_use]
+    pub fn uefi(mut self) -> Self {
+        (self.uefi, self.boots_from_disk) = (true, true);
+        self
+    }
+
     /// More arguments for QEMU.
     #[must_use]
     pub fn arguments<'a>(mut self, arguments: impl IntoIterator<Item = &'a str>) -> Self {
@@ -141,6 +150,13 @@ impl GuestBuilder {
 
     /// Starts QEMU and waits until the guest takes scripts.
     pub fn boot(&self) -> Result<Guest> {
+        let mut guest = self.power_on()?;
+        guest.explained(|guest| guest.agent()?.wait_for_boot(1, guest.builder.boot_limit))?;
+        Ok(guest)
+    }
+
+    /// Starts QEMU, with whatever will run in it: see [`Guest::wait_for_line`].
+    pub fn power_on(&self) -> Result<Guest> {
         let accelerator = self.accelerator.map_or_else(Accelerator::detect, Ok)?;
         let directory = tempfile::Builder::new()
             .prefix("lunette-guest-")
@@ -160,7 +176,6 @@ impl GuestBuilder {
         };
         let stream = guest.explained(|guest| guest.accept(&listener))?;
         guest.agent = Some(Agent::new(stream)?);
-        guest.explained(|guest| guest.agent()?.wait_for_boot(1, guest.builder.boot_limit))?;
         Ok(guest)
     }
 
@@ -240,6 +255,9 @@ impl GuestBuilder {
                 .arg("-initrd")
                 .arg(initramfs::archive(&kernel, self.equipment)?)
                 .args(["-append", &initramfs::command_line()]);
+        }
+        if self.uefi {
+            command.arg("-bios").arg(uefi()?);
         }
         command.args(&self.arguments);
         Ok(command)
@@ -441,6 +459,23 @@ impl Guest {
     /// Where the kernel's messages are.
     pub fn console(&self) -> PathBuf {
         self.directory.path().join("console.log")
+    }
+
+    /// Waits until whatever runs has said this on the console.
+    pub fn wait_for_line(&mut self, line: &str) -> Result<()> {
+        let limit = self.builder.boot_limit;
+        self.explained(|guest| {
+            let console = guest.console();
+            let said = wait_until(limit, || {
+                let said = std::fs::read(&console).unwrap_or_default();
+                let said = String::from_utf8_lossy(&said).contains(line);
+                match guest.process.check_running() {
+                    Ok(()) => said.then_some(Ok(())),
+                    Err(error) => Some(Err(error)),
+                }
+            });
+            said.unwrap_or_else(|| bail!("nothing said {line:?} within {limit:?}"))
+        })
     }
 
     /// The end of the kernel's messages.

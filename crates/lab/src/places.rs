@@ -65,8 +65,18 @@ pub fn initiator_libraries() -> PathBuf {
     guest_directory().join("initiator/usr/lib/x86_64-linux-gnu")
 }
 
+/// UEFI firmware for a guest.
+pub fn uefi() -> Result<&'static Path> {
+    let path = Path::new("/usr/share/ovmf/OVMF.fd");
+    let found = path.is_file().then_some(path);
+    found.with_context(|| {
+        let path = path.display();
+        format!("no {path}\nmend: scripts/setup test\n  or: apt-get install --no-install-recommends ovmf")
+    })
+}
+
 /// Which Debian package has which of the tools that are used here.
-const PACKAGES: [(&str, &str); 13] = [
+const PACKAGES: [(&str, &str); 14] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("mke2fs", "e2fsprogs"),
@@ -76,6 +86,7 @@ const PACKAGES: [(&str, &str); 13] = [
     ("sg_luns", "sg3-utils"),
     ("mformat", "mtools"),
     ("mcopy", "mtools"),
+    ("mmd", "mtools"),
     ("syslinux", "syslinux"),
     ("blkdiscard", "util-linux"),
     ("setpriv", "util-linux"),
