@@ -19,6 +19,7 @@ fn info(choice: u8) -> DiskInfo {
         discard_zeroes: true,
         write_zeroes: choice & 0x80 != 0,
         anchors: false,
+        atomic_writes: None,
         rotational: false,
         serial: String::new(),
         naa: 0,

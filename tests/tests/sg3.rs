@@ -147,9 +147,16 @@ fn what_a_unit_says_of_itself() -> Result<()> {
             &[
                 "Maximum compare and write length: 255 blocks",
                 "Maximum unmap block descriptor count: 256",
-                "Maximum atomic transfer length: 256 blocks",
+                "Maximum atomic transfer length: 0 blocks",
             ],
         ),
+        // a file in the page cache keeps no write whole, memory does
+        (
+            "sg_vpd -p bl E",
+            &["Maximum atomic transfer length: 2048 blocks"],
+        ),
+        ("sg_opcodes -o 0x9c D", &["Command is NOT supported"]),
+        ("sg_opcodes E", &["9c 16 0,0 Write atomic(16)"]),
         (
             "sg_vpd -p lbpv D",
             &[
@@ -196,7 +203,6 @@ fn what_a_unit_says_of_itself() -> Result<()> {
                 "5f 7 10 0,0 Persistent reserve out, register and move",
                 "83 1 16 0,0 Extended copy",
                 "89 16 0,0 Compare and write",
-                "9c 16 0,0 Write atomic(16)",
                 "a4 a 12 0,0 Set target port groups",
             ],
         ),

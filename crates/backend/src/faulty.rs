@@ -1,7 +1,7 @@
 //! An engine that fails on purpose, around any other: for tests. It injects, exactly as its plan says:
 //!
 //! - **fail**: an I/O of a kind fails with an error and is not done;
-//! - **torn**: a write does its first bytes, then fails; **undone**: an I/O is done, but answered as failed;
+//! - **torn**: a write does its first bytes, then fails (an atomic one does none); **undone**: an I/O is done, but answered as failed;
 //! - **delay**: the answer comes later; **hold**: it comes when the test says so;
 //! - **shuffle**: answers come in another order, the same for the same seed.
 //!
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use disk::{Capacity, DiskInfo, Extent, IoError, IoKind, IoOutcome, IoRequest};
+use disk::{Capacity, DiskInfo, Extent, IoError, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Owner, Ring};
 
@@ -285,6 +285,9 @@ impl Backend for FaultyBackend {
         match action {
             Some(FaultAction::Fail(error)) => (slot.forced, skip) = (Some(error), true),
             Some(FaultAction::Undone(error)) => slot.forced = Some(error),
+            Some(FaultAction::Torn(_, error)) if io.flags.has(IoFlags::ATOMIC) => {
+                (slot.forced, skip) = (Some(error), true);
+            }
             Some(FaultAction::Torn(bytes, error)) if io.kind == IoKind::Write => {
                 io.length = io.length.min(bytes);
                 slot.forced = Some(error);

@@ -296,7 +296,7 @@ mod tests {
         }
 
         fn submit(&mut self, io: IoRequest) -> Submission {
-            let mut buffer = IoBuffer::owned(4096);
+            let mut buffer = IoBuffer::owned(io.length.max(4096) as usize);
             buffer.set_window(0, io.length as usize);
             self.1.submit(&mut self.0, &io, &mut buffer, Tag(1))
         }
@@ -360,6 +360,63 @@ mod tests {
             drop((file, one, two));
             let reopened = File::open(options).unwrap();
             assert_eq!(Worker::on(&reopened).run(IoRequest::flush()), Ok(()));
+        }
+    }
+
+    /// Where the promise is not kept, because the file has moved to another device, say, the kernel refuses: nothing else does it.
+    #[test]
+    fn atomic_write_that_the_kernel_cannot_keep_whole_fails_and_writes_nothing() {
+        for cache in [CacheMode::None, CacheMode::Writeback] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut file = File::open(FileOptions {
+                size: Some(1 << 20),
+                cache,
+                ..FileOptions::new(folder.path().join("disk"))
+            })
+            .unwrap();
+            let promised = file.info().atomic_writes;
+            assert!(promised.is_none() || cache == CacheMode::None);
+            let write = IoRequest::write(16384, 16384).flagged(IoFlags::ATOMIC);
+            if promised.is_none() {
+                let refused = disk::IoError::new(IoErrorKind::Unsupported);
+                assert_eq!(Worker::on(&file).run(write), Err(refused));
+            }
+            let shared = Arc::get_mut(&mut file.shared).unwrap();
+            shared.info.atomic_writes = Some(disk::AtomicWrites {
+                bytes_max: 16384,
+                unit: 16384,
+            });
+            let mut worker = Worker::on(&file);
+            for pieces in [1, 4] {
+                let memory = guest_memory::Mapping::anonymous(16384).unwrap();
+                memory.fill(0, 16384, 1);
+                let mut buffer = IoBuffer::of_mapping(&memory, 0, 16384);
+                if pieces > 1 {
+                    buffer.set_window(4096, 12288);
+                    buffer.set_window(0, 16384);
+                    assert!(buffer.segments().len() > 1);
+                }
+                let submitted = worker.1.submit(&mut worker.0, &write, &mut buffer, Tag(1));
+                assert_eq!(submitted, Submission::Pending);
+                let outcome = worker.finish();
+                let bytes = std::fs::read(folder.path().join("disk")).unwrap();
+                let written = &bytes[16384..32768];
+                if promised.is_some() {
+                    assert_eq!(outcome, Ok(()));
+                    assert_eq!(written, [1; 16384]);
+                    continue;
+                }
+                let errno = libc::EOPNOTSUPP;
+                let refused = disk::IoError::with_errno(IoErrorKind::Unsupported, errno);
+                assert_eq!(outcome, Err(refused), "{cache:?}, {pieces} pieces");
+                assert_eq!(written, [0; 16384]);
+            }
+            // Half of what is promised is something else.
+            let half = IoRequest::write(16384, 8192).flagged(IoFlags::ATOMIC);
+            let mut buffer = IoBuffer::owned(8192);
+            let submitted = worker.1.submit(&mut worker.0, &half, &mut buffer, Tag(1));
+            let refused = disk::IoError::new(IoErrorKind::Unsupported);
+            assert_eq!(submitted, Submission::Done(Err(refused)));
         }
     }
 

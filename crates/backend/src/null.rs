@@ -62,6 +62,8 @@ impl Null {
                 discard_zeroes: false,
                 write_zeroes: true,
                 anchors: false,
+                // Nothing is kept, and so nothing whole.
+                atomic_writes: None,
                 rotational: false,
                 serial: String::new(),
                 naa: 0,

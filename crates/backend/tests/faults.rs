@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use backend::{Delay, Engine, Fault, FaultAction, FaultPlan, Faulty, Ram, RamOptions};
 use common::{Worker, filled};
-use disk::{IoError, IoErrorKind, IoKind, IoRequest};
+use disk::{AtomicWrites, IoError, IoErrorKind, IoFlags, IoKind, IoRequest};
 use guest_memory::IoBuffer;
 
 const EIO: IoError = IoError::with_errno(IoErrorKind::WriteMedium, 5);
@@ -53,6 +53,27 @@ fn torn_write_does_its_beginning() {
     assert_eq!((outcome, buffer.len()), (Err(EIO), 1024));
     let read = worker.read(0, 1024).unwrap();
     assert_eq!([read[511], read[512]], [7, 0]);
+}
+
+#[test]
+fn atomic_write_is_never_torn_and_layers_pass_the_promise_on() {
+    let faulty = Arc::new(faulty(IoKind::Write, 0, 1, FaultAction::Torn(512, EIO)));
+    let promised = Some(AtomicWrites {
+        bytes_max: 1 << 20,
+        unit: 512,
+    });
+    assert_eq!(ram().info().atomic_writes, promised);
+    assert_eq!(faulty.info().atomic_writes, promised);
+    let mut worker = Worker::new(&*faulty);
+    let write = IoRequest::write(0, 1024).flagged(IoFlags::ATOMIC);
+    let tag = worker.submit(write, filled(&[7; 1024]));
+    assert_eq!(worker.wait(tag).0, Err(EIO));
+    assert_eq!(worker.read(0, 1024).unwrap(), [0; 1024]);
+    let tag = worker.submit(write, filled(&[7; 1024]));
+    assert_eq!(worker.wait(tag).0, Ok(()));
+    assert_eq!(worker.read(0, 1024).unwrap(), [7; 1024]);
+    let delay = Delay::new(faulty, Duration::ZERO);
+    assert_eq!(delay.info().atomic_writes, promised);
 }
 
 #[test]

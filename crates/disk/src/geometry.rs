@@ -149,6 +149,25 @@ impl Geometry {
     }
 }
 
+/// Writes that are seen, and that survive an error and a loss of power, as a whole or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicWrites {
+    /// Bytes of the longest one.
+    pub bytes_max: u32,
+    /// Offset and length in bytes are multiples of this: at least a logical block.
+    pub unit: u32,
+}
+
+impl AtomicWrites {
+    /// Can a write of `length` bytes at `offset` be atomic?
+    pub const fn allow(&self, offset: u64, length: u64) -> bool {
+        let unit = self.unit as u64;
+        length <= self.bytes_max as u64
+            && length.is_multiple_of(unit)
+            && offset.is_multiple_of(unit)
+    }
+}
+
 /// All that a door tells its client about a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskInfo {
@@ -171,6 +190,8 @@ pub struct DiskInfo {
     /// Zeroes written without [`IoFlags::UNMAP`](crate::IoFlags::UNMAP) take space that later writes find, and the backend
     /// tells such space from holes for good (SBC-4, 4.7.4: anchored LBAs).
     pub anchors: bool,
+    /// Writes with [`IoFlags::ATOMIC`](crate::IoFlags::ATOMIC) that the device promises to keep whole; `None`: none.
+    pub atomic_writes: Option<AtomicWrites>,
     /// Spins: seeks cost more than transfers.
     pub rotational: bool,
     /// What `GET_ID` and the unit serial number page say; at most 20 bytes of ASCII.
@@ -223,6 +244,18 @@ mod tests {
             g.check_sectors(2048, 4096),
             Err(RangeError::Beyond { .. })
         ));
+    }
+
+    #[test]
+    fn atomic_write_is_made_of_whole_units_and_not_too_long() {
+        let atomic = AtomicWrites {
+            bytes_max: 65536,
+            unit: 16384,
+        };
+        assert!(atomic.allow(16384, 32768) && atomic.allow(0, 65536));
+        for (offset, length) in [(8192, 16384), (0, 8192), (0, 81920), (u64::MAX, u64::MAX)] {
+            assert!(!atomic.allow(offset, length), "{offset} {length}");
+        }
     }
 
     #[test]

@@ -15,5 +15,5 @@ mod request;
 pub use capacity::Capacity;
 pub use error::{IoError, IoErrorKind, IoOutcome};
 pub use extent::{Allocation, Extent};
-pub use geometry::{Blocks, DiskInfo, Geometry, Lba, RangeError};
+pub use geometry::{AtomicWrites, Blocks, DiskInfo, Geometry, Lba, RangeError};
 pub use request::{IoFlags, IoKind, IoRequest};

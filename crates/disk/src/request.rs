@@ -56,6 +56,9 @@ impl IoFlags {
     pub const HOLDER: IoFlags = IoFlags(4);
     /// Issued by what the disk is closed for to all others.
     pub const CLOSER: IoFlags = IoFlags(8);
+    /// A write that is done as a whole or not at all, within what [`AtomicWrites`](crate::AtomicWrites) allows. Whoever issues it
+    /// holds the range.
+    pub const ATOMIC: IoFlags = IoFlags(16);
 
     /// Both sets of flags.
     #[must_use]

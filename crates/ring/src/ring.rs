@@ -210,6 +210,34 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
+    /// Writes the window of `buffer`, which is one segment, to byte `offset` as a whole or not at all (`RWF_ATOMIC`, Linux 6.11):
+    /// the kernel refuses what file system or device cannot keep whole.
+    ///
+    /// # Panics
+    /// When the window has several segments.
+    pub fn write_atomic(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        offset: u64,
+        buffer: IoBuffer,
+        durable: bool,
+    ) {
+        let slot = self.occupy(owner, token, Use::Transfer, Some(fd), buffer);
+        self.ramp.queue();
+        let durable = if durable { libc::RWF_DSYNC } else { 0 };
+        let [one] = self.slab.slot(slot).buffer.segments() else {
+            panic!("buffer of an atomic write is not one segment")
+        };
+        // The kernel takes no registered memory for this one.
+        let entry = opcode::Write::new(fd.number(), one.base(), transfer_length(one.len()))
+            .offset(offset)
+            .rw_flags(libc::RWF_ATOMIC | durable)
+            .build();
+        self.push_for(fd, slot, entry);
+    }
+
     /// Receives from a socket into the window of `buffer`, which is one segment. 0 bytes: the peer sends no more.
     ///
     /// # Panics

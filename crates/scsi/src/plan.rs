@@ -36,7 +36,7 @@ pub struct DirectIo {
     pub disk: DiskId,
     /// What; checked against the disk.
     pub request: IoRequest,
-    /// No other write may overlap the range while this one runs (WRITE ATOMIC).
+    /// No other read or write may overlap the range while this one runs (WRITE ATOMIC).
     pub exclusive: bool,
     /// What the answer says of the transfer when the I/O succeeds.
     pub residual: Residual,
@@ -236,7 +236,7 @@ impl std::fmt::Debug for Pending {
     }
 }
 
-/// A range of a disk that no other write may overlap.
+/// A range of a disk that no other read or write may overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exclusive {
     /// The disk.

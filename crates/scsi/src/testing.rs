@@ -26,6 +26,7 @@ pub(crate) fn info(block_size: u32, bytes: u64) -> DiskInfo {
         discard_zeroes: true,
         write_zeroes: true,
         anchors: true,
+        atomic_writes: None,
         rotational: false,
         serial: "serial-0".to_owned(),
         naa: 0x3000_0000_0000_0001,

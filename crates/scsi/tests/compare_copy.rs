@@ -107,9 +107,51 @@ fn write_and_verify_writes_forced_reads_back_and_compares() {
     assert_eq!(kinds, [IoKind::Write, IoKind::Read]);
 }
 
+/// A disk that keeps writes of up to 16 blocks whole, in units of 8.
+fn atomic_bed() -> Bed {
+    let disk = disk::DiskInfo {
+        atomic_writes: Some(disk::AtomicWrites {
+            bytes_max: 8192,
+            unit: 4096,
+        }),
+        ..info(512, 2048, 0)
+    };
+    Bed::with(disk, false)
+}
+
+/// Bytes 44 to 55 of the block limits page, and REPORT SUPPORTED OPERATION CODES of 9Ch.
+fn told_of_atomic_writes(bed: &mut Bed) -> (Vec<u8>, u8, bool) {
+    let limits = bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data;
+    let cdb = [0xa3, 0x0c, 0x01, 0x9c, 0, 0, 0, 0, 0, 64, 0, 0];
+    let one = bed.run(0, &cdb, &[], 64).data;
+    let cdb = [0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+    let all = bed.run(0, &cdb, &[], 4096).data;
+    let listed = all[4..].chunks_exact(8).any(|row| row[0] == 0x9c);
+    (limits[44..56].to_vec(), one[1], listed)
+}
+
 #[test]
-fn write_atomic_is_one_exclusive_write_of_whole_physical_blocks() {
+fn write_atomic_is_there_only_where_the_disk_promises_it() {
     let mut bed = Bed::new(512, 2048);
+    let (limits, support, listed) = told_of_atomic_writes(&mut bed);
+    assert_eq!((limits, support, listed), (vec![0; 12], 0x01, false));
+    let cdb = [0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0];
+    let answer = bed.run(0, &cdb, &[1; 8 * BLOCK], 0);
+    assert_eq!(answer.code(), (0x05, 0x20, 0x00));
+    assert!(bed.disks.log.is_empty(), "{:?}", bed.disks.log);
+
+    let mut bed = atomic_bed();
+    let (limits, support, listed) = told_of_atomic_writes(&mut bed);
+    assert_eq!(limits, [0, 0, 0, 16, 0, 0, 0, 8, 0, 0, 0, 8]);
+    assert_eq!((support, listed), (0x03, true));
+    assert_eq!(bed.run(0, &cdb, &[1; 8 * BLOCK], 0).status, Status::Good);
+    let (_, request) = bed.disks.log[0];
+    assert!(request.flags.has(disk::IoFlags::ATOMIC), "{request:?}");
+}
+
+#[test]
+fn write_atomic_is_one_exclusive_write_of_whole_units() {
+    let mut bed = atomic_bed();
     let begin = |bed: &Bed, lba: u8, blocks: u8| {
         let (view, nexus) = (bed.target.view(), Arc::clone(&bed.nexus));
         view.begin(&Command {
@@ -130,8 +172,10 @@ fn write_atomic_is_one_exclusive_write_of_whole_physical_blocks() {
     ));
     let answer = begin(&bed, 1, 8);
     assert_eq!(bed.carry_out(answer, &[], 0).code(), (0x05, 0x24, 0x00));
-    let answer = begin(&bed, 8, 1);
-    assert_eq!(bed.carry_out(answer, &[], 0).code(), (0x05, 0x24, 0x00));
+    for blocks in [1, 24] {
+        let answer = begin(&bed, 8, blocks);
+        assert_eq!(bed.carry_out(answer, &[], 0).code(), (0x05, 0x24, 0x00));
+    }
 }
 
 #[test]
@@ -187,7 +231,7 @@ fn lba_status_of(mut bed: Bed, zeroes: u8) {
 /// Half of it would be torn.
 #[test]
 fn write_atomic_whose_data_do_not_all_come_writes_nothing() {
-    let mut bed = Bed::new(512, 2048);
+    let mut bed = atomic_bed();
     let cdb = [0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0];
     let answer = bed.run(0, &cdb, &[1; 8 * BLOCK], 0);
     assert_eq!(answer.code(), (0x05, 0x0e, 0x03));

@@ -258,6 +258,7 @@ mod tests {
                     discard_zeroes: false,
                     write_zeroes: false,
                     anchors: false,
+                    atomic_writes: None,
                     rotational: false,
                     serial: String::new(),
                     naa: number,

@@ -107,6 +107,7 @@ mod tests {
             discard_zeroes: true,
             write_zeroes: true,
             anchors: false,
+            atomic_writes: None,
             rotational: false,
             serial: "d0".into(),
             naa: 0x3000_0000_0000_0001,

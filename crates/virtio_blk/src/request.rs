@@ -232,6 +232,7 @@ mod tests {
             discard_zeroes: true,
             write_zeroes: true,
             anchors: false,
+            atomic_writes: None,
             rotational: false,
             serial: String::new(),
             naa: 0,

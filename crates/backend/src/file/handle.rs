@@ -181,13 +181,16 @@ impl FileBackend {
             slot.step = Step::Rest;
             slot.buffer.slice(slot.done as usize, rest)
         };
-        let buffer = if !slot.bounce_all && self.shared.takes(&buffer) {
+        let atomic = slot.io.flags.has(IoFlags::ATOMIC);
+        let bounced = slot.bounce_all || atomic && buffer.segments().len() > 1;
+        let buffer = if !bounced && self.shared.takes(&buffer) {
             buffer
         } else {
             if slot.step == Step::Whole {
                 slot.buffer = buffer;
             }
             slot.step = Step::Bounced;
+            // An atomic write is no longer than that: see `atomic_writes`.
             let length = rest.min(PIECE_BYTES);
             let (lent, bounce) = self.bounce.take(length);
             slot.bounce = Some(lent);
@@ -206,6 +209,7 @@ impl FileBackend {
         let (owner, token) = (self.owner, index.into());
         match slot.io.kind {
             IoKind::Read => ring.read(owner, token, &self.fd, offset, buffer),
+            _ if atomic => ring.write_atomic(owner, token, &self.fd, offset, buffer, durably),
             _ => ring.write(owner, token, &self.fd, offset, buffer, durably),
         }
         None
@@ -300,7 +304,9 @@ impl FileBackend {
                     bounce.copy_to(&piece);
                 }
                 slot.done += moved;
-                let stuck = moved == 0 && slot.io.length != 0;
+                // What is left of an atomic write would make two of it.
+                let torn = slot.io.flags.has(IoFlags::ATOMIC) && slot.done < slot.io.length;
+                let stuck = moved == 0 && slot.io.length != 0 || torn;
                 self.keep(index);
                 return stuck.then(|| Err(self.nothing_moved(index)));
             }
@@ -384,6 +390,13 @@ impl Shared {
         }
     }
 
+    /// Does the device promise to do this write as a whole or not at all?
+    #[cold]
+    fn keeps_whole(&self, io: &IoRequest) -> bool {
+        let promised = self.info.atomic_writes;
+        promised.is_some_and(|atomic| atomic.allow(io.offset, io.length))
+    }
+
     /// Can the kernel move this memory as it is?
     #[inline]
     fn takes(&self, buffer: &IoBuffer) -> bool {
@@ -421,6 +434,9 @@ impl Backend for FileBackend {
     ) -> Submission {
         if let Err(refused) = self.limits.admit(io) {
             return Submission::Done(Err(refused));
+        }
+        if io.flags.has(IoFlags::ATOMIC) && !self.shared.keeps_whole(io) {
+            return Submission::Done(Err(IoErrorKind::Unsupported.into()));
         }
         let durable = io.modifies()
             && (io.flags.has(IoFlags::FUA) || self.shared.cache == CacheMode::Writethrough);

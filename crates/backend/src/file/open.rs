@@ -14,7 +14,9 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::durability::Durability;
-use super::properties::{Queue, can_punch, device_size, direct_alignment, keeps_space};
+use super::properties::{
+    Queue, atomic_writes, can_punch, device_size, direct_alignment, keeps_space,
+};
 use super::{Alignment, CacheMode, FileOptions, Refused, Shared, open_flags, reopen};
 use crate::OpenError;
 use crate::error::{check_block_size, check_size};
@@ -358,6 +360,11 @@ fn describe(
         discard_zeroes: writable && discard && !block_device,
         write_zeroes: writable,
         anchors: writable && discard && !block_device && keeps_space(control),
+        // The page cache gives a write away in pieces.
+        atomic_writes: match writable && options.cache == CacheMode::None {
+            true => atomic_writes(control.as_fd(), block_size),
+            false => None,
+        },
         rotational: queue.rotational,
         serial: String::new(),
         naa: 0,

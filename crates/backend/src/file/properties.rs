@@ -3,9 +3,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use disk::AtomicWrites;
 use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, statx};
 
 use super::Alignment;
+use super::bounce::PIECE_BYTES;
 
 /// What `queue/` in sysfs says of a block device, or of the device below a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +78,40 @@ fn can_read(fd: BorrowedFd<'_>, size: u32) -> bool {
     }
 }
 
+/// Bytes of an atomic write of a file or device, where it can be chosen: InnoDB's page, twice PostgreSQL's.
+const ATOMIC_BYTES: u32 = 16 << 10;
+
+/// The atomic writes (`RWF_ATOMIC`) that file system and device promise for direct I/O to what is open here.
+pub(super) fn atomic_writes(fd: BorrowedFd<'_>, block_size: u32) -> Option<AtomicWrites> {
+    /// `STATX_WRITE_ATOMIC`, Linux 6.11.
+    const WRITE_ATOMIC: StatxFlags = StatxFlags::from_bits_retain(0x1_0000);
+    let told = statx(fd, "", AtFlags::EMPTY_PATH, WRITE_ATOMIC).ok()?;
+    if !StatxFlags::from_bits_retain(told.stx_mask).contains(WRITE_ATOMIC) {
+        return None;
+    }
+    let (min, max) = (
+        told.stx_atomic_write_unit_min,
+        told.stx_atomic_write_unit_max,
+    );
+    atomic_unit(min, max, block_size)
+}
+
+/// What can be promised of writes that are powers of two from `min` to `max` bytes long, at multiples of their own length.
+/// SCSI's limits (alignment, granularity, longest) cannot say that of several lengths, and a client may make one write of two
+/// that follow each other: so it is one length.
+fn atomic_unit(min: u32, max: u32, block_size: u32) -> Option<AtomicWrites> {
+    let allowed = min.is_power_of_two() && max.is_power_of_two() && min <= max;
+    let (min, max) = (min.max(block_size), max.min(PIECE_BYTES as u32));
+    if !allowed || min > max {
+        return None;
+    }
+    let unit = ATOMIC_BYTES.clamp(min, max);
+    Some(AtomicWrites {
+        bytes_max: unit,
+        unit,
+    })
+}
+
 /// Can holes be punched into this file? Asked beyond its end, where there is nothing to lose.
 pub(super) fn can_punch(fd: impl AsFd, size: u64) -> bool {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -110,6 +146,37 @@ mod tests {
     #[test]
     fn unknown_device_has_no_properties() {
         assert_eq!(Queue::of(4095, 1_048_575), Queue::default());
+    }
+
+    #[test]
+    fn atomic_writes_are_one_length_that_the_device_promises() {
+        for (min, max, block_size, unit) in [
+            (4096, 65536, 512, Some(16384)),
+            (512, 8192, 512, Some(8192)),
+            (32768, 65536, 4096, Some(32768)),
+            (16384, 16384, 4096, Some(16384)),
+            (512, 65536, 32768, Some(32768)),
+            (512, 4096, 8192, None),
+            (4 << 20, 8 << 20, 512, None),
+            (0, 0, 512, None),
+            (0, 4096, 512, None),
+            (4096, 0, 512, None),
+            (3000, 65536, 512, None),
+            (65536, 4096, 512, None),
+        ] {
+            let expected = unit.map(|unit| AtomicWrites {
+                bytes_max: unit,
+                unit,
+            });
+            let found = atomic_unit(min, max, block_size);
+            assert_eq!(found, expected, "{min} to {max}, blocks of {block_size}");
+        }
+    }
+
+    #[test]
+    fn file_system_without_atomic_writes_promises_none() {
+        let file = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(atomic_writes(file.as_fd(), 512), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use std::mem;
 
-use disk::{DiskInfo, IoFlags, IoOutcome, IoRequest};
+use disk::{AtomicWrites, IoFlags, IoOutcome, IoRequest};
 
 use super::{Context, Planned, good};
 use crate::command::{be16, be24, be32, be64};
@@ -15,10 +15,6 @@ use crate::sense::{Sense, SenseCode};
 
 /// Longest transfer of one command, told in the block limits page.
 pub const TRANSFER_MAX: u64 = 32 << 20;
-
-/// Most blocks of WRITE ATOMIC, told in the block limits page. Atomic is what other commands see of it: how
-/// much a loss of power leaves whole is up to what lies below.
-pub(super) const ATOMIC_BLOCKS_MAX: u64 = 256;
 
 const FUA: u8 = 0x08;
 
@@ -99,36 +95,41 @@ fn read(c: &Context<'_>, lba: u64, blocks: u64, byte1: u8, length_at: u16) -> Pl
     ))
 }
 
-/// WRITE ATOMIC(16): a write that no other may overlap, within the limits of the block limits page.
+/// The atomic writes that the unit's disk promises; `None`: the unit has no WRITE ATOMIC.
+pub(super) fn atomic_writes(c: &Context<'_>) -> Option<AtomicWrites> {
+    c.unit.state().info.atomic_writes
+}
+
+/// WRITE ATOMIC(16): a write that is done and seen as a whole, within the limits of the block limits page.
 pub(super) fn write_atomic_16(c: &Context<'_>) -> Planned {
+    let Some(atomic) = atomic_writes(c) else {
+        return Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
+    };
     let (lba, blocks) = (be64(c.cdb, 2), u64::from(be16(c.cdb, 12)));
     let plan = write(c, lba, blocks, c.cdb[1], 12)?;
     if be16(c.cdb, 10) != 0 {
         return Err(Sense::cdb_field(10)); // no atomic boundaries
     }
-    let unit = u64::from(atomic_unit(&c.unit.state().info));
-    if !lba.is_multiple_of(unit) {
+    let shift = c.unit.geometry().block_shift();
+    if !lba.is_multiple_of(u64::from(atomic.unit >> shift).max(1)) {
         return Err(Sense::cdb_field(2));
     }
-    if blocks > ATOMIC_BLOCKS_MAX || !blocks.is_multiple_of(unit) {
+    // the range has been checked: neither product overflows
+    let wanted = blocks << shift;
+    if !atomic.allow(lba << shift, wanted) {
         return Err(Sense::cdb_field(12));
     }
-    let wanted = blocks * u64::from(c.unit.geometry().block_size());
     if c.data_out < wanted {
         return Ok(Plan::Done(too_short(wanted, c.data_out)));
     }
     Ok(match plan {
         Plan::Io(io) => Plan::Io(DirectIo {
             exclusive: true,
+            request: io.request.flagged(IoFlags::ATOMIC),
             ..io
         }),
         plan => plan,
     })
-}
-
-/// Alignment and granularity of atomic writes in blocks: a physical block.
-pub(super) fn atomic_unit(info: &DiskInfo) -> u32 {
-    (info.physical_block_size >> info.geometry.block_shift()).max(1)
 }
 
 /// FUA of byte 1, or a cache that is switched off.

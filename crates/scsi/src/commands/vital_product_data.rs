@@ -8,7 +8,7 @@ use super::Context;
 use super::compare_write::compare_and_write_blocks_max;
 use super::inquiry::{Peripheral, VENDOR};
 use super::provisioning::{UNMAP_DESCRIPTORS_MAX, write_same_blocks_max};
-use super::read_write::{ATOMIC_BLOCKS_MAX, TRANSFER_MAX, atomic_unit};
+use super::read_write::TRANSFER_MAX;
 use super::receive_copy::third_party_copy_page;
 use crate::nexus::TargetPort;
 
@@ -172,10 +172,13 @@ fn block_limits(info: &DiskInfo) -> Vec<u8> {
         body[28] = 0x80; // UGAVALID, alignment 0
     }
     body[32..40].copy_from_slice(&write_same_blocks_max(shift).to_be_bytes());
-    body[40..44].copy_from_slice(&(ATOMIC_BLOCKS_MAX as u32).to_be_bytes());
-    if atomic_unit(info) > 1 {
-        body[44..48].copy_from_slice(&atomic_unit(info).to_be_bytes()); // alignment
-        body[48..52].copy_from_slice(&atomic_unit(info).to_be_bytes()); // granularity
+    // all zero: WRITE ATOMIC is not supported; alignment and granularity 0: any block
+    if let Some(atomic) = info.atomic_writes {
+        body[40..44].copy_from_slice(&blocks(atomic.bytes_max.into()));
+        if atomic.unit >> shift > 1 {
+            body[44..48].copy_from_slice(&blocks(atomic.unit.into())); // alignment
+            body[48..52].copy_from_slice(&blocks(atomic.unit.into())); // granularity
+        }
     }
     body.into()
 }

@@ -19,6 +19,7 @@ pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
         discard_zeroes: true,
         write_zeroes: true,
         anchors: true,
+        atomic_writes: None,
         rotational: false,
         serial: format!("serial-{number}"),
         naa: 0x3000_0000_0000_0000 | number,
