@@ -11,7 +11,9 @@ use std::time::Duration;
 use disk::{DiskInfo, Geometry};
 
 use crate::error::{check_naa, check_physical_block_size, check_size};
-use crate::{Attach, Backend, Engine, Gate, Lease, OpenError, RateLimits, ResizeError, Throttle};
+use crate::{
+    Attach, Backend, Engine, Gate, Lease, OpenError, RateLimits, ResizeError, StateCell, Throttle,
+};
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
@@ -53,6 +55,7 @@ pub struct Disk {
     info: Arc<RwLock<Arc<DiskInfo>>>,
     gate: Arc<Gate>,
     throttle: Arc<Throttle>,
+    state: Arc<StateCell>,
 }
 
 impl Disk {
@@ -122,6 +125,7 @@ impl Disk {
             info: Arc::new(RwLock::new(Arc::new(info))),
             gate: Arc::default(),
             throttle: Arc::default(),
+            state: Arc::default(),
         })
     }
 
@@ -280,6 +284,11 @@ impl Disk {
     /// Its limits, as workers keep to them.
     pub fn throttle(&self) -> &Arc<Throttle> {
         &self.throttle
+    }
+
+    /// Can it do I/O now?
+    pub fn state(&self) -> &Arc<StateCell> {
+        &self.state
     }
 
     /// What does its I/O.

@@ -23,6 +23,7 @@ mod file;
 mod gate;
 mod null;
 mod ram;
+mod state;
 mod throttle;
 
 use std::io;
@@ -41,6 +42,7 @@ pub use file::{CacheMode, File, FileOptions};
 pub use gate::{Gate, Lease, Member, Membership, Passage, Settling};
 pub use null::{Null, NullOptions};
 pub use ram::{Ram, RamOptions};
+pub use state::{DiskState, StateCell};
 pub use throttle::{Moment, RateLimits, Throttle};
 
 /// What the submitter calls its I/O.

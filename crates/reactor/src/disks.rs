@@ -8,6 +8,7 @@ use guest_memory::IoBuffer;
 use ring::{Owner, Ring};
 use timeline::{Clock, QueueRecord, Stamp};
 
+use crate::attaching::{Absent, Retry};
 use crate::changes::{Changes, Parked};
 use crate::ledger::{DiskRecord, Ledger};
 use crate::pacing::Pacing;
@@ -61,6 +62,8 @@ pub(crate) enum Listener {
     Kick(SourceId),
     /// A disk handle's I/O.
     Disk(u32),
+    /// The wait for the next attempt to attach to a disk.
+    Retry(u32),
     /// A source's own operations on the ring.
     Source(SourceId),
     /// I/Os that wait for a disk's limits; the token is the timer's number and the disk's handle.
@@ -75,6 +78,8 @@ struct OpenDisk {
     backend: Box<dyn Backend>,
     /// Of the backend's layers, each its own.
     owners: Vec<Owner>,
+    /// While there is none.
+    retry: Option<Retry>,
     users: usize,
     /// It has no users any more, and ends what it has on the ring.
     closing: bool,
@@ -288,11 +293,9 @@ impl Io {
         self.listeners[owner.0 as usize] = Listener::Free;
     }
 
-    /// This worker's handle on a disk, opened at the first use. Each call is matched by one of [`Io::close`].
-    ///
-    /// # Errors
-    /// What the engine says when it cannot open another handle.
-    pub fn open(&mut self, disk: &Arc<Disk>) -> std::io::Result<DiskHandle> {
+    /// This worker's handle on a disk, attached at the first use. Each call is matched by one of [`Io::close`]. When the device
+    /// cannot be attached to, I/O fails until it can: see [`Disk::state`].
+    pub fn open(&mut self, disk: &Arc<Disk>) -> DiskHandle {
         let same = |open: &Option<OpenDisk>| {
             let open = open.as_ref();
             open.is_some_and(|open| !open.closing && Arc::ptr_eq(&open.disk, disk))
@@ -300,41 +303,100 @@ impl Io {
         if let Some(index) = self.disks.iter().position(same) {
             let open = self.disks[index].as_mut().expect("found above");
             open.users += 1;
-            return Ok(DiskHandle(index as u32));
+            return DiskHandle(index as u32);
         }
         let free = self.disks.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.disks.push(None);
             self.disks.len() - 1
         });
+        self.disks[index] = Some(OpenDisk {
+            disk: disk.clone(),
+            backend: Box::new(Absent),
+            owners: Vec::new(),
+            retry: None,
+            users: 1,
+            closing: false,
+            changes: Changes::new(disk.gate(), &self.worker, index as u32),
+            record: self.ledger.disk(disk),
+            throttle: disk.throttle().clone(),
+            pacing: Pacing::default(),
+        });
+        self.attach(index);
+        DiskHandle(index as u32)
+    }
+
+    /// Attaches to a disk's device, or tries again later.
+    fn attach(&mut self, index: usize) {
+        let Some(open) = self.disks[index].as_mut() else {
+            return;
+        };
         let (listeners, mut owners) = (&mut self.listeners, Vec::new());
         let mut next_owner = || {
             let owner = listen(listeners, Listener::Disk(index as u32));
             owners.push(owner);
             owner
         };
-        let attached = disk.attach(&mut Attach::new(&mut self.ring, &mut next_owner));
+        let attached = open
+            .disk
+            .attach(&mut Attach::new(&mut self.ring, &mut next_owner));
+        let worker = self.worker.index();
         match attached {
             Ok(backend) => {
                 self.curious += usize::from(backend.wants_to_know());
-                self.disks[index] = Some(OpenDisk {
-                    disk: disk.clone(),
-                    backend,
-                    owners,
-                    users: 1,
-                    closing: false,
-                    changes: Changes::new(disk.gate(), &self.worker, index as u32),
-                    record: self.ledger.disk(disk),
-                    throttle: disk.throttle().clone(),
-                    pacing: Pacing::default(),
-                });
-                Ok(DiskHandle(index as u32))
+                (open.backend, open.owners) = (backend, owners);
+                if let Some(retry) = open.retry.take() {
+                    let disk = open.disk.name();
+                    tracing::info!(disk, worker, "attached to the device");
+                    open.disk.state().cleared(worker);
+                    self.unlisten_all(&[retry.owner]);
+                }
             }
             Err(error) => {
+                self.attach_later(index, &error);
                 self.unlisten_all(&owners);
-                Err(error)
             }
         }
+    }
+
+    #[cold]
+    fn attach_later(&mut self, index: usize, error: &std::io::Error) {
+        let Some(open) = self.disks[index].as_mut() else {
+            return;
+        };
+        let worker = self.worker.index();
+        let first = open.retry.is_none();
+        let retry = open.retry.get_or_insert_with(|| {
+            let owner = listen(&mut self.listeners, Listener::Retry(index as u32));
+            Retry::begin(&mut self.ring, owner)
+        });
+        if first {
+            let disk = open.disk.name();
+            tracing::error!(
+                disk,
+                worker,
+                "cannot attach to the device, its I/O fails until that is possible: {error}"
+            );
+        } else {
+            retry.again(&mut self.ring);
+        }
+        let state = open.disk.state();
+        state.failed(worker, error.to_string(), retry.wait());
+    }
+
+    /// The wait for the next attempt to attach to a disk has ended.
+    #[cold]
+    pub(crate) fn attach_again(&mut self, disk: u32) {
+        let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
+            return;
+        };
+        if !open.closing {
+            return self.attach(disk as usize);
+        }
+        if let Some(retry) = open.retry.take() {
+            self.unlisten_all(&[retry.owner]);
+        }
+        self.close_unused(disk);
     }
 
     fn unlisten_all(&mut self, owners: &[Owner]) {
@@ -374,8 +436,13 @@ impl Io {
             open.closing = true;
             self.curious -= usize::from(open.backend.wants_to_know());
             open.backend.close(&mut self.ring);
+            if let Some(retry) = &open.retry {
+                retry.cancel(&mut self.ring);
+                open.disk.state().cleared(self.worker.index());
+            }
         }
-        if let Some(open) = slot.take_if(|open| open.backend.is_closed()) {
+        let is_closed = |open: &mut OpenDisk| open.backend.is_closed() && open.retry.is_none();
+        if let Some(open) = slot.take_if(is_closed) {
             self.unlisten_all(&open.owners);
         }
     }

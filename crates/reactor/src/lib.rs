@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod accepting;
+mod attaching;
 mod changes;
 mod disk_waits;
 mod disks;

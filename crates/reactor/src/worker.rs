@@ -307,6 +307,7 @@ impl Worker {
         match *listener {
             Listener::Free => {}
             Listener::Disk(disk) => self.io.complete(disk, completion, &mut self.finished),
+            Listener::Retry(disk) => self.io.attach_again(disk),
             Listener::Kick(id) => self.kicked(id, completion.more),
             Listener::Mailbox => self.bell_rang = true,
             Listener::Pace => self.io.pace(completion.token, &mut self.finished),

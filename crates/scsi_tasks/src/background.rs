@@ -65,7 +65,7 @@ impl Background {
         match self.disk {
             Some((known, handle)) if known == id => Some(handle),
             other => {
-                let handle = io.open(&self.units.disk(id)?).ok()?;
+                let handle = io.open(&self.units.disk(id)?);
                 if let Some((_, old)) = other {
                     io.close(old);
                 }

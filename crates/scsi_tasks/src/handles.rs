@@ -14,7 +14,7 @@ use crate::Units;
 pub struct DiskHandles(Vec<Option<DiskHandle>>);
 
 impl DiskHandles {
-    /// The handle on a unit's disk; `None` when the disk is gone or cannot be opened, which is logged.
+    /// The handle on a unit's disk; `None` when the disk is gone.
     #[inline]
     pub fn get(&mut self, io: &mut Io, units: &Units, id: DiskId) -> Option<DiskHandle> {
         match self.0.get(id.0 as usize) {
@@ -26,15 +26,11 @@ impl DiskHandles {
     #[cold]
     fn open(&mut self, io: &mut Io, units: &Units, id: DiskId) -> Option<DiskHandle> {
         let disk = units.disk(id)?;
-        let handle = io.open(&disk).inspect_err(|error| {
-            let disk = disk.name();
-            tracing::error!(disk, "cannot open disk for another worker: {error}");
-        });
         let index = id.0 as usize;
         if self.0.len() <= index {
             self.0.resize(index + 1, None);
         }
-        self.0[index] = handle.ok();
+        self.0[index] = Some(io.open(&disk));
         self.0[index]
     }
 

@@ -180,9 +180,7 @@ impl VirtioDevice for BlkDevice {
         let writethrough = self.writethrough.clone();
         Box::new(move |io, id| {
             let info = disk.info();
-            let handle = io
-                .open(&disk)
-                .map_err(|error| format!("cannot open disk {}: {error}", disk.name()))?;
+            let handle = io.open(&disk);
             let protocol = BlkQueue::new(handle, info, writethrough);
             match Queue::new(setup, id, io.clock(), protocol) {
                 Ok(queue) => Ok(queue.built()),

@@ -220,7 +220,7 @@ fn range_is_granted_when_its_changes_have_ended_and_no_sooner_however_many_sourc
     );
     let disk = Arc::new(Disk::new("d", None, Arc::new(slow)).unwrap());
     let mut worker = Worker::standalone().unwrap();
-    let handle = worker.io.open(&disk).unwrap();
+    let handle = worker.io.open(&disk);
     let submit = |worker: &mut Worker, request: &IoRequest, source| {
         let tag = Tag { source, slot: 5 };
         let mut buffer = IoBuffer::owned(4096);
