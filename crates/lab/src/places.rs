@@ -76,7 +76,7 @@ pub fn uefi() -> Result<&'static Path> {
 }
 
 /// Which Debian package has which of the tools that are used here.
-const PACKAGES: [(&str, &str); 14] = [
+const PACKAGES: [(&str, &str); 20] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("mke2fs", "e2fsprogs"),
@@ -91,6 +91,12 @@ const PACKAGES: [(&str, &str); 14] = [
     ("blkdiscard", "util-linux"),
     ("setpriv", "util-linux"),
     ("unshare", "util-linux"),
+    ("ceph", "ceph-common"),
+    ("rbd", "ceph-common"),
+    ("ceph-authtool", "ceph-common"),
+    ("ceph-mon", "ceph-mon"),
+    ("monmaptool", "ceph-base"),
+    ("ceph-osd", "ceph-osd"),
 ];
 
 /// The path of a program, or an error that says which package to install.

@@ -1,0 +1,294 @@
+//! A Ceph cluster on this machine for tests: one monitor and one OSD with bluestore, on loopback, with cephx.
+//!
+//! Both are children that cannot outlive their owner, and keep all they have in one temporary folder. Nothing of a cluster
+//! that the machine belongs to is read or touched. Ready in a few seconds.
+
+use crate::places::{guest_directory, tool};
+use crate::process::{Process, wait_until};
+use anyhow::{Context, Result, bail};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tempfile::{Builder, TempDir};
+
+/// How long a command, or a daemon's start, may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Bytes of the OSD's store, which is a sparse file.
+const STORE_BYTES: u64 = 4 << 30;
+
+/// A user that may do with images of all pools what a client needs.
+pub const CEPH_USER: &str = "lunette";
+
+/// A running cluster; killed and removed on drop.
+pub struct Ceph {
+    osd: Option<Process>,
+    mon: Option<Process>,
+    folder: TempDir,
+}
+
+impl Ceph {
+    /// Starts one, with a pool named `rbd`.
+    pub fn start() -> Result<Ceph> {
+        let parent = guest_directory();
+        std::fs::create_dir_all(&parent)?;
+        let folder = Builder::new().prefix("ceph-").tempdir_in(&parent)?;
+        let mut ceph = Ceph {
+            osd: None,
+            mon: None,
+            folder,
+        };
+        ceph.make().context("no Ceph cluster")?;
+        Ok(ceph)
+    }
+
+    fn make(&mut self) -> Result<()> {
+        let (fsid, osd) = (uuid()?, uuid()?);
+        for name in ["mon", "osd"] {
+            std::fs::create_dir(self.path(name))?;
+        }
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = format!("[v2:{}/0]", listener.local_addr()?);
+        drop(listener);
+        std::fs::write(self.conf(), self.settings(&fsid, &address))?;
+        self.make_keys()?;
+        let map = self.path("monmap");
+        let map = map.to_string_lossy();
+        let keys = self.path("keys");
+        self.output(
+            "monmaptool",
+            &["--create", "--fsid", &fsid, "--addv", "a", &address, &map],
+        )?;
+        self.output(
+            "ceph-mon",
+            &[
+                "--mkfs",
+                "-i",
+                "a",
+                "--monmap",
+                &map,
+                "--keyring",
+                &keys.to_string_lossy(),
+            ],
+        )?;
+        self.start_monitor()?;
+        self.ceph(&["osd", "new", &osd, "0"])?;
+        self.output("ceph-osd", &["-i", "0", "--mkfs", "--osd-uuid", &osd])?;
+        self.start_osd()?;
+        self.ceph(&["osd", "pool", "create", "rbd", "8", "8", "replicated"])?;
+        self.ceph(&["osd", "pool", "application", "enable", "rbd", "rbd"])?;
+        Ok(())
+    }
+
+    fn settings(&self, fsid: &str, address: &str) -> String {
+        let here = self.folder.path().display();
+        // Small, quick to answer, and silent about being alone.
+        format!(
+            "[global]\n\
+             fsid = {fsid}\n\
+             mon_host = {address}\n\
+             keyring = {here}/keyring\n\
+             auth_allow_insecure_global_id_reclaim = false\n\
+             public_addr = 127.0.0.1\n\
+             cluster_addr = 127.0.0.1\n\
+             ms_bind_msgr1 = false\n\
+             run_dir = {here}\n\
+             admin_socket =\n\
+             pid_file =\n\
+             log_file = {here}/$name.log\n\
+             crash_dir = {here}\n\
+             osd_pool_default_size = 1\n\
+             osd_pool_default_min_size = 1\n\
+             osd_pool_default_pg_autoscale_mode = off\n\
+             mon_allow_pool_size_one = true\n\
+             mon_warn_on_pool_no_redundancy = false\n\
+             mon_data_avail_warn = 2\n\
+             mon_data_avail_crit = 1\n\
+             mon_osd_down_out_interval = 0\n\
+             mon_tick_interval = 1\n\
+             paxos_propose_interval = 0.05\n\
+             paxos_min_wait = 0.01\n\
+             osd_crush_chooseleaf_type = 0\n\
+             osd_class_load_list = *\n\
+             osd_class_default_list = *\n\
+             [mon]\n\
+             mon_data = {here}/mon\n\
+             [osd]\n\
+             osd_data = {here}/osd\n\
+             keyring = {here}/osd.keyring\n\
+             osd_objectstore = bluestore\n\
+             bluestore_block_size = {STORE_BYTES}\n\
+             bluestore_block_create = true\n\
+             osd_memory_target = 939524096\n\
+             osd_op_num_shards = 1\n\
+             osd_op_num_threads_per_shard = 2\n"
+        )
+    }
+
+    /// Keys of all, in files of their own; what the monitor is born with has them all.
+    fn make_keys(&self) -> Result<()> {
+        let user = format!("client.{CEPH_USER}");
+        let entities: [(&str, &str, &[&str]); 4] = [
+            ("mon.", "mon.keyring", &["mon", "allow *"]),
+            (
+                "client.admin",
+                "keyring",
+                &["mon", "allow *", "osd", "allow *", "mgr", "allow *"],
+            ),
+            (
+                "osd.0",
+                "osd.keyring",
+                &["mon", "allow profile osd", "osd", "allow *"],
+            ),
+            (
+                &user,
+                "user.keyring",
+                &["mon", "profile rbd", "osd", "profile rbd"],
+            ),
+        ];
+        let mut all = String::new();
+        for (name, file, capabilities) in entities {
+            let path = self.path(file);
+            let path = path.to_string_lossy();
+            let mut words = vec![&*path, "--create-keyring", "--gen-key", "-n", name];
+            for capability in capabilities.chunks(2) {
+                words.push("--cap");
+                words.extend(capability);
+            }
+            self.output("ceph-authtool", &words)?;
+            all.push_str(&std::fs::read_to_string(self.path(file))?);
+        }
+        std::fs::write(self.path("keys"), all)?;
+        Ok(())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Its configuration file.
+    pub fn conf(&self) -> PathBuf {
+        self.path("ceph.conf")
+    }
+
+    /// The key of [`CEPH_USER`].
+    pub fn keyring(&self) -> PathBuf {
+        self.path("user.keyring")
+    }
+
+    /// A keyring for [`CEPH_USER`] with a key that is not that user's.
+    pub fn wrong_keyring(&self) -> Result<PathBuf> {
+        let path = self.path("wrong.keyring");
+        let user = format!("client.{CEPH_USER}");
+        let words = ["--create-keyring", "--gen-key", "-n", &user];
+        let path_text = path.to_string_lossy();
+        let words: Vec<&str> = [&*path_text].into_iter().chain(words).collect();
+        self.output("ceph-authtool", &words)?;
+        Ok(path)
+    }
+
+    /// How a disk names an image of this cluster: `rbd:IMAGE,conf=...,id=...,keyring=...`.
+    pub fn disk(&self, image: &str) -> String {
+        format!("rbd:{image},{}", self.connection())
+    }
+
+    /// What of that is the connection.
+    pub fn connection(&self) -> String {
+        let (conf, keyring) = (self.conf(), self.keyring());
+        format!(
+            "conf={},id={CEPH_USER},keyring={}",
+            conf.display(),
+            keyring.display()
+        )
+    }
+
+    /// Runs a program with this cluster's configuration; gives what it printed.
+    pub fn output(&self, program: &str, words: &[&str]) -> Result<String> {
+        let output = Command::new(tool(program)?)
+            .args(words)
+            .env("CEPH_CONF", self.conf())
+            .env_remove("CEPH_ARGS")
+            .output()
+            .with_context(|| format!("cannot run {program}"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            let error = String::from_utf8_lossy(&output.stderr);
+            bail!("{program} {words:?}: {}: {error}{text}", output.status);
+        }
+        Ok(text)
+    }
+
+    /// The administrator's command.
+    pub fn ceph(&self, words: &[&str]) -> Result<String> {
+        let limited = ["--connect-timeout", "30"];
+        let words: Vec<&str> = limited.into_iter().chain(words.iter().copied()).collect();
+        self.output("ceph", &words)
+    }
+
+    /// The command for images.
+    pub fn rbd(&self, words: &[&str]) -> Result<String> {
+        self.output("rbd", words)
+    }
+
+    /// Starts the monitor, again after [`Ceph::kill_monitor`].
+    pub fn start_monitor(&mut self) -> Result<()> {
+        self.mon = Some(self.daemon("ceph-mon", "a")?);
+        Ok(())
+    }
+
+    /// SIGKILL for the monitor.
+    pub fn kill_monitor(&mut self) {
+        self.mon = None;
+    }
+
+    /// Starts the OSD, again after [`Ceph::kill_osd`], and waits until the monitor has it up.
+    pub fn start_osd(&mut self) -> Result<()> {
+        let before = self.osd_epoch()?;
+        self.osd = Some(self.daemon("ceph-osd", "0")?);
+        let up = wait_until(LIMIT, || {
+            let epoch = self.osd_epoch().ok()?;
+            (epoch > before).then_some(())
+        });
+        match (up, &mut self.osd) {
+            (Some(()), _) => Ok(()),
+            (None, Some(osd)) => bail!("the OSD does not come up\n{}", osd.log_tail()),
+            (None, None) => bail!("the OSD does not come up"),
+        }
+    }
+
+    /// SIGKILL for the OSD.
+    pub fn kill_osd(&mut self) {
+        self.osd = None;
+    }
+
+    /// From which of the cluster's maps on the OSD is up: it changes with each of its starts.
+    fn osd_epoch(&self) -> Result<u64> {
+        let text = self.ceph(&["osd", "dump", "--format", "json"])?;
+        let dump: serde_json::Value = serde_json::from_str(&text)?;
+        let osd = &dump["osds"][0];
+        if osd["up"] != 1 {
+            return Ok(0);
+        }
+        osd["up_from"].as_u64().context("an OSD without a start")
+    }
+
+    fn daemon(&self, program: &str, id: &str) -> Result<Process> {
+        let mut command = Command::new(tool(program)?);
+        command
+            .args(["-f", "-i", id])
+            .env("CEPH_CONF", self.conf())
+            .env_remove("CEPH_ARGS");
+        Process::start(program, &command, &self.path(&format!("{program}.out")))
+    }
+
+    /// Where everything of it is.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+fn uuid() -> Result<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+    Ok(text.trim().to_owned())
+}

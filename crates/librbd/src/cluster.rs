@@ -1,0 +1,455 @@
+//! A connection to a cluster as one user, shared by all disks that name the same cluster, user and options.
+//!
+//! Owned by the images that were opened through it, and closed with the last of them. Control plane only: every call may
+//! block, and has a time-out.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CString, c_char};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use crate::deadline::within;
+use crate::error::check;
+use crate::raw::{self, Library, library, text_in};
+use crate::{Error, ImageName};
+
+/// Options that differ from Ceph's own defaults, unless [`ClusterConfig::options`] says otherwise.
+const DEFAULTS: [(&str, &str); 6] = [
+    // Monitors that do not answer are away: 300 s is more than anyone waits for.
+    ("client_mount_timeout", "10"),
+    // What is answered is on stable storage, and an image has no cache that another host cannot see.
+    ("rbd_cache", "false"),
+    // A discard is carried out to the byte. Else librbd says yes to one below 64 KiB, and keeps the data.
+    ("rbd_skip_partial_discard", "false"),
+    ("rbd_discard_granularity_bytes", "4096"),
+    // A submitter waits for no budget: it would be a worker, and every disk would wait with it. Clients' queues are bounded.
+    ("objecter_inflight_ops", "0"),
+    ("objecter_inflight_op_bytes", "0"),
+];
+
+/// How long connecting may take beyond `client_mount_timeout`, which bounds the wait for monitors alone.
+const CONNECT_GRACE: Duration = Duration::from_secs(5);
+
+/// How long a call to a cluster that has been there a moment ago may take.
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Which cluster, and as whom.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ClusterConfig {
+    /// Ceph's configuration file; `None`: where Ceph looks for it, if it is there.
+    pub conf: Option<PathBuf>,
+    /// The user, without `client.`; `None`: `admin`.
+    pub id: Option<String>,
+    /// The file with the user's key; `None`: what the configuration says.
+    pub keyring: Option<PathBuf>,
+    /// Addresses of monitors; `None`: what the configuration says.
+    pub mon_host: Option<String>,
+    /// Further options of Ceph, which win over all else.
+    pub options: BTreeMap<String, String>,
+}
+
+impl ClusterConfig {
+    /// The user, as Ceph names it.
+    pub fn user(&self) -> String {
+        format!("client.{}", self.id.as_deref().unwrap_or("admin"))
+    }
+
+    fn option(&self, key: &str) -> Option<&str> {
+        self.options.get(key).map(String::as_str)
+    }
+}
+
+/// A connection.
+pub struct Cluster {
+    library: &'static Library,
+    handle: raw::Cluster,
+    fsid: String,
+    user: String,
+}
+
+// SAFETY: librados locks what a handle shares; all its functions may be called on any thread.
+unsafe impl Send for Cluster {}
+// SAFETY: as above.
+unsafe impl Sync for Cluster {}
+
+/// A pool, or a namespace of one.
+pub struct Pool {
+    cluster: Arc<Cluster>,
+    handle: raw::IoCtx,
+    name: String,
+}
+
+// SAFETY: as for `Cluster`; nothing of the context is changed once it has been made.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Cluster {
+    /// The connection of these settings that is there, or a new one. Blocks for `client_mount_timeout` at most, and a little.
+    ///
+    /// # Errors
+    /// Libraries missing, monitors away, user or key refused.
+    pub fn connect(config: &ClusterConfig) -> Result<Arc<Cluster>, Error> {
+        static SHARED: Mutex<Option<HashMap<ClusterConfig, Weak<Cluster>>>> = Mutex::new(None);
+        let shared = || SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let there = |map: &HashMap<ClusterConfig, Weak<Cluster>>| map.get(config)?.upgrade();
+        if let Some(cluster) = shared().as_ref().and_then(there) {
+            return Ok(cluster);
+        }
+        let wanted = config.clone();
+        let limit = config
+            .option("client_mount_timeout")
+            .unwrap_or(DEFAULTS[0].1)
+            .parse()
+            .ok()
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .filter(|limit| !limit.is_zero())
+            .unwrap_or(Duration::from_secs(10));
+        let what = format!("connect to the cluster as {}", config.user());
+        let made = within(limit.saturating_add(CONNECT_GRACE), &what, move || {
+            Cluster::make(&wanted).map(Arc::new)
+        });
+        let made = made.map_err(|error| match error {
+            Error::TimedOut { what, seconds } => {
+                let what = format!("{what} (monitors: no answer after {seconds} s)");
+                Error::failed(what, libc::ETIMEDOUT, MONITORS_HINT)
+            }
+            other => other,
+        })?;
+        let mut map = shared();
+        let map = map.get_or_insert_default();
+        map.retain(|_, cluster| cluster.strong_count() > 0);
+        // Another one may have come meanwhile: that is the one to share.
+        if let Some(cluster) = there(map) {
+            return Ok(cluster);
+        }
+        map.insert(config.clone(), Arc::downgrade(&made));
+        Ok(made)
+    }
+
+    fn make(config: &ClusterConfig) -> Result<Cluster, Error> {
+        let library = library()?;
+        let user = config.user();
+        let name = c_text("user", &user)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: texts end with NUL and outlive the call, as does `handle`.
+        let made =
+            unsafe { (library.rados_create2)(&mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
+        check(made, |errno| {
+            Error::failed(format!("make a client named {user}"), errno, "")
+        })?;
+        // From here on it is shut down when this function fails.
+        let mut cluster = Cluster {
+            library,
+            handle,
+            fsid: String::new(),
+            user,
+        };
+        cluster.configure(config)?;
+        // SAFETY: `handle` was made above and is not connected yet.
+        let connected = unsafe { (library.rados_connect)(handle) };
+        check(connected, |errno| {
+            let what = format!("connect to the cluster as {}", cluster.user);
+            Error::failed(what, errno, connect_hint(errno, &cluster.user))
+        })?;
+        let mut fsid = [0_u8; 64];
+        // SAFETY: a connected handle, and a buffer with its length.
+        let told =
+            unsafe { (library.rados_cluster_fsid)(handle, fsid.as_mut_ptr().cast(), fsid.len()) };
+        check(told, |errno| {
+            Error::failed("read the cluster's fsid", errno, "")
+        })?;
+        cluster.fsid = text_in(&fsid);
+        tracing::info!(
+            "ceph cluster connected, fsid={} user={}",
+            cluster.fsid,
+            cluster.user
+        );
+        Ok(cluster)
+    }
+
+    fn configure(&self, config: &ClusterConfig) -> Result<(), Error> {
+        let conf = match &config.conf {
+            Some(path) => Some(c_text("path", &path.to_string_lossy())?),
+            None => None,
+        };
+        let path = conf.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
+        // SAFETY: a handle that is not connected; a text that ends with NUL, or none.
+        let read = unsafe { (self.library.rados_conf_read_file)(self.handle, path) };
+        // Without a file, monitors and key may come by options.
+        if !(read == -libc::ENOENT && config.conf.is_none() && config.mon_host.is_some()) {
+            check(read, |errno| {
+                let path = config.conf.as_ref().map_or_else(
+                    || "/etc/ceph/ceph.conf".to_owned(),
+                    |path| path.display().to_string(),
+                );
+                Error::failed(
+                    format!("read Ceph's configuration {path}"),
+                    errno,
+                    "name the file with conf=, or the monitors with mon_host=",
+                )
+            })?;
+        }
+        for (key, value) in DEFAULTS {
+            self.set(key, value)?;
+        }
+        if let Some(keyring) = &config.keyring {
+            // librados goes on without a key, and is refused: that says less.
+            std::fs::File::open(keyring).map_err(|error| {
+                let what = format!("read the keyring {}", keyring.display());
+                Error::failed(what, error.raw_os_error().unwrap_or(libc::EIO), "")
+            })?;
+            self.set("keyring", &keyring.to_string_lossy())?;
+        }
+        if let Some(mon_host) = &config.mon_host {
+            self.set("mon_host", mon_host)?;
+        }
+        for (key, value) in &config.options {
+            self.set(key, value)?;
+        }
+        Ok(())
+    }
+
+    fn set(&self, key: &str, value: &str) -> Result<(), Error> {
+        let (c_key, c_value) = (c_text("option", key)?, c_text("value", value)?);
+        // SAFETY: a handle, and two texts that end with NUL.
+        let set =
+            unsafe { (self.library.rados_conf_set)(self.handle, c_key.as_ptr(), c_value.as_ptr()) };
+        check(set, |errno| {
+            let hint = match errno {
+                libc::ENOENT => format!("Ceph has no option {key}: see `ceph config ls`"),
+                _ => format!("see `ceph config help {key}`"),
+            };
+            Error::failed(format!("set Ceph's option {key} to {value:?}"), errno, hint)
+        })?;
+        Ok(())
+    }
+
+    /// The value of one of Ceph's options.
+    pub fn option(&self, key: &str) -> Option<String> {
+        let key = CString::new(key).ok()?;
+        let mut value = [0_u8; 1024];
+        // SAFETY: a handle, a text that ends with NUL, and a buffer with its length.
+        let told = unsafe {
+            (self.library.rados_conf_get)(
+                self.handle,
+                key.as_ptr(),
+                value.as_mut_ptr().cast(),
+                value.len(),
+            )
+        };
+        (told >= 0).then(|| text_in(&value))
+    }
+
+    /// The cluster's own identifier.
+    pub fn fsid(&self) -> &str {
+        &self.fsid
+    }
+
+    /// The user, as Ceph names it.
+    pub fn user(&self) -> &str {
+        &self.user
+    }
+
+    pub(crate) fn library(&self) -> &'static Library {
+        self.library
+    }
+}
+
+const MONITORS_HINT: &str =
+    "see that monitors run, and that conf= or mon_host= names the right ones";
+
+fn connect_hint(errno: i32, user: &str) -> String {
+    match errno {
+        libc::ETIMEDOUT => MONITORS_HINT.to_owned(),
+        libc::EACCES | libc::EPERM => {
+            format!(
+                "the monitors refuse the key, or the keyring has none for {user}: compare it with `ceph auth get {user}`"
+            )
+        }
+        libc::ENOENT | libc::EINVAL | libc::ENOTSUP => format!(
+            "there is no usable key for {user}: name a keyring with keyring=, another user with id="
+        ),
+        _ => String::new(),
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let (library, handle) = (self.library, Handle(self.handle));
+        let shut_down = move || {
+            let handle = handle;
+            // SAFETY: the handle was made once, nobody else has it, and all contexts made of it are gone.
+            unsafe { (library.rados_shutdown)(handle.0) };
+        };
+        // It may wait for a cluster that is away. When no thread can be had the connection is leaked.
+        let spawned = std::thread::Builder::new()
+            .name("rados-shutdown".to_owned())
+            .spawn(shut_down);
+        if let Err(error) = spawned {
+            tracing::warn!("connection to a ceph cluster left open: no thread: {error}");
+        }
+    }
+}
+
+/// A handle that moves to another thread.
+pub(crate) struct Handle(pub *mut std::ffi::c_void);
+
+// SAFETY: librados' and librbd's handles belong to no thread.
+unsafe impl Send for Handle {}
+
+impl Pool {
+    /// A pool of the cluster, or a namespace of it.
+    ///
+    /// # Errors
+    /// When there is no such pool, or no answer.
+    pub fn of(cluster: &Arc<Cluster>, pool: &str, namespace: Option<&str>) -> Result<Pool, Error> {
+        let cluster = Arc::clone(cluster);
+        let (pool, namespace) = (pool.to_owned(), namespace.map(str::to_owned));
+        let what = format!("open pool {pool}");
+        within(CALL_LIMIT, &what, move || {
+            Pool::make(cluster, &pool, namespace.as_deref())
+        })
+    }
+
+    pub(crate) fn make(
+        cluster: Arc<Cluster>,
+        pool: &str,
+        namespace: Option<&str>,
+    ) -> Result<Pool, Error> {
+        let library = cluster.library;
+        let c_pool = c_text("pool", pool)?;
+        let c_namespace = c_text("namespace", namespace.unwrap_or_default())?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a connected handle; a text that ends with NUL and a place for the answer, both outlive the call.
+        let made =
+            unsafe { (library.rados_ioctx_create)(cluster.handle, c_pool.as_ptr(), &mut handle) };
+        check(made, |errno| {
+            let hint = match errno {
+                libc::ENOENT => "there is no such pool: see `ceph osd pool ls`",
+                _ => "",
+            };
+            Error::failed(format!("open pool {pool}"), errno, hint)
+        })?;
+        // SAFETY: the context was made above; the text ends with NUL.
+        unsafe { (library.rados_ioctx_set_namespace)(handle, c_namespace.as_ptr()) };
+        let name = match namespace {
+            Some(namespace) => format!("{pool}/{namespace}"),
+            None => pool.to_owned(),
+        };
+        Ok(Pool {
+            cluster,
+            handle,
+            name,
+        })
+    }
+
+    /// `POOL` or `POOL/NAMESPACE`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    pub(crate) fn handle(&self) -> raw::IoCtx {
+        self.handle
+    }
+
+    /// Names of all images.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn images(self: &Arc<Pool>) -> Result<Vec<String>, Error> {
+        let pool = Arc::clone(self);
+        let what = format!("list images of {}", self.name);
+        within(CALL_LIMIT, &what, move || pool.list())
+    }
+
+    fn list(&self) -> Result<Vec<String>, Error> {
+        let library = self.cluster.library;
+        let empty = raw::ImageSpec {
+            id: std::ptr::null_mut(),
+            name: std::ptr::null_mut(),
+        };
+        let mut specs = vec![empty; 256];
+        loop {
+            let mut count = specs.len();
+            // SAFETY: a context, and a place for `count` entries.
+            let listed =
+                unsafe { (library.rbd_list2)(self.handle, specs.as_mut_ptr(), &mut count) };
+            if listed == -libc::ERANGE {
+                // How many there are now; the next call may find more.
+                specs.resize(count.max(specs.len()) + 16, empty);
+                continue;
+            }
+            check(listed, |errno| {
+                Error::failed(format!("list images of {}", self.name), errno, "")
+            })?;
+            let filled = specs.get(..count).unwrap_or_default();
+            // SAFETY: librbd has filled these entries in with texts that end with NUL.
+            let names = filled.iter().map(|spec| unsafe { owned_text(spec.name) });
+            let mut names: Vec<String> = names.collect();
+            // SAFETY: just the entries that librbd has filled in, once.
+            unsafe { (library.rbd_image_spec_list_cleanup)(specs.as_mut_ptr(), count) };
+            names.sort();
+            return Ok(names);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: made once; images that were opened through it hold the pool. librados counts what is in flight itself.
+        unsafe { (self.cluster.library.rados_ioctx_destroy)(self.handle) };
+    }
+}
+
+/// A copy of a C text.
+///
+/// # Safety
+/// `text` is null or ends with NUL.
+pub(crate) unsafe fn owned_text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { std::ffi::CStr::from_ptr(text) };
+    text.to_string_lossy().into_owned()
+}
+
+pub(crate) fn c_text(what: &'static str, text: &str) -> Result<CString, Error> {
+    CString::new(text).map_err(|_| Error::Text {
+        what,
+        text: text.to_owned(),
+    })
+}
+
+impl ImageName {
+    /// Opens the pool that it names.
+    ///
+    /// # Errors
+    /// As [`Pool::of`].
+    pub fn pool_of(&self, cluster: &Arc<Cluster>) -> Result<Arc<Pool>, Error> {
+        Pool::of(cluster, &self.pool, self.namespace.as_deref()).map(Arc::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_default_is_the_time_out_that_connecting_reads() {
+        assert_eq!(DEFAULTS[0].0, "client_mount_timeout");
+    }
+
+    #[test]
+    fn refusals_of_a_connection_say_what_to_look_at() {
+        assert!(connect_hint(libc::EACCES, "client.x").contains("ceph auth get client.x"));
+        assert!(connect_hint(libc::ENOENT, "client.x").contains("keyring="));
+        assert!(connect_hint(libc::ETIMEDOUT, "client.x").contains("mon_host="));
+    }
+}

@@ -1,0 +1,652 @@
+//! An image that is open, once for all workers: two handles of one process would take the exclusive lock from each other.
+//!
+//! Opened, resized, asked and closed by the control plane, with time-outs; I/O goes through a
+//! [`Channel`](crate::Channel) of each worker.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fmt;
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::cluster::{CALL_LIMIT, Handle, c_text, owned_text};
+use crate::deadline::within;
+use crate::error::check;
+use crate::raw::{self, Library, text_in};
+use crate::{Cluster, Error, Pool};
+
+/// How long an image may take to close before whoever closes it goes on without.
+const CLOSE_LIMIT: Duration = Duration::from_secs(3);
+
+/// `POOL[/NAMESPACE]/IMAGE[@SNAP]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ImageName {
+    /// The pool.
+    pub pool: String,
+    /// A namespace of it.
+    pub namespace: Option<String>,
+    /// The image.
+    pub image: String,
+    /// A snapshot of it, which is read-only.
+    pub snapshot: Option<String>,
+}
+
+impl ImageName {
+    /// How it is written.
+    pub const FORM: &'static str =
+        "POOL/IMAGE, POOL/NAMESPACE/IMAGE, or either with @SNAPSHOT, such as rbd/vm1";
+
+    /// Reads what [`ImageName::FORM`] says.
+    pub fn parse(text: &str) -> Option<ImageName> {
+        let (path, snapshot) = match text.split_once('@') {
+            Some((path, snapshot)) => (path, Some(snapshot)),
+            None => (text, None),
+        };
+        let words: Vec<&str> = path.split('/').collect();
+        let (pool, namespace, image) = match words[..] {
+            [pool, image] => (pool, None, image),
+            [pool, namespace, image] => (pool, Some(namespace), image),
+            _ => return None,
+        };
+        let all = [Some(pool), namespace, Some(image), snapshot];
+        let wrong = |word: &str| word.is_empty() || word.contains(['\0', '@']);
+        if all.into_iter().flatten().any(wrong) {
+            return None;
+        }
+        Some(ImageName {
+            pool: pool.to_owned(),
+            namespace: namespace.map(str::to_owned),
+            image: image.to_owned(),
+            snapshot: snapshot.map(str::to_owned),
+        })
+    }
+}
+
+impl fmt::Display for ImageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/", self.pool)?;
+        if let Some(namespace) = &self.namespace {
+            write!(f, "{namespace}/")?;
+        }
+        f.write_str(&self.image)?;
+        match &self.snapshot {
+            Some(snapshot) => write!(f, "@{snapshot}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What an image is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageShape {
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of each of the objects that it is made of.
+    pub object_size: u64,
+    /// Bytes that lie in one object before the next begins.
+    pub stripe_unit: u64,
+    /// `RBD_FEATURE_*`.
+    pub features: u64,
+    /// `RBD_FLAG_*`.
+    pub flags: u64,
+}
+
+/// Who may hold the exclusive lock beside the holder: `rbd_lock_mode_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockMode {
+    /// Nobody.
+    Exclusive,
+    /// Others that hold it so too.
+    Shared,
+}
+
+/// A piece of an image that has data, or had some since a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Data; else a hole that was data before.
+    pub exists: bool,
+}
+
+/// An open image.
+pub struct Image {
+    pool: Arc<Pool>,
+    handle: raw::Image,
+    name: ImageName,
+    read_only: bool,
+    watch: Mutex<Option<Watch>>,
+}
+
+// SAFETY: librbd locks what a handle shares; all its functions may be called on any thread.
+unsafe impl Send for Image {}
+// SAFETY: as above.
+unsafe impl Sync for Image {}
+
+struct Watch {
+    number: u64,
+    /// What librbd's thread has a pointer to. A box: it does not move.
+    changed: Box<SyncSender<()>>,
+}
+
+impl Image {
+    /// Opens an image; a snapshot is read-only.
+    ///
+    /// # Errors
+    /// Pool, image or snapshot missing, not allowed, or no answer.
+    pub fn open(
+        cluster: &Arc<Cluster>,
+        name: &ImageName,
+        read_only: bool,
+    ) -> Result<Arc<Image>, Error> {
+        let (cluster, wanted) = (Arc::clone(cluster), name.clone());
+        within(CALL_LIMIT, &format!("open image {name}"), move || {
+            Image::make(cluster, wanted, read_only).map(Arc::new)
+        })
+    }
+
+    fn make(cluster: Arc<Cluster>, name: ImageName, read_only: bool) -> Result<Image, Error> {
+        let library = cluster.library();
+        let pool = Pool::make(cluster, &name.pool, name.namespace.as_deref())?;
+        let image = c_text("image", &name.image)?;
+        let snapshot = name.snapshot.as_deref();
+        let snapshot = snapshot.map(|text| c_text("snapshot", text)).transpose()?;
+        let snapshot = snapshot.as_ref().map_or(std::ptr::null(), |s| s.as_ptr());
+        let read_only = read_only || name.snapshot.is_some();
+        let open = if read_only {
+            library.rbd_open_read_only
+        } else {
+            library.rbd_open
+        };
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a context; texts that end with NUL (no snapshot: null) and a place for the answer, which outlive the call.
+        let opened = unsafe { open(pool.handle(), image.as_ptr(), &mut handle, snapshot) };
+        check(opened, |errno| {
+            Error::failed(format!("open image {name}"), errno, open_hint(errno, &name))
+        })?;
+        Ok(Image {
+            pool: Arc::new(pool),
+            handle,
+            name,
+            read_only,
+            watch: Mutex::new(None),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &ImageName {
+        &self.name
+    }
+
+    /// May nothing be written?
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The connection that it was opened through.
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        self.pool.cluster()
+    }
+
+    pub(crate) fn library(&self) -> &'static Library {
+        self.pool.cluster().library()
+    }
+
+    pub(crate) fn handle(&self) -> raw::Image {
+        self.handle
+    }
+
+    /// Can librbd write zeroes without being sent them?
+    pub fn can_write_zeroes(&self) -> bool {
+        self.library().rbd_aio_write_zeroes.is_some()
+    }
+
+    fn bounded<T: Send + 'static>(
+        self: &Arc<Image>,
+        what: &str,
+        work: impl FnOnce(&Image, &dyn Fn(i32) -> Error) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let image = Arc::clone(self);
+        let what = format!("{what} image {}", self.name);
+        let failed = what.clone();
+        within(CALL_LIMIT, &what, move || {
+            work(&image, &|errno| Error::failed(failed.clone(), errno, ""))
+        })
+    }
+
+    /// Size, objects and features, as they are now.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn shape(self: &Arc<Image>) -> Result<ImageShape, Error> {
+        self.bounded("read the header of", |image, failed| {
+            let library = image.library();
+            let mut info = raw::ImageInfo::EMPTY;
+            let (mut stripe_unit, mut features, mut flags) = (0, 0, 0);
+            // SAFETY: an open image, and places for the answers; the structure's length is given.
+            unsafe {
+                check(
+                    (library.rbd_stat)(image.handle, &mut info, size_of::<raw::ImageInfo>()),
+                    failed,
+                )?;
+                check(
+                    (library.rbd_get_stripe_unit)(image.handle, &mut stripe_unit),
+                    failed,
+                )?;
+                check(
+                    (library.rbd_get_features)(image.handle, &mut features),
+                    failed,
+                )?;
+                check((library.rbd_get_flags)(image.handle, &mut flags), failed)?;
+            }
+            Ok(ImageShape {
+                size: info.size,
+                object_size: info.object_size,
+                stripe_unit,
+                features,
+                flags,
+            })
+        })
+    }
+
+    /// Bytes, as they are now. Blocks.
+    fn size(&self) -> Result<u64, Error> {
+        let mut size = 0;
+        // SAFETY: an open image, and a place for the answer.
+        let told = unsafe { (self.library().rbd_get_size)(self.handle, &mut size) };
+        check(told, |errno| {
+            Error::failed(format!("read the size of image {}", self.name), errno, "")
+        })?;
+        Ok(size)
+    }
+
+    /// The image's own identifier within its pool: it stays when the image is renamed.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn id(self: &Arc<Image>) -> Result<String, Error> {
+        self.bounded("read the id of", |image, failed| {
+            let mut id = [0_u8; 128];
+            // SAFETY: an open image, and a buffer with its length.
+            let told = unsafe {
+                (image.library().rbd_get_id)(image.handle, id.as_mut_ptr().cast(), id.len())
+            };
+            check(told, failed)?;
+            Ok(text_in(&id))
+        })
+    }
+
+    /// Grows or shrinks it. Shrinking removes objects, and may take long: what is not done in time goes on by itself.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn resize(self: &Arc<Image>, size: u64) -> Result<(), Error> {
+        self.bounded("resize", move |image, failed| {
+            unsafe extern "C" fn ignore(_done: u64, _of: u64, _argument: *mut c_void) -> c_int {
+                0
+            }
+            // SAFETY: an open image; the callback reads none of its arguments.
+            let resized = unsafe {
+                (image.library().rbd_resize2)(
+                    image.handle,
+                    size,
+                    true,
+                    ignore,
+                    std::ptr::null_mut(),
+                )
+            };
+            check(resized, failed).map(|_| ())
+        })
+    }
+
+    /// Has `changed` called with the size whenever the image's header has changed, whoever changed it, on a thread of its own.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer; when it is watched already.
+    pub fn watch_size(
+        self: &Arc<Image>,
+        changed: impl Fn(u64) + Send + 'static,
+    ) -> Result<(), Error> {
+        unsafe extern "C" fn notified(argument: *mut c_void) {
+            // SAFETY: the sender is boxed, and dropped only after librbd has taken the watch away.
+            let sender = unsafe { &*argument.cast::<SyncSender<()>>() };
+            // Full: it is about to be looked at anyway. librbd must not be called from here.
+            sender.try_send(()).ok();
+        }
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let watched = Arc::downgrade(self);
+        let spawned = std::thread::Builder::new()
+            .name("rbd-watch".to_owned())
+            .spawn(move || {
+                while receiver.recv().is_ok() {
+                    let Some(image) = watched.upgrade() else {
+                        return;
+                    };
+                    match image.size() {
+                        Ok(size) => changed(size),
+                        Err(error) => tracing::warn!("{error}"),
+                    }
+                }
+            });
+        spawned.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+            Error::failed(format!("watch image {}", self.name), errno, "")
+        })?;
+        self.bounded("watch", move |image, failed| {
+            let mut watch = image.watch.lock().unwrap_or_else(PoisonError::into_inner);
+            if watch.is_some() {
+                return Err(failed(libc::EALREADY));
+            }
+            let sender = Box::new(sender);
+            let argument = std::ptr::from_ref(&*sender).cast_mut().cast();
+            let mut number = 0;
+            // SAFETY: an open image; the sender outlives the watch, which `Drop` takes away before it drops the sender.
+            let watching = unsafe {
+                (image.library().rbd_update_watch)(image.handle, &mut number, notified, argument)
+            };
+            check(watching, failed)?;
+            *watch = Some(Watch {
+                number,
+                changed: sender,
+            });
+            Ok(())
+        })
+    }
+
+    /// The value of one of librbd's options for this image, and whether the pool or the image itself sets it.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn option(self: &Arc<Image>, key: &'static str) -> Result<Option<(String, bool)>, Error> {
+        self.bounded("read the options of", move |image, failed| {
+            let library = image.library();
+            let empty = raw::ConfigOption {
+                name: std::ptr::null_mut(),
+                value: std::ptr::null_mut(),
+                source: 0,
+            };
+            let mut options = vec![empty; 256];
+            loop {
+                let mut count = options.len() as c_int;
+                // SAFETY: an open image, and a place for `count` entries.
+                let listed = unsafe {
+                    (library.rbd_config_image_list)(image.handle, options.as_mut_ptr(), &mut count)
+                };
+                let filled = usize::try_from(count).unwrap_or(0);
+                if listed == -libc::ERANGE && filled > options.len() {
+                    options.resize(filled, empty);
+                    continue;
+                }
+                check(listed, failed)?;
+                let found = options.iter().take(filled).find_map(|option| {
+                    // SAFETY: librbd has filled these entries in with texts that end with NUL.
+                    let (name, value) =
+                        unsafe { (owned_text(option.name), owned_text(option.value)) };
+                    (name == key).then_some((value, option.source != 0))
+                });
+                // SAFETY: just the entries that librbd has filled in, once.
+                unsafe { (library.rbd_config_image_list_cleanup)(options.as_mut_ptr(), count) };
+                return Ok(found);
+            }
+        })
+    }
+
+    /// What has data in a range: pieces of whole objects where librbd keeps a map of them, finer ones else. What lies between
+    /// them are holes.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn allocated(self: &Arc<Image>, offset: u64, length: u64) -> Result<Vec<Piece>, Error> {
+        unsafe extern "C" fn note(
+            offset: u64,
+            length: usize,
+            exists: c_int,
+            argument: *mut c_void,
+        ) -> c_int {
+            // SAFETY: the list below, which outlives the call; librbd calls back one at a time.
+            let pieces = unsafe { &mut *argument.cast::<Vec<Piece>>() };
+            pieces.push(Piece {
+                offset,
+                length: length as u64,
+                exists: exists != 0,
+            });
+            0
+        }
+        self.bounded("list the extents of", move |image, failed| {
+            let mut pieces: Vec<Piece> = Vec::new();
+            // SAFETY: an open image; from its creation on (null). The list outlives the call.
+            let listed = unsafe {
+                (image.library().rbd_diff_iterate2)(
+                    image.handle,
+                    std::ptr::null(),
+                    offset,
+                    length,
+                    1,
+                    0,
+                    note,
+                    std::ptr::from_mut(&mut pieces).cast(),
+                )
+            };
+            check(listed, failed)?;
+            pieces.sort_by_key(|piece| piece.offset);
+            Ok(pieces)
+        })
+    }
+
+    /// Does this client hold the exclusive lock?
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn holds_lock(self: &Arc<Image>) -> Result<bool, Error> {
+        self.bounded("read the lock of", |image, failed| {
+            let mut holds = 0;
+            // SAFETY: an open image, and a place for the answer.
+            let told =
+                unsafe { (image.library().rbd_is_exclusive_lock_owner)(image.handle, &mut holds) };
+            check(told, failed)?;
+            Ok(holds != 0)
+        })
+    }
+
+    /// Takes the lock and keeps it: librbd does not hand it over any more.
+    ///
+    /// # Errors
+    /// What Ceph says (`EBUSY`, `EROFS`: another one holds it), or no answer.
+    pub fn acquire_lock(self: &Arc<Image>, mode: LockMode) -> Result<(), Error> {
+        self.bounded("lock", move |image, failed| {
+            let mode = match mode {
+                LockMode::Exclusive => 0,
+                LockMode::Shared => 1,
+            };
+            // SAFETY: an open image.
+            let locked = unsafe { (image.library().rbd_lock_acquire)(image.handle, mode) };
+            check(locked, failed).map(|_| ())
+        })
+    }
+
+    /// Gives the lock back.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn release_lock(self: &Arc<Image>) -> Result<(), Error> {
+        self.bounded("unlock", |image, failed| {
+            // SAFETY: an open image.
+            let released = unsafe { (image.library().rbd_lock_release)(image.handle) };
+            check(released, failed).map(|_| ())
+        })
+    }
+
+    /// Who holds the lock.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn lock_owners(self: &Arc<Image>) -> Result<Vec<String>, Error> {
+        self.bounded("read the lock owners of", |image, failed| {
+            let library = image.library();
+            let mut owners = [std::ptr::null_mut::<c_char>(); 8];
+            let (mut mode, mut count) = (0, owners.len());
+            // SAFETY: an open image, and places for the answers.
+            let told = unsafe {
+                (library.rbd_lock_get_owners)(
+                    image.handle,
+                    &mut mode,
+                    owners.as_mut_ptr(),
+                    &mut count,
+                )
+            };
+            if told == -libc::ENOENT {
+                return Ok(Vec::new());
+            }
+            check(told, failed)?;
+            let filled = owners.get(..count).unwrap_or_default();
+            // SAFETY: librbd has filled these entries in with texts that end with NUL.
+            let names = filled.iter().map(|owner| unsafe { owned_text(*owner) });
+            let names = names.collect();
+            // SAFETY: just the entries that librbd has filled in, once.
+            unsafe { (library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
+            Ok(names)
+        })
+    }
+
+    /// A value of the image's own metadata.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn metadata(self: &Arc<Image>, key: &str) -> Result<Option<String>, Error> {
+        let key = c_text("key", key)?;
+        self.bounded("read metadata of", move |image, failed| {
+            let mut value = vec![0_u8; 4096];
+            loop {
+                let mut length = value.len();
+                // SAFETY: an open image, a text that ends with NUL, and a buffer with its length.
+                let told = unsafe {
+                    (image.library().rbd_metadata_get)(
+                        image.handle,
+                        key.as_ptr(),
+                        value.as_mut_ptr().cast(),
+                        &mut length,
+                    )
+                };
+                match told {
+                    code if code == -libc::ENOENT => return Ok(None),
+                    code if code == -libc::ERANGE && length >= value.len() => {
+                        value.resize(length + 1, 0);
+                    }
+                    code => {
+                        check(code, failed)?;
+                        return Ok(Some(text_in(&value)));
+                    }
+                }
+            }
+        })
+    }
+
+    /// Sets a value of the image's metadata; `None` removes it.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn set_metadata(self: &Arc<Image>, key: &str, value: Option<&str>) -> Result<(), Error> {
+        let key = c_text("key", key)?;
+        let value = value.map(|text| c_text("value", text)).transpose()?;
+        self.bounded("write metadata of", move |image, failed| {
+            let library = image.library();
+            let set = match &value {
+                // SAFETY: an open image, and texts that end with NUL.
+                Some(value) => unsafe {
+                    (library.rbd_metadata_set)(image.handle, key.as_ptr(), value.as_ptr())
+                },
+                // SAFETY: as above.
+                None => unsafe { (library.rbd_metadata_remove)(image.handle, key.as_ptr()) },
+            };
+            check(set, failed).map(|_| ())
+        })
+    }
+}
+
+fn open_hint(errno: i32, name: &ImageName) -> String {
+    let mut place = name.pool.clone();
+    if let Some(namespace) = &name.namespace {
+        place = format!("{place}/{namespace}");
+    }
+    match errno {
+        libc::ENOENT if name.snapshot.is_some() => {
+            format!("see `rbd snap ls {place}/{}`", name.image)
+        }
+        libc::ENOENT => format!("see `lunette rbd list {place}`"),
+        libc::EPERM | libc::EACCES => {
+            "the user's capabilities do not reach: `profile rbd` for mon and osd is enough"
+                .to_owned()
+        }
+        libc::ESHUTDOWN => "see `ceph osd blocklist ls`".to_owned(),
+        _ => String::new(),
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let watch = self.watch.get_mut();
+        let watch = watch.unwrap_or_else(PoisonError::into_inner).take();
+        let (library, handle) = (self.library(), Handle(self.handle));
+        let (pool, name) = (Arc::clone(&self.pool), self.name.clone());
+        let closed = within(
+            CLOSE_LIMIT,
+            &format!("close image {}", self.name),
+            move || {
+                let handle = handle;
+                if let Some(Watch { number, changed }) = watch {
+                    // SAFETY: an open image. When this returns the callback runs no more.
+                    let ended = unsafe { (library.rbd_update_unwatch)(handle.0, number) };
+                    if ended < 0 {
+                        // It might still be called.
+                        std::mem::forget(changed);
+                    }
+                }
+                // SAFETY: opened once, closed once; whoever has I/O in flight on it holds the image.
+                let closed = unsafe { (library.rbd_close)(handle.0) };
+                drop(pool);
+                check(closed, |errno| {
+                    Error::failed(format!("close image {name}"), errno, "")
+                })
+            },
+        );
+        if let Err(error) = closed {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for text in ["rbd/a", "rbd/tenant/a", "rbd/a@monday", "p/n/i@s"] {
+            assert_eq!(ImageName::parse(text).unwrap().to_string(), text);
+        }
+        for text in [
+            "",
+            "a",
+            "/a",
+            "rbd/",
+            "a/b/c/d",
+            "rbd/a@",
+            "rbd/a@b@c",
+            "@s",
+            "rbd//a",
+        ] {
+            assert_eq!(ImageName::parse(text), None, "{text}");
+        }
+        let name = ImageName::parse("p/n/i@s").unwrap();
+        assert_eq!(name.namespace.as_deref(), Some("n"));
+        assert_eq!(name.snapshot.as_deref(), Some("s"));
+    }
+
+    #[test]
+    fn an_image_that_is_missing_is_looked_for_with_a_command() {
+        let name = ImageName::parse("p/n/i").unwrap();
+        assert_eq!(open_hint(libc::ENOENT, &name), "see `lunette rbd list p/n`");
+    }
+}

@@ -1,0 +1,23 @@
+//! Ceph's librados and librbd through their C interfaces, loaded at run time: clusters, images, and I/O on images.
+//!
+//! ```text
+//!   ClusterConfig -> Cluster (shared by all disks of one cluster and user)
+//!                      Cluster::open -> Arc<Image>           may block: the control plane calls it, with a time-out
+//!                                         Channel::new       one per worker: submit never blocks, allocates nothing
+//!   librbd's own thread -- completion callback --> the channel's queue, an eventfd if it was empty --> Channel::reap
+//! ```
+//!
+//! A channel owns the buffer of an I/O until its completion is reaped; what is in flight when a channel is dropped is
+//! leaked, never freed. Tests: in the modules here, and `tests/tests/rbd.rs` against a real cluster.
+
+mod channel;
+mod cluster;
+mod deadline;
+mod error;
+mod image;
+mod raw;
+
+pub use channel::{Channel, Finished, SEGMENTS_MAX};
+pub use cluster::{Cluster, ClusterConfig, Pool};
+pub use error::Error;
+pub use image::{Image, ImageName, ImageShape, LockMode, Piece};

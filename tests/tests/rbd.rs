@@ -1,0 +1,287 @@
+//! Ceph RBD against a real cluster: a monitor and an OSD of Debian's packages on this machine.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, Result, ensure};
+use guest_memory::IoBuffer;
+use lab::{CEPH_USER, Ceph, wait_until};
+use librbd::{Channel, Cluster, ClusterConfig, Finished, Image, ImageName, LockMode, Pool};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn config(ceph: &Ceph) -> ClusterConfig {
+    ClusterConfig {
+        conf: Some(ceph.conf()),
+        id: Some(CEPH_USER.to_owned()),
+        keyring: Some(ceph.keyring()),
+        ..ClusterConfig::default()
+    }
+}
+
+fn open(ceph: &Ceph, name: &str) -> Result<Arc<Image>> {
+    let cluster = Cluster::connect(&config(ceph))?;
+    let name = ImageName::parse(name).context("no name of an image")?;
+    Ok(Image::open(&cluster, &name, false)?)
+}
+
+/// A channel and the descriptor that it wakes.
+struct Driver {
+    channel: Channel,
+    wake: OwnedFd,
+}
+
+impl Driver {
+    fn new(image: &Arc<Image>) -> Result<Driver> {
+        let channel = Channel::new(image)?;
+        let wake = channel.wake_fd()?;
+        Ok(Driver { channel, wake })
+    }
+
+    /// Waits for the eventfd, and only for it, until `count` I/Os are over.
+    fn wait(&mut self, count: usize) -> Result<Vec<Finished>> {
+        let mut over = Vec::new();
+        let end = Instant::now() + LIMIT;
+        while over.len() < count {
+            ensure!(Instant::now() < end, "{} of {count} I/Os ended", over.len());
+            let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
+            let second = Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            };
+            if poll(&mut fds, Some(&second))? > 0 {
+                rustix::io::read(&self.wake, &mut [0_u8; 8])?;
+                self.channel.reap(|finished| over.push(finished));
+            }
+        }
+        Ok(over)
+    }
+
+    fn one(&mut self) -> Result<Finished> {
+        self.wait(1)?.pop().context("nothing ended")
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<Result<u64, i32>> {
+        let mut buffer = IoBuffer::owned(bytes.len());
+        buffer.write_at(0, bytes);
+        let submitted = self.channel.write(offset, &mut buffer, 1);
+        ensure!(submitted.is_ok(), "write not submitted: {submitted:?}");
+        Ok(self.one()?.result)
+    }
+
+    fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>> {
+        let mut buffer = IoBuffer::owned(length);
+        let submitted = self.channel.read(offset, &mut buffer, 2);
+        ensure!(submitted.is_ok(), "read not submitted: {submitted:?}");
+        let over = self.one()?;
+        ensure!(
+            over.token == 2 && over.result == Ok(length as u64),
+            "{over:?}"
+        );
+        let mut bytes = vec![0; length];
+        over.buffer.read_at(0, &mut bytes);
+        Ok(bytes)
+    }
+}
+
+#[test]
+fn the_library_reads_writes_zeroes_compares_resizes_and_lists() -> Result<()> {
+    let ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
+    let image = open(&ceph, "rbd/a")?;
+    let shape = image.shape()?;
+    ensure!(shape.size == 64 << 20 && shape.object_size == 4 << 20);
+    let cluster = Cluster::connect(&config(&ceph))?;
+    ensure!(
+        Arc::ptr_eq(&cluster, image.cluster()),
+        "one cluster and user: one connection"
+    );
+    ensure!(cluster.option("rbd_cache").as_deref() == Some("false"));
+    ensure!(image.option("rbd_cache")? == Some(("false".to_owned(), false)));
+
+    // Data, at once for many, in one buffer's several segments and in none.
+    let mut driver = Driver::new(&image)?;
+    for number in 0..64_u64 {
+        let mut buffer = IoBuffer::owned(4096);
+        buffer.fill(0, 4096, number as u8 + 1);
+        let submitted = driver.channel.write(number * 4096, &mut buffer, number);
+        ensure!(submitted.is_ok() && driver.channel.in_flight() == number as usize + 1);
+    }
+    let mut tokens: Vec<u64> = driver.wait(64)?.iter().map(|over| over.token).collect();
+    tokens.sort_unstable();
+    ensure!(tokens == (0..64).collect::<Vec<u64>>() && driver.channel.in_flight() == 0);
+    let bytes = driver.read(4096 * 3, 8192)?;
+    ensure!(bytes[..4096].iter().all(|b| *b == 4) && bytes[4096..].iter().all(|b| *b == 5));
+
+    // What is zeroed or discarded reads as zeroes, to the byte, and whole objects go.
+    let mut nothing = IoBuffer::default();
+    ensure!(driver.channel.discard(512, 512, &mut nothing, 7).is_ok());
+    ensure!(driver.one()?.result == Ok(0));
+    let bytes = driver.read(0, 1536)?;
+    ensure!(bytes[..512].iter().all(|b| *b == 1), "beside the discarded");
+    ensure!(bytes[512..1024].iter().all(|b| *b == 0), "discarded");
+    ensure!(
+        bytes[1024..].iter().all(|b| *b == 1),
+        "beside the discarded"
+    );
+    for (allocate, offset) in [(false, 4096_u64), (true, 8192)] {
+        let zeroed = driver
+            .channel
+            .write_zeroes(offset, 4096, allocate, &mut nothing, 8);
+        ensure!(zeroed.is_ok() && driver.one()?.result == Ok(0));
+        ensure!(driver.read(offset, 4096)?.iter().all(|b| *b == 0));
+    }
+    ensure!(
+        driver
+            .channel
+            .write_zeroes(8 << 20, 4096, true, &mut nothing, 8)
+            .is_ok()
+    );
+    ensure!(driver.one()?.result == Ok(0));
+    let pieces = image.allocated(0, 64 << 20)?;
+    ensure!(
+        pieces.iter().any(|piece| piece.exists && piece.offset == 0)
+            && pieces
+                .iter()
+                .any(|piece| piece.exists && piece.offset == 8 << 20),
+        "thick zeroes take space: {pieces:?}"
+    );
+    ensure!(driver.channel.discard(0, 4 << 20, &mut nothing, 7).is_ok());
+    ensure!(driver.one()?.result == Ok(0));
+    let pieces = image.allocated(0, 4 << 20)?;
+    ensure!(pieces.iter().all(|piece| !piece.exists), "{pieces:?}");
+    ensure!(driver.channel.flush(&mut nothing, 9).is_ok());
+    ensure!(driver.one()?.result == Ok(0));
+
+    // Compare and write.
+    ensure!(driver.write(4096, &[7; 512])? == Ok(0));
+    for (expected, outcome) in [(8, Err(libc_eilseq())), (7, Ok(0))] {
+        let mut both = IoBuffer::owned(1024);
+        both.fill(0, 512, expected);
+        both.fill(512, 512, 9);
+        ensure!(driver.channel.compare_and_write(4096, &mut both, 3).is_ok());
+        let over = driver.one()?;
+        ensure!(over.result == outcome, "{over:?}");
+    }
+    ensure!(driver.read(4096, 512)? == [9; 512]);
+
+    // Sizes, seen by who watches; beyond the end nothing is read.
+    let seen = Arc::new(AtomicU64::new(0));
+    let told = Arc::clone(&seen);
+    image.watch_size(move |size| told.store(size, Ordering::SeqCst))?;
+    image.resize(32 << 20)?;
+    ceph.rbd(&["resize", "rbd/a", "--size", "128M", "--no-progress"])?;
+    let grown = wait_until(LIMIT, || {
+        (seen.load(Ordering::SeqCst) == 128 << 20).then_some(())
+    });
+    ensure!(grown.is_some(), "seen: {}", seen.load(Ordering::SeqCst));
+    let mut buffer = IoBuffer::owned(512);
+    let beyond = driver.channel.read(128 << 20, &mut buffer, 4);
+    ensure!(beyond.is_ok() && driver.one()?.result == Err(22), "EINVAL");
+
+    // The rest of the control plane's calls.
+    ensure!(image.metadata("key")?.is_none());
+    image.set_metadata("key", Some("value"))?;
+    ensure!(image.metadata("key")?.as_deref() == Some("value"));
+    image.set_metadata("key", None)?;
+    ensure!(image.metadata("key")?.is_none() && !image.id()?.is_empty());
+    image.acquire_lock(LockMode::Exclusive)?;
+    ensure!(image.holds_lock()? && image.lock_owners()?.len() == 1);
+    image.release_lock()?;
+    ensure!(!image.holds_lock()? && image.lock_owners()?.is_empty());
+    ceph.rbd(&["namespace", "create", "rbd/tenant"])?;
+    ceph.rbd(&["create", "rbd/tenant/c", "--size", "1M"])?;
+    ceph.rbd(&["create", "rbd/b", "--size", "1M"])?;
+    ensure!(Arc::new(Pool::of(&cluster, "rbd", None)?).images()? == ["a", "b"]);
+    ensure!(Arc::new(Pool::of(&cluster, "rbd", Some("tenant"))?).images()? == ["c"]);
+    Ok(())
+}
+
+/// `EILSEQ`: what librbd says when a comparison fails.
+fn libc_eilseq() -> i32 {
+    rustix::io::Errno::ILSEQ.raw_os_error()
+}
+
+#[test]
+fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<()> {
+    let mut ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
+    let good = config(&ceph);
+    let error_of = |config: &ClusterConfig, name: &str| -> Result<String> {
+        let name = ImageName::parse(name).context("no name of an image")?;
+        let opened = Cluster::connect(config).and_then(|c| Image::open(&c, &name, false));
+        Ok(opened.err().context("opened")?.to_string())
+    };
+    let wrong_key = ClusterConfig {
+        keyring: Some(ceph.wrong_keyring()?),
+        ..good.clone()
+    };
+    let no_key = ClusterConfig {
+        keyring: Some("/nonexistent/keyring".into()),
+        ..good.clone()
+    };
+    let no_monitor = ClusterConfig {
+        mon_host: Some("127.0.0.1:1".to_owned()),
+        options: [("client_mount_timeout".to_owned(), "1".to_owned())].into(),
+        ..good.clone()
+    };
+    let no_option = ClusterConfig {
+        options: [("rbd_no_such_option".to_owned(), "1".to_owned())].into(),
+        ..good.clone()
+    };
+    let no_file = ClusterConfig {
+        conf: Some("/nonexistent/ceph.conf".into()),
+        ..good.clone()
+    };
+    for (config, name, expected) in [
+        (&good, "rbd/missing", "lunette rbd list rbd"),
+        (&good, "rbd/a@missing", "rbd snap ls rbd/a"),
+        (&good, "missing/a", "no such pool"),
+        (&wrong_key, "rbd/a", "the monitors refuse the key"),
+        (
+            &no_key,
+            "rbd/a",
+            "cannot read the keyring /nonexistent/keyring",
+        ),
+        (&no_monitor, "rbd/a", "see that monitors run"),
+        (&no_option, "rbd/a", "no option rbd_no_such_option"),
+        (&no_file, "rbd/a", "/nonexistent/ceph.conf"),
+    ] {
+        let begun = Instant::now();
+        let error = error_of(config, name)?;
+        ensure!(error.contains(expected), "{name}: {error}");
+        let took = begun.elapsed();
+        ensure!(took < Duration::from_secs(12), "{name} took {took:?}");
+    }
+
+    // An OSD that is away: more I/O than librados budgets for is taken without a wait, and ends when it is back.
+    let image = open(&ceph, "rbd/a")?;
+    let mut driver = Driver::new(&image)?;
+    ensure!(driver.write(0, &[1; 4096])? == Ok(0));
+    ceph.kill_osd();
+    let begun = Instant::now();
+    for number in 0..2000_u64 {
+        let mut buffer = IoBuffer::owned(65536);
+        buffer.fill(0, 65536, 2);
+        ensure!(
+            driver
+                .channel
+                .write((number % 64) << 20, &mut buffer, number)
+                .is_ok()
+        );
+    }
+    let took = begun.elapsed();
+    ensure!(took < Duration::from_secs(20), "submitting took {took:?}");
+    ensure!(driver.channel.in_flight() == 2000);
+    // Nor does what may block: it is given up in time.
+    let error = image.resize(32 << 20).err().context("resized")?;
+    ensure!(error.to_string().contains("no answer"), "{error}");
+    ceph.start_osd()?;
+    let over = driver.wait(2000)?;
+    ensure!(over.iter().all(|over| over.result == Ok(0)));
+    ensure!(driver.read(63 << 20, 4096)? == [2; 4096] || image.shape()?.size == 32 << 20);
+    Ok(())
+}
