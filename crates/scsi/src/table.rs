@@ -2,9 +2,11 @@
 //!
 //! REPORT SUPPORTED OPERATION CODES reports this table, and the path for special states asks it. A row's
 //! `access` is the command's line in SPC-5, tables 66 and 67, and SBC-4, table 14, which a reader can hold
-//! against it.
+//! against it. [`check_bits`] refuses every bit of a CDB that is neither honoured nor [`ignored`]; a test in
+//! `tests/cdb_bits.rs` holds the whole list against literals.
 
 use crate::command::{Cdb, opcode::*};
+use crate::sense::Sense;
 
 /// What a reservation of another nexus does to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub(crate) enum Needs {
 #[derive(Debug)]
 pub(crate) struct Row {
     /// The CDB usage data: the operation code (and service action) as they are, then a 1 for each bit that
-    /// is looked at. As long as the CDB.
+    /// is honoured. As long as the CDB.
     pub usage: &'static [u8],
     /// Service action, for operation codes that have them.
     pub action: Option<u8>,
@@ -43,8 +45,8 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub fn opcode(&self) -> u8 {
-        self.usage.first().copied().unwrap_or_default()
+    pub const fn opcode(&self) -> u8 {
+        self.usage[0]
     }
 }
 
@@ -73,79 +75,82 @@ const X: u8 = 0xff;
 
 /// Ascending by operation code and service action.
 #[rustfmt::skip]
-pub(crate) static COMMANDS: &[Row] = &[
-    row(Always, Medium, &[TEST_UNIT_READY, 0, 0, 0, 0, 0x04]),
-    row(Always, Nothing, &[REQUEST_SENSE, 0x01, 0, 0, X, 0x04]),
-    row(Read,   Medium, &[READ_6, 0x1f, X, X, X, 0x04]),
-    row(Write,  Medium, &[WRITE_6, 0x1f, X, X, X, 0x04]),
-    row(Always, Nothing, &[INQUIRY, 0x01, X, X, X, 0x04]),
-    row(Write,  Unit,   &[MODE_SELECT_6, 0x11, 0, 0, X, 0x04]),
-    row(Always, Unit,   &[RESERVE_6, 0, 0, 0, 0, 0x04]),
-    row(Always, Unit,   &[RELEASE_6, 0, 0, 0, 0, 0x04]),
-    row(Read,   Unit,   &[MODE_SENSE_6, 0x08, X, X, X, 0x04]),
-    row(Write,  Unit,   &[START_STOP_UNIT, 0x01, 0, 0x0f, 0xf7, 0x04]),
-    row(Write,  Unit,   &[SEND_DIAGNOSTIC, 0xe4, 0, X, X, 0x04]),
-    row(Write,  Unit,   &[PREVENT_ALLOW, 0, 0, 0, 0x03, 0x04]),
-    row(Always, Medium, &[READ_CAPACITY_10, 0, X, X, X, X, 0, 0, 0x01, 0x04]),
-    row(Read,   Medium, &[READ_10, 0xf8, X, X, X, X, 0, X, X, 0x04]),
-    row(Write,  Medium, &[WRITE_10, 0xf8, X, X, X, X, 0, X, X, 0x04]),
-    row(Write,  Medium, &[WRITE_AND_VERIFY_10, 0xf6, X, X, X, X, 0, X, X, 0x04]),
-    row(Read,   Medium, &[VERIFY_10, 0xf6, X, X, X, X, 0, X, X, 0x04]),
-    row(Read,   Medium, &[PRE_FETCH_10, 0x02, X, X, X, X, 0, X, X, 0x04]),
-    row(Write,  Medium, &[SYNCHRONIZE_CACHE_10, 0x02, X, X, X, X, 0, X, X, 0x04]),
-    row(Read,   Medium, &[READ_DEFECT_DATA_10, 0, 0x1f, 0, 0, 0, 0, X, X, 0x04]),
-    row(Write,  Medium, &[WRITE_SAME_10, 0xf8, X, X, X, X, 0, X, X, 0x04]),
-    row(Write,  Medium, &[UNMAP, 0x01, 0, 0, 0, 0, 0, X, X, 0x04]),
-    action(Write, Medium, 0x01, &[SANITIZE, 0xa1, 0, 0, 0, 0, 0, X, X, 0x04]),
-    action(Write, Medium, 0x02, &[SANITIZE, 0xa2, 0, 0, 0, 0, 0, X, X, 0x04]),
-    action(Write, Medium, 0x03, &[SANITIZE, 0xa3, 0, 0, 0, 0, 0, X, X, 0x04]),
-    action(Write, Medium, 0x1f, &[SANITIZE, 0xbf, 0, 0, 0, 0, 0, X, X, 0x04]),
-    row(Always, Unit,   &[LOG_SENSE, 0x01, X, X, 0, X, X, X, X, 0x04]),
-    row(Write,  Unit,   &[MODE_SELECT_10, 0x11, 0, 0, 0, 0, 0, X, X, 0x04]),
-    row(Always, Unit,   &[RESERVE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0x04]),
-    row(Always, Unit,   &[RELEASE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0x04]),
-    row(Read,   Unit,   &[MODE_SENSE_10, 0x18, X, X, 0, 0, 0, X, X, 0x04]),
-    action(Always, Nothing, 0x00, &[PERSISTENT_RESERVE_IN, 0x00, 0, 0, 0, 0, 0, X, X, 0x04]),
-    action(Always, Nothing, 0x01, &[PERSISTENT_RESERVE_IN, 0x01, 0, 0, 0, 0, 0, X, X, 0x04]),
-    action(Always, Nothing, 0x02, &[PERSISTENT_RESERVE_IN, 0x02, 0, 0, 0, 0, 0, X, X, 0x04]),
-    action(Always, Nothing, 0x03, &[PERSISTENT_RESERVE_IN, 0x03, 0, 0, 0, 0, 0, X, X, 0x04]),
-    action(Always, Nothing, 0x00, &[PERSISTENT_RESERVE_OUT, 0x00, X, 0, 0, X, X, X, X, 0x04]),
-    action(Always, Nothing, 0x01, &[PERSISTENT_RESERVE_OUT, 0x01, X, 0, 0, X, X, X, X, 0x04]),
-    action(Always, Nothing, 0x02, &[PERSISTENT_RESERVE_OUT, 0x02, X, 0, 0, X, X, X, X, 0x04]),
-    action(Always, Nothing, 0x03, &[PERSISTENT_RESERVE_OUT, 0x03, X, 0, 0, X, X, X, X, 0x04]),
-    action(Always, Nothing, 0x04, &[PERSISTENT_RESERVE_OUT, 0x04, X, 0, 0, X, X, X, X, 0x04]),
-    action(Always, Nothing, 0x05, &[PERSISTENT_RESERVE_OUT, 0x05, X, 0, 0, X, X, X, X, 0x04]),
-    action(Always, Nothing, 0x06, &[PERSISTENT_RESERVE_OUT, 0x06, X, 0, 0, X, X, X, X, 0x04]),
-    action(Always, Nothing, 0x07, &[PERSISTENT_RESERVE_OUT, 0x07, X, 0, 0, X, X, X, X, 0x04]),
-    action(Write, Medium, 0x00, &[EXTENDED_COPY, 0x00, 0, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    action(Write, Medium, 0x01, &[EXTENDED_COPY, 0x01, 0, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    action(Read, Unit, 0x00, &[RECEIVE_COPY_RESULTS, 0x00, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    action(Read, Unit, 0x03, &[RECEIVE_COPY_RESULTS, 0x03, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    action(Read, Unit, 0x04, &[RECEIVE_COPY_RESULTS, 0x04, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    action(Read, Unit, 0x05, &[RECEIVE_COPY_RESULTS, 0x05, X, X, X, X, 0, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    row(Read,   Medium, &[READ_16, 0xf8, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Write,  Medium, &[COMPARE_AND_WRITE, 0xf8, X, X, X, X, X, X, X, X, 0, 0, 0, X, 0, 0x04]),
-    row(Write,  Medium, &[WRITE_16, 0xf8, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Write,  Medium, &[ORWRITE_16, 0xf8, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Write,  Medium, &[WRITE_AND_VERIFY_16, 0xf6, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Read,   Medium, &[VERIFY_16, 0xf6, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Read,   Medium, &[PRE_FETCH_16, 0x02, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Write,  Medium, &[SYNCHRONIZE_CACHE_16, 0x02, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Write,  Medium, &[WRITE_SAME_16, 0xf9, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Write,  Medium, &[WRITE_ATOMIC_16, 0xf8, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    action(Always, Medium, 0x10, &[SERVICE_ACTION_IN_16, 0x10, X, X, X, X, X, X, X, X, X, X, X, X, 0x01, 0x04]),
-    action(Read, Medium, 0x12, &[SERVICE_ACTION_IN_16, 0x12, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Always, Nothing, &[REPORT_LUNS, 0, X, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    action(Always, Nothing, 0x0a, &[MAINTENANCE_IN, 0x2a, 0, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    action(Read, Nothing, 0x0c, &[MAINTENANCE_IN, 0x0c, 0x87, X, X, X, X, X, X, X, 0, 0x04]),
-    action(Read, Nothing, 0x0d, &[MAINTENANCE_IN, 0x0d, 0x80, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    action(Write, Nothing, 0x0a, &[MAINTENANCE_OUT, 0x0a, 0, 0, 0, 0, X, X, X, X, 0, 0x04]),
-    row(Read,   Medium, &[READ_12, 0xf8, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Write,  Medium, &[WRITE_12, 0xf8, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Write,  Medium, &[WRITE_AND_VERIFY_12, 0xf6, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Read,   Medium, &[VERIFY_12, 0xf6, X, X, X, X, X, X, X, X, 0, 0x04]),
-    row(Read,   Medium, &[READ_DEFECT_DATA_12, 0x1f, 0, 0, 0, 0, X, X, X, X, 0, 0x04]),
+const ROWS: &[Row] = &[
+    row(Always, Medium, &[TEST_UNIT_READY, 0, 0, 0, 0, 0]),
+    row(Always, Nothing, &[REQUEST_SENSE, 0x01, 0, 0, X, 0]),
+    row(Read,   Medium, &[READ_6, 0x1f, X, X, X, 0]),
+    row(Write,  Medium, &[WRITE_6, 0x1f, X, X, X, 0]),
+    row(Always, Nothing, &[INQUIRY, 0x01, X, X, X, 0]),
+    row(Write,  Unit,   &[MODE_SELECT_6, 0x11, 0, 0, X, 0]),
+    row(Always, Unit,   &[RESERVE_6, 0, 0, 0, 0, 0]),
+    row(Always, Unit,   &[RELEASE_6, 0, 0, 0, 0, 0]),
+    row(Read,   Unit,   &[MODE_SENSE_6, 0x08, X, X, X, 0]),
+    row(Write,  Unit,   &[START_STOP_UNIT, 0x01, 0, 0x0f, 0xf7, 0]),
+    row(Write,  Unit,   &[SEND_DIAGNOSTIC, 0x17, 0, 0, 0, 0]),
+    row(Write,  Unit,   &[PREVENT_ALLOW, 0, 0, 0, 0x01, 0]),
+    row(Always, Medium, &[READ_CAPACITY_10, 0, X, X, X, X, 0, 0, 0x01, 0]),
+    row(Read,   Medium, &[READ_10, 0x1a, X, X, X, X, 0, X, X, 0]),
+    row(Write,  Medium, &[WRITE_10, 0x1a, X, X, X, X, 0, X, X, 0]),
+    row(Write,  Medium, &[WRITE_AND_VERIFY_10, 0x16, X, X, X, X, 0, X, X, 0]),
+    row(Read,   Medium, &[VERIFY_10, 0x16, X, X, X, X, 0, X, X, 0]),
+    row(Read,   Medium, &[PRE_FETCH_10, 0x02, X, X, X, X, 0, X, X, 0]),
+    row(Write,  Medium, &[SYNCHRONIZE_CACHE_10, 0x06, X, X, X, X, 0, X, X, 0]),
+    row(Read,   Medium, &[READ_DEFECT_DATA_10, 0, 0x1f, 0, 0, 0, 0, X, X, 0]),
+    row(Write,  Medium, &[WRITE_SAME_10, 0x18, X, X, X, X, 0, X, X, 0]),
+    row(Write,  Medium, &[UNMAP, 0x01, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Write, Medium, 0x01, &[SANITIZE, 0xa1, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Write, Medium, 0x02, &[SANITIZE, 0xa2, 0, 0, 0, 0, 0, 0, 0, 0]),
+    action(Write, Medium, 0x03, &[SANITIZE, 0xa3, 0, 0, 0, 0, 0, 0, 0, 0]),
+    action(Write, Medium, 0x1f, &[SANITIZE, 0xbf, 0, 0, 0, 0, 0, 0, 0, 0]),
+    row(Always, Unit,   &[LOG_SENSE, 0, X, X, 0, X, X, X, X, 0]),
+    row(Write,  Unit,   &[MODE_SELECT_10, 0x11, 0, 0, 0, 0, 0, X, X, 0]),
+    row(Always, Unit,   &[RESERVE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    row(Always, Unit,   &[RELEASE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    row(Read,   Unit,   &[MODE_SENSE_10, 0x18, X, X, 0, 0, 0, X, X, 0]),
+    action(Always, Nothing, 0x00, &[PERSISTENT_RESERVE_IN, 0x00, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Always, Nothing, 0x01, &[PERSISTENT_RESERVE_IN, 0x01, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Always, Nothing, 0x02, &[PERSISTENT_RESERVE_IN, 0x02, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Always, Nothing, 0x03, &[PERSISTENT_RESERVE_IN, 0x03, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Always, Nothing, 0x00, &[PERSISTENT_RESERVE_OUT, 0x00, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Nothing, 0x01, &[PERSISTENT_RESERVE_OUT, 0x01, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Nothing, 0x02, &[PERSISTENT_RESERVE_OUT, 0x02, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Nothing, 0x03, &[PERSISTENT_RESERVE_OUT, 0x03, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Nothing, 0x04, &[PERSISTENT_RESERVE_OUT, 0x04, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Nothing, 0x05, &[PERSISTENT_RESERVE_OUT, 0x05, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Nothing, 0x06, &[PERSISTENT_RESERVE_OUT, 0x06, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Nothing, 0x07, &[PERSISTENT_RESERVE_OUT, 0x07, X, 0, 0, X, X, X, X, 0]),
+    action(Write, Medium, 0x00, &[EXTENDED_COPY, 0x00, 0, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Write, Medium, 0x01, &[EXTENDED_COPY, 0x01, 0, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Unit, 0x00, &[RECEIVE_COPY_RESULTS, 0x00, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Unit, 0x03, &[RECEIVE_COPY_RESULTS, 0x03, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Unit, 0x04, &[RECEIVE_COPY_RESULTS, 0x04, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Unit, 0x05, &[RECEIVE_COPY_RESULTS, 0x05, X, X, X, X, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    row(Read,   Medium, &[READ_16, 0x1a, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Write,  Medium, &[COMPARE_AND_WRITE, 0x1a, X, X, X, X, X, X, X, X, 0, 0, 0, X, 0, 0]),
+    row(Write,  Medium, &[WRITE_16, 0x1a, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Write,  Medium, &[ORWRITE_16, 0x1a, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Write,  Medium, &[WRITE_AND_VERIFY_16, 0x16, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Read,   Medium, &[VERIFY_16, 0x16, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Read,   Medium, &[PRE_FETCH_16, 0x02, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Write,  Medium, &[SYNCHRONIZE_CACHE_16, 0x06, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Write,  Medium, &[WRITE_SAME_16, 0x19, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Write,  Medium, &[WRITE_ATOMIC_16, 0x18, X, X, X, X, X, X, X, X, 0, 0, X, X, 0, 0]),
+    action(Always, Medium, 0x10, &[SERVICE_ACTION_IN_16, 0x10, X, X, X, X, X, X, X, X, X, X, X, X, 0x01, 0]),
+    action(Read, Medium, 0x12, &[SERVICE_ACTION_IN_16, 0x12, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Always, Nothing, &[REPORT_LUNS, 0, X, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Always, Nothing, 0x0a, &[MAINTENANCE_IN, 0x2a, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Nothing, 0x0c, &[MAINTENANCE_IN, 0x0c, 0x87, X, X, X, X, X, X, X, 0, 0]),
+    action(Read, Nothing, 0x0d, &[MAINTENANCE_IN, 0x0d, 0x80, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Write, Nothing, 0x0a, &[MAINTENANCE_OUT, 0x0a, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    row(Read,   Medium, &[READ_12, 0x1a, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Write,  Medium, &[WRITE_12, 0x1a, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Write,  Medium, &[WRITE_AND_VERIFY_12, 0x16, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Read,   Medium, &[VERIFY_12, 0x16, X, X, X, X, X, X, X, X, 0, 0]),
+    row(Read,   Medium, &[READ_DEFECT_DATA_12, 0x1f, 0, 0, 0, 0, X, X, X, X, 0, 0]),
 ];
+
+/// Every command.
+pub(crate) static COMMANDS: &[Row] = ROWS;
 
 /// A command's class for a reservation: that of its row, but for the commands whose fields decide.
 pub(crate) fn access(row: &Row, cdb: &Cdb) -> Access {
@@ -166,11 +171,203 @@ pub(crate) fn allowed_under_reserve(cdb: &Cdb) -> bool {
     )
 }
 
-/// The row of a CDB: service actions are in bits 4 to 0 of byte 1.
+/// Where the rows of an operation code begin; as many as there are rows: nowhere.
+static FIRST: [u8; 256] = {
+    const { assert!(ROWS.len() < 256) };
+    let mut first = [ROWS.len() as u8; 256];
+    let mut at = ROWS.len();
+    while at > 0 {
+        at -= 1;
+        first[ROWS[at].opcode() as usize] = at as u8;
+    }
+    first
+};
+
+/// The place of a CDB's row: service actions are in bits 4 to 0 of byte 1.
+fn place(cdb: &Cdb) -> Option<usize> {
+    let first = usize::from(FIRST[usize::from(cdb[0])]);
+    let rows = COMMANDS.get(first..).unwrap_or_default().iter();
+    let mut of_opcode = rows.take_while(|row| row.opcode() == cdb[0]);
+    let at = of_opcode.position(|row| row.action.is_none_or(|action| action == cdb[1] & 0x1f))?;
+    Some(first + at)
+}
+
+/// The row of a CDB.
 pub(crate) fn find(cdb: &Cdb) -> Option<&'static Row> {
-    COMMANDS.iter().find(|row| {
-        row.opcode() == cdb[0] && row.action.is_none_or(|action| action == cdb[1] & 0x1f)
-    })
+    COMMANDS.get(place(cdb)?)
+}
+
+/// Operation codes of SCSI-2 in whose CDBs the three highest bits of byte 1 have meant nothing since.
+const SCSI_2: &[u8] = &[
+    TEST_UNIT_READY,
+    REQUEST_SENSE,
+    READ_6,
+    WRITE_6,
+    INQUIRY,
+    MODE_SELECT_6,
+    RESERVE_6,
+    RELEASE_6,
+    MODE_SENSE_6,
+    START_STOP_UNIT,
+    PREVENT_ALLOW,
+    READ_CAPACITY_10,
+    PRE_FETCH_10,
+    SYNCHRONIZE_CACHE_10,
+    READ_DEFECT_DATA_10,
+    LOG_SENSE,
+    MODE_SELECT_10,
+    RESERVE_10,
+    RELEASE_10,
+    MODE_SENSE_10,
+];
+
+/// The byte of a GROUP NUMBER field, by operation code.
+const fn group_number_at(opcode: u8) -> Option<usize> {
+    match opcode {
+        READ_10 | WRITE_10 | WRITE_AND_VERIFY_10 | VERIFY_10 | PRE_FETCH_10
+        | SYNCHRONIZE_CACHE_10 | WRITE_SAME_10 | UNMAP => Some(6),
+        READ_12 | WRITE_12 | WRITE_AND_VERIFY_12 | VERIFY_12 => Some(10),
+        READ_16 | COMPARE_AND_WRITE | WRITE_16 | ORWRITE_16 | WRITE_AND_VERIFY_16 | VERIFY_16
+        | PRE_FETCH_16 | SYNCHRONIZE_CACHE_16 | WRITE_SAME_16 | WRITE_ATOMIC_16 => Some(14),
+        _ => None,
+    }
+}
+
+/// Bits of a CDB that are neither honoured nor refused, because initiators set them and nothing depends on them:
+///
+/// - the LUN of SCSI-2, which SCSI-2 initiators put into byte 1 as well, and Linux too until it has read INQUIRY data;
+/// - GROUP NUMBER, by which statistics are grouped where there are any (SBC-3, 4.22).
+const fn ignored(opcode: u8) -> u128 {
+    let mut bytes = [0; 16];
+    let mut at = 0;
+    while at < SCSI_2.len() {
+        if SCSI_2[at] == opcode {
+            bytes[1] = 0xe0;
+        }
+        at += 1;
+    }
+    if let Some(at) = group_number_at(opcode) {
+        bytes[at] = 0x3f;
+    }
+    u128::from_be_bytes(bytes)
+}
+
+/// The bits that each row's command may have, the first byte highest; what follows a CDB does not belong to it.
+static ALLOWED: [u128; ROWS.len()] = {
+    let mut allowed = [0; ROWS.len()];
+    let mut row = 0;
+    while row < ROWS.len() {
+        let mut bytes = [0xff; 16];
+        let mut at = 1;
+        while at < ROWS[row].usage.len() {
+            bytes[at] = ROWS[row].usage[at];
+            at += 1;
+        }
+        allowed[row] = u128::from_be_bytes(bytes) | ignored(ROWS[row].opcode());
+        row += 1;
+    }
+    allowed
+};
+
+/// A field of several bits of which some or all are refused: sense data points to its first (SPC-5, 4.4.2.4.2).
+struct Field {
+    opcodes: &'static [u8],
+    first: u8,
+    last: u8,
+    /// Of one byte.
+    mask: u8,
+}
+
+const FIELDS: &[Field] = &[
+    // RDPROTECT, WRPROTECT, VRPROTECT, ORPROTECT
+    Field {
+        opcodes: &[
+            READ_10,
+            WRITE_10,
+            WRITE_AND_VERIFY_10,
+            VERIFY_10,
+            WRITE_SAME_10,
+            READ_12,
+            WRITE_12,
+            WRITE_AND_VERIFY_12,
+            VERIFY_12,
+            READ_16,
+            COMPARE_AND_WRITE,
+            WRITE_16,
+            ORWRITE_16,
+            WRITE_AND_VERIFY_16,
+            VERIFY_16,
+            WRITE_SAME_16,
+            WRITE_ATOMIC_16,
+        ],
+        first: 1,
+        last: 1,
+        mask: 0xe0,
+    },
+    // SELF-TEST CODE, PARAMETER DATA FORMAT
+    Field {
+        opcodes: &[SEND_DIAGNOSTIC, MAINTENANCE_IN],
+        first: 1,
+        last: 1,
+        mask: 0xe0,
+    },
+    // PARAMETER LIST LENGTH
+    Field {
+        opcodes: &[SEND_DIAGNOSTIC],
+        first: 3,
+        last: 4,
+        mask: 0xff,
+    },
+    Field {
+        opcodes: &[SANITIZE],
+        first: 7,
+        last: 8,
+        mask: 0xff,
+    },
+    // ATOMIC BOUNDARY
+    Field {
+        opcodes: &[WRITE_ATOMIC_16],
+        first: 10,
+        last: 11,
+        mask: 0xff,
+    },
+    // ADDRESS DESCRIPTOR INDEX
+    Field {
+        opcodes: &[READ_DEFECT_DATA_12],
+        first: 2,
+        last: 5,
+        mask: 0xff,
+    },
+];
+
+/// Has a CDB bits that are not honoured?
+#[inline]
+pub(crate) fn check_bits(cdb: &Cdb) -> Result<(), Sense> {
+    // an unknown command is refused where it is dispatched
+    let Some(allowed) = place(cdb).and_then(|at| ALLOWED.get(at)) else {
+        return Ok(());
+    };
+    match u128::from_be_bytes(*cdb) & !allowed {
+        0 => Ok(()),
+        refused => Err(refusal(cdb[0], refused)),
+    }
+}
+
+/// Points to the first bit that is refused, or to the field that it belongs to.
+#[cold]
+fn refusal(opcode: u8, refused: u128) -> Sense {
+    let first = refused.leading_zeros();
+    let (byte, bit) = ((first / 8) as u8, 7 - (first % 8) as u8);
+    let field = FIELDS.iter().find(|field| {
+        field.opcodes.contains(&opcode)
+            && (field.first..=field.last).contains(&byte)
+            && field.mask & 1 << bit != 0
+    });
+    match field {
+        None => Sense::cdb_bit(byte.into(), bit),
+        Some(field) if field.mask == 0xff => Sense::cdb_field(field.first.into()),
+        Some(field) => Sense::cdb_bit(byte.into(), 7 - field.mask.leading_zeros() as u8),
+    }
 }
 
 #[cfg(test)]

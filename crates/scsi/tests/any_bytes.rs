@@ -81,21 +81,22 @@ proptest! {
 fn near_plain() -> impl Strategy<Value = (Vec<u8>, usize)> {
     let opcode = prop::sample::select(vec![0x28u8, 0x2a, 0x88, 0x8a]);
     let byte1 = prop_oneof![4 => Just(0u8), 1 => Just(0x08), 1 => Just(0x10), 1 => any::<u8>()];
-    let control = prop_oneof![5 => Just(0u8), 1 => Just(0x04)];
+    let rare = || prop_oneof![5 => Just(0u8), 1 => Just(0x04), 1 => any::<u8>()];
+    let (control, group) = (rare(), rare());
     let spare = prop_oneof![4 => Just(0i64), 1 => -600i64..600];
     // The last ones overflow with what is added to them.
     let lba = prop_oneof![9 => 0u64..70, 1 => u64::MAX - 9..=u64::MAX];
-    (opcode, byte1, control, lba, 0u16..10, spare).prop_map(
-        |(opcode, byte1, control, lba, blocks, spare)| {
+    (opcode, byte1, group, control, lba, 0u16..10, spare).prop_map(
+        |(opcode, byte1, group, control, lba, blocks, spare)| {
             let mut cdb = vec![opcode, byte1];
             if opcode < 0x80 {
                 cdb.extend((lba as u32).to_be_bytes());
-                cdb.push(0);
+                cdb.push(group);
                 cdb.extend(blocks.to_be_bytes());
             } else {
                 cdb.extend(lba.to_be_bytes());
                 cdb.extend(u32::from(blocks).to_be_bytes());
-                cdb.push(0);
+                cdb.push(group);
             }
             cdb.push(control);
             (cdb, (i64::from(blocks) * 512 + spare).max(0) as usize)

@@ -1,17 +1,22 @@
 //! READ CAPACITY (SBC-4, 5.18 and 5.19).
 
 use super::{Context, Planned};
-use crate::command::be32;
+use crate::command::{be32, be64};
 use crate::sense::Sense;
 
 /// Service action of SERVICE ACTION IN(16).
 pub(super) const READ_CAPACITY_16: u8 = 0x10;
 
-pub(super) fn read_capacity_10(c: &Context<'_>) -> Planned {
-    // PMI is obsolete; without it the LBA must be zero
-    if c.cdb[8] & 0x01 == 0 && be32(c.cdb, 2) != 0 {
+/// Without PMI the LBA must be zero; with it, no block is slower to get to than the last. Both are obsolete.
+fn check_lba(flags: u8, lba: u64) -> Result<(), Sense> {
+    if flags & 0x01 == 0 && lba != 0 {
         return Err(Sense::cdb_field(2));
     }
+    Ok(())
+}
+
+pub(super) fn read_capacity_10(c: &Context<'_>) -> Planned {
+    check_lba(c.cdb[8], be32(c.cdb, 2).into())?;
     let geometry = c.unit.geometry();
     let last = geometry.capacity().0.saturating_sub(1);
     // a last LBA that does not fit says: use READ CAPACITY(16)
@@ -23,6 +28,7 @@ pub(super) fn read_capacity_10(c: &Context<'_>) -> Planned {
 }
 
 pub(super) fn read_capacity_16(c: &Context<'_>) -> Planned {
+    check_lba(c.cdb[14], be64(c.cdb, 2))?;
     let geometry = c.unit.geometry();
     let state = c.unit.state();
     let mut data = [0; 32];

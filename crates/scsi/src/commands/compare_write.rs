@@ -3,7 +3,7 @@
 
 use disk::{IoFlags, IoOutcome, IoRequest};
 
-use super::read_write::{check_protect, force_unit_access, write_length};
+use super::read_write::{force_unit_access, write_length};
 use super::verify::Verify;
 use super::{Context, Planned, good};
 use crate::command::{be16, be32, be64};
@@ -42,7 +42,6 @@ impl Target {
 }
 
 fn target(c: &Context<'_>, lba: u64, blocks: u64, flags: IoFlags) -> Result<Target, Sense> {
-    check_protect(c.cdb[1])?;
     c.check_writable()?;
     let (offset, length) = c.range(lba, blocks)?;
     let block_size = u64::from(c.unit.geometry().block_size());

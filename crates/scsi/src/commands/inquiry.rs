@@ -40,11 +40,8 @@ pub(super) fn inquiry(c: &Context<'_>) -> Planned {
     c.data(data, allocation_length)
 }
 
-/// EVPD; CMDDT is obsolete, and a page code needs EVPD.
+/// EVPD; a page code needs it.
 pub(super) fn checked_evpd(cdb: &Cdb) -> Result<bool, Sense> {
-    if cdb[1] & 0x02 != 0 {
-        return Err(Sense::cdb_bit(1, 1));
-    }
     let evpd = cdb[1] & 0x01 != 0;
     if !evpd && cdb[2] != 0 {
         return Err(Sense::cdb_field(2));

@@ -43,11 +43,10 @@ fn change_medium(c: &Context<'_>, load: bool) -> Result<(), Sense> {
 pub(super) fn prevent_allow(c: &Context<'_>) -> Planned {
     let mut state = c.unit.state();
     let nexus = c.nexus.id();
-    match c.cdb[4] & 0x03 {
-        0b00 => state.prevented_by.retain(|preventing| *preventing != nexus),
-        0b01 if state.prevented_by.contains(&nexus) => {}
-        0b01 => state.prevented_by.push(nexus),
-        _ => return Err(Sense::cdb_bit(4, 1)),
+    match c.cdb[4] & 0x01 != 0 {
+        false => state.prevented_by.retain(|preventing| *preventing != nexus),
+        true if state.prevented_by.contains(&nexus) => {}
+        true => state.prevented_by.push(nexus),
     }
     good()
 }

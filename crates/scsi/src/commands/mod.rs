@@ -205,19 +205,13 @@ fn finish(planned: Planned, command: &Command<'_>, word: Word) -> Plan {
     answering.finish_plan(planned.unwrap_or_else(|sense| Plan::Done(Response::check(sense))))
 }
 
-/// Is the CDB whole, and NACA clear? (SAM-5, 5.2: NORMACA is 0 here.)
+/// Is the CDB whole, and is every bit of it honoured? NACA is not (SAM-5, 5.2: NORMACA is 0 here).
 #[inline]
 fn check_cdb(cdb: &Cdb, given: usize) -> Result<(), Sense> {
-    let length = cdb_length(cdb[0]);
-    if given < length.max(1) {
+    if given < cdb_length(cdb[0]).max(1) {
         return Err(Sense::illegal_request(SenseCode::INVALID_FIELD_IN_CDB));
     }
-    if let Some(at) = length.checked_sub(1)
-        && cdb[at & 15] & 0x04 != 0
-    {
-        return Err(Sense::cdb_bit(at as u16, 2));
-    }
-    Ok(())
+    table::check_bits(cdb)
 }
 
 /// Unit attentions, reservations, readiness: what stands before a command when the word is not zero.

@@ -5,7 +5,6 @@
 
 use disk::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
 
-use super::read_write::check_protect;
 use super::{Context, Planned, good, without_data};
 use crate::command::{be16, be32, be64};
 use crate::logical_unit::{DiskId, Word};
@@ -150,7 +149,6 @@ fn write_same(
     no_data_out: bool,
     length_at: u16,
 ) -> Planned {
-    check_protect(c.cdb[1])?;
     let unmap = c.cdb[1] & 0x08 != 0;
     let anchor = c.cdb[1] & 0x10 != 0;
     let (may_unmap, may_anchor, may_zero) = {

@@ -16,27 +16,28 @@ use crate::sense::{Sense, SenseCode};
 /// Longest transfer of one command, told in the block limits page.
 pub const TRANSFER_MAX: u64 = 32 << 20;
 
-const FUA: u8 = 0x08;
+/// FUA, and FUA_NV: what has reached the medium is in non-volatile memory.
+const FUA: u8 = 0x08 | 0x02;
 
 #[inline]
 pub(super) fn read_6(c: &Context<'_>) -> Planned {
     let (lba, blocks) = range_6(c);
-    read(c, lba, blocks, 0, 4)
+    read(c, lba, blocks, 4)
 }
 
 #[inline]
 pub(super) fn read_10(c: &Context<'_>) -> Planned {
-    read(c, be32(c.cdb, 2).into(), be16(c.cdb, 7).into(), c.cdb[1], 7)
+    read(c, be32(c.cdb, 2).into(), be16(c.cdb, 7).into(), 7)
 }
 
 #[inline]
 pub(super) fn read_12(c: &Context<'_>) -> Planned {
-    read(c, be32(c.cdb, 2).into(), be32(c.cdb, 6).into(), c.cdb[1], 6)
+    read(c, be32(c.cdb, 2).into(), be32(c.cdb, 6).into(), 6)
 }
 
 #[inline]
 pub(super) fn read_16(c: &Context<'_>) -> Planned {
-    read(c, be64(c.cdb, 2), be32(c.cdb, 10).into(), c.cdb[1], 10)
+    read(c, be64(c.cdb, 2), be32(c.cdb, 10).into(), 10)
 }
 
 #[inline]
@@ -67,19 +68,8 @@ fn range_6(c: &Context<'_>) -> (u64, u64) {
     (lba.into(), blocks)
 }
 
-/// No protection information is kept, so RDPROTECT and WRPROTECT must be 000b.
 #[inline]
-pub(super) fn check_protect(byte1: u8) -> Result<(), Sense> {
-    if byte1 & 0xe0 != 0 {
-        Err(Sense::cdb_bit(1, 7))
-    } else {
-        Ok(())
-    }
-}
-
-#[inline]
-fn read(c: &Context<'_>, lba: u64, blocks: u64, byte1: u8, length_at: u16) -> Planned {
-    check_protect(byte1)?;
+fn read(c: &Context<'_>, lba: u64, blocks: u64, length_at: u16) -> Planned {
     let (offset, length) = c.range(lba, blocks)?;
     if length > TRANSFER_MAX {
         return Err(Sense::cdb_field(length_at));
@@ -107,9 +97,6 @@ pub(super) fn write_atomic_16(c: &Context<'_>) -> Planned {
     };
     let (lba, blocks) = (be64(c.cdb, 2), u64::from(be16(c.cdb, 12)));
     let plan = write(c, lba, blocks, c.cdb[1], 12)?;
-    if be16(c.cdb, 10) != 0 {
-        return Err(Sense::cdb_field(10)); // no atomic boundaries
-    }
     let shift = c.unit.geometry().block_shift();
     if !lba.is_multiple_of(u64::from(atomic.unit >> shift).max(1)) {
         return Err(Sense::cdb_field(2));
@@ -156,7 +143,6 @@ pub(super) fn pre_fetch_16(c: &Context<'_>) -> Planned {
 
 #[inline]
 fn write(c: &Context<'_>, lba: u64, blocks: u64, byte1: u8, length_at: u16) -> Planned {
-    check_protect(byte1)?;
     c.check_writable()?;
     let (offset, length) = c.range(lba, blocks)?;
     if length > TRANSFER_MAX {

@@ -13,8 +13,8 @@ use crate::plan::PlainIo;
 
 const FUA: u8 = 0x08;
 const DPO: u8 = 0x10;
-/// In a CDB's control byte.
-const NACA: u64 = 0x04;
+/// In the last byte but one, above GROUP NUMBER: nothing that is honoured.
+const NO_GROUP: u64 = 0xc0;
 
 /// What a unit has plain commands do, as it was when it was asked: they are planned from this without another look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,12 +71,10 @@ impl PlainWay {
         let (head, tail) = halves(cdb);
         let middle = (head >> 16 | tail << 48).swap_bytes();
         let (lba, blocks) = match head as u16 & !ANY {
-            // The LBA in bytes 2 to 5, blocks in 7 and 8, control in 9.
-            TEN if middle & NACA == 0 => (middle >> 32, middle >> 8 & 0xffff),
-            // In bytes 2 to 9, 10 to 13, 15.
-            SIXTEEN if tail & (NACA << 56) == 0 => {
-                (middle, ((tail >> 16) as u32).swap_bytes().into())
-            }
+            // The LBA in bytes 2 to 5, group in 6, blocks in 7 and 8, control in 9.
+            TEN if middle & (NO_GROUP << 24 | 0xff) == 0 => (middle >> 32, middle >> 8 & 0xffff),
+            // In bytes 2 to 9, 14, 10 to 13, 15: the two bits and the byte above bit 53.
+            SIXTEEN if tail >> 54 == 0 => (middle, ((tail >> 16) as u32).swap_bytes().into()),
             _ => return None,
         };
         // None is as much too many, and no more than the capacity can be taken from it.

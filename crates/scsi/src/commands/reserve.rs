@@ -1,28 +1,17 @@
-//! RESERVE and RELEASE (SPC-2, 7.19 to 7.22): the whole logical unit, for one nexus.
+//! RESERVE and RELEASE (SPC-2, 7.19 to 7.22): the whole logical unit, for one nexus. Third-party and extent
+//! reservations are obsolete.
 
 use super::{Context, Planned};
 use crate::plan::Plan;
 use crate::reservations::{Refusal, Reservations};
 use crate::response::Response;
-use crate::sense::Sense;
 
 pub(super) fn reserve(c: &Context<'_>) -> Planned {
-    check_fields(c)?;
     serve(c, |reservations| reservations.reserve_unit(c.nexus))
 }
 
 pub(super) fn release(c: &Context<'_>) -> Planned {
-    check_fields(c)?;
     serve(c, |reservations| reservations.release_unit(c.nexus))
-}
-
-/// Third-party and extent reservations are obsolete.
-fn check_fields(c: &Context<'_>) -> Result<(), Sense> {
-    if c.cdb[1] & 0x1f != 0 {
-        Err(Sense::cdb_bit(1, 4))
-    } else {
-        Ok(())
-    }
 }
 
 fn serve(

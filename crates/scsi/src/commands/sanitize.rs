@@ -29,19 +29,11 @@ pub(super) fn sanitize(c: &Context<'_>) -> Planned {
     ) {
         return Err(Sense::cdb_bit(1, 4));
     }
-    if c.cdb[1] & 0x40 != 0 {
-        return Err(Sense::cdb_bit(1, 6));
-    }
-    if let Some(at) = c.cdb[2..7].iter().position(|&byte| byte != 0) {
-        return Err(Sense::cdb_field(2 + at as u16));
-    }
     let (immediate, unrestricted_exit) = (c.cdb[1] & 0x80 != 0, c.cdb[1] & 0x20 != 0);
     let length = usize::from(be16(c.cdb, 7));
     let block_size = c.unit.geometry().block_size() as usize;
     match action {
         OVERWRITE if !(5..=block_size + 4).contains(&length) => return Err(Sense::cdb_field(7)),
-        OVERWRITE => {}
-        _ if length != 0 => return Err(Sense::cdb_field(7)),
         _ => {}
     }
     if action == EXIT_FAILURE_MODE {

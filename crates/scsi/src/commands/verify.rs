@@ -2,7 +2,6 @@
 
 use disk::{IoOutcome, IoRequest};
 
-use super::read_write::check_protect;
 use super::{Context, Planned, good};
 use crate::command::{be16, be32, be64};
 use crate::logical_unit::DiskId;
@@ -22,7 +21,6 @@ pub(super) fn verify_16(c: &Context<'_>) -> Planned {
 }
 
 fn verify(c: &Context<'_>, lba: u64, blocks: u64, length_at: u16) -> Planned {
-    check_protect(c.cdb[1])?;
     let (offset, length) = c.range(lba, blocks)?;
     let block_size = u64::from(c.unit.geometry().block_size());
     let data = match (c.cdb[1] >> 1) & 0b11 {

@@ -28,7 +28,9 @@ pub(crate) fn begin_without_unit(map: &LunMap, command: &Command<'_>, cdb: &Cdb)
         LunAddress::ReportLuns => Stand::ReportLunsUnit,
         LunAddress::Unit(_) | LunAddress::Unknown => Stand::MissingLun,
     };
-    let response = super::check_cdb(cdb, command.cdb.len())
+    let response = stand
+        .check_serves(cdb[0])
+        .and_then(|()| super::check_cdb(cdb, command.cdb.len()))
         .and_then(|()| match cdb[0] {
             INQUIRY => stand.inquiry(command.nexus.port(), cdb),
             REQUEST_SENSE => Ok(stand.request_sense(cdb)),
@@ -38,7 +40,7 @@ pub(crate) fn begin_without_unit(map: &LunMap, command: &Command<'_>, cdb: &Cdb)
                     .clear_attention_everywhere(SenseCode::LUNS_CHANGED);
                 report_luns::report(map, cdb)
             }
-            _ => stand.other(cdb[0]),
+            _ => Ok(Response::good()),
         })
         .unwrap_or_else(Response::check);
     let answering = Answering {
@@ -90,13 +92,14 @@ impl Stand {
         Response::data(sense.encode().to_vec(), cdb[4].into())
     }
 
-    fn other(&self, opcode: u8) -> Result<Response, Sense> {
-        match self {
-            Stand::MissingLun => Err(Sense::illegal_request(
+    fn check_serves(&self, opcode: u8) -> Result<(), Sense> {
+        match (self, opcode) {
+            (_, INQUIRY | REQUEST_SENSE | REPORT_LUNS) => Ok(()),
+            (Stand::ReportLunsUnit, TEST_UNIT_READY) => Ok(()),
+            (Stand::ReportLunsUnit, _) => Err(Sense::illegal_request(SenseCode::INVALID_OPCODE)),
+            (Stand::MissingLun, _) => Err(Sense::illegal_request(
                 SenseCode::LOGICAL_UNIT_NOT_SUPPORTED,
             )),
-            Stand::ReportLunsUnit if opcode == TEST_UNIT_READY => Ok(Response::good()),
-            Stand::ReportLunsUnit => Err(Sense::illegal_request(SenseCode::INVALID_OPCODE)),
         }
     }
 }
