@@ -23,21 +23,22 @@ impl TargetPolicy for Guarded {
         let offer = Offer::default();
         Ok(Admission {
             chap: Algorithm::ALL.to_vec(),
+            must_authenticate: true,
             portal_group_tag: 1,
             target_alias: None,
             offer,
         })
     }
 
-    fn chap_user(&self, _: &Visitor, _: &str) -> Option<ChapUser> {
+    fn chap_users(&self, _: &Visitor, _: &str) -> Vec<ChapUser> {
         let mutual = Some((
             "target".to_owned(),
             Secret::new("another secret of the target"),
         ));
-        Some(ChapUser {
+        vec![ChapUser {
             secret: Secret::new("a secret that no fuzzer finds"),
             mutual,
-        })
+        }]
     }
 
     fn session(&self, tsih: u16) -> Option<Arc<Session>> {

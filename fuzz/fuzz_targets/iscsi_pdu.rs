@@ -26,14 +26,15 @@ impl TargetPolicy for Open {
         };
         Ok(Admission {
             chap: Vec::new(),
+            must_authenticate: false,
             portal_group_tag: 1,
             target_alias: None,
             offer,
         })
     }
 
-    fn chap_user(&self, _: &Visitor, _: &str) -> Option<ChapUser> {
-        None
+    fn chap_users(&self, _: &Visitor, _: &str) -> Vec<ChapUser> {
+        Vec::new()
     }
 
     fn session(&self, tsih: u16) -> Option<Arc<Session>> {

@@ -173,6 +173,14 @@ pub(crate) fn chap_users(export: ExportRef<'_>) -> Result<ChapUsers, String> {
     }
 }
 
+/// The CHAP users of discovery sessions as they are in their file now; none where there is none.
+pub(crate) fn discovery_users(config: &Config) -> Result<ChapUsers, String> {
+    match &config.discovery_auth {
+        Some(path) => read_chap_users(path).map_err(|reason| format!("discovery_auth: {reason}")),
+        None => Ok(HashMap::new()),
+    }
+}
+
 fn iscsi_target(
     config: &IscsiConfig,
     disks: &Disks,
@@ -192,6 +200,7 @@ fn iscsi_target(
         name: config.name.clone(),
         alias: config.alias.clone(),
         portals: config.portals.clone(),
+        announce: config.announce.clone(),
         demo_mode: config.demo_mode,
         acl: config.acl.clone(),
         chap_users,

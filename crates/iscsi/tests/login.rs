@@ -392,6 +392,46 @@ fn discovery_needs_chap_with_each_algorithm_and_both_ways() {
 }
 
 #[test]
+fn who_need_not_authenticate_does_where_it_offers_nothing_but_chap() {
+    let optional = || Policy {
+        chap_is_optional: true,
+        ..chap_policy(None)
+    };
+    for (offered, flags, taken) in [
+        ("None", 0x81, "AuthMethod=None;"),
+        ("None,CHAP", 0x81, "AuthMethod=None;"),
+        ("CHAP,None", 0x81, "AuthMethod=None;"),
+        ("CHAP", 0x00, "AuthMethod=CHAP;"),
+        ("KRB5,CHAP", 0x00, "AuthMethod=CHAP;"),
+    ] {
+        let mut door = door(optional());
+        let hello = text(&[
+            NAMES[0],
+            ("SessionType", "Discovery"),
+            ("AuthMethod", offered),
+        ]);
+        let answer = ask(&mut door, &login_request(0x81, 0, 0, &hello));
+        assert_eq!((answer.flags, answer.status), (flags, 0), "{offered}");
+        assert_eq!(answer.text, taken, "{offered}");
+    }
+    let discovery = |secret| InitiatorSettings {
+        target_name: None,
+        ..chap_settings("joe", secret, None, &Algorithm::ALL)
+    };
+    assert_eq!(
+        log_in(optional(), discovery("twelve bytes and more")),
+        Ok(())
+    );
+    assert!(log_in(optional(), discovery("not the secret")).is_err());
+    // Having begun, it cannot leave the proof out.
+    let mut door = door(optional());
+    let hello = [text(&NAMES), text(&[("AuthMethod", "CHAP")])].concat();
+    ask(&mut door, &login_request(0x81, 0, 0, &hello));
+    let answer = ask(&mut door, &login_request(0x81, 0, 0, b""));
+    assert_eq!(answer.status, 0x0201);
+}
+
+#[test]
 fn chap_fails_with_a_wrong_secret_name_or_one_way_only() {
     let refused = |result: Result<(), InitiatorError>| {
         matches!(

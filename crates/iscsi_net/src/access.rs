@@ -44,6 +44,64 @@ impl FromStr for Portal {
     }
 }
 
+/// An address at which initiators find portals of a group that have others here: behind address translation, or by a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announced {
+    /// A TargetAddress value without its group (RFC 7143, 13.8): `address:port`, `[address]:port` or `name:port`.
+    pub address: String,
+    /// Target portal group tag.
+    pub group: u16,
+}
+
+impl std::fmt::Display for Announced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{},{}", self.address, self.group)
+    }
+}
+
+impl FromStr for Announced {
+    type Err = String;
+
+    /// As a portal; a name of the domain name system may take the place of the address.
+    fn from_str(text: &str) -> Result<Announced, String> {
+        if let Ok(Portal { address, group }) = text.parse::<Portal>() {
+            let is_scoped = matches!(address, SocketAddr::V6(ip) if ip.scope_id() != 0);
+            if address.ip().is_unspecified() || address.port() == 0 || is_scoped {
+                return Err(format!("{text:?} is no address that others can reach"));
+            }
+            let address = address.to_string();
+            return Ok(Announced { address, group });
+        }
+        let wrong = || {
+            format!(
+                "{text:?} is no address such as 203.0.113.7:3260, [2001:db8::7]:3260,2 or san.example.org:3260"
+            )
+        };
+        let (place, group) = match text.rsplit_once(',') {
+            None => (text, 1),
+            Some((place, group)) => (place, group.parse().map_err(|_| wrong())?),
+        };
+        let (name, port) = match place.rsplit_once(':') {
+            None => (place, PORT),
+            Some((name, port)) => (name, port.parse().map_err(|_| wrong())?),
+        };
+        let is_label = |label: &str| {
+            let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+            (1..=63).contains(&label.len()) && label.bytes().all(allowed)
+        };
+        // What ends in a number is an address that is wrong.
+        let last = name.rsplit('.').next().unwrap_or_default();
+        let is_number = last.bytes().all(|byte| byte.is_ascii_digit());
+        if port == 0 || name.len() > 253 || is_number || !name.split('.').all(is_label) {
+            return Err(wrong());
+        }
+        Ok(Announced {
+            address: format!("{name}:{port}"),
+            group,
+        })
+    }
+}
+
 /// Addresses with a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
@@ -156,6 +214,40 @@ mod tests {
         assert_eq!(portal("[::1]:9,2"), ("[::1]:9".into(), 2));
         assert!("moon".parse::<Portal>().is_err());
         assert!("192.0.2.1,x".parse::<Portal>().is_err());
+    }
+
+    #[test]
+    fn announced_addresses_have_a_port_and_a_group() {
+        for (text, said) in [
+            ("203.0.113.7", "203.0.113.7:3260,1"),
+            ("203.0.113.7:13260,2", "203.0.113.7:13260,2"),
+            ("[2001:db8::7]:3260", "[2001:db8::7]:3260,1"),
+            ("2001:db8::7", "[2001:db8::7]:3260,1"),
+            ("san.example.org", "san.example.org:3260,1"),
+            ("san-1:3261,4", "san-1:3261,4"),
+        ] {
+            let announced: Announced = text.parse().unwrap();
+            assert_eq!(announced.to_string(), said);
+            assert_eq!(said.parse(), Ok(announced));
+        }
+        for text in [
+            "",
+            ":3260",
+            "0.0.0.0:3260",
+            "[::]:3260",
+            "203.0.113.7:0",
+            "203.0.113.700",
+            "a b:1",
+            "a:b",
+            "a..b",
+            "a,x",
+            "a:1,65536",
+            "[fe80::1%2]:3260",
+            "iqn.2026-11.org.example:t0",
+            "a\0b",
+        ] {
+            assert!(text.parse::<Announced>().is_err(), "{text:?}");
+        }
     }
 
     #[test]

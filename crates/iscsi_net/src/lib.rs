@@ -19,6 +19,7 @@ mod measure;
 mod memory;
 mod output;
 mod policy;
+mod portals;
 mod receive;
 mod server;
 mod shared;
@@ -26,7 +27,7 @@ mod slots;
 mod tallies;
 mod target;
 
-pub use access::{AclEntry, DemoMode, Network, Portal};
+pub use access::{AclEntry, Announced, DemoMode, Network, Portal};
 pub use iscsi::Limits as ProtocolLimits;
 pub use iscsi::chap::Secret;
 pub use iscsi::login::ChapUser;

@@ -2,7 +2,7 @@
 //!
 //! The thread also keeps time: once a second, while there are connections, those whose time has come are told.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -19,6 +19,7 @@ use scsi_tasks::{Hold, Units};
 use crate::access::Portal;
 use crate::connection::Connection;
 use crate::limits::DoorLimits;
+use crate::portals::Portals;
 use crate::shared::{Place, SessionChange, Shared, lock};
 use crate::tallies::InitiatorStatus;
 use crate::target::{IscsiTarget, TargetOptions};
@@ -112,17 +113,11 @@ pub struct SessionStatus {
     pub counters: timeline::Counters,
 }
 
-struct Listening {
-    asked: SocketAddr,
-    bound: SocketAddr,
-    listener: Arc<TcpListener>,
-}
-
 struct State {
     shared: Arc<Shared>,
     /// Not shared with connections: whoever drops it last joins the workers.
     pool: Arc<Pool>,
-    listeners: Mutex<Vec<Listening>>,
+    portals: Mutex<Portals>,
     accepting: Accepting,
 }
 
@@ -141,7 +136,7 @@ impl Server {
         let state = Arc::new(State {
             shared: Arc::new(Shared::new(units, limits)),
             pool,
-            listeners: Mutex::default(),
+            portals: Mutex::default(),
             accepting: Accepting::new()?,
         });
         let accepting = state.clone();
@@ -182,14 +177,7 @@ impl Server {
         if let Some(known) = shared.target(&key) {
             return Err(ServerError::Exists(known.options.name.clone()));
         }
-        let bound = options
-            .portals
-            .iter()
-            .map(|portal| {
-                let address = self.listen(portal.address)?;
-                Ok(Portal { address, ..*portal })
-            })
-            .collect::<Result<Vec<Portal>, ServerError>>()?;
+        let bound = self.listen(&options.portals)?;
         let target = IscsiTarget::new(options, &bound, &shared.units);
         target
             .add_luns(&shared.units, luns)
@@ -234,6 +222,12 @@ impl Server {
         users: HashMap<String, ChapUser>,
     ) -> Result<bool, ServerError> {
         Ok(self.found(target)?.set_chap_users(users))
+    }
+
+    /// From now on every discovery session has to be one of these CHAP users', where there are any: name and secret of a target are
+    /// not enough. False when they are those that it had to be before.
+    pub fn set_discovery_users(&self, users: HashMap<String, ChapUser>) -> bool {
+        self.state.shared.set_discovery_users(users)
     }
 
     /// The CHAP users that may log in to a target; `None` when there is no such target.
@@ -293,34 +287,33 @@ impl Server {
         found.ok_or_else(|| ServerError::Missing(target.to_owned()))
     }
 
-    fn close_unused_portals(&self) {
+    /// Addresses that targets ask for.
+    fn asked(&self) -> BTreeSet<SocketAddr> {
         let targets = lock(&self.state.shared.targets);
         let asked = targets.values().flat_map(|target| &target.options.portals);
-        let asked: HashSet<SocketAddr> = asked.map(|portal| portal.address).collect();
-        drop(targets);
-        let unused = |listening: &mut Listening| !asked.contains(&listening.asked);
-        for Listening { listener, .. } in lock(&self.state.listeners).extract_if(.., unused) {
-            // The accepting thread may hold it a while longer, and whoever comes next wants the address now.
-            rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).ok();
+        asked.map(|portal| portal.address).collect()
+    }
+
+    fn close_unused_portals(&self) {
+        let asked = self.asked();
+        if let Err((portal, error)) = lock(&self.state.portals).set(&asked) {
+            tracing::warn!(%portal, %error, "portals that nobody needs stay open");
         }
         self.state.accepting.wake();
     }
 
-    fn listen(&self, asked: SocketAddr) -> Result<SocketAddr, ServerError> {
-        let mut listeners = lock(&self.state.listeners);
-        if let Some(known) = listeners.iter().find(|known| known.asked == asked) {
-            return Ok(known.bound);
-        }
-        let failed = |error| ServerError::Bind(asked, error);
-        let listener = TcpListener::bind(asked).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let bound = listener.local_addr().map_err(failed)?;
-        listeners.push(Listening {
-            asked,
-            bound,
-            listener: Arc::new(listener),
+    /// Listens for these portals as well; gives them as they are bound.
+    fn listen(&self, portals: &[Portal]) -> Result<Vec<Portal>, ServerError> {
+        let mut asked = self.asked();
+        asked.extend(portals.iter().map(|portal| portal.address));
+        let mut open = lock(&self.state.portals);
+        open.set(&asked)
+            .map_err(|(portal, error)| ServerError::Bind(portal, error))?;
+        let bound = portals.iter().map(|portal| Portal {
+            address: open.bound(portal.address),
+            ..*portal
         });
-        Ok(bound)
+        Ok(bound.collect())
     }
 
     /// Every target and who is logged in.
@@ -403,7 +396,7 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
         }
-        lock(&self.state.listeners).clear();
+        lock(&self.state.portals).set(&BTreeSet::new()).ok();
         // Each worker is asked twice: the connections have been told to end when the second answer comes, and are
         // gone when none is left.
         let (drained, all_drained) = mpsc::channel::<()>();
@@ -431,10 +424,7 @@ fn accept_all(state: &Arc<State>) {
     let mut half_open = VecDeque::new();
     let mut last_tick = Instant::now();
     while state.accepting.goes_on() {
-        let listeners: Vec<Arc<TcpListener>> = lock(&state.listeners)
-            .iter()
-            .map(|listening| listening.listener.clone())
-            .collect();
+        let listeners = lock(&state.portals).listeners();
         let busy = state.shared.connection_count() > 0;
         let left = SECOND.saturating_sub(last_tick.elapsed());
         let timeout = busy.then_some(left);

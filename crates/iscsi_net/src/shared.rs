@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use iscsi::login::ChapUser;
 use iscsi::session::{ConnectionKey, SessionTable};
 use reactor::{Io, SourceId, Worker, WorkerHandle};
 use scsi::{Nexus, TransportId};
@@ -20,6 +21,20 @@ use crate::target::IscsiTarget;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts users in the place of others; false when they are the same.
+pub(crate) fn replace_users(
+    known: &mut Arc<HashMap<String, ChapUser>>,
+    users: HashMap<String, ChapUser>,
+) -> bool {
+    let is_known =
+        |(name, user): (&String, &ChapUser)| known.get(name).is_some_and(|one| one.is(user));
+    if known.len() == users.len() && users.iter().all(is_known) {
+        return false;
+    }
+    *known = Arc::new(users);
+    true
 }
 
 /// Where a connection is. `number` tells it from any other that ever had its place.
@@ -120,6 +135,8 @@ pub(crate) struct Shared {
     pub limits: DoorLimits,
     /// By their names, normalised.
     pub targets: Mutex<BTreeMap<String, Arc<IscsiTarget>>>,
+    /// CHAP users of discovery sessions; with any, every one of these has to be one.
+    discovery_users: Mutex<Arc<HashMap<String, ChapUser>>>,
     pub sessions: SessionTable,
     /// By TSIH.
     pub nexuses: Mutex<HashMap<u16, SessionNexus>>,
@@ -155,6 +172,7 @@ impl Shared {
         Shared {
             units,
             targets: Mutex::default(),
+            discovery_users: Mutex::default(),
             sessions: SessionTable::new(limits.sessions, window),
             nexuses: Mutex::default(),
             places: Mutex::default(),
@@ -191,6 +209,15 @@ impl Shared {
     pub fn target(&self, name: &str) -> Option<Arc<IscsiTarget>> {
         let key = iscsi_name::normalised(name)?;
         lock(&self.targets).get(&*key).cloned()
+    }
+
+    pub fn discovery_users(&self) -> Arc<HashMap<String, ChapUser>> {
+        lock(&self.discovery_users).clone()
+    }
+
+    /// From now on these have to be proved in discovery sessions; false when they are those that had to be before.
+    pub fn set_discovery_users(&self, users: HashMap<String, ChapUser>) -> bool {
+        replace_users(&mut lock(&self.discovery_users), users)
     }
 
     pub fn nexus(&self, tsih: u16) -> Option<SessionNexus> {

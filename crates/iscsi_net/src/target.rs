@@ -1,5 +1,6 @@
 //! A target: its name, its portal groups, its logical units, and who may log in.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -9,8 +10,8 @@ use iscsi::login::ChapUser;
 use scsi::{AttachError, Target, TargetPort};
 use scsi_tasks::Units;
 
-use crate::access::{AclEntry, DemoMode, Portal};
-use crate::shared::lock;
+use crate::access::{AclEntry, Announced, DemoMode, Portal};
+use crate::shared::{lock, replace_users};
 
 /// How a target is exported.
 #[derive(Clone, Debug, Default)]
@@ -21,12 +22,45 @@ pub struct TargetOptions {
     pub alias: Option<String>,
     /// Where it is found.
     pub portals: Vec<Portal>,
+    /// Where initiators are told to find it, instead of the portals of the same group.
+    pub announce: Vec<Announced>,
     /// What unknown initiators may do.
     pub demo_mode: DemoMode,
     /// Initiators that may log in.
     pub acl: Vec<AclEntry>,
     /// CHAP users by name; when there are any, every initiator has to be one.
     pub chap_users: HashMap<String, ChapUser>,
+}
+
+/// How closely a portal names an address of ours: the address itself, all of its family, or with `[::]` those of the other one;
+/// `None`: not at all.
+fn closeness(portal: SocketAddr, address: SocketAddr) -> Option<u8> {
+    let (named, ip) = (portal.ip().to_canonical(), address.ip().to_canonical());
+    if portal.port() != address.port() {
+        return None;
+    }
+    if named == ip {
+        // Two links may have the same address.
+        return is_on_link(portal, address).then_some(2);
+    }
+    match named.is_unspecified() {
+        true if named.is_ipv4() == ip.is_ipv4() => Some(1),
+        true if named.is_ipv6() => Some(0),
+        _ => None,
+    }
+}
+
+/// Are they on one link, as far as addresses are a link's?
+pub(crate) fn is_on_link(one: SocketAddr, other: SocketAddr) -> bool {
+    match (one, other) {
+        (SocketAddr::V6(one), SocketAddr::V6(other)) => {
+            !one.ip().is_unicast_link_local()
+                || one.scope_id() == 0
+                || other.scope_id() == 0
+                || one.scope_id() == other.scope_id()
+        }
+        _ => true,
+    }
 }
 
 /// What an initiator may do.
@@ -100,18 +134,21 @@ impl IscsiTarget {
         Ok(())
     }
 
-    /// The group that an address of ours belongs to.
-    pub fn group_at(&self, portal: SocketAddr) -> Option<Arc<Group>> {
-        let is_here = |bound: &SocketAddr| {
-            bound.port() == portal.port()
-                && (bound.ip().is_unspecified()
-                    || bound.ip().to_canonical() == portal.ip().to_canonical())
-        };
+    /// The group that an address of ours belongs to: of the portal that names it most closely.
+    pub fn group_at(&self, address: SocketAddr) -> Option<Arc<Group>> {
         let groups = lock(&self.groups);
-        let found = groups
+        let closeness = |group: &Arc<Group>| {
+            let portals = group.portals.iter();
+            portals
+                .filter_map(|portal| closeness(*portal, address))
+                .max()
+        };
+        let known = groups
             .iter()
-            .find(|group| group.portals.iter().any(is_here));
-        found.cloned()
+            .filter_map(|group| Some((closeness(group)?, group)));
+        // the first of the closest
+        let found = known.min_by_key(|(closeness, _)| Reverse(*closeness));
+        found.map(|(_, group)| group.clone())
     }
 
     /// Who may log in, if there is anybody in it.
@@ -121,14 +158,7 @@ impl IscsiTarget {
 
     /// From now on these may log in; false when they are those that might before.
     pub fn set_chap_users(&self, users: HashMap<String, ChapUser>) -> bool {
-        let mut known = lock(&self.chap_users);
-        let is_known =
-            |(name, user): (&String, &ChapUser)| known.get(name).is_some_and(|one| one.is(user));
-        if known.len() == users.len() && users.iter().all(is_known) {
-            return false;
-        }
-        *known = Arc::new(users);
-        true
+        replace_users(&mut lock(&self.chap_users), users)
     }
 
     /// May this initiator log in, its authentication set aside?

@@ -125,12 +125,19 @@ pub struct Configuration {
     /// Where the targets of --iscsi are found [default port: 3260, default portal group: 1]
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub portal: Vec<String>,
+    /// Where initiators are told to find the targets of --iscsi, instead of the portals of the same group: behind address
+    /// translation, or by a name
+    #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
+    pub announce: Vec<String>,
     /// What any initiator may do with the targets of --iscsi: none, ro or rw [default: none]
     #[arg(long, value_name = "MODE")]
     pub demo_mode: Option<String>,
     /// CHAP users of the targets of --iscsi: a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600
     #[arg(long, value_name = "FILE")]
     pub chap_user: Option<String>,
+    /// CHAP users of discovery sessions, which then have to authenticate: a file as for --chap-user
+    #[arg(long, value_name = "FILE")]
+    pub discovery_auth: Option<String>,
     /// What iSCSI initiators may take: connections, half_open, sessions, connections_per_session,
     /// commands_per_session, login_s, memory (of command data, per session)
     #[arg(long, value_name = "KEY=VALUE,...")]
@@ -181,6 +188,8 @@ impl Configuration {
             vhost_scsi: self.vhost_scsi.clone(),
             iscsi: self.iscsi.clone(),
             portal: self.portal.clone(),
+            announce: self.announce.clone(),
+            discovery_auth: self.discovery_auth.clone(),
             demo_mode: self.demo_mode.clone(),
             chap_user: self.chap_user.clone(),
             iscsi_limits: self.iscsi_limits.clone(),

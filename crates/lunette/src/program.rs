@@ -135,6 +135,7 @@ fn empty() -> Config {
         vhost_blk: Vec::new(),
         vhost_scsi: Vec::new(),
         iscsi: Vec::new(),
+        discovery_auth: None,
         iscsi_limits: IscsiLimits::default(),
     }
 }

@@ -99,6 +99,7 @@ pub fn complete(
         vhost_blk: Vec::new(),
         vhost_scsi: Vec::new(),
         iscsi: Vec::new(),
+        discovery_auth: draft.discovery_auth.map(|at| at.value),
         iscsi_limits: draft.iscsi_limits.unwrap_or_default(),
     };
     for disk in draft.disks {

@@ -25,10 +25,14 @@ pub struct Flags {
     pub iscsi: Vec<String>,
     /// `--portal ADDRESS[:PORT][,GROUP]`
     pub portal: Vec<String>,
+    /// `--announce ADDRESS[:PORT][,GROUP]`
+    pub announce: Vec<String>,
     /// `--demo-mode none|ro|rw`
     pub demo_mode: Option<String>,
     /// `--chap-user FILE`
     pub chap_user: Option<String>,
+    /// `--discovery-auth FILE`
+    pub discovery_auth: Option<String>,
     /// `--iscsi-limits KEY=VALUE,...`
     pub iscsi_limits: Option<String>,
     /// `--workers N`

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-pub use iscsi_net::{AclEntry, ChapUser, DemoMode, Network, Portal};
+pub use iscsi_net::{AclEntry, Announced, ChapUser, DemoMode, Network, Portal};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::flag_source::{Flags, options, parts};
@@ -25,6 +25,7 @@ const NAME_ALLOWED: &str = "an iSCSI name, such as iqn.2026-11.org.example:t0";
 const DISKS_ALLOWED: &str = "a list of names of disks: LUNs from 0 in this order";
 const LUN_EXAMPLE: &str = "tables such as { lun = 4, disk = \"d0\" }";
 const PORTALS_ALLOWED: &str = "a list of addresses, such as \"192.0.2.1\", \"127.0.0.1:3260\" or \"[::1]:3260,2\" (portal group 2)";
+const ANNOUNCE_ALLOWED: &str = "an address or a list of them, such as \"203.0.113.7:3260\" or \"san.example.org:3260,2\" (for portal group 2)";
 const ACL_EXAMPLE: &str =
     "tables such as { initiator = \"iqn...\", network = \"192.0.2.0/24\", read_only = true }";
 const MODES: [(&str, DemoMode); 3] = [
@@ -44,6 +45,8 @@ pub struct IscsiConfig {
     pub luns: Vec<LunConfig>,
     /// Where it is found.
     pub portals: Vec<Portal>,
+    /// Where initiators are told to find it, instead of the portals of the same group.
+    pub announce: Vec<Announced>,
     /// What initiators may do that nothing else admits.
     pub demo_mode: DemoMode,
     /// The file with the CHAP users.
@@ -81,6 +84,7 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
         .map(|text| parsed(&mut reader, "portals", text))
         .collect();
     let portals: Option<Vec<Portal>> = portals.into_iter().collect();
+    let announce = read_announce(&mut reader, portals.as_deref());
     let demo_mode = reader.choice("demo_mode", &MODES);
     let chap_users = reader.text("chap_users", "the path of a file");
     let acl = reader.objects("acl", ACL_EXAMPLE);
@@ -105,12 +109,14 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
         .map(|fields| read_acl(fields, diagnostics))
         .collect();
     let attached: Option<Vec<LunConfig>> = luns.iter().map(LunDraft::complete).collect();
-    let complete = name.as_ref().zip(portals).zip(acl).zip(attached);
-    let complete = complete.map(|(((name, portals), acl), luns)| IscsiConfig {
+    let complete = name.as_ref().zip(portals).zip(announce).zip(acl);
+    let complete = complete.zip(attached);
+    let complete = complete.map(|((((name, portals), announce), acl), luns)| IscsiConfig {
         name: name.value.clone(),
         alias,
         luns,
         portals,
+        announce,
         demo_mode: demo_mode.map_or(DemoMode::None, |at| at.value),
         chap_users: chap_users.map(|at| PathBuf::from(at.value)),
         acl,
@@ -142,6 +148,42 @@ fn read_list(reader: &mut Reader<'_, '_>, key: &'static str, allowed: &str) -> V
     };
     let text = |item| text_of(key, item, allowed, reader.diagnostics());
     items.iter().filter_map(text).collect()
+}
+
+/// Addresses behind which the portals of a group are found; each needs such a group.
+fn read_announce(
+    reader: &mut Reader<'_, '_>,
+    portals: Option<&[Portal]>,
+) -> Option<Vec<Announced>> {
+    let texts = match reader.raw("announce") {
+        None => Vec::new(),
+        Some(value) => match &value.value {
+            Raw::List(items) => {
+                let text = |item| text_of("announce", item, ANNOUNCE_ALLOWED, reader.diagnostics());
+                items.iter().filter_map(text).collect()
+            }
+            _ => text_of("announce", value, ANNOUNCE_ALLOWED, reader.diagnostics())
+                .into_iter()
+                .collect(),
+        },
+    };
+    let mut announce = Vec::new();
+    let mut is_right = true;
+    for text in &texts {
+        let Some(one) = parsed::<Announced>(reader, "announce", text) else {
+            is_right = false;
+            continue;
+        };
+        let has_group = |portals: &[Portal]| portals.iter().any(|p| p.group == one.group);
+        if !portals.is_none_or(has_group) {
+            let message = format!("`announce`: no portal has the portal group {}", one.group);
+            let mistake = Mistake::new(MistakeKind::Relation, &text.place, message);
+            let help = "say the portal group after a comma, such as \"203.0.113.7:3260,2\"";
+            reader.diagnostics().push(mistake.help(help));
+        }
+        announce.push(one);
+    }
+    is_right.then_some(announce)
 }
 
 fn parsed<T: FromStr<Err = String>>(
@@ -211,6 +253,14 @@ pub fn read_flags(
         .collect();
     if let Some(first) = portals.first().map(|portal| portal.place.clone()) {
         common.push(field("portals", At::new(Raw::List(portals), first)));
+    }
+    let announced: Vec<At<Raw>> = flags
+        .announce
+        .iter()
+        .map(|text| word(&source("--announce", text)))
+        .collect();
+    if let Some(first) = announced.first().map(|one| one.place.clone()) {
+        common.push(field("announce", At::new(Raw::List(announced), first)));
     }
     if let Some(text) = &flags.demo_mode {
         common.push(field("demo_mode", word(&source("--demo-mode", text))));
@@ -357,6 +407,7 @@ mod tests {
     #[test]
     fn a_file_says_the_same_and_reads_back() {
         let text = "
+            discovery_auth = \"/etc/lunette/discovery\"
             [[disk]]
             name = \"d0\"
             backend = \"ram\"
@@ -365,6 +416,7 @@ mod tests {
             name = \"iqn.2026-11.org.example:t0\"
             disks = [\"d0\"]
             portals = [\"127.0.0.1\"]
+            announce = \"san.example.org\"
             chap_users = \"/etc/lunette/chap\"
             acl = [{ initiator = \"iqn.2026-11.org.example:i\", network = \"192.0.2.0/24\", read_only = true }]
         ";
@@ -372,12 +424,51 @@ mod tests {
         let read = |text: &str| parse(Some(("a.toml", text)), &Flags::default(), &surroundings);
         let config = read(text).unwrap_or_else(|mistakes| panic!("{mistakes}"));
         assert_eq!(config.iscsi[0].demo_mode, DemoMode::None);
+        assert_eq!(
+            config.iscsi[0].announce[0].to_string(),
+            "san.example.org:3260,1"
+        );
         assert!(config.iscsi[0].acl[0].read_only);
+        let path = std::path::Path::new("/etc/lunette/discovery");
+        assert_eq!(config.discovery_auth.as_deref(), Some(path));
         let again = read(&crate::config::render(&config));
         assert_eq!(
             again.unwrap_or_else(|mistakes| panic!("{mistakes}")),
             config
         );
+    }
+
+    #[test]
+    fn flags_announce_addresses_and_name_users_of_discovery() {
+        let with = |announce: &[&str]| {
+            let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+            let flags = Flags {
+                disk: owned(&["d0=ram:1M"]),
+                iscsi: owned(&["iqn.2026-11.org.example:t0=d0"]),
+                portal: owned(&["10.0.0.5", "10.0.1.5:3261,2"]),
+                announce: owned(announce),
+                discovery_auth: Some("finders".to_owned()),
+                ..Flags::default()
+            };
+            parse(None, &flags, &Surroundings::of_this_process())
+        };
+        let config = with(&["203.0.113.7:13260", "[2001:db8::7]:3261,2"]);
+        let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let said: Vec<String> = config.iscsi[0]
+            .announce
+            .iter()
+            .map(|a| a.to_string())
+            .collect();
+        assert_eq!(said, ["203.0.113.7:13260,1", "[2001:db8::7]:3261,2"]);
+        assert_eq!(config.discovery_auth, Some(PathBuf::from("finders")));
+        for (announce, told) in [
+            ("203.0.113.7:3260,3", "no portal has the portal group 3"),
+            ("0.0.0.0:3260", "no address that others can reach"),
+            ("moon landing", "no address such as"),
+        ] {
+            let mistakes = with(&[announce]).unwrap_err().to_string();
+            assert!(mistakes.contains(told), "{mistakes}");
+        }
     }
 
     #[test]

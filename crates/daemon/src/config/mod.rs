@@ -27,7 +27,9 @@ use std::sync::Arc;
 pub use check::Surroundings;
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
-pub use iscsi::{AclEntry, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users};
+pub use iscsi::{
+    AclEntry, Announced, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users,
+};
 pub use iscsi_limits::{ISCSI_LIMITS_FORM, IscsiLimits};
 pub use json_source::{
     JsonExport, disk_json, export_json, limits_json, lun_json, luns_json, objects_json, size_json,
@@ -145,6 +147,12 @@ fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
     draft
         .iscsi
         .extend(iscsi::read_flags(flags, &mut source, diagnostics));
+    if let Some(text) = &flags.discovery_auth {
+        let word = flag_source::word_flag(&source("--discovery-auth", text));
+        let fields = single("discovery_auth", word);
+        let mut reader = Reader::new(&fields, "discovery_auth", diagnostics);
+        draft.discovery_auth = objects::read_file_name(&mut reader, "discovery_auth");
+    }
     if let Some(text) = &flags.iscsi_limits {
         let fields = flag_source::options_flag(&source("--iscsi-limits", text));
         draft.iscsi_limits = Some(iscsi_limits::read_iscsi_limits(&fields, diagnostics));

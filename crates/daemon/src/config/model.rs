@@ -50,6 +50,8 @@ pub struct Config {
     pub vhost_scsi: Vec<VhostScsiConfig>,
     /// iSCSI targets.
     pub iscsi: Vec<IscsiConfig>,
+    /// The file with the CHAP users of discovery sessions; `None`: these need not authenticate.
+    pub discovery_auth: Option<PathBuf>,
     /// What their initiators may take.
     pub iscsi_limits: IscsiLimits,
 }
@@ -72,6 +74,7 @@ impl Config {
             vhost_blk: Vec::new(),
             vhost_scsi: Vec::new(),
             iscsi: Vec::new(),
+            discovery_auth: self.discovery_auth.clone(),
             iscsi_limits: self.iscsi_limits.clone(),
         }
     }

@@ -103,6 +103,8 @@ pub struct Draft {
     pub vhost_blk: Vec<VhostBlkDraft>,
     pub vhost_scsi: Vec<VhostScsiDraft>,
     pub iscsi: Vec<IscsiDraft>,
+    /// The file with the CHAP users of discovery sessions.
+    pub discovery_auth: Option<At<PathBuf>>,
     pub iscsi_limits: Option<IscsiLimits>,
     /// Logical units from flags, with their controller's name.
     pub luns: Vec<(At<String>, LunDraft)>,
@@ -128,6 +130,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let readers_token_file = read_file_name(&mut reader, "readers_token_file");
     let state = read_folder(&mut reader, "state");
     let metrics_listen = read_address(&mut reader, "metrics_listen");
+    let discovery_auth = read_file_name(&mut reader, "discovery_auth");
     let count = reader.raw("workers");
     let cpus = reader.raw("cpus");
     let poll = reader.raw(POLL_KEY);
@@ -168,6 +171,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
             .map(|fields| read_vhost_scsi(fields, diagnostics))
             .collect(),
         iscsi: iscsi.iter().map(|f| read_iscsi(f, diagnostics)).collect(),
+        discovery_auth,
         iscsi_limits: iscsi_limits.map(|fields| read_iscsi_limits(fields, diagnostics)),
         luns: Vec::new(),
         astray: Vec::new(),

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::iscsi::{IscsiConfig, Portal};
+use super::iscsi::{Announced, IscsiConfig, Portal};
 use super::iscsi_limits::IscsiLimits;
 use super::model::{BackendConfig, Config, LunConfig, Placement, PollLimit};
 use super::objects::{DISK_POLL_KEY, NETWORK_POLL_KEY, POLL_KEY};
@@ -40,6 +40,9 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     }
     if let Some(address) = &config.metrics_listen {
         writeln!(text, "metrics_listen = \"{address}\"")?;
+    }
+    if let Some(path) = &config.discovery_auth {
+        writeln!(text, "discovery_auth = {}", quoted_path(path))?;
     }
     match &config.workers.placement {
         Placement::Count(count) => writeln!(text, "workers = {count}")?,
@@ -174,6 +177,10 @@ fn write_iscsi(text: &mut String, target: &IscsiConfig) -> std::fmt::Result {
     }
     let portals = list(&mut target.portals.iter().map(Portal::to_string));
     writeln!(text, "portals = [{portals}]")?;
+    if !target.announce.is_empty() {
+        let announce = list(&mut target.announce.iter().map(Announced::to_string));
+        writeln!(text, "announce = [{announce}]")?;
+    }
     writeln!(text, "demo_mode = \"{}\"", target.demo_mode)?;
     if let Some(path) = &target.chap_users {
         writeln!(text, "chap_users = {}", quoted_path(path))?;

@@ -625,6 +625,7 @@ fn config() -> impl Strategy<Value = Config> {
                         })
                         .collect(),
                     iscsi: Vec::new(),
+                    discovery_auth: None,
                     iscsi_limits: IscsiLimits::default(),
                     disks,
                 }
@@ -653,6 +654,8 @@ proptest! {
             lun: vec![flag.clone()],
             iscsi: vec![flag.clone()],
             portal: vec![flag.clone()],
+            announce: vec![flag.clone()],
+            discovery_auth: Some(flag.clone()),
             demo_mode: Some(flag.clone()),
             chap_user: Some(flag.clone()),
             workers: Some(flag.clone()),

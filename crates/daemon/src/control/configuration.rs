@@ -57,6 +57,9 @@ pub struct Summary {
     /// iSCSI targets that stay and whose CHAP users are others.
     #[serde(default)]
     pub chap_users_changed: usize,
+    /// 1 where discovery sessions have other CHAP users.
+    #[serde(default)]
+    pub discovery_users_changed: usize,
     /// Logical units that came to exports that were there.
     pub luns_added: usize,
     /// Logical units that went from exports that stay.
@@ -75,6 +78,7 @@ impl Summary {
             exports_removed: plan.remove_exports.len(),
             exports_replaced: plan.replace_exports.len(),
             chap_users_changed: plan.chap_users.len(),
+            discovery_users_changed: plan.discovery_users.into(),
             luns_added: plan.add_luns.iter().map(|(_, luns)| luns.len()).sum(),
             luns_removed: plan.remove_luns.iter().map(|(_, luns)| luns.len()).sum(),
         }

@@ -254,6 +254,10 @@ pub struct Iscsi {
     pub lun: Vec<Lun>,
     /// Where it is found: `ADDRESS:PORT,GROUP`.
     pub portals: Vec<String>,
+    /// Where initiators are told to find it, instead of the portals of the same group: `ADDRESS:PORT,GROUP`, or a name in the
+    /// place of the address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub announce: Vec<String>,
     /// What initiators may do that nothing else admits: `none`, `ro` or `rw`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^(none|ro|rw)$")]
@@ -332,6 +336,7 @@ impl Export {
                 alias: export.alias.clone(),
                 lun: luns(&export.luns),
                 portals: export.portals.iter().map(ToString::to_string).collect(),
+                announce: export.announce.iter().map(ToString::to_string).collect(),
                 demo_mode: Some(export.demo_mode.to_string()),
                 chap_users: export
                     .chap_users

@@ -128,6 +128,11 @@ impl Owner {
     /// All reasons why it cannot be.
     pub fn begin(&mut self, inherited: Vec<Inherited>) -> Result<Made, Refusal> {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
+        // Before anybody can come to a portal.
+        let finders = exports::discovery_users(&self.base).map_err(failed)?;
+        if let Some(doors) = self.servers.doors() {
+            doors.iscsi.set_discovery_users(finders);
+        }
         let mut next = self.base.clone();
         let mut changed = Vec::new();
         if let Some(keeper) = &self.keeper {
@@ -188,10 +193,18 @@ impl Owner {
             return Err(Refusal::Invalid(faults.collect()));
         }
         let users = chap_users(&next)?;
+        let finders = exports::discovery_users(&next).map_err(|reason| refused(vec![reason]))?;
         let before = std::mem::replace(&mut self.base, base);
         let mut made = self.become_(next, how);
         match &mut made {
-            Ok(made) => self.set_chap_users(users, &mut made.plan),
+            Ok(made) => {
+                self.set_chap_users(users, &mut made.plan);
+                let changed = self
+                    .servers
+                    .doors()
+                    .map(|d| d.iscsi.set_discovery_users(finders));
+                made.plan.discovery_users = changed == Some(true);
+            }
             Err(_) => self.base = before,
         }
         self.publish();

@@ -1,7 +1,6 @@
 //! The smallest set of changes that makes one configuration another.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::refusal::Fault;
@@ -54,6 +53,8 @@ pub struct Plan {
     pub remove_luns: Vec<ExportLuns>,
     /// Targets whose CHAP users are others, of those that stay.
     pub chap_users: Vec<String>,
+    /// Have discovery sessions other CHAP users?
+    pub discovery_users: bool,
     /// What cannot be changed while the daemon runs.
     pub refused: Vec<Fault>,
 }
@@ -268,18 +269,12 @@ impl Plan {
     }
 }
 
-/// Can a target not be served beside another one? The same portal they may share.
+/// Can a target not be served beside another one? Portals they may share.
 fn bars(one: ExportRef<'_>, other: ExportRef<'_>) -> bool {
     let (ExportRef::Iscsi(one), ExportRef::Iscsi(other)) = (one, other) else {
         return false;
     };
-    let overlap = |a: SocketAddr, b: SocketAddr| {
-        let any = a.ip().is_unspecified() || b.ip().is_unspecified();
-        a.port() == b.port() && a != b && any
-    };
-    let mut portals = one.portals.iter();
     iscsi_name::is_same(&one.name, &other.name)
-        || portals.any(|a| other.portals.iter().any(|b| overlap(a.address, b.address)))
 }
 
 /// The file of a disk that lies in one.

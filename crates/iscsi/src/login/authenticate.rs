@@ -4,7 +4,7 @@ use crate::chap::{Algorithm, CHALLENGE_MAX};
 use crate::pdu::LoginStatus;
 use crate::text::{Binary, Pair, parse_binary, parse_list, parse_number, push_pair, to_hex};
 
-use super::{Admission, TargetPolicy, Visitor};
+use super::{Admission, ChapUser, TargetPolicy, Visitor};
 
 #[derive(Clone)]
 enum State {
@@ -68,7 +68,7 @@ impl Authentication {
     pub fn pass_without(&mut self, admission: &Admission) -> Result<(), LoginStatus> {
         match self.state {
             State::Done => Ok(()),
-            State::Start if admission.chap.is_empty() => {
+            State::Start if !admission.must_authenticate => {
                 self.state = State::Done;
                 Ok(())
             }
@@ -97,15 +97,15 @@ impl Authentication {
                 let Some(name) = value(pairs, "CHAP_N") else {
                     return Err(LoginStatus::AuthenticationFailure);
                 };
-                let user = policy
-                    .chap_user(visitor, name)
-                    .ok_or(LoginStatus::AuthenticationFailure)?;
                 let response =
                     value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
                 let response = response.ok_or(LoginStatus::AuthenticationFailure)?;
-                if !algorithm.verify(identifier, &user.secret, &challenge, &response) {
-                    return Err(LoginStatus::AuthenticationFailure);
-                }
+                let users = policy.chap_users(visitor, name);
+                let proves = |user: &ChapUser| {
+                    algorithm.verify(identifier, &user.secret, &challenge, &response)
+                };
+                let user = users.into_iter().find(proves);
+                let user = user.ok_or(LoginStatus::AuthenticationFailure)?;
                 match (value(pairs, "CHAP_I"), value(pairs, "CHAP_C")) {
                     (None, None) => {}
                     (Some(their_identifier), Some(their_challenge)) => {
@@ -148,15 +148,13 @@ impl Authentication {
     ) -> Result<(), LoginStatus> {
         let offered = value(pairs, "AuthMethod").ok_or(LoginStatus::AuthenticationFailure)?;
         let offered = parse_list(offered).ok_or(LoginStatus::AuthenticationFailure)?;
-        if admission.chap.is_empty() {
-            if !offered.contains(&"None") {
-                return Err(LoginStatus::AuthenticationFailure);
-            }
+        // Also where CHAP is offered first: initiators whose secret is another target's got in before there was a choice.
+        if !admission.must_authenticate && offered.contains(&"None") {
             push_pair(out, "AuthMethod", "None");
             self.state = State::Done;
             return Ok(());
         }
-        if !offered.contains(&"CHAP") {
+        if admission.chap.is_empty() || !offered.contains(&"CHAP") {
             return Err(LoginStatus::AuthenticationFailure);
         }
         push_pair(out, "AuthMethod", "CHAP");

@@ -25,8 +25,10 @@ pub struct Visitor {
 /// A visitor may try to log in.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// CHAP algorithms of which one has to be passed, best first; empty: no authentication asked for.
+    /// CHAP algorithms with which it can authenticate, best first.
     pub chap: Vec<Algorithm>,
+    /// It has to; else it does where it offers nothing but CHAP.
+    pub must_authenticate: bool,
     /// TargetPortalGroupTag
     pub portal_group_tag: u16,
     /// TargetAlias
@@ -97,8 +99,8 @@ pub trait TargetPolicy: Send + Sync {
     /// May this visitor try? Target known, ACL, demo mode.
     fn admit(&self, visitor: &Visitor) -> Result<Admission, Refusal>;
 
-    /// The CHAP user of that name, if it may log in as this visitor.
-    fn chap_user(&self, visitor: &Visitor, name: &str) -> Option<ChapUser>;
+    /// The CHAP users of that name as which this visitor may log in; several where targets have users of one name.
+    fn chap_users(&self, visitor: &Visitor, name: &str) -> Vec<ChapUser>;
 
     /// The session with this TSIH.
     fn session(&self, tsih: u16) -> Option<Arc<Session>>;

@@ -29,6 +29,8 @@ pub struct Policy {
     pub table: SessionTable,
     pub offer: Offer,
     pub chap: Vec<Algorithm>,
+    /// Who offers nothing but CHAP may authenticate, and nobody has to.
+    pub chap_is_optional: bool,
     pub users: HashMap<String, ChapUser>,
     pub targets: Vec<TargetRecord>,
 }
@@ -43,6 +45,7 @@ impl Policy {
             table: SessionTable::new(16, Limits::default().commands_per_session),
             offer,
             chap: Vec::new(),
+            chap_is_optional: false,
             users: HashMap::new(),
             targets: vec![TargetRecord {
                 name: TARGET.to_owned(),
@@ -70,14 +73,15 @@ impl TargetPolicy for Policy {
         }
         Ok(Admission {
             chap: self.chap.clone(),
+            must_authenticate: !self.chap.is_empty() && !self.chap_is_optional,
             portal_group_tag: 1,
             target_alias: Some("the disk".to_owned()),
             offer: self.offer.clone(),
         })
     }
 
-    fn chap_user(&self, _: &Visitor, name: &str) -> Option<ChapUser> {
-        self.users.get(name).cloned()
+    fn chap_users(&self, _: &Visitor, name: &str) -> Vec<ChapUser> {
+        self.users.get(name).cloned().into_iter().collect()
     }
 
     fn session(&self, tsih: u16) -> Option<Arc<Session>> {

@@ -166,6 +166,9 @@ pub enum NewExport {
         /// Where it is found [default port: 3260, default portal group: 1]
         #[arg(long, value_name = "ADDRESS:PORT,GROUP", required = true)]
         portal: Vec<String>,
+        /// Where initiators are told to find it, instead of the portals of the same group
+        #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
+        announce: Vec<String>,
         /// What any initiator may do: none, ro or rw [default: none]
         #[arg(long, value_name = "MODE")]
         demo_mode: Option<String>,

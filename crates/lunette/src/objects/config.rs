@@ -58,6 +58,10 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         ("exports removed", summary.exports_removed),
         ("exports replaced", summary.exports_replaced),
         ("targets with other CHAP users", summary.chap_users_changed),
+        (
+            "other CHAP users of discovery",
+            summary.discovery_users_changed,
+        ),
         ("LUNs added", summary.luns_added),
         ("LUNs removed", summary.luns_removed),
     ];

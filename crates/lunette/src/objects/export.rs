@@ -63,11 +63,13 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
         NewExport::Iscsi {
             export,
             portal,
+            announce,
             demo_mode,
             chap_user,
         } => Flags {
             iscsi: vec![export.clone()],
             portal: portal.clone(),
+            announce: announce.clone(),
             demo_mode: demo_mode.clone(),
             chap_user: chap_user.clone(),
             ..Flags::default()

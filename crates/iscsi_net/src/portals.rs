@@ -1,0 +1,264 @@
+//! The sockets at which initiators come in.
+//!
+//! Portals ask for addresses, and several may share a socket: a wildcard serves every address of its family. The two families
+//! have sockets of their own, also where `[::]` asks for both, so that `0.0.0.0` and `[::]` may be asked for in any order and by
+//! any target. Control thread only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
+
+/// Connections that wait to be accepted, as the standard library has it.
+const BACKLOG: i32 = 128;
+/// How often a port is looked for that is free in both families.
+const PORT_TRIES: usize = 16;
+
+/// The sockets of all portals.
+#[derive(Default)]
+pub(crate) struct Portals {
+    open: BTreeMap<SocketAddr, Arc<TcpListener>>,
+    /// What was asked for, and its address: where a port was asked for as 0, the one that the kernel chose.
+    bound: BTreeMap<SocketAddr, SocketAddr>,
+}
+
+impl Portals {
+    /// Listens for these portals and no others.
+    ///
+    /// # Errors
+    /// The portal that cannot be had, and why; everything is as before then.
+    pub fn set(&mut self, asked: &BTreeSet<SocketAddr>) -> Result<(), (SocketAddr, io::Error)> {
+        let mut next = Portals::default();
+        for &portal in asked {
+            let address = match self.bound.get(&portal) {
+                Some(known) => *known,
+                None if portal.port() == 0 => {
+                    let (address, sockets) = on_free_port(portal).map_err(|e| (portal, e))?;
+                    next.open.extend(sockets);
+                    address
+                }
+                None => canonical(portal),
+            };
+            next.bound.insert(portal, address);
+        }
+        let wanted = sockets(next.bound.values());
+        let (kept, closed): (BTreeMap<_, _>, BTreeMap<_, _>) = self
+            .open
+            .iter()
+            .map(|(address, listener)| (*address, listener.clone()))
+            .partition(|(address, _)| wanted.contains(address));
+        closed.values().for_each(|listener| shut(listener));
+        let missing = wanted.iter().filter(|address| !kept.contains_key(*address));
+        for &address in missing {
+            if next.open.contains_key(&address) {
+                continue;
+            }
+            let error = match open(address) {
+                Ok(listener) => {
+                    next.open.insert(address, Arc::new(listener));
+                    continue;
+                }
+                // `[::]` is what there is of a machine without IPv4.
+                Err(error) if is_no_family(&error) && address.is_ipv4() => continue,
+                Err(error) => error,
+            };
+            next.open.values().for_each(|listener| shut(listener));
+            self.open = kept;
+            for &address in closed.keys() {
+                match open(address) {
+                    Ok(listener) => drop(self.open.insert(address, Arc::new(listener))),
+                    Err(error) => tracing::error!(%address, %error, "a portal is lost"),
+                }
+            }
+            let of = |bound: &SocketAddr| sockets([bound]).contains(&address);
+            let portal = next.bound.iter().find(|(_, bound)| of(bound));
+            return Err((portal.map_or(address, |(asked, _)| *asked), error));
+        }
+        next.open.extend(kept);
+        *self = next;
+        Ok(())
+    }
+
+    /// The address of a portal that is listened for.
+    pub fn bound(&self, asked: SocketAddr) -> SocketAddr {
+        self.bound.get(&asked).copied().unwrap_or(asked)
+    }
+
+    /// All sockets.
+    pub fn listeners(&self) -> Vec<Arc<TcpListener>> {
+        self.open.values().cloned().collect()
+    }
+}
+
+/// The sockets that serve these addresses.
+fn sockets<'a>(bound: impl IntoIterator<Item = &'a SocketAddr>) -> BTreeSet<SocketAddr> {
+    let mut all = BTreeSet::new();
+    for address in bound {
+        all.insert(*address);
+        if address.is_ipv6() && address.ip().is_unspecified() {
+            all.insert((Ipv4Addr::UNSPECIFIED, address.port()).into());
+        }
+    }
+    let wildcards: BTreeSet<SocketAddr> = all
+        .iter()
+        .filter(|address| address.ip().is_unspecified())
+        .copied()
+        .collect();
+    all.retain(|address| {
+        let wildcard = wildcard(address.is_ipv4(), address.port());
+        *address == wildcard || !wildcards.contains(&wildcard)
+    });
+    all
+}
+
+fn wildcard(is_ipv4: bool, port: u16) -> SocketAddr {
+    match is_ipv4 {
+        true => (Ipv4Addr::UNSPECIFIED, port).into(),
+        false => (Ipv6Addr::UNSPECIFIED, port).into(),
+    }
+}
+
+/// An IPv4 address that is written as an IPv6 one is an IPv4 address.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
+        _ => address,
+    }
+}
+
+type Open = (SocketAddr, Arc<TcpListener>);
+
+/// A port that is free, in both families where both are asked for.
+fn on_free_port(asked: SocketAddr) -> io::Result<(SocketAddr, Vec<Open>)> {
+    let asked = canonical(asked);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let first = open(asked)?;
+        let address = first.local_addr()?;
+        let mut sockets_open = vec![(address, Arc::new(first))];
+        let others = sockets([&address]);
+        let mut others = others.into_iter().filter(|other| *other != address);
+        let Some(other) = others.next() else {
+            return Ok((address, sockets_open));
+        };
+        match open(other) {
+            Ok(listener) => sockets_open.push((other, Arc::new(listener))),
+            Err(error) if is_no_family(&error) => {}
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < PORT_TRIES => {
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
+        return Ok((address, sockets_open));
+    }
+}
+
+fn is_no_family(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
+}
+
+fn open(address: SocketAddr) -> io::Result<TcpListener> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    // Connections of a portal that was closed do not keep it from being opened again.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    bind(&socket, &address)?;
+    listen(&socket, BACKLOG)?;
+    Ok(TcpListener::from(socket))
+}
+
+/// Closes a socket at once: the accepting thread may hold it a while longer, and whoever comes next wants the address now.
+fn shut(listener: &TcpListener) {
+    rustix::net::shutdown(listener, rustix::net::Shutdown::Both).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    fn addresses(texts: &[&str]) -> BTreeSet<SocketAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn port_of(portals: &mut Portals, asked: &str) -> u16 {
+        portals.set(&addresses(&[asked])).unwrap();
+        portals.bound(asked.parse().unwrap()).port()
+    }
+
+    fn is_heard(address: &str, port: u16) -> bool {
+        TcpStream::connect(format!("{address}:{port}")).is_ok()
+    }
+
+    #[test]
+    fn a_wildcard_serves_the_addresses_of_its_family() {
+        let all = |texts: &[&str]| sockets(&addresses(texts));
+        assert_eq!(
+            all(&["0.0.0.0:1", "192.0.2.1:1"]),
+            addresses(&["0.0.0.0:1"])
+        );
+        assert_eq!(all(&["[::]:1"]), addresses(&["0.0.0.0:1", "[::]:1"]));
+        assert_eq!(
+            all(&["[::]:1", "0.0.0.0:1", "192.0.2.1:1", "[2001:db8::1]:1"]),
+            addresses(&["0.0.0.0:1", "[::]:1"])
+        );
+        let apart = ["0.0.0.0:1", "192.0.2.1:2", "[2001:db8::1]:1"];
+        assert_eq!(all(&apart), addresses(&apart));
+    }
+
+    #[test]
+    fn both_wildcards_and_an_address_come_and_go_in_any_order() {
+        let mut portals = Portals::default();
+        let port = port_of(&mut portals, "[::]:0");
+        assert!(is_heard("[::1]", port) && is_heard("127.0.0.1", port));
+        let portal = |address: &str| format!("{address}:{port}").parse::<SocketAddr>().unwrap();
+        for (asked, six, four, two) in [
+            (&["[::]", "0.0.0.0"][..], true, true, true),
+            (&["0.0.0.0"], false, true, true),
+            (&["127.0.0.1"], false, true, false),
+            (&["127.0.0.1", "[::]"], true, true, true),
+            (&["127.0.0.1", "[::1]"], true, true, false),
+            (&["127.0.0.2", "[::1]"], true, false, true),
+            (&["[::]"], true, true, true),
+            (&["0.0.0.0", "127.0.0.2"], false, true, true),
+            (&[], false, false, false),
+        ] {
+            let asked: BTreeSet<SocketAddr> = asked.iter().map(|a| portal(a)).collect();
+            portals.set(&asked).unwrap();
+            assert_eq!(is_heard("[::1]", port), six, "{asked:?}");
+            assert_eq!(is_heard("127.0.0.1", port), four, "{asked:?}");
+            assert_eq!(is_heard("127.0.0.2", port), two, "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn a_portal_that_cannot_be_had_leaves_the_others() {
+        let other = TcpListener::bind("127.0.0.2:0").unwrap();
+        let port = other.local_addr().unwrap().port();
+        let mut portals = Portals::default();
+        let first = addresses(&[&format!("127.0.0.1:{port}")]);
+        portals.set(&first).unwrap();
+        let wildcard = addresses(&[&format!("[::]:{port}")]);
+        let (portal, error) = portals
+            .set(&first.union(&wildcard).copied().collect())
+            .unwrap_err();
+        assert_eq!(portal.to_string(), format!("[::]:{port}"));
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert!(is_heard("127.0.0.1", port) && !is_heard("[::1]", port));
+        drop(other);
+        portals.set(&wildcard).unwrap();
+        assert!(is_heard("127.0.0.2", port) && is_heard("[::1]", port));
+    }
+}
