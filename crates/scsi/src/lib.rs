@@ -12,6 +12,7 @@ mod command;
 mod commands;
 mod copy_results;
 mod directory;
+mod known;
 mod logical_unit;
 mod lun;
 mod mode;

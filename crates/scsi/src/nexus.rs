@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::logical_unit::UnitId;
+use crate::known::{Appearance, KnownUnits, Relation, Replaced};
+use crate::logical_unit::{LogicalUnit, UnitId};
 use crate::sense::SenseCode;
 use crate::sync::lock;
 
@@ -161,16 +162,19 @@ pub struct Nexus {
 #[derive(Debug, Default)]
 struct Attentions {
     queues: HashMap<UnitId, Vec<SenseCode>>,
-    /// How many units with a queue share each bit of the filter.
+    known: KnownUnits,
+    /// How many units with a queue, and LUNs with another unit than the known one, share each bit of the filter.
     sharing: Vec<u32>,
 }
 
 impl Nexus {
-    pub(crate) fn new(initiator: TransportId, port: Arc<TargetPort>) -> Nexus {
+    /// `known`: the units that the initiator port knows from an earlier nexus.
+    pub(crate) fn new(initiator: TransportId, port: Arc<TargetPort>, known: KnownUnits) -> Nexus {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NexusId(NEXT.fetch_add(1, Ordering::Relaxed));
         let attentions = Attentions {
             queues: HashMap::new(),
+            known,
             sharing: vec![0; 64],
         };
         Nexus {
@@ -237,11 +241,59 @@ impl Nexus {
             queue.push(code);
         }
         if first {
-            if let Some(count) = attentions.sharing.get_mut(unit.filter_index()) {
-                *count += 1;
-            }
-            self.filter.fetch_or(unit.filter_bit(), Ordering::Release);
+            self.share(&mut attentions, unit);
         }
+    }
+
+    /// A unit has this LUN now. If the initiator knows another one there it is told so, and that holds for commands which
+    /// [`Nexus::replaced`] says. Called before commands can reach the unit.
+    pub(crate) fn meet(&self, lun: u16, unit: &LogicalUnit) {
+        let id = unit.id();
+        let mut attentions = lock(&self.attentions);
+        if let Some(before) = attentions.known.leave(lun) {
+            self.unshare(&mut attentions, before);
+        }
+        let relation = attentions.known.meet(lun, id, Appearance::of(unit));
+        if relation == Relation::Other {
+            self.share(&mut attentions, id);
+        }
+        drop(attentions);
+        // CAPACITY DATA HAS CHANGED would have the initiator take the other unit for the one that it knows.
+        let codes: &[SenseCode] = match relation {
+            Relation::Same => &[],
+            Relation::OtherCapacity => &[SenseCode::CAPACITY_CHANGED],
+            Relation::Other => &[SenseCode::LUNS_CHANGED, SenseCode::INQUIRY_DATA_CHANGED],
+        };
+        for code in codes {
+            self.push_attention(id, *code);
+        }
+    }
+
+    /// No unit has this LUN any more.
+    pub(crate) fn leave(&self, lun: u16) {
+        let mut attentions = lock(&self.attentions);
+        if let Some(unit) = attentions.known.leave(lun) {
+            self.unshare(&mut attentions, unit);
+        }
+    }
+
+    /// The initiator has read the capacity of the unit with this LUN.
+    pub(crate) fn read_capacity(&self, lun: u16, unit: &LogicalUnit) {
+        let mut attentions = lock(&self.attentions);
+        if let Some(unit) = attentions.known.read_capacity(lun, Appearance::of(unit)) {
+            self.unshare(&mut attentions, unit);
+        }
+    }
+
+    /// Has the unit with this LUN replaced another one, which the initiator knows? Asked when
+    /// [`Nexus::may_have_attention`] says yes.
+    pub(crate) fn replaced(&self, lun: u16) -> Option<Replaced> {
+        lock(&self.attentions).known.replaced(lun)
+    }
+
+    /// What another nexus of the initiator port starts with.
+    pub(crate) fn known_units(&self) -> KnownUnits {
+        lock(&self.attentions).known.for_another_nexus()
     }
 
     /// Takes the first unit attention that waits for this unit.
@@ -284,7 +336,19 @@ impl Nexus {
     }
 
     fn forget(&self, attentions: &mut Attentions, unit: UnitId) {
-        attentions.queues.remove(&unit);
+        if attentions.queues.remove(&unit).is_some() {
+            self.unshare(attentions, unit);
+        }
+    }
+
+    fn share(&self, attentions: &mut Attentions, unit: UnitId) {
+        if let Some(count) = attentions.sharing.get_mut(unit.filter_index()) {
+            *count += 1;
+        }
+        self.filter.fetch_or(unit.filter_bit(), Ordering::Release);
+    }
+
+    fn unshare(&self, attentions: &mut Attentions, unit: UnitId) {
         if let Some(count) = attentions.sharing.get_mut(unit.filter_index()) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -317,6 +381,7 @@ mod tests {
         Nexus::new(
             TransportId::iscsi_device("iqn.2026-11.org.example:i"),
             Arc::new(port),
+            KnownUnits::default(),
         )
     }
 

@@ -3,12 +3,14 @@
 //! The map is an immutable snapshot. A worker holds one in its [`TargetView`] and looks at a generation
 //! number once per turn, so a look-up takes no lock and counts no reference.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::command::Command;
 use crate::commands::{self, PlainWay};
+use crate::known::KnownUnits;
 use crate::logical_unit::LogicalUnit;
 use crate::lun::{Lun, LunAddress, MAX_UNITS};
 use crate::nexus::{Nexus, TargetPort, TransportId};
@@ -86,6 +88,40 @@ struct TargetState {
     map: Arc<LunMap>,
     ports: Vec<Arc<TargetPort>>,
     nexuses: Vec<Weak<Nexus>>,
+    /// What initiator ports know that have no nexus at present, the last one last: a session that comes back after its
+    /// connection was lost goes on with what it knew.
+    gone: VecDeque<(TransportId, u16, KnownUnits)>,
+}
+
+/// How many initiator ports without a nexus are remembered: more than the nodes of a cluster with a few paths each.
+const GONE_MAX: usize = 256;
+
+impl TargetState {
+    /// What an initiator port knows from its last nexus to a target port.
+    fn known_to(&mut self, initiator: &TransportId, port: &TargetPort) -> KnownUnits {
+        let is_it = |nexus: &Arc<Nexus>| {
+            nexus.initiator() == initiator && nexus.port().relative_id == port.relative_id
+        };
+        let mut nexuses = self.nexuses.iter().rev().filter_map(Weak::upgrade);
+        if let Some(nexus) = nexuses.find(is_it) {
+            return nexus.known_units();
+        }
+        let is_it = |(who, at, _): &(TransportId, u16, KnownUnits)| {
+            who == initiator && *at == port.relative_id
+        };
+        let found = self.gone.iter().position(is_it);
+        let found = found.and_then(|index| self.gone.remove(index));
+        found.map(|(_, _, known)| known).unwrap_or_default()
+    }
+
+    fn remember(&mut self, nexus: &Nexus) {
+        let (who, at) = (nexus.initiator(), nexus.port().relative_id);
+        self.gone.retain(|(w, a, _)| (w, *a) != (who, at));
+        if self.gone.len() >= GONE_MAX {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((who.clone(), at, nexus.known_units()));
+    }
 }
 
 impl Target {
@@ -125,12 +161,13 @@ impl Target {
             }
         }
         self.luns_changed(&state);
-        for (_, unit) in &units {
+        for (number, unit) in &units {
             for port in &state.ports {
                 unit.attach_port(port);
             }
             for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
                 unit.attach_nexus(&nexus);
+                nexus.meet(*number, unit);
             }
         }
         state.map = Arc::new(map);
@@ -144,6 +181,9 @@ impl Target {
         let mut state = lock(&self.state);
         state.map.get(number)?;
         let unit = self.replace_map(&mut state, number, None)?;
+        for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
+            nexus.leave(number);
+        }
         if state.map.iter().any(|(_, other)| Arc::ptr_eq(other, &unit)) {
             // still there under another number
             self.luns_changed(&state);
@@ -180,8 +220,9 @@ impl Target {
     /// A new I_T nexus: a session or a controller's connection. Each logical unit has a POWER ON unit
     /// attention for it. Several workers may share it.
     pub fn attach_nexus(&self, initiator: TransportId, port: Arc<TargetPort>) -> Arc<Nexus> {
-        let nexus = Arc::new(Nexus::new(initiator, Arc::clone(&port)));
         let mut state = lock(&self.state);
+        let known = state.known_to(&initiator, &port);
+        let nexus = Arc::new(Nexus::new(initiator, Arc::clone(&port), known));
         if !state
             .ports
             .iter()
@@ -194,8 +235,9 @@ impl Target {
         }
         state.nexuses.retain(|known| known.strong_count() > 0);
         state.nexuses.push(Arc::downgrade(&nexus));
-        for (_, unit) in state.map.iter() {
+        for (number, unit) in state.map.iter() {
             unit.attach_nexus(&nexus);
+            nexus.meet(number, unit);
         }
         nexus
     }
@@ -206,6 +248,7 @@ impl Target {
         state
             .nexuses
             .retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(nexus)));
+        state.remember(nexus);
         for (_, unit) in state.map.iter() {
             unit.detach_nexus(nexus);
         }

@@ -24,6 +24,9 @@ pub(super) fn read_capacity_10(c: &Context<'_>) -> Planned {
     let mut data = Vec::with_capacity(8);
     data.extend(last.to_be_bytes());
     data.extend(geometry.block_size().to_be_bytes());
+    if c.data_in >= 8 {
+        c.nexus.read_capacity(c.lun, c.unit);
+    }
     c.data(data, 8)
 }
 
@@ -42,5 +45,10 @@ pub(super) fn read_capacity_16(c: &Context<'_>) -> Planned {
             data[14] |= 0x40; // LBPRZ
         }
     }
-    c.data(data.into(), be32(c.cdb, 10))
+    drop(state);
+    let allocated = be32(c.cdb, 10);
+    if allocated >= 12 && c.data_in >= 12 {
+        c.nexus.read_capacity(c.lun, c.unit);
+    }
+    c.data(data.into(), allocated)
 }

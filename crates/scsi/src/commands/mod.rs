@@ -19,6 +19,7 @@ mod port_groups;
 mod provisioning;
 mod read_write;
 mod receive_copy;
+mod replaced;
 mod report_luns;
 mod request_path;
 mod request_sense;
@@ -35,6 +36,7 @@ use disk::{Blocks, IoRequest, Lba};
 
 use crate::command::{Cdb, Command, TaskAttribute, cdb_length, opcode::*};
 use crate::logical_unit::{DiskId, LogicalUnit, Word};
+use crate::lun::LunAddress;
 use crate::nexus::Nexus;
 use crate::plan::{Answering, DirectIo, Plan};
 use crate::response::{Residual, Response, Status};
@@ -56,6 +58,8 @@ pub(crate) struct Context<'a> {
     pub map: &'a LunMap,
     pub unit: &'a Arc<LogicalUnit>,
     pub nexus: &'a Arc<Nexus>,
+    /// The unit's number.
+    pub lun: u16,
     pub cdb: &'a Cdb,
     pub word: Word,
     pub data_in: u64,
@@ -171,6 +175,11 @@ fn begin_general(map: &LunMap, unit: &Arc<LogicalUnit>, command: &Command<'_>, c
         map,
         unit,
         nexus: command.nexus,
+        lun: match command.lun.address() {
+            LunAddress::Unit(number) => number,
+            // no unit is found under these
+            LunAddress::ReportLuns | LunAddress::Unknown => 0,
+        },
         cdb,
         word,
         data_in: command.data_in_length,
@@ -182,7 +191,9 @@ fn begin_general(map: &LunMap, unit: &Arc<LogicalUnit>, command: &Command<'_>, c
         Ok(None)
     };
     let planned = match planned {
-        Ok(None) => check_cdb(cdb, command.cdb.len()).and_then(|()| dispatch(&context)),
+        Ok(None) => check_cdb(cdb, command.cdb.len())
+            .and_then(|()| dispatch(&context))
+            .and_then(|plan| replaced::check_length(&context, plan)),
         Ok(Some(response)) => Ok(Plan::Done(response)),
         Err(sense) => Err(sense),
     };
@@ -225,6 +236,7 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
     {
         return Err(Sense::new(SenseKey::UnitAttention, code));
     }
+    replaced::check_known(c)?;
     // an unknown command is refused where it is dispatched
     let Some(row) = row else { return Ok(None) };
     let state = c.unit.state();
