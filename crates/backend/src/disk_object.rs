@@ -117,14 +117,15 @@ impl Disk {
             physical_block_size,
             ..told
         };
+        let throttle = Arc::<Throttle>::default();
         Ok(Disk {
             name: name.into(),
             removable,
             copy_across_targets,
             engine,
             info: Arc::new(RwLock::new(Arc::new(info))),
-            gate: Arc::default(),
-            throttle: Arc::default(),
+            gate: Arc::new(Gate::new(throttle.clone())),
+            throttle,
             state: Arc::default(),
         })
     }
@@ -258,7 +259,7 @@ impl Disk {
         self.engine.attach(attach)
     }
 
-    /// Ranges that are held against all other changes.
+    /// Ranges that are held against all other reads and changes.
     pub fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }

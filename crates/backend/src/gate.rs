@@ -1,19 +1,22 @@
-//! Ranges of a disk that one task holds against all other changes, through every door and on every worker.
+//! Ranges of a disk that one task holds against all other reads and writes, through every door and on every worker.
 //!
-//! Open nearly always: a worker that is about to change the disk does one load. A task that must be atomic (COMPARE AND
-//! WRITE, WRITE ATOMIC) acquires its range; workers then set aside what would change it, and report when what they had
-//! begun before has ended; only then is the range granted. Control plane: locks and messages, none per plain I/O.
+//! Open nearly always: the disk's [`Throttle::word`] says so, which every I/O loads anyway. A task that must be atomic (COMPARE
+//! AND WRITE, WRITE ATOMIC) acquires its range; workers then set aside what reads or changes it, and report when what they had
+//! begun before has ended; only then is the range granted. So no read sees half of what the task writes. Control plane: locks
+//! and messages, none per plain I/O.
 //! A gate that is closed lets nobody pass but whom it was closed for, once all has settled: nothing that was begun
 //! before lands on what a sanitize operation has already been over.
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use disk::{IoFlags, IoRequest};
 
-/// Kept by a worker until the changes that it had begun have ended; the last one to go grants the range.
+use crate::Throttle;
+
+/// Kept by a worker until the I/Os that it had begun have ended; the last one to go grants the range.
 #[derive(Clone)]
 pub struct Settling {
     _on_last: Arc<OnLast>,
@@ -65,7 +68,7 @@ pub enum Passage {
 
 /// A worker's handle on the disk, as the gate sees it. Called from any thread; must not block.
 pub trait Member: Send + Sync {
-    /// A range is being acquired: keep `settling` until every change that is in flight now has ended.
+    /// A range is being acquired: keep `settling` until every read and change that is in flight now has ended.
     fn settle(&self, settling: Settling);
 
     /// A range was released, or closing has settled: what was set aside may go on.
@@ -98,8 +101,8 @@ enum Closed {
 /// A disk's gate.
 #[derive(Default)]
 pub struct Gate {
-    /// How many ranges are held.
-    held: AtomicUsize,
+    /// Its word says whether any range is held.
+    throttle: Arc<Throttle>,
     state: Mutex<State>,
     /// Is it closed, as `state` says?
     is_closed: AtomicBool,
@@ -133,10 +136,17 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is no range held? One load.
-    #[inline]
+    /// The gate of a disk whose workers look at this word.
+    pub(crate) fn new(throttle: Arc<Throttle>) -> Gate {
+        Gate {
+            throttle,
+            ..Gate::default()
+        }
+    }
+
+    /// Is no range held?
     pub fn is_open(&self) -> bool {
-        self.held.load(Ordering::Acquire) == 0
+        !self.throttle.is_held()
     }
 
     /// Is a part of this range held?
@@ -252,14 +262,14 @@ impl Gate {
             state.next += 1;
             let key = state.next;
             state.held.push((key, waiting.range));
-            // Seen by every worker that begins a change after it has been told to settle.
-            self.held.fetch_add(1, Ordering::SeqCst);
             let lease = Lease {
                 gate: self.clone(),
                 key,
             };
             settling.push(OnLast::settling(Then::Grant(lease, waiting.granted)));
         }
+        // Seen by every worker that begins an I/O after it has been told to settle.
+        self.throttle.set_held(!state.held.is_empty());
         let members = state.members();
         drop(state);
         for settling in settling {
@@ -274,7 +284,6 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.gate.lock();
         state.held.retain(|(key, _)| *key != self.key);
-        self.gate.held.fetch_sub(1, Ordering::SeqCst);
         let members = state.members();
         self.gate.grant(state);
         for member in members {
@@ -292,7 +301,7 @@ impl Drop for Membership {
 impl std::fmt::Debug for Gate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gate")
-            .field("held", &self.held)
+            .field("held", &!self.is_open())
             .finish_non_exhaustive()
     }
 }
@@ -307,6 +316,8 @@ impl std::fmt::Debug for Lease {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     /// Keeps what it is given until told.
@@ -362,7 +373,7 @@ mod tests {
         let _membership = gate.join(worker.clone());
         let granted = Granted::default();
         granted.ask(&gate, 1, 4096, 4096);
-        assert!(!gate.is_open(), "changes are set aside from now on");
+        assert!(!gate.is_open(), "I/Os are set aside from now on");
         assert!(
             granted.names().is_empty(),
             "what was begun before has not ended"

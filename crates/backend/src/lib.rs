@@ -113,6 +113,11 @@ pub trait Backend {
         false
     }
 
+    /// Does a buffer still lie in the disk's memory, to which [`Backend::look`] has pointed it?
+    fn is_borrowed(&self) -> bool {
+        false
+    }
+
     /// Takes a completion of one of this handle's owners; appends what is over, and may submit what remains to be done.
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>);
 

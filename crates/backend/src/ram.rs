@@ -462,6 +462,10 @@ impl Backend for RamBackend {
         allowed
     }
 
+    fn is_borrowed(&self) -> bool {
+        self.first.is_shared()
+    }
+
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
         let place = self.long.get_mut(completion.token as usize);
         let Some(mut long) = place.and_then(Option::take) else {

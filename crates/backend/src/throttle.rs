@@ -3,7 +3,8 @@
 //! Two token buckets that all workers share, each one atomic word: the time at which it will be full again. A request
 //! reserves its tokens and is told when it may start; who waits, and in which order, is the workers' business.
 //! Without limits a request pays one load of a word that is zero. Limits change at any time, from any thread.
-//! The word also says that the disk is closed ([`crate::Disk::close`]), so that this costs no other load.
+//! The word also says that the disk is closed ([`crate::Disk::close`]) and that a range of it is held ([`crate::Gate`]), so that
+//! neither costs another load.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -12,6 +13,9 @@ use std::time::{Duration, Instant};
 
 /// So many units of time are a second: sixteenths of a nanosecond keep high rates exact and last for 36 years.
 const SECOND: u128 = 16_000_000_000;
+
+/// Of the word: a range of the disk is held. The other bits are the setting.
+const HELD: u32 = 1 << 31;
 
 /// Limits of a disk; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,7 +110,7 @@ impl Bucket {
 /// The limits of one disk, as its workers keep to them.
 #[derive(Debug)]
 pub struct Throttle {
-    /// 0: no limits, and the disk is open. Else it tells one setting from the next.
+    /// 0: no limits, the disk is open, and no range is held.
     word: AtomicU32,
     requests: Bucket,
     bytes: Bucket,
@@ -119,6 +123,7 @@ struct Setting {
     generation: u32,
     limits: RateLimits,
     closed: bool,
+    held: bool,
 }
 
 impl Default for Throttle {
@@ -150,11 +155,23 @@ impl Throttle {
         self.tell(&mut setting);
     }
 
+    /// A range of the disk is held, or none is any more. What waits for the limits goes on waiting by the same setting.
+    pub(crate) fn set_held(&self, held: bool) {
+        let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        setting.held = held;
+        self.store(&setting);
+    }
+
     fn tell(&self, setting: &mut Setting) {
-        setting.generation = setting.generation.wrapping_add(1).max(1);
+        setting.generation = ((setting.generation + 1) & !HELD).max(1);
+        self.store(setting);
+    }
+
+    fn store(&self, setting: &Setting) {
         let nothing = setting.limits.is_none() && !setting.closed;
         let word = if nothing { 0 } else { setting.generation };
-        self.word.store(word, Ordering::Release);
+        let held = if setting.held { HELD } else { 0 };
+        self.word.store(word | held, Ordering::Release);
     }
 
     /// The limits as they are.
@@ -165,10 +182,20 @@ impl Throttle {
             .limits
     }
 
-    /// 0 while there are no limits and the disk is open; another number for every setting.
+    /// 0 while there are no limits, the disk is open and no range of it is held: an I/O may go on without another look.
     #[inline]
     pub fn word(&self) -> u32 {
         self.word.load(Ordering::Acquire)
+    }
+
+    /// 0 while there are no limits and the disk is open; another number for every setting.
+    pub fn setting(&self) -> u32 {
+        self.word() & !HELD
+    }
+
+    /// Is a range of the disk held?
+    pub fn is_held(&self) -> bool {
+        self.word() & HELD != 0
     }
 
     /// The present moment.
@@ -261,6 +288,24 @@ mod tests {
         let now = Moment(7);
         assert_eq!(throttle.reserve(now, 4096), now, "it has no limits");
         throttle.set_closed(false);
+        assert_eq!(throttle.word(), 0);
+    }
+
+    #[test]
+    fn held_range_is_told_by_the_word_and_is_no_new_setting() {
+        let throttle = Throttle::default();
+        throttle.set_held(true);
+        assert!(throttle.is_held());
+        assert_eq!((throttle.word() == 0, throttle.setting()), (false, 0));
+        throttle.set(RateLimits {
+            iops: 1,
+            ..RateLimits::default()
+        });
+        let setting = throttle.setting();
+        assert!(throttle.is_held() && setting != 0);
+        throttle.set_held(false);
+        assert_eq!((throttle.is_held(), throttle.setting()), (false, setting));
+        throttle.set(RateLimits::default());
         assert_eq!(throttle.word(), 0);
     }
 

@@ -575,8 +575,9 @@ impl IoBuffer {
         });
     }
 
+    /// Does it lie where [`IoBuffer::point_at`] has pointed it?
     #[inline]
-    fn is_view(&self) -> bool {
+    pub fn is_view(&self) -> bool {
         matches!(self.keep, Keep::View(_))
     }
 

@@ -273,6 +273,11 @@ impl MappingView {
     pub fn new(mapping: &Arc<Mapping>) -> MappingView {
         MappingView(Rc::new(mapping.clone()))
     }
+
+    /// Is there another of this pin, in a buffer, say?
+    pub fn is_shared(&self) -> bool {
+        Rc::strong_count(&self.0) > 1
+    }
 }
 
 impl std::ops::Deref for MappingView {

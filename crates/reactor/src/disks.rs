@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use backend::{Attach, Backend, Disk, Finished, Passage, Settling, Soon, Submission, Throttle};
-use disk::{IoError, IoErrorKind, IoRequest};
+use disk::{IoError, IoErrorKind, IoKind, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Owner, Ring};
 use timeline::{Clock, QueueRecord, Stamp};
 
 use crate::attaching::{Absent, Retry};
-use crate::changes::{Changes, Parked};
+use crate::drain::{Drain, Parked};
 use crate::ledger::{DiskRecord, Ledger};
 use crate::pacing::Pacing;
 use crate::{SourceId, WorkerHandle};
@@ -83,7 +83,7 @@ struct OpenDisk {
     users: usize,
     /// It has no users any more, and ends what it has on the ring.
     closing: bool,
-    changes: Changes,
+    drain: Drain,
     record: Arc<DiskRecord>,
     throttle: Arc<Throttle>,
     pacing: Pacing,
@@ -98,14 +98,53 @@ impl OpenDisk {
         buffer: &mut IoBuffer,
         tag: backend::Tag,
     ) -> Submission {
-        if request.modifies() {
-            self.change(ring, request, buffer, tag)
-        } else {
-            self.backend.submit(ring, request, buffer, tag)
+        match request.kind {
+            IoKind::Flush => self.flush(ring, request, buffer, tag),
+            _ => self.backend.submit(ring, request, buffer, tag),
         }
     }
 
-    /// Refuses what a closed disk refuses; submits what the limits allow now, or sets it aside.
+    /// A flush is in nobody's way: it is told apart from what acquirers of a range wait for.
+    fn flush(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: backend::Tag,
+    ) -> Submission {
+        let tag = self.drain.flush_tag(tag);
+        let submitted = self.backend.submit(ring, request, buffer, tag);
+        if matches!(submitted, Submission::Pending) {
+            self.drain.flush_pended();
+        }
+        submitted
+    }
+
+    /// Submits while the disk's word is not 0, or sets the I/O aside while its range is held.
+    #[cold]
+    fn submit_counted(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: backend::Tag,
+    ) -> Submission {
+        if self.drain.must_wait(&self.throttle, request) {
+            self.drain.park(request, buffer, tag);
+            return Submission::Pending;
+        }
+        if request.kind == IoKind::Flush {
+            return self.flush(ring, request, buffer, tag);
+        }
+        let counted = self.drain.counted_tag(tag);
+        let submitted = self.backend.submit(ring, request, buffer, counted);
+        if matches!(submitted, Submission::Pending) {
+            self.drain.pended();
+        }
+        submitted
+    }
+
+    /// Refuses what a closed disk refuses; submits what limits and held ranges allow now, or sets it aside.
     #[cold]
     fn submit_paced(
         &mut self,
@@ -120,7 +159,7 @@ impl OpenDisk {
         }
         let source = Tag::unpack(tag).source.0;
         if self.pacing.may_start(&self.throttle, source, request) {
-            return self.submit(ring, request, buffer, tag);
+            return self.submit_counted(ring, request, buffer, tag);
         }
         let parked = Parked {
             request: *request,
@@ -144,7 +183,7 @@ impl OpenDisk {
             Passage::Free => None,
             Passage::Refused => Some(Submission::Done(Err(IoErrorKind::Closed.into()))),
             Passage::Later => {
-                self.changes.park(request, buffer, tag);
+                self.drain.park(request, buffer, tag);
                 Some(Submission::Pending)
             }
         }
@@ -153,12 +192,14 @@ impl OpenDisk {
     /// Submits what was set aside.
     fn resume(&mut self, ring: &mut Ring, mut parked: Parked, finished: &mut Vec<Finished>) {
         let (request, tag) = (parked.request, parked.tag);
-        let stopped = match self.throttle.word() {
-            0 => None,
-            _ => self.stopped(&request, &mut parked.buffer, tag),
+        let buffer = &mut parked.buffer;
+        let submitted = match self.throttle.word() {
+            0 => self.submit(ring, &request, buffer, tag),
+            _ => match self.stopped(&request, buffer, tag) {
+                Some(stopped) => stopped,
+                None => self.submit_counted(ring, &request, buffer, tag),
+            },
         };
-        let submitted =
-            stopped.unwrap_or_else(|| self.submit(ring, &request, &mut parked.buffer, tag));
         if let Submission::Done(outcome) = submitted {
             self.record.finished(&outcome);
             finished.push(Finished {
@@ -181,29 +222,8 @@ impl OpenDisk {
     fn is_unused(&self) -> bool {
         self.users == 0
             && self.backend.in_flight() == 0
-            && self.changes.parked.is_empty()
+            && self.drain.parked.is_empty()
             && self.pacing.is_empty()
-    }
-
-    /// Submits what changes the disk, or sets it aside while its range is held.
-    #[inline]
-    fn change(
-        &mut self,
-        ring: &mut Ring,
-        request: &IoRequest,
-        buffer: &mut IoBuffer,
-        tag: backend::Tag,
-    ) -> Submission {
-        if self.changes.must_wait(request) {
-            self.changes.park(request, buffer, tag);
-            return Submission::Pending;
-        }
-        let counted = self.changes.tag(tag);
-        let submitted = self.backend.submit(ring, request, buffer, counted);
-        if matches!(submitted, Submission::Pending) {
-            self.changes.pended();
-        }
-        submitted
     }
 }
 
@@ -230,6 +250,8 @@ pub struct Io {
     disks: Vec<Option<OpenDisk>>,
     /// How many of them want to know what comes next.
     curious: usize,
+    /// An acquirer of a range waits for what is sent from a disk's memory.
+    takes_back: bool,
     worker: WorkerHandle,
     ledger: Arc<Ledger>,
 }
@@ -246,6 +268,7 @@ impl Io {
             pending: 0,
             disks: Vec::new(),
             curious: 0,
+            takes_back: false,
         }
     }
 
@@ -317,7 +340,7 @@ impl Io {
             retry: None,
             users: 1,
             closing: false,
-            changes: Changes::new(disk.gate(), &self.worker, index as u32),
+            drain: Drain::new(disk.gate(), &self.worker, index as u32),
             record: self.ledger.disk(disk),
             throttle: disk.throttle().clone(),
             pacing: Pacing::default(),
@@ -490,11 +513,12 @@ impl Io {
         submitted
     }
 
-    /// Points the buffer at what a read would bring, where the disk's content lies in memory: see [`Backend::look`].
+    /// Points the buffer at what a read would bring, where the disk's content lies in memory: see [`Backend::look`]. It has to
+    /// be given back when [`crate::Source::give_back`] says so.
     #[inline]
     pub fn look(&mut self, handle: DiskHandle, request: &IoRequest, buffer: &mut IoBuffer) -> bool {
         match self.disks.get_mut(handle.0 as usize) {
-            // What has limits waits for its turn, and is read; what is closed refuses.
+            // What has limits waits for its turn, and is read; what is closed refuses; while a range is held all is copied.
             Some(Some(open)) if open.throttle.word() == 0 => {
                 let seen = open.backend.look(request, buffer);
                 if seen {
@@ -517,7 +541,7 @@ impl Io {
             let before = finished.len();
             open.backend.complete(&mut self.ring, completion, finished);
             for one in &mut finished[before..] {
-                one.tag = open.changes.finished(one.tag);
+                one.tag = open.drain.finished(one.tag);
                 open.record.finished(&one.outcome);
             }
             if open.is_unused() {
@@ -568,7 +592,29 @@ impl Io {
     /// A range of a disk is being acquired.
     pub(crate) fn settle(&mut self, disk: u32, settling: Settling) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
-            open.changes.settle(settling);
+            let (in_flight, borrowed) = (open.backend.in_flight(), open.backend.is_borrowed());
+            self.takes_back |= borrowed;
+            open.drain.settle(settling, in_flight, borrowed);
+        }
+    }
+
+    /// Does an acquirer of a range wait for what sources send from a disk's memory?
+    #[inline]
+    pub(crate) fn takes_back(&self) -> bool {
+        self.takes_back
+    }
+
+    /// Tells acquirers where nothing is sent from the disk's memory any more.
+    pub(crate) fn check_borrowed(&mut self) {
+        self.takes_back = false;
+        for open in self.disks.iter_mut().flatten() {
+            if !open.drain.waits_for_borrowed() {
+                continue;
+            }
+            match open.backend.is_borrowed() {
+                true => self.takes_back = true,
+                false => open.drain.returned(),
+            }
         }
     }
 
@@ -577,7 +623,7 @@ impl Io {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
             return;
         };
-        for parked in std::mem::take(&mut open.changes.parked) {
+        for parked in std::mem::take(&mut open.drain.parked) {
             open.resume(&mut self.ring, parked, finished);
         }
         if open.is_unused() {

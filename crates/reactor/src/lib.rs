@@ -9,9 +9,9 @@
 
 mod accepting;
 mod attaching;
-mod changes;
 mod disk_waits;
 mod disks;
+mod drain;
 mod ledger;
 mod mailbox;
 mod pacing;

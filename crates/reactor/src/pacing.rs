@@ -10,7 +10,7 @@ use std::time::Duration;
 use backend::{Moment, Throttle};
 use disk::{IoKind, IoRequest};
 
-use crate::changes::Parked;
+use crate::drain::Parked;
 
 /// A line looks again at least so often, for limits may have changed.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -57,7 +57,7 @@ impl Pacing {
         if self.lines.iter().any(|line| line.source == source) {
             return false;
         }
-        let (setting, now) = (throttle.word(), throttle.now());
+        let (setting, now) = (throttle.setting(), throttle.now());
         let start = throttle.reserve(now, bytes(request));
         if start <= now {
             return true;
@@ -80,7 +80,7 @@ impl Pacing {
 
     /// The next I/O whose time has come, if there is one, and how long it has waited.
     pub fn next(&mut self, throttle: &Throttle) -> Option<(Duration, Parked)> {
-        let (setting, now) = (throttle.word(), throttle.now());
+        let (setting, now) = (throttle.setting(), throttle.now());
         for line in &mut self.lines {
             if line.setting != setting {
                 line.setting = setting;

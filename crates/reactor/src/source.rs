@@ -24,7 +24,7 @@ pub struct SourceId(pub(crate) u32);
 
 impl SourceId {
     const PLACE_BITS: u32 = 20;
-    const NTH_BITS: u32 = u32::BITS - SourceId::PLACE_BITS - crate::changes::MARKS;
+    const NTH_BITS: u32 = u32::BITS - SourceId::PLACE_BITS - crate::drain::MARKS;
 
     /// The `nth` source that a worker ever took on, counted modulo 1,024, at this place.
     pub(crate) fn new(place: usize, nth: u32) -> SourceId {
@@ -95,6 +95,12 @@ pub trait Source: Any {
 
     /// Some client's memory was found truncated; a source whose own it is ends itself.
     fn memory_lost(&mut self) {}
+
+    /// Somebody acquires a range of a disk, and must not write to what is being sent from where [`Io::look`] has pointed: a copy
+    /// takes its place, or it has left, as soon as can be. Called in each turn until it is so.
+    fn give_back(&mut self, io: &mut Io) {
+        let _ = io;
+    }
 
     /// A disk is being taken out of the process: close the handle on it, if there is one.
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {

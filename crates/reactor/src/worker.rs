@@ -141,7 +141,7 @@ impl Worker {
         &mut self.io
     }
 
-    /// A range of a disk was released: its changes that were set aside go on.
+    /// A range of a disk was released: the I/Os that were set aside go on.
     pub(crate) fn unpark(&mut self, disk: u32) {
         self.io.unpark(disk, &mut self.finished);
     }
@@ -291,6 +291,9 @@ impl Worker {
         worked |= self.finish_reaped(noticed);
         worked |= self.drain_hot(noticed);
         self.publish_touched(noticed);
+        if self.io.takes_back() {
+            self.take_back_borrowed();
+        }
         self.take_out_stopped();
         if worked {
             self.ledger.turns.busy_turns.add(1);
@@ -416,6 +419,18 @@ impl Worker {
             }
         }
         self.touched.clear();
+    }
+
+    /// Has sources give back what they send from disks' memory: most has left by now.
+    #[cold]
+    fn take_back_borrowed(&mut self) {
+        self.io.check_borrowed();
+        if self.io.takes_back() {
+            for place in self.places.iter_mut().flatten() {
+                place.source.give_back(&mut self.io);
+            }
+            self.io.check_borrowed();
+        }
     }
 
     fn take_out_stopped(&mut self) {

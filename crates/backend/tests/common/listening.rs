@@ -91,6 +91,10 @@ impl Backend for ListeningBackend {
         self.inner.look(io, buffer)
     }
 
+    fn is_borrowed(&self) -> bool {
+        self.inner.is_borrowed()
+    }
+
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
         self.inner.complete(ring, completion, finished);
     }

@@ -210,7 +210,7 @@ fn id_of_a_source_that_is_gone_finds_nobody_though_another_has_its_place() {
     assert!(worker.source(other).is_some());
 }
 
-/// A tag says in its highest bits whether it is a change that is counted. A worker takes on a source for each queue that
+/// A tag says in its highest bits whether its I/O is counted. A worker takes on a source for each queue that
 /// starts and each connection that is made: there is no end to their number.
 #[test]
 fn range_is_granted_when_its_changes_have_ended_and_no_sooner_however_many_sources_there_were() {

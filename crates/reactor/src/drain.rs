@@ -1,0 +1,290 @@
+//! One worker's I/Os on one disk, as the disk's gate needs to know them: what is in flight, and what is set aside.
+//!
+//! When a range is acquired, all that is in flight has to end: a read that goes on would see half of what is written. Nothing is
+//! counted for that while no range is held. What was submitted then is what the engine has in flight, less what is counted: I/Os
+//! that are submitted while a range is held (or the disk has limits) are counted under the present epoch, which their tags say,
+//! and flushes, for which nobody has to wait. An acquirer begins a new epoch, and hears when the old one has come to nothing. What
+//! is sent from the disk's memory has to be given back first.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use backend::{Gate, Member, Membership, Settling, Tag, Throttle};
+use disk::{IoFlags, IoRequest};
+use guest_memory::IoBuffer;
+
+use crate::WorkerHandle;
+
+/// How many of a tag's highest bits are marks: no id of a source reaches there.
+pub(crate) const MARKS: u32 = 2;
+/// It is counted under the first epoch, or with the other mark under the second.
+const COUNTED: u64 = 1 << 63;
+const SECOND: u64 = 1 << 62;
+/// It is a flush.
+const FLUSH: u64 = SECOND;
+
+/// An I/O that has to wait for a range to be released, or for the disk's limits.
+pub(crate) struct Parked {
+    pub request: IoRequest,
+    pub buffer: IoBuffer,
+    pub tag: Tag,
+}
+
+pub(crate) struct Drain {
+    gate: Arc<Gate>,
+    _membership: Membership,
+    /// Counted I/Os in flight, by epoch.
+    counted: [u32; 2],
+    epoch: usize,
+    /// Flushes in flight.
+    flushes: u32,
+    /// I/Os that acquirers wait for and that are not counted: 0 where nobody waits.
+    uncounted: usize,
+    /// Acquirers wait for what is sent from the disk's memory.
+    borrowed: bool,
+    /// Acquirers that wait for the epoch before the present one to end.
+    settling: Vec<Settling>,
+    /// Those that came meanwhile.
+    next: VecDeque<Settling>,
+    pub parked: Vec<Parked>,
+}
+
+struct Handle {
+    worker: WorkerHandle,
+    disk: u32,
+}
+
+impl Member for Handle {
+    fn settle(&self, settling: Settling) {
+        let disk = self.disk;
+        self.worker.send(move |w| w.io().settle(disk, settling));
+    }
+
+    fn reopened(&self) {
+        let disk = self.disk;
+        self.worker.send(move |w| w.unpark(disk));
+    }
+}
+
+impl Drain {
+    pub fn new(gate: &Arc<Gate>, worker: &WorkerHandle, disk: u32) -> Drain {
+        let handle = Handle {
+            worker: worker.clone(),
+            disk,
+        };
+        Drain {
+            gate: gate.clone(),
+            _membership: gate.join(Arc::new(handle)),
+            counted: [0; 2],
+            epoch: 0,
+            flushes: 0,
+            uncounted: 0,
+            borrowed: false,
+            settling: Vec::new(),
+            next: VecDeque::new(),
+            parked: Vec::new(),
+        }
+    }
+
+    /// Must this I/O wait? To be asked where the disk's word is not 0.
+    pub fn must_wait(&self, throttle: &Throttle, request: &IoRequest) -> bool {
+        throttle.is_held()
+            && !request.flags.has(IoFlags::HOLDER)
+            && self.gate.holds(request.offset, request.length)
+    }
+
+    /// Sets an I/O aside until its range is released, or the disk opens to it.
+    #[cold]
+    pub fn park(&mut self, request: &IoRequest, buffer: &mut IoBuffer, tag: Tag) {
+        self.parked.push(Parked {
+            request: *request,
+            buffer: std::mem::take(buffer),
+            tag,
+        });
+    }
+
+    /// The tag of an I/O that is counted when it is pending.
+    pub fn counted_tag(&self, tag: Tag) -> Tag {
+        debug_assert_eq!(tag.0 & (COUNTED | SECOND), 0, "marks in a source's tag");
+        Tag(tag.0 | COUNTED | if self.epoch == 1 { SECOND } else { 0 })
+    }
+
+    /// An I/O with such a tag is pending.
+    pub fn pended(&mut self) {
+        self.counted[self.epoch] += 1;
+    }
+
+    /// The tag of a flush.
+    #[inline]
+    pub fn flush_tag(&self, tag: Tag) -> Tag {
+        debug_assert_eq!(tag.0 & (COUNTED | SECOND), 0, "marks in a source's tag");
+        Tag(tag.0 | FLUSH)
+    }
+
+    /// A flush with such a tag is pending.
+    #[inline]
+    pub fn flush_pended(&mut self) {
+        self.flushes += 1;
+    }
+
+    /// An I/O has finished: its tag without the marks.
+    #[inline]
+    pub fn finished(&mut self, tag: Tag) -> Tag {
+        if tag.0 & (COUNTED | SECOND) != 0 || self.uncounted > 0 {
+            self.finished_watched(tag);
+        }
+        Tag(tag.0 & !(COUNTED | SECOND))
+    }
+
+    fn finished_watched(&mut self, tag: Tag) {
+        match tag.0 & (COUNTED | SECOND) {
+            0 => self.uncounted -= 1,
+            FLUSH => self.flushes -= 1,
+            marks => self.counted[usize::from(marks & SECOND != 0)] -= 1,
+        }
+        self.check();
+    }
+
+    /// Lets go of `settling` when all that is in flight now has ended. `in_flight` is what the engine has, `borrowed` whether
+    /// anything is sent from the disk's memory: then [`Drain::returned`] has to be told when nothing is any more.
+    pub fn settle(&mut self, settling: Settling, in_flight: usize, borrowed: bool) {
+        let counted = self.counted[0] + self.counted[1] + self.flushes;
+        // All of them: while an acquirer waits none is submitted that is not counted.
+        self.uncounted = in_flight.saturating_sub(counted as usize);
+        if self.uncounted == 0 && self.counted == [0, 0] && !borrowed {
+            return;
+        }
+        self.borrowed |= borrowed;
+        self.next.push_back(settling);
+        if self.settling.is_empty() {
+            self.begin_epoch();
+        }
+    }
+
+    /// Nothing is sent from the disk's memory any more.
+    pub fn returned(&mut self) {
+        self.borrowed = false;
+        self.check();
+    }
+
+    /// Does an acquirer wait for what is sent from the disk's memory?
+    pub fn waits_for_borrowed(&self) -> bool {
+        self.borrowed
+    }
+
+    fn begin_epoch(&mut self) {
+        self.settling.extend(self.next.drain(..));
+        self.epoch = 1 - self.epoch;
+        self.check();
+    }
+
+    /// Has what acquirers wait for come to nothing?
+    fn check(&mut self) {
+        let ended = self.uncounted == 0 && !self.borrowed && self.counted[1 - self.epoch] == 0;
+        if ended && !self.settling.is_empty() {
+            self.settling.clear();
+            if !self.next.is_empty() {
+                self.begin_epoch();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use backend::Lease;
+
+    use super::*;
+    use crate::{PollLimit, Pool, WorkerOptions};
+
+    fn drain() -> (Pool, Drain) {
+        let options = WorkerOptions {
+            count: 1,
+            cpus: Vec::new(),
+            poll: PollLimit::Never.into(),
+        };
+        let pool = Pool::start(&options).unwrap();
+        let gate = Arc::new(Gate::default());
+        let drain = Drain::new(&gate, &pool.place(), 0);
+        (pool, drain)
+    }
+
+    /// A settling of which we hear when it is let go.
+    fn settling() -> (Settling, Arc<Mutex<Option<Lease>>>) {
+        struct Catch(Mutex<Option<Settling>>);
+        impl Member for Catch {
+            fn settle(&self, settling: Settling) {
+                *self.0.lock().unwrap() = Some(settling);
+            }
+            fn reopened(&self) {}
+        }
+        let other = Arc::new(Gate::default());
+        let catch = Arc::new(Catch(Mutex::new(None)));
+        let _membership = other.join(catch.clone());
+        let granted = Arc::new(Mutex::new(None));
+        let seen = granted.clone();
+        other.acquire(0, 1, move |lease| *seen.lock().unwrap() = Some(lease));
+        let caught = catch.0.lock().unwrap().take().unwrap();
+        (caught, granted)
+    }
+
+    #[test]
+    fn settled_when_what_was_in_flight_has_ended_whatever_came_after() {
+        let (_pool, mut drain) = drain();
+        let old = drain.counted_tag(Tag(7));
+        drain.pended();
+        let (first, granted) = settling();
+        drain.settle(first, N, false);
+        let new = drain.counted_tag(Tag(8));
+        drain.pended();
+        assert!(granted.lock().unwrap().is_none());
+        assert_eq!(drain.finished(new), Tag(8));
+        assert!(
+            granted.lock().unwrap().is_none(),
+            "the older one has not ended"
+        );
+        drain.pended();
+        assert_eq!(drain.finished(old), Tag(7));
+        assert!(granted.lock().unwrap().is_some());
+    }
+
+    #[test]
+    fn one_that_comes_while_another_settles_waits_for_an_epoch_of_its_own() {
+        let (_pool, mut drain) = drain();
+        let a = drain.counted_tag(Tag(1));
+        drain.pended();
+        let (first, first_granted) = settling();
+        drain.settle(first, N, false);
+        let b = drain.counted_tag(Tag(2));
+        drain.pended();
+        let (second, second_granted) = settling();
+        drain.settle(second, N, false);
+        drain.finished(a);
+        assert!(first_granted.lock().unwrap().is_some());
+        assert!(second_granted.lock().unwrap().is_none());
+        drain.finished(b);
+        assert!(second_granted.lock().unwrap().is_some());
+    }
+
+    #[test]
+    fn what_was_not_counted_and_what_is_borrowed_is_waited_for_and_flushes_are_not() {
+        let (_pool, mut drain) = drain();
+        let flush = drain.flush_tag(Tag(1));
+        drain.flush_pended();
+        let (only_flushes, granted) = settling();
+        drain.settle(only_flushes, 1, false);
+        assert!(granted.lock().unwrap().is_some());
+        // Two reads are in flight that nobody has counted.
+        let (first, granted) = settling();
+        drain.settle(first, 3, true);
+        assert_eq!(drain.finished(Tag(2)), Tag(2));
+        assert_eq!(drain.finished(flush), Tag(1));
+        assert_eq!(drain.finished(Tag(3)), Tag(3));
+        assert!(granted.lock().unwrap().is_none() && drain.waits_for_borrowed());
+        drain.returned();
+        assert!(granted.lock().unwrap().is_some());
+        assert_eq!(drain.finished(Tag(4)), Tag(4), "of before any acquirer");
+    }
+}
