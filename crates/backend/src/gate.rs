@@ -158,6 +158,12 @@ impl Gate {
             .any(|(_, held)| overlap(held, &range))
     }
 
+    /// The ranges that are held now.
+    pub fn held(&self) -> Vec<Range<u64>> {
+        let state = self.lock();
+        state.held.iter().map(|(_, range)| range.clone()).collect()
+    }
+
     /// Closes the gate. What is set aside is looked at again, to fail.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = self.lock();

@@ -182,6 +182,14 @@ impl IoBuffer {
         }
     }
 
+    /// From where to where it lies, if it was [pointed](IoBuffer::point_at) there: addresses, to be compared.
+    pub fn view(&self) -> Option<std::ops::Range<usize>> {
+        match self.segments() {
+            [one] if self.is_view() => Some(one.base as usize..one.base as usize + one.length),
+            _ => None,
+        }
+    }
+
     /// Empties the buffer and drops its pin, keeping its heap space.
     #[inline]
     pub fn clear(&mut self) {
@@ -575,9 +583,8 @@ impl IoBuffer {
         });
     }
 
-    /// Does it lie where [`IoBuffer::point_at`] has pointed it?
     #[inline]
-    pub fn is_view(&self) -> bool {
+    fn is_view(&self) -> bool {
         matches!(self.keep, Keep::View(_))
     }
 

@@ -3,6 +3,7 @@
 //! Buffers are kept by size class and used again without being zeroed: what is sent of one is only what was put there
 //! for that command. Kept as well: shells, which point at memory of others, for their heap space.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use guest_memory::IoBuffer;
@@ -91,6 +92,18 @@ impl Buffers {
             }
             None => IoBuffer::owned(size(length)),
         }
+    }
+
+    /// A copy of what a shell points at, if it lies in one of these ranges of addresses; whatever is in use.
+    pub fn copy_held(&mut self, shell: &IoBuffer, held: &[Range<usize>]) -> Option<IoBuffer> {
+        let view = shell.view()?;
+        let overlaps = |range: &Range<usize>| view.start < range.end && range.start < view.end;
+        if !held.iter().any(overlaps) {
+            return None;
+        }
+        let own = self.take_anyway(view.len());
+        shell.copy_part(0, &own, 0, view.len());
+        Some(own)
     }
 
     /// An empty buffer to point at memory of others; to be given back by [`Buffers::give_shell`].

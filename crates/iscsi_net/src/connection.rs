@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -27,7 +28,7 @@ use timeline::{
 use crate::buffers::Buffers;
 use crate::management::{After, hold, runner};
 use crate::memory::SessionMemory;
-use crate::output::Output;
+use crate::output::{GivingBack, Output};
 use crate::receive::Input;
 use crate::shared::{InFlight, Place, Shared};
 use crate::slots::{SlotId, Slots};
@@ -493,18 +494,29 @@ impl Connection {
             .send(self.owner, token::SEND, &self.socket, message);
     }
 
-    fn sent(&mut self, io: &mut Io, message: Box<Message>, result: Result<u32, i32>) {
+    fn end_if_copied_too_much(&mut self, io: &mut Io) {
+        if self.output.has_copied_too_much() {
+            self.end(io, "does not take its data while others write there");
+        }
+    }
+
+    fn sent(&mut self, io: &mut Io, mut message: Box<Message>, result: Result<u32, i32>) {
         match result {
             Ok(bytes) if !self.ended && (bytes > 0 || message.left() == 0) => {
                 self.moves();
                 if let Some(rest) = self.output.sent(message, bytes, &mut self.buffers) {
                     self.send_message(io, rest);
+                    self.end_if_copied_too_much(io);
                 }
                 self.output.settle();
                 self.output_left();
             }
-            // Interrupted, or no room just now.
-            Err(4 | 11) if !self.ended => self.send_message(io, message),
+            // Interrupted, no room just now, or recalled.
+            Err(4 | 11 | 125) if !self.ended => {
+                self.output.replace_views(&mut message, &mut self.buffers);
+                self.send_message(io, message);
+                self.end_if_copied_too_much(io);
+            }
             _ => {
                 self.output.recycle(message, &mut self.buffers);
                 self.end(io, "its peer takes no more");
@@ -561,6 +573,15 @@ impl Source for Connection {
         }
         let notified = self.stamp(io);
         self.record(io.clock(), answered, notified);
+    }
+
+    fn give_back(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
+        let giving = self.output.give_back(held, &mut self.buffers);
+        if giving == GivingBack::Recall {
+            io.ring().cancel(self.owner, token::SEND);
+        }
+        self.end_if_copied_too_much(io);
+        giving != GivingBack::Done
     }
 
     fn arm(&mut self) -> bool {

@@ -1,5 +1,7 @@
 //! What a connection sends: one message at a time, made of everything that was queued when the one before had left.
 
+use std::ops::Range;
+
 use guest_memory::IoBuffer;
 use iscsi::target::{Outgoing, Piece};
 use ring::Message;
@@ -37,6 +39,19 @@ impl Owed {
     }
 }
 
+/// Bytes of data that a connection may have copied because somebody writes to where they lie: two of the longest reads.
+const COPIED_MAX: usize = 64 << 20;
+
+/// How far [`Output::give_back`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GivingBack {
+    Done,
+    /// The kernel has a message with such data, and is to be asked to let go of it.
+    Recall,
+    /// It was asked.
+    Recalled,
+}
+
 #[derive(Default)]
 pub(crate) struct Output {
     /// Data queued with the protocol by its place here, and not yet in a message.
@@ -48,6 +63,12 @@ pub(crate) struct Output {
     message: Option<Box<Message>>,
     /// In the kernel: so many bytes.
     sending: u64,
+    /// The kernel was asked to let go of the message, so that nothing is sent from these addresses of disks.
+    recalled: Vec<Range<usize>>,
+    /// Nothing of the message lies there.
+    freed: Vec<Range<usize>>,
+    /// Bytes copied since all had been sent.
+    copied: usize,
 }
 
 impl Output {
@@ -91,6 +112,44 @@ impl Output {
             over.tickets.clear();
             over.waits.clear();
         }
+    }
+
+    /// Copies what would be sent from these addresses.
+    pub fn give_back(&mut self, held: &[Range<usize>], buffers: &mut Buffers) -> GivingBack {
+        for data in &mut self.data {
+            if let Some(own) = buffers.copy_held(data, held) {
+                self.copied += own.total_len();
+                buffers.give(std::mem::replace(data, own));
+            }
+        }
+        let lies_on_disk = self.is_sending() && !self.owed_in_message.tasks.is_empty();
+        if !lies_on_disk || held.iter().all(|range| self.freed.contains(range)) {
+            return GivingBack::Done;
+        }
+        let first = self.recalled.is_empty();
+        held.clone_into(&mut self.recalled);
+        match first {
+            true => GivingBack::Recall,
+            false => GivingBack::Recalled,
+        }
+    }
+
+    /// What is left of a message that was recalled is sent from copies.
+    pub fn replace_views(&mut self, message: &mut Message, buffers: &mut Buffers) {
+        if self.recalled.is_empty() {
+            return;
+        }
+        self.freed = std::mem::take(&mut self.recalled);
+        message.replace_views(|view| {
+            let own = buffers.copy_held(view, &self.freed)?;
+            self.copied += own.total_len();
+            Some(own)
+        });
+    }
+
+    /// Has the initiator had more copied than it may, before it took any of that?
+    pub fn has_copied_too_much(&self) -> bool {
+        self.copied > COPIED_MAX
     }
 
     pub fn is_sending(&self) -> bool {
@@ -154,6 +213,7 @@ impl Output {
         message.sent(bytes);
         self.sending = message.left();
         if self.sending > 0 {
+            self.replace_views(&mut message, buffers);
             return Some(message);
         }
         self.recycle(message, buffers);
@@ -163,6 +223,11 @@ impl Output {
     /// The message is not going to be sent.
     pub fn recycle(&mut self, mut message: Box<Message>, buffers: &mut Buffers) {
         self.sending = 0;
+        self.recalled.clear();
+        self.freed.clear();
+        if self.data.is_empty() {
+            self.copied = 0;
+        }
         message
             .take_buffers()
             .for_each(|buffer| buffers.give(buffer));

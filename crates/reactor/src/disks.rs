@@ -1,5 +1,6 @@
 //! A worker's own handle on each disk that its sources use, and the context in which sources run.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use backend::{Attach, Backend, Disk, Finished, Passage, Settling, Soon, Submission, Throttle};
@@ -604,17 +605,43 @@ impl Io {
         self.takes_back
     }
 
-    /// Tells acquirers where nothing is sent from the disk's memory any more.
-    pub(crate) fn check_borrowed(&mut self) {
-        self.takes_back = false;
-        for open in self.disks.iter_mut().flatten() {
-            if !open.drain.waits_for_borrowed() {
-                continue;
+    /// Where the held ranges lie in the memory of disks whose acquirers wait for what is sent from there.
+    pub(crate) fn held_memory(&self) -> Vec<Range<usize>> {
+        let mut held = Vec::new();
+        let waiting = self
+            .disks
+            .iter()
+            .flatten()
+            .filter(|open| open.drain.waits_for_borrowed() && open.backend.is_borrowed());
+        for open in waiting {
+            let geometry = open.disk.info().geometry;
+            let mut find = |from, to| {
+                let (mut buffer, read) = (IoBuffer::default(), IoRequest::read(from, to - from));
+                let found = from < to && open.backend.look(&read, &mut buffer);
+                held.extend(buffer.view());
+                found
+            };
+            for range in open.disk.gate().held() {
+                let end = range.end.min(geometry.capacity_bytes());
+                if !find(range.start, end) {
+                    // The memory of a disk that has grown is not one piece.
+                    let step = geometry.block_size();
+                    for from in (range.start..end).step_by(step as usize) {
+                        find(from, from + u64::from(step));
+                    }
+                }
             }
-            match open.backend.is_borrowed() {
-                true => self.takes_back = true,
-                false => open.drain.returned(),
-            }
+        }
+        held
+    }
+
+    /// Nothing of [`Io::held_memory`] is sent any more, unless it is `still`: acquirers hear of it.
+    pub(crate) fn gave_back(&mut self, still: bool) {
+        self.takes_back = still;
+        if !still {
+            let open = self.disks.iter_mut().flatten();
+            open.filter(|open| open.drain.waits_for_borrowed())
+                .for_each(|open| open.drain.returned());
         }
     }
 

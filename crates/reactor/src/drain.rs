@@ -236,7 +236,7 @@ mod tests {
         let old = drain.counted_tag(Tag(7));
         drain.pended();
         let (first, granted) = settling();
-        drain.settle(first, N, false);
+        drain.settle(first, 1, false);
         let new = drain.counted_tag(Tag(8));
         drain.pended();
         assert!(granted.lock().unwrap().is_none());
@@ -256,11 +256,11 @@ mod tests {
         let a = drain.counted_tag(Tag(1));
         drain.pended();
         let (first, first_granted) = settling();
-        drain.settle(first, N, false);
+        drain.settle(first, 1, false);
         let b = drain.counted_tag(Tag(2));
         drain.pended();
         let (second, second_granted) = settling();
-        drain.settle(second, N, false);
+        drain.settle(second, 2, false);
         drain.finished(a);
         assert!(first_granted.lock().unwrap().is_some());
         assert!(second_granted.lock().unwrap().is_none());

@@ -7,6 +7,7 @@
 //! ```
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use backend::Disk;
@@ -96,10 +97,12 @@ pub trait Source: Any {
     /// Some client's memory was found truncated; a source whose own it is ends itself.
     fn memory_lost(&mut self) {}
 
-    /// Somebody acquires a range of a disk, and must not write to what is being sent from where [`Io::look`] has pointed: a copy
-    /// takes its place, or it has left, as soon as can be. Called in each turn until it is so.
-    fn give_back(&mut self, io: &mut Io) {
-        let _ = io;
+    /// Somebody acquires a range of a disk, and must not write to what is still being sent from where [`Io::look`] has pointed. A
+    /// copy takes the place of all that lies in one of these ranges of addresses. True: that could not be done yet, and is asked
+    /// again in the next turn.
+    fn give_back(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
+        let _ = (io, held);
+        false
     }
 
     /// A disk is being taken out of the process: close the handle on it, if there is one.

@@ -424,13 +424,14 @@ impl Worker {
     /// Has sources give back what they send from disks' memory: most has left by now.
     #[cold]
     fn take_back_borrowed(&mut self) {
-        self.io.check_borrowed();
-        if self.io.takes_back() {
+        let held = self.io.held_memory();
+        let mut still = false;
+        if !held.is_empty() {
             for place in self.places.iter_mut().flatten() {
-                place.source.give_back(&mut self.io);
+                still |= place.source.give_back(&mut self.io, &held);
             }
-            self.io.check_borrowed();
         }
+        self.io.gave_back(still);
     }
 
     fn take_out_stopped(&mut self) {

@@ -96,6 +96,27 @@ impl Message {
         }
     }
 
+    /// Has what is still to be sent of memory that buffers were [pointed at](IoBuffer::point_at) sent from copies: `copy` makes
+    /// them, one segment each, at least as long, of the buffers that it likes.
+    pub fn replace_views(&mut self, mut copy: impl FnMut(&IoBuffer) -> Option<IoBuffer>) {
+        for at in 0..self.buffers.len() {
+            let view = &self.buffers[at];
+            let Some((seen, own)) = view.view().zip(copy(view)) else {
+                continue;
+            };
+            let into = own.segments()[0];
+            assert!(into.len() >= seen.len(), "copy is shorter");
+            // Of views that overlap either's copy has the bytes.
+            for range in &mut self.ranges[self.first..] {
+                let from = (range.iov_base as usize).wrapping_sub(seen.start);
+                if from <= seen.len() && range.iov_len <= seen.len() - from {
+                    range.iov_base = into.base().wrapping_add(from).cast();
+                }
+            }
+            self.buffers[at] = own;
+        }
+    }
+
     /// Empties the message and gives its buffers back.
     pub fn take_buffers(&mut self) -> std::vec::Drain<'_, IoBuffer> {
         self.ranges.clear();
@@ -118,5 +139,56 @@ impl std::fmt::Debug for Message {
             .field("left", &self.left)
             .field("ranges", &(self.ranges.len() - self.first))
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use guest_memory::{Mapping, MappingView};
+
+    use super::*;
+
+    fn left(message: &Message) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for range in &message.ranges[message.first..] {
+            // SAFETY: the message keeps the memory of its ranges.
+            let range =
+                unsafe { std::slice::from_raw_parts(range.iov_base.cast::<u8>(), range.iov_len) };
+            bytes.extend_from_slice(range);
+        }
+        bytes
+    }
+
+    #[test]
+    fn what_is_left_of_views_is_sent_from_copies_as_it_was() {
+        let disk = Mapping::anonymous(4096).unwrap();
+        let view = MappingView::new(&disk);
+        for at in 0..4096 {
+            disk.write(at, &[(at % 251) as u8]);
+        }
+        let mut message = Message::default();
+        let header = message.keep(IoBuffer::owned(48));
+        // The second lies partly in the first, and the third somewhere else.
+        for (from, length) in [(0, 1000), (500, 1000), (3000, 500)] {
+            let mut buffer = IoBuffer::default();
+            buffer.point_at(&view, from, length);
+            let number = message.keep(buffer);
+            message.add(header, 0, 48);
+            message.add(number, 0, 300);
+            message.add(number, 300, length - 300);
+        }
+        message.sent(48 + 310);
+        let before = left(&message);
+        message.replace_views(|view| {
+            let length = view.len();
+            let own = IoBuffer::owned(4096);
+            view.copy_part(0, &own, 0, length);
+            (length == 1000).then_some(own)
+        });
+        assert_eq!(left(&message), before);
+        disk.fill(0, 3000, 0);
+        assert_eq!(left(&message), before);
+        disk.fill(3000, 500, 0);
+        assert!(left(&message).ends_with(&[0; 500]), "it was not replaced");
     }
 }

@@ -104,7 +104,7 @@ impl Ring {
             can_be_quiet: io.params().is_feature_skip_cqe_on_success(),
             // Linux 6.0; poll first came before it.
             knows_poll_first: io.params().is_setup_single_issuer(),
-            waiting: flags_of_waiting(&io),
+            waiting: setup::flags_of_waiting(&io),
             io,
             slab: Slab::default(),
             backlog: VecDeque::new(),
@@ -716,16 +716,6 @@ impl Ring {
             }
         }
         self.queued()
-    }
-}
-
-/// Whoever waits for clients is idle. Without this flag (Linux 6.15) `top` and `vmstat` tell a daemon whose clients are silent
-/// as a CPU that waits for a disk all the time.
-fn flags_of_waiting(io: &IoUring) -> u32 {
-    if io.params().is_feature_no_iowait() {
-        EnterFlags::NO_IOWAIT.bits()
-    } else {
-        0
     }
 }
 

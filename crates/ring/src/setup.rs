@@ -6,7 +6,7 @@
 
 use std::io;
 
-use io_uring::IoUring;
+use io_uring::{EnterFlags, IoUring};
 
 /// Completion slots per submission slot: more operations may be in flight than are submitted at once.
 const COMPLETIONS_PER_SUBMISSION: u32 = 4;
@@ -78,6 +78,16 @@ fn explain(error: &io::Error) -> io::Error {
         error.kind(),
         format!("cannot set io_uring up: {error}{mend}"),
     )
+}
+
+/// Whoever waits for clients is idle. Without this flag (Linux 6.15) `top` and `vmstat` tell a daemon whose clients are silent
+/// as a CPU that waits for a disk all the time.
+pub(crate) fn flags_of_waiting(io: &IoUring) -> u32 {
+    if io.params().is_feature_no_iowait() {
+        EnterFlags::NO_IOWAIT.bits()
+    } else {
+        0
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,240 @@
+//! No read, on whatever worker, sees half of what the holder of a range writes.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use backend::{CacheMode, Delay, Disk, Engine, File, FileOptions, Lease, Ram, RamOptions};
+use backend::{RateLimits, Submission};
+use disk::{IoFlags, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use reactor::WorkerOptions;
+use reactor::{DiskHandle, Io, PollLimit, Pool, Source, SourceId, Tag, Worker, WorkerHandle};
+use ring::RingFd;
+use timeline::{QueueRecord, Stamp};
+
+/// What is read and written: large enough that a copy of it takes longer than it takes another worker to look.
+const LENGTH: usize = 256 << 10;
+const WRITES: u64 = 200;
+
+/// What both workers tell the test.
+#[derive(Default)]
+struct Seen {
+    reads: AtomicU64,
+    torn: AtomicU64,
+    writes: AtomicU64,
+    over: AtomicBool,
+}
+
+enum Job {
+    Read,
+    /// With the flags of each write, and the range while it is held.
+    Write(IoFlags, Option<Lease>),
+}
+
+struct Client {
+    id: SourceId,
+    worker: WorkerHandle,
+    disk: Arc<Disk>,
+    handle: DiskHandle,
+    job: Job,
+    seen: Arc<Seen>,
+    busy: bool,
+}
+
+fn buffer_of(byte: u8) -> IoBuffer {
+    let buffer = IoBuffer::owned(LENGTH);
+    buffer.fill(0, LENGTH, byte);
+    buffer
+}
+
+impl Client {
+    fn submit(&mut self, io: &mut Io, request: IoRequest, mut buffer: IoBuffer) {
+        let tag = Tag {
+            source: self.id,
+            slot: 0,
+        };
+        match io.submit(self.handle, &request, &mut buffer, tag) {
+            Submission::Pending => self.busy = true,
+            Submission::Done(outcome) => self.done(&buffer, outcome),
+        }
+    }
+
+    fn done(&mut self, buffer: &IoBuffer, outcome: IoOutcome) {
+        outcome.unwrap();
+        self.busy = false;
+        match &mut self.job {
+            Job::Read => {
+                let mut bytes = vec![0; LENGTH];
+                buffer.read_at(0, &mut bytes);
+                let torn = bytes[1..] != bytes[..LENGTH - 1];
+                self.seen.torn.fetch_add(torn.into(), Ordering::Relaxed);
+                self.seen.reads.fetch_add(1, Ordering::Relaxed);
+            }
+            Job::Write(_, lease) => {
+                *lease = None;
+                self.seen.writes.fetch_add(1, Ordering::Relaxed);
+                self.acquire();
+            }
+        }
+    }
+
+    fn acquire(&self) {
+        if self.seen.writes.load(Ordering::Relaxed) == WRITES {
+            return self.seen.over.store(true, Ordering::Relaxed);
+        }
+        let (worker, id) = (self.worker.clone(), self.id);
+        self.disk.gate().acquire(0, LENGTH as u64, move |lease| {
+            worker.send(move |worker: &mut Worker| {
+                let (source, io) = worker.source(id).unwrap();
+                let client: &mut Client = (source as &mut dyn Any).downcast_mut().unwrap();
+                client.granted(io, lease);
+            });
+        });
+    }
+
+    fn granted(&mut self, io: &mut Io, granted: Lease) {
+        let Job::Write(flags, lease) = &mut self.job else {
+            return;
+        };
+        *lease = Some(granted);
+        let number = self.seen.writes.load(Ordering::Relaxed);
+        let flags = flags.with(IoFlags::HOLDER);
+        let request = IoRequest::write(0, LENGTH as u64).flagged(flags);
+        self.submit(io, request, buffer_of(number as u8));
+    }
+}
+
+impl Source for Client {
+    fn ready(&mut self, _now: Stamp) -> bool {
+        let over = self.seen.over.load(Ordering::Relaxed);
+        matches!(self.job, Job::Read) && !self.busy && !over
+    }
+
+    fn drain(&mut self, io: &mut Io, _: Stamp) {
+        self.submit(io, IoRequest::read(0, LENGTH as u64), buffer_of(0));
+    }
+
+    fn finish(&mut self, _: &mut Io, _: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
+        self.done(&buffer, outcome);
+    }
+
+    fn publish(&mut self, _: &mut Io) {}
+
+    fn arm(&mut self) -> bool {
+        self.ready(Stamp::default())
+    }
+
+    fn disarm(&mut self) {}
+
+    fn in_flight(&self) -> usize {
+        usize::from(self.busy)
+    }
+
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
+
+    fn stop(&mut self) {}
+
+    fn closed(&mut self, io: &mut Io) {
+        io.close(self.handle);
+    }
+
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        None
+    }
+}
+
+/// One worker writes, holding the range each time; the other one reads it all the time.
+fn no_read_is_torn(engine: Arc<dyn Engine>, flags: IoFlags, limits: RateLimits) {
+    let disk = Arc::new(Disk::new("d", None, engine).unwrap());
+    disk.set_limits(limits);
+    let options = WorkerOptions {
+        count: 2,
+        cpus: Vec::new(),
+        poll: PollLimit::Always.into(),
+    };
+    let pool = Pool::start(&options).unwrap();
+    let seen = Arc::new(Seen::default());
+    for writes in [false, true] {
+        let (disk, seen) = (disk.clone(), seen.clone());
+        let place = pool.workers().nth(usize::from(writes)).unwrap().clone();
+        let worker = place.clone();
+        place
+            .call(move |w| {
+                w.add(|io, id| {
+                    let client = Client {
+                        id,
+                        worker,
+                        handle: io.open(&disk),
+                        disk,
+                        job: match writes {
+                            true => Job::Write(flags, None),
+                            false => Job::Read,
+                        },
+                        seen,
+                        busy: false,
+                    };
+                    if writes {
+                        client.acquire();
+                    }
+                    Ok::<Box<dyn Source>, std::io::Error>(Box::new(client))
+                })
+                .unwrap();
+            })
+            .unwrap();
+    }
+    let start = Instant::now();
+    while !seen.over.load(Ordering::Relaxed) {
+        assert!(start.elapsed() < Duration::from_secs(60), "it hangs");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (reads, torn) = (&seen.reads, &seen.torn);
+    let (reads, torn) = (reads.load(Ordering::Relaxed), torn.load(Ordering::Relaxed));
+    assert_eq!(torn, 0, "of {reads} reads");
+    assert!(reads > 0);
+    assert_eq!(disk.throttle().setting() == 0, limits.is_none());
+    assert!(!disk.throttle().is_held(), "nobody holds anything any more");
+}
+
+fn ram() -> Arc<dyn Engine> {
+    let options = RamOptions {
+        size: 1 << 20,
+        ..RamOptions::default()
+    };
+    Arc::new(Ram::create(options).unwrap())
+}
+
+#[test]
+fn read_of_a_ram_disk_sees_all_of_an_atomic_write_or_nothing() {
+    no_read_is_torn(ram(), IoFlags::ATOMIC, RateLimits::default());
+}
+
+#[test]
+fn read_through_the_page_cache_sees_all_of_what_a_holder_writes_or_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = File::open(FileOptions {
+        size: Some(1 << 20),
+        cache: CacheMode::Writeback,
+        ..FileOptions::new(folder.path().join("disk"))
+    });
+    no_read_is_torn(
+        Arc::new(file.unwrap()),
+        IoFlags::NONE,
+        RateLimits::default(),
+    );
+}
+
+/// What is pending for long was begun before the range was held, and what waits for limits comes after.
+#[test]
+fn read_of_a_slow_disk_with_limits_sees_all_of_an_atomic_write_or_nothing() {
+    let time = Duration::from_micros(200);
+    let limits = RateLimits {
+        iops: 1_000_000,
+        iops_burst: 2,
+        ..RateLimits::default()
+    };
+    no_read_is_torn(Arc::new(Delay::new(ram(), time)), IoFlags::ATOMIC, limits);
+}
