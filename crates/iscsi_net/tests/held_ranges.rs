@@ -6,9 +6,10 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{BLOCK, Client, Door, cdb10, settings};
+use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
 use iscsi::initiator::{Event, Initiator};
 use iscsi::negotiation::Offer;
+use iscsi_net::DoorLimits;
 
 fn login(door: &Door, number: u8) -> Client {
     let mut client = Client::login(door.portal, settings(number, Offer::default()), 1);
@@ -115,4 +116,46 @@ fn initiator_that_does_not_take_very_much_loses_its_connection_to_an_atomic_writ
     assert!(begun.elapsed() < Duration::from_secs(5));
     door.wait_for_connections(1);
     assert_eq!(writes.read(0, 0, 1).data, [1; BLOCK]);
+}
+
+/// The memory of a disk that has grown is not one piece: what is read before the border is sent from there, what lies across it
+/// is not.
+#[test]
+fn stalled_read_is_whole_where_an_atomic_write_lies_across_the_end_that_a_disk_had() {
+    const BLOCKS: u16 = 2048;
+    const READS: usize = 16;
+    let engine = ram(16);
+    let end = (16 << 20) / BLOCK as u32;
+    engine.set_size(32 << 20).unwrap();
+    engine.capacity().set(32 << 20);
+    let door = Door::open(engine, target(), DoorLimits::default());
+    let (mut slow, mut writes) = (login(&door, 1), login(&door, 2));
+    let first = end - u32::from(BLOCKS);
+    for _ in 0..READS {
+        let read = cdb10(0x28, first, BLOCKS);
+        let read = Initiator::read(0, &read, u32::from(BLOCKS) * BLOCK as u32);
+        slow.initiator.command(0, read).unwrap();
+    }
+    slow.push();
+    std::thread::sleep(Duration::from_millis(300));
+    // Half of what is read, and as much behind it.
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[12]) = (0x9c, (BLOCKS >> 8) as u8);
+    cdb[6..10].copy_from_slice(&(end - u32::from(BLOCKS) / 2).to_be_bytes());
+    let data = vec![1; usize::from(BLOCKS) * BLOCK];
+    assert_eq!(writes.run(0, Initiator::write(0, &cdb, data)).status, 0);
+    let mut left = READS;
+    slow.until(|client| {
+        for (_, event) in client.events.drain(..) {
+            if let Event::Command(done) = event {
+                assert_eq!(done.data.len(), usize::from(BLOCKS) * BLOCK);
+                let (_, half) = done.data.split_at(done.data.len() / 2);
+                assert!(is_whole(half), "read {} is torn", READS - left);
+                left -= 1;
+            }
+        }
+        left == 0
+    });
+    let after = writes.read(0, end - 1, 2);
+    assert_eq!(after.data, [1; 2 * BLOCK]);
 }
