@@ -10,7 +10,7 @@ mod setup;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::{Error, FrontEnd, Options, Queue, QueueOptions, Result};
+use crate::{Error, FrontEnd, Options, Queue, QueueOptions, Result, request};
 
 /// One way to break the rules.
 #[derive(Clone, Copy)]
@@ -74,11 +74,22 @@ fn ends(front_end: &FrontEnd) -> Result<()> {
     front_end.channel().wait_closed(LIMIT)
 }
 
-/// The request has to be refused, and the session closed.
+/// The request has to be refused: the session goes on, as the front end was told, or is closed.
 fn refused(front_end: &FrontEnd, result: Result<()>) -> Result<()> {
     match result {
         Ok(()) => Err(Error::Wrong("it was accepted".into())),
-        Err(Error::Refused(_) | Error::Closed) => ends(front_end),
+        other => borne(front_end, other),
+    }
+}
+
+/// The request may be refused or not; only a session that is over may be silent.
+fn borne(front_end: &FrontEnd, result: Result<()>) -> Result<()> {
+    match result {
+        Ok(()) | Err(Error::Refused(_)) => {
+            let asked = front_end.channel().call(request::GET_FEATURES, &[], &[]);
+            asked.map(drop)
+        }
+        Err(Error::Closed) => ends(front_end),
         Err(other) => Err(other),
     }
 }

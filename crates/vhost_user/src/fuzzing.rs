@@ -15,9 +15,9 @@ use guest_memory::Mapping;
 use reactor::Pool;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use vhost::vhost_user::BackendReqHandler;
 use virtio::VirtioDevice;
 
+use crate::relay::Relay;
 use crate::session::Session;
 use crate::whole_message;
 
@@ -58,7 +58,7 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
     let session = Session::new(device.clone(), pool.clone(), Arc::new(|_, _| {}));
     let session = Arc::new(Mutex::new(session));
     let watch = ours.try_clone().expect("a descriptor");
-    let mut handler = BackendReqHandler::from_stream(ours, session.clone());
+    let mut relay = Relay::new(ours, session.clone()).expect("descriptors");
     let mut choices = Choices(data);
     'messages: while !choices.0.is_empty() {
         let mut front_end = FrontEnd {
@@ -81,7 +81,7 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
                 }
                 Err(_) => break 'messages,
             }
-            if handler.handle_request().is_err() {
+            if relay.handle().is_err() {
                 break 'messages;
             }
             while theirs.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}

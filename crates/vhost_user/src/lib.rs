@@ -11,6 +11,7 @@
 pub mod fuzzing;
 mod inflight;
 mod listener;
+mod relay;
 mod session;
 mod socket;
 mod vring;

@@ -24,13 +24,14 @@ use vhost::vhost_user::message::{
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{
-    Backend, BackendReqHandler, Error, GpuBackend, VhostUserBackendReqHandlerMut,
+    Backend, Error, GpuBackend, VhostUserBackendReqHandlerMut,
     VhostUserProtocolFeatures as Protocol,
 };
 use virtio::{Breach, OnBroken, QueueChange, VirtioDevice};
 use virtqueue::PACKED_START;
 
 use crate::inflight::InflightRegion;
+use crate::relay::{Handled, Relay};
 use crate::vring::{Context, UserAddresses, Vring};
 use crate::whole_message;
 
@@ -59,6 +60,7 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A hostile front end that comes again and again must not fill the log.
 static ENDED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+static REFUSED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 // A virtual machine comes and goes with all its disks at once, and each is worth a line.
 static COMING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
 static LEAVING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
@@ -144,7 +146,7 @@ pub(crate) fn serve(
         breaker.shutdown(std::net::Shutdown::Read).ok();
     });
     let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));
-    let mut handler = BackendReqHandler::from_stream(stream, session.clone());
+    let mut relay = Relay::new(stream, session.clone())?;
     if let Some(unlogged) = COMING_LOG.pass() {
         tracing::info!(export = name, unlogged, "front end connected");
     }
@@ -169,8 +171,14 @@ pub(crate) fn serve(
         if let Err(error) = room_to_answer(&watch) {
             break Error::SocketError(error);
         }
-        if let Err(error) = handler.handle_request() {
-            break error;
+        match relay.handle() {
+            Ok(Handled::Done) => {}
+            Ok(Handled::Refused(why)) => {
+                if let Some(suppressed) = REFUSED_LOG.pass() {
+                    tracing::warn!(export = name, suppressed, "message refused: {why}");
+                }
+            }
+            Err(error) => break error,
         }
     };
     let hung_up = matches!(end, Error::Disconnected) && !ended.load(Ordering::Relaxed);
@@ -224,8 +232,8 @@ pub(crate) struct Session {
     vrings: Vec<Vring>,
     /// Where requests in flight are kept.
     inflight: Option<InflightRegion>,
-    /// Why the session ends, in words for the log.
-    refusal: Option<String>,
+    /// Why a message was refused, in words for the log.
+    pub(crate) refusal: Option<String>,
     /// Has any ring run?
     has_run: bool,
     /// The front end has hung up.
@@ -358,6 +366,16 @@ impl Session {
         self.features & F_RING_PACKED != 0
     }
 
+    /// A front end sets a ring up anew without GET_VRING_BASE, after RESET_OWNER for instance: the old one stops, and what is in
+    /// flight is answered. The next SET_VRING_KICK starts the new one.
+    fn stop_to_change(&mut self, index: u32) -> Reply<()> {
+        let device = self.device.clone();
+        if self.vring(index)?.stop(index as u16, &device).is_some() {
+            self.settle(index as u16);
+        }
+        Ok(())
+    }
+
     /// The front end knows, or says anew, where a queue goes on that has stopped, and as what kind.
     fn settle(&self, index: u16) {
         if let Some(region) = &self.inflight {
@@ -385,7 +403,9 @@ impl Session {
         self.replaced.push((Arc::downgrade(&old), change));
         for index in 0..self.vrings.len() {
             let changed = self.vrings[index].change(QueueChange::Memory(self.memory.clone()));
-            self.checked(index as u32, changed)?;
+            // Others have the new memory by now: nothing is as it was.
+            self.checked(index as u32, changed)
+                .map_err(|_| Error::BackendInternalError)?;
         }
         Ok(())
     }
@@ -526,20 +546,16 @@ impl VhostUserBackendReqHandlerMut for Session {
             available,
             used,
         };
-        let vring = self.vring(index)?;
-        if vring.is_running() && vring.addresses != Some(addresses) {
-            return self.refuse(format!("queue {index}: addresses changed while it runs"));
+        if self.vring(index)?.addresses != Some(addresses) {
+            self.stop_to_change(index)?;
         }
-        vring.addresses = Some(addresses);
+        self.vring(index)?.addresses = Some(addresses);
         Ok(())
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Reply<()> {
-        let vring = self.vring(index)?;
-        if vring.is_running() {
-            return self.refuse(format!("queue {index}: base changed while it runs"));
-        }
-        vring.base = Some(base);
+        self.stop_to_change(index)?;
+        self.vring(index)?.base = Some(base);
         Ok(())
     }
 

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 /// Request, flags, size of the payload: 32 bits each.
-const HEADER: usize = 12;
+pub(crate) const HEADER: usize = 12;
 /// No message has more payload; one that says so is refused on sight of its header.
-const PAYLOAD_MAX: u32 = 4096;
+pub(crate) const PAYLOAD_MAX: u32 = 4096;
 /// Between two looks at a message that is on its way. Nearly all are there at the first look.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Descriptors in one message that the crate `vhost` takes; more of them it takes for a shortage that passes.
-const DESCRIPTORS_MAX: usize = 32;
+pub(crate) const DESCRIPTORS_MAX: usize = 32;
 
 /// VHOST_USER_SET_BACKEND_REQ_FD.
 const SET_BACKEND_REQ_FD: u32 = 21;

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use super::{Case, LIMIT, case, connect, ends, refused};
-use crate::channel::{NEED_REPLY, REPLY, VERSION};
+use super::{Case, LIMIT, borne, case, connect, ends, refused};
+use crate::channel::{REPLY, VERSION};
 use crate::session::state;
 use crate::{Channel, Error, Result, request};
 
@@ -28,11 +28,12 @@ pub const CASES: &[Case] = &[
     case("an answer where a request belongs", |socket| {
         header(socket, [request::GET_FEATURES, VERSION | REPLY, 0])
     }),
-    case("request 0", |socket| {
-        header(socket, [0, VERSION | NEED_REPLY, 0])
-    }),
-    case("request 4711", |socket| {
-        header(socket, [4711, VERSION | NEED_REPLY, 0])
+    case("request 0", |socket| header(socket, [0, VERSION, 0])),
+    case("request 4711", |socket| header(socket, [4711, VERSION, 0])),
+    case("request 4711 that wants an answer", |socket| {
+        let front_end = connect(socket)?;
+        let sent = front_end.acknowledged(4711, &[1; 40], &[]);
+        refused(&front_end, sent)
     }),
     case("hang-up amid a header", |socket| {
         Channel::connect(socket)?.send_bytes(&[1, 0, 0], &[])
@@ -111,7 +112,7 @@ pub const CASES: &[Case] = &[
             let channel = front_end.channel();
             channel.send_bytes(&words.map(u32::to_ne_bytes).concat(), &[])?;
             channel.send_bytes(&[0; 8], &[file.as_fd()])?;
-            ends(&front_end)
+            borne(&front_end, Ok(()))
         },
     ),
     case("a memory region added without its descriptor", |socket| {
@@ -149,7 +150,7 @@ pub const CASES: &[Case] = &[
         let front_end = connect(socket)?;
         match front_end.config(200, 100) {
             Ok(_) => Err(Error::Wrong("it was answered".into())),
-            Err(Error::Answer { .. }) => front_end.config(0, 8).map(drop),
+            Err(refused @ Error::Answer { .. }) => borne(&front_end, Ok(())).map_err(|_| refused),
             Err(Error::Closed) => Ok(()),
             Err(other) => Err(other),
         }
@@ -200,7 +201,10 @@ fn memory_table(socket: &Path, regions: usize, descriptors: usize) -> Result<()>
     }
     let fds = vec![fds[0]; descriptors];
     let sent = front_end.acknowledged(request::SET_MEM_TABLE, &payload, &fds);
-    refused(&front_end, sent)
+    match regions {
+        0 => borne(&front_end, sent),
+        _ => refused(&front_end, sent),
+    }
 }
 
 fn with_descriptors(socket: &Path, request: u32, payload: &[u8], count: usize) -> Result<()> {
@@ -208,7 +212,11 @@ fn with_descriptors(socket: &Path, request: u32, payload: &[u8], count: usize) -
     let file = File::open("/dev/null")?;
     let fds: Vec<BorrowedFd<'_>> = vec![file.as_fd(); count];
     let sent = front_end.acknowledged(request, payload, &fds);
-    refused(&front_end, sent)
+    match request {
+        // They are closed unseen, unless there are more of them than any message has.
+        request::SET_VRING_NUM => borne(&front_end, sent),
+        _ => refused(&front_end, sent),
+    }
 }
 
 fn number(socket: &Path, request: u32, number: u64) -> Result<()> {

@@ -1,0 +1,354 @@
+//! Between the front end's socket and the crate `vhost`, which checks messages and hands them to the session: one whole
+//! message at a time.
+//!
+//! The crate takes what depends on a feature only after the message that accepts the feature, and leaves half of a message in
+//! the socket when it refuses it. Front ends are less orderly: when a back end comes back at the wrong moment, QEMU asks for
+//! GET_INFLIGHT_FD on a connection on which it has not yet accepted anything. So the crate sits behind a socket of its own,
+//! where all that is offered is accepted, and a message that it refuses is answered here: with a failure where the front end
+//! waits for an answer, and then the session goes on; else the front end would never know, and the session ends. ADR 3.
+
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
+
+use crate::session::Session;
+use crate::whole_message::{DESCRIPTORS_MAX, HEADER, PAYLOAD_MAX};
+
+const GET_FEATURES: u32 = 1;
+const SET_MEM_TABLE: u32 = 5;
+const SET_LOG_BASE: u32 = 6;
+const SET_LOG_FD: u32 = 7;
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_ERR: u32 = 14;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+const SET_VRING_ENABLE: u32 = 18;
+const SEND_RARP: u32 = 19;
+const NET_SET_MTU: u32 = 20;
+const SET_BACKEND_REQ_FD: u32 = 21;
+const GET_CONFIG: u32 = 24;
+const SET_CONFIG: u32 = 25;
+const GET_INFLIGHT_FD: u32 = 31;
+const SET_INFLIGHT_FD: u32 = 32;
+const GPU_SET_SOCKET: u32 = 33;
+const ADD_MEM_REG: u32 = 37;
+const SET_DEVICE_STATE_FD: u32 = 42;
+
+/// Version 1, in the lower two bits of the flags; this is an answer; an answer is wanted.
+const VERSION_MASK: u32 = 3;
+const VERSION: u32 = 1;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+/// In the messages that bring a ring's descriptor: there is none.
+const NO_FD: u8 = 1;
+
+/// Where an answer to GET_INFLIGHT_FD says nothing.
+const INFLIGHT_PADDING: std::ops::Range<usize> = HEADER + 20..HEADER + 24;
+
+/// What became of a message.
+pub(crate) enum Handled {
+    Done,
+    /// It was refused, and the front end knows or does not have to.
+    Refused(String),
+}
+
+/// A front end's messages on their way.
+pub(crate) struct Relay {
+    front_end: UnixStream,
+    /// Where the crate's messages go in and its answers come out; and the crate's own end of it.
+    inner: UnixStream,
+    behind: UnixStream,
+    handler: BackendReqHandler<Mutex<Session>>,
+    session: Arc<Mutex<Session>>,
+}
+
+struct Message {
+    request: u32,
+    flags: u32,
+    payload: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Message {
+    fn new(request: u32, flags: u32, payload: Vec<u8>) -> Message {
+        Message {
+            request,
+            flags,
+            payload,
+            fds: Vec::new(),
+        }
+    }
+
+    /// Reads one that has come as a whole.
+    fn read(from: &UnixStream) -> Result<Message, Error> {
+        let mut header = [0; HEADER];
+        let (read, fds) = receive(from, &mut header).map_err(Error::SocketError)?;
+        if read == 0 {
+            return Err(Error::Disconnected);
+        }
+        let word = |at: usize| header[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+        let (request, flags, size) = (word(0), word(4), word(8));
+        if read < HEADER || size > PAYLOAD_MAX || flags & VERSION_MASK != VERSION {
+            return Err(Error::InvalidMessage);
+        }
+        let mut message = Message::new(request, flags, vec![0; size as usize]);
+        message.fds = fds;
+        let mut payload = from;
+        let whole = payload.read_exact(&mut message.payload);
+        whole.map_err(|_| Error::Disconnected)?;
+        Ok(message)
+    }
+
+    fn send(&self, to: &UnixStream) -> Result<(), Error> {
+        let header = [self.request, self.flags, self.payload.len() as u32];
+        let mut bytes = header.map(u32::to_ne_bytes).concat();
+        bytes.extend(&self.payload);
+        send(to, &bytes, &self.fds).map_err(Error::SocketError)
+    }
+
+    fn word(&self, at: usize) -> Option<u32> {
+        let bytes = self.payload.get(at..at + 4)?;
+        bytes.try_into().ok().map(u32::from_ne_bytes)
+    }
+
+    fn wants_reply(&self) -> bool {
+        self.flags & NEED_REPLY != 0
+    }
+
+    /// The crate refuses descriptors where none belong; they do no harm.
+    fn drop_stray_fds(&mut self) {
+        let takes = match self.request {
+            SET_MEM_TABLE | SET_LOG_BASE | SET_LOG_FD | SET_BACKEND_REQ_FD | SET_INFLIGHT_FD
+            | GPU_SET_SOCKET | ADD_MEM_REG | SET_DEVICE_STATE_FD => true,
+            SET_VRING_KICK..=SET_VRING_ERR => {
+                self.payload.get(1).is_none_or(|flags| flags & NO_FD == 0)
+            }
+            _ => false,
+        };
+        if !takes {
+            self.fds.clear();
+        }
+    }
+
+    /// The answer that says no to a front end that waits for one; `None`: there is none.
+    fn refusal(&self) -> Option<Message> {
+        let mut payload = self.payload.clone();
+        match (self.request, payload.len()) {
+            // "uses zero length of payload to indicate an error"
+            (GET_CONFIG, 12..) => {
+                payload.truncate(12);
+                payload[4..8].fill(0);
+            }
+            // A region of 0 bytes: QEMU goes on without one.
+            (GET_INFLIGHT_FD, 24) => payload[..16].fill(0),
+            // Other requests with answers of their own.
+            (1 | 11 | 15 | 17 | 24 | 31 | 36 | 41 | 43 | 44, _) => return None,
+            _ if self.wants_reply() => payload = 1u64.to_ne_bytes().to_vec(),
+            _ => return None,
+        }
+        Some(Message::new(self.request, VERSION | REPLY, payload))
+    }
+
+    /// Nothing depends on whether it was carried out.
+    fn is_dispensable(&self) -> bool {
+        matches!(
+            self.request,
+            SEND_RARP | NET_SET_MTU | SET_BACKEND_REQ_FD | SET_CONFIG
+        )
+    }
+}
+
+impl Relay {
+    /// For a front end at the other end of `front_end`.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn new(front_end: UnixStream, session: Arc<Mutex<Session>>) -> io::Result<Relay> {
+        let (inner, theirs) = UnixStream::pair()?;
+        let handler = BackendReqHandler::from_stream(theirs, session.clone());
+        let mut relay = Relay {
+            front_end,
+            inner,
+            behind: handler.try_clone_connection()?,
+            handler,
+            session,
+        };
+        let accepted = relay.ask_inside(Message::new(GET_FEATURES, VERSION, Vec::new()));
+        accepted
+            .and_then(|()| relay.accept_all())
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(relay)
+    }
+
+    fn session(&self) -> std::sync::MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the crate take everything that was offered as accepted.
+    fn accept_all(&mut self) -> Result<(), Error> {
+        let offered = self.session().get_protocol_features()?.bits();
+        let payload = offered.to_ne_bytes().to_vec();
+        self.ask_inside(Message::new(SET_PROTOCOL_FEATURES, VERSION, payload))
+    }
+
+    /// A message of ours, whose answer nobody reads.
+    fn ask_inside(&mut self, message: Message) -> Result<(), Error> {
+        message.send(&self.inner)?;
+        self.handler.handle_request()?;
+        drain(&self.inner);
+        Ok(())
+    }
+
+    /// Handles the next message, which has come as a whole.
+    ///
+    /// # Errors
+    /// When the session has to end.
+    pub fn handle(&mut self) -> Result<Handled, Error> {
+        let mut message = Message::read(&self.front_end)?;
+        message.drop_stray_fds();
+        let result = match message.request {
+            // Its number is a truth value, and it needs no feature that could be missing.
+            SET_VRING_ENABLE => self.enable(&message),
+            // The crate knows no front end without memory.
+            SET_MEM_TABLE if message.word(0) == Some(0) => self.forget_memory(&message),
+            _ => self.pass(&message),
+        };
+        if message.request == SET_PROTOCOL_FEATURES {
+            self.accept_all()?;
+        }
+        let Err(error) = result else {
+            return Ok(Handled::Done);
+        };
+        // What is half done, or broken, can only end.
+        if !matches!(
+            error,
+            Error::InvalidParam
+                | Error::InvalidMessage
+                | Error::IncorrectFds
+                | Error::InactiveFeature(_)
+                | Error::InactiveOperation(_)
+                | Error::InvalidSocketFd(_)
+                | Error::NotUnixSocket
+                | Error::NotStreamSocket
+        ) {
+            return Err(error);
+        }
+        drain(&self.behind);
+        let refusal = message.refusal();
+        if let Some(answer) = &refusal
+            && !self.forward_answers()?
+        {
+            answer.send(&self.front_end)?;
+        }
+        if refusal.is_none() && !message.is_dispensable() {
+            return Err(error);
+        }
+        let why = self.session().refusal.take();
+        let why = why.unwrap_or_else(|| error.to_string());
+        Ok(Handled::Refused(format!(
+            "request {}: {why}",
+            message.request
+        )))
+    }
+
+    /// Has the crate handle a message, and sends what it answers unless it refuses the message.
+    fn pass(&mut self, message: &Message) -> Result<(), Error> {
+        message.send(&self.inner)?;
+        self.handler.handle_request()?;
+        self.forward_answers()?;
+        Ok(())
+    }
+
+    fn enable(&mut self, message: &Message) -> Result<(), Error> {
+        let (Some(index), Some(number), 8) =
+            (message.word(0), message.word(4), message.payload.len())
+        else {
+            return Err(Error::InvalidMessage);
+        };
+        self.session().set_vring_enable(index, number != 0)?;
+        self.acknowledge(message)
+    }
+
+    fn forget_memory(&mut self, message: &Message) -> Result<(), Error> {
+        self.session().set_mem_table(&[], Vec::new(), None)?;
+        self.acknowledge(message)
+    }
+
+    fn acknowledge(&self, message: &Message) -> Result<(), Error> {
+        if !message.wants_reply() {
+            return Ok(());
+        }
+        let payload = 0u64.to_ne_bytes().to_vec();
+        Message::new(message.request, VERSION | REPLY, payload).send(&self.front_end)
+    }
+
+    /// Sends the front end what the crate has answered; false: nothing.
+    fn forward_answers(&self) -> Result<bool, Error> {
+        let mut any = false;
+        while rustix::io::ioctl_fionread(&self.inner).is_ok_and(|there| there > 0) {
+            let mut bytes = [0; HEADER + PAYLOAD_MAX as usize];
+            let (read, fds) = receive(&self.inner, &mut bytes).map_err(Error::SocketError)?;
+            if bytes[..4] == GET_INFLIGHT_FD.to_ne_bytes() {
+                // The crate sends its structure's padding as it is: pieces of our addresses.
+                bytes[INFLIGHT_PADDING].fill(0);
+            }
+            send(&self.front_end, &bytes[..read], &fds).map_err(Error::SocketError)?;
+            any = true;
+        }
+        Ok(any)
+    }
+}
+
+/// Throws away what has come.
+fn drain(stream: &UnixStream) {
+    let mut bytes = [0; 4096];
+    while rustix::io::ioctl_fionread(stream).is_ok_and(|there| there > 0)
+        && receive(stream, &mut bytes).is_ok_and(|(read, _)| read > 0)
+    {}
+}
+
+fn receive(from: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = rustix::io::retry_on_intr(|| {
+        recvmsg(from, &mut [IoSliceMut::new(into)], &mut control, flags)
+    })?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(some) = message {
+            fds.extend(some);
+        }
+    }
+    Ok((got.bytes, fds))
+}
+
+fn send(to: &UnixStream, mut bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::Error::other("more descriptors than a message has"));
+    }
+    while !bytes.is_empty() {
+        let sent = rustix::io::retry_on_intr(|| {
+            sendmsg(
+                to,
+                &[IoSlice::new(bytes)],
+                &mut control,
+                SendFlags::NOSIGNAL,
+            )
+        })?;
+        // They went with the first byte.
+        control.clear();
+        bytes = bytes.get(sent..).unwrap_or_default();
+    }
+    Ok(())
+}
