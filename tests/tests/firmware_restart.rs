@@ -1,0 +1,67 @@
+//! The daemon is killed and comes back while firmware sets its disk up: the guest boots all the same.
+//!
+//! QEMU may start the device on the new connection before it has negotiated anything there.
+#![forbid(unsafe_code)]
+
+use end_to_end::{GuestBuilder, Result, Rig, ensure};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The firmware started the device while nobody was there to be connected to: QEMU 7.2 does not try again, QEMU 10 does.
+const GIVEN_UP: &str = "vhost start failed: Error setting inflight format";
+
+#[test]
+fn uefi_boots_though_the_daemon_was_killed_while_it_set_the_disk_up() -> Result<()> {
+    boots_at(&[800, 1500, 2200, 3000], GuestBuilder::uefi, |image| {
+        lab::efi_image(image, 40, 1)
+    })
+}
+
+#[test]
+fn bios_boots_though_the_daemon_was_killed_while_it_set_the_disk_up() -> Result<()> {
+    boots_at(
+        &[50, 150, 300],
+        GuestBuilder::boots_from_disk,
+        lab::bios_image,
+    )
+}
+
+/// Kills the daemon so many milliseconds after QEMU has begun, and starts it again 0.2 s later.
+fn boots_at(
+    kills: &[u64],
+    firmware: impl Fn(GuestBuilder) -> GuestBuilder,
+    image: impl Fn(&Path) -> Result<()>,
+) -> Result<()> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        image(&scratch.file("d.raw"))?;
+        Ok(daemon.disk("d=file:d.raw").vhost_blk("d"))
+    })?;
+    let mut booted = 0;
+    for kill in kills {
+        let guest = GuestBuilder::new(&format!("killed-at-{kill}")).memory_mib(512);
+        let mut guest = firmware(guest.vhost_user_blk(&rig.socket("d"), 1)).power_on()?;
+        std::thread::sleep(Duration::from_millis(*kill));
+        rig.daemon.kill()?;
+        std::thread::sleep(Duration::from_millis(200));
+        rig.daemon.start_again()?;
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let console = std::fs::read(guest.console()).unwrap_or_default();
+            let qemu = guest.process().log();
+            if String::from_utf8_lossy(&console).contains(lab::READ_WHOLE) {
+                booted += 1;
+                break;
+            }
+            if qemu.contains(GIVEN_UP) {
+                break;
+            }
+            ensure!(Instant::now() < until, "killed at {kill} ms: {qemu}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        guest.kill()?;
+        let log = rig.daemon.process().log();
+        ensure!(!log.contains("refused"), "killed at {kill} ms: {log}");
+    }
+    ensure!(booted > 0, "no guest has booted");
+    Ok(())
+}
