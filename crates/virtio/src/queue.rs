@@ -120,10 +120,7 @@ impl<P: Protocol> Queue<P> {
     ) -> Result<Queue<P>, QueueError> {
         let size = setup.config.size;
         let mut ring = DeviceQueue::new(setup.config, &setup.memory)?;
-        match setup.inflight {
-            Some(part) => ring.track(part)?,
-            None => resume::resume(&mut ring, &setup.labels),
-        }
+        resume::resume(&mut ring, setup.inflight, &setup.labels)?;
         let depth = usize::from(size);
         Ok(Queue {
             id,

@@ -2,17 +2,26 @@
 
 use std::time::Duration;
 
+use guest_memory::RingMemory;
 use reactor::RateLimit;
 use timeline::Labels;
-use virtqueue::{DeviceQueue, Resumed};
+use virtqueue::{DeviceQueue, QueueError, Resumed};
 
 /// A front end that starts one ring again and again must not fill the log.
 static RESUMED_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(100), 64);
 
-/// Goes on with what the ring says is unanswered, with a log line, where the front end has said otherwise.
-pub(super) fn resume(ring: &mut DeviceQueue, labels: &Labels) {
+/// Goes on as the in-flight region says; without one with what the ring says is unanswered, with a log line, where the front end has
+/// said otherwise.
+pub(super) fn resume(
+    ring: &mut DeviceQueue,
+    region: Option<RingMemory>,
+    labels: &Labels,
+) -> Result<(), QueueError> {
+    if let Some(part) = region {
+        return ring.track(part);
+    }
     let Some(resumed) = ring.resume() else {
-        return;
+        return Ok(());
     };
     let Resumed {
         base,
@@ -32,4 +41,5 @@ pub(super) fn resume(ring: &mut DeviceQueue, labels: &Labels) {
             "ring goes on at its used index: base differs, and the front end keeps no in-flight region"
         );
     }
+    Ok(())
 }
