@@ -7,6 +7,7 @@
 //! likes: a socket that lingers (SO_LINGER) may be among it. So connections are closed where nobody else waits.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,6 +51,8 @@ struct Export {
     /// `None`: only the connection that was inherited is served.
     listener: Option<Arc<UnixListener>>,
     path: Option<PathBuf>,
+    /// Device and inode of the socket's file.
+    file: Option<(u64, u64)>,
     /// The front end that is connected.
     session: Arc<Mutex<Option<SessionHandle>>>,
     serving: Option<Serving>,
@@ -237,10 +240,12 @@ impl Server {
             listener.set_nonblocking(true)?;
         }
         let session = Arc::new(Mutex::new(None));
+        let file = path.as_deref().and_then(file_at);
         lock(&self.state.exports).push(Export {
             device,
             listener: listener.map(Arc::new),
             path,
+            file,
             session,
             serving: None,
             waiting: None,
@@ -296,10 +301,19 @@ impl Server {
     }
 }
 
+/// Device and inode of what lies at a path.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    let meta = std::fs::symlink_metadata(path).ok()?;
+    Some((meta.dev(), meta.ino()))
+}
+
 /// Nobody comes any more: whoever connects must not wait for an answer until the session has ended.
 fn shut(export: &mut Export) {
-    if let Some(path) = &export.path {
-        // It may have been removed by hand.
+    // It may have been removed by hand, and another daemon may have its own there by now.
+    if let Some(path) = &export.path
+        && export.file.is_some()
+        && file_at(path) == export.file
+    {
         std::fs::remove_file(path).ok();
     }
     if let Some(listener) = export.listener.take() {

@@ -468,3 +468,14 @@ fn large_requests_in_great_number_are_taken_a_few_at_a_time() {
     let turns = rig.pool.counters()[0].busy_turns - before;
     assert!(turns >= 16, "128 MiB in {turns} turns");
 }
+
+/// Whoever removed the file and listens there now keeps it.
+#[test]
+fn socket_of_another_at_the_same_path_is_not_removed() {
+    let rig = Rig::new(1);
+    let (taken, own) = (rig.serve_ram("taken", 1), rig.serve_ram("own", 1));
+    std::fs::remove_file(&taken).unwrap();
+    let _other = std::os::unix::net::UnixListener::bind(&taken).unwrap();
+    assert!(rig.server.remove("taken") && rig.server.remove("own"));
+    assert!(taken.exists() && !own.exists());
+}
