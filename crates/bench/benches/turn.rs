@@ -253,7 +253,7 @@ impl Setup {
         let mut driver = DriverQueue::new(driver, &table).unwrap();
         driver.disable_interrupts();
         let mut config = layout.device_config();
-        (config.event_idx, config.indirect) = (true, true);
+        config.event_idx = true;
         let mut worker = Worker::standalone().unwrap();
         let setup = QueueSetup {
             inflight: None,

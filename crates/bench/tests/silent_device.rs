@@ -47,6 +47,10 @@ impl Protocol for Silent {
         Step::Answer
     }
 
+    fn refuse(&mut self, _: &mut Request<()>, _: virtqueue::ErrorPlace) -> u32 {
+        0
+    }
+
     fn answer(&mut self, request: &mut Request<()>) -> Answer {
         if self.given_back < ANSWERED {
             request.chain.buffer.write_last(0);

@@ -34,6 +34,11 @@ impl<'a> Appender<'a> {
         self.view.segments(address, u64::from(length), append)
     }
 
+    /// Segments that were appended.
+    pub fn count(&self) -> usize {
+        self.buffer.segment_count()
+    }
+
     /// What was appended so far is the buffer's first half.
     pub fn begin_second_half(&mut self) {
         self.buffer.begin_second_half();

@@ -235,6 +235,11 @@ impl IoBuffer {
         self.total += segment.length;
     }
 
+    /// Segments of the whole buffer.
+    pub(crate) fn segment_count(&self) -> usize {
+        self.segments.len()
+    }
+
     /// For who appends many segments; [`IoBuffer::filled`] ends it.
     #[inline(always)]
     pub(crate) fn segments_mut(&mut self) -> &mut Vec<Segment> {

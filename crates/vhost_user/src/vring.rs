@@ -13,7 +13,6 @@ use timeline::Labels;
 use virtio::{OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
 use virtqueue::QueueConfig;
 
-const F_INDIRECT_DESC: u64 = 1 << 28;
 const F_EVENT_IDX: u64 = 1 << 29;
 const F_RING_PACKED: u64 = 1 << 34;
 
@@ -97,7 +96,6 @@ impl Vring {
             QueueConfig::split(self.size, descriptor, driver, device)
         };
         config.event_idx = has(F_EVENT_IDX);
-        config.indirect = has(F_INDIRECT_DESC);
         config.base = self.base.unwrap_or(config.base);
         let setup = QueueSetup {
             index,

@@ -152,23 +152,26 @@ fn functions_without_end_hold_nobody_up() {
 }
 
 #[test]
-fn control_chain_without_room_or_cut_short_ends_its_own_session() {
+fn control_chain_without_room_or_cut_short_is_refused_alone() {
     let rig = Rig::new(1);
     let socket = rig.serve_controller(Duration::ZERO);
     let (tmf, query) = (function(0, 1), [1, 0, 0, 0, 1, 0, 0x40, 0]);
-    for (request, room) in [
-        (&tmf[..], 0),
-        (&tmf[..23], 1),
-        (&tmf[..3], 1),
-        (&[][..], 1),
-        (&query[..], 5),
-        (&[&query[..], &[0; 12]].concat()[..], 4),
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let mut queue = front_end
+        .start_queue(CONTROL, &QueueOptions::default())
+        .unwrap();
+    let at = front_end.allocate(4096, 4096).unwrap();
+    // VIRTIO_SCSI_S_FAILURE is 9: in the first byte for a function, in the fifth for a query.
+    for (request, room, written) in [
+        (&tmf[..], 0, &[][..]),
+        (&tmf[..23], 1, &[9]),
+        (&tmf[..3], 1, &[9]),
+        (&[][..], 1, &[9]),
+        (&query[..], 5, &[9, 0, 0, 0, 9]),
+        (&[&query[..], &[0; 12]].concat()[..], 4, &[9, 0, 0, 0]),
     ] {
-        let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
-        let options = QueueOptions::default();
-        let mut queue = front_end.start_queue(CONTROL, &options).unwrap();
-        let at = front_end.allocate(4096, 4096).unwrap();
         at.write(0, request);
+        at.write(64, &[0xee; 5]);
         let readable: Vec<_> = (!request.is_empty())
             .then(|| at.part(0, request.len()).element())
             .into_iter()
@@ -179,13 +182,13 @@ fn control_chain_without_room_or_cut_short_ends_its_own_session() {
             .collect();
         assert!(queue.add(&readable, &writable, 0));
         queue.publish();
-        front_end.channel().wait_closed(LIMIT).unwrap();
+        queue.wait(LIMIT).unwrap();
+        let used = queue.pop_used().unwrap();
+        assert_eq!(used.written as usize, written.len());
+        let mut got = vec![0; written.len()];
+        at.read(64, &mut got);
+        assert_eq!(got, written);
     }
-    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
-    let mut queue = front_end
-        .start_queue(CONTROL, &QueueOptions::default())
-        .unwrap();
-    let at = front_end.allocate(4096, 4096).unwrap();
     assert_eq!(ask(&mut queue, &at, &tmf, 1), [0]);
 }
 

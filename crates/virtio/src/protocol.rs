@@ -12,7 +12,7 @@ use disk::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag};
 use timeline::{DiskNumber, Operation, UnitAddress};
-use virtqueue::Chain;
+use virtqueue::{Chain, ErrorPlace};
 
 /// A request, in the slot that it keeps from its first hop to its last: hops hand on which slot, not what is in it. What each
 /// request needs lies together, and what few need at the end of the state.
@@ -61,7 +61,7 @@ pub enum Step {
     Wait,
 }
 
-/// A chain in which not even an error can be answered: the peer's fault, and the end of its queue.
+/// A chain that holds no request of the device type: the peer's fault. It is refused: see [`Protocol::refuse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
@@ -120,7 +120,7 @@ pub trait Protocol: 'static {
     /// Reads a request. Sets the window of the chain's buffer to the data when there is any.
     ///
     /// # Errors
-    /// [`Malformed`], when the chain has no room for an answer.
+    /// [`Malformed`], when the chain has no whole header or no room for an answer.
     fn begin(
         &mut self,
         io: &mut Io,
@@ -167,6 +167,10 @@ pub trait Protocol: 'static {
     /// The driver may see all that was answered so far.
     #[inline(always)]
     fn shown(&mut self) {}
+
+    /// Writes an error into a chain that cannot be served, if there is a place for it; gives the bytes written. The place begins
+    /// behind the chain's readable bytes. Nothing else is known of the request, and it has not begun.
+    fn refuse(&mut self, request: &mut Request<Self::State>, place: ErrorPlace) -> u32;
 
     /// May chains be taken now? A queue that holds buffers for events says no until there is an event.
     fn wants_chains(&self) -> bool {

@@ -3,9 +3,10 @@
 //! `drain` takes a batch: pop (**popped**), begin each (**parsed**), submit each (**submitted**); what completes at
 //! once is **reaped** right there, what is pending comes back through `finish`. `publish` answers all that is done
 //! (**answered**), stores the used index once and interrupts once (**notified**); a driver that polls is asked later whether it
-//! wants that (`asking`). A driver that breaks the rules of the ring ends this queue, with one log line, and nothing else.
+//! wants that (`asking`). A driver that breaks the rules ends a request or this queue, with one log line, and nothing else (`breach`).
 
 mod asking;
+mod breach;
 mod change;
 mod measure;
 mod resume;
@@ -14,12 +15,11 @@ mod share;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use backend::{Disk, LATER, Soon, Submission};
 use disk::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
-use reactor::{DiskHandle, Io, RateLimit, Source, SourceId, Tag};
+use reactor::{DiskHandle, Io, Source, SourceId, Tag};
 use ring::RingFd;
 use timeline::{
     Clock, MixedBatch, Operation, Part, PartCounts, QueueRecord, QueueTimeline, Stage, Stamp,
@@ -27,11 +27,12 @@ use timeline::{
 };
 use virtqueue::{DeviceQueue, QueueError};
 
-use crate::device::{Breach, BuiltQueue, OnBroken, QueueControl, QueueSetup};
-use crate::protocol::{Malformed, Protocol, Request, Start, Step};
-use crate::signal::{HeldUp, Signal};
+use crate::device::{BuiltQueue, OnBroken, QueueControl, QueueSetup};
+use crate::protocol::{Protocol, Request, Start, Step};
+use crate::signal::Signal;
 use crate::slots::{Fill, Slots};
 use asking::Asking;
+use breach::REFUSED_BYTES;
 use share::{BATCH, Share};
 
 /// Bytes after which a batch ends, so that other sources of the worker do not wait: what a RAM disk copies in a millisecond or two.
@@ -45,9 +46,6 @@ const STEP_BYTES: u64 = 128 << 10;
 /// In a batch of so many the lines of answers that lie apart from their requests are asked for when chains are popped. Parsing
 /// takes a third of the time of popping, and would ask for more lines at once than a core can have under way.
 const MANY: usize = 16;
-
-/// One line per second in all: a hostile driver must not fill the log.
-static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
 /// How far a request has come.
 enum Progress {
@@ -229,38 +227,6 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    fn end(&mut self, why: &dyn std::fmt::Display) {
-        self.end_by(Breach::Rules, why);
-    }
-
-    #[cold]
-    fn held_up(&mut self) {
-        self.call = None;
-        self.end_by(Breach::HeldUp, &"its interrupt held a worker up");
-    }
-
-    fn end_by(&mut self, mut breach: Breach, why: &dyn std::fmt::Display) {
-        if std::mem::replace(&mut self.broken, true) {
-            return;
-        }
-        self.timeline.counters().malformed.add(1);
-        if let Some(unlogged) = BROKEN_LOG.pass() {
-            let labels = self.timeline.labels();
-            tracing::warn!(
-                export = labels.export,
-                queue = self.index,
-                unlogged,
-                "driver broke the rules, its queue ends: {why}"
-            );
-        }
-        if let Some(error) = self.error.take()
-            && error.send() == Err(HeldUp)
-        {
-            breach = Breach::HeldUp;
-        }
-        (self.on_broken)(breach, &why.to_string());
-    }
-
     /// Hop 2: takes chains from the ring into slots.
     fn pop_batch(&mut self) {
         let polls = self.timeline.counters().polls.get();
@@ -280,7 +246,10 @@ impl<P: Protocol> Queue<P> {
                 Fill::Twice(id) => {
                     return self.end(&format_args!("chain {id} is in flight already"));
                 }
-                Fill::Failed(error) => return self.end(&error),
+                Fill::Failed(index, error) => match self.refuse_popped(index, error) {
+                    true => bytes += REFUSED_BYTES,
+                    false => return,
+                },
             }
         }
     }
@@ -308,21 +277,13 @@ impl<P: Protocol> Queue<P> {
                         slot.begin_otherwise(step);
                     }
                 }
-                Err(malformed) => self.refuse(index, malformed),
+                Err(malformed) => self.refuse_begun(index, malformed),
             }
         }
         self.batch = batch;
         if P::SEVERAL_DISKS && (self.protocol.disk_changed() || self.several) {
             self.sort_by_disk();
         }
-    }
-
-    /// A chain that cannot be answered: its request is over.
-    #[cold]
-    fn refuse(&mut self, index: u16, malformed: Malformed) {
-        let slot = self.slots.answered(index, &self.view);
-        slot.begin_otherwise(Step::Over);
-        self.end(&malformed.0);
     }
 
     #[inline(always)]

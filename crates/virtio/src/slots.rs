@@ -92,8 +92,8 @@ pub(crate) enum Fill<E> {
     Empty,
     /// The chain's ID is in flight already.
     Twice(u16),
-    /// The ring is broken.
-    Failed(E),
+    /// This free slot holds a chain that cannot be served, or nothing where the ring is broken.
+    Failed(u16, E),
 }
 
 pub(crate) struct Slots<S> {
@@ -157,10 +157,7 @@ impl<S: Default> Slots<S> {
         match pop(chain) {
             Ok(true) => {}
             Ok(false) => return Fill::Empty,
-            Err(error) => {
-                chain.clear();
-                return Fill::Failed(error);
-            }
+            Err(error) => return Fill::Failed(index, error),
         }
         if answered_apart {
             chain.buffer.prefetch_half();
@@ -176,6 +173,11 @@ impl<S: Default> Slots<S> {
         slot.active = true;
         self.free.pop();
         Fill::Filled(index, bytes)
+    }
+
+    /// Is a chain with this ID in flight?
+    pub fn is_busy(&self, id: u16) -> bool {
+        self.busy.get(usize::from(id)).is_none_or(|busy| *busy)
     }
 
     /// The driver may use the request's ID again, for it has been answered; its memory is let go, but for what is of
@@ -304,7 +306,7 @@ mod tests {
             slots.fill(false, |_| Ok::<_, ()>(false)),
             Fill::Empty
         ));
-        assert!(matches!(slots.fill(false, |_| Err(7)), Fill::Failed(7)));
+        assert!(matches!(slots.fill(false, |_| Err(7)), Fill::Failed(_, 7)));
         assert_eq!(slots.in_flight(), 0);
     }
 }

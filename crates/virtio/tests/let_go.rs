@@ -59,6 +59,10 @@ impl Protocol for Writer {
         }
     }
 
+    fn refuse(&mut self, _: &mut Request<()>, _: virtqueue::ErrorPlace) -> u32 {
+        0
+    }
+
     fn answer(&mut self, _: &mut Request<()>) -> Answer {
         Answer {
             written: 1,

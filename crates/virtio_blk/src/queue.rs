@@ -11,7 +11,7 @@ use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, Tag};
 use timeline::Operation;
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
-use virtqueue::Chain;
+use virtqueue::{Chain, ErrorPlace};
 
 use crate::config::PIECE;
 use crate::request::{
@@ -367,6 +367,13 @@ impl Protocol for BlkQueue {
             written: if good { data_in + 1 } else { 1 },
             good,
         }
+    }
+
+    fn refuse(&mut self, request: &mut Request<Pending>, place: ErrorPlace) -> u32 {
+        if place.last {
+            request.chain.buffer.write_last(S_IOERR);
+        }
+        u32::from(place.last)
     }
 
     fn close(&mut self, io: &mut Io) {

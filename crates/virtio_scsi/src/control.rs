@@ -15,10 +15,11 @@ use scsi::{Managed, TaskManagementFunction};
 use scsi_tasks::{Call, Hold, Runner, Want};
 use timeline::Operation;
 use virtio::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
+use virtqueue::ErrorPlace;
 
 use crate::device::Shared;
 use crate::queue::RequestQueue;
-use crate::request::{Address, ControlRequest, S_ABORTED, S_BAD_TARGET, S_RESET};
+use crate::request::{Address, ControlRequest, S_ABORTED, S_BAD_TARGET, S_FAILURE, S_RESET};
 
 const FUNCTION_COMPLETE: u8 = 0;
 const FUNCTION_SUCCEEDED: u8 = 10;
@@ -321,6 +322,16 @@ impl Protocol for ControlQueue {
             written: 1,
             good: matches!(pending.code, FUNCTION_COMPLETE | FUNCTION_SUCCEEDED),
         }
+    }
+
+    /// What was asked is not known: the response of task management is the first byte, that of a notification the fifth, behind
+    /// the events that were asked about.
+    fn refuse(&mut self, request: &mut Request<Pending>, place: ErrorPlace) -> u32 {
+        const RESPONSES: [u8; 5] = [S_FAILURE, 0, 0, 0, S_FAILURE];
+        let bytes = &RESPONSES[..RESPONSES.len().min(place.front as usize)];
+        let chain = &request.chain;
+        chain.buffer.write_whole(chain.readable as usize, bytes);
+        bytes.len() as u32
     }
 
     fn close(&mut self, _io: &mut Io) {}

@@ -14,6 +14,7 @@ use guest_memory::IoBuffer;
 use reactor::{Io, Tag};
 use timeline::Operation;
 use virtio::{Answer, Malformed, Protocol, Request, Start, Step};
+use virtqueue::ErrorPlace;
 
 use crate::request::{self, Address, EVENT_SIZE};
 
@@ -180,6 +181,11 @@ impl Protocol for EventQueue {
             written: EVENT_SIZE as u32,
             good: true,
         }
+    }
+
+    /// A place that cannot be used for an event says nothing.
+    fn refuse(&mut self, _: &mut Request<()>, _: ErrorPlace) -> u32 {
+        0
     }
 
     fn wants_chains(&self) -> bool {

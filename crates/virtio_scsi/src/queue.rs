@@ -21,11 +21,12 @@ use scsi_tasks::{
 };
 use timeline::{DiskNumber, Operation, UnitAddress};
 use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
+use virtqueue::ErrorPlace;
 
 use crate::device::Shared;
 use crate::pending::Pending;
 use crate::request::{self, Address, Header, PLAIN_SIZE, REQUEST_SIZE, RESPONSE_SIZE};
-use crate::response::answer_any;
+use crate::response::{answer_any, refuse};
 
 /// A target as this queue sees it.
 struct Seen {
@@ -386,6 +387,10 @@ impl Protocol for RequestQueue {
             };
         }
         answer_any(chain, pending, &mut self.until_shown)
+    }
+
+    fn refuse(&mut self, request: &mut Request<Pending>, place: ErrorPlace) -> u32 {
+        refuse(&request.chain, place)
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@
 use scsi::{Residual, Response, Status};
 use scsi_tasks::Hold;
 use virtio::Answer;
-use virtqueue::Chain;
+use virtqueue::{Chain, ErrorPlace};
 
 use crate::pending::Pending;
 use crate::request::{self, RESPONSE_SIZE, SENSE_SIZE};
@@ -53,6 +53,22 @@ pub(crate) fn answer_any(
     Answer {
         written: RESPONSE_SIZE as u32 + pending.data_in,
         good,
+    }
+}
+
+/// The answer to a command that cannot be read: VIRTIO_SCSI_S_FAILURE. Gives the bytes written.
+#[cold]
+pub(crate) fn refuse(chain: &Chain, place: ErrorPlace) -> u32 {
+    const HEADER: u32 = request::RESPONSE_HEADER_SIZE as u32;
+    const WHOLE: u32 = RESPONSE_SIZE as u32;
+    if place.front < HEADER {
+        return 0;
+    }
+    let header = request::response_header(0, 0, 0, request::S_FAILURE);
+    chain.buffer.write_whole(chain.readable as usize, &header);
+    match place.front {
+        HEADER..WHOLE => HEADER,
+        _ => WHOLE,
     }
 }
 

@@ -53,7 +53,7 @@ impl Setup {
         };
         let driver = DriverQueue::new(driver, &table).unwrap();
         let mut config = layout.device_config();
-        (config.event_idx, config.indirect) = (true, true);
+        config.event_idx = true;
         let device = DeviceQueue::new(config, &table).unwrap();
         Setup {
             view: GuestView::new(Arc::new(table)),

@@ -37,26 +37,25 @@ impl Chain {
     }
 }
 
-/// What a chain may be.
+/// What a chain may be. A driver that has not agreed to indirect tables may send them: every other device serves those, too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     bytes: u32,
-    indirect: bool,
-    indirect_descriptors: u16,
-    /// How many descriptors of a table are read the short way.
-    plain_indirect: u16,
+    pub indirect_descriptors: u16,
+    pub table: Table,
 }
+
+/// Pieces that elements may lie in, beyond one each: as many as a client may have regions of memory.
+const PIECES: usize = 512;
 
 impl Limits {
     pub fn new(config: &QueueConfig) -> Limits {
         Limits {
             bytes: config.max_chain_bytes,
-            indirect: config.indirect,
             indirect_descriptors: config.max_chain_descriptors,
-            plain_indirect: if config.indirect {
-                config.max_chain_descriptors
-            } else {
-                0
+            table: match config.packed {
+                true => Table::InOrder,
+                false => Table::Linked,
             },
         }
     }
@@ -70,7 +69,7 @@ impl Limits {
 }
 
 /// Which fields of an indirect table's descriptors count.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
     /// `next` and all flags (clause 2.7.5.3).
     Linked,
@@ -124,8 +123,7 @@ impl<'a> Plain<'a> {
     /// A chain that is one indirect table, whose elements lie there in their order, as Linux lays them.
     #[inline(always)]
     pub fn indirect(self, table: u64, length: u32, kind: Table) -> Option<(u32, u32)> {
-        // There is room for none where indirect tables were not negotiated.
-        let limit = self.limits.plain_indirect;
+        let limit = self.limits.indirect_descriptors;
         let filler = self.view.filler(self.buffer, usize::from(limit));
         let mut entries = filler.table::<Descriptor>(table, length)?;
         let first = entries.entry()?;
@@ -203,6 +201,21 @@ fn half_of_table(
     }
 }
 
+/// What walks along a chain: it is shown each descriptor, in order.
+pub(crate) trait Visitor {
+    /// An element.
+    fn element(&mut self, address: u64, length: u32, flags: u16) -> Result<(), QueueError>;
+
+    /// An indirect table that follows `before` direct descriptors; `linked`: where the standard forbids it.
+    fn table(
+        &mut self,
+        table: u64,
+        length: u32,
+        before: u16,
+        linked: bool,
+    ) -> Result<(), QueueError>;
+}
+
 /// The general way: adds elements to a chain.
 pub(crate) struct Collector<'a> {
     appender: Appender<'a>,
@@ -232,29 +245,11 @@ impl<'a> Collector<'a> {
         }
     }
 
-    /// One element.
-    pub fn element(&mut self, address: u64, length: u32, flags: u16) -> Result<(), QueueError> {
-        if length == 0 {
-            return Err(QueueError::ZeroLength { address });
-        }
-        if flags & WRITE != 0 {
-            if !self.writing {
-                self.appender.begin_second_half();
-            }
-            self.writing = true;
-        } else if self.writing {
-            return Err(QueueError::ReadableAfterWritable { address });
-        } else {
-            self.readable += u64::from(length);
-        }
-        // Cannot overflow: fewer than 2^16 elements, of fewer than 2^32 bytes.
-        self.total += u64::from(length);
-        match self.appender.append(address, length) {
-            Ok(()) => Ok(()),
-            Err(_) => Err(QueueError::NotMapped {
-                address,
-                length: u64::from(length),
-            }),
+    #[cold]
+    fn too_many(&self) -> QueueError {
+        QueueError::TooManyDescriptors {
+            head: self.head,
+            limit: self.limits.indirect_descriptors,
         }
     }
 
@@ -273,32 +268,59 @@ impl<'a> Collector<'a> {
         // The limit is a u32, so both fit.
         Ok((self.readable as u32, (self.total - self.readable) as u32))
     }
+}
 
-    /// All elements of an indirect table, that follow `before` direct ones.
-    pub fn indirect(
+impl Visitor for Collector<'_> {
+    fn element(&mut self, address: u64, length: u32, flags: u16) -> Result<(), QueueError> {
+        // An element without bytes is odd, and nothing else.
+        if length == 0 {
+            return Ok(());
+        }
+        if flags & WRITE != 0 {
+            if !self.writing {
+                self.appender.begin_second_half();
+            }
+            self.writing = true;
+        } else if self.writing {
+            return Err(QueueError::ReadableAfterWritable { address });
+        } else {
+            self.readable += u64::from(length);
+        }
+        // Cannot overflow: fewer than 2^16 elements, of fewer than 2^32 bytes.
+        self.total += u64::from(length);
+        if self.appender.append(address, length).is_err() {
+            return Err(QueueError::NotMapped {
+                address,
+                length: u64::from(length),
+            });
+        }
+        if self.appender.count() > usize::from(self.limits.indirect_descriptors) + PIECES {
+            return Err(self.too_many());
+        }
+        Ok(())
+    }
+
+    fn table(
         &mut self,
         table: u64,
         length: u32,
         before: u16,
-        kind: Table,
+        linked: bool,
     ) -> Result<(), QueueError> {
-        if !self.limits.indirect {
-            return Err(QueueError::IndirectNotNegotiated);
+        if linked {
+            return Err(QueueError::IndirectLinked { table });
         }
+        let kind = self.limits.table;
         let size = DESCRIPTOR_SIZE as u32;
         if length == 0 || !length.is_multiple_of(size) {
             return Err(QueueError::IndirectLength { table, length });
         }
-        let (count, limit) = (length / size, self.limits.indirect_descriptors);
-        let too_many = QueueError::TooManyDescriptors {
-            head: self.head,
-            limit,
-        };
-        let mut left = limit.saturating_sub(before);
+        let count = length / size;
+        let mut left = self.limits.indirect_descriptors.saturating_sub(before);
         let mut index = 0;
         loop {
             if left == 0 {
-                return Err(too_many);
+                return Err(self.too_many());
             }
             left -= 1;
             let not_mapped = QueueError::NotMapped {
@@ -336,7 +358,7 @@ impl<'a> Collector<'a> {
 impl Table {
     /// Flags of a descriptor that count. Packed descriptors hold them where split ones hold `next`.
     #[inline(always)]
-    fn flags(self, descriptor: &Descriptor) -> u16 {
+    pub fn flags(self, descriptor: &Descriptor) -> u16 {
         match self {
             Table::Linked => descriptor.flags.get(),
             Table::InOrder => descriptor.next.get() & WRITE,

@@ -29,8 +29,6 @@ pub struct QueueConfig {
     pub packed: bool,
     /// `VIRTIO_F_EVENT_IDX` was negotiated.
     pub event_idx: bool,
-    /// `VIRTIO_F_INDIRECT_DESC` was negotiated.
-    pub indirect: bool,
     /// Where to start, as in vhost-user's `SET_VRING_BASE`. Split: the next available index. Packed: available
     /// place in the lower, used place in the upper 16 bits, each with its wrap counter on top.
     pub base: u32,
@@ -51,7 +49,6 @@ impl QueueConfig {
             device_area,
             packed: false,
             event_idx: false,
-            indirect: false,
             base: 0,
             max_chain_bytes: u32::MAX,
             max_chain_descriptors: size.max(TABLE_DATA).saturating_add(TABLE_REST),

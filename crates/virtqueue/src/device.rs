@@ -8,7 +8,7 @@ use guest_memory::{GuestView, MemoryTable, RingMemory};
 use crate::config::Areas;
 use crate::packed::PackedQueue;
 use crate::split::SplitQueue;
-use crate::{Chain, QueueConfig, QueueError};
+use crate::{Chain, PopError, QueueConfig, QueueError};
 
 /// A ring that goes on elsewhere than the front end said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,9 +135,10 @@ impl DeviceQueue {
     /// Takes the next chain, if there is one. `chain` is overwritten; its heap space is used again.
     ///
     /// # Errors
-    /// The driver's mistake, once. The queue is broken then: later calls give `Ok(false)`.
+    /// A mistake of the ring's, once: the queue is broken then, and later calls give `Ok(false)`. Or a request that cannot be
+    /// served: the queue goes on behind it.
     #[inline(always)]
-    pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
+    pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, PopError> {
         match &mut self.ring {
             Ring::Split(ring) => ring.pop(view, chain),
             Ring::Packed(ring) => ring.pop(view, chain),

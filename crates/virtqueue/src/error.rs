@@ -1,4 +1,7 @@
-//! What can be wrong with a ring: always the peer's fault, and always the end of the queue.
+//! What can be wrong with a ring or a request in it: always the peer's fault.
+//!
+//! Whether a mistake ends the queue is decided where it is found: what the ring itself says wrongly does, what a request says
+//! wrongly ends that request alone ([`crate::PopError`]).
 
 /// A mistake of the driver or of the front end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -81,7 +84,7 @@ pub enum QueueError {
         /// Descriptors in the table.
         length: u32,
     },
-    /// The chain is a loop, or has more descriptors than are allowed.
+    /// The chain is a loop, or has more descriptors, or pieces in several regions of memory, than are allowed.
     #[error("chain of head {head} has a loop or more than {limit} descriptors")]
     TooManyDescriptors {
         /// Where the chain starts.
@@ -95,9 +98,6 @@ pub enum QueueError {
         /// Where the chain starts.
         head: u16,
     },
-    /// An indirect descriptor without the feature.
-    #[error("indirect descriptor without VIRTIO_F_INDIRECT_DESC")]
-    IndirectNotNegotiated,
     /// An indirect table names another one.
     #[error("indirect descriptor inside of an indirect table at {table:#x}")]
     IndirectInIndirect {
@@ -121,12 +121,6 @@ pub enum QueueError {
     /// A device-readable element follows a device-writable one.
     #[error("readable element at {address:#x} after a writable one")]
     ReadableAfterWritable {
-        /// The element.
-        address: u64,
-    },
-    /// An element without bytes.
-    #[error("element at {address:#x} has no bytes")]
-    ZeroLength {
         /// The element.
         address: u64,
     },

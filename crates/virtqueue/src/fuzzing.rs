@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guest_memory::{GuestView, Mapping, MemoryTable, RegionSpec};
 
 use crate::driver::RingLayout;
-use crate::{Chain, DeviceQueue, PACKED_START, QueueError};
+use crate::{Chain, DeviceQueue, ErrorPlace, PACKED_START, PopError};
 
 /// Bytes of each of the memory's regions.
 const HALF: usize = 1 << 15;
@@ -30,7 +30,6 @@ pub fn ring_of_bytes(data: &[u8]) -> usize {
     let layout = RingLayout::at(0, 1 << power, packed);
     let mut config = layout.device_config();
     config.event_idx = choices[0] & 2 != 0;
-    config.indirect = choices[0] & 4 != 0;
     if choices[0] & 8 != 0 {
         config.max_chain_bytes = u32::from(choices[2]) << 8;
         config.max_chain_descriptors = u16::from(choices[3]);
@@ -161,7 +160,7 @@ impl Side {
         side
     }
 
-    fn pop(&mut self) -> Result<bool, QueueError> {
+    fn pop(&mut self) -> Result<bool, PopError> {
         if !self.short {
             self.view = GuestView::new(self.memory.table.clone());
             self.chain = Chain::default();
@@ -182,6 +181,17 @@ impl Side {
             segments: self.memory.segments(chain),
             front,
         }
+    }
+
+    /// Answers it where it can be, as one that was refused.
+    fn refuse(&mut self, place: &ErrorPlace) {
+        let chain = &self.chain;
+        let front = vec![0x5a; place.front as usize];
+        chain.buffer.write_whole(0, &front);
+        if place.last {
+            chain.buffer.write_last(0xa5);
+        }
+        self.queue.push(chain.id, chain.descriptors, place.front);
     }
 
     /// Answers it.
@@ -241,7 +251,20 @@ fn turn_of(sides: &mut [Side; 2]) -> usize {
         match popped {
             Ok(true) => {}
             Ok(false) => break,
-            Err(error) => {
+            Err(PopError::Request(refusal)) => {
+                assert!(!refusal.error.to_string().is_empty());
+                let refused = short.popped();
+                assert_eq!(refused, general.popped());
+                let (front, last) = (refusal.place.front, refusal.place.last);
+                assert_eq!((refused.bytes, front <= 128), ((0, 0), true));
+                assert!(refused.total >= front as usize + usize::from(last));
+                for side in [short, general] {
+                    assert!(!side.queue.is_broken());
+                    side.refuse(&refusal.place);
+                }
+                continue;
+            }
+            Err(PopError::Queue(error)) => {
                 assert!(!error.to_string().is_empty());
                 for side in [short, general] {
                     assert!(side.queue.is_broken());
@@ -256,7 +279,7 @@ fn turn_of(sides: &mut [Side; 2]) -> usize {
         assert_eq!(popped, general.popped());
         let bytes = u64::from(popped.bytes.0) + u64::from(popped.bytes.1);
         assert_eq!(popped.total as u64, bytes);
-        assert!(bytes > 0 && bytes <= u64::from(short.queue.config().max_chain_bytes));
+        assert!(bytes <= u64::from(short.queue.config().max_chain_bytes));
         assert!(popped.id < size);
         assert!((1..=size).contains(&popped.descriptors));
         for side in [short, general] {

@@ -3,7 +3,7 @@
 //! [`DeviceQueue`] is owned by one worker: it pops descriptor chains into the caller's [`Chain`], pushes used
 //! elements, and says whether the driver wants a notification; it never blocks, allocates only when made, and
 //! knows no eventfd. Everything in the ring is a hostile driver's word: each index, address and length is read
-//! once and checked here, and the first mistake breaks the queue. [`driver`] is the other side, for tests
+//! once and checked here. A mistake of the ring's breaks the queue, one of a request's refuses that request alone. [`driver`] is the other side, for tests
 //! and benchmarks. Tests: beside the code, and in `tests/`.
 
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@ mod inflight;
 pub mod layout;
 mod packed;
 mod packed_inflight;
+mod refusal;
 mod split;
 mod unanswered;
 
@@ -28,3 +29,4 @@ pub use device::{DeviceQueue, Resumed};
 pub use error::QueueError;
 pub use inflight::Inflight;
 pub use packed_inflight::PackedInflight;
+pub use refusal::{ErrorPlace, PopError, Refusal};

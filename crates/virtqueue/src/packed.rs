@@ -10,14 +10,15 @@ use guest_memory::{GuestView, MemoryTable, RingMemory};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{Immutable, IntoBytes, KnownLayout};
 
-use crate::chain::{Collector, Limits, Plain, Table};
+use crate::chain::{Collector, Limits, Plain, Table, Visitor};
 use crate::config::Areas;
 use crate::layout::{
     AVAIL, DESCRIPTOR_SIZE, EVENTS_DESCRIPTOR, EVENTS_DISABLE, EVENTS_ENABLE, INDIRECT, NEXT,
     PACKED_FLAGS, PackedDescriptor, Place, USED, WRITE,
 };
 use crate::packed_inflight::PackedInflight;
-use crate::{Chain, QueueConfig, QueueError, Resumed};
+use crate::refusal::{Refusal, Survey, WalkError};
+use crate::{Chain, PopError, QueueConfig, QueueError, Resumed};
 
 /// How many descriptors ahead the ring is fetched: four fill a cache line.
 const DESCRIPTORS_AHEAD: usize = 8;
@@ -188,7 +189,7 @@ impl PackedQueue {
     }
 
     #[inline(never)]
-    pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
+    pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, PopError> {
         if self.available() == 0 {
             return Ok(false);
         }
@@ -198,27 +199,33 @@ impl PackedQueue {
         let place = self.next_available;
         self.descriptors
             .prefetch(Self::offset(place.index) + DESCRIPTOR_SIZE * DESCRIPTORS_AHEAD);
+        let mut refusal = None;
         self.next_available = if self.read_plain(view, chain) {
             place.advance(1, self.size)
         } else {
-            let read = self.read_chain(view, chain);
-            self.checked(read)?
+            let read = self.read_any(view, chain);
+            let (next, refused) = self.checked(read)?;
+            refusal = refused;
+            next
         };
         if self.inflight.is_some() {
             self.note(place, chain)?;
         }
-        Ok(true)
+        match refusal {
+            None => Ok(true),
+            Some(refusal) => Err(PopError::Request(refusal)),
+        }
     }
 
-    /// The driver's mistake ends the queue.
-    fn checked<T>(&mut self, read: Result<T, QueueError>) -> Result<T, QueueError> {
+    /// A mistake of the ring's ends the queue.
+    fn checked<T>(&mut self, read: Result<T, QueueError>) -> Result<T, PopError> {
         self.broken |= read.is_err();
-        read
+        read.map_err(PopError::Queue)
     }
 
     /// Notes that the chain at `place` is in flight.
     #[inline(never)]
-    fn note(&mut self, place: Place, chain: &Chain) -> Result<(), QueueError> {
+    fn note(&mut self, place: Place, chain: &Chain) -> Result<(), PopError> {
         let (descriptors, size) = (&self.descriptors, self.size);
         let read = |nth| descriptors.read(Self::offset(place.advance(nth, size).index));
         let noted = match &mut self.inflight {
@@ -230,23 +237,38 @@ impl PackedQueue {
 
     /// Takes a chain that an earlier device has taken and not answered.
     #[cold]
-    fn pop_again(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
+    fn pop_again(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, PopError> {
         let Some(inflight) = &mut self.inflight else {
             return Ok(false);
         };
         let Some((head, id)) = inflight.next_again() else {
             return Ok(false);
         };
+        let walk = |visitor: &mut dyn Visitor| {
+            let mut descriptors = 0;
+            let mut shown = Ok(());
+            for descriptor in inflight.descriptors(head) {
+                descriptors += 1;
+                shown = shown.and_then(|()| show(visitor, &descriptor, descriptors));
+            }
+            shown.map(|()| descriptors)
+        };
         let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
-        let mut read = Ok(());
-        (chain.id, chain.descriptors) = (id, 0);
-        for descriptor in inflight.descriptors(head) {
-            chain.descriptors += 1;
-            read = read.and_then(|()| collect(&mut collector, &descriptor, chain.descriptors));
-        }
-        let read = read.and_then(|()| collector.finish());
-        (chain.readable, chain.writable) = self.checked(read)?;
-        Ok(true)
+        let walked = walk(&mut collector).and_then(|count| Ok((count, collector.finish()?)));
+        chain.id = id;
+        let error = match walked {
+            Ok((descriptors, bytes)) => {
+                chain.descriptors = descriptors;
+                (chain.readable, chain.writable) = bytes;
+                return Ok(true);
+            }
+            Err(error) => error,
+        };
+        let mut survey = Survey::new(view, chain, self.limits);
+        let walked = walk(&mut survey);
+        let refusal = survey.finish(error);
+        chain.descriptors = self.checked(walked)?;
+        Err(PopError::Request(refusal))
     }
 
     /// The short way, for a chain that is one indirect table: see [`Plain`].
@@ -269,37 +291,67 @@ impl PackedQueue {
         true
     }
 
-    /// Reads the chain at the next available descriptor; gives the place after it.
+    /// Any chain; gives the place after it. A request that cannot be served gets its own: see [`Refusal`].
     #[inline(never)]
-    fn read_chain(&self, view: &GuestView, chain: &mut Chain) -> Result<Place, QueueError> {
+    fn read_any(
+        &self,
+        view: &GuestView,
+        chain: &mut Chain,
+    ) -> Result<(Place, Option<Box<Refusal>>), QueueError> {
+        let error = match self.read_chain(view, chain) {
+            Ok(next) => return Ok((next, None)),
+            Err(WalkError::Ring(error)) => return Err(error),
+            Err(WalkError::Request(error)) => error,
+        };
+        let mut survey = Survey::new(view, chain, self.limits);
+        let walked = self.walk(&mut survey).map_err(WalkError::into_error)?;
+        let refusal = survey.finish(error);
+        (chain.id, chain.descriptors) = (walked.id, walked.descriptors);
+        Ok((walked.next, Some(refusal)))
+    }
+
+    fn read_chain(&self, view: &GuestView, chain: &mut Chain) -> Result<Place, WalkError> {
+        let head = self.next_available.index;
+        let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
+        let walked = self.walk(&mut collector)?;
+        (chain.readable, chain.writable) = collector.finish()?;
+        (chain.id, chain.descriptors) = (walked.id, walked.descriptors);
+        Ok(walked.next)
+    }
+
+    /// Shows the descriptors of the chain at the next available one.
+    fn walk(&self, visitor: &mut dyn Visitor) -> Result<Walked, WalkError> {
         let size = self.size;
         let mut place = self.next_available;
         let head = place.index;
-        let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
         let mut descriptors = 0;
         let id = loop {
             let descriptor: PackedDescriptor = self.descriptors.read(Self::offset(place.index));
             let flags = descriptor.flags.get();
             // The acquiring look was at the first descriptor; the others became available before it.
             if flags & (AVAIL | USED) != place.available_flags() {
-                return Err(QueueError::Incomplete { head });
+                return Err(WalkError::Ring(QueueError::Incomplete { head }));
             }
             if descriptors == size {
-                return Err(QueueError::TooManyDescriptors { head, limit: size });
+                let limit = size;
+                let error = QueueError::TooManyDescriptors { head, limit };
+                return Err(WalkError::Ring(error));
             }
             descriptors += 1;
-            collect(&mut collector, &descriptor, descriptors)?;
+            show(visitor, &descriptor, descriptors)?;
             place = place.advance(1, size);
             if flags & NEXT == 0 {
                 break descriptor.id.get();
             }
         };
-        (chain.readable, chain.writable) = collector.finish()?;
         if id >= size {
-            return Err(QueueError::BufferId { id, size });
+            return Err(WalkError::Ring(QueueError::BufferId { id, size }));
         }
-        (chain.id, chain.descriptors) = (id, descriptors);
-        Ok(place)
+        Ok(Walked {
+            id,
+            descriptors,
+            next: place,
+        })
     }
 
     #[inline]
@@ -398,21 +450,26 @@ impl PackedQueue {
     }
 }
 
-/// Takes one descriptor, the `nth` of its chain, into what the chain is made of.
+/// A chain that was walked along.
+struct Walked {
+    id: u16,
+    descriptors: u16,
+    /// The place after it.
+    next: Place,
+}
+
+/// Shows a descriptor, the `nth` of its chain.
 #[inline]
-fn collect(
-    collector: &mut Collector<'_>,
+fn show(
+    visitor: &mut dyn Visitor,
     descriptor: &PackedDescriptor,
     nth: u16,
 ) -> Result<(), QueueError> {
     let flags = descriptor.flags.get();
     let (address, length) = (descriptor.address.get(), descriptor.length.get());
     if flags & INDIRECT == 0 {
-        return collector.element(address, length, flags);
+        return visitor.element(address, length, flags);
     }
     // "each list only contains descriptors of a given type" (2.8.5).
-    if flags & NEXT != 0 || nth > 1 {
-        return Err(QueueError::IndirectLinked { table: address });
-    }
-    collector.indirect(address, length, 0, Table::InOrder)
+    visitor.table(address, length, 0, flags & NEXT != 0 || nth > 1)
 }

@@ -9,14 +9,15 @@ use std::sync::atomic::{Ordering, fence};
 use guest_memory::{GuestView, MemoryTable, RingEntries, RingMemory};
 use zerocopy::little_endian::U16;
 
-use crate::chain::{Collector, Limits, Plain, Table};
+use crate::chain::{Collector, Limits, Plain, Table, Visitor};
 use crate::config;
 use crate::layout::{
     Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING, USED_ELEMENT_SIZE,
     UsedElement, available_event, passes_event, used_event,
 };
+use crate::refusal::{Survey, WalkError};
 use crate::unanswered::Rings;
-use crate::{Chain, Inflight, QueueConfig, QueueError, Resumed};
+use crate::{Chain, Inflight, PopError, QueueConfig, QueueError, Resumed};
 
 /// How many entries are taken at a time, and their descriptors fetched, and how many chains ahead is fetched what their first
 /// descriptor points to.
@@ -206,14 +207,11 @@ impl SplitQueue {
     }
 
     #[inline(always)]
-    pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, QueueError> {
+    pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, PopError> {
         if !self.again.is_empty()
             && let Some(head) = self.take_again()
         {
-            return match self.read_chain(head, view, chain) {
-                Ok(()) => Ok(true),
-                Err(error) => Err(self.fail(error)),
-            };
+            return self.read_any(head, view, chain);
         }
         if self.next_available == self.taken_available && !self.look(view)? {
             return Ok(false);
@@ -222,15 +220,22 @@ impl SplitQueue {
         self.next_available = at.wrapping_add(1);
         self.fetch_ahead(view, at);
         let head = self.head(at);
-        if !self.read_plain(head, view, chain)
-            && let Err(error) = self.read_chain(head, view, chain)
-        {
-            return Err(self.fail(error));
+        if !self.read_plain(head, view, chain) {
+            let read = self.read_any(head, view, chain);
+            if !self.broken {
+                self.took(head);
+            }
+            return read;
         }
+        self.took(head);
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn took(&mut self, head: u16) {
         if let Some(inflight) = &mut self.inflight {
             inflight.took(head);
         }
-        Ok(true)
     }
 
     /// A request that an earlier device has taken and not answered.
@@ -250,7 +255,7 @@ impl SplitQueue {
 
     /// Takes the next entries, and loads the driver's index for that where none are known.
     #[inline(never)]
-    fn look(&mut self, view: &GuestView) -> Result<bool, QueueError> {
+    fn look(&mut self, view: &GuestView) -> Result<bool, PopError> {
         if self.broken {
             return Ok(false);
         }
@@ -276,7 +281,7 @@ impl SplitQueue {
         Ok(count != 0)
     }
 
-    fn load_index(&mut self) -> Result<(), QueueError> {
+    fn load_index(&mut self) -> Result<(), PopError> {
         let index = self.areas.available.load_acquire_u16(INDEX);
         let ahead = index.wrapping_sub(self.next_available);
         if ahead > self.size {
@@ -320,11 +325,11 @@ impl SplitQueue {
     }
 
     #[cold]
-    fn fail(&mut self, error: QueueError) -> QueueError {
+    fn fail(&mut self, error: QueueError) -> PopError {
         self.broken = true;
         self.known_available = self.next_available;
         self.taken_available = self.next_available;
-        error
+        PopError::Queue(error)
     }
 
     /// The short way: see [`Plain`].
@@ -369,13 +374,45 @@ impl SplitQueue {
         true
     }
 
+    /// Any chain. A request that cannot be served gets its place: see [`crate::Refusal`].
     #[inline(never)]
-    fn read_chain(&self, head: u16, view: &GuestView, chain: &mut Chain) -> Result<(), QueueError> {
+    fn read_any(
+        &mut self,
+        head: u16,
+        view: &GuestView,
+        chain: &mut Chain,
+    ) -> Result<bool, PopError> {
+        let error = match self.read_chain(head, view, chain) {
+            Ok(()) => return Ok(true),
+            Err(WalkError::Ring(error)) => return Err(self.fail(error)),
+            Err(WalkError::Request(error)) => error,
+        };
+        chain.id = head;
+        let mut survey = Survey::new(view, chain, self.limits);
+        match self.walk(head, &mut survey) {
+            Ok(descriptors) => {
+                let refusal = survey.finish(error);
+                chain.descriptors = descriptors;
+                Err(PopError::Request(refusal))
+            }
+            Err(error) => Err(self.fail(error.into_error())),
+        }
+    }
+
+    fn read_chain(&self, head: u16, view: &GuestView, chain: &mut Chain) -> Result<(), WalkError> {
+        let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
+        let descriptors = self.walk(head, &mut collector)?;
+        (chain.readable, chain.writable) = collector.finish()?;
+        (chain.id, chain.descriptors) = (head, descriptors);
+        Ok(())
+    }
+
+    /// Shows the chain's descriptors; gives how many lie in the ring.
+    fn walk(&self, head: u16, visitor: &mut impl Visitor) -> Result<u16, WalkError> {
         let size = self.size;
         if head >= size {
-            return Err(QueueError::Head { head, size });
+            return Err(WalkError::Ring(QueueError::Head { head, size }));
         }
-        let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
         let mut descriptors = 1;
         let mut descriptor = self.areas.descriptors.read(head);
         loop {
@@ -383,32 +420,26 @@ impl SplitQueue {
             let flags = descriptor.flags.get();
             if flags & INDIRECT != 0 {
                 // Direct descriptors may come before, none may follow.
-                if flags & NEXT != 0 {
-                    return Err(QueueError::IndirectLinked { table: address });
-                }
-                collector.indirect(address, length, descriptors - 1, Table::Linked)?;
-                break;
+                visitor.table(address, length, descriptors - 1, flags & NEXT != 0)?;
+                return Ok(descriptors);
             }
-            collector.element(address, length, flags)?;
+            visitor.element(address, length, flags)?;
             if flags & NEXT == 0 {
-                break;
+                return Ok(descriptors);
             }
             let next = descriptor.next.get();
             if next >= size {
-                return Err(QueueError::Next {
-                    next,
-                    length: u32::from(size),
-                });
+                let length = u32::from(size);
+                return Err(WalkError::Ring(QueueError::Next { next, length }));
             }
             if descriptors == size {
-                return Err(QueueError::TooManyDescriptors { head, limit: size });
+                let limit = size;
+                let error = QueueError::TooManyDescriptors { head, limit };
+                return Err(WalkError::Ring(error));
             }
             descriptors += 1;
             descriptor = self.areas.descriptors.read(next);
         }
-        (chain.readable, chain.writable) = collector.finish()?;
-        (chain.id, chain.descriptors) = (head, descriptors);
-        Ok(())
     }
 
     #[inline(always)]

@@ -1,4 +1,5 @@
-//! What a driver must not do, and how the device refuses it: each mistake breaks the queue, once, by name.
+//! What a driver must not do, and how the device refuses it, by name: a mistake of the ring's breaks the queue, once; one of a
+//! request's refuses that request alone.
 
 mod common;
 
@@ -141,46 +142,47 @@ fn split_available_index_that_goes_back_is_refused() {
 }
 
 #[test]
-fn split_indirect_in_indirect_is_refused() {
+fn split_indirect_in_indirect_is_refused_alone() {
     let mut b = Bench::split(4);
     b.table(TABLE, &[(TABLE + 64, 16, INDIRECT, 0)]);
     b.raw.set_descriptor(0, TABLE, 16, INDIRECT, 0);
-    assert_eq!(b.refused(), QueueError::IndirectInIndirect { table: TABLE });
+    assert_eq!(
+        b.refused_alone().0,
+        QueueError::IndirectInIndirect { table: TABLE }
+    );
 }
 
 #[test]
-fn split_indirect_with_next_is_refused() {
+fn split_indirect_with_next_is_refused_alone() {
     let mut b = Bench::split(4);
     b.table(TABLE, &[(DATA, 16, 0, 0)]);
     b.raw.set_descriptor(0, TABLE, 16, INDIRECT | NEXT, 1);
     b.raw.set_descriptor(1, DATA, 16, 0, 0);
-    assert_eq!(b.refused(), QueueError::IndirectLinked { table: TABLE });
+    assert_eq!(
+        b.refused_alone().0,
+        QueueError::IndirectLinked { table: TABLE }
+    );
 }
 
 #[test]
-fn split_indirect_without_the_feature_is_refused() {
-    let mut b = Bench::new(4, false, |c| c.indirect = false);
-    b.table(TABLE, &[(DATA, 16, 0, 0)]);
-    b.raw.set_descriptor(0, TABLE, 16, INDIRECT, 0);
-    assert_eq!(b.refused(), QueueError::IndirectNotNegotiated);
-}
-
-#[test]
-fn indirect_length_of_zero_or_of_no_multiple_of_16_is_refused() {
+fn indirect_length_of_zero_or_of_no_multiple_of_16_is_refused_alone() {
     for length in [0, 1, 15, 17, 0xffff_ffff] {
         let mut b = Bench::split(4);
         b.raw.set_descriptor(0, TABLE, length, INDIRECT, 0);
         let table = TABLE;
-        assert_eq!(b.refused(), QueueError::IndirectLength { table, length });
+        assert_eq!(
+            b.refused_alone().0,
+            QueueError::IndirectLength { table, length }
+        );
         let mut b = Bench::packed(4);
         b.raw.set_packed(0, TABLE, length, 0, INDIRECT | AVAIL);
         let want = QueueError::IndirectLength { table, length };
-        assert_eq!(b.refused_as_is(), want);
+        assert_eq!(b.refused_alone_as_is().0, want);
     }
 }
 
 #[test]
-fn split_indirect_next_outside_of_its_table_is_refused() {
+fn split_indirect_next_outside_of_its_table_is_refused_alone() {
     let mut b = Bench::split(4);
     // The third descriptor is there, but the table ends before it.
     b.table(
@@ -188,22 +190,22 @@ fn split_indirect_next_outside_of_its_table_is_refused() {
         &[(DATA, 1, NEXT, 2), (DATA, 1, 0, 0), (DATA, 1, 0, 0)],
     );
     b.raw.set_descriptor(0, TABLE, 32, INDIRECT, 0);
-    assert_eq!(b.refused(), QueueError::Next { next: 2, length: 2 });
+    assert_eq!(b.refused_alone().0, QueueError::Next { next: 2, length: 2 });
 }
 
 #[test]
-fn split_loop_in_an_indirect_table_is_refused() {
+fn split_loop_in_an_indirect_table_is_refused_alone() {
     let mut b = Bench::new(4, false, |c| c.max_chain_descriptors = 8);
     b.table(TABLE, &[(DATA, 1, NEXT, 1), (DATA, 1, NEXT, 0)]);
     b.raw.set_descriptor(0, TABLE, 32, INDIRECT, 0);
     assert_eq!(
-        b.refused(),
+        b.refused_alone().0,
         QueueError::TooManyDescriptors { head: 0, limit: 8 }
     );
 }
 
 #[test]
-fn indirect_table_outside_of_memory_is_refused() {
+fn indirect_table_outside_of_memory_is_refused_alone() {
     for table in [
         MEMORY as u64 - 16,
         MEMORY as u64,
@@ -216,7 +218,10 @@ fn indirect_table_outside_of_memory_is_refused() {
         }
         b.raw.set_descriptor(0, table, 32, INDIRECT, 0);
         let (address, length) = (table, 32);
-        assert_eq!(b.refused(), QueueError::NotMapped { address, length });
+        assert_eq!(
+            b.refused_alone().0,
+            QueueError::NotMapped { address, length }
+        );
     }
 }
 
@@ -278,31 +283,145 @@ fn split_direct_descriptors_before_an_indirect_one_are_accepted() {
 }
 
 #[test]
-fn readable_element_after_a_writable_one_is_refused() {
+fn readable_element_after_a_writable_one_is_refused_alone() {
     let mut b = Bench::split(4);
     b.raw.set_descriptor(0, DATA, 16, NEXT | WRITE, 1);
     b.raw.set_descriptor(1, DATA + 16, 16, 0, 0);
     let address = DATA + 16;
-    assert_eq!(b.refused(), QueueError::ReadableAfterWritable { address });
+    assert_eq!(
+        b.refused_alone().0,
+        QueueError::ReadableAfterWritable { address }
+    );
     let mut b = Bench::packed(4);
     b.raw.set_packed(0, DATA, 16, 0, NEXT | WRITE | AVAIL);
     b.raw.set_packed(1, DATA + 16, 16, 0, AVAIL);
     let want = QueueError::ReadableAfterWritable { address };
-    assert_eq!(b.refused_as_is(), want);
+    assert_eq!(b.refused_alone_as_is().0, want);
 }
 
 #[test]
-fn zero_length_element_is_refused() {
-    let mut b = Bench::split(4);
-    b.raw.set_descriptor(0, DATA, 0, 0, 0);
-    assert_eq!(b.refused(), QueueError::ZeroLength { address: DATA });
+fn zero_length_elements_are_skipped_wherever_they_are() {
+    let mut b = Bench::split(8);
+    b.raw.set_descriptor(0, DATA, 0, NEXT | WRITE, 1);
+    b.raw.set_descriptor(1, DATA, 16, NEXT, 2);
+    b.raw.set_descriptor(2, u64::MAX, 0, NEXT, 3);
+    b.raw.set_descriptor(3, DATA + 16, 8, NEXT | WRITE, 4);
+    b.raw.set_descriptor(4, DATA, 0, 0, 0);
+    b.raw.set_available_index(1);
+    assert_eq!(b.pop(), Ok(true));
+    assert_eq!((b.chain.readable, b.chain.writable), (16, 8));
+    assert_eq!(b.memory.elements(&b.chain), [(DATA, 16), (DATA + 16, 8)]);
     let mut b = Bench::packed(4);
-    b.raw.set_packed(0, DATA, 0, 0, AVAIL);
-    assert_eq!(b.refused_as_is(), QueueError::ZeroLength { address: DATA });
+    b.raw.set_packed(0, DATA, 0, 3, AVAIL);
+    assert_eq!(b.pop(), Ok(true));
+    assert_eq!((b.chain.id, b.chain.buffer.total_len()), (3, 0));
 }
 
 #[test]
-fn element_outside_of_memory_is_refused() {
+fn refused_chain_has_the_place_of_its_error_where_there_is_one() {
+    let good = |b: &Bench| {
+        b.raw.set_descriptor(1, DATA, 16, NEXT, 2);
+        b.raw.set_descriptor(2, DATA + 64, 100, NEXT | WRITE, 3);
+        b.raw.set_descriptor(3, DATA + 256, 100, NEXT | WRITE, 4);
+        b.raw.set_descriptor(4, DATA + 512, 1, WRITE, 0);
+    };
+    // A readable element outside of memory, before, and the place that is left when others are wrong, too.
+    type Change = fn(&Bench);
+    let cases: [(Change, u32, bool); 5] = [
+        (|_| {}, 128, true),
+        (
+            |b| b.raw.set_descriptor(4, u64::MAX, 1, WRITE, 0),
+            128,
+            false,
+        ),
+        (
+            |b| b.raw.set_descriptor(3, 1 << 40, 100, NEXT | WRITE, 4),
+            100,
+            true,
+        ),
+        (
+            |b| b.raw.set_descriptor(2, 1 << 40, 100, NEXT | WRITE, 3),
+            0,
+            true,
+        ),
+        (|b| b.raw.set_descriptor(4, DATA + 512, 1, 0, 0), 128, true),
+    ];
+    for (change, front, last) in cases {
+        let mut b = Bench::split(8);
+        b.raw.set_descriptor(0, 1 << 50, 8, NEXT, 1);
+        good(&b);
+        change(&b);
+        let (error, place) = b.refused_alone();
+        let (address, length) = (1 << 50, 8);
+        assert_eq!(error, QueueError::NotMapped { address, length });
+        assert_eq!((place.front, place.last), (front, last));
+        assert_eq!((b.chain.id, b.chain.descriptors), (0, 5));
+        assert_eq!(b.chain.readable, 0);
+        let wanted = front as usize + usize::from(last);
+        assert_eq!(b.chain.buffer.total_len(), wanted);
+        b.device.push(b.chain.id, b.chain.descriptors, 0);
+        b.device.publish();
+        assert_eq!(b.used(), (1, [0; 4]));
+    }
+}
+
+#[test]
+fn packed_chain_that_is_refused_keeps_its_place_in_the_ring() {
+    let mut b = Bench::packed(4);
+    b.raw.set_packed(0, 1 << 50, 16, 0, NEXT | AVAIL);
+    b.raw.set_packed(1, DATA, 16, 0, NEXT | AVAIL | WRITE);
+    b.raw.set_packed(2, DATA + 16, 1, 2, AVAIL | WRITE);
+    b.raw.set_packed(3, DATA, 7, 1, AVAIL);
+    let Err(virtqueue::PopError::Request(refusal)) = b.pop() else {
+        panic!("it has to be refused");
+    };
+    assert_eq!((refusal.place.front, refusal.place.last), (17, true));
+    assert_eq!((b.chain.id, b.chain.descriptors), (2, 3));
+    b.device.push(2, 3, 1);
+    assert_eq!(b.pop(), Ok(true));
+    assert_eq!((b.chain.id, b.chain.readable), (1, 7));
+}
+
+/// The status is the last byte of a table however long that is; a table without an end has none.
+#[test]
+fn place_in_a_table_that_is_too_long_is_its_end() {
+    for packed in [false, true] {
+        for (entries, ends) in [(1000u16, true), (1000, false)] {
+            let mut b = Bench::new(4, packed, |c| c.max_chain_descriptors = 8);
+            for i in 0..entries {
+                let next = if i + 1 < entries { i + 1 } else { 0 };
+                let more = if next != 0 || !ends { NEXT } else { 0 };
+                let (flags, id) = if packed {
+                    (0, WRITE)
+                } else {
+                    (WRITE | more, next)
+                };
+                let address = DATA + u64::from(i) * 32;
+                b.table(TABLE + 16 * u64::from(i), &[(address, 16, flags, id)]);
+            }
+            let bytes = 16 * u32::from(entries);
+            let (error, place) = if packed {
+                // Flags lie where split descriptors have `next`.
+                b.raw.set_packed(0, TABLE, bytes, 0, INDIRECT | AVAIL);
+                b.refused_alone_as_is()
+            } else {
+                b.raw.set_descriptor(0, TABLE, bytes, INDIRECT, 0);
+                b.refused_alone()
+            };
+            let (head, limit) = (0, 8);
+            assert_eq!(error, QueueError::TooManyDescriptors { head, limit });
+            assert_eq!((place.front, place.last), (128, ends || packed));
+            if place.last {
+                b.chain.buffer.write_last(0xa5);
+                let end = DATA + 999 * 32 + 15;
+                assert_eq!(b.memory.bytes(end, 1), [0xa5]);
+            }
+        }
+    }
+}
+
+#[test]
+fn element_outside_of_memory_is_refused_alone() {
     let end = MEMORY as u64;
     for (address, length) in [(end, 1), (end - 1, 2), (0, u32::MAX), (u64::MAX, 2)] {
         let want = QueueError::NotMapped {
@@ -311,15 +430,15 @@ fn element_outside_of_memory_is_refused() {
         };
         let mut b = Bench::split(4);
         b.raw.set_descriptor(0, address, length, 0, 0);
-        assert_eq!(b.refused(), want);
+        assert_eq!(b.refused_alone().0, want);
         let mut b = Bench::packed(4);
         b.raw.set_packed(0, address, length, 0, AVAIL);
-        assert_eq!(b.refused_as_is(), want);
+        assert_eq!(b.refused_alone_as_is().0, want);
     }
 }
 
 #[test]
-fn chain_longer_than_the_limit_is_refused() {
+fn chain_longer_than_the_limit_is_refused_alone() {
     let mut b = Bench::new(4, false, |c| c.max_chain_bytes = 4096);
     b.raw.set_descriptor(0, DATA, 4096, NEXT, 1);
     b.raw.set_descriptor(1, DATA, 1, WRITE, 0);
@@ -327,7 +446,7 @@ fn chain_longer_than_the_limit_is_refused() {
         length: 4097,
         limit: 4096,
     };
-    assert_eq!(b.refused(), want);
+    assert_eq!(b.refused_alone().0, want);
 }
 
 #[test]
@@ -344,7 +463,7 @@ fn chain_of_more_than_32_bits_of_bytes_is_refused_before_any_sum_overflows() {
         length: 1 << 32,
         limit: u32::MAX,
     };
-    assert_eq!(b.refused(), want);
+    assert_eq!(b.refused_alone().0, want);
 }
 
 #[test]
@@ -360,7 +479,7 @@ fn chain_through_a_table_may_be_longer_than_the_queue_up_to_the_limit() {
     b.table(TABLE + 32, &[(DATA, 1, NEXT, 3)]);
     b.raw.set_available_index(2);
     assert_eq!(
-        b.refused_as_is(),
+        b.refused_alone_as_is().0,
         QueueError::TooManyDescriptors { head: 0, limit: 3 }
     );
 }
@@ -394,31 +513,25 @@ fn packed_buffer_id_outside_of_the_queue_is_refused() {
 }
 
 #[test]
-fn packed_indirect_linked_with_others_is_refused() {
+fn packed_indirect_linked_with_others_is_refused_alone() {
     let mut b = Bench::packed(4);
     b.raw.set_packed(0, TABLE, 16, 0, INDIRECT | NEXT | AVAIL);
+    b.raw.set_packed(1, DATA, 16, 0, AVAIL);
     let want = QueueError::IndirectLinked { table: TABLE };
-    assert_eq!(b.refused_as_is(), want);
+    assert_eq!(b.refused_alone_as_is().0, want);
     let mut b = Bench::packed(4);
     b.raw.set_packed(0, DATA, 16, 0, NEXT | AVAIL);
     b.raw.set_packed(1, TABLE, 16, 0, INDIRECT | AVAIL);
-    assert_eq!(b.refused_as_is(), want);
+    assert_eq!(b.refused_alone_as_is().0, want);
 }
 
 #[test]
-fn packed_indirect_without_the_feature_is_refused() {
-    let mut b = Bench::new(4, true, |c| c.indirect = false);
-    b.raw.set_packed(0, TABLE, 16, 0, INDIRECT | AVAIL);
-    assert_eq!(b.refused_as_is(), QueueError::IndirectNotNegotiated);
-}
-
-#[test]
-fn packed_indirect_table_longer_than_the_limit_is_refused() {
+fn packed_indirect_table_longer_than_the_limit_is_refused_alone() {
     let mut b = Bench::new(4, true, |c| c.max_chain_descriptors = 2);
     b.table(TABLE, &[(DATA, 1, 0, 0); 3]);
     b.raw.set_packed(0, TABLE, 48, 0, INDIRECT | AVAIL);
     assert_eq!(
-        b.refused_as_is(),
+        b.refused_alone_as_is().0,
         QueueError::TooManyDescriptors { head: 0, limit: 2 }
     );
 }

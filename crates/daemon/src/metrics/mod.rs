@@ -281,7 +281,7 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
     let counters: [(&'static str, &str, Count); 5] = [
         (
             "lunette_queue_malformed_total",
-            "Times that a client broke the rules, which ends its queue or session.",
+            "Times that a client broke the rules: a request was refused, or its queue or session ended.",
             |c| c.malformed,
         ),
         (

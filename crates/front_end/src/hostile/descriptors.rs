@@ -1,36 +1,39 @@
 //! What goes wrong inside of a ring that runs.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use virtqueue::driver::RawRing;
 use virtqueue::layout::{AVAIL, INDIRECT, NEXT, WRITE};
 
-use super::{Case, case, ends, started};
-use crate::Result;
+use super::{Case, LIMIT, case, started};
 use crate::memory::Area;
+use crate::{Error, FrontEnd, Queue, Result};
 
 /// A place where descriptors may point to: 16 KiB.
 const ROOM: usize = 16 << 10;
 
 pub const CASES: &[Case] = &[
     case("a loop of descriptors", |socket| {
-        split(socket, 1, |ring, at| {
+        split(socket, ends, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 16, NEXT, 1);
             ring.set_descriptor(1, at.address, 16, NEXT, 0);
         })
     }),
     case("a descriptor that is its own next", |socket| {
-        split(socket, 1, |ring, at| {
+        split(socket, ends, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 1, NEXT, 0)
         })
     }),
     case("a next descriptor that does not exist", |socket| {
-        split(socket, 1, |ring, at| {
+        split(socket, ends, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 16, NEXT, 128)
         })
     }),
     case("a head that does not exist", |socket| {
-        split(socket, 1, |ring, _| ring.set_available_entry(0, 65535))
+        split(socket, ends, 1, |ring, _| {
+            ring.set_available_entry(0, 65535)
+        })
     }),
     case("an address outside of memory", |socket| {
         one(socket, |_| 0x10, 16)
@@ -46,7 +49,7 @@ pub const CASES: &[Case] = &[
     }),
     case("a length of 0", |socket| one(socket, |at| at.address, 0)),
     case("lengths whose sum overflows", |socket| {
-        split(socket, 1, |ring, at| {
+        split(socket, goes_on, 1, |ring, at| {
             for index in 0..127 {
                 ring.set_descriptor(index, at.address, 1 << 21, NEXT, index + 1);
             }
@@ -54,36 +57,38 @@ pub const CASES: &[Case] = &[
         })
     }),
     case("a chain without room for a header", |socket| {
-        split(socket, 1, |ring, at| {
+        split(socket, goes_on, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 15, NEXT, 1);
             ring.set_descriptor(1, at.address, 1, WRITE, 0);
         })
     }),
     case("a chain without room for a status", |socket| {
-        split(socket, 1, |ring, at| {
+        split(socket, goes_on, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 16, 0, 0)
         })
     }),
     case("a chain without a header", |socket| {
-        split(socket, 1, |ring, at| {
+        split(socket, goes_on, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 512, WRITE, 0)
         })
     }),
     case("a buffer to be read after one to be written", |socket| {
-        split(socket, 1, |ring, at| {
+        split(socket, goes_on, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 16, NEXT, 1);
             ring.set_descriptor(1, at.address, 16, NEXT | WRITE, 2);
             ring.set_descriptor(2, at.address, 16, 0, 0);
         })
     }),
     case("an available index that jumps", |socket| {
-        split(socket, 129, |_, _| {})
+        split(socket, ends, 129, |_, _| {})
     }),
     case("an available index that goes back", |socket| {
-        split(socket, 65535, |_, _| {})
+        split(socket, ends, 65535, |_, _| {})
     }),
     case("a head that is in flight already", |socket| {
-        split(socket, 2, |ring, _| ring.set_available_entry(1, 0))
+        split(socket, ends_or_goes_on, 2, |ring, _| {
+            ring.set_available_entry(1, 0)
+        })
     }),
     case("an indirect table of no descriptors", |socket| {
         indirect(socket, 0, |_| {})
@@ -111,12 +116,12 @@ pub const CASES: &[Case] = &[
         indirect(socket, 32, |at| entry(at, 0, at.address, 16, NEXT, 2))
     }),
     case("an indirect table outside of memory", |socket| {
-        split(socket, 1, |ring, _| {
+        split(socket, goes_on, 1, |ring, _| {
             ring.set_descriptor(0, u64::MAX - 15, 32, INDIRECT, 0);
         })
     }),
     case("an indirect table with a next descriptor", |socket| {
-        split(socket, 1, |ring, at| {
+        split(socket, goes_on, 1, |ring, at| {
             entry(at, 0, at.address, 16, 0, 0);
             ring.set_descriptor(0, at.address, 16, INDIRECT | NEXT, 1);
         })
@@ -124,7 +129,7 @@ pub const CASES: &[Case] = &[
     case(
         "a packed chain of the whole ring without an end",
         |socket| {
-            packed(socket, |ring, at| {
+            packed(socket, ends, |ring, at| {
                 for index in 0..128 {
                     ring.set_packed(index, at.address, 16, 0, AVAIL | NEXT);
                 }
@@ -132,12 +137,12 @@ pub const CASES: &[Case] = &[
         },
     ),
     case("a packed buffer that does not exist", |socket| {
-        packed(socket, |ring, at| {
+        packed(socket, ends, |ring, at| {
             ring.set_packed(0, at.address, 16, 128, AVAIL);
         })
     }),
     case("a packed buffer that is in flight already", |socket| {
-        packed(socket, |ring, at| {
+        packed(socket, ends_or_goes_on, |ring, at| {
             for index in [0, 2] {
                 ring.set_packed(index + 1, at.address + 64, 1, 7, AVAIL | WRITE);
                 ring.set_packed(index, at.address, 16, 7, AVAIL | NEXT);
@@ -145,22 +150,24 @@ pub const CASES: &[Case] = &[
         })
     }),
     case("a packed buffer outside of memory", |socket| {
-        packed(socket, |ring, _| ring.set_packed(0, 0x10, 16, 0, AVAIL))
+        packed(socket, goes_on, |ring, _| {
+            ring.set_packed(0, 0x10, 16, 0, AVAIL)
+        })
     }),
     case("a packed buffer of 2^32 - 1 bytes", |socket| {
-        packed(socket, |ring, at| {
+        packed(socket, goes_on, |ring, at| {
             ring.set_packed(0, at.address, u32::MAX, 0, AVAIL);
         })
     }),
     case("a packed chain without room for a status", |socket| {
-        packed(socket, |ring, at| {
+        packed(socket, goes_on, |ring, at| {
             ring.set_packed(0, at.address, 16, 0, AVAIL);
         })
     }),
     case(
         "a packed indirect table within an indirect table",
         |socket| {
-            packed(socket, |ring, at| {
+            packed(socket, goes_on, |ring, at| {
                 // Address, length, ID, flags.
                 let mut bytes = at.address.to_le_bytes().to_vec();
                 bytes.extend([16, 0, 0, 0, 0, 0]);
@@ -171,7 +178,7 @@ pub const CASES: &[Case] = &[
         },
     ),
     case("a packed indirect table of half a descriptor", |socket| {
-        packed(socket, |ring, at| {
+        packed(socket, goes_on, |ring, at| {
             ring.set_packed(0, at.address, 8, 0, AVAIL | INDIRECT);
         })
     }),
@@ -183,15 +190,44 @@ pub const CASES: &[Case] = &[
     }),
 ];
 
+/// What has to become of the session.
+type Then = fn(&FrontEnd, &mut Queue) -> Result<()>;
+
+/// The ring cannot be trusted.
+fn ends(front_end: &FrontEnd, _: &mut Queue) -> Result<()> {
+    super::ends(front_end)
+}
+
+/// The request comes back, and nothing else happens.
+fn goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
+    queue.wait(LIMIT)?;
+    match front_end.channel().is_closed() {
+        true => Err(Error::Wrong("the session has ended".into())),
+        false => Ok(()),
+    }
+}
+
+/// A queue that takes one request at a time has answered the first one by then.
+fn ends_or_goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
+    let until = Instant::now() + LIMIT;
+    while !queue.driver().has_used() && !front_end.channel().is_closed() {
+        if Instant::now() > until {
+            return Err(Error::Timeout(LIMIT));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
 /// What is broken is written over a good request; then so many are made available.
-fn split(socket: &Path, available: u16, break_it: fn(&RawRing, &Area)) -> Result<()> {
+fn split(socket: &Path, then: Then, available: u16, break_it: fn(&RawRing, &Area)) -> Result<()> {
     let (mut front_end, mut queue) = started(socket, false)?;
     let at = front_end.allocate(ROOM, 4096)?;
     good(queue.raw(), &at);
     break_it(queue.raw(), &at);
     queue.raw().set_available_index(available);
     queue.kick();
-    ends(&front_end)
+    then(&front_end, &mut queue)
 }
 
 /// A read of one sector, in descriptors 0 to 2.
@@ -210,7 +246,7 @@ fn one(socket: &Path, address: fn(&Area) -> u64, length: u32) -> Result<()> {
     queue.raw().set_available_entry(0, 0);
     queue.raw().set_available_index(1);
     queue.kick();
-    ends(&front_end)
+    goes_on(&front_end, &mut queue)
 }
 
 fn indirect(socket: &Path, length: u32, fill: fn(&Area)) -> Result<()> {
@@ -223,7 +259,7 @@ fn indirect(socket: &Path, length: u32, fill: fn(&Area)) -> Result<()> {
     queue.raw().set_available_entry(0, 0);
     queue.raw().set_available_index(1);
     queue.kick();
-    ends(&front_end)
+    goes_on(&front_end, &mut queue)
 }
 
 /// A descriptor of an indirect table.
@@ -235,12 +271,12 @@ fn entry(table: &Area, index: u16, address: u64, length: u32, flags: u16, next: 
     table.write(usize::from(index) * 16, &bytes);
 }
 
-fn packed(socket: &Path, break_it: fn(&RawRing, &Area)) -> Result<()> {
+fn packed(socket: &Path, then: Then, break_it: fn(&RawRing, &Area)) -> Result<()> {
     let (mut front_end, mut queue) = started(socket, true)?;
     let at = front_end.allocate(ROOM, 4096)?;
     break_it(queue.raw(), &at);
     queue.kick();
-    ends(&front_end)
+    then(&front_end, &mut queue)
 }
 
 /// Until the device has had enough.
@@ -267,5 +303,5 @@ fn scribbled(socket: &Path, packed: bool) -> Result<()> {
             return Ok(());
         }
     }
-    ends(&front_end)
+    super::ends(&front_end)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use guest_memory::{GuestView, Mapping, MemoryTable, RegionSpec};
 use virtqueue::driver::{DriverConfig, DriverQueue, IndirectTables, RawRing, RingLayout};
-use virtqueue::{Chain, DeviceQueue, QueueConfig, QueueError};
+use virtqueue::{Chain, DeviceQueue, ErrorPlace, PopError, QueueConfig, QueueError};
 
 /// Bytes of memory; guest addresses are offsets in it.
 pub const MEMORY: usize = 1 << 20;
@@ -72,7 +72,6 @@ impl Bench {
         let layout = RingLayout::at(0, size, packed);
         let raw = RawRing::new(&layout, &memory.table).unwrap();
         let mut config = layout.device_config();
-        config.indirect = true;
         change(&mut config);
         let device = DeviceQueue::new(config, &memory.table).unwrap();
         Bench {
@@ -92,7 +91,7 @@ impl Bench {
         Bench::new(size, true, |_| {})
     }
 
-    pub fn pop(&mut self) -> Result<bool, QueueError> {
+    pub fn pop(&mut self) -> Result<bool, PopError> {
         self.device.pop(&self.memory.view, &mut self.chain)
     }
 
@@ -104,11 +103,29 @@ impl Bench {
     }
 
     pub fn refused_as_is(&mut self) -> QueueError {
-        let error = self.pop().unwrap_err();
+        let Err(PopError::Queue(error)) = self.pop() else {
+            panic!("the queue has to end");
+        };
         assert!(self.device.is_broken());
         assert_eq!(self.pop(), Ok(false), "reported once");
         assert_eq!(self.device.available(), 0);
         error
+    }
+
+    /// Makes head 0 of a split ring available and expects the device to refuse that request alone.
+    pub fn refused_alone(&mut self) -> (QueueError, ErrorPlace) {
+        self.raw.set_available_entry(0, 0);
+        self.raw.set_available_index(1);
+        self.refused_alone_as_is()
+    }
+
+    pub fn refused_alone_as_is(&mut self) -> (QueueError, ErrorPlace) {
+        let Err(PopError::Request(refusal)) = self.pop() else {
+            panic!("the request has to be refused");
+        };
+        assert!(!self.device.is_broken());
+        assert_eq!(self.pop(), Ok(false), "the device goes on behind it");
+        (refusal.error, refusal.place)
     }
 
     /// Index and lengths of a split ring's four used elements.
@@ -159,7 +176,7 @@ impl Pair {
         };
         let driver = DriverQueue::new(driver, &memory.table).unwrap();
         let mut config = layout.device_config();
-        (config.event_idx, config.indirect) = (event_idx, true);
+        config.event_idx = event_idx;
         if !packed {
             config.base = u32::from(start);
         }
