@@ -9,6 +9,7 @@
 mod bounce;
 mod durability;
 mod errno;
+mod format;
 mod handle;
 mod open;
 mod properties;
@@ -26,6 +27,7 @@ use rustix::fs::{Mode, OFlags, SeekFrom};
 
 use crate::{Attach, Backend, Engine, OpenError};
 use durability::Durability;
+pub use format::ImageFormat;
 
 /// What stands between a client's write and the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -38,7 +38,7 @@ pub use delay::{Delay, DelayTime};
 pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
-pub use file::{CacheMode, File, FileOptions};
+pub use file::{CacheMode, File, FileOptions, ImageFormat};
 pub use gate::{Gate, Lease, Member, Membership, Passage, Settling};
 pub use null::{Null, NullOptions};
 pub use ram::{Ram, RamOptions};

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use backend::{CacheMode, Engine, File, FileOptions};
+use backend::{CacheMode, Engine, File, FileOptions, ImageFormat};
 use common::{Worker, open, options};
 
 fn refusal(options: FileOptions) -> String {
@@ -86,6 +86,93 @@ fn file_without_whole_blocks_is_refused() {
     says(&text, &["1000 bytes", "512 bytes", "truncate -s 1024"]);
     fs::write(&path, []).unwrap();
     says(&refusal(FileOptions::new(&path)), &["is empty"]);
+}
+
+/// How images of other formats begin.
+fn images() -> [(&'static str, Vec<u8>); 6] {
+    let mut vdi = vec![0; 64];
+    vdi.extend([0x7f, 0x10, 0xda, 0xbe]);
+    [
+        ("qcow2", b"QFI\xfb\0\0\0\x03".to_vec()),
+        ("VMDK", b"KDMV\x01\0\0\0".to_vec()),
+        ("VMDK", b"# Disk DescriptorFile\nversion=1\n".to_vec()),
+        ("VHDX", b"vhdxfile".to_vec()),
+        ("LUKS", b"LUKS\xba\xbe\0\x02".to_vec()),
+        ("VDI", vdi),
+    ]
+}
+
+#[test]
+fn image_of_another_format_is_named_and_never_to_be_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    for (format, mut image) in images() {
+        image.resize(1000, 7);
+        fs::write(&path, &image).unwrap();
+        let odd = refusal(FileOptions::new(&path));
+        says(
+            &odd,
+            &["1000 bytes", "512 bytes", format, "leave it as it is"],
+        );
+        let other = refusal(options(&path, 1 << 20, CacheMode::None));
+        says(&other, &["1000 bytes large", format]);
+        for text in [odd, other] {
+            assert!(
+                !text.contains("truncate") && !text.contains("pad"),
+                "{text}"
+            );
+        }
+        assert_eq!(fs::read(&path).unwrap(), image);
+    }
+}
+
+#[test]
+fn image_of_another_format_with_whole_blocks_is_served_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    for (format, mut image) in images() {
+        image.resize(4096, 7);
+        fs::write(&path, &image).unwrap();
+        let file = open(buffered(&path));
+        let mut worker = Worker::new(&*file);
+        assert_eq!(worker.read(0, 4096), Ok(image));
+        let found = ImageFormat::of_path(&path).unwrap();
+        assert_eq!(found.to_string(), format);
+        says(&found.warning(), &[format, "raw bytes"]);
+    }
+    fs::write(&path, [7; 4096]).unwrap();
+    assert_eq!(ImageFormat::of_path(&path), None);
+    assert_eq!(ImageFormat::of_path(&folder.path().join("none")), None);
+    assert_eq!(ImageFormat::of_path(Path::new("/dev/zero")), None);
+}
+
+/// Needs qemu-utils. LUKS is left out: qemu-img measures the CPU for it, and gives up where that is busy.
+#[test]
+fn images_made_by_qemu_img_are_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = [
+        ("qcow2", "qcow2", ""),
+        ("qcow2", "qcow2", "compat=0.10"),
+        ("vmdk", "VMDK", ""),
+        ("vmdk", "VMDK", "subformat=monolithicFlat"),
+        ("vmdk", "VMDK", "subformat=streamOptimized"),
+        ("vhdx", "VHDX", ""),
+        ("vdi", "VDI", ""),
+    ];
+    for (index, (kind, format, option)) in made.into_iter().enumerate() {
+        let path = folder.path().join(format!("{index}.{kind}"));
+        let mut command = std::process::Command::new("qemu-img");
+        command.args(["create", "-q", "-f", kind]);
+        if !option.is_empty() {
+            command.args(["-o", option]);
+        }
+        let output = command.arg(&path).arg("1M").output();
+        let output = output.unwrap_or_else(|e| panic!("qemu-img (qemu-utils) is needed: {e}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{kind} {option}: {errors}");
+        let found = ImageFormat::of_path(&path).map(|found| found.to_string());
+        assert_eq!(found.as_deref(), Some(format), "{kind} {option}");
+    }
 }
 
 #[test]

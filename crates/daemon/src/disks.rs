@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use backend::{
-    Delay, Disk, DiskOptions, Engine, File, FileOptions, Null, NullOptions, OpenError, Ram,
-    RamOptions, RateLimits,
+    Delay, Disk, DiskOptions, Engine, File, FileOptions, ImageFormat, Null, NullOptions, OpenError,
+    Ram, RamOptions, RateLimits,
 };
 
-use crate::config::{Around, BackendConfig, CacheMode, DiskConfig, LimitsConfig};
+use crate::config::{Around, BackendConfig, CacheMode, Config, DiskConfig, LimitsConfig};
 
 /// The block size of a disk that has no other reason for one.
 const BLOCK_SIZE_DEFAULT: u32 = 512;
@@ -28,6 +28,19 @@ pub(crate) fn open_all(configs: &[DiskConfig], reasons: &mut Vec<String>) -> Dis
         }
     }
     disks
+}
+
+/// What is no mistake, and may not be meant: images of other formats, which are served byte by byte.
+pub fn warnings(config: &Config) -> Vec<String> {
+    let disks = config.disks.iter();
+    let warnings = disks.filter_map(|disk| {
+        let BackendConfig::File { path, .. } = &disk.backend else {
+            return None;
+        };
+        let warning = ImageFormat::of_path(path)?.warning();
+        Some(format!("disk {}: {}: {warning}", disk.name, path.display()))
+    });
+    warnings.collect()
 }
 
 fn open(config: &DiskConfig) -> Result<Disk, OpenError> {

@@ -22,6 +22,7 @@ pub mod statistics;
 mod tcp_service;
 mod watchdog;
 
+pub use disks::warnings;
 pub use exports::{Door, ReadyExport};
 pub use logs::{LogHandle, LogLevels};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};

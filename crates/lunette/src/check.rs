@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use daemon::config::{self, Config, Surroundings};
+use daemon::warnings;
 use serde_json::json;
 
 use crate::cli::CheckArguments;
@@ -18,16 +19,24 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
     );
     let mut stdout = std::io::stdout().lock();
     match read {
-        Ok(_) if arguments.json => {
-            writeln!(stdout, "{}", json!({"valid": true, "mistakes": []}))?;
+        Ok(config) if arguments.json => {
+            let answer = json!({"valid": true, "mistakes": [], "warnings": warnings(&config)});
+            writeln!(stdout, "{answer}")?;
             Ok(())
         }
         Ok(config) => {
+            for warning in warnings(&config) {
+                writeln!(stdout, "warning: {warning}")?;
+            }
             writeln!(stdout, "valid: {}", summary(&config))?;
             Ok(())
         }
         Err(mistakes) if arguments.json => {
-            writeln!(stdout, "{}", json!({"valid": false, "mistakes": mistakes}))?;
+            writeln!(
+                stdout,
+                "{}",
+                json!({"valid": false, "mistakes": mistakes, "warnings": []})
+            )?;
             Err(Failure::Told)
         }
         Err(mistakes) => {
@@ -59,6 +68,33 @@ fn summary(config: &Config) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn image_of_another_format_is_warned_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let (raw, image) = (folder.path().join("raw"), folder.path().join("image"));
+        std::fs::write(&raw, [0; 4096]).unwrap();
+        let mut content = b"QFI\xfb".to_vec();
+        content.resize(4096, 0);
+        std::fs::write(&image, content).unwrap();
+        let flags = config::Flags {
+            disk: vec![
+                format!("d0=file:{}", raw.display()),
+                format!("d1=file:{}", image.display()),
+                "d2=ram:1M".to_owned(),
+            ],
+            ..config::Flags::default()
+        };
+        let read = config::parse(None, &flags, &Surroundings::of_this_process());
+        let found = warnings(&read.unwrap_or_else(|mistakes| panic!("{mistakes}")));
+        let shown = image.display();
+        assert_eq!(found.len(), 1);
+        assert!(
+            found[0].starts_with(&format!("disk d1: {shown}: ")),
+            "{found:?}"
+        );
+        assert!(found[0].contains("qcow2"), "{found:?}");
+    }
 
     #[test]
     fn units_of_controllers_and_of_targets_are_counted() {

@@ -247,7 +247,7 @@ pub struct CheckArguments {
     /// What to look at
     #[command(flatten)]
     pub configuration: Configuration,
-    /// Print {"valid": ..., "mistakes": [{file, line, column, message, allowed, help}]} to stdout
+    /// Print {"valid": ..., "mistakes": [{file, line, column, message, allowed, help}], "warnings": [...]} to stdout
     #[arg(long)]
     pub json: bool,
 }
@@ -257,7 +257,7 @@ Examples:
     lunette check --config lunette.toml
     lunette check --config lunette.toml --lun vm0/4:0=scratch --json
 
-All mistakes are reported at once. Exit code 0: none, 1: some.";
+All mistakes are reported at once. Exit code 0: none, 1: some. Warnings are no mistakes.";
 
 /// `lunette latency`
 #[derive(Debug, Args)]

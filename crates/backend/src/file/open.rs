@@ -14,6 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::durability::Durability;
+use super::format::ImageFormat;
 use super::properties::{
     Queue, atomic_writes, can_punch, device_size, direct_alignment, keeps_space,
 };
@@ -147,15 +148,12 @@ fn examine(
     if size == 0 {
         return Err(fail(path, "is empty: a disk needs at least one block"));
     }
+    let format = ImageFormat::of_file(&control);
     if !size.is_multiple_of(u64::from(block_size)) {
-        let whole = size.next_multiple_of(u64::from(block_size));
-        return Err(fail(
-            path,
-            format!(
-                "its size, {size} bytes, is not a multiple of the block size, {block_size} bytes; pad it with: truncate -s {whole} {}",
-                path.display()
-            ),
-        ));
+        return Err(fail(path, no_whole_blocks(path, size, block_size, format)));
+    }
+    if let Some(format) = format {
+        tracing::warn!("{}: {}", path.display(), format.warning());
     }
     let geometry = Geometry::new(block_size, size);
     let info = describe(options, &control, &stat, geometry, block_device);
@@ -171,6 +169,25 @@ fn examine(
         created: false,
         control,
     })
+}
+
+/// An image of another format would be damaged by what mends a raw one.
+fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<ImageFormat>) -> String {
+    let what =
+        format!("its size, {size} bytes, is not a multiple of the block size, {block_size} bytes");
+    let shown = path.display();
+    let Some(format) = format else {
+        let whole = size.next_multiple_of(u64::from(block_size));
+        return format!("{what}; pad it with: truncate -s {whole} {shown}");
+    };
+    let hint = match format {
+        ImageFormat::Luks => String::new(),
+        _ => format!("; hint: make a raw copy: qemu-img convert -O raw {shown} {shown}.raw"),
+    };
+    format!(
+        "{what}; its content begins as a disk image in the format {format}, which is not supported yet: leave it as it is, for \
+         another size would damage it{hint}"
+    )
 }
 
 /// Opens a block device so that nobody else can mount it or claim it.
@@ -238,17 +255,23 @@ fn settle_size(
             format!("is {found} bytes large, not {wanted}; leave size out for a block device"),
         )),
         Some(wanted) => {
-            let loses = match wanted < found {
-                true => ", which destroys what is behind that",
-                false => "",
-            };
-            Err(fail(
-                path,
-                format!(
-                    "is {found} bytes large, not {wanted}; leave size out to use it as it is, or resize it first: \
-                     truncate -s {wanted} {shown}{loses}"
+            let resize = match (ImageFormat::of_file(control), wanted < found) {
+                // Another size would damage it.
+                (Some(_), _) => String::new(),
+                (None, true) => format!(
+                    ", or resize it first: truncate -s {wanted} {shown}, which destroys what is behind that"
                 ),
-            ))
+                (None, false) => {
+                    format!(", or resize it first: truncate -s {wanted} {shown}")
+                }
+            };
+            let mut what = format!(
+                "is {found} bytes large, not {wanted}; leave size out to use it as it is{resize}"
+            );
+            if let Some(format) = ImageFormat::of_file(control) {
+                what = format!("{what}; {}", format.warning());
+            }
+            Err(fail(path, what))
         }
     }
 }
