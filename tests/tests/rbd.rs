@@ -1,7 +1,8 @@
 //! Ceph RBD against a real cluster: a monitor and an OSD of Debian's packages on this machine.
 #![forbid(unsafe_code)]
 
-use end_to_end::{Context, Result, ensure};
+use end_to_end::{Context, Result, Rig, ensure};
+use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, VerifiedLoad, status};
 use guest_memory::IoBuffer;
 use lab::{CEPH_USER, Ceph, wait_until};
 use librbd::{Channel, Cluster, ClusterConfig, Finished, Image, ImageName, LockMode, Pool};
@@ -283,5 +284,130 @@ fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<(
     let over = driver.wait(2000)?;
     ensure!(over.iter().all(|over| over.result == Ok(0)));
     ensure!(driver.read(63 << 20, 4096)? == [2; 4096] || image.shape()?.size == 32 << 20);
+    Ok(())
+}
+
+/// How long after the return of an OSD requests go on at the latest.
+const RETURN_LIMIT: Duration = Duration::from_secs(50);
+
+fn lunette(words: &[&str]) -> Result<std::process::Output> {
+    let program = lab::lunette_program(end_to_end::Profile::Dev)?;
+    Ok(std::process::Command::new(program).args(words).output()?)
+}
+
+#[test]
+fn a_disk_on_an_image_waits_for_its_osd_follows_sizes_and_ends_in_time() -> Result<()> {
+    let mut ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
+    ceph.rbd(&["create", "rbd/s", "--size", "8M"])?;
+    ceph.rbd(&["snap", "create", "rbd/s@monday", "--no-progress"])?;
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk(&format!("a={}", ceph.disk("rbd/a")))
+            .disk(&format!("s={}", ceph.disk("rbd/s@monday")))
+            .vhost_blk("a")
+            .vhost_blk("s")
+    })?;
+
+    // Verified load, through a kill of the OSD and its return: it waits, and no request fails.
+    let load = VerifiedLoad::start(&rig.socket("a"))?;
+    load.goes_on(LIMIT)?;
+    ceph.kill_osd();
+    // What had been answered by then is counted first.
+    std::thread::sleep(Duration::from_secs(1));
+    let waits = load
+        .goes_on(Duration::from_secs(2))
+        .err()
+        .context("requests end without an OSD")?;
+    ensure!(matches!(waits, front_end::Error::Timeout(_)), "{waits}");
+    let begun = Instant::now();
+    rig.daemon.lunette(&["status", "--json"])?;
+    ensure!(begun.elapsed() < Duration::from_secs(5), "the API waits");
+    ceph.start_osd()?;
+    load.goes_on(RETURN_LIMIT)?;
+    load.finish()?;
+
+    // Sizes: by the disk, both ways; and by somebody else.
+    let size = |rig: &mut Rig| -> Result<u64> {
+        let disk = rig.daemon.lunette(&["disk", "show", "a", "--json"])?;
+        let disk: serde_json::Value = serde_json::from_str(&disk)?;
+        let status = disk.get(0).unwrap_or(&disk);
+        status["status"]["size"]
+            .as_u64()
+            .context("a disk without a size")
+    };
+    rig.daemon.lunette(&["disk", "resize", "a", "96M"])?;
+    let info = ceph.rbd(&["info", "rbd/a", "--format", "json"])?;
+    ensure!(info.contains("100663296"), "{info}");
+    rig.daemon
+        .lunette(&["disk", "resize", "a", "48M", "--force"])?;
+    ensure!(size(&mut rig)? == 48 << 20);
+    ceph.rbd(&["resize", "rbd/a", "--size", "128M", "--no-progress"])?;
+    let followed = wait_until(LIMIT, || (size(&mut rig).ok()? == 128 << 20).then_some(()));
+    ensure!(followed.is_some(), "{}", rig.daemon.process().log_tail());
+
+    // Data through the whole disk; a discard frees the object; a snapshot is read-only.
+    let mut front_end = FrontEnd::connect(&rig.socket("a"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 65536, Cuts::Usual)?;
+    ensure!(queue.write(100 << 20, &[7; 65536])? == status::OK && queue.flush()? == status::OK);
+    let mut bytes = vec![0; 65536];
+    ensure!(queue.read(100 << 20, &mut bytes)? == status::OK && bytes == [7; 65536]);
+    let image = open(&ceph, "rbd/a")?;
+    let has_data = |image: &Arc<Image>| -> Result<bool> {
+        Ok(image
+            .allocated(100 << 20, 4 << 20)?
+            .iter()
+            .any(|piece| piece.exists))
+    };
+    ensure!(has_data(&image)?, "written");
+    let whole = Range {
+        sector: 100 << 11,
+        sectors: 4 << 11,
+        flags: 0,
+    };
+    ensure!(queue.discard(&[whole])? == status::OK);
+    ensure!(!has_data(&image)?, "a discarded object takes space");
+    ensure!(queue.read(100 << 20, &mut bytes)? == status::OK && bytes == [0; 65536]);
+    let mut snapshot = FrontEnd::connect(&rig.socket("s"), &Options::default())?;
+    let mut past = BlkQueue::start(&mut snapshot, 0, &options, 4, 4096, Cuts::Usual)?;
+    ensure!(past.read(0, &mut [1; 512])? == status::OK);
+    ensure!(
+        past.write(0, &[1; 512])? == status::IOERR,
+        "a snapshot was written"
+    );
+
+    // kill -9 of the daemon: what was answered is there for the next one.
+    ensure!(queue.write(1 << 20, &[9; 65536])? == status::OK);
+    rig.daemon.process().kill()?;
+    rig.daemon.start_again()?;
+    let mut front_end = FrontEnd::connect(&rig.socket("a"), &Options::default())?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 65536, Cuts::Usual)?;
+    ensure!(queue.read(1 << 20, &mut bytes)? == status::OK && bytes == [9; 65536]);
+
+    // The list, and the end of a daemon whose cluster is away.
+    let (conf, keyring) = (ceph.conf(), ceph.keyring());
+    let (conf, keyring) = (conf.to_string_lossy(), keyring.to_string_lossy());
+    let connection = ["--conf", &conf, "--id", CEPH_USER, "--keyring", &keyring];
+    let words: Vec<&str> = ["rbd", "list", "rbd", "--json"]
+        .into_iter()
+        .chain(connection)
+        .collect();
+    let listed = lunette(&words)?;
+    let images: serde_json::Value = serde_json::from_slice(&listed.stdout)?;
+    ensure!(
+        images[0]["name"] == "a" && images[1]["size"] == 8 << 20,
+        "{images}"
+    );
+    drop(image);
+    ceph.kill_osd();
+    drop(queue);
+    let begun = Instant::now();
+    rig.daemon.stop(Duration::from_secs(40))?;
+    ensure!(
+        begun.elapsed() < Duration::from_secs(30),
+        "the end took {:?}",
+        begun.elapsed()
+    );
     Ok(())
 }

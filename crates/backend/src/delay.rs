@@ -136,6 +136,10 @@ impl Engine for Delay {
         self.inner.set_size(bytes)
     }
 
+    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_resized(resized);
+    }
+
     fn kind(&self) -> &'static str {
         "delay"
     }

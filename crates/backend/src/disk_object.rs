@@ -222,6 +222,17 @@ impl Disk {
         self.engine.capacity().set(shrinking.before);
     }
 
+    /// Takes over the size that the device has got from others. `Some`: it is another one than before.
+    pub fn follow_size(&self) -> Option<u64> {
+        let block_size = self.info().geometry.block_size();
+        let size = Geometry::new(block_size, self.engine.capacity().bytes()).capacity_bytes();
+        if size == self.info().geometry.capacity_bytes() {
+            return None;
+        }
+        self.has_size(size);
+        Some(size)
+    }
+
     fn has_size(&self, size: u64) {
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
         *info = Arc::new(DiskInfo {

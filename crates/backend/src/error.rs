@@ -54,6 +54,9 @@ pub enum OpenError {
         /// What was asked for.
         found: u64,
     },
+    /// Something about a Ceph cluster or an image of it.
+    #[error(transparent)]
+    Rbd(#[from] librbd::Error),
     /// Something about a file.
     #[error("{}: {what}", path.display())]
     File {

@@ -126,6 +126,10 @@ impl Engine for Faulty {
         self.inner.set_size(bytes)
     }
 
+    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_resized(resized);
+    }
+
     fn kind(&self) -> &'static str {
         "faulty"
     }

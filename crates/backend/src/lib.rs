@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Disk --- Arc<dyn Engine> --- attach() -> Box<dyn Backend>    one per worker, !Send, no locks
-//!   name     null ram file       on the      submit(I/O, buffer, tag)  ->  Done | Pending
+//!   name     null ram file rbd   on the      submit(I/O, buffer, tag)  ->  Done | Pending
 //!   serial   faulty delay        worker      complete(ring completion) ->  Finished { tag, buffer, outcome }
 //!                                            close()                   ->  drains; closed when nothing is in flight
 //! ```
@@ -23,6 +23,7 @@ mod file;
 mod gate;
 mod null;
 mod ram;
+mod rbd;
 mod state;
 mod throttle;
 
@@ -40,8 +41,10 @@ pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, File, FileOptions, ImageFormat};
 pub use gate::{Gate, Lease, Member, Membership, Passage, Settling};
+pub use librbd::{ClusterConfig, ImageName};
 pub use null::{Null, NullOptions};
 pub use ram::{Ram, RamOptions};
+pub use rbd::{Rbd, RbdOptions};
 pub use state::{DiskState, StateCell};
 pub use throttle::{Moment, RateLimits, Throttle};
 
@@ -156,6 +159,12 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// What the system says; nothing has changed then.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
+
+    /// Has `resized` called after the disk's size was changed by others, which [`Engine::capacity`] says by then. On any thread
+    /// but a worker's; must be quick.
+    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
+        drop(resized);
+    }
 
     /// Removes what was made for it when it was opened: there is to be no such disk after all, and it was never used.
     fn remove_if_created(&self) {}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use backend::{
     Delay, Disk, DiskOptions, Engine, File, FileOptions, ImageFormat, Null, NullOptions, OpenError,
-    Ram, RamOptions, RateLimits,
+    Ram, RamOptions, RateLimits, Rbd, RbdOptions,
 };
 
 use crate::config::{Around, BackendConfig, CacheMode, Config, DiskConfig, LimitsConfig};
@@ -92,6 +92,12 @@ fn engine_of(config: &DiskConfig) -> Result<Arc<dyn Engine>, OpenError> {
             read_only: config.read_only,
             block_size: config.block_size,
             ..FileOptions::new(path)
+        })?),
+        BackendConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
+            cluster: rbd.cluster.clone(),
+            image: rbd.image.clone(),
+            read_only: config.read_only,
+            block_size,
         })?),
     })
 }

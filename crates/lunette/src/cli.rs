@@ -11,6 +11,7 @@ use crate::objects::arguments::{
     ConfigCommand, DiskCommand, ExportCommand, LookArguments, LunCommand, ReloadArguments,
     ReservationCommand, SessionCommand,
 };
+use crate::rbd::RbdCommand;
 use crate::whom::Whom;
 
 /// Serves disks to virtual machines, and shows where every request's time goes.
@@ -80,6 +81,8 @@ pub enum Command {
     Config(ConfigCommand),
     /// Have a running daemon read its file anew
     Reload(ReloadArguments),
+    /// Images of a Ceph cluster
+    Rbd(RbdCommand),
     /// Show where requests' time goes, stage by stage
     Latency(LatencyArguments),
     /// Watch rates and latencies on a screen, second by second
@@ -105,8 +108,8 @@ pub struct Configuration {
     /// Read the configuration from this TOML file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A disk: NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE or NAME=file:PATH, then ,KEY=VALUE: size (of a file to create), cache
-    /// (none, writeback, writethrough), block_size (512, 4096), physical_block_size, ro, removable, serial, wwn, copy_across_targets,
+    /// A disk: NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH or NAME=rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], then ,KEY=VALUE: of a file
+    /// size (to create it), cache (none, writeback, writethrough); of an image conf, id, keyring, mon_host, option.KEY; of all disks block_size (512, 4096), physical_block_size, ro, removable, serial, wwn, copy_across_targets,
     /// and limits in a second: iops, bandwidth (with iops_burst, bandwidth_burst)
     #[arg(long, value_name = "NAME=BACKEND:...")]
     pub disk: Vec<String>,
@@ -232,6 +235,9 @@ Examples:
   A RAM disk for any iSCSI initiator
     lunette serve --disk d0=ram:1G --iscsi iqn.2026-11.org.example:t0=d0 --portal 127.0.0.1:3260 \\
       --demo-mode rw
+
+  An image of a Ceph cluster
+    lunette serve --disk d0=rbd:rbd/vm1,id=lunette --vhost-blk d0:d0.sock
 
   What a file says, on CPUs 2 and 3
     lunette serve --config /etc/lunette/lunette.toml --cpus 2,3

@@ -15,6 +15,7 @@ mod objects;
 mod pages;
 mod passed;
 mod program;
+mod rbd;
 mod serve;
 mod top;
 mod whom;
@@ -49,6 +50,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Reservation(command) => objects::session::reservations(command),
         Command::Config(command) => objects::config::run(command),
         Command::Reload(arguments) => objects::config::reload(&arguments),
+        Command::Rbd(command) => rbd::run(command),
         Command::Latency(arguments) => latency::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),

@@ -60,7 +60,7 @@ pub struct Flags {
 }
 
 /// How a disk is said in a flag.
-pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE or NAME=file:PATH, then ,KEY=VALUE as needed: \
+pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH or NAME=rbd:POOL/IMAGE, then ,KEY=VALUE as needed: \
     d0=ram:512M or d1=file:vm.raw,size=10G,cache=none,ro";
 /// How a vhost-blk export is said in a flag.
 pub const VHOST_BLK_FORM: &str =
@@ -199,16 +199,46 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
                 "file" => entries.push(argument.field("path")),
                 "ram" | "null" => entries.push(argument.field("size")),
                 "delay" => entries.push(argument.field("time")),
+                "rbd" => entries.push(argument.field("image")),
                 // The backend's name is reported; nothing is known about its argument.
                 _ => {}
             }
         }
     }
     entries.extend(options(rest));
+    gather(&mut entries, "option");
     Some(Fields {
         place: Place::whole(source),
         entries,
     })
+}
+
+/// Makes one table of all fields whose keys begin with `TABLE.`, as a file has it.
+pub(super) fn gather(entries: &mut Vec<Field>, table: &str) {
+    let mut inside = Vec::new();
+    entries.retain_mut(|field| {
+        let key = field.key.value.strip_prefix(table);
+        let Some(key) = key.and_then(|rest| rest.strip_prefix('.')) else {
+            return true;
+        };
+        let key = At::new(key.to_owned(), field.key.place.clone());
+        inside.push(Field {
+            key,
+            value: field.value.clone(),
+        });
+        false
+    });
+    let Some(place) = inside.first().map(|field| field.key.place.clone()) else {
+        return;
+    };
+    let fields = Fields {
+        place: place.clone(),
+        entries: inside,
+    };
+    entries.push(Field {
+        key: At::new(table.to_owned(), place.clone()),
+        value: At::new(Raw::Table(fields), place),
+    });
 }
 
 /// An export's fields from `FIRST:SOCKET[,KEY=VALUE...]`.

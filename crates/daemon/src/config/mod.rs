@@ -13,6 +13,7 @@ mod json_source;
 mod model;
 mod objects;
 mod place;
+mod rbd;
 mod render;
 mod shown;
 mod size;
@@ -41,6 +42,7 @@ pub use model::{
     VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
 pub use place::{At, Place, Source};
+pub use rbd::RbdConfig;
 pub use render::render;
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 

@@ -9,6 +9,7 @@ use backend::DelayTime;
 
 use super::iscsi::IscsiConfig;
 use super::iscsi_limits::IscsiLimits;
+use super::rbd::RbdConfig;
 
 /// Most workers a daemon may have.
 pub const WORKERS_MAX: usize = 128;
@@ -399,6 +400,8 @@ pub enum BackendConfig {
         /// What sits between it and stable storage.
         cache: CacheMode,
     },
+    /// A Ceph RBD image.
+    Rbd(Box<RbdConfig>),
 }
 
 impl BackendConfig {
@@ -409,6 +412,7 @@ impl BackendConfig {
             BackendConfig::Null { .. } => "null",
             BackendConfig::Delay { .. } => "delay",
             BackendConfig::File { .. } => "file",
+            BackendConfig::Rbd(_) => "rbd",
         }
     }
 }

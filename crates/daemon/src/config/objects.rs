@@ -16,6 +16,7 @@ use super::model::{
     TARGETS_MAX, WORKERS_MAX,
 };
 use super::place::At;
+use super::rbd::{RBD_KEYS, RbdDraft, read_rbd};
 use super::shown::{read_limits, read_shown};
 use super::value::{Fields, Raw, Reader, number_of, wrong};
 use super::{Diagnostics, diagnostics::one_of};
@@ -311,14 +312,16 @@ enum Engine {
     Null,
     Delay,
     File,
+    Rbd,
 }
 
 /// The back ends, with their words and the keys that they have beyond those of every disk.
-const ENGINES: [(&str, Engine); 4] = [
+const ENGINES: [(&str, Engine); 5] = [
     ("ram", Engine::Ram),
     ("null", Engine::Null),
     ("delay", Engine::Delay),
     ("file", Engine::File),
+    ("rbd", Engine::Rbd),
 ];
 
 /// A disk.
@@ -349,8 +352,18 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
         if engine.is_some() {
             reader.require("path", allowed);
         }
-    } else {
+    } else if engine != Some(Engine::Rbd) {
         reader.require("size", super::size::SIZE_ALLOWED);
+    }
+    let rbd = match engine {
+        None | Some(Engine::Rbd) => read_rbd(&mut reader, engine.is_some()),
+        _ => RbdDraft::default(),
+    };
+    if let (Some(Engine::Rbd), Some(size)) = (engine, &size) {
+        let message = "`size`: an image has the size that it has";
+        let mistake = Mistake::new(MistakeKind::Key, &size.place, message);
+        let help = "change it with `lunette disk resize` or `rbd resize`";
+        reader.diagnostics().push(mistake.help(help));
     }
     let mut delay = None;
     if matches!(engine, None | Some(Engine::Delay)) {
@@ -360,6 +373,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
         let owner = match key {
             "path" | "cache" => "file",
             "time" | "around" => "delay",
+            key if RBD_KEYS.contains(&key) => "rbd",
             _ => return None,
         };
         Some(format!(
@@ -382,6 +396,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
             size: size.map(|size| size.value),
             cache: cache.map_or(CacheMode::None, |cache| cache.value),
         }),
+        Some(Engine::Rbd) => rbd.complete().map(|rbd| BackendConfig::Rbd(Box::new(rbd))),
         None => None,
     };
     let complete = match (&name, backend, size_fits) {

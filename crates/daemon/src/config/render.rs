@@ -3,10 +3,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use backend::ClusterConfig;
+
 use super::iscsi::{Announced, IscsiConfig, Portal};
 use super::iscsi_limits::IscsiLimits;
 use super::model::{BackendConfig, Config, LunConfig, Placement, PollLimit};
 use super::objects::{DISK_POLL_KEY, NETWORK_POLL_KEY, POLL_KEY};
+use super::rbd::RbdConfig;
 use super::size::render_size;
 
 /// The text of `config`, with every value said.
@@ -79,6 +82,7 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
                 }
                 writeln!(text, "cache = \"{}\"", cache.word())?;
             }
+            BackendConfig::Rbd(rbd) => write_rbd(text, rbd)?,
         }
         if let Some(block_size) = disk.block_size {
             writeln!(text, "block_size = {block_size}")?;
@@ -152,6 +156,35 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
             writeln!(text, "{key} = {value}")?;
         }
         writeln!(text, "memory = \"{}\"", render_size(limits.memory))?;
+    }
+    Ok(())
+}
+
+fn write_rbd(text: &mut String, rbd: &RbdConfig) -> std::fmt::Result {
+    writeln!(text, "image = {}", quoted(&rbd.image.to_string()))?;
+    let ClusterConfig {
+        conf,
+        id,
+        keyring,
+        mon_host,
+        options,
+    } = &rbd.cluster;
+    for (key, path) in [("conf", conf), ("keyring", keyring)] {
+        if let Some(path) = path {
+            writeln!(text, "{key} = {}", quoted_path(path))?;
+        }
+    }
+    for (key, word) in [("id", id), ("mon_host", mon_host)] {
+        if let Some(word) = word {
+            writeln!(text, "{key} = {}", quoted(word))?;
+        }
+    }
+    if !options.is_empty() {
+        let options = options.iter();
+        let options: Vec<String> = options
+            .map(|(key, value)| format!("{} = {}", quoted(key), quoted(value)))
+            .collect();
+        writeln!(text, "option = {{ {} }}", options.join(", "))?;
     }
     Ok(())
 }

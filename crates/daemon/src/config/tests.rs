@@ -401,6 +401,59 @@ fn a_file_that_cannot_be_read_is_reported_as_a_mistake() {
 }
 
 #[test]
+fn an_image_is_said_alike_in_flags_and_files_and_what_is_wrong_with_it_is_named() {
+    let flags = Flags {
+        disk: words(&[
+            "d=rbd:p/n/i@s,conf=/c,id=me,keyring=/k,mon-host=10.0.0.1,,10.0.0.2,option.rbd_cache=true,\
+                       option.rados_osd_op_timeout=30",
+        ]),
+        ..Flags::default()
+    };
+    let flags = parse(None, &flags, &here()).unwrap_or_else(|e| panic!("{e}"));
+    let file = from_file(
+        "[[disk]]\nname = \"d\"\nbackend = \"rbd\"\nimage = \"p/n/i@s\"\nconf = \"/c\"\nid = \"me\"\nkeyring = \"/k\"\n\
+         mon_host = \"10.0.0.1,10.0.0.2\"\noption = { rbd_cache = true, rados_osd_op_timeout = 30 }\n",
+    );
+    let file = file.unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(flags.disks, file.disks);
+    let BackendConfig::Rbd(rbd) = &flags.disks[0].backend else {
+        panic!("{:?}", flags.disks)
+    };
+    assert_eq!(rbd.image.to_string(), "p/n/i@s");
+    assert_eq!(rbd.cluster.user(), "client.me");
+    assert_eq!(rbd.cluster.options["rados_osd_op_timeout"], "30");
+
+    let disk = |rest: &str| format!("[[disk]]\nname = \"d\"\nbackend = \"rbd\"\n{rest}");
+    for (rest, expected) in [
+        ("", "1:1 disk: `image` is missing"),
+        ("image = \"i\"", "4:9 `image`: found \"i\""),
+        (
+            "image = \"p/i\"\nsize = \"1G\"",
+            "5:8 `size`: an image has the size that it has",
+        ),
+        (
+            "image = \"p/i\"\npath = \"x\"",
+            "5:1 disk: `path` belongs to the back end `file`, and this disk has another",
+        ),
+        (
+            "image = \"p/i\"\noption = { key = \"secret\" }",
+            "5:12 `option.key` would be shown to whoever may look on",
+        ),
+        (
+            "image = \"p/i\"\noption = { a = [1] }",
+            "5:16 `a`: found an array",
+        ),
+    ] {
+        assert_eq!(mistakes(&disk(rest)), [expected], "{rest}");
+    }
+    let elsewhere = "[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"1M\"\nconf = \"x\"";
+    assert_eq!(
+        mistakes(elsewhere),
+        ["5:1 disk: `conf` belongs to the back end `rbd`, and this disk has another"]
+    );
+}
+
+#[test]
 fn the_documented_example_is_valid_and_says_every_key() {
     let mut cpus = here();
     cpus.cpus = (0..64).collect();
@@ -489,7 +542,7 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
     let serial = proptest::option::of("[ -~]{1,20}");
     (
         block_size,
-        0..4u8,
+        0..5u8,
         1u64..1 << 40,
         cache,
         "[^\0]{1,12}",
@@ -515,15 +568,41 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
                             _ => Around::Null,
                         },
                     },
-                    _ => BackendConfig::File {
+                    3 => BackendConfig::File {
                         path,
                         size: Some(size),
                         cache,
                     },
+                    _ => BackendConfig::Rbd(Box::new(any_image(path, size))),
                 };
                 (backend, block_size, read_only, serial, shown)
             },
         )
+}
+
+fn any_image(path: PathBuf, number: u64) -> RbdConfig {
+    let text = || path.to_string_lossy().into_owned();
+    let said = |bit: u64| number >> bit & 1 != 0;
+    let options = [
+        ("rbd_cache".to_owned(), "true".to_owned()),
+        ("a.b".to_owned(), text()),
+    ];
+    RbdConfig {
+        image: backend::ImageName {
+            pool: "pool".to_owned(),
+            namespace: said(0).then(|| "tenant".to_owned()),
+            image: "image".to_owned(),
+            snapshot: said(1).then(|| "snapshot".to_owned()),
+        },
+        cluster: backend::ClusterConfig {
+            conf: said(2).then(|| path.clone()),
+            id: said(3).then(text),
+            keyring: said(4).then(|| path.clone()),
+            mon_host: said(5).then(text),
+            options: options.into_iter().filter(|_| said(6)).collect(),
+        },
+        size: None,
+    }
 }
 
 /// Valid configurations: names and sockets differ by number, references point at disks that there are.
@@ -558,6 +637,9 @@ fn config() -> impl Strategy<Value = Config> {
                             shown.wwn = shown.wwn.map(|wwn| wwn + i as u64);
                             if let BackendConfig::File { path, .. } = &mut backend {
                                 path.set_file_name(format!("{i}\"'\\\n.raw"));
+                            }
+                            if let BackendConfig::Rbd(rbd) = &mut backend {
+                                rbd.image.image = format!("image {i}\"'\\\n");
                             }
                             DiskConfig {
                                 name: format!("disk-{i}"),

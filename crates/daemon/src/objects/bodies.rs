@@ -1,5 +1,8 @@
 //! Objects as JSON, with the names of the configuration file. What GET gives may be PUT back.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -12,7 +15,7 @@ pub struct Disk {
     #[serde(default)]
     pub name: String,
     /// The engine that does its I/O.
-    #[schema(pattern = "^(ram|null|delay|file)$")]
+    #[schema(pattern = "^(ram|null|delay|file|rbd)$")]
     pub backend: String,
     /// Bytes; in a request also a text such as "10G". Not needed for a file that is there.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,6 +34,24 @@ pub struct Disk {
     /// What a `delay` keeps its data in: null, ram.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub around: Option<String>,
+    /// Of the back end `rbd`: the image, POOL[/NAMESPACE]/IMAGE[@SNAPSHOT].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Of the back end `rbd`: Ceph's configuration file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conf: Option<String>,
+    /// Of the back end `rbd`: the user, without `client.`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Of the back end `rbd`: the file with the user's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keyring: Option<String>,
+    /// Of the back end `rbd`: addresses of monitors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mon_host: Option<String>,
+    /// Of the back end `rbd`: further options of Ceph.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub option: Option<BTreeMap<String, String>>,
     /// Logical block size in bytes: 512 or 4096.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 512, maximum = 4096)]
@@ -94,8 +115,16 @@ impl Disk {
             ),
             BackendConfig::Ram { .. }
             | BackendConfig::Null { .. }
-            | BackendConfig::Delay { .. } => (None, None),
+            | BackendConfig::Delay { .. }
+            | BackendConfig::Rbd(_) => (None, None),
         };
+        let rbd = match &disk.backend {
+            BackendConfig::Rbd(rbd) => Some(&**rbd),
+            _ => None,
+        };
+        let cluster = rbd.map(|rbd| &rbd.cluster);
+        let path_text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        let options = cluster.map(|cluster| cluster.options.clone());
         let (time, around) = match &disk.backend {
             BackendConfig::Delay { time, around, .. } => {
                 (Some(time.to_string()), Some(around.word().to_owned()))
@@ -110,6 +139,12 @@ impl Disk {
             cache,
             time,
             around,
+            image: rbd.map(|rbd| rbd.image.to_string()),
+            conf: cluster.and_then(|cluster| cluster.conf.as_ref().map(path_text)),
+            id: cluster.and_then(|cluster| cluster.id.clone()),
+            keyring: cluster.and_then(|cluster| cluster.keyring.as_ref().map(path_text)),
+            mon_host: cluster.and_then(|cluster| cluster.mon_host.clone()),
+            option: options.filter(|options| !options.is_empty()),
             block_size: disk.block_size,
             read_only: disk.read_only,
             serial: disk.serial.clone(),

@@ -11,6 +11,7 @@
 pub mod bodies;
 mod changes;
 mod events;
+mod followed;
 mod keeper;
 mod overlay;
 mod owner;
@@ -52,6 +53,7 @@ impl Manager {
     /// When the kernel gives no thread.
     pub fn start(mut owner: Owner) -> std::io::Result<ManagerThread> {
         let (messages, inbox) = mpsc::channel::<Message>();
+        owner.follow_sizes(messages.clone());
         let thread = std::thread::Builder::new()
             .name("objects".to_owned())
             .spawn(move || {

@@ -18,6 +18,7 @@ use virtio_scsi::{Event as ScsiEvent, ScsiDevice};
 
 use super::changes::Change;
 use super::events::Teller;
+use super::followed::Messages;
 use super::keeper::{Keeper, Resizing};
 use super::plan::{Limit, Plan, Resize};
 use super::refusal::{Fault, Refusal};
@@ -71,10 +72,10 @@ pub struct Made {
 pub struct Owner {
     pub(super) config: Config,
     pub(super) base: Config,
-    disks: Disks,
+    pub(super) disks: Disks,
     blk: HashMap<String, Arc<BlkDevice>>,
     scsi: HashMap<String, Arc<ScsiDevice>>,
-    servers: Arc<Servers>,
+    pub(super) servers: Arc<Servers>,
     live: Arc<RwLock<Live>>,
     keeper: Option<Keeper>,
     /// Listening sockets that were handed over, by the path that they listen at: whoever did keeps them there, so that nobody
@@ -82,6 +83,8 @@ pub struct Owner {
     handed: HashMap<PathBuf, OwnedFd>,
     /// Tells what has changed.
     pub(super) teller: Teller,
+    /// For what comes to this owner by itself, once it runs: see [`Owner::follow_sizes`].
+    pub(super) messages: Option<Messages>,
     /// Nothing more is done after this.
     pub(super) ending: bool,
 }
@@ -108,6 +111,7 @@ impl Owner {
             keeper,
             handed: HashMap::new(),
             teller,
+            messages: None,
             ending: false,
         }
     }
@@ -337,6 +341,9 @@ impl Owner {
         }
         for OpenExport { name, device, .. } in &undo.exports {
             self.enter(name, device);
+        }
+        for (name, disk) in &opened {
+            self.follow_size(name, disk);
         }
         self.disks = all;
         for (export, luns) in &plan.add_luns {
@@ -619,7 +626,7 @@ impl Owner {
     }
 
     /// Tells every door that a disk has another size.
-    fn resized(&self, name: &str, doors: &Doors) {
+    pub(super) fn resized(&self, name: &str, doors: &Doors) {
         let Some(disk) = self.disks.get(name) else {
             return;
         };
@@ -750,8 +757,9 @@ fn failed(reasons: &[String]) -> Result<(), Refusal> {
 pub(super) fn file_of<'a>(config: &'a Config, disk: &str) -> Option<&'a std::path::Path> {
     match &config.disk(disk)?.backend {
         BackendConfig::File { path, .. } => Some(path),
-        BackendConfig::Ram { .. } | BackendConfig::Null { .. } | BackendConfig::Delay { .. } => {
-            None
-        }
+        BackendConfig::Ram { .. }
+        | BackendConfig::Null { .. }
+        | BackendConfig::Delay { .. }
+        | BackendConfig::Rbd(_) => None,
     }
 }

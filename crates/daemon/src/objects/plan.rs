@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use backend::ClusterConfig;
+
 use super::refusal::Fault;
 use super::relations::absolute;
 use crate::config::{
@@ -116,9 +118,12 @@ impl Plan {
             let said = base.disk(name).and_then(|disk| size(&disk.backend));
             let disk = next.disks.iter_mut().find(|disk| disk.name == *name);
             if let Some(disk) = disk
-                && let BackendConfig::File { path, .. } = &disk.backend
                 && said != Some(*to)
-                && is_device(path)
+                && match &disk.backend {
+                    BackendConfig::File { path, .. } => is_device(path),
+                    BackendConfig::Rbd(_) => true,
+                    _ => false,
+                }
             {
                 disk.backend = with_size(&disk.backend, None);
             }
@@ -281,9 +286,10 @@ fn bars(one: ExportRef<'_>, other: ExportRef<'_>) -> bool {
 fn file(disk: &DiskConfig) -> Option<PathBuf> {
     match &disk.backend {
         BackendConfig::File { path, .. } => Some(absolute(path)),
-        BackendConfig::Ram { .. } | BackendConfig::Null { .. } | BackendConfig::Delay { .. } => {
-            None
-        }
+        BackendConfig::Ram { .. }
+        | BackendConfig::Null { .. }
+        | BackendConfig::Delay { .. }
+        | BackendConfig::Rbd(_) => None,
     }
 }
 
@@ -294,6 +300,7 @@ pub fn size(backend: &BackendConfig) -> Option<u64> {
         | BackendConfig::Null { size }
         | BackendConfig::Delay { size, .. } => Some(*size),
         BackendConfig::File { size, .. } => *size,
+        BackendConfig::Rbd(rbd) => rbd.size,
     }
 }
 
@@ -308,6 +315,7 @@ pub fn with_size(backend: &BackendConfig, size: Option<u64>) -> BackendConfig {
             Some(new),
         ) => *size = new,
         (BackendConfig::File { size, .. }, new) => *size = new,
+        (BackendConfig::Rbd(rbd), new) => rbd.size = new,
         (
             BackendConfig::Ram { .. } | BackendConfig::Null { .. } | BackendConfig::Delay { .. },
             None,
@@ -350,8 +358,23 @@ fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
             "/time"
         }
         (BackendConfig::Delay { .. }, _) => "/around",
+        (BackendConfig::Rbd(a), BackendConfig::Rbd(b)) if a.image != b.image => "/image",
+        (BackendConfig::Rbd(a), BackendConfig::Rbd(b)) => {
+            differing_clusters(&a.cluster, &b.cluster)
+        }
         _ => "/cache",
     }
+}
+
+fn differing_clusters(now: &ClusterConfig, next: &ClusterConfig) -> &'static str {
+    let fields = [
+        ("/conf", now.conf == next.conf),
+        ("/id", now.id == next.id),
+        ("/keyring", now.keyring == next.keyring),
+        ("/mon_host", now.mon_host == next.mon_host),
+    ];
+    let first = fields.into_iter().find(|(_, is_same)| !is_same);
+    first.map_or("/option", |(pointer, _)| pointer)
 }
 
 #[cfg(test)]

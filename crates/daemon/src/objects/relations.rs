@@ -75,6 +75,7 @@ fn check_names_and_sockets(next: &Config, faults: &mut Vec<Fault>) {
 
 fn check_files(next: &Config, faults: &mut Vec<Fault>) {
     let mut files: HashMap<PathBuf, &str> = HashMap::new();
+    let mut images = HashMap::new();
     let mut identifiers: HashMap<u64, &str> = HashMap::new();
     for disk in &next.disks {
         if let Some(wwn) = disk.shown.wwn
@@ -82,6 +83,15 @@ fn check_files(next: &Config, faults: &mut Vec<Fault>) {
         {
             let detail = format!("the identifier {wwn:016x} belongs to the disk {other}");
             faults.push(Fault::at("/wwn", detail));
+        }
+        if let BackendConfig::Rbd(rbd) = &disk.backend {
+            let way = (&rbd.image, &rbd.cluster.conf, &rbd.cluster.mon_host);
+            if rbd.image.snapshot.is_none()
+                && let Some(other) = images.insert(way, &disk.name)
+            {
+                let detail = format!("the image {} belongs to the disk {other}", rbd.image);
+                faults.push(Fault::at("/image", detail));
+            }
         }
         let BackendConfig::File { path, .. } = &disk.backend else {
             continue;

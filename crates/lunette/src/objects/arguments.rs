@@ -65,7 +65,7 @@ pub enum DiskAction {
     },
     /// Add a disk, which exports and logical units then can show
     Add {
-        /// NAME=ram:SIZE, NAME=null:SIZE or NAME=file:PATH, then ,KEY=VALUE as for serve --disk
+        /// NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH or NAME=rbd:POOL/IMAGE, then ,KEY=VALUE as for serve --disk
         #[arg(value_name = "NAME=BACKEND:...")]
         disk: String,
     },

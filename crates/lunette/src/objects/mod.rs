@@ -7,7 +7,7 @@ pub mod export;
 pub mod lun;
 pub mod session;
 pub mod status;
-mod table;
+pub(crate) mod table;
 
 use std::io::Write;
 
@@ -43,7 +43,7 @@ impl Ask {
     }
 }
 
-fn print_json(value: &impl Serialize) -> Outcome {
+pub(crate) fn print_json(value: &impl Serialize) -> Outcome {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::because(format!("cannot print: {error}")))?;
     writeln!(std::io::stdout(), "{text}")?;
@@ -75,6 +75,6 @@ fn yes(is: bool) -> String {
     .to_owned()
 }
 
-fn size_text(bytes: u64) -> String {
+pub(crate) fn size_text(bytes: u64) -> String {
     render_size(bytes)
 }
