@@ -19,7 +19,11 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills_of_the_daemon() -> 
         let users = scratch.file("users");
         std::fs::write(&users, "ann secretsecret bob secretsecret2\n")?;
         std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o600))?;
+        let finders = scratch.file("finders");
+        std::fs::write(&finders, "cat secretsecret3 dog secretsecret4\n")?;
+        std::fs::set_permissions(&finders, std::fs::Permissions::from_mode(0o600))?;
         Ok(daemon
+            .arguments(["--discovery-auth", &finders.to_string_lossy()])
             .disk("d=file:d.raw,size=256M,cache=none")
             .disk("e=file:e.raw,size=64M,cache=writeback,block_size=4096")
             .arguments(["--iscsi", &format!("{TARGET}=d,e")])
@@ -29,6 +33,16 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills_of_the_daemon() -> 
     rig.iscsi_portal(TARGET)?;
     let mut guest = GuestBuilder::new("initiator").cpus(2).initiator().boot()?;
     guest.start_initiator()?;
+    for (key, value) in [
+        ("authmethod", "CHAP"),
+        ("username", "cat"),
+        ("password", "secretsecret3"),
+        ("username_in", "dog"),
+        ("password_in", "secretsecret4"),
+    ] {
+        let line = format!("discovery.sendtargets.auth.{key} = {value}");
+        guest.ok(&format!("echo '{line}' >> /etc/iscsi/iscsid.conf"))?;
+    }
     let found = guest.discover(portal)?;
     ensure!(found.contains(TARGET), "discovery shows: {found}");
     let remote = guest.iscsi_login(

@@ -343,6 +343,71 @@ fn chap_admits_users_and_nobody_else() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn discovery_asks_for_its_own_users_and_a_reload_says_whether_it_does() -> Result<()> {
+    let folder = end_to_end::Scratch::new()?;
+    let finders = users_file(&folder, ("cat", "secretsecret"))?;
+    let file = folder.file("lunette.toml");
+    let target = format!(
+        "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n[[iscsi]]\nname = \"{TARGET}\"\n\
+         disks = [\"d0\"]\nportals = [\"127.0.0.1:0\"]\ndemo_mode = \"rw\"\n"
+    );
+    let with = |line: &str| std::fs::write(&file, format!("{line}\n{target}"));
+    with(&format!("discovery_auth = \"{finders}\""))?;
+    let path = file.to_string_lossy();
+    let mut rig = Rig::new(|daemon| daemon.arguments(["--config", &path]))?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    let finds = |user: &str| -> Result<bool> {
+        let (code, text) = run(&["iscsi-ls", &format!("iscsi://{user}{portal}")])?;
+        Ok(code == Some(0) && text.contains(&format!("Target:{TARGET} Portal:{portal},1")))
+    };
+    ensure!(finds("cat%secretsecret@")?);
+    ensure!(!finds("")? && !finds("cat%othersecret1@")? && !finds("dog%secretsecret@")?);
+    run_ok(&["iscsi-inq", &format!("iscsi://{portal}/{TARGET}/0")])?;
+    users_file(&folder, ("dog", "othersecret1"))?;
+    let told = rig.daemon.lunette(&["reload"])?;
+    ensure!(told.trim() == "1 other CHAP users of discovery", "{told}");
+    ensure!(finds("dog%othersecret1@")? && !finds("cat%secretsecret@")?);
+    with("")?;
+    let told = rig.daemon.lunette(&["reload"])?;
+    ensure!(told.trim() == "1 other CHAP users of discovery", "{told}");
+    ensure!(finds("")?);
+    Ok(())
+}
+
+#[test]
+fn both_wildcards_are_served_and_an_announced_address_is_told_instead() -> Result<()> {
+    let mut rig = Rig::new(|daemon| {
+        let target = format!("{TARGET}=d0");
+        let daemon = daemon.disk("d0=ram:1M").arguments(["--iscsi", &target]);
+        daemon.arguments(["--portal", "[::]:0", "--demo-mode", "rw"])
+    })?;
+    let port = rig.iscsi_portal(TARGET)?;
+    let port = port.rsplit(':').next().context("no port")?;
+    let (other, behind) = ("iqn.2026-11.org.example:t1", "iqn.2026-11.org.example:t2");
+    let four = format!("0.0.0.0:{port}");
+    let add = ["export", "add", "iscsi"];
+    let more = ["--portal", &four, "--demo-mode", "rw"];
+    for words in [
+        &[&format!("{other}=d0")[..]][..],
+        &[&format!("{behind}=d0"), "--announce", "203.0.113.7:13260"],
+    ] {
+        rig.daemon.lunette(&[&add[..], words, &more].concat())?;
+    }
+    let shown = rig.daemon.lunette(&["export", "show", behind, "--json"])?;
+    ensure!(shown.contains("203.0.113.7:13260,1"), "{shown}");
+    let behind = format!("Target:{behind} Portal:203.0.113.7:13260,1");
+    for (host, is_four) in [("127.0.0.1", true), ("[::1]", false)] {
+        let listed = run_ok(&["iscsi-ls", &format!("iscsi://{host}:{port}")])?;
+        let has = |name: &str| listed.contains(&format!("Target:{name} Portal:{host}:{port},1"));
+        ensure!(has(TARGET) && has(other) == is_four, "{host}: {listed}");
+        ensure!(listed.contains(&behind), "{host}: {listed}");
+    }
+    run_ok(&["iscsi-inq", &format!("iscsi://127.0.0.1:{port}/{other}/0")])?;
+    run_ok(&["iscsi-inq", &format!("iscsi://[::1]:{port}/{TARGET}/0")])?;
+    Ok(())
+}
+
 /// Who is to be kept out is kept out without an end of the target's other sessions.
 #[test]
 fn reload_reads_chap_users_anew() -> Result<()> {
