@@ -1,7 +1,8 @@
 //! Ceph RBD against a real cluster: a monitor and an OSD of Debian's packages on this machine.
 #![forbid(unsafe_code)]
 
-use end_to_end::{Context, Result, Rig, ensure};
+use end_to_end::rig::{kernel_is_content, number};
+use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
 use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, VerifiedLoad, status};
 use guest_memory::IoBuffer;
 use lab::{CEPH_USER, Ceph, wait_until};
@@ -409,5 +410,73 @@ fn a_disk_on_an_image_waits_for_its_osd_follows_sizes_and_ends_in_time() -> Resu
         "the end took {:?}",
         begun.elapsed()
     );
+    Ok(())
+}
+
+#[test]
+fn a_guest_works_on_through_a_kill_of_the_osd_and_a_fenced_daemon_answers_with_errors() -> Result<()>
+{
+    let mut ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
+    let disk = format!("a={}", ceph.disk("rbd/a"));
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk(&disk)
+            .vhost_scsi("c")
+            .lun("c/0:0=a")
+            .vhost_blk("a")
+    })?;
+    let mut guest = GuestBuilder::new("rbd")
+        .vhost_user_scsi(&rig.socket("c"), 1)
+        .boot()?;
+    guest.wait_for_disks(&["sda"])?;
+    let granularity = number(&mut guest, "sda", "queue/discard_granularity")?;
+    ensure!(granularity == 4096, "discard granularity {granularity}");
+    ensure!(number(&mut guest, "sda", "queue/optimal_io_size")? == 4 << 20);
+    let soak = guest.start("guest-io soak --file /dev/sda --seed 5 --depth 4 --runtime 8")?;
+    std::thread::sleep(Duration::from_secs(2));
+    ceph.kill_osd();
+    std::thread::sleep(Duration::from_secs(2));
+    ceph.start_osd()?;
+    let report = guest.wait_ok(soak, Duration::from_secs(90))?;
+    ensure!(report.contains("\"mismatches\":0"), "{report}");
+    kernel_is_content(&mut guest)?;
+    guest.kill()?;
+
+    // Another disk of the same image would take the lock from the first.
+    let again = rig
+        .daemon
+        .ask(&["disk", "add", &disk.replacen("a=", "b=", 1)])?;
+    let said = String::from_utf8_lossy(&again.stderr).into_owned();
+    ensure!(
+        !again.status.success() && said.contains("belongs to the disk a"),
+        "{said}"
+    );
+    // A disk that cannot be opened is refused with the reason, and the rest goes on.
+    let missing = format!("m={}", ceph.disk("rbd/missing"));
+    let refused = rig.daemon.ask(&["disk", "add", &missing])?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(
+        !refused.status.success() && said.contains("lunette rbd list rbd"),
+        "{said}"
+    );
+
+    // Fenced: its I/O fails at once, it hangs nowhere, and it ends.
+    let watchers = ceph.rbd(&["status", "rbd/a", "--format", "json"])?;
+    let watchers: serde_json::Value = serde_json::from_str(&watchers)?;
+    let address = watchers["watchers"][0]["address"]
+        .as_str()
+        .context("nobody watches the image")?;
+    let mut front_end = FrontEnd::connect(&rig.socket("a"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    ensure!(queue.write(0, &[1; 512])? == status::OK);
+    ceph.ceph(&["osd", "blocklist", "add", address])?;
+    let begun = Instant::now();
+    while queue.write(0, &[1; 512])? == status::OK {
+        ensure!(begun.elapsed() < LIMIT, "a fenced daemon writes");
+    }
+    drop(queue);
+    rig.daemon.stop(Duration::from_secs(40))?;
     Ok(())
 }
