@@ -140,6 +140,10 @@ impl Engine for Delay {
         self.inner.on_resized(resized);
     }
 
+    fn found_size(&self) -> io::Result<Option<u64>> {
+        self.inner.found_size()
+    }
+
     fn kind(&self) -> &'static str {
         "delay"
     }

@@ -222,15 +222,53 @@ impl Disk {
         self.engine.capacity().set(shrinking.before);
     }
 
-    /// Takes over the size that the device has got from others. `Some`: it is another one than before.
-    pub fn follow_size(&self) -> Option<u64> {
-        let block_size = self.info().geometry.block_size();
-        let size = Geometry::new(block_size, self.engine.capacity().bytes()).capacity_bytes();
-        if size == self.info().geometry.capacity_bytes() {
-            return None;
+    /// How large what it lies in is now, for [`Disk::follow_size`] to take over.
+    ///
+    /// # Errors
+    /// When that is no size for a disk, or cannot be known.
+    pub fn found_size(&self) -> Result<u64, ResizeError> {
+        let found = self
+            .bytes_found()?
+            .unwrap_or(self.engine.capacity().bytes());
+        check_size(found, self.info().geometry.block_size()).map_err(ResizeError::Size)
+    }
+
+    /// Is what it lies in larger or smaller than its clients know? A disk that cannot be looked at says no.
+    pub fn has_other_size(&self) -> bool {
+        let now = self.info().geometry;
+        let found = self.bytes_found().ok().flatten();
+        let found = found.unwrap_or(self.engine.capacity().bytes());
+        let found = now.resized(found).capacity_bytes();
+        found != 0 && found != now.capacity_bytes()
+    }
+
+    /// Takes over the size that others have given it, in whole blocks. `Some`: it is another one than before. What shrank has
+    /// lost what was beyond its new end, and nothing waits for I/Os there. The caller tells clients afterwards.
+    ///
+    /// # Errors
+    /// When nothing is left, or that cannot be known: the disk keeps its size, and I/Os say what is wrong.
+    pub fn follow_size(&self) -> Result<Option<u64>, ResizeError> {
+        let before = self.info().geometry;
+        let capacity = self.engine.capacity();
+        let found = self.bytes_found()?;
+        let size = before.resized(found.unwrap_or(capacity.bytes()));
+        let size = check_size(size.capacity_bytes(), before.block_size());
+        let size = size.map_err(ResizeError::Size)?;
+        if size == before.capacity_bytes() {
+            return Ok(None);
+        }
+        // An engine that follows by itself has said so, and may have a newer one by now.
+        if found.is_some() {
+            capacity.set(size);
         }
         self.has_size(size);
-        Some(size)
+        Ok(Some(size))
+    }
+
+    fn bytes_found(&self) -> Result<Option<u64>, ResizeError> {
+        let size = self.info().geometry.capacity_bytes();
+        let found = self.engine.found_size();
+        found.map_err(|source| ResizeError::System { size, source })
     }
 
     fn has_size(&self, size: u64) {

@@ -130,6 +130,10 @@ impl Engine for Faulty {
         self.inner.on_resized(resized);
     }
 
+    fn found_size(&self) -> io::Result<Option<u64>> {
+        self.inner.found_size()
+    }
+
     fn kind(&self) -> &'static str {
         "faulty"
     }

@@ -229,6 +229,9 @@ impl Engine for File {
                 ))),
             };
         }
+        if self.found_size()? == Some(bytes) {
+            return Ok(());
+        }
         if shared.info.read_only {
             return Err(io::Error::other("the disk is read-only"));
         }
@@ -239,6 +242,16 @@ impl Engine for File {
             shared.lose(error.raw_os_error());
         }
         Ok(())
+    }
+
+    fn found_size(&self) -> io::Result<Option<u64>> {
+        let shared = &self.shared;
+        let found = match shared.block_device {
+            true => properties::device_size(&shared.control)?,
+            // Never negative.
+            false => rustix::fs::fstat(&shared.control)?.st_size.unsigned_abs(),
+        };
+        Ok(Some(found))
     }
 
     fn kind(&self) -> &'static str {

@@ -166,6 +166,14 @@ pub trait Engine: Send + Sync {
         drop(resized);
     }
 
+    /// How large what it lies in is now, for an engine that has to be asked whether others have changed that. May block.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn found_size(&self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Removes what was made for it when it was opened: there is to be no such disk after all, and it was never used.
     fn remove_if_created(&self) {}
 

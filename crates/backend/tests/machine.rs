@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use backend::{CacheMode, Engine, File, FileOptions};
+use backend::{CacheMode, Disk, Engine, File, FileOptions};
 use common::{Worker, cut, open, options};
 use disk::{IoErrorKind, IoFlags, IoRequest};
 
@@ -322,4 +322,27 @@ fn qemu_and_this_engine_keep_each_other_out() {
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("in use") && text.contains("QEMU"), "{text}");
     open(FileOptions::new(&path));
+}
+
+#[test]
+#[ignore = "needs root and loop devices"]
+fn block_device_that_grew_and_shrank_is_followed() {
+    let device = Loop::new(16 * MIB, 512);
+    let file = open(FileOptions::new(&device.device));
+    let disk = Disk::new("d", None, file).unwrap();
+    let size = |disk: &Disk| disk.info().geometry.capacity_bytes();
+    let mut worker = Worker::new(&**disk.engine());
+    assert_eq!((size(&disk), disk.has_other_size()), (16 * MIB, false));
+    for bytes in [24 * MIB, 8 * MIB] {
+        let backing = std::fs::File::options().write(true).open(&device.backing);
+        backing.unwrap().set_len(bytes).unwrap();
+        succeed("losetup", &["-c", device.device.to_str().unwrap()]);
+        assert!(disk.has_other_size());
+        assert_eq!(disk.follow_size().unwrap(), Some(bytes));
+        assert_eq!((size(&disk), disk.has_other_size()), (bytes, false));
+        let last = vec![5; 4096];
+        assert_eq!(worker.write(bytes - 4096, &last), Ok(()));
+        assert_eq!(worker.read(bytes - 4096, 4096), Ok(last));
+        assert!(worker.read(bytes, 4096).is_err());
+    }
 }

@@ -239,17 +239,16 @@ pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
-pub fn size_json(value: &Value, block_size: u32) -> Result<u64, Diagnostics> {
+pub fn size_json(value: &Value, block_size: u32) -> Result<Option<u64>, Diagnostics> {
     let mut diagnostics = Diagnostics::default();
-    let read = object(value, &mut diagnostics).and_then(|fields| {
+    let read = object(value, &mut diagnostics).map(|fields| {
         let mut reader = Reader::new(&fields, "disk", &mut diagnostics);
-        reader.require("size", super::size::SIZE_ALLOWED);
         let size = reader.size("size");
         let size = size.filter(|size| check_size(&mut reader, size, block_size));
         reader.finish(|_| None);
         size
     });
-    settled(read, diagnostics).map(|size| size.value)
+    settled(read, diagnostics).map(|size| size.map(|size| size.value))
 }
 
 /// The limits of a disk from their JSON; what is not said is not limited.

@@ -59,7 +59,7 @@ pub(super) async fn put(
     Ok((status, Json(one(api.overview()?, &name)?)))
 }
 
-/// A disk has so many bytes.
+/// A disk has so many bytes; without a size, as many as its file or block device has by now.
 #[utoipa::path(put, path = "/v1/disks/{disk}/size", params(("disk" = String, Path, description = "Its name"), Force),
     request_body = Size, responses(
     (status = 200, description = "It has", body = Disk),
@@ -77,8 +77,17 @@ pub(super) async fn resize(
         None => return Err(missing(&name)),
     };
     let size = size_json(&json(body)?, block_size).map_err(Refusal::from)?;
-    api.change(Change::ResizeDisk(name.clone(), size), force)
-        .await?;
+    match size {
+        Some(size) => {
+            let change = Change::ResizeDisk(name.clone(), size);
+            api.change(change, force).await?;
+        }
+        None => {
+            let disk = name.clone();
+            let followed = api.manager.ask(move |owner| owner.follow_disk(&disk));
+            followed.await?;
+        }
+    }
     one(api.overview()?, &name).map(Json)
 }
 

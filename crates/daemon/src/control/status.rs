@@ -76,11 +76,14 @@ pub struct LunStatus {
     pub disk: String,
 }
 
-/// What is served, and to whom, in short.
+/// What is served, and to whom, in short. Sizes that were changed outside are followed first.
 #[utoipa::path(get, path = "/v1/status", responses(
     (status = 200, description = "What is served", body = Status),
     Looks,
 ))]
 pub(super) async fn get(State(api): State<Api>) -> Result<Json<Status>, Problem> {
+    if let Ok(overview) = api.overview() {
+        api.manager.follow_sizes(overview.live()).await;
+    }
     blocking(move || api.view.status()).await.map(Json)
 }

@@ -194,13 +194,14 @@ pub struct LunDisk {
 /// Bytes that a disk is to have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Size {
-    /// Bytes; also a text such as "10G".
+    /// Bytes; also a text such as "10G". Without it: as many as its file or block device has by now.
     #[schema(
         minimum = 512,
         maximum = 9_223_372_036_854_775_807_u64,
         format = "int64"
     )]
-    pub size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }
 
 /// What all clients of a disk together may do. What is not said is not limited.

@@ -41,13 +41,8 @@ impl Owner {
 
     /// A disk may have another size than its clients know.
     fn followed(&mut self, name: &str) {
-        let Some(size) = self.disks.get(name).and_then(|disk| disk.follow_size()) else {
-            return;
-        };
-        tracing::info!(disk = name, size, "the size of the disk follows its device");
-        if let Some(doors) = self.servers.doors() {
-            self.resized(name, &doors);
+        if let Err(error) = self.take_size_over(name) {
+            tracing::warn!("disk {name}: its size cannot be followed: {error}");
         }
-        self.teller.tell_size(name, size);
     }
 }

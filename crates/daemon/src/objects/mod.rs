@@ -19,8 +19,9 @@ mod plan;
 mod refusal;
 mod relations;
 mod servers;
+mod sizes;
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 pub use changes::{Change, users, users_of_all};
@@ -38,6 +39,7 @@ type Message = Box<dyn FnOnce(&mut Owner) + Send>;
 #[derive(Clone)]
 pub struct Manager {
     messages: mpsc::Sender<Message>,
+    looking: Arc<sizes::Looking>,
 }
 
 /// The manager's thread. Dropping it ends the thread, once it has done what it is doing.
@@ -65,7 +67,7 @@ impl Manager {
                 }
             })?;
         Ok(ManagerThread {
-            manager: Manager { messages },
+            manager: Manager::of(messages),
             thread: Some(thread),
         })
     }
@@ -73,7 +75,14 @@ impl Manager {
     /// A manager of nothing: it refuses everything.
     pub fn idle() -> Manager {
         let (messages, _) = mpsc::channel();
-        Manager { messages }
+        Manager::of(messages)
+    }
+
+    fn of(messages: mpsc::Sender<Message>) -> Manager {
+        Manager {
+            messages,
+            looking: Arc::default(),
+        }
     }
 
     /// Has the owner do something, and waits for it without blocking the thread.

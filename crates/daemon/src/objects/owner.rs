@@ -208,6 +208,7 @@ impl Owner {
                     .doors()
                     .map(|d| d.iscsi.set_discovery_users(finders));
                 made.plan.discovery_users = changed == Some(true);
+                self.take_sizes_over();
             }
             Err(_) => self.base = before,
         }
@@ -655,7 +656,7 @@ impl Owner {
     }
 
     /// Writes down what was changed at run time.
-    fn keep(&self, next: &Config, first: bool) -> Result<(), Refusal> {
+    pub(super) fn keep(&self, next: &Config, first: bool) -> Result<(), Refusal> {
         match &self.keeper {
             Some(keeper) if !first => {
                 let kept = keeper.keep(&self.base, next);
@@ -665,7 +666,7 @@ impl Owner {
         }
     }
 
-    fn publish(&self) {
+    pub(super) fn publish(&self) {
         let live = Live {
             config: Arc::new(self.config.clone()),
             base: Arc::new(self.base.clone()),
@@ -726,7 +727,7 @@ fn refused(reasons: Vec<String>) -> Refusal {
     Refusal::Failed(reasons.into_iter().map(Fault::new).collect())
 }
 
-fn is_block_device(path: &Path) -> bool {
+pub(super) fn is_block_device(path: &Path) -> bool {
     let metadata = std::fs::metadata(path);
     metadata.is_ok_and(|metadata| metadata.file_type().is_block_device())
 }

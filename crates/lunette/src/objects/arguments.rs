@@ -49,6 +49,7 @@ Examples:
     lunette disk add scratch=ram:512M
     lunette disk add d1=file:vm.raw,size=10G,cache=none
     lunette disk resize d1 20G
+    lunette disk resize d1                         as large as its file or block device is by now
     lunette disk limit d1 iops=500,bandwidth=20M   and no others
     lunette disk limit d1 none
     lunette disk remove scratch";
@@ -73,8 +74,8 @@ pub enum DiskAction {
     Resize {
         /// Its name
         disk: String,
-        /// How large it is to be: bytes, or K, M, G, T
-        size: String,
+        /// How large it is to be: bytes, or K, M, G, T [default: as large as its file or block device is by now]
+        size: Option<String>,
         /// Shrink it, although what is beyond the new end is lost
         #[arg(long)]
         force: bool,

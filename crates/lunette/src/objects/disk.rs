@@ -28,11 +28,17 @@ pub fn run(command: DiskCommand) -> Outcome {
             size,
             force: forced,
         } => {
-            let bytes = parse_size(&size).map_err(|_| {
-                Failure::mistake(format!("{size:?} is not a size such as 10G or 512M"))
-            })?;
+            let body = match size {
+                Some(size) => {
+                    let bytes = parse_size(&size).map_err(|_| {
+                        Failure::mistake(format!("{size:?} is not a size such as 10G or 512M"))
+                    })?;
+                    json!({ "size": bytes })
+                }
+                None => json!({}),
+            };
             let path = format!("{}/size{}", path(&disk), force(forced));
-            ask.change(Method::PUT, &path, Some(&json!({ "size": bytes })))
+            ask.change(Method::PUT, &path, Some(&body))
         }
         DiskAction::Limit { disk, limits } => {
             let limits = limits_of(&limits).map_err(Failure::mistake)?;

@@ -1,0 +1,155 @@
+//! Disks whose size others change and that have to be asked: block devices that grow, files that shrink. The owner takes the size
+//! over and tells clients.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::changes::Change;
+use super::owner::{Live, Owner};
+use super::plan::size;
+use super::refusal::{Fault, Refusal};
+use super::{Manager, Message};
+use crate::config::{BackendConfig, Config};
+
+/// Whoever looks on waits no longer than this for a file system that does not answer, and sees the old size then.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Whether somebody looks at the sizes of disks already.
+#[derive(Debug, Default)]
+pub(super) struct Looking(AtomicBool);
+
+/// Disks that are as large as what they lie in: no size is configured.
+fn following(config: &Config) -> impl Iterator<Item = &str> {
+    let disks = config.disks.iter();
+    let following = disks.filter(|disk| size(&disk.backend).is_none());
+    following.map(|disk| disk.name.as_str())
+}
+
+/// Has such a disk another size by now than its clients know?
+fn has_changed(live: &Live) -> bool {
+    following(&live.config).any(|name| {
+        let disk = live.disks.get(name);
+        disk.is_some_and(|disk| disk.has_other_size())
+    })
+}
+
+impl Manager {
+    /// Disks without a configured size get the size that their block devices and files have by now. Waits for that, but not
+    /// long.
+    pub async fn follow_sizes(&self, live: Live) {
+        // Where a file system does not answer only one thread waits for it.
+        let looking = Arc::clone(&self.looking);
+        if looking.0.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let messages = self.messages.clone();
+        let look = tokio::task::spawn_blocking(move || {
+            let changed = has_changed(&live);
+            looking.0.store(false, Ordering::Relaxed);
+            let (followed, done) = tokio::sync::oneshot::channel();
+            if changed {
+                let message: Message = Box::new(move |owner| {
+                    owner.take_sizes_over();
+                    // Nobody may wait any more.
+                    followed.send(()).ok();
+                });
+                // Without an owner nobody is left to be told.
+                messages.send(message).ok();
+            }
+            done
+        });
+        let followed = async {
+            if let Ok(done) = look.await {
+                done.await.ok();
+            }
+        };
+        tokio::time::timeout(PATIENCE, followed).await.ok();
+    }
+}
+
+impl Owner {
+    /// Disks without a configured size get the size that their block devices and files have by now.
+    pub(super) fn take_sizes_over(&mut self) {
+        let names = following(&self.config).map(str::to_owned);
+        for name in names.collect::<Vec<_>>() {
+            if let Err(error) = self.take_size_over(&name) {
+                tracing::debug!("disk {name}: its size cannot be followed: {error}");
+            }
+        }
+    }
+
+    /// A disk gets the size that its block device or file has by now, also where another size is configured: that is then
+    /// the configured one.
+    ///
+    /// # Errors
+    /// Nothing has changed then.
+    pub fn follow_disk(&mut self, name: &str) -> Result<(), Refusal> {
+        let no_disk = || Refusal::NotFound(Fault::new(format!("there is no disk `{name}`")));
+        let (Some(disk), Some(config)) = (self.disks.get(name), self.config.disk(name)) else {
+            return Err(no_disk());
+        };
+        let failed = |error: &dyn std::fmt::Display| {
+            Refusal::Failed(vec![Fault::new(format!("disk {name}: {error}"))])
+        };
+        let follows = match &config.backend {
+            BackendConfig::File { path, .. } => super::owner::is_block_device(path),
+            BackendConfig::Rbd(_) => true,
+            BackendConfig::Ram { .. }
+            | BackendConfig::Null { .. }
+            | BackendConfig::Delay { .. } => {
+                let word = config.backend.word();
+                let detail = format!("a {word} disk has the size that is configured: give a size");
+                return Err(Refusal::Invalid(vec![Fault::at("/size", detail)]));
+            }
+        };
+        let found = disk.found_size().map_err(|error| failed(&error))?;
+        if size(&config.backend).is_some_and(|configured| configured != found) {
+            let said = self.base.disk(name).and_then(|disk| size(&disk.backend));
+            let change = Change::ResizeDisk(name.to_owned(), found);
+            let mut next = change.next(&self.config, true)?;
+            if follows && said != Some(found) {
+                next.follow_size_of(name);
+            }
+            self.keep(&next, false)?;
+            self.config = next;
+        }
+        let followed = self.take_size_over(name).map_err(|error| failed(&error));
+        self.publish();
+        followed
+    }
+
+    /// A disk gets the size that it has got from others, and its clients are told.
+    pub(super) fn take_size_over(&mut self, name: &str) -> Result<(), backend::ResizeError> {
+        let Some(disk) = self.disks.get(name) else {
+            return Ok(());
+        };
+        let before = disk.info().geometry.capacity_bytes();
+        let Some(now) = disk.follow_size()? else {
+            return Ok(());
+        };
+        if now < before {
+            tracing::warn!(
+                "disk {name} has shrunk from {before} to {now} bytes outside of the daemon: what was beyond is lost"
+            );
+        } else {
+            tracing::info!(
+                "disk {name} has grown from {before} to {now} bytes outside of the daemon"
+            );
+        }
+        if let Some(doors) = self.servers.doors() {
+            self.resized(name, &doors);
+        }
+        self.teller.tell_size(name, now);
+        Ok(())
+    }
+}
+
+impl Config {
+    /// From now on a disk is as large as what it lies in.
+    fn follow_size_of(&mut self, name: &str) {
+        if let Some(disk) = self.disks.iter_mut().find(|disk| disk.name == name) {
+            disk.backend = super::plan::with_size(&disk.backend, None);
+        }
+    }
+}

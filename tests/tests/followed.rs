@@ -1,0 +1,166 @@
+//! Disks that others resize: the daemon takes the size over, and tells clients.
+#![forbid(unsafe_code)]
+
+use daemon::control::{Client, ClientError, Method};
+use end_to_end::http::Events;
+use end_to_end::{Daemon, DaemonBuilder, IscsiSession, Result, Rig, Scratch, bail, ensure};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// CHECK CONDITION with UNIT ATTENTION, CAPACITY DATA HAS CHANGED.
+const CAPACITY_CHANGED: (u8, u8, u8, u8) = (2, 0x06, 0x2a, 0x09);
+
+fn api(daemon: &Daemon) -> Client {
+    Client::new(&daemon.control()).patient(Duration::from_secs(60))
+}
+
+fn set_len(path: &Path, bytes: u64) -> Result<()> {
+    let file = std::fs::File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)?;
+    Ok(file.set_len(bytes)?)
+}
+
+/// Bytes of a disk as GET /v1/disks says, which follows nothing.
+fn known_size(client: &Client, disk: &str) -> Result<Value> {
+    let disk: Value = client.get(&format!("/v1/disks/{disk}"))?;
+    Ok(disk["status"]["size"].clone())
+}
+
+fn hears_size(events: &mut Events, disk: &str, size: u64) -> Result<()> {
+    loop {
+        let (event, data) = events.hear()?;
+        if event == "disk.resized" {
+            let data: Value = serde_json::from_str(&data)?;
+            ensure!(data["name"] == disk && data["size"] == size, "{data}");
+            return Ok(());
+        }
+    }
+}
+
+/// The next TEST UNIT READY says that the size is another one, and READ CAPACITY which.
+fn sees_size(session: &mut IscsiSession, bytes: u64) -> Result<()> {
+    let done = session.command(&TEST_UNIT_READY, None, 0)?;
+    let sense = done.sense.get(..14).unwrap_or(&[0; 14]);
+    let said = (done.status, sense[2] & 0xf, sense[12], sense[13]);
+    ensure!(said == CAPACITY_CHANGED, "{said:02x?}");
+    let ready = session.command(&TEST_UNIT_READY, None, 0)?;
+    ensure!(ready.status == 0, "said twice: {:02x?}", ready.sense);
+    let capacity = session.command(&READ_CAPACITY, None, 8)?;
+    let last = u32::try_from(bytes / 512 - 1)?.to_be_bytes();
+    ensure!(capacity.data.starts_with(&last), "{:02x?}", capacity.data);
+    Ok(())
+}
+
+#[test]
+fn file_that_grew_or_shrank_outside_is_followed_by_status_and_reload() -> Result<()> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        for name in ["a.raw", "b.raw"] {
+            set_len(&scratch.file(name), 4 * MIB)?;
+        }
+        let shown = scratch.file("b.raw").display().to_string();
+        let config = scratch.file("lunette.toml");
+        let text = format!(
+            "[[disk]]\nname = \"b\"\nbackend = \"file\"\npath = \"{shown}\"\nsize = \"4M\"\n"
+        );
+        std::fs::write(&config, text)?;
+        Ok(daemon
+            .disk("a=file:a.raw")
+            .arguments(["--config", &config.display().to_string()])
+            .arguments(["--iscsi", &format!("{TARGET}=a")])
+            .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"]))
+    })?;
+    let (file, said) = (rig.scratch.file("a.raw"), rig.scratch.file("b.raw"));
+    let portal = rig.iscsi_portal(TARGET)?;
+    let client = api(&rig.daemon);
+    let mut events = Events::listen(&rig.daemon.control())?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    for (size, words) in [
+        (8 * MIB, "status"),
+        (2 * MIB, "status"),
+        (6 * MIB, "reload"),
+        (3 * MIB, "reload"),
+    ] {
+        set_len(&file, size)?;
+        set_len(&said, size)?;
+        let before = known_size(&client, "a")?;
+        ensure!(before != size, "nobody has looked yet");
+        let answer = rig.daemon.lunette(&[words])?;
+        ensure!(known_size(&client, "a")? == size, "{words}: {answer}");
+        hears_size(&mut events, "a", size)?;
+        sees_size(&mut session, size)?;
+        // What is configured holds.
+        ensure!(known_size(&client, "b")? == 4 * MIB, "{words}: {answer}");
+    }
+    // A file that is being replaced: nothing is there for a moment.
+    set_len(&file, 0)?;
+    rig.daemon.lunette(&["status"])?;
+    ensure!(known_size(&client, "a")? == 3 * MIB);
+    set_len(&file, 5 * MIB)?;
+    let status: Value = client.get("/v1/status")?;
+    let shown = status["disks"].as_array().into_iter().flatten();
+    let sizes: Vec<_> = shown.map(|disk| (&disk["name"], &disk["size"])).collect();
+    ensure!(sizes.contains(&(&json!("a"), &json!(5 * MIB))), "{status}");
+    rig.daemon.process().check_running()
+}
+
+#[test]
+fn resize_without_a_size_takes_over_that_of_the_file() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let (file, said) = (scratch.file("a.raw"), scratch.file("b.raw"));
+    set_len(&file, 4 * MIB)?;
+    set_len(&said, 4 * MIB)?;
+    let builder = DaemonBuilder::new(&scratch)
+        .disk("a=file:a.raw")
+        .disk("b=file:b.raw,size=4M")
+        .disk("r=ram:1M")
+        .vhost_blk("b");
+    let mut daemon = builder.start()?;
+    let client = api(&daemon);
+    for (size, by_command) in [(8 * MIB, true), (2 * MIB, true), (6 * MIB, false)] {
+        for (disk, path) in [("a", &file), ("b", &said)] {
+            set_len(path, size)?;
+            if by_command {
+                daemon.lunette(&["disk", "resize", disk])?;
+            } else {
+                let path = format!("/v1/disks/{disk}/size");
+                client.change(Method::PUT, &path, Some(&json!({})))?;
+            }
+            ensure!(known_size(&client, disk)? == size, "{disk}: {size}");
+            ensure!(std::fs::metadata(path)?.len() == size, "it was left alone");
+        }
+    }
+    // It holds when the daemon starts again, though b was configured to have another size; a is followed, not configured.
+    daemon.kill()?;
+    daemon.start_again()?;
+    for disk in ["a", "b"] {
+        ensure!(known_size(&client, disk)? == 6 * MIB, "{disk}");
+    }
+    let configured: Value = client.get("/v1/disks/a")?;
+    ensure!(configured["size"].is_null(), "{configured}");
+    // What is no size, or has none to take over, is refused.
+    set_len(&said, 6 * MIB + 100)?;
+    for (disk, status, word) in [
+        ("r", 422, "ram"),
+        ("none", 404, "none"),
+        ("b", 422, "6291556"),
+    ] {
+        let path = format!("/v1/disks/{disk}/size");
+        match client.change(Method::PUT, &path, Some(&json!({}))) {
+            Err(ClientError::Problem { problem }) => {
+                let text = format!("{problem:?}");
+                ensure!(problem.status == status && text.contains(word), "{text}");
+            }
+            other => bail!("{disk}: not refused: {other:?}"),
+        }
+    }
+    ensure!(known_size(&client, "b")? == 6 * MIB);
+    Ok(())
+}
