@@ -103,7 +103,7 @@ impl fmt::Display for IoErrorKind {
             IoErrorKind::WriteMedium => "write failed",
             IoErrorKind::ClientMemory => "client memory is gone",
             IoErrorKind::Offline => "disk is offline",
-            IoErrorKind::Closed => "disk is being sanitized, or that failed",
+            IoErrorKind::Closed => "disk is being sanitized or formatted, or that failed",
             IoErrorKind::Cancelled => "cancelled",
         })
     }

@@ -63,6 +63,7 @@ pub(crate) const fn be64(cdb: &Cdb, at: usize) -> u64 {
 pub mod opcode {
     pub const TEST_UNIT_READY: u8 = 0x00;
     pub const REQUEST_SENSE: u8 = 0x03;
+    pub const FORMAT_UNIT: u8 = 0x04;
     pub const READ_6: u8 = 0x08;
     pub const WRITE_6: u8 = 0x0a;
     pub const INQUIRY: u8 = 0x12;

@@ -15,7 +15,7 @@ use crate::plan::Run;
 use crate::reservations::ReservationStatus;
 use crate::sense::SenseCode;
 use crate::sync::lock;
-use crate::unit_state::{AccessState, Sanitize, UnitState};
+use crate::unit_state::{AccessState, Progress, UnitState};
 
 /// The caller's key for a disk and its backend. Nothing here looks into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,7 +56,7 @@ pub(crate) struct Word(pub u64);
 impl Word {
     /// Somebody holds a reservation.
     pub const RESERVED: u64 = 1;
-    /// Ejected, being sanitized, or not active behind some port.
+    /// Ejected, being sanitized or formatted, or not active behind some port.
     pub const NOT_READY: u64 = 1 << 1;
     const SLOW: u64 = 0xffff;
     /// Nothing may be written. This and what follows is looked at where it matters, without a lock.
@@ -158,7 +158,7 @@ impl LogicalUnit {
             directory: Arc::clone(directory),
             state: Mutex::new(UnitState::new(directory.store(), info)),
         });
-        unit.tell_sanitize(&unit.state());
+        unit.tell_progress(&unit.state());
         unit.refresh_word(&unit.state());
         directory.add(&unit);
         unit
@@ -218,11 +218,11 @@ impl LogicalUnit {
         self.refresh_word(state);
     }
 
-    /// A sanitize operation that a restart interrupted: to be run, on any worker, to its end. Until it is, and while it
+    /// A sanitize or format operation that a restart interrupted: to be run, on any worker, to its end. Until it is, and while it
     /// runs, the unit is not ready; if the run is dropped the operation has failed.
-    pub fn resume_sanitize(self: &Arc<Self>) -> Option<Box<Run>> {
+    pub fn resume_operation(self: &Arc<Self>) -> Option<Box<Run>> {
         let kept = self.state().unfinished.take()?;
-        Some(crate::commands::resume_sanitize(Arc::clone(self), kept))
+        Some(crate::commands::resume_operation(Arc::clone(self), kept))
     }
 
     /// Block size and capacity as they are now.
@@ -264,19 +264,19 @@ impl LogicalUnit {
         self.medium.as_ref()
     }
 
-    /// Says what a sanitize operation has come to, here and to the disk.
-    pub(crate) fn set_sanitize(&self, state: &mut UnitState, sanitize: Sanitize) {
-        let closed = |sanitize: &Sanitize| *sanitize != Sanitize::Idle;
-        let before = std::mem::replace(&mut state.sanitize, sanitize);
-        if closed(&before) != closed(&state.sanitize) {
-            self.tell_sanitize(state);
+    /// Says what an operation on the whole medium has come to, here and to the disk.
+    pub(crate) fn set_progress(&self, state: &mut UnitState, progress: Progress) {
+        let closed = |progress: &Progress| *progress != Progress::Idle;
+        let before = std::mem::replace(&mut state.progress, progress);
+        if closed(&before) != closed(&state.progress) {
+            self.tell_progress(state);
         }
         self.refresh_word(state);
     }
 
-    fn tell_sanitize(&self, state: &UnitState) {
+    fn tell_progress(&self, state: &UnitState) {
         if let Some(medium) = &self.medium {
-            medium.set_closed(state.sanitize != Sanitize::Idle);
+            medium.set_closed(state.progress != Progress::Idle);
         }
     }
 

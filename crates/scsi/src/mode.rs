@@ -142,6 +142,10 @@ impl ModePages {
         if let Some(at) = page.unchangeable_difference(new) {
             return Err(SelectError::Field(at));
         }
+        // MRIE 07h to 0Fh are reserved or vendor specific
+        if page.code == page::INFORMATIONAL_EXCEPTIONS && new.get(3).is_some_and(|mrie| *mrie > 6) {
+            return Err(SelectError::Field(3));
+        }
         for (current, new) in page.current.iter_mut().zip(new).skip(2) {
             *current = *new;
         }

@@ -1,7 +1,9 @@
-//! What is kept of a sanitize operation, so that it goes on after a restart (SBC-4, 4.11).
+//! What is kept of a sanitize or format operation, so that it goes on after a restart (SBC-4, 4.11).
 //!
 //! Kept when it begins, after each pass, and when it fails; nothing is kept once it has succeeded or its failure was
 //! left. A pass that was interrupted begins anew.
+
+use crate::unit_state::Operation;
 
 /// What is done to every block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,9 +14,10 @@ pub(crate) enum Pass {
     Discard,
 }
 
-/// A sanitize operation.
+/// An operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
+    pub operation: Operation,
     pub failed: bool,
     /// AUSE: a failure may be left without another operation.
     pub may_exit: bool,
@@ -23,15 +26,22 @@ pub(crate) struct Kept {
     pub passes: Vec<Pass>,
 }
 
-const FORMAT: u8 = 1;
+const VERSION: u8 = 1;
 const FAILED: u8 = 1;
 const MAY_EXIT: u8 = 2;
+/// It is a format, not a sanitize operation.
+const IS_FORMAT: u8 = 4;
 
 impl Kept {
     pub fn encode(&self) -> Vec<u8> {
         let failed = if self.failed { FAILED } else { 0 };
         let may_exit = if self.may_exit { MAY_EXIT } else { 0 };
-        let mut bytes = vec![FORMAT, failed | may_exit, self.pass as u8];
+        let is_format = match self.operation {
+            Operation::Sanitize => 0,
+            Operation::Format => IS_FORMAT,
+        };
+        let flags = failed | may_exit | is_format;
+        let mut bytes = vec![VERSION, flags, self.pass as u8];
         for pass in &self.passes {
             let (kind, block): (u8, &[u8]) = match pass {
                 Pass::Write(block) => (0, block),
@@ -52,6 +62,7 @@ impl Kept {
             return None;
         }
         let unreadable = Kept {
+            operation: Operation::Sanitize,
             failed: true,
             may_exit: false,
             pass: 0,
@@ -61,7 +72,7 @@ impl Kept {
     }
 
     fn parse(bytes: &[u8], block_size: usize) -> Option<Kept> {
-        let (&[format, flags, pass], mut rest) = bytes.split_first_chunk::<3>()?;
+        let (&[version, flags, pass], mut rest) = bytes.split_first_chunk::<3>()?;
         let mut passes = Vec::new();
         while let Some((&[kind, length @ ..], after)) = rest.split_first_chunk::<5>() {
             let length = usize::try_from(u32::from_be_bytes(length)).ok()?;
@@ -75,7 +86,11 @@ impl Kept {
             });
         }
         let pass = usize::from(pass);
-        (format == FORMAT && rest.is_empty() && pass <= passes.len()).then_some(Kept {
+        (version == VERSION && rest.is_empty() && pass <= passes.len()).then_some(Kept {
+            operation: match flags & IS_FORMAT {
+                0 => Operation::Sanitize,
+                _ => Operation::Format,
+            },
             failed: flags & FAILED != 0,
             may_exit: flags & MAY_EXIT != 0,
             pass,
@@ -93,7 +108,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_kept_comes_back(
-            failed: bool, may_exit: bool, at in 0usize..31,
+            failed: bool, may_exit: bool, is_format: bool, at in 0usize..31,
             kinds in prop::collection::vec((0u8..3, any::<u8>()), 1..31),
         ) {
             let passes: Vec<Pass> = kinds
@@ -104,7 +119,8 @@ mod tests {
                     _ => Pass::Discard,
                 })
                 .collect();
-            let kept = Kept { failed, may_exit, pass: at.min(passes.len()), passes };
+            let operation = if is_format { Operation::Format } else { Operation::Sanitize };
+            let kept = Kept { operation, failed, may_exit, pass: at.min(passes.len()), passes };
             prop_assert_eq!(Kept::decode(&kept.encode(), 512), Some(kept.clone()));
             // cut short, it is a failure, or has fewer passes
             let bytes = kept.encode();

@@ -35,6 +35,7 @@ impl SenseCode {
     pub const LOGICAL_UNIT_NOT_READY: SenseCode = SenseCode(0x0400);
     pub const BECOMING_READY: SenseCode = SenseCode(0x0401);
     pub const INITIALIZING_COMMAND_REQUIRED: SenseCode = SenseCode(0x0402);
+    pub const FORMAT_IN_PROGRESS: SenseCode = SenseCode(0x0404);
     pub const ASYMMETRIC_TRANSITION: SenseCode = SenseCode(0x040a);
     pub const PORT_STANDBY: SenseCode = SenseCode(0x040b);
     pub const PORT_UNAVAILABLE: SenseCode = SenseCode(0x040c);
@@ -75,6 +76,8 @@ impl SenseCode {
     pub const ASYMMETRIC_STATE_CHANGED: SenseCode = SenseCode(0x2a06);
     pub const CAPACITY_CHANGED: SenseCode = SenseCode(0x2a09);
     pub const COMMAND_SEQUENCE_ERROR: SenseCode = SenseCode(0x2c00);
+    pub const MEDIUM_FORMAT_CORRUPTED: SenseCode = SenseCode(0x3100);
+    pub const FORMAT_COMMAND_FAILED: SenseCode = SenseCode(0x3101);
     pub const SANITIZE_FAILED: SenseCode = SenseCode(0x3103);
     pub const SAVING_NOT_SUPPORTED: SenseCode = SenseCode(0x3900);
     pub const MEDIUM_NOT_PRESENT: SenseCode = SenseCode(0x3a00);
@@ -176,6 +179,16 @@ impl Sense {
             false,
             byte,
             None,
+        )
+    }
+
+    /// INVALID FIELD IN PARAMETER LIST that points to the highest bit of a field within a byte.
+    pub const fn parameter_bit(byte: u16, bit: u8) -> Sense {
+        Sense::field(
+            SenseCode::INVALID_FIELD_IN_PARAMETER_LIST,
+            false,
+            byte,
+            Some(bit),
         )
     }
 

@@ -24,7 +24,7 @@ pub(crate) enum Access {
 pub(crate) enum Needs {
     /// Works in every state.
     Nothing,
-    /// Works unless the port's state is worse than standby, or the unit is being sanitized.
+    /// Works unless the port's state is worse than standby, or the unit is being sanitized or formatted.
     Unit,
     /// Needs the medium.
     Medium,
@@ -40,7 +40,7 @@ pub(crate) struct Row {
     pub action: Option<u8>,
     /// What reservations do.
     pub access: Access,
-    /// What it needs of the unit: a loaded medium, no sanitize operation.
+    /// What it needs of the unit: a loaded medium, no operation on the whole of it.
     pub needs: Needs,
 }
 
@@ -78,6 +78,7 @@ const X: u8 = 0xff;
 const ROWS: &[Row] = &[
     row(Always, Medium, &[TEST_UNIT_READY, 0, 0, 0, 0, 0]),
     row(Always, Nothing, &[REQUEST_SENSE, 0x01, 0, 0, X, 0]),
+    row(Write,  Medium, &[FORMAT_UNIT, 0x38, 0, 0, 0, 0]),
     row(Read,   Medium, &[READ_6, 0x1f, X, X, X, 0]),
     row(Write,  Medium, &[WRITE_6, 0x1f, X, X, X, 0]),
     row(Always, Nothing, &[INQUIRY, 0x01, X, X, X, 0]),
@@ -279,6 +280,20 @@ struct Field {
 }
 
 const FIELDS: &[Field] = &[
+    // FMTPINFO
+    Field {
+        opcodes: &[FORMAT_UNIT],
+        first: 1,
+        last: 1,
+        mask: 0xc0,
+    },
+    // DEFECT LIST FORMAT
+    Field {
+        opcodes: &[FORMAT_UNIT],
+        first: 1,
+        last: 1,
+        mask: 0x07,
+    },
     // RDPROTECT, WRPROTECT, VRPROTECT, ORPROTECT
     Field {
         opcodes: &[

@@ -28,13 +28,30 @@ pub enum AccessState {
     Transitioning = 0xf,
 }
 
-/// A sanitize operation (SBC-4, 4.11).
+/// What goes over the whole medium, with nothing else going on meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sanitize {
+pub(crate) enum Operation {
+    /// SBC-4, 4.11.
+    Sanitize,
+    /// FORMAT UNIT with an initialization pattern (SBC-4, 5.4).
+    Format,
+}
+
+/// What an operation has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
     Idle,
     /// So many 65,536ths are done.
-    Running(u16),
-    Failed,
+    Running(Operation, u16),
+    /// What the medium holds is not known.
+    Failed(Operation),
+}
+
+impl Progress {
+    /// Is it a failure, from which the operation leads out? The same operation does, and a sanitize operation from that of a format.
+    pub fn is_left_by(self, operation: Operation) -> bool {
+        matches!(self, Progress::Failed(failed) if operation == Operation::Sanitize || operation == failed)
+    }
 }
 
 /// The state of one logical unit.
@@ -51,7 +68,7 @@ pub(crate) struct UnitState {
     pub prevented_by: Vec<NexusId>,
     /// How many hold the medium who are no initiators.
     pub medium_holds: usize,
-    pub sanitize: Sanitize,
+    pub progress: Progress,
     /// AUSE: a failed sanitize operation may be left without another.
     pub sanitize_may_exit: bool,
     /// An operation that a restart interrupted.
@@ -84,13 +101,13 @@ impl UnitState {
             &store.load(&sanitize_key(&info)).unwrap_or_default(),
             info.geometry.block_size() as usize,
         );
-        let sanitize = match &kept {
-            None => Sanitize::Idle,
-            Some(kept) if kept.failed => Sanitize::Failed,
-            Some(_) => Sanitize::Running(0),
+        let progress = match &kept {
+            None => Progress::Idle,
+            Some(kept) if kept.failed => Progress::Failed(kept.operation),
+            Some(kept) => Progress::Running(kept.operation, 0),
         };
         UnitState {
-            sanitize,
+            progress,
             sanitize_may_exit: kept.as_ref().is_some_and(|kept| kept.may_exit),
             unfinished: kept.filter(|kept| !kept.failed),
             modes,
@@ -112,8 +129,8 @@ impl UnitState {
         saved.map_err(|_| store_failed())
     }
 
-    /// Keeps a sanitize operation; `None`: there is none any more.
-    pub fn save_sanitize(&self, store: &dyn Store, kept: Option<&Kept>) -> Result<(), Sense> {
+    /// Keeps a sanitize or format operation; `None`: there is none any more.
+    pub fn save_operation(&self, store: &dyn Store, kept: Option<&Kept>) -> Result<(), Sense> {
         let bytes = kept.map(Kept::encode).unwrap_or_default();
         store
             .save(&sanitize_key(&self.info), &bytes)
@@ -165,7 +182,7 @@ impl UnitState {
 
     /// Nothing stands in the way of any command through any port.
     pub fn ready(&self) -> bool {
-        self.loaded && self.sanitize == Sanitize::Idle && self.groups.is_empty()
+        self.loaded && self.progress == Progress::Idle && self.groups.is_empty()
     }
 
     /// Why a command has to wait, if it has to.
@@ -183,7 +200,7 @@ impl UnitState {
                 return not_ready(SenseCode::PORT_UNAVAILABLE);
             }
         }
-        if let Some(sense) = self.sanitize_sense() {
+        if let Some(sense) = self.operation_sense() {
             return Err(sense);
         }
         if needs == Needs::Medium && !self.loaded {
@@ -192,18 +209,25 @@ impl UnitState {
         Ok(())
     }
 
-    /// What a sanitize operation makes of commands.
-    pub fn sanitize_sense(&self) -> Option<Sense> {
-        match self.sanitize {
-            Sanitize::Idle => None,
-            Sanitize::Running(done) => {
-                let sense = Sense::new(SenseKey::NotReady, SenseCode::SANITIZE_IN_PROGRESS);
+    /// What an operation on the whole medium makes of commands.
+    pub fn operation_sense(&self) -> Option<Sense> {
+        match self.progress {
+            Progress::Idle => None,
+            Progress::Running(operation, done) => {
+                let code = match operation {
+                    Operation::Sanitize => SenseCode::SANITIZE_IN_PROGRESS,
+                    Operation::Format => SenseCode::FORMAT_IN_PROGRESS,
+                };
+                let sense = Sense::new(SenseKey::NotReady, code);
                 Some(sense.with_specific(SenseSpecific::Progress(done)))
             }
-            Sanitize::Failed => Some(Sense::new(
-                SenseKey::MediumError,
-                SenseCode::SANITIZE_FAILED,
-            )),
+            Progress::Failed(operation) => {
+                let code = match operation {
+                    Operation::Sanitize => SenseCode::SANITIZE_FAILED,
+                    Operation::Format => SenseCode::MEDIUM_FORMAT_CORRUPTED,
+                };
+                Some(Sense::new(SenseKey::MediumError, code))
+            }
         }
     }
 

@@ -64,6 +64,8 @@ const COMMANDS: &[Command] = &[
     plain(&[0x00, 0, 0, 0, 0, 0], &[LUN], &[]),
     // REQUEST SENSE: DESC
     plain(&[0x03, 0x01, 0, 0, X, 0], &[LUN], &[]),
+    // FORMAT UNIT: LONGLIST, FMTDATA, CMPLST; no FMTPINFO, DEFECT LIST FORMAT 000b, nothing of the obsolete interleave or FFMT
+    plain(&[0x04, 0x38, 0, 0, 0, 0], &[], &[(1, 1, 0xc0), (1, 1, 0x07)]),
     // READ(6), WRITE(6): 21 bits of LBA
     plain(&[0x08, 0x1f, X, X, X, 0], &[LUN], &[]),
     plain(&[0x0a, 0x1f, X, X, X, 0], &[LUN], &[]),

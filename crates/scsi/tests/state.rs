@@ -345,7 +345,7 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
         Bed::over(directory, info(512, 8192, 0), false)
     };
     let first = bed();
-    assert!(first.unit(0).resume_sanitize().is_none());
+    assert!(first.unit(0).resume_operation().is_none());
     let list = overwrite(&[1, 2], 0x82); // INVERT, two passes
     let plan = first.target.view().begin(&Command {
         nexus: &first.nexus,
@@ -370,8 +370,8 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
     let mut second = bed();
     assert_eq!(second.run(0, &READY, &[], 0).code(), (0x02, 0x04, 0x1b));
     assert!(second.shutter.is_closed());
-    let mut run = second.unit(0).resume_sanitize().unwrap();
-    assert!(second.unit(0).resume_sanitize().is_none());
+    let mut run = second.unit(0).resume_operation().unwrap();
+    assert!(second.unit(0).resume_operation().is_none());
     let mut last = None;
     loop {
         match run.next(last.take(), &mut scratch) {
@@ -395,7 +395,7 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
     third.run(0, &[0x48, 0x22, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0);
 
     let mut fourth = bed();
-    assert!(fourth.unit(0).resume_sanitize().is_none());
+    assert!(fourth.unit(0).resume_operation().is_none());
     assert!(fourth.shutter.is_closed());
     assert_eq!(fourth.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x03));
     // AUSE was kept too

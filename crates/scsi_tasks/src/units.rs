@@ -82,7 +82,7 @@ impl Units {
         drop(self.pool.set(Arc::downgrade(pool)));
     }
 
-    /// The logical unit of a disk, made at the first call. A sanitize operation that a restart interrupted goes on.
+    /// The logical unit of a disk, made at the first call. A sanitize or format operation that a restart interrupted goes on.
     pub fn unit(&self, disk: &Arc<Disk>) -> Arc<LogicalUnit> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let known = entries.places.get(&address(disk)).copied();
@@ -101,11 +101,11 @@ impl Units {
         entries.all.push(Some((disk.clone(), unit.clone())));
         entries.places.insert(address(disk), index);
         drop(entries);
-        if let Some(run) = unit.resume_sanitize() {
+        if let Some(run) = unit.resume_operation() {
             let pool = self.pool.get().and_then(Weak::upgrade);
             tracing::info!(
                 disk = disk.name(),
-                "goes on with its interrupted sanitize operation"
+                "goes on with its interrupted sanitize or format operation"
             );
             if let (Some(pool), Some(me)) = (pool, self.me.upgrade()) {
                 let first = move |task: &mut Task| task.start(Plan::Run(run));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use disk::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
 
+use super::parameter_list::{check_bits, check_zero};
 use super::{Context, Planned, good};
 use crate::command::be32;
 use crate::copy_results::{CopyResult, CopyStatus};
@@ -119,10 +120,18 @@ impl List {
             if header[0] != 0x01 {
                 return Err(Sense::parameter_field(0));
             }
+            check_zero(4, &header[4..15])?;
+            // neither IMMED nor G_SENSE
+            check_zero(15, &header[15..16])?;
+            check_zero(17, &header[17..20])?;
+            check_zero(24, &header[24..42])?;
             (be(42, 2), be(44, 2), be(46, 2), be(20, 4) as u32)
         } else {
+            check_zero(4, &header[4..8])?;
             (be(2, 2), be(8, 4), be(12, 4), u32::from(header[0]))
         };
+        // STR and PRIORITY are advice on how to go about it; LIST ID USAGE
+        check_bits(1, header[1], 0x3f, &[])?;
         if targets.saturating_add(segments) > DESCRIPTORS_LENGTH_MAX || targets % 32 != 0 {
             return Err(length_error());
         }

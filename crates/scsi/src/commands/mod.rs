@@ -8,12 +8,15 @@
 mod capacity;
 mod compare_write;
 mod extended_copy;
+mod format_unit;
 mod inquiry;
 mod lba_status;
 mod log_sense;
 mod medium;
 mod mode_select;
 mod mode_sense;
+mod overwriting;
+mod parameter_list;
 mod persistent_reserve;
 mod port_groups;
 mod provisioning;
@@ -43,11 +46,11 @@ use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::table;
 use crate::target::LunMap;
-use crate::unit_state::Sanitize;
+use crate::unit_state::Operation;
 
+pub(crate) use overwriting::resume as resume_operation;
 pub use read_write::TRANSFER_MAX;
 pub use request_path::PlainWay;
-pub(crate) use sanitize::resume as resume_sanitize;
 pub(crate) use without_unit::begin_without_unit;
 
 /// A plan, or the sense data of CHECK CONDITION.
@@ -252,7 +255,11 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
         c.nexus
             .remember_privilege(c.unit.id(), c.unit.word().epoch());
     }
-    let leaves_failure = c.cdb[0] == SANITIZE && state.sanitize == Sanitize::Failed;
+    let leaves_failure = match c.cdb[0] {
+        SANITIZE => state.progress.is_left_by(Operation::Sanitize),
+        FORMAT_UNIT => state.progress.is_left_by(Operation::Format),
+        _ => false,
+    };
     if !leaves_failure {
         state.check_ready(c.nexus, row.needs)?;
     }
@@ -301,6 +308,7 @@ fn dispatch(c: &Context<'_>) -> Planned {
         ORWRITE_16 => compare_write::orwrite_16(c),
         COMPARE_AND_WRITE => compare_write::compare_and_write(c),
         SANITIZE => sanitize::sanitize(c),
+        FORMAT_UNIT => format_unit::format_unit(c),
         EXTENDED_COPY => extended_copy::extended_copy(c),
         RECEIVE_COPY_RESULTS => receive_copy::receive_copy_results(c),
         LOG_SENSE => log_sense::log_sense(c),

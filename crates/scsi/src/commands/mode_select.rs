@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use disk::IoRequest;
 
+use super::parameter_list::{check_bits, check_zero};
 use super::{Context, Planned, good, without_data};
 use crate::command::be16;
 use crate::logical_unit::LogicalUnit;
@@ -69,6 +70,13 @@ fn mode_select(c: &Context<'_>, length: usize, header: Header) -> Planned {
 fn select(unit: &LogicalUnit, nexus: &Nexus, list: &[u8], header: Header, save: bool) -> Planned {
     let length_error = Sense::illegal_request(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
     let (head, rest) = list.split_at_checked(header.length).ok_or(length_error)?;
+    // MODE DATA LENGTH, and WP and DPOFUA, are what MODE SENSE said: initiators send them back
+    let medium_type_at = if header.length == 8 { 2 } else { 1 };
+    check_zero(medium_type_at, &head[usize::from(medium_type_at)..][..1])?;
+    if let &[_, _, _, _, long, reserved, ..] = head {
+        check_bits(4, long, 0x01, &[])?; // LONGLBA
+        check_zero(5, &[reserved])?;
+    }
     let long = header.length == 8 && head.get(4).is_some_and(|byte| byte & 0x01 != 0);
     let descriptors = head.get(header.descriptor_length_at..).unwrap_or_default();
     let descriptors = descriptors
@@ -117,10 +125,16 @@ fn check_descriptor(unit: &LogicalUnit, descriptor: &[u8], long: bool) -> Result
     let geometry = unit.geometry();
     let (blocks, size) = match (descriptor, long) {
         ([], _) => return Ok(()),
+        (&[.., reserved, _, _, _], false) if descriptor.len() == 8 && reserved != 0 => {
+            return Err(4);
+        }
         (&[a, b, c, d, _, e, f, g], false) => {
             let blocks = u32::from_be_bytes([a, b, c, d]);
             let blocks = if blocks == u32::MAX { 0 } else { blocks };
             (blocks.into(), u32::from_be_bytes([0, e, f, g]))
+        }
+        (&[_, _, _, _, _, _, _, _, a, b, c, d, ..], true) if [a, b, c, d] != [0; 4] => {
+            return Err(8);
         }
         (&[a, b, c, d, e, f, g, h, _, _, _, _, i, j, k, l], true) => {
             let blocks = u64::from_be_bytes([a, b, c, d, e, f, g, h]);

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
+use super::parameter_list::{check_bits, check_zero};
 use super::{Context, Planned};
 use crate::command::{be16, be32};
 use crate::logical_unit::LogicalUnit;
@@ -177,9 +178,19 @@ impl List {
         let moves = service == Service::RegisterAndMove;
         let [_, move_flags, port_high, port_low, flags, ..] = tail.to_be_bytes();
         let registers = matches!(service, Service::Register | Service::RegisterAndIgnore);
+        if moves {
+            // UNREG, APTPL
+            check_zero(16, &head[16..17])?;
+            check_bits(17, move_flags, 0x03, &[])?;
+        } else {
+            // SPEC_I_PT, ALL_TG_PT, APTPL; bytes 16 to 19 and 22 and 23 are obsolete
+            check_zero(16, &head[16..20])?;
+            check_bits(20, flags, 0x0d, &[])?;
+            check_zero(21, &head[21..])?;
+        }
         let spec_i_pt = !moves && flags & 0x08 != 0;
         if spec_i_pt && service != Service::Register {
-            return Err(Sense::parameter_field(20));
+            return Err(Sense::parameter_bit(20, 3));
         }
         let ids = if moves {
             let id_length = u32::from_be_bytes([head[20], head[21], head[22], head[23]]);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::parameter_list::{check_bits, check_zero};
 use super::{Context, Planned, good};
 use crate::command::be32;
 use crate::logical_unit::LogicalUnit;
@@ -80,8 +81,8 @@ pub(super) fn set(c: &Context<'_>) -> Planned {
         c.data_out,
         move |list: &[u8]| {
             let set = match list.split_first_chunk::<4>() {
-                Some((_, descriptors)) if list.len() == length as usize => {
-                    set_states(&unit, &nexus, descriptors)
+                Some((reserved, descriptors)) if list.len() == length as usize => {
+                    check_zero(0, reserved).and_then(|()| set_states(&unit, &nexus, descriptors))
                 }
                 _ => Err(Sense::illegal_request(
                     SenseCode::PARAMETER_LIST_LENGTH_ERROR,
@@ -102,14 +103,16 @@ fn set_states(unit: &LogicalUnit, nexus: &Nexus, descriptors: &[u8]) -> Result<(
     let mut state = unit.state();
     let known = groups(&state);
     let mut states = state.groups.clone();
-    for (at, &[access, _, high, low]) in descriptors.iter().enumerate() {
+    for (at, &[access, reserved, high, low]) in descriptors.iter().enumerate() {
         let at = 4 + 4 * at as u16;
+        check_bits(at, access, 0x0f, &[])?;
+        check_zero(at + 1, &[reserved])?;
         let access = match access & 0x0f {
             0x0 => AccessState::ActiveOptimized,
             0x1 => AccessState::ActiveNonOptimized,
             0x2 => AccessState::Standby,
             0x3 => AccessState::Unavailable,
-            _ => return Err(Sense::parameter_field(at)),
+            _ => return Err(Sense::parameter_bit(at, 3)),
         };
         let group = u16::from_be_bytes([high, low]);
         if !known.contains_key(&group) {

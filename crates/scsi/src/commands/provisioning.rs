@@ -5,6 +5,7 @@
 
 use disk::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
 
+use super::parameter_list::check_zero;
 use super::{Context, Planned, good, without_data};
 use crate::command::{be16, be32, be64};
 use crate::logical_unit::{DiskId, Word};
@@ -73,6 +74,7 @@ fn unmap_ranges(geometry: Geometry, length: usize, list: &[u8]) -> Result<Vec<(u
     let Some((header, rest)) = list.split_first_chunk::<8>() else {
         return Err(too_short);
     };
+    check_zero(4, &header[4..])?;
     let described = usize::from(u16::from_be_bytes([header[2], header[3]])).min(rest.len());
     // a descriptor that is cut off is ignored
     let (descriptors, _) = rest.get(..described).unwrap_or_default().as_chunks::<16>();
@@ -80,7 +82,8 @@ fn unmap_ranges(geometry: Geometry, length: usize, list: &[u8]) -> Result<Vec<(u
         return Err(Sense::parameter_field(2));
     }
     let mut ranges = Vec::with_capacity(descriptors.len());
-    for descriptor in descriptors {
+    for (at, descriptor) in descriptors.iter().enumerate() {
+        check_zero((8 + 16 * at + 12) as u16, &descriptor[12..])?;
         let (lba, blocks) = (be64(descriptor, 0), be32(descriptor, 8));
         let range = geometry.check(Lba(lba), Blocks(blocks.into()));
         let range = range.map_err(|_| Sense::illegal_request(SenseCode::LBA_OUT_OF_RANGE))?;

@@ -8,7 +8,7 @@ pub(super) fn request_sense(c: &Context<'_>) -> Planned {
         Some(code) => Sense::new(SenseKey::UnitAttention, code),
         None => {
             let none = Sense::new(SenseKey::NoSense, SenseCode::NONE);
-            c.unit.state().sanitize_sense().unwrap_or(none)
+            c.unit.state().operation_sense().unwrap_or(none)
         }
     };
     let sense = Sense {

@@ -1,0 +1,230 @@
+//! What SANITIZE and FORMAT UNIT have done: passes over every block, with nothing else going on meanwhile, through no
+//! export of the disk.
+//!
+//! The operation goes on when its command is aborted or its nexus lost, and after a restart.
+
+use std::sync::Arc;
+
+use disk::{IoFlags, IoOutcome, IoRequest};
+
+use crate::logical_unit::LogicalUnit;
+use crate::plan::{Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::response::Response;
+use crate::sanitizing::{Kept, Pass};
+use crate::sense::{Sense, SenseCode, SenseKey};
+use crate::unit_state::{Operation, Progress};
+
+/// The pass after which every block reads as zeroes.
+pub(super) fn erasing_pass(unit: &LogicalUnit) -> Pass {
+    let state = unit.state();
+    if state.info.discard_granularity.is_some() && state.info.discard_zeroes {
+        Pass::Discard
+    } else if state.info.write_zeroes {
+        Pass::WriteZeroes
+    } else {
+        Pass::Write(vec![0; state.info.geometry.block_size() as usize])
+    }
+}
+
+/// A block of a pattern over and over.
+pub(super) fn pattern_block(pattern: &[u8], block_size: usize) -> Vec<u8> {
+    pattern.iter().copied().cycle().take(block_size).collect()
+}
+
+/// Begins an operation, unless another stands in its way; it is kept first.
+pub(super) fn plan(unit: Arc<LogicalUnit>, kept: Kept, immediate: bool) -> Plan {
+    {
+        let mut state = unit.state();
+        if let Some(sense) = state.operation_sense()
+            && !state.progress.is_left_by(kept.operation)
+        {
+            return Plan::Done(sense.into());
+        }
+        if let Err(sense) = state.save_operation(unit.directory().store(), Some(&kept)) {
+            return Plan::Done(sense.into());
+        }
+        state.sanitize_may_exit = kept.may_exit;
+        unit.set_progress(&mut state, Progress::Running(kept.operation, 0));
+    }
+    Plan::Run(Overwriting::run(unit, kept, immediate, Stage::Begin))
+}
+
+/// Goes on with an operation that a restart interrupted.
+pub(crate) fn resume(unit: Arc<LogicalUnit>, kept: Kept) -> Box<Run> {
+    Overwriting::run(unit, kept, true, Stage::Run)
+}
+
+struct Overwriting {
+    unit: Arc<LogicalUnit>,
+    kept: Kept,
+    offset: u64,
+    piece: u64,
+    immediate: bool,
+    stage: Stage,
+}
+
+#[derive(PartialEq, Eq)]
+enum Stage {
+    Begin,
+    Run,
+    Flush,
+    Over,
+}
+
+/// Without data to be sent, this much at a time: progress has to be seen.
+const PIECE_WITHOUT_DATA: u64 = 256 << 20;
+
+impl Overwriting {
+    fn run(unit: Arc<LogicalUnit>, kept: Kept, immediate: bool, stage: Stage) -> Box<Run> {
+        let capacity = usize::try_from(unit.geometry().capacity_bytes());
+        let overwriting = Overwriting {
+            unit,
+            kept,
+            offset: 0,
+            piece: 0,
+            immediate,
+            stage,
+        };
+        Run::background(
+            overwriting,
+            SCRATCH_MAX.min(capacity.unwrap_or(SCRATCH_MAX)),
+        )
+    }
+
+    fn set(&mut self, progress: Progress) {
+        let mut state = self.unit.state();
+        self.unit.set_progress(&mut state, progress);
+    }
+
+    /// What is kept from now on; a store that fails has said so, and the operation goes on.
+    fn save(&self, kept: Option<&Kept>) -> Result<(), Sense> {
+        let state = self.unit.state();
+        state.save_operation(self.unit.directory().store(), kept)
+    }
+
+    fn end(&mut self, progress: Progress, response: Response) -> Step {
+        self.stage = Stage::Over;
+        self.kept.failed = progress != Progress::Idle;
+        let saved = self.save(Some(&self.kept).filter(|kept| kept.failed));
+        self.set(progress);
+        let response = match saved {
+            Err(sense) if progress == Progress::Idle => sense.into(),
+            _ => response,
+        };
+        if self.immediate {
+            Step::End
+        } else {
+            Step::Done(response)
+        }
+    }
+
+    fn fill(&self, scratch: &mut [u8]) {
+        if let Some(Pass::Write(block)) = self.kept.passes.get(self.kept.pass) {
+            for chunk in scratch.chunks_exact_mut(block.len().max(1)) {
+                chunk.copy_from_slice(block);
+            }
+        }
+    }
+
+    /// The next piece, or none when all passes are through.
+    fn request(&mut self, scratch: &mut [u8]) -> Option<IoRequest> {
+        let capacity = self.unit.geometry().capacity_bytes();
+        if self.offset >= capacity {
+            self.offset = 0;
+            self.kept.pass += 1;
+            // what could not be kept is done once more after a restart
+            self.save(Some(&self.kept)).ok();
+            self.fill(scratch);
+        }
+        let left = capacity - self.offset;
+        let flags = IoFlags::UNMAP;
+        let (request, piece) = match self.kept.passes.get(self.kept.pass)? {
+            Pass::Write(_) => {
+                let piece = left.min(scratch.len() as u64);
+                (IoRequest::write(self.offset, piece), piece)
+            }
+            Pass::WriteZeroes => {
+                let piece = left.min(PIECE_WITHOUT_DATA);
+                (
+                    IoRequest::write_zeroes(self.offset, piece).flagged(flags),
+                    piece,
+                )
+            }
+            Pass::Discard => {
+                let piece = left.min(PIECE_WITHOUT_DATA);
+                (IoRequest::discard(self.offset, piece), piece)
+            }
+        };
+        self.piece = piece;
+        (piece > 0).then_some(request)
+    }
+
+    fn progress(&self) -> u16 {
+        let capacity = u128::from(self.unit.geometry().capacity_bytes()).max(1);
+        let done = capacity * self.kept.pass as u128 + u128::from(self.offset);
+        let total = capacity * self.kept.passes.len().max(1) as u128;
+        (done * 65536 / total).min(65535) as u16
+    }
+}
+
+impl Program for Overwriting {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        if let Some(Err(error)) = last {
+            let code = match self.kept.operation {
+                Operation::Sanitize => Sense::of_io_error(error.kind).code,
+                Operation::Format => SenseCode::FORMAT_COMMAND_FAILED,
+            };
+            let failed = Progress::Failed(self.kept.operation);
+            return self.end(failed, Sense::new(SenseKey::MediumError, code).into());
+        }
+        match self.stage {
+            Stage::Begin => {
+                self.stage = Stage::Run;
+                if self.immediate {
+                    return Step::Answer(Response::good());
+                }
+                self.fill(scratch);
+            }
+            Stage::Run => {
+                if last.is_some() {
+                    self.offset += self.piece;
+                    self.set(Progress::Running(self.kept.operation, self.progress()));
+                } else {
+                    self.fill(scratch);
+                }
+            }
+            Stage::Flush | Stage::Over => return self.end(Progress::Idle, Response::good()),
+        }
+        let disk = self.unit.disk();
+        match self.request(scratch) {
+            Some(request) => {
+                let used = if request.moves_data() {
+                    self.piece as usize
+                } else {
+                    0
+                };
+                Step::Io {
+                    disk,
+                    request: request.flagged(IoFlags::CLOSER),
+                    scratch: 0..used,
+                }
+            }
+            None => {
+                self.stage = Stage::Flush;
+                Step::Io {
+                    disk,
+                    request: IoRequest::flush().flagged(IoFlags::CLOSER),
+                    scratch: 0..0,
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Overwriting {
+    fn drop(&mut self) {
+        if self.stage != Stage::Over {
+            self.set(Progress::Failed(self.kept.operation));
+        }
+    }
+}
