@@ -148,6 +148,10 @@ impl Engine for Delay {
         "delay"
     }
 
+    fn below(&self) -> Option<&dyn Engine> {
+        Some(&*self.inner)
+    }
+
     fn extent(&self, offset: u64) -> Extent {
         self.inner.extent(offset)
     }

@@ -341,6 +341,13 @@ impl Disk {
         &self.state
     }
 
+    /// The kinds of its layers, from the top down to the device.
+    pub fn stack(&self) -> Vec<&'static str> {
+        let top: Option<&dyn Engine> = Some(&*self.engine);
+        let layers = std::iter::successors(top, |layer| layer.below());
+        layers.map(|layer| layer.kind()).collect()
+    }
+
     /// What does its I/O.
     pub fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine

@@ -138,6 +138,10 @@ impl Engine for Faulty {
         "faulty"
     }
 
+    fn below(&self) -> Option<&dyn Engine> {
+        Some(&*self.inner)
+    }
+
     fn extent(&self, offset: u64) -> Extent {
         self.inner.extent(offset)
     }

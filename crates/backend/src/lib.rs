@@ -180,6 +180,11 @@ pub trait Engine: Send + Sync {
     /// Its name in configuration and metrics: `ram`, `file`, ...
     fn kind(&self) -> &'static str;
 
+    /// The device that it stands on, if it is a layer.
+    fn below(&self) -> Option<&dyn Engine> {
+        None
+    }
+
     /// What the bytes from `offset` on, below the capacity, have behind them, for an engine that knows. May take for data
     /// what is none; [`DiskInfo::anchors`] promises that it takes no hole for anything else. Quick, for workers ask.
     fn extent(&self, offset: u64) -> Extent {

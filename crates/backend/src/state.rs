@@ -21,11 +21,21 @@ pub enum DiskState {
     },
 }
 
+impl DiskState {
+    /// The state in one word.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            DiskState::Ready => "ready",
+            DiskState::Opening => "opening",
+            DiskState::Unavailable { .. } => "unavailable",
+        }
+    }
+}
+
 impl fmt::Display for DiskState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DiskState::Ready => f.write_str("ready"),
-            DiskState::Opening => f.write_str("opening"),
+            DiskState::Ready | DiskState::Opening => f.write_str(self.word()),
             DiskState::Unavailable { reason, next_try } => {
                 write!(
                     f,

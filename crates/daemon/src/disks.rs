@@ -17,7 +17,10 @@ const BLOCK_SIZE_DEFAULT: u32 = 512;
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 
 /// Opens all disks. Every one that cannot be opened adds a reason.
-pub(crate) fn open_all(configs: &[DiskConfig], reasons: &mut Vec<String>) -> Disks {
+pub(crate) fn open_all<'a>(
+    configs: impl IntoIterator<Item = &'a DiskConfig>,
+    reasons: &mut Vec<String>,
+) -> Disks {
     let mut disks = Disks::new();
     for config in configs {
         match open(config) {
@@ -30,20 +33,30 @@ pub(crate) fn open_all(configs: &[DiskConfig], reasons: &mut Vec<String>) -> Dis
     disks
 }
 
-/// What is no mistake, and may not be meant: images of other formats, which are served byte by byte.
+/// What is no mistake, and may not be meant: images of other formats, which are served byte by byte, and files that are not there
+/// yet.
 pub fn warnings(config: &Config) -> Vec<String> {
     let disks = config.disks.iter();
     let warnings = disks.filter_map(|disk| {
-        let BackendConfig::File { path, .. } = &disk.backend else {
+        let BackendConfig::File { path, size, .. } = &disk.backend else {
             return None;
         };
-        let warning = ImageFormat::of_path(path)?.warning();
+        let warning = match ImageFormat::of_path(path) {
+            Some(format) => format.warning(),
+            None if size.is_none() && matches!(path.try_exists(), Ok(false)) => {
+                "there is no such file, and the disk is unavailable until there is; hint: give a size to have it created, or correct \
+                 the path"
+                    .to_owned()
+            }
+            None => return None,
+        };
         Some(format!("disk {}: {}: {warning}", disk.name, path.display()))
     });
     warnings.collect()
 }
 
-fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
+/// Opens a disk.
+pub(crate) fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
     let engine = engine_of(config)?;
     let options = DiskOptions {
         serial: config.serial.as_deref(),

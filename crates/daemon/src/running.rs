@@ -21,7 +21,9 @@ use crate::control::{
 use crate::exports::{self, Door, ReadyExport};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
-use crate::objects::{How, Keeper, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers};
+use crate::objects::{
+    How, Keeper, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, bodies,
+};
 use crate::statistics::{DiskStatistics, InitiatorStatistics, Statistics, WorkerStatistics};
 use crate::watchdog::Watchdog;
 use crate::{limits, metrics, state};
@@ -395,16 +397,19 @@ impl View for Overview {
 
     fn status(&self) -> Status {
         let live = self.live();
-        let disks = live.config.disks.iter().filter_map(|disk| {
-            let info = live.disks.get(&disk.name)?.info();
-            Some(DiskStatus {
+        let disks = live.config.disks.iter().map(|disk| {
+            let status = bodies::DiskStatus::of(&live, disk, Vec::new());
+            DiskStatus {
                 name: disk.name.clone(),
                 backend: disk.backend.word().to_owned(),
-                size: info.geometry.capacity_bytes(),
-                block_size: info.geometry.block_size(),
-                read_only: info.read_only,
-                serial: info.serial.clone(),
-            })
+                size: status.size,
+                block_size: status.block_size,
+                read_only: disk.read_only,
+                serial: status.serial,
+                state: status.state,
+                reason: status.reason,
+                next_try_seconds: status.next_try_seconds,
+            }
         });
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),

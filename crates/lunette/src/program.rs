@@ -167,6 +167,7 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
         },
         block_size: None,
         read_only: common.read_only,
+        require: true,
         serial: None,
         shown: ShownConfig::default(),
         limits: LimitsConfig::default(),

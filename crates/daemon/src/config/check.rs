@@ -285,8 +285,10 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
         let help = "a file belongs to one disk, and a disk may have several exports";
         files.see(key, &path.place, what, help, diagnostics);
 
+        // Without others the daemon starts, and waits for them.
+        let required = disk.complete.as_ref().filter(|disk| disk.require);
         let Some(super::model::BackendConfig::File { size: None, .. }) =
-            disk.complete.as_ref().map(|disk| &disk.backend)
+            required.map(|disk| &disk.backend)
         else {
             continue;
         };

@@ -335,6 +335,8 @@ pub struct DiskConfig {
     pub block_size: Option<u32>,
     /// Nothing may be written.
     pub read_only: bool,
+    /// The daemon does not start without it.
+    pub require: bool,
     /// What clients see as serial number; `None`: made from the name.
     pub serial: Option<String>,
     /// What else its clients see.

@@ -333,6 +333,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let engine = reader.choice("backend", &ENGINES).map(|at| at.value);
     let block_size = read_block_size(&mut reader);
     let read_only = reader.boolean("read_only").is_some_and(|at| at.value);
+    let require = reader.boolean("require").is_some_and(|at| at.value);
     let serial = read_serial(&mut reader);
     let (wwn, shown) = read_shown(&mut reader, block_size);
     let limits = read_limits(&mut reader);
@@ -405,6 +406,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
             backend,
             block_size,
             read_only,
+            require,
             serial,
             shown,
             limits,

@@ -88,6 +88,7 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
             writeln!(text, "block_size = {block_size}")?;
         }
         writeln!(text, "read_only = {}", disk.read_only)?;
+        writeln!(text, "require = {}", disk.require)?;
         if let Some(serial) = &disk.serial {
             writeln!(text, "serial = {}", quoted(serial))?;
         }

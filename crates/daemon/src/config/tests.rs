@@ -348,7 +348,8 @@ fn one_file_belongs_to_one_disk_however_it_is_written() {
         disk: vec![
             format!("d0=file:{}", file.display()),
             format!("d1=file:{}", link.display()),
-            format!("d2=file:{}/c.raw", folder.path().display()),
+            format!("d2=file:{}/c.raw,require", folder.path().display()),
+            format!("d3=file:{}/d.raw", folder.path().display()),
         ],
         ..Flags::default()
     };
@@ -363,7 +364,7 @@ fn one_file_belongs_to_one_disk_however_it_is_written() {
         ..here()
     };
     let flags = Flags {
-        disk: vec!["d=file:/no/such/file".to_owned()],
+        disk: vec!["d=file:/no/such/file,require".to_owned()],
         ..Flags::default()
     };
     assert!(parse(None, &flags, &here()).is_err());
@@ -646,6 +647,7 @@ fn config() -> impl Strategy<Value = Config> {
                                 backend,
                                 block_size,
                                 read_only,
+                                require: false,
                                 serial,
                                 shown,
                                 limits,

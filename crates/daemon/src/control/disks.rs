@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use super::Problem;
 use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
-use crate::config::{disk_json, limits_json, size_json};
+use crate::config::{DiskConfig, disk_json, limits_json, size_json};
 use crate::objects::bodies::{Disk, DiskStatus, Limits, Size};
 use crate::objects::{Change, Live, Refusal, users_of_all};
 use crate::running::Overview;
@@ -131,7 +131,7 @@ fn all(live: &Live) -> Vec<Disk> {
     let mut users = users_of_all(&live.config);
     let disks = live.config.disks.iter().map(|config| {
         let used_by = users.remove(config.name.as_str()).unwrap_or_default();
-        with_status(live, Disk::of(config), used_by)
+        with_status(live, config, used_by)
     });
     disks.collect()
 }
@@ -140,18 +140,12 @@ fn one(overview: &Overview, name: &str) -> Result<Disk, Problem> {
     let live = overview.live();
     let config = live.config.disk(name).ok_or_else(|| missing(name))?;
     let used_by = crate::objects::users(&live.config, name);
-    Ok(with_status(&live, Disk::of(config), used_by))
+    Ok(with_status(&live, config, used_by))
 }
 
-fn with_status(live: &Live, disk: Disk, used_by: Vec<String>) -> Disk {
-    let status = live.disks.get(&disk.name).map(|running| {
-        let info = running.info();
-        DiskStatus {
-            size: info.geometry.capacity_bytes(),
-            block_size: info.geometry.block_size(),
-            serial: info.serial.clone(),
-            used_by,
-        }
-    });
-    Disk { status, ..disk }
+fn with_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Disk {
+    Disk {
+        status: Some(DiskStatus::of(live, config, used_by)),
+        ..Disk::of(config)
+    }
 }

@@ -146,6 +146,9 @@ mod tests {
             block_size: 512,
             read_only: false,
             serial: String::new(),
+            state: "ready".to_owned(),
+            reason: None,
+            next_try_seconds: None,
         };
         let export = |name: &str, disks: &[&str]| ExportStatus {
             name: name.to_owned(),

@@ -44,6 +44,15 @@ pub struct DiskStatus {
     pub read_only: bool,
     /// What clients see as serial number.
     pub serial: String,
+    /// `ready`, `opening` or `unavailable`.
+    #[schema(pattern = "^(ready|opening|unavailable)$")]
+    pub state: String,
+    /// Of an unavailable disk: why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Of an unavailable disk: seconds until it is tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_try_seconds: Option<u64>,
 }
 
 /// An export.

@@ -46,6 +46,9 @@ fn status() -> Status {
             block_size: 512,
             read_only: true,
             serial: "back\\slash\nline".to_owned(),
+            state: "ready".to_owned(),
+            reason: None,
+            next_try_seconds: None,
         }],
         exports: vec![ExportStatus {
             name: "e".to_owned(),

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use backend::DiskState;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Live;
 use crate::config::{AclEntry, BackendConfig, DiskConfig, ExportRef, LunConfig};
 
 /// A disk.
@@ -59,6 +61,9 @@ pub struct Disk {
     /// Nothing may be written.
     #[serde(default)]
     pub read_only: bool,
+    /// The daemon does not start without the disk.
+    #[serde(default)]
+    pub require: bool,
     /// What clients see as serial number.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 20)]
@@ -103,6 +108,60 @@ pub struct DiskStatus {
     pub serial: String,
     /// What shows it: exports, and logical units as `EXPORT/TARGET:LUN`.
     pub used_by: Vec<String>,
+    /// `ready`, `opening` or `unavailable`.
+    #[schema(pattern = "^(ready|opening|unavailable)$")]
+    pub state: String,
+    /// Of an unavailable disk: why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Of an unavailable disk: seconds until it is tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_try_seconds: Option<u64>,
+    /// The kinds of its layers, from the top down to the device.
+    pub stack: Vec<String>,
+}
+
+impl DiskStatus {
+    /// How a configured disk is; `used_by` is what shows it.
+    pub fn of(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> DiskStatus {
+        let disk = live.disks.get(&config.name);
+        let info = disk.map(|disk| disk.info());
+        let state = match disk {
+            Some(disk) => disk.state().get(),
+            None => live
+                .waiting
+                .state(&config.name)
+                .unwrap_or(DiskState::Opening),
+        };
+        let (reason, next_try) = match &state {
+            DiskState::Unavailable { reason, next_try } => (Some(reason.clone()), Some(*next_try)),
+            DiskState::Ready | DiskState::Opening => (None, None),
+        };
+        let geometry = info.as_ref().map(|info| info.geometry);
+        let stack = match disk {
+            Some(disk) => disk.stack(),
+            None => vec![config.backend.word()],
+        };
+        DiskStatus {
+            size: match geometry {
+                Some(geometry) => geometry.capacity_bytes(),
+                None => super::plan::size(&config.backend).unwrap_or(0),
+            },
+            block_size: match geometry {
+                Some(geometry) => geometry.block_size(),
+                None => config.block_size.unwrap_or(512),
+            },
+            serial: match info {
+                Some(info) => info.serial.clone(),
+                None => config.serial.clone().unwrap_or_default(),
+            },
+            used_by,
+            state: state.word().to_owned(),
+            reason,
+            next_try_seconds: next_try.map(|time| time.as_secs()),
+            stack: stack.into_iter().map(str::to_owned).collect(),
+        }
+    }
 }
 
 impl Disk {
@@ -147,6 +206,7 @@ impl Disk {
             option: options.filter(|options| !options.is_empty()),
             block_size: disk.block_size,
             read_only: disk.read_only,
+            require: disk.require,
             serial: disk.serial.clone(),
             wwn: disk.shown.wwn.map(|wwn| format!("{wwn:016x}")),
             physical_block_size: disk.shown.physical_block_size,

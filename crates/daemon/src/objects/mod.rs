@@ -20,9 +20,11 @@ mod refusal;
 mod relations;
 mod servers;
 mod sizes;
+mod waiting;
 
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 pub use changes::{Change, users, users_of_all};
 pub use events::{Event, Teller};
@@ -32,6 +34,7 @@ pub use owner::{How, Live, Made, Owner};
 pub use plan::Plan;
 pub use refusal::{Fault, Refusal};
 pub use servers::{Doors, Servers, iscsi_session, vhost_session};
+pub use waiting::WaitingDisks;
 
 type Message = Box<dyn FnOnce(&mut Owner) + Send>;
 
@@ -59,7 +62,7 @@ impl Manager {
         let thread = std::thread::Builder::new()
             .name("objects".to_owned())
             .spawn(move || {
-                while let Ok(message) = inbox.recv() {
+                while let Some(message) = next_message(&inbox, &mut owner) {
                     message(&mut owner);
                     if owner.ending {
                         return;
@@ -116,6 +119,20 @@ impl Manager {
         });
         self.messages.send(message).map_err(|_| Refusal::Ending)?;
         answer.recv().map_err(|_| Refusal::Ending)?
+    }
+}
+
+/// The next message; meanwhile, disks that wait are tried again.
+fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Message> {
+    loop {
+        let Some(next_try) = owner.next_try() else {
+            return inbox.recv().ok();
+        };
+        match inbox.recv_timeout(next_try.saturating_duration_since(Instant::now())) {
+            Ok(message) => return Some(message),
+            Err(mpsc::RecvTimeoutError::Timeout) => owner.try_waiting_disks(),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+        }
     }
 }
 

@@ -24,6 +24,7 @@ use super::plan::{Limit, Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::relations;
 use super::servers::{Doors, Servers};
+use super::waiting::WaitingDisks;
 use crate::config::{BackendConfig, Config, ExportConfig, ExportRef, LunConfig};
 use crate::disks::{self, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
@@ -44,8 +45,10 @@ pub struct Live {
     pub config: Arc<Config>,
     /// What the file and the flags say.
     pub base: Arc<Config>,
-    /// The disks.
+    /// The disks that are open.
     pub disks: Arc<Disks>,
+    /// The disks that cannot be opened yet.
+    pub waiting: Arc<WaitingDisks>,
 }
 
 /// How a change is to be made.
@@ -57,6 +60,8 @@ pub struct How {
     pub inherited: Vec<Inherited>,
     /// At the start: nothing is told or written down.
     pub first: bool,
+    /// Disks that are open already.
+    pub opened: Disks,
 }
 
 /// What became of a change.
@@ -70,7 +75,11 @@ pub struct Made {
 
 /// Owns the objects.
 pub struct Owner {
+    /// What is wanted.
     pub(super) config: Config,
+    /// What of it runs: all but what needs a disk that waits.
+    pub(super) present: Config,
+    pub(super) waiting: WaitingDisks,
     pub(super) base: Config,
     pub(super) disks: Disks,
     blk: HashMap<String, Arc<BlkDevice>>,
@@ -97,11 +106,14 @@ impl Owner {
             config: Arc::new(config.clone()),
             base: Arc::new(base.clone()),
             disks: Arc::default(),
+            waiting: Arc::default(),
         };
         let teller = Teller::default();
         servers.tell_sessions(&teller);
         Owner {
+            present: config.clone(),
             config,
+            waiting: WaitingDisks::default(),
             base,
             disks: Disks::new(),
             blk: HashMap::new(),
@@ -152,9 +164,11 @@ impl Owner {
             keeper.finish_resize(&next);
         }
         let inherited = self.keep_what_moved(inherited, &next);
+        let opened = self.open_or_wait(&next.disks);
         let how = How {
             inherited,
             first: true,
+            opened,
             ..How::default()
         };
         let made = self.become_(next, how);
@@ -230,12 +244,13 @@ impl Owner {
     }
 
     /// Makes `next` of what is there, or refuses with all reasons.
-    fn become_(&mut self, mut next: Config, how: How) -> Result<Made, Refusal> {
+    pub(super) fn become_(&mut self, mut next: Config, how: How) -> Result<Made, Refusal> {
         let faults = relations::check(&next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
         }
-        let plan = Plan::between(&self.config, &next);
+        self.waiting.keep_wanted(&next);
+        let plan = Plan::between(&self.present, &self.waiting.without(&next));
         if !plan.refused.is_empty() {
             return Err(Refusal::Conflict(plan.refused));
         }
@@ -248,13 +263,13 @@ impl Owner {
         }
         if plan.is_empty() {
             self.keep(&next, how.first)?;
-            self.config = next;
+            self.set_config(next);
             self.publish();
             return Ok(Made::default());
         }
         plan.let_devices_be(&mut next, &self.base, is_block_device);
         let ready = self.carry_out(&plan, &next, how, &doors)?;
-        self.config = next;
+        self.set_config(next);
         self.publish();
         Ok(Made { plan, ready })
     }
@@ -307,9 +322,13 @@ impl Owner {
             force,
             inherited,
             first,
+            mut opened,
         } = how;
         let mut reasons = Vec::new();
-        let opened = disks::open_all(&plan.add_disks, &mut reasons);
+        let unopened = plan.add_disks.iter();
+        let unopened = unopened.filter(|disk| !opened.contains_key(&disk.name));
+        let unopened = disks::open_all(unopened, &mut reasons);
+        opened.extend(unopened);
         let made_for_nothing = || {
             opened
                 .values()
@@ -383,7 +402,7 @@ impl Owner {
             }
         }
         failed(&reasons)?;
-        for before in plan.makes_room(&self.config) {
+        for before in plan.makes_room(&self.present) {
             let name = before.as_ref().name();
             if let Some(users) = doors.iscsi.chap_users(name) {
                 undo.chap_users.insert(name.to_owned(), users);
@@ -488,7 +507,7 @@ impl Owner {
         }
         let is_gone = |name: &str| gone.iter().any(|export| export.as_ref().name() == name);
         for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
-            if let Some(export) = self.config.export(name).map(ExportRef::to_owned) {
+            if let Some(export) = self.present.export(name).map(ExportRef::to_owned) {
                 self.remove_export(&export, doors);
             }
         }
@@ -634,7 +653,7 @@ impl Owner {
         if let Some(unit) = self.servers.units.known(disk) {
             unit.update((*disk.info()).clone());
         }
-        for export in self.config.exports() {
+        for export in self.present.exports() {
             match export {
                 ExportRef::VhostBlk(blk) if blk.disk == name => {
                     if let Some(device) = self.blk.get(&blk.name) {
@@ -671,6 +690,7 @@ impl Owner {
             config: Arc::new(self.config.clone()),
             base: Arc::new(self.base.clone()),
             disks: Arc::new(self.disks.clone()),
+            waiting: Arc::new(self.waiting.clone()),
         };
         *self.live.write().unwrap_or_else(PoisonError::into_inner) = live;
     }

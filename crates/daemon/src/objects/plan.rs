@@ -202,6 +202,8 @@ impl Plan {
         let changed = DiskConfig {
             backend: with_size(&now.backend, size(&next.backend)),
             limits: next.limits,
+            // Of the next start.
+            require: next.require,
             ..now.clone()
         };
         if changed != *next {

@@ -112,7 +112,7 @@ impl Owner {
                 next.follow_size_of(name);
             }
             self.keep(&next, false)?;
-            self.config = next;
+            self.set_config(next);
         }
         let followed = self.take_size_over(name).map_err(|error| failed(&error));
         self.publish();

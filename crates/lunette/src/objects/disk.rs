@@ -2,7 +2,7 @@
 
 use daemon::config::{self as configuration, Flags, Surroundings, parse_size};
 use daemon::control::{Method, escape};
-use daemon::objects::bodies::{Disk, Limits};
+use daemon::objects::bodies::{Disk, DiskStatus, Limits};
 use serde_json::json;
 
 use super::arguments::{Ask, DiskAction, DiskCommand};
@@ -20,7 +20,9 @@ pub fn run(command: DiskCommand) -> Outcome {
         }
         DiskAction::Show { disk } => {
             let disk: Disk = ask.whom.client()?.get(&path(&disk))?;
-            ask.print(&[disk], table)
+            ask.print(&[disk], |disks| {
+                disks.first().map_or_else(|| table(&[]), details)
+            })
         }
         DiskAction::Add { disk } => add(ask, disk),
         DiskAction::Resize {
@@ -124,7 +126,7 @@ fn add(ask: &Ask, flag: String) -> Outcome {
 
 fn table(disks: &[Disk]) -> Table {
     let head = Table::new(&[
-        "NAME", "BACKEND", "SIZE", "BLOCK", "RO", "LIMITS", "SERIAL", "USED BY",
+        "NAME", "BACKEND", "STATE", "SIZE", "BLOCK", "RO", "LIMITS", "SERIAL", "USED BY",
     ]);
     disks.iter().fold(head, |table, disk| {
         let status = disk.status.as_ref();
@@ -134,6 +136,7 @@ fn table(disks: &[Disk]) -> Table {
                 Some(path) => format!("{}:{path}", disk.backend),
                 None => disk.backend.clone(),
             },
+            status.map_or_else(String::new, |status| status.state.clone()),
             size_text(status.map_or(disk.size.unwrap_or(0), |status| status.size)),
             status.map_or_else(String::new, |status| status.block_size.to_string()),
             yes(disk.read_only),
@@ -142,6 +145,42 @@ fn table(disks: &[Disk]) -> Table {
             status.map_or_else(String::new, |status| status.used_by.join(" ")),
         ])
     })
+}
+
+/// One disk, a line for each property.
+fn details(disk: &Disk) -> Table {
+    let mut lines = vec![("name", disk.name.clone())];
+    if let Some(status) = &disk.status {
+        lines.push(("state", state_text(status)));
+        lines.push(("stack", status.stack.join(" > ")));
+    }
+    if let Some(path) = &disk.path {
+        lines.push(("path", path.clone()));
+    }
+    if let Some(status) = &disk.status {
+        lines.push(("size", size_text(status.size)));
+        lines.push(("block size", status.block_size.to_string()));
+        lines.push(("serial", status.serial.clone()));
+        lines.push(("used by", status.used_by.join(" ")));
+    }
+    lines.push(("read-only", yes(disk.read_only)));
+    lines.push(("limits", limits_text(disk.iops, disk.bandwidth)));
+    let head = Table::new(&["PROPERTY", "VALUE"]);
+    lines.into_iter().fold(head, |table, (property, value)| {
+        table.row([property.to_owned(), value])
+    })
+}
+
+/// `ready`, or `unavailable: REASON, next try in 4 s`.
+fn state_text(status: &DiskStatus) -> String {
+    let mut text = status.state.clone();
+    if let Some(reason) = &status.reason {
+        text.push_str(&format!(": {reason}"));
+    }
+    if let Some(seconds) = status.next_try_seconds {
+        text.push_str(&format!(", next try in {seconds} s"));
+    }
+    text
 }
 
 /// What may be done in a second; bursts are in `--json`.

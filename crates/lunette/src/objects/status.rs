@@ -20,7 +20,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     if arguments.ask.json {
         let snapshot: Snapshot = client.get("/v1/latency")?;
         print_json(&status)?;
-        return verdict(&worries(&snapshot));
+        return verdict(&worries(&status, &snapshot));
     }
     let exports: Vec<Export> = client.get("/v1/exports")?;
     let sessions: Vec<Session> = client.get("/v1/sessions")?;
@@ -28,7 +28,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     let changes: Changes = client.get("/v1/config/changes")?;
     let snapshot: Snapshot = client.get("/v1/latency")?;
 
-    let worries = worries(&snapshot);
+    let worries = worries(&status, &snapshot);
     let mut text = String::new();
     let mut line = |words: String| {
         text.push_str(&words);
@@ -97,8 +97,12 @@ fn verdict(worries: &[String]) -> Outcome {
 }
 
 /// What somebody should look at.
-fn worries(snapshot: &Snapshot) -> Vec<String> {
+fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
     let mut worries = Vec::new();
+    for disk in status.disks.iter().filter(|disk| disk.state != "ready") {
+        let reason = disk.reason.as_deref().unwrap_or("see lunette disk show");
+        worries.push(format!("disk {} is {}: {reason}", disk.name, disk.state));
+    }
     for queue in &snapshot.queues {
         let counters = &queue.latencies.counters;
         let who = format!("{}/{}", queue.labels.export, queue.labels.queue);

@@ -1,0 +1,256 @@
+//! Disks that are configured but cannot be opened yet: what runs without them, and when they are tried again.
+//!
+//! The owner makes what is wanted, less what needs a disk that waits: the disk itself, virtio-blk exports of it, and its logical
+//! units. A disk that can be opened again comes in by the same path as one that is added at run time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backend::DiskState;
+
+use super::owner::{How, Owner};
+use super::refusal::Fault;
+use crate::config::{Config, DiskConfig};
+use crate::disks::{self, Disks};
+
+/// The first wait; each later one is twice as long, up to the longest.
+const WAIT_FIRST: Duration = Duration::from_secs(1);
+const WAIT_LONGEST: Duration = Duration::from_secs(30);
+
+/// A disk that waits.
+#[derive(Clone, Debug)]
+struct Wait {
+    /// As it was when it was tried: a disk that is configured otherwise is another one.
+    disk: DiskConfig,
+    reason: String,
+    wait: Duration,
+    next_try: Instant,
+}
+
+/// All disks that wait, by name.
+#[derive(Clone, Debug, Default)]
+pub struct WaitingDisks(BTreeMap<String, Wait>);
+
+impl WaitingDisks {
+    /// Is there none?
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A disk could not be opened: for the first time, or once more.
+    pub fn failed(&mut self, disk: &DiskConfig, reason: String, now: Instant) {
+        let before = self.0.get(&disk.name).filter(|known| known.disk == *disk);
+        let wait = before.map_or(WAIT_FIRST, |known| (known.wait * 2).min(WAIT_LONGEST));
+        let waits = Wait {
+            disk: disk.clone(),
+            reason,
+            wait,
+            next_try: now + wait,
+        };
+        self.0.insert(disk.name.clone(), waits);
+    }
+
+    /// Forgets disks that are not wanted any more, or are wanted otherwise.
+    pub fn keep_wanted(&mut self, wanted: &Config) {
+        self.0
+            .retain(|name, known| wanted.disk(name) == Some(&known.disk));
+    }
+
+    /// A disk has been opened.
+    pub fn opened(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
+    /// When a disk is to be tried next.
+    pub fn next_try(&self) -> Option<Instant> {
+        self.0.values().map(|known| known.next_try).min()
+    }
+
+    /// The disks whose time has come.
+    pub fn due(&self, now: Instant) -> Vec<DiskConfig> {
+        let due = self.0.values().filter(|known| known.next_try <= now);
+        due.map(|known| known.disk.clone()).collect()
+    }
+
+    /// The state of a disk, if it waits.
+    pub fn state(&self, name: &str) -> Option<DiskState> {
+        let known = self.0.get(name)?;
+        Some(DiskState::Unavailable {
+            reason: known.reason.clone(),
+            next_try: known.next_try.saturating_duration_since(Instant::now()),
+        })
+    }
+
+    /// What of `wanted` can run.
+    pub fn without(&self, wanted: &Config) -> Config {
+        let mut present = wanted.clone();
+        if self.0.is_empty() {
+            return present;
+        }
+        let is_there = |disk: &str| !self.0.contains_key(disk);
+        present.disks.retain(|disk| is_there(&disk.name));
+        present.vhost_blk.retain(|export| is_there(&export.disk));
+        for controller in &mut present.vhost_scsi {
+            controller.luns.retain(|lun| is_there(&lun.disk));
+        }
+        for target in &mut present.iscsi {
+            target.luns.retain(|lun| is_there(&lun.disk));
+        }
+        present
+    }
+}
+
+impl Owner {
+    /// This is wanted from now on, and runs but for what needs a disk that waits.
+    pub(super) fn set_config(&mut self, wanted: Config) {
+        self.present = self.waiting.without(&wanted);
+        self.config = wanted;
+    }
+
+    /// Opens disks; those that cannot be opened, and are not required, wait.
+    pub(super) fn open_or_wait(&mut self, configs: &[DiskConfig]) -> Disks {
+        let mut opened = Disks::new();
+        for config in configs {
+            match disks::open(config) {
+                Ok(disk) => {
+                    self.waiting.opened(&config.name);
+                    opened.insert(config.name.clone(), Arc::new(disk));
+                }
+                // It is tried once more below, where the start fails by it.
+                Err(_) if config.require => {}
+                Err(error) => {
+                    let disk = &config.name;
+                    let first = self.waiting.state(disk).is_none();
+                    self.waiting
+                        .failed(config, error.to_string(), Instant::now());
+                    if first {
+                        tracing::error!(
+                            disk,
+                            "the disk is unavailable, and what it serves waits for it: {error}"
+                        );
+                    }
+                }
+            }
+        }
+        opened
+    }
+
+    /// When a disk that waits is to be tried again.
+    pub(super) fn next_try(&self) -> Option<Instant> {
+        self.waiting.next_try()
+    }
+
+    /// Tries disks whose time has come; those that can be opened come in, with what they serve.
+    pub(super) fn try_waiting_disks(&mut self) {
+        let due = self.waiting.due(Instant::now());
+        let opened = self.open_or_wait(&due);
+        if opened.is_empty() {
+            return self.publish();
+        }
+        let came: Vec<String> = opened.keys().cloned().collect();
+        let how = How {
+            opened,
+            ..How::default()
+        };
+        match self.become_(self.config.clone(), how) {
+            Ok(_) => {
+                for disk in came {
+                    tracing::info!(disk, "the disk is available");
+                }
+            }
+            Err(refusal) => {
+                // Its exports cannot be opened: it waits on, and they with it.
+                let reasons: Vec<String> = refusal.faults().iter().map(Fault::to_string).collect();
+                let reason = reasons.join("; ");
+                for config in due.iter().filter(|config| came.contains(&config.name)) {
+                    tracing::error!(disk = config.name, "the disk cannot be served: {reason}");
+                    self.waiting.failed(config, reason.clone(), Instant::now());
+                }
+                self.publish();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Flags, Surroundings, parse};
+
+    fn config(text: &str) -> Config {
+        let file = Some(("lunette.toml", text));
+        let surroundings = Surroundings::of_this_process();
+        parse(file, &Flags::default(), &surroundings).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    const TEXT: &str = r#"
+        workers = 1
+        [[disk]]
+        name = "a"
+        backend = "ram"
+        size = "1M"
+        [[disk]]
+        name = "b"
+        backend = "file"
+        path = "/nonexistent/b"
+        [[vhost_blk]]
+        disk = "a"
+        socket = "/tmp/a.sock"
+        [[vhost_blk]]
+        disk = "b"
+        socket = "/tmp/b.sock"
+        [[vhost_scsi]]
+        name = "c"
+        socket = "/tmp/c.sock"
+        lun = [{ target = 0, lun = 0, disk = "a" }, { target = 1, lun = 0, disk = "b" }]
+        [[iscsi]]
+        name = "iqn.2026-11.org.example:t"
+        portals = ["127.0.0.1:3260"]
+        demo_mode = "rw"
+        disks = ["b", "a"]
+    "#;
+
+    #[test]
+    fn what_needs_a_disk_that_waits_is_left_out_and_all_else_stays() {
+        let wanted = config(TEXT);
+        let mut waiting = WaitingDisks::default();
+        assert_eq!(waiting.without(&wanted), wanted);
+        let disk = wanted.disk("b").unwrap();
+        waiting.failed(disk, "is not there".to_owned(), Instant::now());
+        let present = waiting.without(&wanted);
+        let names = |config: &Config| -> Vec<String> {
+            config.disks.iter().map(|disk| disk.name.clone()).collect()
+        };
+        assert_eq!(names(&present), ["a"]);
+        assert_eq!(present.vhost_blk.len(), 1);
+        assert_eq!(present.vhost_scsi[0].luns.len(), 1);
+        // The numbers of the others do not change.
+        let luns = &present.iscsi[0].luns;
+        assert_eq!((luns.len(), luns[0].lun), (1, 1));
+        waiting.opened("b");
+        assert_eq!(waiting.without(&wanted), wanted);
+    }
+
+    #[test]
+    fn waits_double_up_to_half_a_minute_and_begin_anew_for_another_disk() {
+        let wanted = config(TEXT);
+        let mut waiting = WaitingDisks::default();
+        let begun = Instant::now();
+        let mut now = begun;
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            let disk = wanted.disk("b").unwrap();
+            waiting.failed(disk, "is not there".to_owned(), now);
+            assert!(waiting.due(now).is_empty());
+            let next = waiting.next_try().unwrap();
+            waits.push((next - now).as_secs());
+            now = next;
+            assert_eq!(waiting.due(now).len(), 1);
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30, 30]);
+        let other = config(&TEXT.replace("/nonexistent/b", "/nonexistent/c"));
+        waiting.keep_wanted(&other);
+        assert!(waiting.is_empty());
+    }
+}
