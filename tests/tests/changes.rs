@@ -340,7 +340,8 @@ fn start_that_lacks_what_came_at_run_time_says_where_that_is() -> Result<()> {
     let running = daemon.start()?;
     let file = scratch.file("b.raw");
     std::fs::File::create(&file)?.set_len(1 << 20)?;
-    let disk = json!({"backend": "file", "path": file});
+    // One that is not required is waited for.
+    let disk = json!({"backend": "file", "path": file, "require": true});
     client(&running).change(Method::PUT, "/v1/disks/b", Some(&disk))?;
     drop(running);
     std::fs::remove_file(&file)?;

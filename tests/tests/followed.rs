@@ -137,6 +137,11 @@ fn resize_without_a_size_takes_over_that_of_the_file() -> Result<()> {
             ensure!(std::fs::metadata(path)?.len() == size, "it was left alone");
         }
     }
+    // No later change finds anything left to do about it.
+    let mut events = Events::listen(&daemon.control())?;
+    daemon.lunette(&["disk", "limit", "r", "iops=1000"])?;
+    let (event, data) = events.hear()?;
+    ensure!(event == "disk.limited", "{event}: {data}");
     // It holds when the daemon starts again, though b was configured to have another size; a is followed, not configured.
     daemon.kill()?;
     daemon.start_again()?;
