@@ -388,7 +388,7 @@ fn a_second_daemon_is_kept_from_a_file_that_is_written() -> Result<()> {
     let other = Scratch::new()?;
     let file = rig.scratch.file("d.raw");
     let (status, said) = end_to_end::DaemonBuilder::new(&other)
-        .disk(&format!("d=file:{}", file.display()))
+        .disk(&format!("d=file:{},require=on", file.display()))
         .vhost_blk("d")
         .start_refused()?;
     ensure!(
