@@ -21,6 +21,7 @@ fn info(choice: u8) -> DiskInfo {
         anchors: false,
         atomic_writes: None,
         rotational: false,
+        identity: disk::Identity::UNSET,
         serial: String::new(),
         naa: 0,
     }

@@ -152,6 +152,10 @@ impl Engine for Delay {
         Some(&*self.inner)
     }
 
+    fn medium(&self) -> Option<&dyn crate::Medium> {
+        self.inner.medium()
+    }
+
     fn extent(&self, offset: u64) -> Extent {
         self.inner.extent(offset)
     }

@@ -1,14 +1,13 @@
 //! A named disk: an engine and the identity that every export of it shows.
 //!
-//! Serial number and NAA identifier come from the machine, the name and the serial if one is given, so they survive
-//! restarts and do not depend on the engine; an identifier may be given instead. Made by the control plane; shared by
-//! all workers.
+//! Serial number and NAA identifier derive from the identity, which whoever makes the disk keeps with it (see
+//! [`crate::Medium`]); either may be given instead. Made by the control plane; shared by all workers.
 
 use std::io;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use std::time::Duration;
 
-use disk::{DiskInfo, Geometry};
+use disk::{DiskInfo, Geometry, Identity};
 
 use crate::error::{check_naa, check_physical_block_size, check_size};
 use crate::{
@@ -24,9 +23,11 @@ const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
 /// What a disk shows to its clients besides what its engine says.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskOptions<'a> {
-    /// Serial number; `None`: made from the name.
+    /// Which disk it is; `None`: one that nobody has seen before.
+    pub identity: Option<Identity>,
+    /// Serial number; `None`: that of the identity, or the digits of `wwn`.
     pub serial: Option<&'a str>,
-    /// NAA identifier of 64 bits; `None`: made from the machine, the name and the serial.
+    /// NAA identifier of 64 bits; `None`: that of the identity.
     pub wwn: Option<u64>,
     /// Physical block size in bytes; `None`: what the engine says.
     pub physical_block_size: Option<u32>,
@@ -45,10 +46,38 @@ pub struct Shrinking {
     _lease: Lease,
 }
 
+/// What is configured to be shown in the place of what derives from the identity.
+#[derive(Debug)]
+struct Given {
+    serial: Option<String>,
+    wwn: Option<u64>,
+}
+
+impl Given {
+    fn serial(&self, identity: Identity) -> String {
+        match (&self.serial, self.wwn) {
+            (Some(serial), _) => serial.clone(),
+            // Two daemons that show one disk are given its identifier, and shall not differ in the serial number.
+            (None, Some(wwn)) => format!("{wwn:016x}"),
+            (None, None) => identity.serial(),
+        }
+    }
+
+    fn show(&self, identity: Identity, info: DiskInfo) -> DiskInfo {
+        DiskInfo {
+            identity,
+            serial: self.serial(identity),
+            naa: self.wwn.unwrap_or(identity.naa()),
+            ..info
+        }
+    }
+}
+
 /// A named disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
     name: Arc<str>,
+    given: Arc<Given>,
     removable: bool,
     copy_across_targets: bool,
     engine: Arc<dyn Engine>,
@@ -59,7 +88,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Gives an engine a name and an identity, and leaves all else as the engine says.
+    /// Gives an engine a name and a new identity, and leaves all else as the engine says.
     ///
     /// # Errors
     /// When the serial does not fit into 20 printable ASCII characters.
@@ -85,6 +114,7 @@ impl Disk {
         engine: Arc<dyn Engine>,
     ) -> Result<Disk, OpenError> {
         let DiskOptions {
+            identity,
             serial,
             wwn,
             physical_block_size,
@@ -92,34 +122,28 @@ impl Disk {
             copy_across_targets,
         } = options;
         let told = engine.info();
-        let naa = match wwn {
-            Some(wwn) => check_naa(wwn)?,
-            None => naa_of(&[machine(), name, serial.unwrap_or_default()]),
-        };
+        let wwn = wwn.map(check_naa).transpose()?;
         let physical_block_size = match physical_block_size {
             Some(found) => check_physical_block_size(found, told.geometry.block_size())?,
             None => told.physical_block_size,
         };
-        let serial = match serial {
-            Some(given) if is_serial(given) => given.to_owned(),
-            Some(given) => {
-                return Err(OpenError::Serial {
-                    found: given.to_owned(),
-                });
-            }
-            None if is_serial(name) => name.to_owned(),
-            // A long name cut short might be another disk's: its identifier is not.
-            None => format!("lunette-{:012x}", naa & 0xffff_ffff_ffff),
+        if let Some(found) = serial.filter(|serial| !is_serial(serial)) {
+            return Err(OpenError::Serial {
+                found: found.to_owned(),
+            });
+        }
+        let given = Given {
+            serial: serial.map(str::to_owned),
+            wwn,
         };
         let info = DiskInfo {
-            serial,
-            naa,
             physical_block_size,
-            ..told
+            ..given.show(identity.unwrap_or_else(Identity::random), told)
         };
         let throttle = Arc::<Throttle>::default();
         Ok(Disk {
             name: name.into(),
+            given: Arc::new(given),
             removable,
             copy_across_targets,
             engine,
@@ -139,6 +163,12 @@ impl Disk {
     pub fn info(&self) -> Arc<DiskInfo> {
         let info = self.info.read().unwrap_or_else(PoisonError::into_inner);
         info.clone()
+    }
+
+    /// Makes it another disk, as far as its clients can tell. It must have none.
+    pub fn set_identity(&self, identity: Identity) {
+        let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
+        *info = Arc::new(self.given.show(identity, DiskInfo::clone(&info)));
     }
 
     /// Grows or shrinks the disk. The caller tells the doors afterwards. May block until changes that are in flight
@@ -358,25 +388,6 @@ fn is_serial(text: &str) -> bool {
     (1..=SERIAL_BYTES_MAX).contains(&text.len()) && text.bytes().all(|b| matches!(b, b' '..=b'~'))
 }
 
-/// What tells this machine from others, so that two hosts' disks of one name are not taken for two paths to one disk.
-fn machine() -> &'static str {
-    static MACHINE: OnceLock<String> = OnceLock::new();
-    // Without it (a container, say) names alone have to differ.
-    MACHINE.get_or_init(|| std::fs::read_to_string("/etc/machine-id").unwrap_or_default())
-}
-
-/// NAA 3h, locally assigned (SPC-5, 7.8.6.5): 60 bits of the words' FNV-1a hash, stirred.
-fn naa_of(words: &[&str]) -> u64 {
-    let bytes = words.iter().flat_map(|word| word.bytes().chain([0]));
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    // FNV mixes late bytes badly into the low bits; one round of a multiply-shift finaliser mends that.
-    let hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    let hash = hash ^ (hash >> 32);
-    (3 << 60) | (hash & ((1 << 60) - 1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -391,14 +402,47 @@ mod tests {
     }
 
     #[test]
-    fn identity_comes_from_the_name() {
-        let a = disk("d0", None).unwrap();
-        let b = disk("d1", None).unwrap();
-        assert_eq!(a.info().serial, "d0");
-        assert_eq!(a.info().naa >> 60, 3);
+    fn serial_and_naa_come_from_the_identity_and_not_from_the_name() {
+        let (a, b) = (disk("d0", None).unwrap(), disk("d0", None).unwrap());
+        assert_ne!(a.info().identity, b.info().identity);
+        assert_ne!(a.info().serial, b.info().serial);
         assert_ne!(a.info().naa, b.info().naa);
-        // Written down: it must not change from release to release.
-        assert_eq!(naa_of(&["machine", "d0", ""]), 0x302f_055a_5bf3_d30e);
+        let identity = "6f9619ff-8b86-4011-b42d-00c04fc964ff".parse().unwrap();
+        let with = |serial, wwn| {
+            let engine = Null::create(NullOptions {
+                size: 1 << 20,
+                ..NullOptions::default()
+            });
+            let options = DiskOptions {
+                identity: Some(identity),
+                serial,
+                wwn,
+                ..DiskOptions::default()
+            };
+            Disk::with_options("d0", options, Arc::new(engine.unwrap())).unwrap()
+        };
+        let wwn = 0x5000_0000_0000_0001;
+        for (serial, given, shown, naa) in [
+            (None, None, "6f9619ff8b864011b42d", 0x342d_00c0_4fc9_64ff),
+            (Some("S"), None, "S", 0x342d_00c0_4fc9_64ff),
+            (None, Some(wwn), "5000000000000001", wwn),
+            (Some("S"), Some(wwn), "S", wwn),
+        ] {
+            let disk = with(serial, given);
+            let info = disk.info();
+            assert_eq!(
+                (info.identity, info.serial.as_str(), info.naa),
+                (identity, shown, naa)
+            );
+            // What is given stays when the identity is another one; the rest goes with it.
+            disk.resize(2 << 20).unwrap();
+            disk.set_identity(b.info().identity);
+            let info = disk.info();
+            assert_eq!(info.identity, b.info().identity);
+            assert_eq!(info.serial == shown, serial.is_some() || given.is_some());
+            assert_eq!(info.naa == naa, given.is_some());
+            assert_eq!(info.geometry.capacity_bytes(), 2 << 20);
+        }
     }
 
     #[test]
@@ -421,7 +465,6 @@ mod tests {
         assert!(disk("d0", Some("")).is_err());
         let long = disk("a-name-of-more-than-twenty-bytes", None).unwrap();
         assert_eq!(long.info().serial.len(), 20);
-        assert!(long.info().serial.starts_with("lunette-"));
     }
 
     #[test]
@@ -438,6 +481,7 @@ mod tests {
         assert!(!plain.is_removable() && !plain.may_be_copied_across_targets());
         assert_eq!(plain.info().physical_block_size, 4096);
         let all = DiskOptions {
+            identity: None,
             serial: Some("S-1"),
             wwn: Some(0x5000_0000_0000_0001),
             physical_block_size: Some(16384),

@@ -11,6 +11,7 @@ mod durability;
 mod errno;
 mod format;
 mod handle;
+mod medium;
 mod open;
 mod properties;
 
@@ -205,6 +206,10 @@ impl Engine for File {
 
     fn capacity(&self) -> &Arc<Capacity> {
         &self.shared.capacity
+    }
+
+    fn medium(&self) -> Option<&dyn crate::Medium> {
+        Some(&*self.shared)
     }
 
     fn remove_if_created(&self) {

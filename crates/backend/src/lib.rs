@@ -21,6 +21,7 @@ mod error;
 mod faulty;
 mod file;
 mod gate;
+mod medium;
 mod null;
 mod ram;
 mod rbd;
@@ -42,6 +43,7 @@ pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, File, FileOptions, ImageFormat};
 pub use gate::{Gate, Lease, Member, Membership, Passage, Settling};
 pub use librbd::{ClusterConfig, ImageName};
+pub use medium::{IdentityRecord, Medium, Stamp};
 pub use null::{Null, NullOptions};
 pub use ram::{Ram, RamOptions};
 pub use rbd::{Rbd, RbdOptions};
@@ -147,7 +149,7 @@ pub trait Backend {
 
 /// A disk's engine. Shared by all workers.
 pub trait Engine: Send + Sync {
-    /// Shape and abilities; serial and NAA identifier are empty here: [`Disk::info`] fills them in.
+    /// Shape and abilities; who the disk is, is not known here: [`Disk::info`] fills it in.
     fn info(&self) -> DiskInfo;
 
     /// How large it is now: read with every I/O.
@@ -176,6 +178,11 @@ pub trait Engine: Send + Sync {
 
     /// Removes what was made for it when it was opened: there is to be no such disk after all, and it was never used.
     fn remove_if_created(&self) {}
+
+    /// What its content lies in, which its identity is kept with; `None`: content and identity end with the process.
+    fn medium(&self) -> Option<&dyn Medium> {
+        None
+    }
 
     /// Its name in configuration and metrics: `ram`, `file`, ...
     fn kind(&self) -> &'static str;

@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use disk::{Capacity, DiskInfo, Geometry, IoRequest};
+use disk::{Capacity, DiskInfo, Geometry, Identity, IoRequest};
 use guest_memory::IoBuffer;
 use ring::{Completion, Ring};
 
@@ -65,6 +65,7 @@ impl Null {
                 // Nothing is kept, and so nothing whole.
                 atomic_writes: None,
                 rotational: false,
+                identity: Identity::UNSET,
                 serial: String::new(),
                 naa: 0,
             },

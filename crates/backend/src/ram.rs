@@ -10,8 +10,8 @@ use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use disk::{
-    AtomicWrites, Capacity, DiskInfo, Geometry, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome,
-    IoRequest,
+    AtomicWrites, Capacity, DiskInfo, Geometry, Identity, IoError, IoErrorKind, IoFlags, IoKind,
+    IoOutcome, IoRequest,
 };
 use guest_memory::{IoBuffer, Mapping, MappingView};
 use ring::{Completion, Owner, Ring};
@@ -147,6 +147,7 @@ impl Ram {
                     unit: block_size,
                 }),
                 rotational: false,
+                identity: Identity::UNSET,
                 serial: String::new(),
                 naa: 0,
             },

@@ -8,7 +8,11 @@ use backend::{
     Ram, RamOptions, RateLimits, Rbd, RbdOptions,
 };
 
+use disk::Identity;
+use scsi::Store;
+
 use crate::config::{Around, BackendConfig, CacheMode, Config, DiskConfig, LimitsConfig};
+use crate::identities::{self, Claim, Identities};
 
 /// The block size of a disk that has no other reason for one.
 const BLOCK_SIZE_DEFAULT: u32 = 512;
@@ -16,21 +20,71 @@ const BLOCK_SIZE_DEFAULT: u32 = 512;
 /// Disks by name.
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 
-/// Opens all disks. Every one that cannot be opened adds a reason.
+/// Disks that are being opened.
+#[derive(Default)]
+pub(crate) struct Opening {
+    opened: Vec<(Arc<Disk>, Claim)>,
+    /// Those that cannot be opened, by name, with the reason.
+    pub failed: Vec<(String, String)>,
+}
+
+impl Opening {
+    /// Those that are open.
+    pub fn disks(&self) -> Disks {
+        let disks = self.opened.iter();
+        disks
+            .map(|(disk, _)| (disk.name().to_owned(), disk.clone()))
+            .collect()
+    }
+
+    /// The reasons why others are not.
+    pub fn reasons(&self) -> Vec<String> {
+        let failed = self.failed.iter();
+        failed
+            .map(|(name, reason)| format!("disk {name}: {reason}"))
+            .collect()
+    }
+
+    /// Persists the identities of those that are open.
+    pub fn persist(&self, store: &dyn Store) {
+        identities::persist(&self.opened, store);
+    }
+}
+
+/// Opens disks, beside those that are known.
 pub(crate) fn open_all<'a>(
     configs: impl IntoIterator<Item = &'a DiskConfig>,
-    reasons: &mut Vec<String>,
-) -> Disks {
-    let mut disks = Disks::new();
+    known: &Disks,
+    identities: &Identities,
+    store: &dyn Store,
+) -> Opening {
+    let mut opening = Opening::default();
+    let (mut engines, mut claims) = (Vec::new(), Vec::new());
     for config in configs {
-        match open(config) {
-            Ok(disk) => {
-                disks.insert(config.name.clone(), Arc::new(disk));
+        match engine_of(config) {
+            Ok(engine) => {
+                claims.push((config, identities.claim(config, &*engine, store)));
+                engines.push(engine);
             }
-            Err(error) => reasons.push(format!("disk {}: {error}", config.name)),
+            Err(error) => opening
+                .failed
+                .push((config.name.clone(), error.to_string())),
         }
     }
-    disks
+    identities::settle(&mut claims, known, &mut opening.failed);
+    for (engine, (config, claim)) in engines.into_iter().zip(claims) {
+        if opening.failed.iter().any(|(name, _)| *name == config.name) {
+            engine.remove_if_created();
+            continue;
+        }
+        match open(config, claim.identity, engine) {
+            Ok(disk) => opening.opened.push((Arc::new(disk), claim)),
+            Err(error) => opening
+                .failed
+                .push((config.name.clone(), error.to_string())),
+        }
+    }
+    opening
 }
 
 /// What is no mistake, and may not be meant: images of other formats, which are served byte by byte, and files that are not there
@@ -55,10 +109,13 @@ pub fn warnings(config: &Config) -> Vec<String> {
     warnings.collect()
 }
 
-/// Opens a disk.
-pub(crate) fn open(config: &DiskConfig) -> Result<Disk, OpenError> {
-    let engine = engine_of(config)?;
+fn open(
+    config: &DiskConfig,
+    identity: Identity,
+    engine: Arc<dyn Engine>,
+) -> Result<Disk, OpenError> {
     let options = DiskOptions {
+        identity: Some(identity),
         serial: config.serial.as_deref(),
         wwn: config.shown.wwn,
         physical_block_size: config.shown.physical_block_size,
@@ -130,6 +187,8 @@ pub(crate) fn limits(config: &LimitsConfig) -> RateLimits {
 
 #[cfg(test)]
 mod tests {
+    use scsi::MemoryStore;
+
     use super::*;
     use crate::config::{Flags, Surroundings, parse};
 
@@ -140,9 +199,10 @@ mod tests {
         };
         let config = parse(None, &flags, &Surroundings::of_this_process());
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
-        let mut reasons = Vec::new();
-        let disks = open_all(&config.disks, &mut reasons);
-        (disks, reasons)
+        let (known, store) = (Disks::new(), MemoryStore::default());
+        let identities = Identities::default();
+        let opening = open_all(&config.disks, &known, &identities, &store);
+        (opening.disks(), opening.reasons())
     }
 
     #[test]

@@ -74,7 +74,7 @@ fn store(config: &Config) -> Box<dyn Store> {
         Some(folder) => Box::new(FolderStore::new(folder)),
         None => {
             tracing::warn!(
-                "no state folder: reservations do not survive a restart (mend: --state DIR)"
+                "no state folder: reservations, and identities that no file holds, do not survive a restart (mend: --state DIR)"
             );
             Box::new(MemoryStore::default())
         }
@@ -254,7 +254,7 @@ fn blk_device(
         .get(&config.disk)
         .ok_or_else(|| missing(&config.disk))?;
     // A guest that has turned write-back off sends no flushes from then on, whatever happens to the daemon.
-    let key = format!("virtio-blk {} {}", config.name, disk.info().serial);
+    let key = format!("virtio-blk {} {}", config.name, disk.info().identity);
     let writethrough = b"writethrough".as_slice();
     let kept = units.store().load(&key);
     let keep = {

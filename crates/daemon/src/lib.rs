@@ -9,6 +9,7 @@ pub mod config;
 pub mod control;
 mod disks;
 mod exports;
+mod identities;
 mod limits;
 mod logs;
 pub mod metrics;

@@ -176,6 +176,11 @@ impl scsi::Store for FolderStore {
             tracing::error!(path = %path.display(), "cannot save state: {error}");
         })
     }
+
+    fn remove(&self, key: &str) {
+        // It says nothing of any disk that there is.
+        fs::remove_file(self.path(key)).ok();
+    }
 }
 
 #[cfg(test)]

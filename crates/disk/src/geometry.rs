@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::Identity;
+
 /// A logical block address: counts the disk's own logical blocks (SBC-4, 3.1.59).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lba(pub u64);
@@ -194,10 +196,24 @@ pub struct DiskInfo {
     pub atomic_writes: Option<AtomicWrites>,
     /// Spins: seeks cost more than transfers.
     pub rotational: bool,
-    /// What `GET_ID` and the unit serial number page say; at most 20 bytes of ASCII.
+    /// Which disk it is, whatever its name: state that survives a restart is kept under it.
+    pub identity: Identity,
+    /// What `GET_ID` and the unit serial number page say; at most 20 bytes of ASCII. Need not be unique.
     pub serial: String,
-    /// NAA locally assigned identifier (SPC-5, 7.8.6.5): same value for every export of the disk.
+    /// NAA identifier of 64 bits (SPC-5, 7.7.6.6): same value for every export of the disk.
     pub naa: u64,
+}
+
+impl DiskInfo {
+    /// What a T10 vendor ID designator says after the vendor: tells the disk from all others, as the NAA identifier does. Where
+    /// the configuration gives an identifier, both say that one, so that two daemons can show one disk.
+    pub fn vendor_specific_identifier(&self) -> String {
+        if self.naa == self.identity.naa() {
+            self.identity.digits()
+        } else {
+            format!("{:016x}", self.naa)
+        }
+    }
 }
 
 #[cfg(test)]

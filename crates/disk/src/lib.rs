@@ -10,10 +10,12 @@ mod capacity;
 mod error;
 mod extent;
 mod geometry;
+mod identity;
 mod request;
 
 pub use capacity::Capacity;
 pub use error::{IoError, IoErrorKind, IoOutcome};
 pub use extent::{Allocation, Extent};
 pub use geometry::{AtomicWrites, Blocks, DiskInfo, Geometry, Lba, RangeError};
+pub use identity::{Identity, NoIdentity};
 pub use request::{IoFlags, IoKind, IoRequest};

@@ -104,6 +104,13 @@ impl GuestBuilder {
         )
     }
 
+    /// dm-multipath, `multipath` and `dmsetup`: see [`Guest::multipath_maps`].
+    #[must_use]
+    pub fn multipath(mut self) -> Self {
+        self.equipment = Equipment::Multipath;
+        self
+    }
+
     /// Linux's iSCSI initiator, and a network in which the host is 10.0.2.2: see [`Guest::start_initiator`].
     #[must_use]
     pub fn initiator(mut self) -> Self {

@@ -4,7 +4,10 @@
 
 use crate::build::guest_program;
 use crate::cpio::Archive;
-use crate::places::{Kernel, guest_directory, initiator_libraries, initiator_tool, tool};
+use crate::multipath::MULTIPATH_CONF;
+use crate::places::{
+    Kernel, guest_directory, initiator_tool, multipath_file, tool, unpacked_libraries,
+};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,11 +22,15 @@ pub enum Equipment {
     Usual,
     /// A network card's module and open-iscsi beside it, which would make every guest's boot longer.
     Initiator,
+    /// dm-multipath and its tools.
+    Multipath,
 }
 
 /// Loaded in the order in which `modules.dep` wants them.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "sd_mod", "virtio_scsi", "sg"];
 const INITIATOR_MODULES: [&str; 3] = ["virtio_net", "iscsi_tcp", "libcrc32c"];
+
+const MULTIPATH_MODULES: [&str; 2] = ["dm-multipath", "dm-service-time"];
 
 /// Taken from the host, with their libraries. Scripts call them by their path, `/tools/NAME`: busybox prefers its own
 /// programs to others of the same name, whatever the PATH says.
@@ -57,6 +64,9 @@ const TOOLS: [&str; 26] = [
 ];
 /// Unpacked by `scripts/setup`, for on a host they would start services.
 const INITIATOR_TOOLS: [&str; 2] = ["iscsid", "iscsiadm"];
+const MULTIPATH_TOOLS: [&str; 2] = ["multipath", "dmsetup"];
+/// What `multipath` loads while it runs.
+const MULTIPATH_PLUGINS: [&str; 2] = ["libchecktur.so", "libprioconst.so"];
 
 /// Defaults throughout; nodes are changed one by one.
 const ISCSID_CONF: &str = "node.startup = manual\n";
@@ -100,7 +110,7 @@ pub fn command_line() -> String {
 pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
     let files = ingredients(kernel, equipment)?;
     let mut hasher = DefaultHasher::new();
-    (INIT, ISCSID_CONF, PASSWD, INITIATOR_NAME).hash(&mut hasher);
+    (INIT, ISCSID_CONF, PASSWD, INITIATOR_NAME, MULTIPATH_CONF).hash(&mut hasher);
     for (inside, outside) in &files {
         let metadata = std::fs::metadata(outside)
             .with_context(|| format!("cannot look at {}", outside.display()))?;
@@ -116,6 +126,7 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
     let kind = match equipment {
         Equipment::Usual => "initramfs",
         Equipment::Initiator => "initiator",
+        Equipment::Multipath => "multipath",
     };
     let path = directory.join(format!("{kind}-{:016x}.cpio", hasher.finish()));
     if path.exists() {
@@ -153,6 +164,10 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     if initiator {
         modules.extend(INITIATOR_MODULES);
     }
+    let multipath = equipment == Equipment::Multipath;
+    if multipath {
+        modules.extend(MULTIPATH_MODULES);
+    }
     let mut files: Vec<_> = module_order(kernel, &modules)?
         .into_iter()
         .map(|module| (format!("modules/{}", base_name(&module)), module))
@@ -169,6 +184,16 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
         }
     }
     let mut libraries = BTreeSet::new();
+    if multipath {
+        for name in MULTIPATH_TOOLS {
+            tools.push((name, multipath_file(name)?));
+        }
+        for name in MULTIPATH_PLUGINS {
+            let plugin = multipath_file(name)?;
+            libraries.extend(needed_libraries(&plugin)?);
+            files.push((format!("lib/multipath/{name}"), plugin));
+        }
+    }
     for (name, path) in tools {
         libraries.extend(needed_libraries(&path)?);
         files.push((format!("tools/{name}"), path));
@@ -191,6 +216,7 @@ fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
         "bin",
         "tools",
         "lib",
+        "lib/multipath",
         "lib64",
         "modules",
         "proc",
@@ -221,6 +247,7 @@ fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
     // mke2fs warns without it; e2fsck looks for mounts there.
     archive.symlink("etc/mtab", "/proc/mounts");
     archive.file("etc/iscsi/iscsid.conf", ISCSID_CONF.as_bytes());
+    archive.file("etc/multipath.conf", MULTIPATH_CONF.as_bytes());
     let name = format!("InitiatorName={INITIATOR_NAME}\n");
     archive.file("etc/iscsi/initiatorname.iscsi", name.as_bytes());
     // iscsid looks up who speaks to it.
@@ -259,7 +286,7 @@ fn module_order(kernel: &Kernel, modules: &[&str]) -> Result<Vec<PathBuf>> {
 fn needed_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd")
         .arg(program)
-        .env("LD_LIBRARY_PATH", initiator_libraries())
+        .env("LD_LIBRARY_PATH", unpacked_libraries())
         .output()
         .context("cannot run ldd")?;
     let text = String::from_utf8_lossy(&output.stdout);

@@ -60,9 +60,27 @@ pub fn initiator_tool(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no {name} in {}\nmend: scripts/setup test", root.display()))
 }
 
-/// Where its libraries lie.
-pub fn initiator_libraries() -> PathBuf {
-    guest_directory().join("initiator/usr/lib/x86_64-linux-gnu")
+/// A file of multipath-tools or of the libraries that it needs, as `scripts/setup` leaves it.
+pub fn multipath_file(name: &str) -> Result<PathBuf> {
+    let root = guest_directory().join("multipath");
+    let found = ["usr/sbin", "sbin", "usr/lib/multipath", "lib/multipath"]
+        .map(|place| root.join(place).join(name))
+        .into_iter()
+        .find(|path| path.is_file());
+    found.with_context(|| format!("no {name} in {}\nmend: scripts/setup test", root.display()))
+}
+
+/// Where the libraries of both lie, as the loader's search path.
+pub fn unpacked_libraries() -> String {
+    let places = [
+        "initiator/usr/lib/x86_64-linux-gnu",
+        "multipath/usr/lib/x86_64-linux-gnu",
+        "multipath/lib/x86_64-linux-gnu",
+        "multipath/usr/lib",
+        "multipath/lib",
+    ];
+    let places = places.map(|place| guest_directory().join(place).display().to_string());
+    places.join(":")
 }
 
 /// UEFI firmware for a guest.

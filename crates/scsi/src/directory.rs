@@ -16,6 +16,10 @@ pub trait Store: Send + Sync {
     fn load(&self, key: &str) -> Option<Vec<u8>>;
     /// Replaces what is under this key. Durable when it returns; may block, for it is called rarely.
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()>;
+    /// Removes what is under this key, which nobody loads any more. What cannot be removed stays.
+    fn remove(&self, key: &str) {
+        let _ = key;
+    }
 }
 
 /// A store that lasts as long as the process: for tests, and where no state directory is configured.
@@ -30,6 +34,10 @@ impl Store for MemoryStore {
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
         lock(&self.0).insert(key.to_owned(), bytes.to_vec());
         Ok(())
+    }
+
+    fn remove(&self, key: &str) {
+        lock(&self.0).remove(key);
     }
 }
 

@@ -78,17 +78,24 @@ pub(crate) struct UnitState {
     pub copies: CopyResults,
 }
 
-/// Keys of the store.
+/// Keys of the store: a disk of the same name that is another one finds nothing there.
 fn reservations_key(info: &DiskInfo) -> String {
-    format!("reservations-{:016x}", info.naa)
+    format!("reservations-{}", info.identity)
 }
 
 fn modes_key(info: &DiskInfo) -> String {
-    format!("mode-pages-{:016x}", info.naa)
+    format!("mode-pages-{}", info.identity)
 }
 
 fn sanitize_key(info: &DiskInfo) -> String {
-    format!("sanitize-{:016x}", info.naa)
+    format!("sanitize-{}", info.identity)
+}
+
+/// Removes what was saved of a disk that is gone for good.
+pub fn forget(store: &dyn Store, info: &DiskInfo) {
+    for key in [reservations_key(info), modes_key(info), sanitize_key(info)] {
+        store.remove(&key);
+    }
 }
 
 impl UnitState {

@@ -59,14 +59,41 @@ fn device_identification_has_naa_t10_ports_and_names() {
     let mut bed = Bed::new(512, 2048);
     let page = bed.run(0, &[0x12, 1, 0x83, 0, 255, 0], &[], 255).data;
     assert_eq!(page[4..16], [0x01, 0x03, 0, 8, 0x30, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(page[16..20], [0x02, 0x01, 0, 16]);
-    assert_eq!(&page[20..36], b"LUNETTE serial-0");
+    assert_eq!(page[16..20], [0x02, 0x01, 0, 40]);
+    assert_eq!(&page[20..60], b"LUNETTE 00000000000040008000000000000000");
     // protocol identifier 5: iSCSI
-    assert_eq!(page[36..44], [0x51, 0x94, 0, 4, 0, 0, 0, 1]);
-    assert_eq!(page[44..52], [0x51, 0x95, 0, 4, 0, 0, 0, 1]);
-    assert_eq!(page[52..56], [0x53, 0x98, 0, 36]);
-    assert_eq!(&page[56..92], b"iqn.2026-11.org.example:t0,t,0x0001\0");
-    assert_eq!(page[92..96], [0x53, 0xa8, 0, 28]);
+    assert_eq!(page[60..68], [0x51, 0x94, 0, 4, 0, 0, 0, 1]);
+    assert_eq!(page[68..76], [0x51, 0x95, 0, 4, 0, 0, 0, 1]);
+    assert_eq!(page[76..80], [0x53, 0x98, 0, 36]);
+    assert_eq!(&page[80..116], b"iqn.2026-11.org.example:t0,t,0x0001\0");
+    assert_eq!(page[116..120], [0x53, 0xa8, 0, 28]);
+}
+
+/// Disks of one serial number, as a template for many hosts gives them, stay apart; those of one `wwn` are one disk.
+#[test]
+fn both_designators_of_a_unit_are_the_identitys_or_the_wwns_and_never_the_serials() {
+    let designators = |identity: u128, naa: Option<u64>| {
+        let disk = DiskInfo {
+            identity: disk::Identity::from_random_bits(identity),
+            serial: "same".to_owned(),
+            ..info(512, 2048, 0)
+        };
+        let naa = naa.unwrap_or(disk.identity.naa());
+        let mut bed = Bed::with(DiskInfo { naa, ..disk }, false);
+        let serial = bed.run(0, &[0x12, 1, 0x80, 0, 255, 0], &[], 255).data;
+        assert_eq!(&serial[4..], b"same");
+        let page = bed.run(0, &[0x12, 1, 0x83, 0, 255, 0], &[], 255).data;
+        let length = usize::from(page[19]);
+        assert_eq!(page[16..19], [0x02, 0x01, 0]);
+        (page[8..16].to_vec(), page[20..20 + length].to_vec())
+    };
+    let (one, other) = (designators(1, None), designators(2, None));
+    assert_ne!(one.0, other.0);
+    assert_ne!(one.1, other.1);
+    let given = Some(0x3a5b_0000_0000_0001);
+    let shared = designators(1, given);
+    assert_eq!(shared, designators(2, given));
+    assert_eq!(shared.1, b"LUNETTE 3a5b000000000001");
 }
 
 #[test]

@@ -260,6 +260,7 @@ mod tests {
                     anchors: false,
                     atomic_writes: None,
                     rotational: false,
+                    identity: disk::Identity::from_random_bits(number.into()),
                     serial: String::new(),
                     naa: number,
                 };

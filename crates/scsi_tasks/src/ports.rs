@@ -123,6 +123,10 @@ impl Store for WithPorts {
         self.inner.load(key)
     }
 
+    fn remove(&self, key: &str) {
+        self.inner.remove(key);
+    }
+
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
         {
             let mut numbers = self.ports.lock();

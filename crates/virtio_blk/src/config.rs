@@ -109,6 +109,7 @@ mod tests {
             anchors: false,
             atomic_writes: None,
             rotational: false,
+            identity: disk::Identity::UNSET,
             serial: "d0".into(),
             naa: 0x3000_0000_0000_0001,
         }

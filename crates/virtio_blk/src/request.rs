@@ -234,6 +234,7 @@ mod tests {
             anchors: false,
             atomic_writes: None,
             rotational: false,
+            identity: disk::Identity::UNSET,
             serial: String::new(),
             naa: 0,
         }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use disk::{Capacity, DiskInfo, Geometry};
+use disk::{Capacity, DiskInfo, Geometry, Identity};
 use ring::file_lock::{self, Conflict};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -389,6 +389,7 @@ fn describe(
             false => None,
         },
         rotational: queue.rotational,
+        identity: Identity::UNSET,
         serial: String::new(),
         naa: 0,
     }

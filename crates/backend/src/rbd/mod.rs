@@ -81,6 +81,7 @@ impl Rbd {
             anchors: false,
             atomic_writes: None,
             rotational: false,
+            identity: disk::Identity::UNSET,
             serial: String::new(),
             naa: 0,
         };

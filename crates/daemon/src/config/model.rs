@@ -337,7 +337,7 @@ pub struct DiskConfig {
     pub read_only: bool,
     /// The daemon does not start without it.
     pub require: bool,
-    /// What clients see as serial number; `None`: made from the name.
+    /// What clients see as serial number; `None`: from the disk's identity.
     pub serial: Option<String>,
     /// What else its clients see.
     pub shown: ShownConfig,
@@ -361,7 +361,7 @@ pub struct LimitsConfig {
 /// What clients see of a disk beyond its size, its blocks and its serial number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShownConfig {
-    /// NAA identifier; `None`: made from the machine, the name and the serial.
+    /// NAA identifier; `None`: from the disk's identity.
     pub wwn: Option<u64>,
     /// Physical block size in bytes; `None`: what the back end says.
     pub physical_block_size: Option<u32>,

@@ -166,6 +166,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(disks::show, disks::put, disks::remove))
         .routes(routes!(disks::resize))
         .routes(routes!(disks::limit))
+        .routes(routes!(disks::renew_identity))
         .routes(routes!(exports::list))
         .routes(routes!(exports::show, exports::put, exports::remove))
         .routes(routes!(luns::list, luns::replace))

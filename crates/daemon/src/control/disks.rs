@@ -108,6 +108,23 @@ pub(super) async fn limit(
     one(api.overview()?, &name).map(Json)
 }
 
+/// Give a disk that nothing shows a new identity: its clients find another disk, without the state of the one before.
+#[utoipa::path(post, path = "/v1/disks/{disk}/identity", params(("disk" = String, Path, description = "Its name")),
+    responses(
+    (status = 200, description = "The disk with its new identity", body = Disk),
+    Names, Alters,
+))]
+pub(super) async fn renew_identity(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Result<Json<Disk>, Problem> {
+    let renewed = name.clone();
+    api.manager
+        .ask(move |owner| owner.renew_identity(&renewed))
+        .await?;
+    one(api.overview()?, &name).map(Json)
+}
+
 /// A disk is not there.
 #[utoipa::path(delete, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Its name"), Force),
     responses(

@@ -104,8 +104,13 @@ pub struct DiskStatus {
     pub size: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
+    /// A UUID, which stays with the disk whatever its name; serial number and `wwn` derive from it unless they are configured.
+    /// Empty while the disk is unavailable, as may be these two.
+    pub identity: String,
     /// What clients see as serial number.
     pub serial: String,
+    /// What SCSI initiators see as NAA identifier, in 16 hexadecimal digits.
+    pub wwn: String,
     /// What shows it: exports, and logical units as `EXPORT/TARGET:LUN`.
     pub used_by: Vec<String>,
     /// `ready`, `opening` or `unavailable`.
@@ -150,6 +155,14 @@ impl DiskStatus {
             block_size: match geometry {
                 Some(geometry) => geometry.block_size(),
                 None => config.block_size.unwrap_or(512),
+            },
+            identity: match &info {
+                Some(info) => info.identity.to_string(),
+                None => String::new(),
+            },
+            wwn: match info.as_ref().map(|info| info.naa).or(config.shown.wwn) {
+                Some(naa) => format!("{naa:016x}"),
+                None => String::new(),
             },
             serial: match info {
                 Some(info) => info.serial.clone(),

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use utoipa::ToSchema;
 
+use super::owner::Owner;
+use super::plan::{Limit, Plan, Resize};
+
 /// Events that a listener may be behind before it misses some.
 const BACKLOG: usize = 4096;
 
@@ -137,6 +140,42 @@ impl Event {
             size: None,
             session: None,
             initiator: None,
+        }
+    }
+}
+
+impl Owner {
+    /// Tells what a change has done.
+    pub(super) fn tell(&mut self, plan: &Plan) {
+        for (export, luns) in &plan.remove_luns {
+            for lun in luns {
+                self.teller.tell_lun("lun.removed", export, lun);
+            }
+        }
+        let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
+        let gone = plan.remove_exports.iter().map(String::as_str);
+        for name in gone.chain(replaced) {
+            self.teller.tell("export.removed", name);
+        }
+        for name in &plan.remove_disks {
+            self.teller.tell("disk.removed", name);
+        }
+        for disk in &plan.add_disks {
+            self.teller.tell("disk.added", &disk.name);
+        }
+        for Resize { disk, size } in &plan.resize {
+            self.teller.tell_size(disk, *size);
+        }
+        for Limit { disk, .. } in &plan.limit {
+            self.teller.tell("disk.limited", disk);
+        }
+        for export in plan.add_exports.iter().chain(&plan.replace_exports) {
+            self.teller.tell("export.added", export.as_ref().name());
+        }
+        for (export, luns) in &plan.add_luns {
+            for lun in luns {
+                self.teller.tell_lun("lun.added", export, lun);
+            }
         }
     }
 }

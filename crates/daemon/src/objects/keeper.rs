@@ -59,6 +59,11 @@ impl Keeper {
         }
     }
 
+    /// The folder, which this daemon has for itself.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// What was changed before.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ pub mod bodies;
 mod changes;
 mod events;
 mod followed;
+mod identity;
 mod keeper;
 mod overlay;
 mod owner;

@@ -28,6 +28,7 @@ use super::waiting::WaitingDisks;
 use crate::config::{BackendConfig, Config, ExportConfig, ExportRef, LunConfig};
 use crate::disks::{self, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
+use crate::identities::Identities;
 use crate::running::Inherited;
 
 /// How long a removal waits for requests that are in flight before it aborts them.
@@ -87,6 +88,7 @@ pub struct Owner {
     pub(super) servers: Arc<Servers>,
     live: Arc<RwLock<Live>>,
     keeper: Option<Keeper>,
+    pub(super) identities: Identities,
     /// Listening sockets that were handed over, by the path that they listen at: whoever did keeps them there, so that nobody
     /// could listen anew.
     handed: HashMap<PathBuf, OwnedFd>,
@@ -120,6 +122,7 @@ impl Owner {
             scsi: HashMap::new(),
             servers,
             live: Arc::new(RwLock::new(live)),
+            identities: Identities::load(keeper.as_ref().map(Keeper::folder)),
             keeper,
             handed: HashMap::new(),
             teller,
@@ -324,11 +327,21 @@ impl Owner {
             first,
             mut opened,
         } = how;
-        let mut reasons = Vec::new();
+        let store = self.servers.units.store();
+        let mut known = self.disks.clone();
+        known.extend(
+            opened
+                .iter()
+                .map(|(name, disk)| (name.clone(), disk.clone())),
+        );
         let unopened = plan.add_disks.iter();
         let unopened = unopened.filter(|disk| !opened.contains_key(&disk.name));
-        let unopened = disks::open_all(unopened, &mut reasons);
-        opened.extend(unopened);
+        let opening = disks::open_all(unopened, &known, &self.identities, store);
+        let reasons = opening.reasons();
+        if reasons.is_empty() {
+            opening.persist(store);
+        }
+        opened.extend(opening.disks());
         let made_for_nothing = || {
             opened
                 .values()
@@ -377,6 +390,7 @@ impl Owner {
                 disk.set_limits(disks::limits(limits));
             }
         }
+        self.identities.keep_volatile(next, &self.disks);
         if !first {
             self.tell(plan);
         }
@@ -633,10 +647,14 @@ impl Owner {
     fn forget_disk(&mut self, name: &str) {
         if let Some(disk) = self.disks.remove(name) {
             self.let_go(&disk);
+            if disk.engine().medium().is_none() {
+                // Nobody sees a disk of this identity ever again.
+                scsi::forget(self.servers.units.store(), &disk.info());
+            }
         }
     }
 
-    fn let_go(&self, disk: &Arc<Disk>) {
+    pub(super) fn let_go(&self, disk: &Arc<Disk>) {
         self.servers.units.remove(disk);
         for worker in self.servers.pool.workers() {
             let disk = disk.clone();
@@ -694,39 +712,6 @@ impl Owner {
         };
         *self.live.write().unwrap_or_else(PoisonError::into_inner) = live;
     }
-
-    fn tell(&mut self, plan: &Plan) {
-        for (export, luns) in &plan.remove_luns {
-            for lun in luns {
-                self.teller.tell_lun("lun.removed", export, lun);
-            }
-        }
-        let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
-        let gone = plan.remove_exports.iter().map(String::as_str);
-        for name in gone.chain(replaced) {
-            self.teller.tell("export.removed", name);
-        }
-        for name in &plan.remove_disks {
-            self.teller.tell("disk.removed", name);
-        }
-        for disk in &plan.add_disks {
-            self.teller.tell("disk.added", &disk.name);
-        }
-        for Resize { disk, size } in &plan.resize {
-            self.teller.tell_size(disk, *size);
-        }
-        for Limit { disk, .. } in &plan.limit {
-            self.teller.tell("disk.limited", disk);
-        }
-        for export in plan.add_exports.iter().chain(&plan.replace_exports) {
-            self.teller.tell("export.added", export.as_ref().name());
-        }
-        for (export, luns) in &plan.add_luns {
-            for lun in luns {
-                self.teller.tell_lun("lun.added", export, lun);
-            }
-        }
-    }
 }
 
 /// What was done and can be taken back.
@@ -743,7 +728,7 @@ struct Undo {
     shrinking: Vec<(Arc<Disk>, Shrinking)>,
 }
 
-fn refused(reasons: Vec<String>) -> Refusal {
+pub(super) fn refused(reasons: Vec<String>) -> Refusal {
     Refusal::Failed(reasons.into_iter().map(Fault::new).collect())
 }
 

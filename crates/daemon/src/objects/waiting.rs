@@ -4,7 +4,6 @@
 //! units. A disk that can be opened again comes in by the same path as one that is added at run time.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backend::DiskState;
@@ -110,28 +109,27 @@ impl Owner {
 
     /// Opens disks; those that cannot be opened, and are not required, wait.
     pub(super) fn open_or_wait(&mut self, configs: &[DiskConfig]) -> Disks {
-        let mut opened = Disks::new();
-        for config in configs {
-            match disks::open(config) {
-                Ok(disk) => {
-                    self.waiting.opened(&config.name);
-                    opened.insert(config.name.clone(), Arc::new(disk));
-                }
-                // It is tried once more below, where the start fails by it.
-                Err(_) if config.require => {}
-                Err(error) => {
-                    let disk = &config.name;
-                    let first = self.waiting.state(disk).is_none();
-                    self.waiting
-                        .failed(config, error.to_string(), Instant::now());
-                    if first {
-                        tracing::error!(
-                            disk,
-                            "the disk is unavailable, and what it serves waits for it: {error}"
-                        );
-                    }
-                }
+        let store = self.servers.units.store();
+        let opening = disks::open_all(configs, &self.disks, &self.identities, store);
+        opening.persist(store);
+        for (disk, reason) in &opening.failed {
+            let config = configs.iter().find(|config| config.name == *disk);
+            // One that is required is tried once more below, where the start fails by it.
+            let Some(config) = config.filter(|config| !config.require) else {
+                continue;
+            };
+            let first = self.waiting.state(disk).is_none();
+            self.waiting.failed(config, reason.clone(), Instant::now());
+            if first {
+                tracing::error!(
+                    disk,
+                    "the disk is unavailable, and what it serves waits for it: {reason}"
+                );
             }
+        }
+        let opened = opening.disks();
+        for disk in opened.keys() {
+            self.waiting.opened(disk);
         }
         opened
     }

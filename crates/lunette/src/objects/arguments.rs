@@ -52,6 +52,8 @@ Examples:
     lunette disk resize d1                         as large as its file or block device is by now
     lunette disk limit d1 iops=500,bandwidth=20M   and no others
     lunette disk limit d1 none
+    lunette disk identity d1
+    lunette disk identity d1 --new   a copy of another disk becomes one of its own
     lunette disk remove scratch";
 
 /// What to do with disks.
@@ -87,6 +89,14 @@ pub enum DiskAction {
         /// All its limits: iops, iops_burst, bandwidth, bandwidth_burst; or none
         #[arg(value_name = "KEY=VALUE,...|none")]
         limits: String,
+    },
+    /// Show which disk it is to its clients, or make it another one
+    Identity {
+        /// Its name
+        disk: String,
+        /// Give it a new identity, as a copy of another disk needs; nothing may show it
+        #[arg(long)]
+        new: bool,
     },
     /// Remove a disk
     Remove {

@@ -47,6 +47,15 @@ pub fn run(command: DiskCommand) -> Outcome {
             let path = format!("{}/limits", path(&disk));
             ask.change(Method::PUT, &path, Some(&json!(limits)))
         }
+        DiskAction::Identity { disk, new } => {
+            let client = ask.whom.client()?;
+            let path = path(&disk);
+            if new {
+                client.change(Method::POST, &format!("{path}/identity"), None)?;
+            }
+            let disk: Disk = client.get(&path)?;
+            ask.print(&[disk], identities)
+        }
         DiskAction::Remove {
             disk,
             force: forced,
@@ -181,6 +190,21 @@ fn state_text(status: &DiskStatus) -> String {
         text.push_str(&format!(", next try in {seconds} s"));
     }
     text
+}
+
+fn identities(disks: &[Disk]) -> Table {
+    let head = Table::new(&["NAME", "IDENTITY", "SERIAL", "WWN"]);
+    disks.iter().fold(head, |table, disk| {
+        let status = disk.status.as_ref();
+        let shown =
+            |of: fn(&DiskStatus) -> &String| status.map_or_else(String::new, |s| of(s).clone());
+        table.row([
+            disk.name.clone(),
+            shown(|status| &status.identity),
+            shown(|status| &status.serial),
+            shown(|status| &status.wwn),
+        ])
+    })
 }
 
 /// What may be done in a second; bursts are in `--json`.

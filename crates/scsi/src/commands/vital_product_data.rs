@@ -80,9 +80,10 @@ fn device_identification(info: &DiskInfo, port: &TargetPort) -> Vec<u8> {
     let mut list = Vec::new();
     // NAA, 8 bytes; binary, of the logical unit
     designator(&mut list, 0x01, 0x03, &info.naa.to_be_bytes());
-    // T10 vendor identification; ASCII, of the logical unit
-    let vendor_and_serial = [VENDOR, serial(info).as_bytes()].concat();
-    designator(&mut list, 0x02, 0x01, &vendor_and_serial);
+    // T10 vendor ID based; ASCII, of the logical unit. Linux and sg3_utils prefer it to an NAA identifier that is locally
+    // assigned, so it has to tell disks apart as well as that: never a name, nor a serial number that somebody chose.
+    let unique = info.vendor_specific_identifier();
+    designator(&mut list, 0x02, 0x01, &[VENDOR, unique.as_bytes()].concat());
     list.extend(port_identification(port));
     list
 }

@@ -1,0 +1,215 @@
+//! A file or block device as what a disk's identity is kept with. Tests: `tests/file_identity.rs`.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, XattrFlags, statx};
+use rustix::io::Errno;
+
+use super::Shared;
+use crate::medium::{IdentityRecord, Medium, Stamp, path_of};
+
+/// Among the attributes that belong to users, which tools copy when they are told to.
+const ATTRIBUTE: &str = "user.lunette.identity";
+/// More than a record has.
+const ATTRIBUTE_BYTES_MAX: usize = 8192;
+/// Another file that cannot be looked at by then (on a network file system whose server is gone) counts as absent.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+
+impl Medium for Shared {
+    fn key(&self) -> String {
+        if !self.block_device {
+            return format!("file {}", self.place().display());
+        }
+        let device = match rustix::fs::fstat(&self.control) {
+            Ok(stat) => {
+                let number = (
+                    rustix::fs::major(stat.st_rdev),
+                    rustix::fs::minor(stat.st_rdev),
+                );
+                device_key(&PathBuf::from(format!(
+                    "/sys/dev/block/{}:{}",
+                    number.0, number.1
+                )))
+            }
+            Err(_) => None,
+        };
+        // The path as it is configured, for where it leads may change with every start of the machine.
+        device.unwrap_or_else(|| {
+            let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+            format!("path {}", path.display())
+        })
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        if self.block_device {
+            return None;
+        }
+        let (stamp, _) = stamp_at(&self.control, Path::new(""), AtFlags::EMPTY_PATH).ok()?;
+        Some(Stamp {
+            path: Some(self.place()),
+            ..stamp
+        })
+    }
+
+    fn attribute(&self) -> io::Result<Option<Vec<u8>>> {
+        if self.block_device {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
+        value_of(
+            rustix::fs::fgetxattr(&self.control, ATTRIBUTE, &mut value[..]),
+            value,
+        )
+    }
+
+    fn set_attribute(&self, bytes: &[u8]) -> io::Result<()> {
+        if self.block_device {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        if self.info.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        Ok(rustix::fs::fsetxattr(
+            &self.control,
+            ATTRIBUTE,
+            bytes,
+            XattrFlags::empty(),
+        )?)
+    }
+
+    fn is_copy_of(&self, record: &IdentityRecord) -> bool {
+        let own = stamp_at(&self.control, Path::new(""), AtFlags::EMPTY_PATH);
+        let (Ok((own, own_device)), Some(written_for)) = (own, &record.stamp) else {
+            return false;
+        };
+        let Some(path) = written_for.path.clone() else {
+            return false;
+        };
+        let (written_for, identity) = (written_for.clone(), record.identity);
+        let look = move || {
+            let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+            let Ok((there, device)) = stamp_at(CWD, &path, flags) else {
+                return false;
+            };
+            let is_this_one = (device, there.inode) == (own_device, own.inode);
+            if is_this_one || !there.is_same_file(&written_for) {
+                return false;
+            }
+            let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
+            let got = rustix::fs::lgetxattr(&path, ATTRIBUTE, &mut value[..]);
+            let value = value_of(got, value).ok().flatten();
+            let found = value.and_then(|value| IdentityRecord::decode(&value));
+            found.is_some_and(|found| found.identity == identity)
+        };
+        let (tell, told) = mpsc::sync_channel(1);
+        let spawned = std::thread::Builder::new()
+            .name("identity".to_owned())
+            .spawn(move || tell.send(look()).ok());
+        spawned.is_ok() && told.recv_timeout(LOOK_PATIENCE).unwrap_or(false)
+    }
+
+    fn reopen(&self) -> io::Result<OwnedFd> {
+        super::reopen(&self.control, OFlags::RDONLY | OFlags::NONBLOCK)
+    }
+}
+
+impl Shared {
+    /// Where the file is, with all links followed.
+    fn place(&self) -> PathBuf {
+        let link = format!("/proc/self/fd/{}", self.control.as_raw_fd());
+        match rustix::fs::readlink(link, Vec::new()) {
+            Ok(path) => path_of(path.into_bytes()),
+            Err(_) => std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone()),
+        }
+    }
+}
+
+/// The stamp of a file without its path, and its device.
+fn stamp_at(
+    folder: impl std::os::fd::AsFd,
+    path: &Path,
+    flags: AtFlags,
+) -> rustix::io::Result<(Stamp, (u32, u32))> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let told = statx(folder, path, flags, wanted)?;
+    let has_birth = StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::BTIME);
+    let birth = (told.stx_btime.tv_sec, told.stx_btime.tv_nsec);
+    let stamp = Stamp {
+        inode: told.stx_ino,
+        birth: has_birth.then_some(birth),
+        path: None,
+    };
+    Ok((stamp, (told.stx_dev_major, told.stx_dev_minor)))
+}
+
+fn value_of(got: rustix::io::Result<usize>, mut value: Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+    match got {
+        Ok(length) => {
+            value.truncate(length);
+            Ok(Some(value))
+        }
+        Err(Errno::NODATA) => Ok(None),
+        // Longer than any record: it is none.
+        Err(Errno::RANGE) => Ok(Some(Vec::new())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What a block device says of its own identity in sysfs, in the folder of its number; `None`: nothing.
+fn device_key(folder: &Path) -> Option<String> {
+    let read = |name: &str| -> Option<String> {
+        let text = std::fs::read(folder.join(name)).ok()?;
+        let text = String::from_utf8_lossy(&text).trim().to_owned();
+        (!text.is_empty()).then_some(text)
+    };
+    if let Some(partition) = read("partition") {
+        // Its folder lies in that of the whole device.
+        let whole = device_key(&std::fs::canonicalize(folder).ok()?.join(".."))?;
+        let start = read("start")?;
+        return Some(format!("partition {partition} at {start} of {whole}"));
+    }
+    let attributes = [
+        ("dm", "dm/uuid"),
+        ("md", "md/uuid"),
+        ("wwid", "wwid"),
+        ("wwid", "device/wwid"),
+        ("loop", "loop/backing_file"),
+        ("cid", "device/cid"),
+        ("serial", "serial"),
+        ("serial", "device/serial"),
+    ];
+    attributes
+        .iter()
+        .find_map(|(kind, name)| Some(format!("{kind} {}", read(name)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_known_by_what_it_says_of_itself_and_a_partition_by_its_place_on_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().join("vda");
+        std::fs::create_dir_all(disk.join("device")).unwrap();
+        assert_eq!(device_key(&disk), None);
+        std::fs::write(disk.join("serial"), "S-1\n").unwrap();
+        assert_eq!(device_key(&disk).as_deref(), Some("serial S-1"));
+        std::fs::write(disk.join("device/wwid"), "naa.5000c500a1b2c3d4\n").unwrap();
+        let whole = "wwid naa.5000c500a1b2c3d4";
+        assert_eq!(device_key(&disk).as_deref(), Some(whole));
+        let partition = disk.join("vda1");
+        std::fs::create_dir(&partition).unwrap();
+        std::fs::write(partition.join("partition"), "1\n").unwrap();
+        std::fs::write(partition.join("start"), "2048\n").unwrap();
+        let key = device_key(&partition).unwrap();
+        assert_eq!(key, format!("partition 1 at 2048 of {whole}"));
+        std::fs::create_dir(disk.join("dm")).unwrap();
+        std::fs::write(disk.join("dm/uuid"), "LVM-abc\n").unwrap();
+        assert_eq!(device_key(&disk).as_deref(), Some("dm LVM-abc"));
+    }
+}

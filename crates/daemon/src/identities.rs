@@ -1,0 +1,408 @@
+//! Which disk each disk is: identities are read where they are kept, made where there is none, and written back.
+//!
+//! A file keeps its own, in an attribute. What cannot (a block device, a file system without attributes, a read-only
+//! disk) has a record in the state folder, under what the medium says of itself. Disks whose content ends with the process
+//! have a line in `identities.json`, as long as they are configured. Nothing here keeps a daemon from starting: what
+//! cannot be read or written is logged, and the disk has a new identity.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use backend::{Disk, Engine, IdentityRecord, Medium};
+use disk::Identity;
+use scsi::Store;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{BackendConfig, Config, DiskConfig};
+use crate::disks::Disks;
+use crate::state;
+
+const VOLATILE: &str = "identities.json";
+
+/// How sure it is that a disk has the identity that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Certainty {
+    /// It was written for this medium.
+    Written,
+    /// It came with the file, which was moved, restored or copied, and no original is there.
+    Inherited,
+    /// There was none, or it is another disk's.
+    New,
+}
+
+/// The identity of a disk that is being opened.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub identity: Identity,
+    certainty: Certainty,
+    /// What the medium is called; `None`: there is none.
+    key: Option<String>,
+    /// What is there says less, or something else.
+    is_stale: bool,
+}
+
+impl Claim {
+    fn new(key: Option<String>) -> Claim {
+        Claim {
+            identity: Identity::random(),
+            certainty: Certainty::New,
+            key,
+            is_stale: true,
+        }
+    }
+}
+
+/// The identity of a disk that has no medium.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Volatile {
+    backend: String,
+    identity: String,
+}
+
+/// Identities of disks without a medium, and where they are kept.
+#[derive(Debug, Default)]
+pub(crate) struct Identities {
+    file: Option<PathBuf>,
+    volatile: BTreeMap<String, Volatile>,
+}
+
+impl Identities {
+    /// Those that are kept in a state folder, which belongs to this daemon alone; without one they end with the process.
+    pub(crate) fn load(folder: Option<&Path>) -> Identities {
+        let Some(file) = folder.map(|folder| folder.join(VOLATILE)) else {
+            return Identities::default();
+        };
+        let text = match std::fs::read(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => b"{}".to_vec(),
+            Err(error) => {
+                tracing::error!(path = %file.display(), "cannot read identities, disks in memory have new ones: {error}");
+                b"{}".to_vec()
+            }
+        };
+        let volatile = serde_json::from_slice(&text).unwrap_or_else(|error| {
+            tracing::error!(path = %file.display(), "cannot use identities, disks in memory have new ones: {error}");
+            BTreeMap::new()
+        });
+        Identities {
+            file: Some(file),
+            volatile,
+        }
+    }
+
+    /// The identity of a disk, as far as it can be known before others are looked at.
+    pub(crate) fn claim(
+        &self,
+        config: &DiskConfig,
+        engine: &dyn Engine,
+        store: &dyn Store,
+    ) -> Claim {
+        match engine.medium() {
+            Some(medium) => claim_medium(&config.name, medium, store),
+            None => self.claim_volatile(config),
+        }
+    }
+
+    fn claim_volatile(&self, config: &DiskConfig) -> Claim {
+        let known = self.volatile.get(&config.name);
+        let known = known.filter(|known| known.backend == medium_of(&config.backend));
+        match known.and_then(|known| known.identity.parse().ok()) {
+            Some(identity) => Claim {
+                identity,
+                certainty: Certainty::Written,
+                key: None,
+                is_stale: false,
+            },
+            None => Claim::new(None),
+        }
+    }
+
+    /// Keeps the identities of the disks without a medium that are configured now, and of no others.
+    pub(crate) fn keep_volatile(&mut self, config: &Config, disks: &Disks) {
+        let volatile = config.disks.iter().filter_map(|config| {
+            let disk = disks.get(&config.name)?;
+            if disk.engine().medium().is_some() {
+                return None;
+            }
+            let volatile = Volatile {
+                backend: medium_of(&config.backend),
+                identity: disk.info().identity.to_string(),
+            };
+            Some((config.name.clone(), volatile))
+        });
+        let volatile = volatile.collect();
+        if self.volatile == volatile {
+            return;
+        }
+        self.volatile = volatile;
+        let Some(file) = &self.file else { return };
+        let text = serde_json::to_vec_pretty(&self.volatile).unwrap_or_default();
+        if let Err(error) = state::replace(file, &text) {
+            let file = file.display();
+            tracing::error!(
+                "cannot write {file}; after a restart disks in memory are other disks: {error}"
+            );
+        }
+    }
+
+    /// Gives a disk that no client sees a new identity.
+    ///
+    /// # Errors
+    /// Why it cannot be kept; the disk has the one that it had then.
+    pub(crate) fn renew(disk: &Disk, store: &dyn Store) -> Result<(), String> {
+        let identity = Identity::random();
+        if let Some(medium) = disk.engine().medium() {
+            let record = record(identity, medium);
+            if let Err(refused) = medium.set_attribute(&record.encode()) {
+                let has_attribute = matches!(medium.attribute(), Ok(Some(_)));
+                if has_attribute {
+                    return Err(format!(
+                        "cannot change the identity that the file has as an attribute: {refused}"
+                    ));
+                }
+                save(medium, &record, store)
+                    .map_err(|error| format!("cannot keep the identity: {error}"))?;
+            } else if let Ok(file) = medium.reopen() {
+                rustix::fs::fsync(file)
+                    .map_err(|error| format!("cannot make the identity durable: {error}"))?;
+            }
+        }
+        disk.set_identity(identity);
+        Ok(())
+    }
+}
+
+/// Writes the identities of new disks to where they are kept. Their files become durable in the background: a start does not
+/// wait for the data that others have written to them.
+pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
+    let mut changed: Vec<OwnedFd> = Vec::new();
+    for (disk, claim) in claims.iter().filter(|(_, claim)| claim.is_stale) {
+        let Some(medium) = disk.engine().medium() else {
+            continue;
+        };
+        let record = record(claim.identity, medium);
+        let Err(refused) = medium.set_attribute(&record.encode()) else {
+            changed.extend(medium.reopen());
+            continue;
+        };
+        if claim.certainty == Certainty::Written {
+            continue;
+        }
+        let name = disk.name();
+        tracing::debug!(
+            disk = name,
+            "the medium cannot hold the identity: {refused}"
+        );
+        if let Err(error) = save(medium, &record, store) {
+            tracing::warn!(
+                disk = name,
+                "its identity cannot be kept, after a restart it is another disk: {error}; hint: --state DIR"
+            );
+        }
+    }
+    if changed.is_empty() {
+        return;
+    }
+    let synchronise = move || {
+        for file in &changed {
+            if let Err(error) = rustix::fs::fsync(file) {
+                tracing::warn!("cannot make an identity durable: {error}");
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("identities".to_owned());
+    if let Err(error) = thread.spawn(synchronise) {
+        tracing::warn!("cannot make identities durable: {error}");
+    }
+}
+
+/// Two disks of one identity would be one disk to initiators. A file that has only inherited its identity is the copy;
+/// other pairs are refused, with a reason each, by name.
+pub(crate) fn settle(
+    opening: &mut [(&DiskConfig, Claim)],
+    known: &Disks,
+    failed: &mut Vec<(String, String)>,
+) {
+    refuse_one_medium_twice(opening, known, failed);
+    let mut taken: HashMap<Identity, String> = known
+        .iter()
+        .map(|(name, disk)| (disk.info().identity, name.clone()))
+        .collect();
+    for certainty in [Certainty::Written, Certainty::Inherited, Certainty::New] {
+        for (config, claim) in opening.iter_mut() {
+            if claim.certainty != certainty {
+                continue;
+            }
+            let (name, identity) = (&config.name, claim.identity);
+            let Some(other) = taken.get(&identity) else {
+                taken.insert(identity, name.clone());
+                continue;
+            };
+            if certainty == Certainty::Written {
+                let reason = format!(
+                    "it has the identity of the disk {other}, {identity}: both are one file or device, or one is a snapshot of \
+                     the other; hint: for a snapshot of a file, setfattr -x user.lunette.identity FILE gives it a new identity"
+                );
+                failed.push((name.clone(), reason));
+                continue;
+            }
+            let renewed = Claim::new(claim.key.clone());
+            tracing::warn!(
+                disk = name,
+                "its file is a copy of that of the disk {other}, with its identity {identity}: it is given a new one, {}",
+                renewed.identity
+            );
+            taken.insert(renewed.identity, name.clone());
+            *claim = renewed;
+        }
+    }
+    for (config, claim) in opening.iter() {
+        if claim.certainty == Certainty::Inherited {
+            tracing::warn!(
+                disk = config.name,
+                "its file was moved, restored or copied since it was given the identity {}, which it keeps; hint: if it is a \
+                 copy of a file that is in use, lunette disk identity {} --new",
+                claim.identity,
+                config.name
+            );
+        }
+    }
+}
+
+/// Two ways to one file that was never served before: each would be given an identity.
+fn refuse_one_medium_twice(
+    opening: &[(&DiskConfig, Claim)],
+    known: &Disks,
+    failed: &mut Vec<(String, String)>,
+) {
+    let is_new = |claim: &Claim| claim.certainty == Certainty::New && claim.key.is_some();
+    if !opening.iter().any(|(_, claim)| is_new(claim)) {
+        return;
+    }
+    let mut taken: HashMap<String, &str> = known
+        .iter()
+        .filter_map(|(name, disk)| Some((disk.engine().medium()?.key(), name.as_str())))
+        .collect();
+    for (config, claim) in opening {
+        let Some(key) = &claim.key else { continue };
+        if let Some(other) = taken.insert(key.clone(), &config.name)
+            && is_new(claim)
+        {
+            let reason = format!("it is the file or device of the disk {other}: {key}");
+            failed.push((config.name.clone(), reason));
+        }
+    }
+}
+
+/// What a disk that cannot keep its identity itself lies in: another image under the same name is another disk.
+fn medium_of(backend: &BackendConfig) -> String {
+    match backend {
+        BackendConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
+        other => other.word().to_owned(),
+    }
+}
+
+fn record(identity: Identity, medium: &dyn Medium) -> IdentityRecord {
+    IdentityRecord {
+        identity,
+        stamp: medium.stamp(),
+    }
+}
+
+fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Claim {
+    let now = medium.stamp();
+    let is_of_this = |record: &IdentityRecord| match (&record.stamp, &now) {
+        (Some(written_for), Some(now)) => written_for.is_same_file(now),
+        // A block device, which the key names.
+        (None, None) => true,
+        _ => false,
+    };
+    let key = medium.key();
+    let written = |record: &IdentityRecord, is_stale| Claim {
+        identity: record.identity,
+        certainty: Certainty::Written,
+        key: Some(key.clone()),
+        is_stale,
+    };
+    let mut inherited = None;
+    let attribute = medium.attribute().ok().flatten();
+    if let Some(attribute) = attribute {
+        match IdentityRecord::decode(&attribute) {
+            None => tracing::warn!(
+                disk = name,
+                "its file's identity cannot be read: it is given a new one"
+            ),
+            Some(record) => {
+                let is_here = record.stamp == now;
+                if is_here || is_of_this(&record) && !medium.is_copy_of(&record) {
+                    return written(&record, !is_here);
+                }
+                inherited = Some(record);
+            }
+        }
+    }
+    let kept = load(medium, store).filter(|record| is_of_this(record));
+    if let Some(record) = kept {
+        // Written to the file as soon as that can be.
+        return written(&record, now.is_some());
+    }
+    let Some(record) = inherited else {
+        return Claim::new(Some(key));
+    };
+    if medium.is_copy_of(&record) {
+        let claim = Claim::new(Some(key));
+        let original = record
+            .stamp
+            .and_then(|stamp| stamp.path)
+            .unwrap_or_default();
+        tracing::warn!(
+            disk = name,
+            "its file is a copy of {}, with its identity {}: it is given a new one, {}",
+            original.display(),
+            record.identity,
+            claim.identity
+        );
+        return claim;
+    }
+    Claim {
+        identity: record.identity,
+        certainty: match record.stamp {
+            Some(_) => Certainty::Inherited,
+            // Set by hand: for this file.
+            None => Certainty::Written,
+        },
+        key: Some(key),
+        is_stale: true,
+    }
+}
+
+/// File names are short, and a key may be a long path: the whole of it is in the file.
+fn store_key(key: &str) -> String {
+    // FNV-1a, 128 bits.
+    let hash = key.bytes().fold(
+        0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128,
+        |hash, byte| {
+            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+        },
+    );
+    format!("identity-{hash:032x}")
+}
+
+fn load(medium: &dyn Medium, store: &dyn Store) -> Option<IdentityRecord> {
+    let key = medium.key();
+    let bytes = store.load(&store_key(&key))?;
+    let record = bytes.strip_prefix(key.as_bytes())?.strip_prefix(b"\n")?;
+    IdentityRecord::decode(record)
+}
+
+fn save(medium: &dyn Medium, record: &IdentityRecord, store: &dyn Store) -> std::io::Result<()> {
+    let key = medium.key();
+    let bytes = [key.as_bytes(), b"\n", &record.encode()].concat();
+    store.save(&store_key(&key), &bytes)
+}
+
+#[cfg(test)]
+#[path = "identities_tests.rs"]
+mod tests;

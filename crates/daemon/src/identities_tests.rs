@@ -1,0 +1,324 @@
+//! Identities with real files: what stays the same disk, and what is another one.
+
+use std::path::Path;
+
+use rustix::fs::{XattrFlags, lgetxattr, lsetxattr};
+use scsi::{MemoryStore, Store};
+
+use super::*;
+use crate::config::{Flags, Surroundings, parse};
+use crate::disks::open_all;
+
+const ATTRIBUTE: &str = "user.lunette.identity";
+
+fn config(flags: &[&str]) -> Config {
+    let flags = Flags {
+        disk: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+        ..Flags::default()
+    };
+    let config = parse(None, &flags, &Surroundings::of_this_process());
+    config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
+}
+
+/// What a start with these disks gives, beside others: the disks, or why not.
+fn opened_beside(
+    known: &Disks,
+    identities: &Identities,
+    store: &dyn Store,
+    flags: &[&str],
+) -> Result<Disks, Vec<String>> {
+    // Each by itself, for two ways to one file are refused here too.
+    let configs = flags.iter().flat_map(|flag| config(&[*flag]).disks);
+    let configs: Vec<DiskConfig> = configs.collect();
+    let opening = open_all(&configs, known, identities, store);
+    if !opening.failed.is_empty() {
+        return Err(opening.reasons());
+    }
+    opening.persist(store);
+    Ok(opening.disks())
+}
+
+fn opened(store: &dyn Store, flags: &[&str]) -> Disks {
+    let (known, identities) = (Disks::new(), Identities::default());
+    opened_beside(&known, &identities, store, flags).unwrap_or_else(|reasons| panic!("{reasons:?}"))
+}
+
+/// The identity of one file that is served, whatever the disk's name.
+fn identity(store: &dyn Store, name: &str, path: &Path, options: &str) -> Identity {
+    let flag = format!("{name}=file:{}{options}", path.display());
+    opened(store, &[&flag])[name].info().identity
+}
+
+fn attribute(path: &Path) -> Option<String> {
+    let mut value = [0; 4096];
+    let length = lgetxattr(path, ATTRIBUTE, &mut value[..]).ok()?;
+    Some(String::from_utf8_lossy(&value[..length]).into_owned())
+}
+
+fn set_attribute(path: &Path, value: &[u8]) {
+    lsetxattr(path, ATTRIBUTE, value, XattrFlags::empty()).unwrap();
+}
+
+/// As `cp --preserve=xattr` does.
+fn copy(from: &Path, to: &Path) {
+    std::fs::copy(from, to).unwrap();
+    set_attribute(to, attribute(from).unwrap().as_bytes());
+}
+
+fn new_file(path: &Path) {
+    std::fs::write(path, [0; 8192]).unwrap();
+}
+
+const CACHED: &str = ",cache=writeback";
+
+#[test]
+fn a_file_is_the_same_disk_after_restarts_renames_and_moves_without_any_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.raw"), folder.path().join("b.raw"));
+    let store = MemoryStore::default;
+    let first = identity(&store(), "d0", &a, ",cache=writeback,size=1M");
+    assert!(attribute(&a).unwrap().starts_with(&first.to_string()));
+    assert_eq!(identity(&store(), "d0", &a, CACHED), first);
+    assert_eq!(identity(&store(), "other-name", &a, CACHED), first);
+    assert_eq!(
+        identity(&store(), "d0", &a, ",cache=writeback,ro=on"),
+        first
+    );
+    std::fs::rename(&a, &b).unwrap();
+    assert_eq!(identity(&store(), "d0", &b, CACHED), first);
+    let place = format!("path={}", b.canonicalize().unwrap().display());
+    assert!(attribute(&b).unwrap().ends_with(&place));
+    // Moved to another file system, which leaves nothing behind.
+    copy(&b, &a);
+    std::fs::remove_file(&b).unwrap();
+    assert_eq!(identity(&store(), "d0", &a, CACHED), first);
+    assert_eq!(identity(&store(), "d0", &a, CACHED), first);
+    // Another file at the same place is another disk.
+    std::fs::remove_file(&a).unwrap();
+    assert_ne!(
+        identity(&store(), "d0", &a, ",cache=writeback,size=1M"),
+        first
+    );
+}
+
+#[test]
+fn a_copy_is_another_disk_while_its_original_is_there_and_the_original_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.raw"), folder.path().join("b.raw"));
+    new_file(&a);
+    let store = MemoryStore::default();
+    let original = identity(&store, "d0", &a, CACHED);
+    copy(&a, &b);
+    let clone = identity(&store, "d1", &b, CACHED);
+    assert_ne!(clone, original);
+    assert_eq!(identity(&store, "d1", &b, CACHED), clone, "for good");
+    assert_eq!(identity(&store, "d0", &a, CACHED), original);
+    // Also one that may not be written to.
+    copy(&a, &b);
+    let read_only = identity(&store, "d1", &b, ",cache=writeback,ro=on");
+    assert_ne!(read_only, original);
+    std::fs::remove_file(&a).unwrap();
+    let again = identity(&store, "d1", &b, ",cache=writeback,ro=on");
+    assert_eq!(again, read_only, "also without its original");
+    assert_eq!(
+        identity(&store, "d1", &b, CACHED),
+        read_only,
+        "and written to"
+    );
+}
+
+#[test]
+fn of_two_files_of_one_daemon_that_cannot_be_told_from_moved_ones_one_is_another_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let flag = |name: &str| format!("{name}=file:{},cache=writeback", path(name).display());
+    new_file(&path("template"));
+    let store = MemoryStore::default();
+    let template = identity(&store, "d", &path("template"), CACHED);
+    // The original was renamed, and the copy comes first in the configuration.
+    copy(&path("template"), &path("copy"));
+    std::fs::rename(path("template"), path("original")).unwrap();
+    let disks = opened(&store, &[&flag("copy"), &flag("original")]);
+    assert_eq!(disks["original"].info().identity, template);
+    assert_ne!(disks["copy"].info().identity, template);
+    drop(disks);
+    // Two copies of what is gone.
+    copy(&path("original"), &path("one"));
+    copy(&path("original"), &path("two"));
+    std::fs::remove_file(path("original")).unwrap();
+    let disks = opened(&store, &[&flag("one"), &flag("two")]);
+    assert_ne!(disks["one"].info().identity, disks["two"].info().identity);
+    // Beside a disk that is served already.
+    copy(&path("one"), &path("three"));
+    std::fs::rename(path("one"), path("moved")).unwrap();
+    let (identities, three) = (Identities::default(), flag("three"));
+    let more = opened_beside(&disks, &identities, &store, &[&three]).unwrap();
+    assert_ne!(more["three"].info().identity, disks["one"].info().identity);
+}
+
+#[test]
+fn one_file_is_not_two_disks_whichever_way_it_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.raw"), folder.path().join("b.raw"));
+    new_file(&a);
+    std::os::unix::fs::symlink(&a, &b).unwrap();
+    let flag =
+        |name: &str, path: &Path| format!("{name}=file:{},cache=writeback,ro=on", path.display());
+    let both = [flag("d0", &a), flag("d1", &b)];
+    let both = both.each_ref().map(String::as_str);
+    let (store, identities) = (MemoryStore::default(), Identities::default());
+    let refused = |known: &Disks, flags: &[&str]| {
+        let reasons = opened_beside(known, &identities, &store, flags).unwrap_err();
+        assert_eq!(reasons.len(), 1, "{reasons:?}");
+        assert!(reasons[0].starts_with("disk d1: ") && reasons[0].contains(" the disk d0"));
+    };
+    // Never served before, beside itself, and with an identity.
+    refused(&Disks::new(), &both);
+    let one = opened(&store, &both[..1]);
+    refused(&one, &both[1..]);
+    drop(one);
+    identity(&store, "d0", &a, CACHED);
+    refused(&Disks::new(), &both);
+}
+
+#[test]
+fn what_cannot_hold_an_attribute_is_known_by_the_state_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.raw"), folder.path().join("b.raw"));
+    new_file(&a);
+    let store = MemoryStore::default();
+    let read_only = ",cache=writeback,ro=on";
+    let first = identity(&store, "d0", &a, read_only);
+    assert_eq!(attribute(&a), None, "nothing is written to it");
+    assert_eq!(identity(&store, "other-name", &a, read_only), first);
+    // Another file in its place is another disk.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    new_file(&b);
+    std::fs::rename(&b, &a).unwrap();
+    let second = identity(&store, "d0", &a, read_only);
+    assert_ne!(second, first);
+    // Once it may be written to, the file has it itself.
+    assert_eq!(identity(&store, "d0", &a, CACHED), second);
+    assert_eq!(identity(&MemoryStore::default(), "d0", &a, CACHED), second);
+}
+
+#[test]
+fn nothing_that_is_spoilt_keeps_a_disk_from_being_opened() {
+    struct Broken;
+    impl Store for Broken {
+        fn load(&self, _: &str) -> Option<Vec<u8>> {
+            Some(b"d0".to_vec())
+        }
+        fn save(&self, _: &str, _: &[u8]) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::StorageFull.into())
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let a = folder.path().join("a.raw");
+    new_file(&a);
+    identity(&Broken, "d0", &a, ",cache=writeback,ro=on");
+    for spoilt in [&b"d0"[..], b"", &[0xff; 3000]] {
+        set_attribute(&a, spoilt);
+        let found = identity(&Broken, "d0", &a, CACHED);
+        assert!(attribute(&a).unwrap().starts_with(&found.to_string()));
+    }
+    // One that was set by hand is taken, for this file.
+    let by_hand = "6f9619ff-8b86-4011-b42d-00c04fc964ff";
+    set_attribute(&a, by_hand.as_bytes());
+    assert_eq!(identity(&Broken, "d0", &a, CACHED).to_string(), by_hand);
+    assert!(attribute(&a).unwrap().contains(" inode="));
+    std::fs::write(folder.path().join(VOLATILE), "{").unwrap();
+    let identities = Identities::load(Some(folder.path()));
+    opened_beside(&Disks::new(), &identities, &Broken, &["r=ram:1M"]).unwrap();
+}
+
+#[test]
+fn a_disk_in_memory_is_the_same_after_a_restart_and_another_one_after_it_was_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = MemoryStore::default();
+    let flags = ["r=ram:1M", "n=null:1M", "w=delay:1ms,size=1M"];
+    let start = |flags: &[&str]| {
+        let mut identities = Identities::load(Some(folder.path()));
+        let disks = opened_beside(&Disks::new(), &identities, &store, flags).unwrap();
+        identities.keep_volatile(&config(flags), &disks);
+        let of = |(name, disk): (&String, &Arc<Disk>)| (name.clone(), disk.info().identity);
+        disks.iter().map(of).collect::<BTreeMap<_, _>>()
+    };
+    let first = start(&flags);
+    assert_eq!(start(&flags), first);
+    assert_eq!(start(&flags[1..]).len(), 2, "r was removed");
+    let last = start(&flags);
+    assert_ne!(last["r"], first["r"]);
+    assert_eq!((last["n"], last["w"]), (first["n"], first["w"]));
+    // Of another kind.
+    assert_ne!(start(&["n=ram:1M"])["n"], first["n"]);
+    // Two daemons without a folder of their own, and of the same configuration.
+    let fresh = || opened(&store, &["r=ram:1M"])["r"].info();
+    let (one, other) = (fresh(), fresh());
+    assert_ne!(one.identity, other.identity);
+    assert_ne!((&one.serial, one.naa), (&other.serial, other.naa));
+    assert_ne!(
+        one.vendor_specific_identifier(),
+        other.vendor_specific_identifier()
+    );
+}
+
+#[test]
+fn a_new_identity_is_kept_and_is_refused_where_the_file_holds_one_that_cannot_be_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = folder.path().join("a.raw");
+    new_file(&a);
+    let store = MemoryStore::default();
+    let renewed = |options: &str| {
+        let disks = opened(&store, &[&format!("d=file:{}{options}", a.display())]);
+        let before = disks["d"].info();
+        let renewed = Identities::renew(&disks["d"], &store);
+        let after = disks["d"].info();
+        assert_eq!(before.identity != after.identity, renewed.is_ok());
+        assert_eq!(before.serial != after.serial, renewed.is_ok());
+        renewed.map(|()| after.identity)
+    };
+    let read_only = ",cache=writeback,ro=on";
+    let first = renewed(read_only).unwrap();
+    assert_eq!(identity(&store, "d", &a, read_only), first);
+    let second = renewed(CACHED).unwrap();
+    assert_eq!(identity(&store, "d", &a, CACHED), second);
+    assert_eq!(identity(&store, "d", &a, read_only), second);
+    assert!(renewed(read_only).unwrap_err().contains("attribute"));
+    assert_eq!(identity(&store, "d", &a, read_only), second);
+}
+
+#[test]
+fn a_device_has_a_record_under_its_own_name() {
+    struct Device;
+    impl Medium for Device {
+        fn key(&self) -> String {
+            "wwid naa.5000c500a1b2c3d4".to_owned()
+        }
+        fn stamp(&self) -> Option<backend::Stamp> {
+            None
+        }
+        fn attribute(&self) -> std::io::Result<Option<Vec<u8>>> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+        fn set_attribute(&self, _: &[u8]) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+        fn is_copy_of(&self, _: &IdentityRecord) -> bool {
+            false
+        }
+        fn reopen(&self) -> std::io::Result<OwnedFd> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+    }
+    let store = MemoryStore::default();
+    let claim = claim_medium("d", &Device, &store);
+    assert_eq!(claim.certainty, Certainty::New);
+    save(&Device, &record(claim.identity, &Device), &store).unwrap();
+    let again = claim_medium("d", &Device, &store);
+    assert_eq!(
+        (again.identity, again.certainty),
+        (claim.identity, Certainty::Written)
+    );
+    assert!(!again.is_stale, "nothing is written at every start");
+}

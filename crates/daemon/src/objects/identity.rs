@@ -1,0 +1,35 @@
+//! A disk's identity, made anew: for a copy of a disk that came with the identity of the original.
+
+use super::owner::{Owner, refused};
+use super::refusal::{Fault, Refusal};
+use crate::identities::Identities;
+
+impl Owner {
+    /// Gives a disk that nothing shows a new identity.
+    ///
+    /// # Errors
+    /// Why not; the disk has the one that it had then.
+    pub fn renew_identity(&mut self, name: &str) -> Result<(), Refusal> {
+        let Some(disk) = self.disks.get(name).cloned() else {
+            let detail = format!("there is no disk `{name}`");
+            return Err(Refusal::NotFound(Fault::new(detail)));
+        };
+        let users = super::users(&self.config, name);
+        if !users.is_empty() {
+            let detail = format!("disk {name} is shown by {}", users.join(", "));
+            let help = "remove these first: their clients would go on with another disk";
+            return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
+        }
+        // A unit that is known has what was saved under the identity before.
+        self.let_go(&disk);
+        let store = self.servers.units.store();
+        if disk.engine().medium().is_none() {
+            scsi::forget(store, &disk.info());
+        }
+        let renewed = Identities::renew(&disk, store);
+        renewed.map_err(|reason| refused(vec![format!("disk {name}: {reason}")]))?;
+        self.identities.keep_volatile(&self.config, &self.disks);
+        self.publish();
+        Ok(())
+    }
+}

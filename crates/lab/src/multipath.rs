@@ -1,0 +1,45 @@
+//! Linux's dm-multipath in a guest: which disks it takes for paths to one disk.
+
+use crate::guest::Guest;
+use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+
+/// There is no udev: `multipath` reads page 83h itself, as the kernel has it, and prefers the same designators. A disk with a
+/// single path has a map as well.
+pub(crate) const MULTIPATH_CONF: &str = "defaults {
+    uid_attribute \"\"
+    find_multipaths no
+    user_friendly_names no
+    detect_prio no
+    detect_checker no
+    prio const
+    path_checker tur
+    no_path_retry fail
+    skip_kpartx yes
+}
+";
+
+impl Guest {
+    /// Has multipath make its maps; gives them with the names of their paths, by the identifier that it took. The guest was
+    /// built with [`crate::GuestBuilder::multipath`].
+    pub fn multipath_maps(&mut self) -> Result<BTreeMap<String, Vec<String>>> {
+        // Maps of paths that nobody claims otherwise; it warns of the udev that is not there.
+        self.ok("mkdir -p /run/udev /var/lib /etc/multipath; /tools/multipath -v2 >/tmp/multipath 2>&1; cat /tmp/multipath >&2; true")?;
+        let table = self.ok("/tools/dmsetup table --target multipath")?;
+        let lines = table.lines().filter(|line| line.contains(": "));
+        let maps = lines.map(|line| {
+            let (name, parameters) = line.split_once(": ").context("no table")?;
+            let numbers = parameters.split_whitespace().filter(|word| {
+                let mut parts = word.split(':').map(|part| part.parse::<u32>().is_ok());
+                parts.next() == Some(true) && parts.next() == Some(true)
+            });
+            let mut paths = Vec::new();
+            for number in numbers {
+                let link = self.ok(&format!("basename $(readlink -f /sys/dev/block/{number})"))?;
+                paths.push(link.trim().to_owned());
+            }
+            Ok((name.to_owned(), paths))
+        });
+        maps.collect()
+    }
+}
