@@ -1,7 +1,7 @@
 //! Linux's dm-multipath in a guest: which disks it takes for paths to one disk.
 
 use crate::guest::Guest;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 
 /// There is no udev: `multipath` reads page 83h itself, as the kernel has it, and prefers the same designators. A disk with a
@@ -23,9 +23,12 @@ impl Guest {
     /// Has multipath make its maps; gives them with the names of their paths, by the identifier that it took. The guest was
     /// built with [`crate::GuestBuilder::multipath`].
     pub fn multipath_maps(&mut self) -> Result<BTreeMap<String, Vec<String>>> {
-        // Maps of paths that nobody claims otherwise; it warns of the udev that is not there.
-        self.ok("mkdir -p /run/udev /var/lib /etc/multipath; /tools/multipath -v2 >/tmp/multipath 2>&1; cat /tmp/multipath >&2; true")?;
+        // It takes only disks that udev has in its database.
+        let said = self.ok("mkdir -p /run/udev/data /var/lib /etc/multipath; \
+             for disk in /sys/block/sd*; do echo I:1 >/run/udev/data/b$(cat $disk/dev); done; \
+             /tools/multipath -v3 2>&1; true")?;
         let table = self.ok("/tools/dmsetup table --target multipath")?;
+        ensure!(table.contains(": "), "multipath made no map:\n{said}");
         let lines = table.lines().filter(|line| line.contains(": "));
         let maps = lines.map(|line| {
             let (name, parameters) = line.split_once(": ").context("no table")?;
