@@ -197,6 +197,7 @@ fn what_a_unit_says_of_itself() -> Result<()> {
         (
             "sg_opcodes D",
             &[
+                "04 6 0,0 Format Unit",
                 "28 10 0,0 Read(10)",
                 "42 10 0,0 Unmap",
                 "48 3 10 0,0 Sanitize, cryptographic erase",
@@ -251,9 +252,9 @@ fn what_a_unit_says_of_itself() -> Result<()> {
     ] {
         bench.expect(command, 0, lines)?;
     }
-    // FORMAT UNIT
+    // REASSIGN BLOCKS
     bench.expect(
-        "sg_raw D 04 00 00 00 00 00",
+        "sg_raw D 07 00 00 00 00 00",
         INVALID_OPCODE,
         &["Illegal Request"],
     )?;
@@ -355,13 +356,16 @@ fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
         "and touched what it should not"
     );
 
-    // SANITIZE in its ways; what they leave: zeroes, the pattern, zeroes.
+    // SANITIZE and FORMAT UNIT in their ways, and what they leave; a format without a pattern leaves what is there.
     for (way, left) in [
-        ("-B", "\0\0\0\0"),
-        ("-O -p /tmp/y", "yyyy"),
-        ("-C", "\0\0\0\0"),
+        ("sg_sanitize -B", "\0\0\0\0"),
+        ("sg_sanitize -O -p /tmp/y", "yyyy"),
+        ("sg_format -F", "yyyy"),
+        ("sg_format -F -I", "\0\0\0\0"),
+        ("sg_sanitize -O -p /tmp/y", "yyyy"),
+        ("sg_sanitize -C", "\0\0\0\0"),
     ] {
-        bench.expect(&format!("sg_sanitize {way} -Q -e SE"), 0, &[])?;
+        bench.expect(&format!("{way} -Q -e SE"), 0, &[])?;
         bench.guest.ok(&format!(
             "n=0; until sg_turs {e} >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done"
         ))?;

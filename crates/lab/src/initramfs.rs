@@ -34,7 +34,7 @@ const MULTIPATH_MODULES: [&str; 2] = ["dm-multipath", "dm-service-time"];
 
 /// Taken from the host, with their libraries. Scripts call them by their path, `/tools/NAME`: busybox prefers its own
 /// programs to others of the same name, whatever the PATH says.
-const TOOLS: [&str; 26] = [
+const TOOLS: [&str; 27] = [
     "mke2fs",
     "e2fsck",
     "blkdiscard",
@@ -54,6 +54,7 @@ const TOOLS: [&str; 26] = [
     "sg_write_same",
     "sg_get_lba_status",
     "sg_sanitize",
+    "sg_format",
     "sg_rtpg",
     "sg_stpg",
     "sg_logs",
