@@ -344,16 +344,18 @@ impl Disk {
     }
 
     /// Closes the disk: from now on every I/O that is not [`disk::IoFlags::CLOSER`] fails, through every door, and those
-    /// that are wait until the changes that are in flight have ended. Quick; may be called twice.
+    /// that are wait until the changes that are in flight have ended. These keep to a pace too, see [`closed_pace`].
+    /// Quick; may be called twice.
     pub fn close(&self) {
-        self.throttle.set_closed(true);
+        let capacity = self.info().geometry.capacity_bytes();
+        self.throttle.set_closed(Some(closed_pace(capacity)));
         self.gate.close();
     }
 
     /// Opens the disk again.
     pub fn reopen(&self) {
         self.gate.reopen();
-        self.throttle.set_closed(false);
+        self.throttle.set_closed(None);
     }
 
     /// Sets its limits anew, at any time: they hold for all doors together.
@@ -388,6 +390,17 @@ fn is_serial(text: &str) -> bool {
     (1..=SERIAL_BYTES_MAX).contains(&text.len()) && text.bytes().all(|b| matches!(b, b' '..=b'~'))
 }
 
+/// Bytes that may be written in a second to a disk that is closed: to its sanitize or format operation.
+///
+/// A pass over a disk of 512 MiB or more takes 8 seconds at least, that over a smaller one its share of them. Memory could be
+/// overwritten in an instant: too soon for anybody to see the progress that SBC-4 lets initiators poll, and with a worker that
+/// has time for nothing else. No disk of 1 TiB reaches the 128 GiB/s that it may.
+fn closed_pace(capacity: u64) -> u64 {
+    const PACE_MIN: u64 = 64 << 20;
+    const PASS_SECONDS: u64 = 8;
+    (capacity / PASS_SECONDS).max(PACE_MIN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -399,6 +412,14 @@ mod tests {
             ..NullOptions::default()
         })?;
         Disk::new(name, serial, Arc::new(engine))
+    }
+
+    /// 64 MiB/s, or what lets a pass end within 8 seconds.
+    #[test]
+    fn pass_over_a_closed_disk_takes_eight_seconds_or_its_share() {
+        assert_eq!(closed_pace(0), 67_108_864);
+        assert_eq!(closed_pace(512 << 20), 67_108_864);
+        assert_eq!(closed_pace(64 << 30), 8 << 30);
     }
 
     #[test]

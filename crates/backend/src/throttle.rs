@@ -122,7 +122,8 @@ pub struct Throttle {
 struct Setting {
     generation: u32,
     limits: RateLimits,
-    closed: bool,
+    /// The disk is closed, and what it is closed for writes no more bytes in a second than this.
+    closed: Option<u64>,
     held: bool,
 }
 
@@ -143,16 +144,15 @@ impl Throttle {
     pub fn set(&self, limits: RateLimits) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
         setting.limits = limits;
-        self.requests.set(limits.iops, limits.iops_burst);
-        self.bytes.set(limits.bandwidth, limits.bandwidth_burst);
-        self.tell(&mut setting);
+        self.apply(&mut setting);
     }
 
-    /// The disk is closed, or open again: what comes from now on must look, with limits or without.
-    pub(crate) fn set_closed(&self, closed: bool) {
+    /// The disk is closed, or open again: what comes from now on must look, with limits or without. What it is closed for
+    /// keeps to the limits, and to so many bytes in a second.
+    pub(crate) fn set_closed(&self, pace: Option<u64>) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
-        setting.closed = closed;
-        self.tell(&mut setting);
+        setting.closed = pace;
+        self.apply(&mut setting);
     }
 
     /// A range of the disk is held, or none is any more. What waits for the limits goes on waiting by the same setting.
@@ -162,13 +162,25 @@ impl Throttle {
         self.store(&setting);
     }
 
+    fn apply(&self, setting: &mut Setting) {
+        let limits = setting.limits;
+        self.requests.set(limits.iops, limits.iops_burst);
+        match setting.closed {
+            Some(pace) if limits.bandwidth == 0 || pace < limits.bandwidth => {
+                self.bytes.set(pace, RateLimits::usual_burst(pace));
+            }
+            _ => self.bytes.set(limits.bandwidth, limits.bandwidth_burst),
+        }
+        self.tell(setting);
+    }
+
     fn tell(&self, setting: &mut Setting) {
         setting.generation = ((setting.generation + 1) & !HELD).max(1);
         self.store(setting);
     }
 
     fn store(&self, setting: &Setting) {
-        let nothing = setting.limits.is_none() && !setting.closed;
+        let nothing = setting.limits.is_none() && setting.closed.is_none();
         let word = if nothing { 0 } else { setting.generation };
         let held = if setting.held { HELD } else { 0 };
         self.word.store(word | held, Ordering::Release);
@@ -281,14 +293,44 @@ mod tests {
     #[test]
     fn a_closed_disk_is_told_by_the_word_with_limits_or_without() {
         let throttle = Throttle::default();
-        throttle.set_closed(true);
+        throttle.set_closed(Some(1_000_000));
         assert_ne!(throttle.word(), 0);
         throttle.set(RateLimits::default());
         assert_ne!(throttle.word(), 0, "limits that go do not open it");
-        let now = Moment(7);
-        assert_eq!(throttle.reserve(now, 4096), now, "it has no limits");
-        throttle.set_closed(false);
+        throttle.set_closed(None);
         assert_eq!(throttle.word(), 0);
+        let now = Moment(7);
+        throttle.reserve(now, 1 << 40);
+        assert_eq!(throttle.reserve(now, 1 << 40), now, "it has no limits");
+    }
+
+    #[test]
+    fn what_a_disk_is_closed_for_keeps_to_its_pace_or_to_a_lower_limit() {
+        let bandwidth = |bandwidth| RateLimits {
+            bandwidth,
+            bandwidth_burst: bandwidth,
+            ..RateLimits::default()
+        };
+        for (limit, first, usual) in [
+            (0, 50_000, 100),
+            (4_000_000, 50_000, 100),
+            (500_000, 500_000, 200),
+        ] {
+            let throttle = throttle(bandwidth(limit));
+            throttle.set_closed(Some(1_000_000));
+            let now = Moment(MILLISECOND);
+            // what the bucket holds, and a debt
+            throttle.reserve(now, first);
+            throttle.reserve(now, 100_000);
+            let wait = throttle.reserve(now, 1).since(now);
+            assert_eq!(wait.as_millis(), usual, "limit {limit}");
+            throttle.set_closed(None);
+            assert_eq!(throttle.limits(), bandwidth(limit));
+            throttle.reserve(now, limit);
+            let rest = throttle.reserve(now, limit).since(now).as_millis();
+            let expected = if limit == 0 { 0 } else { 1000 };
+            assert_eq!(rest, expected, "the limit is as it was");
+        }
     }
 
     #[test]
