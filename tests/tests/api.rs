@@ -73,9 +73,11 @@ fn after_a_crash_at_any_step_there_is_the_state_of_before_or_of_after() -> Resul
                 .disk("b=ram:1M")
                 .vhost_scsi("c")
                 .lun("c/0:0=a");
+            // The identities of new disks are persisted at the first start.
+            plain.start()?.stop(Duration::from_secs(20))?;
             let wanted = format!("LUNETTE_FAULT={step}");
             let mut daemon = plain.clone().under(&["env", &wanted]).start()?;
-            let before = match objects(&client(&daemon)) {
+            let before = match first_answer(&daemon) {
                 Ok(before) => before,
                 Err(error) => bail!("{step}: {error:#}\n{}", daemon.process().log_tail()),
             };

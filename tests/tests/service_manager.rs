@@ -203,15 +203,15 @@ fn socket_that_was_passed_serves_what_was_changed_at_run_time_after_a_restart() 
     let child = restarted(child)?;
     ensure!(names()? == ["e"]);
     ensure!(Client::connect(&socket)?.features()? & VERSION_1 != 0);
-    // None, and later one again.
-    change(Method::DELETE, "e", &socket)?;
+    // None, and later one again. The client has left, but the daemon may not have noticed.
+    change(Method::DELETE, "e?force=true", &socket)?;
     let child = restarted(child)?;
     ensure!(names()?.is_empty());
     change(Method::PUT, "e", &socket)?;
     ensure!(Client::connect(&socket)?.features()? & VERSION_1 != 0);
     // The name of the file elsewhere.
     let elsewhere = scratch.socket("elsewhere.sock");
-    change(Method::DELETE, "e", &socket)?;
+    change(Method::DELETE, "e?force=true", &socket)?;
     change(Method::PUT, "d", &elsewhere)?;
     let child = restarted(child)?;
     ensure!(names()? == ["d"]);

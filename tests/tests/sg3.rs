@@ -17,7 +17,7 @@ impl Bench {
     fn new(name: &str) -> Result<Bench> {
         let rig = Rig::new(|daemon| {
             daemon
-                .disk("d=file:d.raw,size=64M,cache=writeback,serial=alpha")
+                .disk("d=file:d.raw,size=64M,cache=writeback,serial=alpha,wwn=3a5b000000000001")
                 .disk("e=ram:64M,serial=beta")
                 .vhost_scsi("c")
                 .lun("c/0:0=d")
@@ -137,7 +137,7 @@ fn what_a_unit_says_of_itself() -> Result<()> {
             "sg_vpd -p di D",
             &[
                 "designator type: NAA, code set: Binary 0x3",
-                "vendor id: LUNETTE vendor specific: alpha",
+                "vendor id: LUNETTE vendor specific: 3a5b000000000001",
                 "Target port: designator type: Relative target port, code set: Binary Relative target port: 0x1",
                 "designator type: Target port group, code set: Binary Target port group: 0x1",
             ],
