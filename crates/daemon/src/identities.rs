@@ -119,10 +119,15 @@ impl Identities {
         }
     }
 
-    /// Keeps the identities of the disks without a medium that are configured now, and of no others.
+    /// Keeps the identities of the disks without a medium that are configured now, and of no others. A disk that waits until it can
+    /// be opened has the one that it had.
     pub(crate) fn keep_volatile(&mut self, config: &Config, disks: &Disks) {
         let volatile = config.disks.iter().filter_map(|config| {
-            let disk = disks.get(&config.name)?;
+            let Some(disk) = disks.get(&config.name) else {
+                let known = self.volatile.get(&config.name)?;
+                let is_same = known.backend == medium_of(&config.backend);
+                return is_same.then(|| (config.name.clone(), known.clone()));
+            };
             if disk.engine().medium().is_some() {
                 return None;
             }

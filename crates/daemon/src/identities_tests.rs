@@ -250,6 +250,12 @@ fn a_disk_in_memory_is_the_same_after_a_restart_and_another_one_after_it_was_rem
     let last = start(&flags);
     assert_ne!(last["r"], first["r"]);
     assert_eq!((last["n"], last["w"]), (first["n"], first["w"]));
+    // One that could not be opened at a start has it when it comes.
+    let mut identities = Identities::load(Some(folder.path()));
+    let (known, some) = (Disks::new(), &flags[1..]);
+    let disks = opened_beside(&known, &identities, &store, some).unwrap();
+    identities.keep_volatile(&config(&flags), &disks);
+    assert_eq!(start(&flags), last);
     // Of another kind.
     assert_ne!(start(&["n=ram:1M"])["n"], first["n"]);
     // Two daemons without a folder of their own, and of the same configuration.

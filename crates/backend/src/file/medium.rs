@@ -1,4 +1,4 @@
-//! A file or block device as what a disk's identity is kept with. Tests: `tests/file_identity.rs`.
+//! A file or block device as what a disk's identity is kept with. Tests: the identities of the daemon.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
