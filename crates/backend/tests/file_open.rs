@@ -130,7 +130,9 @@ fn image_of_another_format_is_named_and_never_to_be_changed() {
 fn image_of_another_format_with_whole_blocks_is_served_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
-    for (format, mut image) in images() {
+    for (number, (format, mut image)) in images().into_iter().enumerate() {
+        // Each a file of its own: a program that another test starts has a lock for a moment longer.
+        let path = folder.path().join(number.to_string());
         image.resize(4096, 7);
         fs::write(&path, &image).unwrap();
         let file = open(buffered(&path));
@@ -144,35 +146,6 @@ fn image_of_another_format_with_whole_blocks_is_served_as_it_is() {
     assert_eq!(ImageFormat::of_path(&path), None);
     assert_eq!(ImageFormat::of_path(&folder.path().join("none")), None);
     assert_eq!(ImageFormat::of_path(Path::new("/dev/zero")), None);
-}
-
-/// Needs qemu-utils. LUKS is left out: qemu-img measures the CPU for it, and gives up where that is busy.
-#[test]
-fn images_made_by_qemu_img_are_known() {
-    let folder = tempfile::tempdir().unwrap();
-    let made = [
-        ("qcow2", "qcow2", ""),
-        ("qcow2", "qcow2", "compat=0.10"),
-        ("vmdk", "VMDK", ""),
-        ("vmdk", "VMDK", "subformat=monolithicFlat"),
-        ("vmdk", "VMDK", "subformat=streamOptimized"),
-        ("vhdx", "VHDX", ""),
-        ("vdi", "VDI", ""),
-    ];
-    for (index, (kind, format, option)) in made.into_iter().enumerate() {
-        let path = folder.path().join(format!("{index}.{kind}"));
-        let mut command = std::process::Command::new("qemu-img");
-        command.args(["create", "-q", "-f", kind]);
-        if !option.is_empty() {
-            command.args(["-o", option]);
-        }
-        let output = command.arg(&path).arg("1M").output();
-        let output = output.unwrap_or_else(|e| panic!("qemu-img (qemu-utils) is needed: {e}"));
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{kind} {option}: {errors}");
-        let found = ImageFormat::of_path(&path).map(|found| found.to_string());
-        assert_eq!(found.as_deref(), Some(format), "{kind} {option}");
-    }
 }
 
 #[test]
