@@ -284,7 +284,8 @@ fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<(
     ceph.start_osd()?;
     let over = driver.wait(2000)?;
     ensure!(over.iter().all(|over| over.result == Ok(0)));
-    ensure!(driver.read(63 << 20, 4096)? == [2; 4096] || image.shape()?.size == 32 << 20);
+    // Whether the resize that was given up has been carried out since or not, this part of the image is there.
+    ensure!(driver.read(31 << 20, 4096)? == [2; 4096]);
     Ok(())
 }
 
