@@ -50,8 +50,8 @@ profile: ## Counts what is hot while every door is driven and notes it in profil
 demo: ## Serves two disks to a real guest, measures them there and shows where the time went
 	@scripts/setup demo
 	@echo "demo: building in release"
-	@$(release) --quiet -p lunette -p lab
-	@LUNETTE_BIN=$(abspath $(target_directory))/release/lunette $(target_directory)/release/lab demo
+	@$(release) --quiet -p lunette -p vm
+	@LUNETTE_BIN=$(abspath $(target_directory))/release/lunette $(target_directory)/release/vm demo
 
 bench: ## Measures both doors beside qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench
@@ -103,7 +103,7 @@ fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
 	done
 
 install: ## Installs the built program, its man pages, completions, systemd units, and descriptors for QEMU (PREFIX, DESTDIR)
-	@test -x $(target_directory)/release/lunette || { echo "install: nothing is built yet; mend: make build" >&2; exit 1; }
+	@test -x $(target_directory)/release/lunette || { echo "install: nothing is built yet; hint: make build" >&2; exit 1; }
 	install -D -m 755 $(target_directory)/release/lunette $(DESTDIR)$(bindir)/lunette
 	install -d $(DESTDIR)$(mandir) $(DESTDIR)$(bashdir) $(DESTDIR)$(zshdir) $(DESTDIR)$(fishdir) $(DESTDIR)$(systemddir)
 	$(target_directory)/release/lunette man $(DESTDIR)$(mandir)

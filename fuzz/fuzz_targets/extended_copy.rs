@@ -8,8 +8,8 @@
 #[path = "../../crates/scsi/tests/common/mod.rs"]
 mod common;
 
+use block::IoKind;
 use common::{Bed, info};
-use disk::IoKind;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use scsi::Status;
 

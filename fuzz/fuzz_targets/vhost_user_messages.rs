@@ -6,10 +6,10 @@
 
 use std::sync::{Arc, LazyLock};
 
-use backend::{Disk, Ram, RamOptions};
+use bdev::{Disk, Ram, RamOptions};
 use reactor::{PollLimit, Pool, WorkerOptions};
-use virtio::VirtioDevice;
 use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_device::VirtioDevice;
 
 /// One worker and one device for all inputs: a session leaves nothing behind.
 static SERVED: LazyLock<(Arc<Pool>, Arc<dyn VirtioDevice>)> = LazyLock::new(|| {

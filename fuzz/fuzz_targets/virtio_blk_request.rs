@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use disk::{DiskInfo, Geometry, IoRequest};
+use block::{DiskInfo, Geometry, IoRequest};
 use virtio_blk::request::{RANGE_SIZE, Request, parse, parse_range};
 
 fn info(choice: u8) -> DiskInfo {
@@ -21,7 +21,7 @@ fn info(choice: u8) -> DiskInfo {
         anchors: false,
         atomic_writes: None,
         rotational: false,
-        identity: disk::Identity::UNSET,
+        identity: block::Identity::UNSET,
         serial: String::new(),
         naa: 0,
     }

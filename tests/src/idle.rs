@@ -1,8 +1,8 @@
 //! What a daemon costs that has nothing to do.
 
 use anyhow::{Result, ensure};
-use lab::Daemon;
 use std::time::{Duration, Instant};
+use vm::Daemon;
 
 /// How long it is watched at a time.
 const WATCHED: Duration = Duration::from_secs(10);

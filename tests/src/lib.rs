@@ -15,4 +15,4 @@ pub use initiator::IscsiSession;
 pub use rig::Rig;
 
 pub use anyhow::{Context, Result, bail, ensure};
-pub use lab::{Daemon, DaemonBuilder, Guest, GuestBuilder, Profile, Scratch};
+pub use vm::{Daemon, DaemonBuilder, Guest, GuestBuilder, Profile, Scratch};

@@ -1,12 +1,12 @@
 //! One test's daemon and its places.
 
 use anyhow::{Result, bail, ensure};
-use lab::{Daemon, DaemonBuilder, Guest, Scratch, wait_until};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use vm::{Daemon, DaemonBuilder, Guest, Scratch, wait_until};
 
 static TURN: Mutex<()> = Mutex::new(());
 

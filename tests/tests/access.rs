@@ -2,13 +2,13 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, DaemonBuilder, Profile, Result, Rig, Scratch, bail, ensure, http};
-use lab::{lunette_program, wait_until};
 use serde_json::Value;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
+use vm::{lunette_program, wait_until};
 
 const CONTROL: &str = "Qm9fTm90X1RlbGxfVGhpcw==";
 const READERS: &str = "only-to-look-on-0123456789";
@@ -202,7 +202,7 @@ fn as_user(user: u32, group: u32, program: &Path, words: &[&str]) -> Result<Outp
         let may = Command::new("sudo").args(["-n", "true"]).output();
         if !may.is_ok_and(|output| output.status.success()) {
             bail!(
-                "only root can become another user; mend: run the tests as root, or `sudo -v` before them"
+                "only root can become another user; hint: run the tests as root, or `sudo -v` before them"
             );
         }
     }
@@ -216,7 +216,7 @@ fn as_user(user: u32, group: u32, program: &Path, words: &[&str]) -> Result<Outp
         .args(words);
     command
         .output()
-        .context("cannot run setpriv; mend: apt-get install util-linux")
+        .context("cannot run setpriv; hint: apt-get install util-linux")
 }
 
 /// The program where every user can run it, and the way to the control socket open: only what the daemon says of the socket

@@ -42,7 +42,7 @@ fn virtio_blk_data_survives_remounts_and_daemon_restarts() -> Result<()> {
 
     // Under load, and again, for where it ends within a request is chance: a daemon that is told to end answers what it
     // has taken before it goes, one that is killed leaves it to the next one, and the guest waits and goes on.
-    let soak = guest.start("guest-io soak --file /dev/vdb --seed 22 --depth 8 --runtime 18")?;
+    let soak = guest.start("guest-agent soak --file /dev/vdb --seed 22 --depth 8 --runtime 18")?;
     for round in 0..7 {
         std::thread::sleep(Duration::from_millis(2500));
         if round % 2 == 0 {
@@ -85,7 +85,7 @@ fn packed_ring_goes_on_after_kills_of_the_daemon() -> Result<()> {
         features.trim().as_bytes().get(34) == Some(&b'1'),
         "{features}"
     );
-    let soak = guest.start("guest-io soak --file /dev/vda --seed 23 --depth 8 --runtime 15")?;
+    let soak = guest.start("guest-agent soak --file /dev/vda --seed 23 --depth 8 --runtime 15")?;
     for round in 0..5 {
         std::thread::sleep(Duration::from_millis(2500));
         if round == 2 {
@@ -324,7 +324,7 @@ fn a_full_file_system_and_a_lost_file_end_reach_the_guest_as_errors() -> Result<
         .boot()?;
     guest.wait_for_disks(&["vda", "vdb", "vdc"])?;
     let (full, short) = (guest.scsi_disk(0, 0, 0)?, guest.scsi_disk(0, 0, 1)?);
-    let bystander = guest.start("guest-io soak --file /dev/vdc --runtime 8")?;
+    let bystander = guest.start("guest-agent soak --file /dev/vdc --runtime 8")?;
 
     guest.io_ok("fill --file /dev/vda --seed 41 --writes 500 --size 8M")?;
     for disk in ["vda", &full] {

@@ -3,10 +3,10 @@
 
 use daemon::control::{Client, ClientError, Method};
 use end_to_end::{Daemon, DaemonBuilder, Profile, Result, Rig, Scratch, bail, ensure};
-use front_end::VerifiedLoad;
-use lab::{lunette_program, workspace};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use vhost_frontend::VerifiedLoad;
+use vm::{lunette_program, workspace};
 
 fn client(daemon: &Daemon) -> Client {
     Client::new(&daemon.control()).patient(Duration::from_secs(120))
@@ -310,7 +310,7 @@ fn schemathesis() -> Result<std::path::PathBuf> {
     let program = workspace().join("build/python/bin/schemathesis");
     if !program.exists() {
         bail!(
-            "there is no {}; mend: scripts/setup test",
+            "there is no {}; hint: scripts/setup test",
             program.display()
         );
     }
@@ -370,7 +370,7 @@ fn answers_are_as_the_document_promises_whatever_is_asked() -> Result<()> {
         .args(["--continue-on-failure", "--no-shrink", "--no-color"])
         .args(["--generation-database", "none"])
         .current_dir(rig.scratch.files());
-    let mut running = lab::Process::start("schemathesis", &command, &report)?;
+    let mut running = vm::Process::start("schemathesis", &command, &report)?;
     let status = running.wait(Duration::from_secs(500))?;
     let told = running.log();
     rig.daemon.process().check_running()?;

@@ -8,10 +8,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use end_to_end::{Context, Profile, Result, Rig, Scratch, bail, ensure};
-use lab::lunette_program;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 use std::os::unix::process::CommandExt;
+use vm::lunette_program;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -430,7 +430,7 @@ fn packed_rings_are_driven_where_there_are_some_and_refused_elsewhere() -> Resul
         ))
         .stdin(Stdio::null())
         .spawn()
-        .context("cannot run qemu-storage-daemon; mend: apt-get install qemu-system-common")?;
+        .context("cannot run qemu-storage-daemon; hint: apt-get install qemu-system-common")?;
     let begun = Instant::now();
     while !socket.exists() && begun.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(20));
@@ -488,7 +488,7 @@ fn the_page_of_a_study_is_drawn_without_anything_from_outside() -> Result<()> {
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
         .args([log_net, profile, page])
         .output()
-        .context("cannot run chromium; mend: apt-get install chromium")?;
+        .context("cannot run chromium; hint: apt-get install chromium")?;
     let dom = String::from_utf8_lossy(&output.stdout);
     ensure!(dom.matches("<svg").count() == 6, "{}", said(&output));
     ensure!(dom.matches("<table").count() == 6 && dom.contains("<h2>Advice</h2>"));

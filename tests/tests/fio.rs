@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use end_to_end::{Context, Profile, Result, Scratch, bail, ensure};
-use lab::lunette_program;
 use serde_json::Value;
+use vm::lunette_program;
 
 /// Bytes of the file that jobs run on.
 const FILE: u64 = 4 << 20;
@@ -36,7 +36,7 @@ fn run(who: Who, folder: &Path, text: &str, more: &[&str]) -> Result<String> {
         .current_dir(folder)
         .output();
     let output =
-        output.with_context(|| format!("cannot run {who:?}; mend: apt-get install fio"))?;
+        output.with_context(|| format!("cannot run {who:?}; hint: apt-get install fio"))?;
     let complaints = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{who:?}: {complaints}\n{text}");
     Ok(String::from_utf8(output.stdout)?)
@@ -493,7 +493,7 @@ fn fio_s_own_readers_take_what_we_write() -> Result<()> {
 #[test]
 fn every_option_of_fio_is_honoured_or_refused_by_its_name() -> Result<()> {
     let output = Command::new("fio").arg("--cmdhelp=all").output();
-    let output = output.context("cannot run fio; mend: apt-get install fio")?;
+    let output = output.context("cannot run fio; hint: apt-get install fio")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let words = text
         .lines()

@@ -4,8 +4,10 @@
 
 use end_to_end::rig::kernel_is_content;
 use end_to_end::{GuestBuilder, Result, Rig, bail, ensure};
-use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, hostile, status};
 use std::time::{Duration, Instant};
+use vhost_frontend::{
+    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, hostile, status,
+};
 
 /// Far above what a batch of requests takes; far below "it stands still".
 const SOON: Duration = Duration::from_secs(30);
@@ -27,7 +29,7 @@ fn hostile_front_ends_end_their_own_sessions_and_the_others_go_on() -> Result<()
         .vhost_user_blk(&rig.socket("guest"), 1)
         .boot()?;
     guest.wait_for_disks(&["vda"])?;
-    let soak = guest.start("guest-io soak --file /dev/vda --seed 3 --depth 2 --runtime 10")?;
+    let soak = guest.start("guest-agent soak --file /dev/vda --seed 3 --depth 2 --runtime 10")?;
     let load = VerifiedLoad::start(&rig.socket("good"))?;
     let bad = rig.socket("bad");
     let begun = Instant::now();

@@ -2,7 +2,7 @@
 //! ones get in, and silence costs nothing.
 #![forbid(unsafe_code)]
 
-#[path = "../../crates/iscsi_net/tests/common/hostile.rs"]
+#[path = "../../crates/iscsi_target/tests/common/hostile.rs"]
 mod hostile;
 
 use daemon::control::Client;
@@ -86,7 +86,7 @@ fn allow_descriptors(needed: u64) -> Result<()> {
     let enough = |most: Option<u64>| most.is_none_or(|most| most >= needed);
     ensure!(
         enough(limit.maximum),
-        "{needed} descriptors are needed; mend: ulimit -Hn {needed}"
+        "{needed} descriptors are needed; hint: ulimit -Hn {needed}"
     );
     if !enough(limit.current) {
         setrlimit(

@@ -39,7 +39,7 @@ fn a_unit_comes_and_goes_a_hundred_times_under_io_on_another() -> Result<()> {
         .boot()?;
     let other = guest.scsi_disk(0, 0, 0)?;
     let soak = guest.start(&format!(
-        "guest-io soak --file /dev/{other} --seed 1 --depth 2 --runtime 30"
+        "guest-agent soak --file /dev/{other} --seed 1 --depth 2 --runtime 30"
     ))?;
     let place = "/sys/class/scsi_device/0:0:4:0/device/block/sd*";
     let mut slowest = Duration::ZERO;
@@ -96,7 +96,8 @@ fn a_unit_that_is_in_use_goes_when_its_requests_have_ended_or_by_force() -> Resu
 
     for forced in [false, true] {
         let disk = guest.scsi_disk(0, 4, 0)?;
-        let load = format!("guest-io load --file /dev/{disk} --rw randread --depth 8 --runtime 5");
+        let load =
+            format!("guest-agent load --file /dev/{disk} --rw randread --depth 8 --runtime 5");
         let load = guest.start(&load)?;
         guest.ok("sleep 1")?;
         let mut words = vec!["lun", "remove", "c", "4:0"];
@@ -137,7 +138,7 @@ fn a_guest_sees_a_disk_grow_and_shrink_without_a_reboot() -> Result<()> {
     let disks = [("a", "vda"), ("n", "vdb"), ("b", "sda")];
     for (disk, seen) in disks {
         let soak = guest.start(&format!(
-            "guest-io soak --file /dev/{seen} --seed 4 --size 32M --runtime 8"
+            "guest-agent soak --file /dev/{seen} --seed 4 --size 32M --runtime 8"
         ))?;
         rig.daemon.lunette(&["disk", "resize", disk, "160M"])?;
         until(

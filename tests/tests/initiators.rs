@@ -70,7 +70,7 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills_of_the_daemon() -> 
 
     // In the midst of verified I/O, twice in either way; the file system stays mounted.
     let soak = guest.start(
-        "truncate -s 32M /mnt/soak && guest-io soak --file /mnt/soak --seed 62 --depth 4 --runtime 16",
+        "truncate -s 32M /mnt/soak && guest-agent soak --file /mnt/soak --seed 62 --depth 4 --runtime 16",
     )?;
     for round in 0..4 {
         std::thread::sleep(Duration::from_secs(1));
@@ -127,7 +127,7 @@ fn linux_initiator_logs_out_when_asked_to_and_comes_back_without_an_error() -> R
     let remote = guest.iscsi_login(portal, TARGET, &[])?;
     let disk = guest.scsi_disk(0, 0, 0)?;
     let soak = guest.start(&format!(
-        "guest-io soak --file /dev/{disk} --seed 81 --depth 4 --runtime 20"
+        "guest-agent soak --file /dev/{disk} --seed 81 --depth 4 --runtime 20"
     ))?;
     for logins in 1..=3 {
         let deadline = Instant::now() + SOON;
@@ -161,7 +161,7 @@ fn linux_initiator_logs_out_when_asked_to_and_comes_back_without_an_error() -> R
 fn qemu_boots_a_guest_from_a_target() -> Result<()> {
     let portal = free_portal()?;
     let mut rig = Rig::prepared(|scratch, daemon| {
-        lab::bootable_image(&scratch.file("boot.raw"), 160)?;
+        vm::bootable_image(&scratch.file("boot.raw"), 160)?;
         Ok(daemon
             .disk("d=file:d.raw,size=160M,cache=none")
             .arguments(["--iscsi", &format!("{TARGET}=d")])
@@ -169,7 +169,7 @@ fn qemu_boots_a_guest_from_a_target() -> Result<()> {
     })?;
     rig.iscsi_portal(TARGET)?;
     let url = format!("iscsi://{portal}/{TARGET}/0");
-    let output = Command::new(lab::tool("qemu-img")?)
+    let output = Command::new(vm::tool("qemu-img")?)
         .args(["convert", "-n", "-f", "raw", "-O", "raw"])
         .arg(rig.scratch.file("boot.raw"))
         .arg(&url)
@@ -198,8 +198,8 @@ fn qemu_boots_a_guest_from_a_target() -> Result<()> {
     guest.reboot()?;
     guest.io_ok("check --file /kept --seed 71 --writes 500")?;
     // The daemon's end and return while the guest writes to its root: QEMU logs in again.
-    let soak =
-        guest.start("truncate -s 16M /more && guest-io soak --file /more --seed 72 --runtime 8")?;
+    let soak = guest
+        .start("truncate -s 16M /more && guest-agent soak --file /more --seed 72 --runtime 8")?;
     std::thread::sleep(Duration::from_secs(1));
     rig.daemon.kill()?;
     rig.daemon.start_again()?;

@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, IscsiSession, Result, Rig, bail, ensure};
-use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
 use std::process::{Command, Stdio};
+use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 

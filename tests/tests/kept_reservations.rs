@@ -159,7 +159,7 @@ fn registrations_stay_with_their_ports_whatever_comes_first_after_a_restart() ->
     // The other way round: without what was kept, the first to come had the other's number.
     let mut daemon = builder([OTHER, TARGET], &scratch).start()?;
     // Its log has the lines of the daemon before it too, which say nothing of this one: asks until it answers.
-    let after = lab::wait_until(std::time::Duration::from_secs(30), || held(&daemon).ok());
+    let after = vm::wait_until(std::time::Duration::from_secs(30), || held(&daemon).ok());
     ensure!(after.as_ref() == Some(&before), "{after:?}, not {before:?}");
     let at = portal(&mut daemon, OTHER)?;
     let mut same = IscsiSession::login(&at, OTHER, 1)?;

@@ -3,10 +3,10 @@
 
 use end_to_end::rig::kernel_is_content;
 use end_to_end::{GuestBuilder, Profile, Result, Rig, ensure};
-use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
 use std::fs::{Permissions, copy, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
 
 #[test]
 fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()> {
@@ -26,7 +26,8 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
         .boot()?;
     other.wait_for_disks(&["vda"])?;
     // In rounds, so that each event happens while a round runs and progress after it is seen.
-    let mut round = other.start("guest-io soak --file /dev/vda --seed 1 --depth 2 --runtime 30")?;
+    let mut round =
+        other.start("guest-agent soak --file /dev/vda --seed 1 --depth 2 --runtime 30")?;
 
     let subject = GuestBuilder::new("subject")
         .cpus(2)
@@ -43,7 +44,7 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
         // Reboot in the midst of I/O that nobody waits for; what was acknowledged before stays.
         for disk in ["vda", "sda"] {
             guest.start(&format!(
-                "guest-io load --file /dev/{disk} --rw randread --depth 4 --runtime 60"
+                "guest-agent load --file /dev/{disk} --rw randread --depth 4 --runtime 60"
             ))?;
         }
         guest.reboot()?;
@@ -57,7 +58,7 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
     kernel_is_content(&mut guest)?;
 
     other.wait_ok(round, Duration::from_secs(240))?;
-    round = other.start("guest-io soak --file /dev/vda --seed 2 --depth 2 --runtime 15")?;
+    round = other.start("guest-agent soak --file /dev/vda --seed 2 --depth 2 --runtime 15")?;
 
     for disk in ["vda", "sda"] {
         // Above the 16 MiB that are verified: the load may write anything there.
@@ -65,7 +66,7 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
             "dd if=/dev/urandom of=/tmp/noise bs=1M count=1; while :; do dd if=/tmp/noise of=/dev/{disk} bs=64k seek=$((256 + RANDOM % 500)) count=16 oflag=direct; done"
         ))?;
         guest.start(&format!(
-            "guest-io load --file /dev/{disk} --rw randread --depth 8 --runtime 60"
+            "guest-agent load --file /dev/{disk} --rw randread --depth 8 --runtime 60"
         ))?;
     }
     std::thread::sleep(Duration::from_secs(2));
@@ -115,7 +116,7 @@ fn memory_is_plugged_in_and_out_while_io_is_in_flight() -> Result<()> {
         .vhost_user_scsi(&rig.socket("c"), 2)
         .boot()?;
     guest.wait_for_disks(&["vda", "vdb", "sda"])?;
-    let mut soaks = vec![guest.start("guest-io soak --file /dev/vda --runtime 12")?];
+    let mut soaks = vec![guest.start("guest-agent soak --file /dev/vda --runtime 12")?];
     guest.plug_memory("dimm", 128)?;
     // As movable memory it is what programs get first, so the next buffers lie in it.
     guest.ok(
@@ -124,7 +125,7 @@ fn memory_is_plugged_in_and_out_while_io_is_in_flight() -> Result<()> {
     )?;
     for disk in ["vdb", "sda"] {
         soaks.push(guest.start(&format!(
-            "guest-io soak --file /dev/{disk} --bs 64k --depth 8 --runtime 8"
+            "guest-agent soak --file /dev/{disk} --bs 64k --depth 8 --runtime 8"
         ))?);
     }
     std::thread::sleep(Duration::from_secs(3));
@@ -152,7 +153,7 @@ fn an_unprivileged_daemon_serves_a_guest_within_the_usual_limits() -> Result<()>
     let mut rig = Rig::prepared(|scratch, daemon| {
         // Where a stranger can reach it: the build directory may lie in somebody's home.
         let program = scratch.socket("lunette");
-        copy(lab::lunette_program(Profile::Dev)?, &program)?;
+        copy(vm::lunette_program(Profile::Dev)?, &program)?;
         set_permissions(scratch.sockets(), Permissions::from_mode(0o777))?;
         let file = scratch.socket("a.raw");
         Ok(daemon

@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Profile, Result, Rig, ensure};
-use lab::{lunette_program, wait_until};
 use serde_json::Value;
 use std::process::{Child, Command, Stdio};
+use vm::{lunette_program, wait_until};
 
 /// Starts a driver that wants all it can get: random reads at `depth` for three seconds, after the burst is used up.
 fn drive(subject: &str, depth: u32, bs: &str) -> Result<Child> {

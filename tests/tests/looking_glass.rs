@@ -3,13 +3,13 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, IscsiSession, Profile, Result, Rig, bail, ensure};
-use lab::lunette_program;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use vm::lunette_program;
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 const STAGES: [&str; 9] = [
@@ -339,7 +339,7 @@ fn probes() -> Result<BTreeMap<String, usize>> {
         .arg("--wide")
         .arg(lunette_program(Profile::Dev)?)
         .output()
-        .context("cannot run readelf; mend: apt-get install binutils")?;
+        .context("cannot run readelf; hint: apt-get install binutils")?;
     let text = String::from_utf8_lossy(&output.stdout);
     let mut probes = BTreeMap::new();
     for note in text.split("Provider: lunette").skip(1) {
@@ -402,7 +402,7 @@ fn the_tool_checks_itself_and_what_stamps_cost() -> Result<()> {
 
 #[test]
 fn trace_scripts_use_probes_and_arguments_that_there_are() -> Result<()> {
-    let folder = lab::workspace().join("scripts/trace");
+    let folder = vm::workspace().join("scripts/trace");
     let readme = std::fs::read_to_string(folder.join("README.md"))?;
     let probes = probes()?;
     let mut scripts = 0;
@@ -449,7 +449,7 @@ fn compiles(script: &Path, argument: Option<&str>, pid: u32) -> Result<bool> {
         .arg(script)
         .args(argument)
         .output()
-        .context("cannot run bpftrace; mend: apt-get install bpftrace")?;
+        .context("cannot run bpftrace; hint: apt-get install bpftrace")?;
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(output.status.success() && text.contains("define i64 @\"usdt:"))
 }
@@ -459,7 +459,7 @@ fn compiles(script: &Path, argument: Option<&str>, pid: u32) -> Result<bool> {
 #[test]
 fn every_script_compiles_and_where_it_can_be_attached_tells_something() -> Result<()> {
     let mut rig = rig()?;
-    let folder = lab::workspace().join("scripts/trace");
+    let folder = vm::workspace().join("scripts/trace");
     let scripts = [
         ("stages.bt", None, "submitted_us"),
         ("slow.bt", Some("0"), " us: queue "),
@@ -625,7 +625,7 @@ fn what_an_initiator_did_is_counted_by_session_and_stays_when_it_leaves() -> Res
     ensure!(refused.is_some_and(|count| count != "0"), "{page}");
     ensure!(page.contains(&sessions(1)), "{page}");
     drop(session);
-    let left = lab::wait_until(std::time::Duration::from_secs(20), || {
+    let left = vm::wait_until(std::time::Duration::from_secs(20), || {
         let page = metrics(&rig).ok()?;
         page.contains(&sessions(0)).then_some(page)
     });

@@ -3,7 +3,6 @@
 
 use end_to_end::client::{Client, VERSION_1};
 use end_to_end::{Context, DaemonBuilder, Profile, Result, Rig, Scratch, ensure};
-use lab::{Process, lunette_program, wait_until, workspace};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::os::fd::OwnedFd;
@@ -12,6 +11,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use vm::{Process, lunette_program, wait_until, workspace};
 
 /// Far above what an end takes; far below "it waits for something".
 const SOON: Duration = Duration::from_secs(20);

@@ -3,15 +3,17 @@
 
 use end_to_end::rig::{kernel_is_content, number};
 use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
-use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, VerifiedLoad, status};
 use guest_memory::IoBuffer;
-use lab::{CEPH_USER, Ceph, wait_until};
 use librbd::{Channel, Cluster, ClusterConfig, Finished, Image, ImageName, LockMode, Pool};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use vhost_frontend::{
+    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, VerifiedLoad, status,
+};
+use vm::{CEPH_USER, Ceph, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -293,7 +295,7 @@ fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<(
 const RETURN_LIMIT: Duration = Duration::from_secs(50);
 
 fn lunette(words: &[&str]) -> Result<std::process::Output> {
-    let program = lab::lunette_program(end_to_end::Profile::Dev)?;
+    let program = vm::lunette_program(end_to_end::Profile::Dev)?;
     Ok(std::process::Command::new(program).args(words).output()?)
 }
 
@@ -321,7 +323,10 @@ fn a_disk_on_an_image_waits_for_its_osd_follows_sizes_and_ends_in_time() -> Resu
         .goes_on(Duration::from_secs(2))
         .err()
         .context("requests end without an OSD")?;
-    ensure!(matches!(waits, front_end::Error::Timeout(_)), "{waits}");
+    ensure!(
+        matches!(waits, vhost_frontend::Error::Timeout(_)),
+        "{waits}"
+    );
     let begun = Instant::now();
     rig.daemon.lunette(&["status", "--json"])?;
     ensure!(begun.elapsed() < Duration::from_secs(5), "the API waits");
@@ -434,7 +439,7 @@ fn a_guest_works_on_through_a_kill_of_the_osd_and_a_fenced_daemon_answers_with_e
     let granularity = number(&mut guest, "sda", "queue/discard_granularity")?;
     ensure!(granularity == 4096, "discard granularity {granularity}");
     ensure!(number(&mut guest, "sda", "queue/optimal_io_size")? == 4 << 20);
-    let soak = guest.start("guest-io soak --file /dev/sda --seed 5 --depth 4 --runtime 8")?;
+    let soak = guest.start("guest-agent soak --file /dev/sda --seed 5 --depth 4 --runtime 8")?;
     std::thread::sleep(Duration::from_secs(2));
     ceph.kill_osd();
     std::thread::sleep(Duration::from_secs(2));

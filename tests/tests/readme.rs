@@ -4,11 +4,11 @@
 
 use end_to_end::client::{Client, VERSION_1};
 use end_to_end::{Context, GuestBuilder, Profile, Result, Scratch, ensure};
-use lab::{Accelerator, Process, guest_directory, lunette_program, wait_until, workspace};
 use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use vm::{Accelerator, Process, guest_directory, lunette_program, wait_until, workspace};
 
 /// The blocks of a language in the README that hold `word`.
 fn blocks(language: &str, word: &str) -> Result<Vec<String>> {

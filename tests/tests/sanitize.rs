@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::{IscsiSession, Result, Rig, bail, ensure};
-use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 const IDLE: (u8, u8, u8) = (0, 0, 0);

@@ -4,7 +4,6 @@
 use daemon::control::Method;
 use end_to_end::client::{Client, VERSION_1};
 use end_to_end::{Context, Profile, Result, Scratch, ensure};
-use lab::{Process, lunette_program, wait_until, workspace};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
@@ -12,6 +11,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use vm::{Process, lunette_program, wait_until, workspace};
 
 /// Far above what anything here takes; far below "it waits for something".
 const SOON: Duration = Duration::from_secs(60);
@@ -280,7 +280,7 @@ fn units_pages_and_completions_are_installed_and_removed_again() -> Result<()> {
         .args(["verify", "--man=no"])
         .args([units.join("lunette.service"), units.join("lunette.socket")])
         .output();
-    let output = verified.context("cannot run systemd-analyze; mend: apt-get install systemd")?;
+    let output = verified.context("cannot run systemd-analyze; hint: apt-get install systemd")?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let ours: Vec<&str> = said
         .lines()

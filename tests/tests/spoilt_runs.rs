@@ -9,9 +9,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use end_to_end::{Context, Profile, Result, Rig, Scratch, bail, ensure};
-use lab::lunette_program;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use vm::lunette_program;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const TARGET: &str = "iqn.2026-11.org.example:spoilt";

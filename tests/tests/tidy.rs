@@ -2,29 +2,29 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, bail, ensure};
-use lab::workspace;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use vm::workspace;
 
 /// Dependencies run downwards in this list, or stay on a level.
 const LEVELS: [(&str, &[&str]); 5] = [
     (
         "words",
-        &["disk", "timeline", "guest_memory", "probes", "iscsi_name"],
+        &["block", "latency", "guest_memory", "probes", "iscsi_name"],
     ),
     ("protocols", &["virtqueue", "scsi", "iscsi"]),
-    ("engines", &["ring", "librbd", "backend", "reactor"]),
+    ("engines", &["uring", "librbd", "bdev", "reactor"]),
     (
         "doors",
         &[
-            "virtio",
+            "virtio_device",
             "virtio_blk",
             "virtio_scsi",
-            "scsi_tasks",
+            "scsi_exec",
             "vhost_user",
-            "iscsi_net",
+            "iscsi_target",
         ],
     ),
     (
@@ -32,11 +32,11 @@ const LEVELS: [(&str, &[&str]); 5] = [
         &[
             "daemon",
             "bench",
-            "lab",
+            "vm",
             "sim",
-            "front_end",
+            "vhost_frontend",
             "lunette",
-            "guest_io",
+            "guest_agent",
             "end_to_end",
             "lunette-fuzz",
         ],
@@ -47,15 +47,15 @@ const LEVELS: [(&str, &[&str]); 5] = [
 const FORBIDDEN: [(&str, &[&str], &str); 5] = [
     (
         "scsi",
-        &["iscsi", "virtio", "virtqueue", "guest_memory"],
+        &["iscsi", "virtio_device", "virtqueue", "guest_memory"],
         "it knows no transport and no ring",
     ),
     (
         "iscsi",
-        &["scsi", "virtio", "virtqueue", "guest_memory"],
+        &["scsi", "virtio_device", "virtqueue", "guest_memory"],
         "it takes bytes and gives values",
     ),
-    ("backend", &["reactor"], "a back end never learns who asked"),
+    ("bdev", &["reactor"], "a back end never learns who asked"),
     (
         "virtio_blk",
         &["vhost_user", "virtio_scsi", "scsi"],
@@ -69,7 +69,7 @@ const FORBIDDEN: [(&str, &[&str], &str); 5] = [
 ];
 
 /// The crates that are named for unsafe code.
-const UNSAFE_CRATES: [&str; 4] = ["guest_memory", "ring", "probes", "librbd"];
+const UNSAFE_CRATES: [&str; 4] = ["guest_memory", "uring", "probes", "librbd"];
 
 /// A file beyond this has outgrown its one job.
 const LINES_MAX: usize = 800;
@@ -87,7 +87,7 @@ fn output_of(program: &str, words: &[&str]) -> Result<String> {
         .args(words)
         .current_dir(workspace())
         .output()
-        .with_context(|| format!("cannot run {program}; mend: apt-get install {program}"))?;
+        .with_context(|| format!("cannot run {program}; hint: apt-get install {program}"))?;
     ensure!(
         output.status.success(),
         "{program} {words:?}: {}",
@@ -333,12 +333,12 @@ fn every_file_has_a_head_and_one_job() -> Result<()> {
 
 #[test]
 fn the_quoting_rule_finds_paths_and_leaves_other_words_alone() -> Result<()> {
-    let text = "See `crates/disk/src/lib.rs`, `virtio_blk/queue`, [us](CONTRIBUTING.md#x), `make test`, `a/b`, \
+    let text = "See `crates/block/src/lib.rs`, `virtio_blk/queue`, [us](CONTRIBUTING.md#x), `make test`, `a/b`, \
                 [them](https://example.org), `scripts/50-lunette-*.json`.";
     let found = quoted_paths(text);
     if found
         != [
-            "crates/disk/src/lib.rs",
+            "crates/block/src/lib.rs",
             "virtio_blk/queue",
             "CONTRIBUTING.md",
         ]

@@ -80,9 +80,9 @@ fn four_virtio_blk_disks_with_two_queues_each() -> Result<()> {
 
     // All at once, verified; the null disk keeps nothing and is only read.
     let soaks = ["vda", "vdb", "vdc"]
-        .map(|disk| format!("guest-io soak --file /dev/{disk} --bs 4096 --depth 4 --runtime 4 & soaks=\"$soaks $!\"; "));
+        .map(|disk| format!("guest-agent soak --file /dev/{disk} --bs 4096 --depth 4 --runtime 4 & soaks=\"$soaks $!\"; "));
     guest.ok(&format!(
-        "{}guest-io load --file /dev/vdd --rw randread --depth 4 --runtime 4 || exit 1; for soak in $soaks; do wait $soak || exit 1; done",
+        "{}guest-agent load --file /dev/vdd --rw randread --depth 4 --runtime 4 || exit 1; for soak in $soaks; do wait $soak || exit 1; done",
         soaks.concat()
     ))?;
     kernel_is_content(&mut guest)?;
@@ -186,13 +186,13 @@ fn scsi_disks_sit_where_the_controller_puts_them_and_cost_nothing_when_idle() ->
             Duration::from_secs(360),
             &format!(
                 "seed=0; for d in /sys/block/sd*; do seed=$((seed+1)); \
-                 guest-io {pass} --file /dev/${{d##*/}} --seed $seed --writes 8 --depth 2 >/tmp/out || {{ echo $d; cat /tmp/out; exit 1; }}; done"
+                 guest-agent {pass} --file /dev/${{d##*/}} --seed $seed --writes 8 --depth 2 >/tmp/out || {{ echo $d; cat /tmp/out; exit 1; }}; done"
             ),
         )?;
     }
     let (first, second) = (guest.scsi_disk(0, 3, 0)?, guest.scsi_disk(3, 255, 16383)?);
     guest.ok(&format!(
-        "guest-io soak --file /dev/{first} --runtime 3 & guest-io soak --file /dev/{second} --runtime 3 && wait $!"
+        "guest-agent soak --file /dev/{first} --runtime 3 & guest-agent soak --file /dev/{second} --runtime 3 && wait $!"
     ))?;
     kernel_is_content(&mut guest)?;
 

@@ -8,17 +8,17 @@
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
-use backend::{Disk, Engine, Null, NullOptions, Ram, RamOptions};
+use bdev::{BlockDevice, Disk, Null, NullOptions, Ram, RamOptions};
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
+use latency::Labels;
 use reactor::{SourceId, Worker};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use scsi::MemoryStore;
-use scsi_tasks::Units;
-use timeline::Labels;
-use virtio::{QueueSetup, VirtioDevice};
+use scsi_exec::Units;
 use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_device::{QueueSetup, VirtioDevice};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 use virtqueue::driver::{DriverConfig, DriverQueue, IndirectTables, RingLayout};
 
@@ -171,7 +171,7 @@ struct Request {
 }
 
 /// A device with one disk, and the index of its first request queue.
-fn device(door: Door, engine: Arc<dyn Engine>, queues: u16) -> (Box<dyn VirtioDevice>, u16) {
+fn device(door: Door, engine: Arc<dyn BlockDevice>, queues: u16) -> (Box<dyn VirtioDevice>, u16) {
     let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
     match door {
         Door::Blk => (
@@ -223,7 +223,7 @@ fn request(door: Door, memory: &Arc<Mapping>, at: u64, block: u64) -> Request {
 }
 
 impl Setup {
-    fn new(door: Door, engine: Arc<dyn Engine>, batch: usize) -> Setup {
+    fn new(door: Door, engine: Arc<dyn BlockDevice>, batch: usize) -> Setup {
         let (device, index) = device(door, engine, 1);
         Setup::of(&*device, index, door, batch)
     }
@@ -307,7 +307,7 @@ impl Setup {
     }
 }
 
-fn turns(bencher: Bencher<'_, '_>, door: Door, engine: Arc<dyn Engine>, batch: usize) {
+fn turns(bencher: Bencher<'_, '_>, door: Door, engine: Arc<dyn BlockDevice>, batch: usize) {
     let setup = std::cell::RefCell::new(Setup::new(door, engine, batch));
     bencher
         .counter(ItemsCount::new(batch))
@@ -315,11 +315,11 @@ fn turns(bencher: Bencher<'_, '_>, door: Door, engine: Arc<dyn Engine>, batch: u
         .bench_local_values(|()| assert!(black_box(setup.borrow_mut().worker.turn_now())));
 }
 
-fn null() -> Arc<dyn Engine> {
+fn null() -> Arc<dyn BlockDevice> {
     Arc::new(Null::create(NullOptions::default()).unwrap())
 }
 
-fn ram() -> Arc<dyn Engine> {
+fn ram() -> Arc<dyn BlockDevice> {
     Arc::new(
         Ram::create(RamOptions {
             size: 64 << 20,

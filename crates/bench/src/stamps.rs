@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use latency::Clock;
+use latency::table::time;
 use serde::Serialize;
-use timeline::Clock;
-use timeline::table::time;
 
 use crate::children::{Daemon, Scratch, Start};
 use crate::driver::{DriverOptions, Subject};
@@ -311,7 +311,7 @@ pub fn render(costs: &[StampCost]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use timeline::SparseHistogram;
+    use latency::SparseHistogram;
 
     use super::*;
     use crate::drive::Tally;

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use backend::{
-    Attach, Backend, Delay, Engine, Finished, Null, NullOptions, Ram, RamOptions, Submission, Tag,
+use bdev::{
+    Attach, BlockDevice, Delay, Finished, IoChannel, Null, NullOptions, Ram, RamOptions,
+    Submission, Tag,
 };
 use bench::driver::{DriverOptions, Kind, Subject};
 use bench::run::Plan;
-use disk::{DiskInfo, IoRequest};
+use block::{DiskInfo, IoRequest};
 use guest_memory::IoBuffer;
-use ring::{Completion, Ring};
 use support::{Rig, job, outcome, plan, try_outcome};
+use uring::{Completion, Ring};
 
-fn ram(size: u64) -> Arc<dyn Engine> {
+fn ram(size: u64) -> Arc<dyn BlockDevice> {
     let options = RamOptions {
         size,
         huge_pages: false,
@@ -26,7 +27,7 @@ fn ram(size: u64) -> Arc<dyn Engine> {
     Arc::new(Ram::create(options).unwrap())
 }
 
-fn null(size: u64) -> Arc<dyn Engine> {
+fn null(size: u64) -> Arc<dyn BlockDevice> {
     let options = NullOptions {
         size,
         ..NullOptions::default()
@@ -310,19 +311,19 @@ enum Wrong {
 }
 
 struct Liar {
-    inner: Arc<dyn Engine>,
+    inner: Arc<dyn BlockDevice>,
     wrong: Wrong,
     left: Arc<AtomicU64>,
 }
 
 const PLACE: u64 = 3 << 18;
 
-impl Engine for Liar {
+impl BlockDevice for Liar {
     fn info(&self) -> DiskInfo {
         self.inner.info()
     }
 
-    fn capacity(&self) -> &Arc<disk::Capacity> {
+    fn capacity(&self) -> &Arc<block::Capacity> {
         self.inner.capacity()
     }
 
@@ -334,7 +335,7 @@ impl Engine for Liar {
         "liar"
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         Ok(Box::new(LiarBackend {
             inner: self.inner.attach(attach)?,
             wrong: self.wrong,
@@ -344,12 +345,12 @@ impl Engine for Liar {
 }
 
 struct LiarBackend {
-    inner: Box<dyn Backend>,
+    inner: Box<dyn IoChannel>,
     wrong: Wrong,
     left: Arc<AtomicU64>,
 }
 
-impl Backend for LiarBackend {
+impl IoChannel for LiarBackend {
     fn submit(
         &mut self,
         ring: &mut Ring,
@@ -358,7 +359,7 @@ impl Backend for LiarBackend {
         tag: Tag,
     ) -> Submission {
         let covers =
-            io.kind == disk::IoKind::Write && io.offset <= PLACE && PLACE < io.offset + io.length;
+            io.kind == block::IoKind::Write && io.offset <= PLACE && PLACE < io.offset + io.length;
         let now = self.left.load(Ordering::Relaxed);
         if !covers || now == 0 {
             return self.inner.submit(ring, io, buffer, tag);

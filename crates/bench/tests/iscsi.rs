@@ -4,17 +4,17 @@ mod support;
 
 use std::sync::Arc;
 
-use backend::{Disk, Engine, Ram, RamOptions};
+use bdev::{BlockDevice, Disk, Ram, RamOptions};
 use bench::driver::{DriverOptions, Subject};
-use iscsi_net::{DemoMode, DoorLimits, Server, TargetOptions};
+use iscsi_target::{DemoMode, DoorLimits, Server, TargetOptions};
 use reactor::{PollLimit, Pool, WorkerOptions};
 use scsi::MemoryStore;
-use scsi_tasks::Units;
+use scsi_exec::Units;
 use support::{job, outcome, plan};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 
-fn ram() -> Arc<dyn Engine> {
+fn ram() -> Arc<dyn BlockDevice> {
     let options = RamOptions {
         size: 16 << 20,
         huge_pages: false,

@@ -4,18 +4,18 @@ mod support;
 
 use std::sync::Arc;
 
-use backend::{Disk, Null, NullOptions};
+use bdev::{Disk, Null, NullOptions};
 use bench::driver::{DriverOptions, Subject};
-use disk::IoOutcome;
+use block::IoOutcome;
 use guest_memory::IoBuffer;
+use latency::Operation;
 use reactor::{Io, SourceId, Tag, WorkerHandle};
 use support::{Rig, job, outcome, plan};
-use timeline::Operation;
-use virtio::{
+use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_device::{
     Answer, ConfigError, Malformed, Protocol, Queue, QueueMaker, QueueSetup, Request, Start, Step,
     VirtioDevice,
 };
-use virtio_blk::{BlkDevice, BlkOptions};
 
 /// Requests that are answered before the device falls silent: each slot has had one by then.
 const ANSWERED: u64 = 100;

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use backend::{
-    Delay, Disk, DiskOptions, Engine, File, FileOptions, ImageFormat, Null, NullOptions, OpenError,
-    Ram, RamOptions, RateLimits, Rbd, RbdOptions,
+use bdev::{
+    BlockDevice, Delay, Disk, DiskOptions, File, FileOptions, ImageFormat, Null, NullOptions,
+    OpenError, Ram, RamOptions, RateLimits, Rbd, RbdOptions,
 };
 
-use disk::Identity;
+use block::Identity;
 use scsi::Store;
 
-use crate::config::{Around, BackendConfig, CacheMode, Config, DiskConfig, LimitsConfig};
+use crate::config::{Around, BlockDeviceConfig, CacheMode, Config, DiskConfig, LimitsConfig};
 use crate::identities::{self, Claim, Identities};
 
 /// The block size of a disk that has no other reason for one.
@@ -92,7 +92,7 @@ pub(crate) fn open_all<'a>(
 pub fn warnings(config: &Config) -> Vec<String> {
     let disks = config.disks.iter();
     let warnings = disks.filter_map(|disk| {
-        let BackendConfig::File { path, size, .. } = &disk.backend else {
+        let BlockDeviceConfig::File { path, size, .. } = &disk.backend else {
             return None;
         };
         let warning = match ImageFormat::of_path(path) {
@@ -112,7 +112,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
 fn open(
     config: &DiskConfig,
     identity: Identity,
-    engine: Arc<dyn Engine>,
+    engine: Arc<dyn BlockDevice>,
 ) -> Result<Disk, OpenError> {
     let options = DiskOptions {
         identity: Some(identity),
@@ -128,42 +128,42 @@ fn open(
     Ok(disk)
 }
 
-fn engine_of(config: &DiskConfig) -> Result<Arc<dyn Engine>, OpenError> {
+fn engine_of(config: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let block_size = config.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
     Ok(match &config.backend {
-        BackendConfig::Ram { size } => Arc::new(Ram::create(RamOptions {
+        BlockDeviceConfig::Ram { size } => Arc::new(Ram::create(RamOptions {
             size: *size,
             block_size,
             read_only: config.read_only,
             ..RamOptions::default()
         })?),
-        BackendConfig::Null { size } => Arc::new(Null::create(NullOptions {
+        BlockDeviceConfig::Null { size } => Arc::new(Null::create(NullOptions {
             size: *size,
             block_size,
             read_only: config.read_only,
         })?),
-        BackendConfig::Delay { size, time, around } => {
+        BlockDeviceConfig::Delay { size, time, around } => {
             let inner = DiskConfig {
                 backend: match around {
-                    Around::Null => BackendConfig::Null { size: *size },
-                    Around::Ram => BackendConfig::Ram { size: *size },
+                    Around::Null => BlockDeviceConfig::Null { size: *size },
+                    Around::Ram => BlockDeviceConfig::Ram { size: *size },
                 },
                 ..config.clone()
             };
             Arc::new(Delay::new(engine_of(&inner)?, *time))
         }
-        BackendConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
+        BlockDeviceConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
             size: *size,
             cache: match cache {
-                CacheMode::None => backend::CacheMode::None,
-                CacheMode::Writeback => backend::CacheMode::Writeback,
-                CacheMode::Writethrough => backend::CacheMode::Writethrough,
+                CacheMode::None => bdev::CacheMode::None,
+                CacheMode::Writeback => bdev::CacheMode::Writeback,
+                CacheMode::Writethrough => bdev::CacheMode::Writethrough,
             },
             read_only: config.read_only,
             block_size: config.block_size,
             ..FileOptions::new(path)
         })?),
-        BackendConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
+        BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
             cluster: rbd.cluster.clone(),
             image: rbd.image.clone(),
             read_only: config.read_only,

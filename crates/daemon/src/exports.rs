@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use iscsi_net::{ChapUser, TargetOptions};
+use iscsi_target::{ChapUser, TargetOptions};
 use scsi::{MemoryStore, Store};
-use scsi_tasks::{Holding, Units};
-use virtio::VirtioDevice;
+use scsi_exec::{Holding, Units};
 use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_device::VirtioDevice;
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
 use crate::config::{
@@ -74,7 +74,7 @@ fn store(config: &Config) -> Box<dyn Store> {
         Some(folder) => Box::new(FolderStore::new(folder)),
         None => {
             tracing::warn!(
-                "no state folder: reservations, and identities that no file holds, do not survive a restart (mend: --state DIR)"
+                "no state folder: reservations, and identities that no file holds, do not survive a restart (hint: --state DIR)"
             );
             Box::new(MemoryStore::default())
         }
@@ -184,7 +184,7 @@ pub(crate) fn discovery_users(config: &Config) -> Result<ChapUsers, String> {
 fn iscsi_target(
     config: &IscsiConfig,
     disks: &Disks,
-    server: &iscsi_net::Server,
+    server: &iscsi_target::Server,
     users: Option<&ChapUsers>,
 ) -> Result<Vec<SocketAddr>, String> {
     let found = config.luns.iter().map(|lun| {

@@ -10,12 +10,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use backend::{Disk, Engine, IdentityRecord, Medium};
-use disk::Identity;
+use bdev::{BlockDevice, Disk, IdentityRecord, Medium};
+use block::Identity;
 use scsi::Store;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{BackendConfig, Config, DiskConfig};
+use crate::config::{BlockDeviceConfig, Config, DiskConfig};
 use crate::disks::Disks;
 use crate::state;
 
@@ -96,7 +96,7 @@ impl Identities {
     pub(crate) fn claim(
         &self,
         config: &DiskConfig,
-        engine: &dyn Engine,
+        engine: &dyn BlockDevice,
         store: &dyn Store,
     ) -> Claim {
         match engine.medium() {
@@ -302,9 +302,9 @@ fn refuse_one_medium_twice(
 }
 
 /// What a disk that cannot keep its identity itself lies in: another image under the same name is another disk.
-fn medium_of(backend: &BackendConfig) -> String {
+fn medium_of(backend: &BlockDeviceConfig) -> String {
     match backend {
-        BackendConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
+        BlockDeviceConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
         other => other.word().to_owned(),
     }
 }

@@ -301,7 +301,7 @@ fn a_device_has_a_record_under_its_own_name() {
         fn key(&self) -> String {
             "wwid naa.5000c500a1b2c3d4".to_owned()
         }
-        fn stamp(&self) -> Option<backend::Stamp> {
+        fn stamp(&self) -> Option<bdev::Stamp> {
             None
         }
         fn attribute(&self) -> std::io::Result<Option<Vec<u8>>> {

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
-use timeline::table::{Table, time};
-use timeline::{
+use latency::table::{Table, time};
+use latency::{
     Counters, Labels, Latencies, Operation, QueueSnapshot, Report, SlowRequestSnapshot, Snapshot,
     Span, Stage, UnitAddress,
 };
+use serde::Serialize;
 
 /// The stages in their order, for the head of a print-out.
 pub const RULE: &str = "stages: noticed > popped > parsed > (awaited > received >) submitted > reaped > answered > notified";
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn the_rule_names_every_stage() {
-        for stage in timeline::Stage::ALL {
+        for stage in latency::Stage::ALL {
             assert!(RULE.contains(stage.name()));
         }
     }

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
-use timeline::Snapshot;
 
 use crate::config::{
     Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
@@ -22,7 +22,7 @@ use crate::exports::{self, Door, ReadyExport};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
-    How, Keeper, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, bodies,
+    How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, bodies,
 };
 use crate::statistics::{DiskStatistics, InitiatorStatistics, Statistics, WorkerStatistics};
 use crate::watchdog::Watchdog;
@@ -135,8 +135,8 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         None => bind_control(&config, options.control, &mut reasons),
     };
     all_well(&reasons)?;
-    let keeper = match state::changes_folder(&config).filter(|_| can_be_asked) {
-        Some(folder) => Some(Keeper::open(&folder)?),
+    let state_store = match state::changes_folder(&config).filter(|_| can_be_asked) {
+        Some(folder) => Some(StateStore::open(&folder)?),
         None => None,
     };
 
@@ -147,8 +147,8 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     units.run_on(&pool);
     let limits = config.iscsi_limits.door();
     let servers = Arc::new(Servers::start(pool, units, limits)?);
-    let keeps = keeper.is_some();
-    let mut owner = Owner::new(config, Arc::clone(&servers), keeper);
+    let keeps = state_store.is_some();
+    let mut owner = Owner::new(config, Arc::clone(&servers), state_store);
     let overview = Arc::new(Overview {
         live: owner.live(),
         servers,

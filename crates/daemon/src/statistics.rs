@@ -4,11 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use disk::{IoErrorKind, IoKind};
-use iscsi_net::InitiatorStatus;
+use block::{IoErrorKind, IoKind};
+use iscsi_target::InitiatorStatus;
+use latency::{Operation, Snapshot};
 use reactor::{DiskCounters, WorkerCounters};
 use serde::{Deserialize, Serialize};
-use timeline::{Operation, Snapshot};
 
 /// All that was counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

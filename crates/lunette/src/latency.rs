@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use daemon::control::Client;
 use daemon::statistics::{LimitedStatistics, Statistics};
 use daemon::{QueueReport, SlowReport, control, reports, slowest};
+use latency::Snapshot;
 use serde_json::json;
-use timeline::Snapshot;
 
 use crate::cli::LatencyArguments;
 use crate::failure::{Failure, Outcome};
@@ -120,7 +120,7 @@ fn text(reports: &[QueueReport], held: &Held) -> String {
         let (requests, wait) = (limited.requests, limited.wait_ns);
         text.push_str(&format!(
             "limits of disk {disk} held {requests} I/Os back, for {} each: part of what they took until reaped\n",
-            timeline::table::time(wait as f64 / requests.max(1) as f64)
+            latency::table::time(wait as f64 / requests.max(1) as f64)
         ));
     }
     text
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn limits_are_told_of_the_disks_that_are_meant() {
         use daemon::statistics::DiskStatistics;
-        use timeline::{Labels, QueueSnapshot};
+        use latency::{Labels, QueueSnapshot};
         let disk = |name: &str, requests| DiskStatistics {
             limited: LimitedStatistics {
                 requests,

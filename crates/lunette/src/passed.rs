@@ -74,7 +74,7 @@ fn assign(
             None => {
                 return Err(Failure::because(format!(
                     "the service manager passes a socket at {}, which is neither the control socket nor that of an \
-                     export; mend: name it in the configuration, or leave it out of the socket unit",
+                     export; hint: name it in the configuration, or leave it out of the socket unit",
                     bound.display()
                 )));
             }

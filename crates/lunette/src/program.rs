@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use daemon::config::{
-    AccessConfig, BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig, IscsiLimits,
+    AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig, IscsiLimits,
     LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit, SCSI_QUEUES_MAX, ShownConfig,
     VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
 };
@@ -160,7 +160,7 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
     let name = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     Ok(DiskConfig {
         name: name.to_string_lossy().into_owned(),
-        backend: BackendConfig::File {
+        backend: BlockDeviceConfig::File {
             path: path.to_owned(),
             size: None,
             cache,

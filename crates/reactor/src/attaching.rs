@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use backend::{Backend, Finished, Submission, Tag};
-use disk::{IoErrorKind, IoRequest};
+use bdev::{Finished, IoChannel, Submission, Tag};
+use block::{IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
-use ring::{Completion, Owner, Ring};
+use uring::{Completion, Owner, Ring};
 
 /// The first wait; each later one is twice as long, up to the longest.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
@@ -14,7 +14,7 @@ const WAIT_LONGEST: Duration = Duration::from_secs(30);
 /// Stands where the channel would be.
 pub(crate) struct Absent;
 
-impl Backend for Absent {
+impl IoChannel for Absent {
     fn submit(&mut self, _: &mut Ring, _: &IoRequest, _: &mut IoBuffer, _: Tag) -> Submission {
         Submission::Done(Err(IoErrorKind::Offline.into()))
     }

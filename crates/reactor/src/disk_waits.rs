@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use timeline::{Clock, Stamp};
+use latency::{Clock, Stamp};
 
 /// By so much a wait that was longer than expected changes what is expected, in nanoseconds.
 const STEP_MIN_NS: u64 = 40;

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use backend::{Attach, Backend, Disk, Finished, Passage, Settling, Soon, Submission, Throttle};
-use disk::{IoError, IoErrorKind, IoKind, IoRequest};
+use bdev::{Admission, Attach, Barrier, Disk, Finished, IoChannel, Soon, Submission, Throttle};
+use block::{IoError, IoErrorKind, IoKind, IoRequest};
 use guest_memory::IoBuffer;
-use ring::{Owner, Ring};
-use timeline::{Clock, QueueRecord, Stamp};
+use latency::{Clock, QueueRecord, Stamp};
+use uring::{Owner, Ring};
 
 use crate::attaching::{Absent, Retry};
 use crate::drain::{Drain, Parked};
@@ -40,11 +40,11 @@ pub struct Tag {
 }
 
 impl Tag {
-    fn pack(self) -> backend::Tag {
-        backend::Tag(u64::from(self.source.0) << 32 | u64::from(self.slot))
+    fn pack(self) -> bdev::Tag {
+        bdev::Tag(u64::from(self.source.0) << 32 | u64::from(self.slot))
     }
 
-    pub(crate) fn unpack(tag: backend::Tag) -> Tag {
+    pub(crate) fn unpack(tag: bdev::Tag) -> Tag {
         Tag {
             source: SourceId((tag.0 >> 32) as u32),
             slot: tag.0 as u32,
@@ -76,7 +76,7 @@ const PACE: Owner = Owner(1);
 
 struct OpenDisk {
     disk: Arc<Disk>,
-    backend: Box<dyn Backend>,
+    backend: Box<dyn IoChannel>,
     /// Of the backend's layers, each its own.
     owners: Vec<Owner>,
     /// While there is none.
@@ -97,7 +97,7 @@ impl OpenDisk {
         ring: &mut Ring,
         request: &IoRequest,
         buffer: &mut IoBuffer,
-        tag: backend::Tag,
+        tag: bdev::Tag,
     ) -> Submission {
         match request.kind {
             IoKind::Flush => self.flush(ring, request, buffer, tag),
@@ -111,7 +111,7 @@ impl OpenDisk {
         ring: &mut Ring,
         request: &IoRequest,
         buffer: &mut IoBuffer,
-        tag: backend::Tag,
+        tag: bdev::Tag,
     ) -> Submission {
         let tag = self.drain.flush_tag(tag);
         let submitted = self.backend.submit(ring, request, buffer, tag);
@@ -128,7 +128,7 @@ impl OpenDisk {
         ring: &mut Ring,
         request: &IoRequest,
         buffer: &mut IoBuffer,
-        tag: backend::Tag,
+        tag: bdev::Tag,
     ) -> Submission {
         if self.drain.must_wait(&self.throttle, request) {
             self.drain.park(request, buffer, tag);
@@ -152,7 +152,7 @@ impl OpenDisk {
         ring: &mut Ring,
         request: &IoRequest,
         buffer: &mut IoBuffer,
-        tag: backend::Tag,
+        tag: bdev::Tag,
         handle: u32,
     ) -> Submission {
         if let Some(submitted) = self.stopped(request, buffer, tag) {
@@ -178,12 +178,12 @@ impl OpenDisk {
         &mut self,
         request: &IoRequest,
         buffer: &mut IoBuffer,
-        tag: backend::Tag,
+        tag: bdev::Tag,
     ) -> Option<Submission> {
-        match self.disk.gate().passage(request) {
-            Passage::Free => None,
-            Passage::Refused => Some(Submission::Done(Err(IoErrorKind::Closed.into()))),
-            Passage::Later => {
+        match self.disk.range_locks().passage(request) {
+            Admission::Proceed => None,
+            Admission::Reject => Some(Submission::Done(Err(IoErrorKind::Closed.into()))),
+            Admission::Defer => {
                 self.drain.park(request, buffer, tag);
                 Some(Submission::Pending)
             }
@@ -341,7 +341,7 @@ impl Io {
             retry: None,
             users: 1,
             closing: false,
-            drain: Drain::new(disk.gate(), &self.worker, index as u32),
+            drain: Drain::new(disk.range_locks(), &self.worker, index as u32),
             record: self.ledger.disk(disk),
             throttle: disk.throttle().clone(),
             pacing: Pacing::default(),
@@ -477,7 +477,7 @@ impl Io {
         self.curious > 0
     }
 
-    /// This I/O is submitted soon, as a rule: see [`Backend::expect`].
+    /// This I/O is submitted soon, as a rule: see [`IoChannel::expect`].
     #[inline]
     pub fn expect(&self, handle: DiskHandle, request: &IoRequest, soon: Soon) {
         if let Some(Some(open)) = self.disks.get(handle.0 as usize) {
@@ -514,7 +514,7 @@ impl Io {
         submitted
     }
 
-    /// Points the buffer at what a read would bring, where the disk's content lies in memory: see [`Backend::look`]. It has to
+    /// Points the buffer at what a read would bring, where the disk's content lies in memory: see [`IoChannel::look`]. It has to
     /// be given back when [`crate::Source::give_back`] says so.
     #[inline]
     pub fn look(&mut self, handle: DiskHandle, request: &IoRequest, buffer: &mut IoBuffer) -> bool {
@@ -535,7 +535,7 @@ impl Io {
     pub(crate) fn complete(
         &mut self,
         disk: u32,
-        completion: ring::Completion,
+        completion: uring::Completion,
         finished: &mut Vec<Finished>,
     ) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
@@ -591,11 +591,11 @@ impl Io {
     }
 
     /// A range of a disk is being acquired.
-    pub(crate) fn settle(&mut self, disk: u32, settling: Settling) {
+    pub(crate) fn settle(&mut self, disk: u32, barrier: Barrier) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
             let (in_flight, borrowed) = (open.backend.in_flight(), open.backend.is_borrowed());
             self.takes_back |= borrowed;
-            open.drain.settle(settling, in_flight, borrowed);
+            open.drain.settle(barrier, in_flight, borrowed);
         }
     }
 
@@ -621,7 +621,7 @@ impl Io {
                 held.extend(buffer.view());
                 found
             };
-            for range in open.disk.gate().held() {
+            for range in open.disk.range_locks().held() {
                 let end = range.end.min(geometry.capacity_bytes());
                 if !find(range.start, end) {
                     // The memory of a disk that has grown is not one piece.

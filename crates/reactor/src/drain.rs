@@ -1,4 +1,4 @@
-//! One worker's I/Os on one disk, as the disk's gate needs to know them: what is in flight, and what is set aside.
+//! One worker's I/Os on one disk, as the disk's locks needs to know them: what is in flight, and what is set aside.
 //!
 //! When a range is acquired, all that is in flight has to end: a read that goes on would see half of what is written. Nothing is
 //! counted for that while no range is held. What was submitted then is what the engine has in flight, less what is counted: I/Os
@@ -9,8 +9,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use backend::{Gate, Member, Membership, Settling, Tag, Throttle};
-use disk::{IoFlags, IoRequest};
+use bdev::{Barrier, Membership, Participant, RangeLocks, Tag, Throttle};
+use block::{IoFlags, IoRequest};
 use guest_memory::IoBuffer;
 
 use crate::WorkerHandle;
@@ -31,7 +31,7 @@ pub(crate) struct Parked {
 }
 
 pub(crate) struct Drain {
-    gate: Arc<Gate>,
+    locks: Arc<RangeLocks>,
     _membership: Membership,
     /// Counted I/Os in flight, by epoch.
     counted: [u32; 2],
@@ -43,9 +43,9 @@ pub(crate) struct Drain {
     /// Acquirers wait for what is sent from the disk's memory.
     borrowed: bool,
     /// Acquirers that wait for the epoch before the present one to end.
-    settling: Vec<Settling>,
+    barrier: Vec<Barrier>,
     /// Those that came meanwhile.
-    next: VecDeque<Settling>,
+    next: VecDeque<Barrier>,
     pub parked: Vec<Parked>,
 }
 
@@ -54,10 +54,10 @@ struct Handle {
     disk: u32,
 }
 
-impl Member for Handle {
-    fn settle(&self, settling: Settling) {
+impl Participant for Handle {
+    fn settle(&self, barrier: Barrier) {
         let disk = self.disk;
-        self.worker.send(move |w| w.io().settle(disk, settling));
+        self.worker.send(move |w| w.io().settle(disk, barrier));
     }
 
     fn reopened(&self) {
@@ -67,20 +67,20 @@ impl Member for Handle {
 }
 
 impl Drain {
-    pub fn new(gate: &Arc<Gate>, worker: &WorkerHandle, disk: u32) -> Drain {
+    pub fn new(locks: &Arc<RangeLocks>, worker: &WorkerHandle, disk: u32) -> Drain {
         let handle = Handle {
             worker: worker.clone(),
             disk,
         };
         Drain {
-            gate: gate.clone(),
-            _membership: gate.join(Arc::new(handle)),
+            locks: locks.clone(),
+            _membership: locks.join(Arc::new(handle)),
             counted: [0; 2],
             epoch: 0,
             flushes: 0,
             uncounted: 0,
             borrowed: false,
-            settling: Vec::new(),
+            barrier: Vec::new(),
             next: VecDeque::new(),
             parked: Vec::new(),
         }
@@ -90,7 +90,7 @@ impl Drain {
     pub fn must_wait(&self, throttle: &Throttle, request: &IoRequest) -> bool {
         throttle.is_held()
             && !request.flags.has(IoFlags::HOLDER)
-            && self.gate.holds(request.offset, request.length)
+            && self.locks.holds(request.offset, request.length)
     }
 
     /// Sets an I/O aside until its range is released, or the disk opens to it.
@@ -145,9 +145,9 @@ impl Drain {
         self.check();
     }
 
-    /// Lets go of `settling` when all that is in flight now has ended. `in_flight` is what the engine has, `borrowed` whether
+    /// Lets go of `barrier` when all that is in flight now has ended. `in_flight` is what the engine has, `borrowed` whether
     /// anything is sent from the disk's memory: then [`Drain::returned`] has to be told when nothing is any more.
-    pub fn settle(&mut self, settling: Settling, in_flight: usize, borrowed: bool) {
+    pub fn settle(&mut self, barrier: Barrier, in_flight: usize, borrowed: bool) {
         let counted = self.counted[0] + self.counted[1] + self.flushes;
         // All of them: while an acquirer waits none is submitted that is not counted.
         self.uncounted = in_flight.saturating_sub(counted as usize);
@@ -155,8 +155,8 @@ impl Drain {
             return;
         }
         self.borrowed |= borrowed;
-        self.next.push_back(settling);
-        if self.settling.is_empty() {
+        self.next.push_back(barrier);
+        if self.barrier.is_empty() {
             self.begin_epoch();
         }
     }
@@ -173,7 +173,7 @@ impl Drain {
     }
 
     fn begin_epoch(&mut self) {
-        self.settling.extend(self.next.drain(..));
+        self.barrier.extend(self.next.drain(..));
         self.epoch = 1 - self.epoch;
         self.check();
     }
@@ -181,8 +181,8 @@ impl Drain {
     /// Has what acquirers wait for come to nothing?
     fn check(&mut self) {
         let ended = self.uncounted == 0 && !self.borrowed && self.counted[1 - self.epoch] == 0;
-        if ended && !self.settling.is_empty() {
-            self.settling.clear();
+        if ended && !self.barrier.is_empty() {
+            self.barrier.clear();
             if !self.next.is_empty() {
                 self.begin_epoch();
             }
@@ -194,7 +194,7 @@ impl Drain {
 mod tests {
     use std::sync::Mutex;
 
-    use backend::Lease;
+    use bdev::RangeLock;
 
     use super::*;
     use crate::{PollLimit, Pool, WorkerOptions};
@@ -206,21 +206,21 @@ mod tests {
             poll: PollLimit::Never.into(),
         };
         let pool = Pool::start(&options).unwrap();
-        let gate = Arc::new(Gate::default());
-        let drain = Drain::new(&gate, &pool.place(), 0);
+        let locks = Arc::new(RangeLocks::default());
+        let drain = Drain::new(&locks, &pool.place(), 0);
         (pool, drain)
     }
 
-    /// A settling of which we hear when it is let go.
-    fn settling() -> (Settling, Arc<Mutex<Option<Lease>>>) {
-        struct Catch(Mutex<Option<Settling>>);
-        impl Member for Catch {
-            fn settle(&self, settling: Settling) {
-                *self.0.lock().unwrap() = Some(settling);
+    /// A barrier of which we hear when it is let go.
+    fn barrier() -> (Barrier, Arc<Mutex<Option<RangeLock>>>) {
+        struct Catch(Mutex<Option<Barrier>>);
+        impl Participant for Catch {
+            fn settle(&self, barrier: Barrier) {
+                *self.0.lock().unwrap() = Some(barrier);
             }
             fn reopened(&self) {}
         }
-        let other = Arc::new(Gate::default());
+        let other = Arc::new(RangeLocks::default());
         let catch = Arc::new(Catch(Mutex::new(None)));
         let _membership = other.join(catch.clone());
         let granted = Arc::new(Mutex::new(None));
@@ -235,7 +235,7 @@ mod tests {
         let (_pool, mut drain) = drain();
         let old = drain.counted_tag(Tag(7));
         drain.pended();
-        let (first, granted) = settling();
+        let (first, granted) = barrier();
         drain.settle(first, 1, false);
         let new = drain.counted_tag(Tag(8));
         drain.pended();
@@ -255,11 +255,11 @@ mod tests {
         let (_pool, mut drain) = drain();
         let a = drain.counted_tag(Tag(1));
         drain.pended();
-        let (first, first_granted) = settling();
+        let (first, first_granted) = barrier();
         drain.settle(first, 1, false);
         let b = drain.counted_tag(Tag(2));
         drain.pended();
-        let (second, second_granted) = settling();
+        let (second, second_granted) = barrier();
         drain.settle(second, 2, false);
         drain.finished(a);
         assert!(first_granted.lock().unwrap().is_some());
@@ -273,11 +273,11 @@ mod tests {
         let (_pool, mut drain) = drain();
         let flush = drain.flush_tag(Tag(1));
         drain.flush_pended();
-        let (only_flushes, granted) = settling();
+        let (only_flushes, granted) = barrier();
         drain.settle(only_flushes, 1, false);
         assert!(granted.lock().unwrap().is_some());
         // Two reads are in flight that nobody has counted.
-        let (first, granted) = settling();
+        let (first, granted) = barrier();
         drain.settle(first, 3, true);
         assert_eq!(drain.finished(Tag(2)), Tag(2));
         assert_eq!(drain.finished(flush), Tag(1));

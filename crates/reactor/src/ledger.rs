@@ -1,15 +1,15 @@
 //! What a worker counts, where others read it: its turns, its queues, its disks.
 //!
-//! The worker writes words of its own ([`timeline::Word`]); whoever looks on reads them and neither wakes nor stops it.
+//! The worker writes words of its own ([`latency::Word`]); whoever looks on reads them and neither wakes nor stops it.
 //! The lock is taken when a queue or a disk comes or goes, and by readers to learn which there are, never per request.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use backend::Disk;
-use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
-use timeline::{Clock, Labels, QueueRecord, QueueSnapshot, Stamp, Word};
+use bdev::Disk;
+use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use latency::{Clock, Labels, QueueRecord, QueueSnapshot, Stamp, Word};
 
 use crate::{RateLimit, WorkerCounters};
 
@@ -87,9 +87,9 @@ impl DiskRecord {
         // What the store says is for whoever runs it; what a client may not ask is the client's affair.
         if let NoSpace | ReadMedium | WriteMedium | Offline = error.kind
             && let Some(disk) = self.disk.upgrade()
-            && let Some(unlogged) = self.failures.pass()
+            && let Some(suppressed) = self.failures.pass()
         {
-            tracing::warn!(disk = disk.name(), unlogged, "an I/O failed: {error}");
+            tracing::warn!(disk = disk.name(), suppressed, "an I/O failed: {error}");
         }
     }
 
@@ -276,7 +276,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use timeline::{Operation, QueueTimeline, SlowRequest, Stage, Stamps};
+    use latency::{Operation, QueueTimeline, SlowRequest, Stage, Stamps};
 
     use super::*;
 

@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use backend::{Moment, Throttle};
-use disk::{IoKind, IoRequest};
+use bdev::{Moment, Throttle};
+use block::{IoKind, IoRequest};
 
 use crate::drain::Parked;
 
@@ -161,7 +161,7 @@ impl Pacing {
 
 #[cfg(test)]
 mod tests {
-    use backend::{RateLimits, Tag};
+    use bdev::{RateLimits, Tag};
     use guest_memory::IoBuffer;
 
     use super::*;

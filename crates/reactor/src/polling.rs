@@ -4,7 +4,7 @@
 //! longer than the limit halves it, and closes it in the end. So a busy client pays neither kicks nor wake-ups, though it may
 //! be late now and then, and an idle one costs nothing.
 
-use timeline::{Clock, Stamp};
+use latency::{Clock, Stamp};
 
 /// The bound on polling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

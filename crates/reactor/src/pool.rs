@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
+use latency::{Clock, QueueSnapshot};
 use rustix::thread::{CpuSet, sched_setaffinity};
-use timeline::{Clock, QueueSnapshot};
 
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};

@@ -17,7 +17,7 @@ struct State {
     /// Of those that may pass at once, so many have not; at `since`.
     left: u32,
     since: Option<Instant>,
-    unlogged: u64,
+    suppressed: u64,
 }
 
 impl RateLimit {
@@ -34,7 +34,7 @@ impl RateLimit {
             state: Mutex::new(State {
                 left: burst,
                 since: None,
-                unlogged: 0,
+                suppressed: 0,
             }),
         }
     }
@@ -55,11 +55,11 @@ impl RateLimit {
             state.since = Some(now);
         }
         if state.left == 0 {
-            state.unlogged += 1;
+            state.suppressed += 1;
             return None;
         }
         state.left -= 1;
-        Some(std::mem::take(&mut state.unlogged))
+        Some(std::mem::take(&mut state.suppressed))
     }
 }
 
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(limit.pass(), Some(0));
         assert_eq!(limit.pass(), None);
         assert_eq!(limit.pass(), None);
-        assert_eq!(limit.state.lock().unwrap().unlogged, 2);
+        assert_eq!(limit.state.lock().unwrap().suppressed, 2);
     }
 
     #[test]

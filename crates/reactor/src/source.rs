@@ -10,11 +10,11 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use backend::Disk;
-use disk::IoOutcome;
+use bdev::Disk;
+use block::IoOutcome;
 use guest_memory::IoBuffer;
-use ring::RingFd;
-use timeline::{QueueRecord, Stamp};
+use latency::{QueueRecord, Stamp};
+use uring::RingFd;
 
 use crate::Io;
 
@@ -64,7 +64,7 @@ pub trait Source: Any {
     );
 
     /// An operation of its own has completed: see [`Io::own`].
-    fn completed(&mut self, io: &mut Io, completion: ring::Completion, noticed: Stamp) {
+    fn completed(&mut self, io: &mut Io, completion: uring::Completion, noticed: Stamp) {
         let _ = (io, completion, noticed);
     }
 

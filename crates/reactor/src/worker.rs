@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use backend::{Disk, Finished};
-use ring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
-use timeline::{Clock, Stamp};
+use bdev::{Disk, Finished};
+use latency::{Clock, Stamp};
+use uring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
 
 use crate::disk_waits::DiskWaits;
 use crate::disks::{Io, Listener, Tag};
@@ -84,7 +84,7 @@ impl Worker {
             mailbox: mailbox.clone(),
             index,
         };
-        ring::guard::guard_this_thread()?;
+        uring::guard::guard_this_thread()?;
         let clock = ledger.clock().clone();
         let mut io = Io::new(Ring::new(RING_ENTRIES)?, handle.clone(), ledger.clone());
         let bell = RingFd::from(mailbox.bell().try_clone()?);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use backend::{Attach, Backend, Disk, DiskState, Engine, Null, NullOptions, Submission};
-use disk::{Capacity, DiskInfo, IoErrorKind, IoOutcome, IoRequest};
+use bdev::{Attach, BlockDevice, Disk, DiskState, IoChannel, Null, NullOptions, Submission};
+use block::{Capacity, DiskInfo, IoErrorKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Source, SourceId, Tag, Worker};
 
@@ -17,7 +17,7 @@ struct Shy {
     attempts: Arc<AtomicU32>,
 }
 
-impl Engine for Shy {
+impl BlockDevice for Shy {
     fn info(&self) -> DiskInfo {
         self.inner.info()
     }
@@ -34,7 +34,7 @@ impl Engine for Shy {
         "shy"
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         // An owner that was taken for nothing goes back.
         attach.owner();
         match self.attempts.fetch_add(1, Ordering::Relaxed) {

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use backend::{
-    Attach, Backend, Delay, Disk, Engine, Finished, Ram, RamOptions, Submission, Tag as IoTag,
+use bdev::{
+    Attach, BlockDevice, Delay, Disk, Finished, IoChannel, Ram, RamOptions, Submission,
+    Tag as IoTag,
 };
-use disk::{Capacity, DiskInfo, IoOutcome, IoRequest};
+use block::{Capacity, DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
+use latency::{QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
-use ring::{Completion, Owner, Ring, RingFd, WatchId};
 use rustix::event::{EventfdFlags, eventfd};
-use timeline::{QueueRecord, Stamp};
+use uring::{Completion, Owner, Ring, RingFd, WatchId};
 
 /// Counts what of [`Late`] there is.
 #[derive(Default)]
@@ -25,11 +26,11 @@ struct Count {
 
 /// A device that watches a descriptor, and takes one more turn of the ring to close.
 struct Late {
-    inner: Arc<dyn Engine>,
+    inner: Arc<dyn BlockDevice>,
     count: Arc<Count>,
 }
 
-impl Engine for Late {
+impl BlockDevice for Late {
     fn info(&self) -> DiskInfo {
         self.inner.info()
     }
@@ -46,7 +47,7 @@ impl Engine for Late {
         "late"
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let owner = attach.owner();
         let event = RingFd::from(eventfd(1, EventfdFlags::CLOEXEC)?);
         let watch = attach.ring().watch(owner, 0, &event);
@@ -62,7 +63,7 @@ impl Engine for Late {
 }
 
 struct LateBackend {
-    inner: Box<dyn Backend>,
+    inner: Box<dyn IoChannel>,
     owner: Owner,
     watch: WatchId,
     /// While it closes: has the last completion been read?
@@ -70,7 +71,7 @@ struct LateBackend {
     count: Arc<Count>,
 }
 
-impl Backend for LateBackend {
+impl IoChannel for LateBackend {
     fn submit(
         &mut self,
         ring: &mut Ring,
@@ -191,12 +192,12 @@ impl Source for Reader {
     }
 }
 
-fn disk_of(engine: Arc<dyn Engine>, name: &str) -> Arc<Disk> {
+fn disk_of(engine: Arc<dyn BlockDevice>, name: &str) -> Arc<Disk> {
     Arc::new(Disk::new(name, None, engine).unwrap())
 }
 
 /// Fills the first 64 blocks with their numbers.
-fn numbered() -> Arc<dyn Engine> {
+fn numbered() -> Arc<dyn BlockDevice> {
     let options = RamOptions {
         size: 1 << 20,
         ..RamOptions::default()
@@ -220,7 +221,7 @@ fn thousand_closes_under_load_leave_no_completion_astray() {
     const TIMES: usize = 1000;
     let count = Arc::new(Count::default());
     let slow = Arc::new(Delay::new(numbered(), Duration::from_micros(30)));
-    let late: Arc<dyn Engine> = Arc::new(Late {
+    let late: Arc<dyn BlockDevice> = Arc::new(Late {
         inner: Arc::new(Delay::new(slow, Duration::from_micros(10))),
         count: count.clone(),
     });

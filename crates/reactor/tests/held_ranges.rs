@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use backend::{CacheMode, Delay, Disk, Engine, File, FileOptions, Lease, Ram, RamOptions};
-use backend::{RateLimits, Submission};
-use disk::{IoFlags, IoOutcome, IoRequest};
+use bdev::{BlockDevice, CacheMode, Delay, Disk, File, FileOptions, Ram, RamOptions, RangeLock};
+use bdev::{RateLimits, Submission};
+use block::{IoFlags, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
+use latency::{QueueRecord, Stamp};
 use reactor::WorkerOptions;
 use reactor::{DiskHandle, Io, PollLimit, Pool, Source, SourceId, Tag, Worker, WorkerHandle};
-use ring::RingFd;
-use timeline::{QueueRecord, Stamp};
+use uring::RingFd;
 
 /// What is read and written: large enough that a copy of it takes longer than it takes another worker to look.
 const LENGTH: usize = 256 << 10;
@@ -30,7 +30,7 @@ struct Seen {
 enum Job {
     Read,
     /// With the flags of each write, and the range while it is held.
-    Write(IoFlags, Option<Lease>),
+    Write(IoFlags, Option<RangeLock>),
 }
 
 struct Client {
@@ -85,16 +85,18 @@ impl Client {
             return self.seen.over.store(true, Ordering::Relaxed);
         }
         let (worker, id) = (self.worker.clone(), self.id);
-        self.disk.gate().acquire(0, LENGTH as u64, move |lease| {
-            worker.send(move |worker: &mut Worker| {
-                let (source, io) = worker.source(id).unwrap();
-                let client: &mut Client = (source as &mut dyn Any).downcast_mut().unwrap();
-                client.granted(io, lease);
+        self.disk
+            .range_locks()
+            .acquire(0, LENGTH as u64, move |lease| {
+                worker.send(move |worker: &mut Worker| {
+                    let (source, io) = worker.source(id).unwrap();
+                    let client: &mut Client = (source as &mut dyn Any).downcast_mut().unwrap();
+                    client.granted(io, lease);
+                });
             });
-        });
     }
 
-    fn granted(&mut self, io: &mut Io, granted: Lease) {
+    fn granted(&mut self, io: &mut Io, granted: RangeLock) {
         let Job::Write(flags, lease) = &mut self.job else {
             return;
         };
@@ -148,7 +150,7 @@ impl Source for Client {
 }
 
 /// One worker writes, holding the range each time; the other one reads it all the time.
-fn no_read_is_torn(engine: Arc<dyn Engine>, flags: IoFlags, limits: RateLimits) {
+fn no_read_is_torn(engine: Arc<dyn BlockDevice>, flags: IoFlags, limits: RateLimits) {
     let disk = Arc::new(Disk::new("d", None, engine).unwrap());
     disk.set_limits(limits);
     let options = WorkerOptions {
@@ -199,7 +201,7 @@ fn no_read_is_torn(engine: Arc<dyn Engine>, flags: IoFlags, limits: RateLimits) 
     assert!(!disk.throttle().is_held(), "nobody holds anything any more");
 }
 
-fn ram() -> Arc<dyn Engine> {
+fn ram() -> Arc<dyn BlockDevice> {
     let options = RamOptions {
         size: 1 << 20,
         ..RamOptions::default()

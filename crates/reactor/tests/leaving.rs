@@ -4,12 +4,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use backend::{Disk, Null, NullOptions, RateLimits, Submission};
-use disk::{IoOutcome, IoRequest};
+use bdev::{Disk, Null, NullOptions, RateLimits, Submission};
+use block::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
+use latency::{QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
-use ring::RingFd;
-use timeline::{QueueRecord, Stamp};
+use uring::RingFd;
 
 /// One request of several I/Os, as UNMAP, WRITE SAME and EXTENDED COPY are.
 struct Steps {

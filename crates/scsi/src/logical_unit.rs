@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use disk::{DiskInfo, Extent, Geometry};
+use block::{DiskInfo, Extent, Geometry};
 
 use crate::directory::Directory;
 use crate::nexus::{Nexus, TargetPort};
@@ -98,7 +98,7 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
         Extent::UNKNOWN
     }
 
-    /// Closes the disk to all I/O but that of [`disk::IoFlags::CLOSER`], through doors that do not know this unit too, or
+    /// Closes the disk to all I/O but that of [`block::IoFlags::CLOSER`], through doors that do not know this unit too, or
     /// opens it again. Called with the unit locked; quick.
     fn set_closed(&self, closed: bool) {
         let _ = closed;

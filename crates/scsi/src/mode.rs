@@ -3,7 +3,7 @@
 //! Pages are kept as the bytes that travel, without the PS bit. What a page means for a request's way is
 //! read out once, when it changes, into the unit's word.
 
-use disk::DiskInfo;
+use block::DiskInfo;
 
 /// Page codes.
 pub(crate) mod page {

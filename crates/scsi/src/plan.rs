@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use disk::{IoErrorKind, IoOutcome, IoRequest};
+use block::{IoErrorKind, IoOutcome, IoRequest};
 
 use crate::logical_unit::{DiskId, UnitId};
 use crate::response::{Residual, Response, Status};

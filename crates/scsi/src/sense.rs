@@ -3,7 +3,7 @@
 //! The format (fixed 70h or descriptor 72h) is the logical unit's choice, from D_SENSE of its control
 //! mode page, so it is part of the value. [`SenseCode`] lists every additional sense code used.
 
-use disk::IoErrorKind;
+use block::IoErrorKind;
 
 /// Sense key (SPC-5, table 48).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use disk::{DiskInfo, Geometry};
+use block::{DiskInfo, Geometry};
 
 use crate::{Directory, DiskId, LogicalUnit, MemoryStore, TargetPort, UnitConfig};
 
@@ -28,7 +28,7 @@ pub(crate) fn info(block_size: u32, bytes: u64) -> DiskInfo {
         anchors: true,
         atomic_writes: None,
         rotational: false,
-        identity: disk::Identity::from_random_bits(1),
+        identity: block::Identity::from_random_bits(1),
         serial: "serial-0".to_owned(),
         naa: 0x3000_0000_0000_0001,
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use disk::DiskInfo;
+use block::DiskInfo;
 
 use crate::copy_results::CopyResults;
 use crate::directory::Store;

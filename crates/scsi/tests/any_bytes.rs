@@ -2,8 +2,8 @@
 
 mod common;
 
+use block::IoErrorKind;
 use common::*;
-use disk::IoErrorKind;
 use proptest::prelude::*;
 use scsi::*;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 
 mod common;
 
+use block::{DiskInfo, IoErrorKind, IoFlags, IoKind, IoRequest};
 use common::*;
-use disk::{DiskInfo, IoErrorKind, IoFlags, IoKind, IoRequest};
 use scsi::*;
 
 const BLOCK: usize = 512;
@@ -212,7 +212,7 @@ fn a_failed_flush_is_a_medium_error() {
 #[test]
 fn a_read_only_disk_is_write_protected_and_says_so() {
     let mut bed = Bed::with(
-        disk::DiskInfo {
+        block::DiskInfo {
             read_only: true,
             ..info(512, 2048, 0)
         },
@@ -428,7 +428,7 @@ fn write_same_needs_exactly_one_block_of_data() {
 fn write_same_longer_than_the_limit_is_an_invalid_field() {
     let mut bed = Bed::new(512, 16);
     let mut large = info(512, 16, 0);
-    large.geometry = disk::Geometry::new(512, 1 << 40);
+    large.geometry = block::Geometry::new(512, 1 << 40);
     bed.unit(0).update(large);
     bed.run(0, &[0; 6], &[], 0);
     let cdb = [0x93, 0x01, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0, 0, 0, 0];

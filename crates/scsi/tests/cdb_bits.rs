@@ -215,11 +215,11 @@ impl Command {
 
 /// A unit that has every command.
 fn bed() -> Bed {
-    let atomic_writes = Some(disk::AtomicWrites {
+    let atomic_writes = Some(block::AtomicWrites {
         unit: 4096,
         bytes_max: 65536,
     });
-    let info = disk::DiskInfo {
+    let info = block::DiskInfo {
         atomic_writes,
         ..info(512, 2048, 0)
     };
@@ -376,7 +376,7 @@ fn commands_without_a_unit_are_refused_for_their_bits_where_they_are_served() {
 fn fua_nv_is_honoured_as_fua() {
     let mut bed = bed();
     bed.run(0, &[0x2a, 0x02, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0);
-    let write = disk::IoRequest::write(0, 512).flagged(disk::IoFlags::FUA);
+    let write = block::IoRequest::write(0, 512).flagged(block::IoFlags::FUA);
     assert_eq!(bed.disks.log[0].1, write);
 }
 

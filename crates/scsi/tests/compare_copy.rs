@@ -4,8 +4,8 @@ mod common;
 
 use std::sync::Arc;
 
+use block::{Extent, IoFlags, IoKind, IoRequest};
 use common::*;
-use disk::{Extent, IoFlags, IoKind, IoRequest};
 use scsi::*;
 
 const BLOCK: usize = 512;
@@ -109,8 +109,8 @@ fn write_and_verify_writes_forced_reads_back_and_compares() {
 
 /// A disk that keeps writes of up to 16 blocks whole, in units of 8.
 fn atomic_bed() -> Bed {
-    let disk = disk::DiskInfo {
-        atomic_writes: Some(disk::AtomicWrites {
+    let disk = block::DiskInfo {
+        atomic_writes: Some(block::AtomicWrites {
             bytes_max: 8192,
             unit: 4096,
         }),
@@ -146,7 +146,7 @@ fn write_atomic_is_there_only_where_the_disk_promises_it() {
     assert_eq!((support, listed), (0x03, true));
     assert_eq!(bed.run(0, &cdb, &[1; 8 * BLOCK], 0).status, Status::Good);
     let (_, request) = bed.disks.log[0];
-    assert!(request.flags.has(disk::IoFlags::ATOMIC), "{request:?}");
+    assert!(request.flags.has(block::IoFlags::ATOMIC), "{request:?}");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn write_atomic_is_one_exclusive_write_of_whole_units() {
 fn lba_status_tells_extents_from_the_lba_asked_for() {
     // deallocated where it reads as zeroes, of a disk that does not know its holes for good; else anchored
     for (anchors, zeroes) in [(false, 1), (true, 2)] {
-        let disk = disk::DiskInfo {
+        let disk = block::DiskInfo {
             anchors,
             ..info(512, 64, 0)
         };
@@ -570,7 +570,7 @@ fn get_lba_status_reads_only_where_data_may_be() {
     let mut bed = Bed::new(512, 64);
     let config = UnitConfig {
         disk: DiskId(1),
-        info: disk::DiskInfo {
+        info: block::DiskInfo {
             anchors: false,
             ..info(512, 8192, 7)
         },

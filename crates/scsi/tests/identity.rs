@@ -2,8 +2,8 @@
 
 mod common;
 
+use block::DiskInfo;
 use common::*;
-use disk::DiskInfo;
 use scsi::*;
 
 #[test]
@@ -74,7 +74,7 @@ fn device_identification_has_naa_t10_ports_and_names() {
 fn both_designators_of_a_unit_are_the_identitys_or_the_wwns_and_never_the_serials() {
     let designators = |identity: u128, naa: Option<u64>| {
         let disk = DiskInfo {
-            identity: disk::Identity::from_random_bits(identity),
+            identity: block::Identity::from_random_bits(identity),
             serial: "same".to_owned(),
             ..info(512, 2048, 0)
         };

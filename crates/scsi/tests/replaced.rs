@@ -5,8 +5,8 @@ mod common;
 
 use std::sync::Arc;
 
+use block::IoKind;
 use common::*;
-use disk::IoKind;
 use scsi::*;
 
 const READY: [u8; 6] = [0; 6];

@@ -4,8 +4,8 @@ mod common;
 
 use std::sync::Arc;
 
+use block::{IoErrorKind, IoFlags, IoKind, IoRequest};
 use common::*;
-use disk::{IoErrorKind, IoFlags, IoKind, IoRequest};
 use scsi::*;
 
 const READY: [u8; 6] = [0; 6];

@@ -15,7 +15,7 @@ use guest_memory::Mapping;
 use reactor::Pool;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use virtio::VirtioDevice;
+use virtio_device::VirtioDevice;
 
 use crate::relay::Relay;
 use crate::session::Session;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use reactor::{Accepting, Pool, RateLimit};
 use rustix::net::{Shutdown, shutdown};
-use virtio::VirtioDevice;
+use virtio_device::VirtioDevice;
 
 use crate::session::{self, SessionHandle};
 use crate::socket::{SocketError, bind};
@@ -400,10 +400,10 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
         Err(error) => {
             // Out of descriptors, say: the front end stays in the backlog.
-            if let Some(unlogged) = REFUSAL_LOG.pass() {
+            if let Some(suppressed) = REFUSAL_LOG.pass() {
                 tracing::warn!(
                     export = export.device.name(),
-                    unlogged,
+                    suppressed,
                     "cannot accept a front end: {error}"
                 );
             }
@@ -412,10 +412,10 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
         }
     };
     if export.is_shunned() {
-        if let Some(unlogged) = REFUSAL_LOG.pass() {
+        if let Some(suppressed) = REFUSAL_LOG.pass() {
             tracing::warn!(
                 export = export.device.name(),
-                unlogged,
+                suppressed,
                 "front end refused: the last one held a worker up, and nobody is served for {SHUNNED:?}"
             );
         }
@@ -429,10 +429,10 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
         return start_or_log(export, stream, state);
     }
     if !leaving && !silent {
-        if let Some(unlogged) = REFUSAL_LOG.pass() {
+        if let Some(suppressed) = REFUSAL_LOG.pass() {
             tracing::warn!(
                 export = export.device.name(),
-                unlogged,
+                suppressed,
                 "second front end refused: one is connected already"
             );
         }

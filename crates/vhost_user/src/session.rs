@@ -27,7 +27,7 @@ use vhost::vhost_user::{
     Backend, Error, GpuBackend, VhostUserBackendReqHandlerMut,
     VhostUserProtocolFeatures as Protocol,
 };
-use virtio::{Breach, OnBroken, QueueChange, VirtioDevice};
+use virtio_device::{Breach, OnBroken, QueueChange, VirtioDevice};
 use virtqueue::PACKED_START;
 
 use crate::inflight::InflightRegion;
@@ -147,8 +147,8 @@ pub(crate) fn serve(
     });
     let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));
     let mut relay = Relay::new(stream, session.clone())?;
-    if let Some(unlogged) = COMING_LOG.pass() {
-        tracing::info!(export = name, unlogged, "front end connected");
+    if let Some(suppressed) = COMING_LOG.pass() {
+        tracing::info!(export = name, suppressed, "front end connected");
     }
     let end = loop {
         // Wait without a limit for a message to begin, and with one for it to end.
@@ -208,14 +208,14 @@ fn room_to_answer(stream: &UnixStream) -> io::Result<()> {
 
 fn log_end(export: &str, end: &Error, why: Option<String>) {
     if let (Error::Disconnected, None) = (end, &why) {
-        if let Some(unlogged) = LEAVING_LOG.pass() {
-            tracing::info!(export, unlogged, "front end left");
+        if let Some(suppressed) = LEAVING_LOG.pass() {
+            tracing::info!(export, suppressed, "front end left");
         }
-    } else if let Some(unlogged) = ENDED_LOG.pass() {
+    } else if let Some(suppressed) = ENDED_LOG.pass() {
         let why = why.unwrap_or_else(|| end.to_string());
         tracing::warn!(
             export,
-            unlogged,
+            suppressed,
             "front end refused, its session ends: {why}"
         );
     }

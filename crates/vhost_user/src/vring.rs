@@ -7,10 +7,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 
 use guest_memory::{MemoryTable, RingMemory};
+use latency::Labels;
 use reactor::{Source, SourceId, WorkerHandle};
 use rustix::event::epoll;
-use timeline::Labels;
-use virtio::{OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
+use virtio_device::{OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
 use virtqueue::QueueConfig;
 
 const F_EVENT_IDX: u64 = 1 << 29;

@@ -4,9 +4,9 @@ mod support;
 
 use std::sync::Arc;
 
-use backend::Disk;
-use virtio::VirtioDevice;
+use bdev::Disk;
 use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_device::VirtioDevice;
 
 /// The beginning of a sound session: memory, size, addresses, interrupt, kick, enable, each for queue 0.
 const SOUND: &[u8] = &[

@@ -5,8 +5,8 @@ mod support;
 use std::path::Path;
 use std::time::Duration;
 
-use front_end::{Area, FrontEnd, Options, Queue, QueueOptions, feature, kind};
 use support::Rig;
+use vhost_frontend::{Area, FrontEnd, Options, Queue, QueueOptions, feature, kind};
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of one data segment.

@@ -10,11 +10,11 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use backend::{Fault, FaultAction, FaultPlan, Faulty};
-use disk::IoKind;
-use front_end::{Channel, FrontEnd, Options, kind, protocol_feature, request};
+use bdev::{Fault, FaultAction, FaultPlan, Faulty};
+use block::IoKind;
 use reactor::PollLimit;
 use support::{Rig, connect, eventually, lingering, ram, start_blk};
+use vhost_frontend::{Channel, FrontEnd, Options, kind, protocol_feature, request};
 
 const SOON: Duration = Duration::from_secs(20);
 

@@ -5,14 +5,14 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{File, FileOptions, Null, NullOptions};
-use disk::{IoFlags, IoKind};
-use front_end::{
+use bdev::{File, FileOptions, Null, NullOptions};
+use block::{IoFlags, IoKind};
+use reactor::PollLimit;
+use support::{Rig, Watched, connect, eventually, ram, start_blk};
+use vhost_frontend::{
     BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, Verifier, feature, kind, request,
     status,
 };
-use reactor::PollLimit;
-use support::{Rig, Watched, connect, eventually, ram, start_blk};
 
 const PIECE: u64 = 4 << 20;
 

@@ -4,12 +4,12 @@ mod support;
 
 use std::sync::Arc;
 
-use backend::Disk;
-use front_end::{Error, Verifier};
+use bdev::Disk;
 use reactor::{SourceId, WorkerHandle};
 use support::{Rig, connect, eventually, start_blk};
-use virtio::{ConfigError, QueueMaker, QueueSetup, VirtioDevice};
+use vhost_frontend::{Error, Verifier};
 use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_device::{ConfigError, QueueMaker, QueueSetup, VirtioDevice};
 
 /// A device that panics when its configuration is written.
 struct Defective(BlkDevice);

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use backend::{Fault, FaultAction, FaultPlan, Faulty};
-use disk::{IoFlags, IoKind};
-use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, request, status};
+use bdev::{Fault, FaultAction, FaultPlan, Faulty};
+use block::{IoFlags, IoKind};
 use reactor::PollLimit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, request, status};
 
 const SHORT: Duration = Duration::from_secs(5);
 

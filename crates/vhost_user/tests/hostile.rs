@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use front_end::{
-    Case, Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad, Verifier,
-    hostile, kind,
-};
 use reactor::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use support::{Rig, connect, lingering, start_blk};
+use vhost_frontend::{
+    Case, Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad, Verifier,
+    hostile, kind,
+};
 
 /// Far above what a batch takes, far below "it stands still".
 const SOON: Duration = Duration::from_secs(20);
@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(20);
 fn suffer(
     cases: impl Iterator<Item = &'static Case>,
     serve: impl FnOnce(&Rig) -> PathBuf,
-    next: impl Fn(&Path) -> Result<(), front_end::Error>,
+    next: impl Fn(&Path) -> Result<(), vhost_frontend::Error>,
 ) {
     // One worker, so that whoever blocks or spins it harms the other.
     let rig = Rig::polling(1, PollLimit::Never);
@@ -41,13 +41,13 @@ fn suffer(
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-fn disk_serves(socket: &Path) -> Result<(), front_end::Error> {
+fn disk_serves(socket: &Path) -> Result<(), vhost_frontend::Error> {
     let mut front_end = connect(socket);
     let mut queue = start_blk(&mut front_end, 0);
     Verifier::new(0, 8, 5).round(&mut queue, 4)
 }
 
-fn controller_serves(socket: &Path) -> Result<(), front_end::Error> {
+fn controller_serves(socket: &Path) -> Result<(), vhost_frontend::Error> {
     let mut front_end = connect(socket);
     let options = QueueOptions::default();
     let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 1, 512, Cuts::Usual)?;

@@ -4,8 +4,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
 use support::{Rig, ram};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
 
 #[test]
 fn thousand_idle_exports_use_no_cpu() {

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use backend::{
-    Engine, Fault, FaultAction, FaultPlan, Faulty, File, FileOptions, Null, NullOptions,
+use bdev::{
+    BlockDevice, Fault, FaultAction, FaultPlan, Faulty, File, FileOptions, Null, NullOptions,
 };
-use disk::{IoError, IoErrorKind, IoFlags, IoKind};
-use front_end::{Area, FrontEnd, Options, Queue, QueueOptions, kind, status};
+use block::{IoError, IoErrorKind, IoFlags, IoKind};
 use support::{Moment, Rig, Watched, ram};
+use vhost_frontend::{Area, FrontEnd, Options, Queue, QueueOptions, kind, status};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
@@ -247,7 +247,7 @@ fn error_in_a_piece_is_answered_once_when_nothing_is_in_flight() {
         let shuffle = None;
         let faulty = Faulty::new(ram(64 << 20), FaultPlan { faults, shuffle });
         let engine = Watched::new(
-            Arc::new(faulty) as Arc<dyn Engine>,
+            Arc::new(faulty) as Arc<dyn BlockDevice>,
             Duration::from_millis(1),
         );
         let socket = rig.serve("d", engine.clone(), 1);

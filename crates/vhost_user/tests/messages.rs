@@ -5,10 +5,10 @@ mod support;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use front_end::{BlkQueue, Channel, Cuts, Options, QueueOptions, kind, status};
 use reactor::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
+use vhost_frontend::{BlkQueue, Channel, Cuts, Options, QueueOptions, kind, status};
 
 const SHORT: Duration = Duration::from_secs(10);
 
@@ -104,7 +104,7 @@ fn refused_message_is_answered_and_the_session_goes_on() {
     ] {
         let sent = front_end.acknowledged(request, &payload, &[]);
         assert!(
-            matches!(sent, Err(front_end::Error::Refused(_))),
+            matches!(sent, Err(vhost_frontend::Error::Refused(_))),
             "request {request}: {sent:?}"
         );
         assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
@@ -193,7 +193,7 @@ fn ring_is_set_up_anew_without_get_vring_base() {
 fn repeated_messages_change_nothing() {
     let (_rig, socket) = rig();
     let options = Options::default();
-    let mut front_end = front_end::FrontEnd::connect(&socket, &options).unwrap();
+    let mut front_end = vhost_frontend::FrontEnd::connect(&socket, &options).unwrap();
     let mut queue = start_blk(&mut front_end, 0);
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
     let base = front_end.stop_queue(0).unwrap();

@@ -1,14 +1,14 @@
 //! What no driver should send and some do: each is served, or refused alone with an error where there is a place for one; the
-//! session goes on. What ends it is in the list of `front_end::hostile`. Decisions: `docs/adr/0003-a-broken-queue-ends-its-session.md`.
+//! session goes on. What ends it is in the list of `vhost_frontend::hostile`. Decisions: `docs/adr/0003-a-broken-queue-ends-its-session.md`.
 
 mod support;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use front_end::{Area, FrontEnd, Options, Queue, QueueOptions, feature};
 use reactor::PollLimit;
 use support::Rig;
+use vhost_frontend::{Area, FrontEnd, Options, Queue, QueueOptions, feature};
 
 const LIMIT: Duration = Duration::from_secs(30);
 

@@ -4,13 +4,13 @@ mod support;
 
 use std::os::fd::AsFd;
 
-use front_end::request;
 use guest_memory::Mapping;
 use reactor::PollLimit;
 use support::{Rig, connect, eventually};
+use vhost_frontend::request;
 
 /// One region of an empty file each: does the daemon take all of them?
-fn share(rig: &Rig, sizes: &[u64]) -> Option<front_end::FrontEnd> {
+fn share(rig: &Rig, sizes: &[u64]) -> Option<vhost_frontend::FrontEnd> {
     eventually("the last one has left", || !rig.is_connected("bad"));
     let front_end = connect(&rig.socket("bad"));
     let file = rustix::fs::memfd_create("large", rustix::fs::MemfdFlags::CLOEXEC).unwrap();

@@ -5,14 +5,14 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{Disk, Fault, FaultAction, FaultPlan, Faulty};
-use disk::{IoErrorKind, IoKind};
-use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
+use bdev::{Disk, Fault, FaultAction, FaultPlan, Faulty};
+use block::{IoErrorKind, IoKind};
+use latency::{Operation, Span};
 use reactor::PollLimit;
 use scsi::MemoryStore;
-use scsi_tasks::Units;
+use scsi_exec::Units;
 use support::{Rig, ram};
-use timeline::{Operation, Span};
+use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
 /// The first request queue: 0 is for control, 1 for events (virtio 1.3, 5.6.2).
@@ -332,7 +332,7 @@ fn each_disk_of_a_queue_has_its_own_times_in_batches_of_both() {
         }
         front_end.stop_queue(REQUESTS).unwrap();
         let snapshots = rig.pool.snapshots();
-        let mine = |queue: &&timeline::QueueSnapshot| queue.labels.queue == u32::from(REQUESTS);
+        let mine = |queue: &&latency::QueueSnapshot| queue.labels.queue == u32::from(REQUESTS);
         let snapshot = snapshots.iter().find(mine).unwrap();
         assert_eq!(snapshot.disks.len(), 2);
         let mut reads = 0;

@@ -4,11 +4,11 @@ mod support;
 
 use std::time::Duration;
 
-use front_end::{
-    Area, Cuts, FrontEnd, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad,
-};
 use reactor::PollLimit;
 use support::Rig;
+use vhost_frontend::{
+    Area, Cuts, FrontEnd, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad,
+};
 use virtio_scsi::Event;
 
 const CONTROL: u16 = 0;

@@ -6,10 +6,10 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{Disk, Ram, RamOptions};
-use disk::IoKind;
-use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest};
+use bdev::{Disk, Ram, RamOptions};
+use block::IoKind;
 use support::{Rig, Watched};
+use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest};
 
 const EVENTS: u16 = 1;
 const REQUESTS: u16 = 2;

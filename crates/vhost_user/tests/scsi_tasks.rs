@@ -6,11 +6,11 @@ mod support;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use front_end::{
+use scsi_exec::Hold;
+use support::{Moment, Rig, Watched, eventually};
+use vhost_frontend::{
     Area, Cuts, FrontEnd, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, attribute,
 };
-use scsi_tasks::Hold;
-use support::{Moment, Rig, Watched, eventually};
 
 const REQUESTS: u16 = 2;
 const BLOCK: u64 = 512;

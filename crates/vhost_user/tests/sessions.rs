@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use front_end::{
-    BlkQueue, Channel, Cuts, Error, FrontEnd, Options, Queue, QueueOptions, Verifier, kind, status,
-};
 use reactor::PollLimit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
+use vhost_frontend::{
+    BlkQueue, Channel, Cuts, Error, FrontEnd, Options, Queue, QueueOptions, Verifier, kind, status,
+};
 
 const SHORT: Duration = Duration::from_secs(10);
 
@@ -325,7 +325,7 @@ fn regions_come_go_and_move_while_requests_are_in_flight() {
     }
 }
 
-fn submit_write(queue: &mut Queue, header: &front_end::Area, data: (u64, u32), round: u8) {
+fn submit_write(queue: &mut Queue, header: &vhost_frontend::Area, data: (u64, u32), round: u8) {
     let mut bytes = [0; 16];
     bytes[0] = 1;
     bytes[8..].copy_from_slice(&(u64::from(round % 7) << 11).to_le_bytes());
@@ -381,7 +381,7 @@ fn device_reset_stops_everything_and_begins_anew() {
     assert_eq!(rig.queues_running(), 0);
     let features = front_end.features().to_ne_bytes();
     front_end
-        .acknowledged(front_end::request::SET_FEATURES, &features, &[])
+        .acknowledged(vhost_frontend::request::SET_FEATURES, &features, &[])
         .unwrap();
     let mut queue = start_blk(&mut front_end, 0);
     verifier.check_all(&mut queue).unwrap();

@@ -1,6 +1,6 @@
 //! The configuration space and feature bits (virtio 1.3, 5.2.3 and 5.2.4).
 
-use disk::DiskInfo;
+use block::DiskInfo;
 
 /// Maximum size of any single segment is in `size_max`.
 pub const F_SIZE_MAX: u64 = 1 << 1;
@@ -98,7 +98,7 @@ mod tests {
 
     fn info() -> DiskInfo {
         DiskInfo {
-            geometry: disk::Geometry::new(512, 1 << 30),
+            geometry: block::Geometry::new(512, 1 << 30),
             physical_block_size: 4096,
             optimal_io_size: 65536,
             read_only: false,
@@ -109,7 +109,7 @@ mod tests {
             anchors: false,
             atomic_writes: None,
             rotational: false,
-            identity: disk::Identity::UNSET,
+            identity: block::Identity::UNSET,
             serial: "d0".into(),
             naa: 0x3000_0000_0000_0001,
         }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use backend::Disk;
+use bdev::Disk;
 use reactor::{SourceId, WorkerHandle};
-use virtio::{ConfigError, Queue, QueueMaker, QueueSetup, VirtioDevice};
+use virtio_device::{ConfigError, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
 use crate::config;
 use crate::queue::BlkQueue;

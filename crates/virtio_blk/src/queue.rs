@@ -6,11 +6,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use disk::{DiskInfo, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{DiskInfo, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
+use latency::Operation;
 use reactor::{DiskHandle, Io, Tag};
-use timeline::Operation;
-use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
+use virtio_device::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::{Chain, ErrorPlace};
 
 use crate::config::PIECE;

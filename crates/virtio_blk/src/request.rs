@@ -3,7 +3,7 @@
 //! The device trusts nothing but byte counts that the ring has checked: a header is the first 16 readable bytes and
 //! the status the last writable one, however the driver cut its descriptors (2.7.4).
 
-use disk::{DiskInfo, IoFlags, IoRequest};
+use block::{DiskInfo, IoFlags, IoRequest};
 
 /// Bytes of a request's header.
 pub const HEADER_SIZE: usize = 16;
@@ -216,7 +216,7 @@ pub fn parse_range(
 
 #[cfg(test)]
 mod tests {
-    use disk::Geometry;
+    use block::Geometry;
     use proptest::prelude::*;
 
     use super::*;
@@ -234,7 +234,7 @@ mod tests {
             anchors: false,
             atomic_writes: None,
             rotational: false,
-            identity: disk::Identity::UNSET,
+            identity: block::Identity::UNSET,
             serial: String::new(),
             naa: 0,
         }
@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn transfer_of_more_than_32_mib_is_read_the_general_way() {
         let large = DiskInfo {
-            geometry: disk::Geometry::new(512, 1 << 40),
+            geometry: block::Geometry::new(512, 1 << 40),
             ..info(512)
         };
         for (length, plain) in [
@@ -410,7 +410,7 @@ mod tests {
             let mut info = DiskInfo { read_only, ..info(if big { 4096 } else { 512 }) };
             if long {
                 // Longer than what one request may move.
-                info.geometry = disk::Geometry::new(info.geometry.block_size(), 1 << 40);
+                info.geometry = block::Geometry::new(info.geometry.block_size(), 1 << 40);
             }
             let bytes = header(kind, sector);
             let general = parse(&bytes, readable, writable, &info);

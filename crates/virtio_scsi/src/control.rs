@@ -8,13 +8,13 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use disk::IoOutcome;
+use block::IoOutcome;
 use guest_memory::IoBuffer;
+use latency::Operation;
 use reactor::{Io, SourceId, Tag, Worker, WorkerHandle};
 use scsi::{Managed, TaskManagementFunction};
-use scsi_tasks::{Call, Hold, Runner, Want};
-use timeline::Operation;
-use virtio::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
+use scsi_exec::{Call, Hold, Runner, Want};
+use virtio_device::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
 use virtqueue::ErrorPlace;
 
 use crate::device::Shared;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use backend::Disk;
+use bdev::Disk;
 use reactor::{SourceId, WorkerHandle};
 use scsi::{AttachError, LogicalUnit, LunAddress, Nexus, Target, TargetPort, TransportId};
-use scsi_tasks::{Hold, Registration, Units, WorkMemory};
-use virtio::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
+use scsi_exec::{Hold, Registration, Units, WorkMemory};
+use virtio_device::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
 use crate::control::{self, ControlQueue};
 use crate::events::{Event, EventQueue, Unheard, Wanted};

@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use disk::IoOutcome;
+use block::IoOutcome;
 use guest_memory::IoBuffer;
+use latency::Operation;
 use reactor::{Io, Tag};
-use timeline::Operation;
-use virtio::{Answer, Malformed, Protocol, Request, Start, Step};
+use virtio_device::{Answer, Malformed, Protocol, Request, Start, Step};
 use virtqueue::ErrorPlace;
 
 use crate::request::{self, Address, EVENT_SIZE};

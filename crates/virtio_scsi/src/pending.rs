@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use latency::DiskNumber;
 use reactor::Tag;
 use scsi::{AbortScope, PlainEnd};
-use scsi_tasks::{Held, Hold, Task, Ticket};
-use timeline::DiskNumber;
+use scsi_exec::{Held, Hold, Task, Ticket};
 
 use crate::request::{self, Address, REQUEST_SIZE};
 

@@ -10,17 +10,17 @@ mod waits;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use backend::Disk;
-use disk::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use bdev::Disk;
+use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
+use latency::{DiskNumber, Operation, UnitAddress};
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
 use scsi::{Command, DiskId, Nexus, PlainUnit, PlainWay, Plan, TargetView, TaskAttribute, TaskTag};
-use scsi_tasks::{
+use scsi_exec::{
     DiskHandles, Hold, Task, TaskOrder, TaskStep, end_for_want_of_memory, go_on_in_background,
     operation_of,
 };
-use timeline::{DiskNumber, Operation, UnitAddress};
-use virtio::{Answer, Job, Malformed, Protocol, Request, Start, Step};
+use virtio_device::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::ErrorPlace;
 
 use crate::device::Shared;

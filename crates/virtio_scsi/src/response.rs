@@ -2,8 +2,8 @@
 //! is written by `queue`.
 
 use scsi::{Residual, Response, Status};
-use scsi_tasks::Hold;
-use virtio::Answer;
+use scsi_exec::Hold;
+use virtio_device::Answer;
 use virtqueue::{Chain, ErrorPlace};
 
 use crate::pending::Pending;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use timeline::{Clock, Stamp};
+use latency::{Clock, Stamp};
 
 use crate::driver::Ask;
 

@@ -12,7 +12,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use timeline::{Clock, Stamp};
+use latency::{Clock, Stamp};
 
 pub use log::{LogEntry, Logger};
 pub use stream::{Moments, Stream, StreamResult, Tally};

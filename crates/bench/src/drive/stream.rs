@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use timeline::{Clock, Histogram, SparseHistogram, Stamp};
+use latency::{Clock, Histogram, SparseHistogram, Stamp};
 
 use super::log::{LogEntry, Logger};
 use crate::driver::Ask;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use guest_memory::IoBuffer;
-use ring::{Completion, Owner, Ring, RingFd, Wait};
 use rustix::fs::{AtFlags, StatxFlags, statx};
+use uring::{Completion, Owner, Ring, RingFd, Wait};
 
 use super::{Ask, Demand, DeviceInfo, Done, DriverOptions, Subject};
 use crate::workload::Random;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
+use latency::Clock;
 use serde::{Deserialize, Serialize};
-use timeline::Clock;
 
 use super::advice::{MATTERS, sureness};
 use super::study::{Configuration, Results, Rig, Study, StudyOptions};

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use latency::{Clock, Operation, Span};
 use serde::{Deserialize, Serialize};
-use timeline::{Clock, Operation, Span};
 
 use super::polling::{self, PollLine, PollRecord};
 use super::{DEPTHS, MIXTURES};
@@ -469,12 +469,12 @@ impl Rig {
         })
     }
 
-    fn snapshot(&self) -> Option<timeline::Snapshot> {
+    fn snapshot(&self) -> Option<latency::Snapshot> {
         daemon::control::get(&self.folder.path().join("control"), "/v1/latency").ok()
     }
 
     /// Mean time of each step since then, reads and writes together.
-    fn steps_since(&self, before: Option<timeline::Snapshot>) -> Option<Vec<(String, f64)>> {
+    fn steps_since(&self, before: Option<latency::Snapshot>) -> Option<Vec<(String, f64)>> {
         let merged = self.snapshot()?.since(&before?).merged();
         let steps = Span::STEPS.into_iter().filter(|span| !span.is_optional());
         let steps = steps.map(|span| {

@@ -1,8 +1,8 @@
 //! fio's JSON, for the tools that read it; what fio has no word for stands under `lunette`.
 
 use anyhow::{Context, Result};
+use latency::SparseHistogram;
 use serde_json::{Map, Value, json};
-use timeline::SparseHistogram;
 
 use crate::drive::Tally;
 use crate::job::Job;

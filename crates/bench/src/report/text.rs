@@ -1,6 +1,6 @@
 //! The table for people.
 
-use timeline::{Latencies, OperationReport, Report, table};
+use latency::{Latencies, OperationReport, Report, table};
 
 use crate::run::{Interval, JobResult, Outcome, Repetition, bootstrap_ratio, spread};
 
@@ -139,7 +139,7 @@ fn stage_report(name: &str, one: &Repetition, stages: &Latencies) -> Report {
         let ends = one.ends.get(direction).and_then(Option::as_ref);
         let latencies = stages.operations.get(&table.operation);
         if let (Some(ends), Some(latencies)) = (ends, latencies) {
-            let mut total = timeline::SparseHistogram::default();
+            let mut total = latency::SparseHistogram::default();
             for job in &one.jobs {
                 total.merge(&job.tallies[direction].latency);
             }
@@ -150,11 +150,11 @@ fn stage_report(name: &str, one: &Repetition, stages: &Latencies) -> Report {
 }
 
 /// What the driver saw beyond what the device measured.
-fn around(seen: &timeline::SparseHistogram, stages: &timeline::Latencies) -> String {
+fn around(seen: &latency::SparseHistogram, stages: &latency::Latencies) -> String {
     let totals = stages
         .operations
         .values()
-        .filter_map(|spans| spans.spans.get(&timeline::Span::Total));
+        .filter_map(|spans| spans.spans.get(&latency::Span::Total));
     let (count, sum) = totals.fold((0u64, 0.0), |(count, sum), total| {
         (count + total.count, sum + total.sum_ns)
     });

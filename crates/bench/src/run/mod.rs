@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use latency::{Clock, Ends, Latencies, Operation, Snapshot, Span};
 use serde::{Deserialize, Serialize};
-use timeline::{Clock, Ends, Latencies, Operation, Snapshot, Span};
 
 pub use machine::{Environment, cpu_of, environment, pin};
 pub use phase::{Phase, phases};
@@ -183,8 +183,8 @@ impl Repetition {
     }
 
     /// Latencies of reads and writes of all jobs.
-    pub fn latency(&self) -> timeline::SparseHistogram {
-        let mut all = timeline::SparseHistogram::default();
+    pub fn latency(&self) -> latency::SparseHistogram {
+        let mut all = latency::SparseHistogram::default();
         for tally in self.jobs.iter().flat_map(|job| &job.tallies[..2]) {
             all.merge(&tally.latency);
         }

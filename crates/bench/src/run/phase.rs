@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use timeline::Clock;
+use latency::Clock;
 
 use super::machine::{Busy, cpu_of, pin};
 use super::{JobResult, Plan, Progress};

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use backend::DelayTime;
-use timeline::table::time;
-use timeline::{Clock, Operation, Span};
+use bdev::DelayTime;
+use latency::table::time;
+use latency::{Clock, Operation, Span};
 
 use crate::children::{Daemon, Scratch, Start};
 use crate::driver::{DriverOptions, Subject};
@@ -237,7 +237,7 @@ fn percentiles(runner: &Runner<'_>, served: &Served) -> Result<Finding> {
         let apart = (found.abs_diff(exact)).saturating_sub(1);
         worst = worst.max(apart as f64 / exact.max(1) as f64);
     }
-    let bound = timeline::Histogram::RELATIVE_ERROR;
+    let bound = latency::Histogram::RELATIVE_ERROR;
     Ok(Finding {
         claim: format!(
             "percentiles agree with an exact sort within {:.1} %",

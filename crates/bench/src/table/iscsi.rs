@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use timeline::Clock;
+use latency::Clock;
 
 use super::{TableOptions, chosen, disturbances, head, introduction, share_of_cpu};
 use crate::children::{Daemon, Scratch, Start};
@@ -404,7 +404,7 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
         let middle = |name| find(line, name).and_then(SubjectResult::median_repetition);
         let said = |name| {
             middle(name).map_or_else(String::new, |one| {
-                let p50 = timeline::table::time(one.latency().quantile_ns(0.5) as f64);
+                let p50 = latency::table::time(one.latency().quantile_ns(0.5) as f64);
                 let target = one.device_cpu_per_million.unwrap_or(0.0);
                 format!("{p50}; {target:.2} s, {:.2} s", one.driver_cpu_per_million)
             })

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use timeline::Clock;
+use latency::Clock;
 
 pub use iscsi::iscsi_table;
 pub use peers::Place;
@@ -406,7 +406,7 @@ fn render(
     text.push_str("\nTime of one request, and CPU seconds of the device per million of them\n\n");
     text.push_str(&costs(lines));
     if let Some(one) = empty {
-        let time = timeline::table::time(one.time * 1e9);
+        let time = latency::table::time(one.time * 1e9);
         text.push_str(&format!(
             "\nKick and interrupt alone, a device that sleeps and does nothing else: {time}, {:.2} s\n",
             one.cpu * 1e6,
@@ -492,7 +492,7 @@ fn costs(lines: &[Line]) -> String {
         for name in [BLK, SCSI, PEER, BARE] {
             let middle = find(line, name).and_then(SubjectResult::median_repetition);
             row.push(middle.map_or_else(String::new, |one| {
-                let p50 = timeline::table::time(one.latency().quantile_ns(0.5) as f64);
+                let p50 = latency::table::time(one.latency().quantile_ns(0.5) as f64);
                 let cpu = one.device_cpu_per_million;
                 cpu.map_or(p50.clone(), |cpu| format!("{p50}, {cpu:.2} s"))
             }));

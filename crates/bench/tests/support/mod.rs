@@ -6,17 +6,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use backend::{Disk, Engine};
+use bdev::{BlockDevice, Disk};
 use bench::driver::{DriverOptions, Subject};
 use bench::job::{Job, apply};
 use bench::run::{Outcome, Plan, Progress, run};
+use latency::Clock;
 use reactor::{PollLimit, Pool, WorkerOptions};
 use scsi::MemoryStore;
-use scsi_tasks::Units;
-use timeline::Clock;
+use scsi_exec::Units;
 use vhost_user::Server;
-use virtio::VirtioDevice;
 use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_device::VirtioDevice;
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
 /// A server with its workers and a place for its sockets.
@@ -54,7 +54,7 @@ impl Rig {
     }
 
     /// Serves an engine as virtio-blk.
-    pub fn blk(&self, engine: Arc<dyn Engine>, queues: u16) -> Subject {
+    pub fn blk(&self, engine: Arc<dyn BlockDevice>, queues: u16) -> Subject {
         let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
         let options = BlkOptions {
             name: "d0".into(),
@@ -65,7 +65,7 @@ impl Rig {
     }
 
     /// Serves an engine as LUN 5 of target 3.
-    pub fn scsi(&self, engine: Arc<dyn Engine>, queues: u16) -> Subject {
+    pub fn scsi(&self, engine: Arc<dyn BlockDevice>, queues: u16) -> Subject {
         let disk = Arc::new(Disk::new("d1", None, engine).unwrap());
         let units = Units::new(Box::<MemoryStore>::default());
         let options = ScsiOptions {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-pub use iscsi_net::{AclEntry, Announced, ChapUser, DemoMode, Network, Portal};
+pub use iscsi_target::{AclEntry, Announced, ChapUser, DemoMode, Network, Portal};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::flag_source::{Flags, options, parts};
@@ -130,7 +130,7 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
 
 fn read_name(reader: &mut Reader<'_, '_>) -> Option<At<String>> {
     let name = reader.text("name", NAME_ALLOWED)?;
-    if !iscsi_net::is_iscsi_name(&name.value) {
+    if !iscsi_target::is_iscsi_name(&name.value) {
         let message = format!("`name`: {:?} is no iSCSI name", name.value);
         let mistake = Mistake::new(MistakeKind::Value, &name.place, message);
         reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
@@ -323,7 +323,7 @@ pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String>
     let mode = file.metadata().map_err(failed)?.mode();
     if mode & 0o077 != 0 {
         return Err(format!(
-            "{shown} holds secrets, and its mode {:o} lets others read or change it; mend: chmod 600 {shown}",
+            "{shown} holds secrets, and its mode {:o} lets others read or change it; hint: chmod 600 {shown}",
             mode & 0o777
         ));
     }
@@ -344,7 +344,7 @@ pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String>
         };
         let secrets = mutual.iter().map(|(_, proof)| *proof).chain([secret]);
         for secret in secrets {
-            if iscsi_net::Secret::new(secret).is_short() {
+            if iscsi_target::Secret::new(secret).is_short() {
                 return Err(wrong(
                     "a secret has at least 12 characters (RFC 7143, 9.2.1)",
                 ));
@@ -356,8 +356,8 @@ pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String>
             ));
         }
         let user = ChapUser {
-            secret: iscsi_net::Secret::new(secret),
-            mutual: mutual.map(|(own, proof)| (own.to_owned(), iscsi_net::Secret::new(proof))),
+            secret: iscsi_target::Secret::new(secret),
+            mutual: mutual.map(|(own, proof)| (own.to_owned(), iscsi_target::Secret::new(proof))),
         };
         if users.insert(name.to_owned(), user).is_some() {
             return Err(wrong("this user has a line already"));

@@ -54,17 +54,17 @@ impl Default for IscsiLimits {
 
 impl IscsiLimits {
     /// The same for the door.
-    pub fn door(&self) -> iscsi_net::DoorLimits {
+    pub fn door(&self) -> iscsi_target::DoorLimits {
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        let usual = iscsi_net::DoorLimits::default();
-        iscsi_net::DoorLimits {
+        let usual = iscsi_target::DoorLimits::default();
+        iscsi_target::DoorLimits {
             connections: count(self.connections),
             half_open: count(self.half_open),
             sessions: count(self.sessions),
             connections_per_session: self.connections_per_session.try_into().unwrap_or(u16::MAX),
             login_time: Duration::from_secs(self.login_s),
             data_bytes: count(self.memory),
-            protocol: iscsi_net::ProtocolLimits {
+            protocol: iscsi_target::ProtocolLimits {
                 commands_per_session: self.commands_per_session.try_into().unwrap_or(u32::MAX),
                 ..usual.protocol.clone()
             },
@@ -152,7 +152,7 @@ mod tests {
     fn the_usual_limits_are_those_of_the_door() {
         let (ours, theirs) = (
             IscsiLimits::default().door(),
-            iscsi_net::DoorLimits::default(),
+            iscsi_target::DoorLimits::default(),
         );
         assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     }

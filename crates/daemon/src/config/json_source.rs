@@ -310,7 +310,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config::BackendConfig;
+    use crate::config::BlockDeviceConfig;
 
     fn told(mistakes: &Diagnostics) -> Vec<(String, String)> {
         let told = |m: &Mistake| (m.place.source.label.clone(), m.message.clone());
@@ -324,7 +324,7 @@ mod tests {
             &json!({"backend": "ram", "size": "1M", "serial": "S"}),
         );
         let disk = disk.unwrap();
-        assert_eq!(disk.backend, BackendConfig::Ram { size: 1 << 20 });
+        assert_eq!(disk.backend, BlockDeviceConfig::Ram { size: 1 << 20 });
         assert_eq!(
             (disk.name.as_str(), disk.serial.as_deref()),
             ("d0", Some("S"))

@@ -36,7 +36,7 @@ pub use json_source::{
     JsonExport, disk_json, export_json, limits_json, lun_json, luns_json, objects_json, size_json,
 };
 pub use model::{
-    AccessConfig, Around, BLK_QUEUES_MAX, BackendConfig, CacheMode, Config, DiskConfig,
+    AccessConfig, Around, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig,
     ExportConfig, ExportRef, LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX,
     Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX,
     VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,

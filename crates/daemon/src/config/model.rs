@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use backend::DelayTime;
+use bdev::DelayTime;
 
 use super::iscsi::IscsiConfig;
 use super::iscsi_limits::IscsiLimits;
@@ -330,7 +330,7 @@ pub struct DiskConfig {
     /// Its name: exports refer to it.
     pub name: String,
     /// The engine that does its I/O.
-    pub backend: BackendConfig,
+    pub backend: BlockDeviceConfig,
     /// Logical block size in bytes, 512 or 4096; `None`: 512, and for a block device what it has.
     pub block_size: Option<u32>,
     /// Nothing may be written.
@@ -373,7 +373,7 @@ pub struct ShownConfig {
 
 /// The engine that does a disk's I/O, with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BackendConfig {
+pub enum BlockDeviceConfig {
     /// Memory of the daemon, taken when touched.
     Ram {
         /// Bytes.
@@ -406,15 +406,15 @@ pub enum BackendConfig {
     Rbd(Box<RbdConfig>),
 }
 
-impl BackendConfig {
+impl BlockDeviceConfig {
     /// The word for it in files and flags.
     pub fn word(&self) -> &'static str {
         match self {
-            BackendConfig::Ram { .. } => "ram",
-            BackendConfig::Null { .. } => "null",
-            BackendConfig::Delay { .. } => "delay",
-            BackendConfig::File { .. } => "file",
-            BackendConfig::Rbd(_) => "rbd",
+            BlockDeviceConfig::Ram { .. } => "ram",
+            BlockDeviceConfig::Null { .. } => "null",
+            BlockDeviceConfig::Delay { .. } => "delay",
+            BlockDeviceConfig::File { .. } => "file",
+            BlockDeviceConfig::Rbd(_) => "rbd",
         }
     }
 }

@@ -5,13 +5,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use backend::DelayTime;
+use bdev::DelayTime;
 
 use super::diagnostics::{Mistake, MistakeKind};
 use super::iscsi::{IscsiDraft, read_iscsi};
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::model::{
-    AccessConfig, Around, BLK_QUEUES_MAX, BackendConfig, CacheMode, DiskConfig, LUNS_MAX,
+    AccessConfig, Around, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, DiskConfig, LUNS_MAX,
     LunConfig, NAME_MAX, POLL_MICROS_MAX, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
     TARGETS_MAX, WORKERS_MAX,
 };
@@ -307,7 +307,7 @@ fn read_queues(reader: &mut Reader<'_, '_>, most: u16) -> u16 {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Engine {
+enum DeviceKind {
     Ram,
     Null,
     Delay,
@@ -316,21 +316,21 @@ enum Engine {
 }
 
 /// The back ends, with their words and the keys that they have beyond those of every disk.
-const ENGINES: [(&str, Engine); 5] = [
-    ("ram", Engine::Ram),
-    ("null", Engine::Null),
-    ("delay", Engine::Delay),
-    ("file", Engine::File),
-    ("rbd", Engine::Rbd),
+const DEVICE_KINDS: [(&str, DeviceKind); 5] = [
+    ("ram", DeviceKind::Ram),
+    ("null", DeviceKind::Null),
+    ("delay", DeviceKind::Delay),
+    ("file", DeviceKind::File),
+    ("rbd", DeviceKind::Rbd),
 ];
 
 /// A disk.
 pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let mut reader = Reader::new(fields, "disk", diagnostics);
     reader.require("name", NAME_ALLOWED);
-    reader.require("backend", &one_of(&ENGINES.map(|(word, _)| word)));
+    reader.require("backend", &one_of(&DEVICE_KINDS.map(|(word, _)| word)));
     let name = read_name(&mut reader, "name");
-    let engine = reader.choice("backend", &ENGINES).map(|at| at.value);
+    let engine = reader.choice("backend", &DEVICE_KINDS).map(|at| at.value);
     let block_size = read_block_size(&mut reader);
     let read_only = reader.boolean("read_only").is_some_and(|at| at.value);
     let require = reader.boolean("require").is_some_and(|at| at.value);
@@ -344,7 +344,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let mut path = None;
     let mut cache = None;
     // A disk whose back end is not known may have every key.
-    if matches!(engine, None | Some(Engine::File)) {
+    if matches!(engine, None | Some(DeviceKind::File)) {
         let allowed = "the path of a raw file or a block device";
         path = reader
             .text("path", allowed)
@@ -353,21 +353,21 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
         if engine.is_some() {
             reader.require("path", allowed);
         }
-    } else if engine != Some(Engine::Rbd) {
+    } else if engine != Some(DeviceKind::Rbd) {
         reader.require("size", super::size::SIZE_ALLOWED);
     }
     let rbd = match engine {
-        None | Some(Engine::Rbd) => read_rbd(&mut reader, engine.is_some()),
+        None | Some(DeviceKind::Rbd) => read_rbd(&mut reader, engine.is_some()),
         _ => RbdDraft::default(),
     };
-    if let (Some(Engine::Rbd), Some(size)) = (engine, &size) {
+    if let (Some(DeviceKind::Rbd), Some(size)) = (engine, &size) {
         let message = "`size`: an image has the size that it has";
         let mistake = Mistake::new(MistakeKind::Key, &size.place, message);
         let help = "change it with `lunette disk resize` or `rbd resize`";
         reader.diagnostics().push(mistake.help(help));
     }
     let mut delay = None;
-    if matches!(engine, None | Some(Engine::Delay)) {
+    if matches!(engine, None | Some(DeviceKind::Delay)) {
         delay = read_delay(&mut reader, engine.is_some());
     }
     reader.finish(|key| {
@@ -382,22 +382,24 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
         ))
     });
     let backend = match engine {
-        Some(Engine::Ram) => size.map(|size| BackendConfig::Ram { size: size.value }),
-        Some(Engine::Null) => size.map(|size| BackendConfig::Null { size: size.value }),
-        Some(Engine::Delay) => match (size, delay) {
-            (Some(size), Some((time, around))) => Some(BackendConfig::Delay {
+        Some(DeviceKind::Ram) => size.map(|size| BlockDeviceConfig::Ram { size: size.value }),
+        Some(DeviceKind::Null) => size.map(|size| BlockDeviceConfig::Null { size: size.value }),
+        Some(DeviceKind::Delay) => match (size, delay) {
+            (Some(size), Some((time, around))) => Some(BlockDeviceConfig::Delay {
                 size: size.value,
                 time,
                 around,
             }),
             _ => None,
         },
-        Some(Engine::File) => path.as_ref().map(|path| BackendConfig::File {
+        Some(DeviceKind::File) => path.as_ref().map(|path| BlockDeviceConfig::File {
             path: path.value.clone(),
             size: size.map(|size| size.value),
             cache: cache.map_or(CacheMode::None, |cache| cache.value),
         }),
-        Some(Engine::Rbd) => rbd.complete().map(|rbd| BackendConfig::Rbd(Box::new(rbd))),
+        Some(DeviceKind::Rbd) => rbd
+            .complete()
+            .map(|rbd| BlockDeviceConfig::Rbd(Box::new(rbd))),
         None => None,
     };
     let complete = match (&name, backend, size_fits) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use backend::{ClusterConfig, ImageName};
+use bdev::{ClusterConfig, ImageName};
 
 use super::diagnostics::{Mistake, MistakeKind};
 use super::place::At;

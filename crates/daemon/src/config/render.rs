@@ -3,11 +3,11 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use backend::ClusterConfig;
+use bdev::ClusterConfig;
 
 use super::iscsi::{Announced, IscsiConfig, Portal};
 use super::iscsi_limits::IscsiLimits;
-use super::model::{BackendConfig, Config, LunConfig, Placement, PollLimit};
+use super::model::{BlockDeviceConfig, Config, LunConfig, Placement, PollLimit};
 use super::objects::{DISK_POLL_KEY, NETWORK_POLL_KEY, POLL_KEY};
 use super::rbd::RbdConfig;
 use super::size::render_size;
@@ -67,22 +67,22 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
         writeln!(text, "\n[[disk]]\nname = {}", quoted(&disk.name))?;
         writeln!(text, "backend = \"{}\"", disk.backend.word())?;
         match &disk.backend {
-            BackendConfig::Ram { size } | BackendConfig::Null { size } => {
+            BlockDeviceConfig::Ram { size } | BlockDeviceConfig::Null { size } => {
                 writeln!(text, "size = \"{}\"", render_size(*size))?;
             }
-            BackendConfig::Delay { size, time, around } => {
+            BlockDeviceConfig::Delay { size, time, around } => {
                 writeln!(text, "size = \"{}\"", render_size(*size))?;
                 writeln!(text, "time = {}", quoted(&time.to_string()))?;
                 writeln!(text, "around = \"{}\"", around.word())?;
             }
-            BackendConfig::File { path, size, cache } => {
+            BlockDeviceConfig::File { path, size, cache } => {
                 writeln!(text, "path = {}", quoted_path(path))?;
                 if let Some(size) = size {
                     writeln!(text, "size = \"{}\"", render_size(*size))?;
                 }
                 writeln!(text, "cache = \"{}\"", cache.word())?;
             }
-            BackendConfig::Rbd(rbd) => write_rbd(text, rbd)?,
+            BlockDeviceConfig::Rbd(rbd) => write_rbd(text, rbd)?,
         }
         if let Some(block_size) = disk.block_size {
             writeln!(text, "block_size = {block_size}")?;

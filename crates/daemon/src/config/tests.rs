@@ -115,7 +115,7 @@ fn flags_say_the_same_as_a_file() {
     assert_eq!(file, flags);
     assert_eq!(
         flags.disk("d2").map(|disk| disk.backend.clone()),
-        Some(BackendConfig::File {
+        Some(BlockDeviceConfig::File {
             path: PathBuf::from("vm,1.raw"),
             size: Some(10 << 30),
             cache: CacheMode::None
@@ -417,7 +417,7 @@ fn an_image_is_said_alike_in_flags_and_files_and_what_is_wrong_with_it_is_named(
     );
     let file = file.unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(flags.disks, file.disks);
-    let BackendConfig::Rbd(rbd) = &flags.disks[0].backend else {
+    let BlockDeviceConfig::Rbd(rbd) = &flags.disks[0].backend else {
         panic!("{:?}", flags.disks)
     };
     assert_eq!(rbd.image.to_string(), "p/n/i@s");
@@ -526,7 +526,7 @@ fn limits() -> impl Strategy<Value = LimitsConfig> {
 }
 
 type AnyDisk = (
-    BackendConfig,
+    BlockDeviceConfig,
     Option<u32>,
     bool,
     Option<String>,
@@ -556,11 +556,11 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
                 let size = blocks * u64::from(block_size.unwrap_or(512));
                 let path = PathBuf::from(format!("/nonexistent/{path}"));
                 let backend = match kind {
-                    0 => BackendConfig::Ram { size },
-                    1 => BackendConfig::Null { size },
-                    2 => BackendConfig::Delay {
+                    0 => BlockDeviceConfig::Ram { size },
+                    1 => BlockDeviceConfig::Null { size },
+                    2 => BlockDeviceConfig::Delay {
                         size,
-                        time: backend::DelayTime::Uniform(
+                        time: bdev::DelayTime::Uniform(
                             std::time::Duration::from_nanos(size % 1000),
                             std::time::Duration::from_micros(size % 1_000_000 + 1),
                         ),
@@ -569,12 +569,12 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
                             _ => Around::Null,
                         },
                     },
-                    3 => BackendConfig::File {
+                    3 => BlockDeviceConfig::File {
                         path,
                         size: Some(size),
                         cache,
                     },
-                    _ => BackendConfig::Rbd(Box::new(any_image(path, size))),
+                    _ => BlockDeviceConfig::Rbd(Box::new(any_image(path, size))),
                 };
                 (backend, block_size, read_only, serial, shown)
             },
@@ -589,13 +589,13 @@ fn any_image(path: PathBuf, number: u64) -> RbdConfig {
         ("a.b".to_owned(), text()),
     ];
     RbdConfig {
-        image: backend::ImageName {
+        image: bdev::ImageName {
             pool: "pool".to_owned(),
             namespace: said(0).then(|| "tenant".to_owned()),
             image: "image".to_owned(),
             snapshot: said(1).then(|| "snapshot".to_owned()),
         },
-        cluster: backend::ClusterConfig {
+        cluster: bdev::ClusterConfig {
             conf: said(2).then(|| path.clone()),
             id: said(3).then(text),
             keyring: said(4).then(|| path.clone()),
@@ -636,10 +636,10 @@ fn config() -> impl Strategy<Value = Config> {
                         |(i, (mut backend, block_size, read_only, serial, (mut shown, limits)))| {
                             // no two may be the same
                             shown.wwn = shown.wwn.map(|wwn| wwn + i as u64);
-                            if let BackendConfig::File { path, .. } = &mut backend {
+                            if let BlockDeviceConfig::File { path, .. } = &mut backend {
                                 path.set_file_name(format!("{i}\"'\\\n.raw"));
                             }
-                            if let BackendConfig::Rbd(rbd) = &mut backend {
+                            if let BlockDeviceConfig::Rbd(rbd) = &mut backend {
                                 rbd.image.image = format!("image {i}\"'\\\n");
                             }
                             DiskConfig {

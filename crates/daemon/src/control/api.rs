@@ -240,8 +240,8 @@ mod tests {
     struct Nothing;
 
     impl View for Nothing {
-        fn snapshot(&self) -> timeline::Snapshot {
-            timeline::Snapshot::default()
+        fn snapshot(&self) -> ::latency::Snapshot {
+            ::latency::Snapshot::default()
         }
 
         fn status(&self) -> crate::control::Status {
@@ -258,7 +258,7 @@ mod tests {
             view: Arc::new(Nothing),
             manager: Manager::idle(),
             overview: None,
-            events: crate::objects::Teller::default().sender(),
+            events: crate::objects::EventBus::default().sender(),
             reload: None,
         }
     }

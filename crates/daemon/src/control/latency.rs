@@ -1,14 +1,14 @@
 //! `GET /v1/latency[?select=EXPORT|DISK|EXPORT/QUEUE][&slowest=N]`: what every queue measured, queue by queue, and on
 //! request the N slowest requests of the last minute, each with its queue.
 //!
-//! The answer is a [`timeline::Snapshot`]; whoever asks merges, subtracts and prints it. Of a queue that serves several
+//! The answer is a [`latency::Snapshot`]; whoever asks merges, subtracts and prints it. Of a queue that serves several
 //! disks, `select=DISK` gives what it measured of that one.
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
+use latency::Snapshot;
 use serde::Deserialize;
-use timeline::Snapshot;
 use utoipa::IntoParams;
 
 use super::answers::{Looks, Names};
@@ -186,8 +186,8 @@ mod tests {
 
     #[test]
     fn only_as_many_slow_requests_as_asked_for_are_told() {
-        let slow = |total_ns| timeline::SlowRequestSnapshot {
-            operation: timeline::Operation::Read,
+        let slow = |total_ns| latency::SlowRequestSnapshot {
+            operation: latency::Operation::Read,
             tag: 0,
             unit: None,
             disk: String::new(),
@@ -195,11 +195,11 @@ mod tests {
             length: 512,
             age_ns: 1,
             total_ns,
-            stages_ns: [0; timeline::Stage::COUNT],
+            stages_ns: [0; latency::Stage::COUNT],
         };
-        let queue = |totals: &[u64]| timeline::QueueSnapshot {
+        let queue = |totals: &[u64]| latency::QueueSnapshot {
             slow: totals.iter().copied().map(slow).collect(),
-            ..timeline::QueueSnapshot::default()
+            ..::latency::QueueSnapshot::default()
         };
         for (count, left) in [(0, vec![]), (2, vec![9, 8]), (9, vec![9, 8, 7, 7])] {
             let mut snapshot = Snapshot {

@@ -42,7 +42,7 @@ pub use version::Version;
 /// What the control socket shows. Calls may block for as long as a worker's turn takes.
 pub trait View: Send + Sync + 'static {
     /// What every queue measured so far.
-    fn snapshot(&self) -> timeline::Snapshot;
+    fn snapshot(&self) -> ::latency::Snapshot;
 
     /// What is served, and to whom.
     fn status(&self) -> Status;

@@ -128,13 +128,13 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::Arc;
 
-    use timeline::{Labels, QueueSnapshot, Snapshot};
+    use latency::{Labels, QueueSnapshot, Snapshot};
 
     use super::super::{
         Client, ClientError, Log, Method, Status, Version, View, bind, get, latency_path,
     };
     use super::*;
-    use crate::objects::{Manager, Teller};
+    use crate::objects::{EventBus, Manager};
     use crate::statistics::Statistics;
 
     struct Fixed;
@@ -198,7 +198,7 @@ mod tests {
             view: Arc::new(Fixed),
             manager: Manager::idle(),
             overview: None,
-            events: Teller::default().sender(),
+            events: EventBus::default().sender(),
             reload: None,
         };
         let access = AccessConfig::default();

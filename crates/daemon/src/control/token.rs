@@ -45,14 +45,14 @@ impl Token {
         let metadata = file.metadata().map_err(failed)?;
         if metadata.mode() & 0o077 != 0 {
             return Err(format!(
-                "{shown} holds a token, and its mode {:o} lets others read or change it; mend: chmod 600 {shown}",
+                "{shown} holds a token, and its mode {:o} lets others read or change it; hint: chmod 600 {shown}",
                 metadata.mode() & 0o777
             ));
         }
         let own = rustix::process::geteuid().as_raw();
         if ![0, own].contains(&metadata.uid()) {
             return Err(format!(
-                "{shown} holds a token, and belongs to user {} who may change it; mend: chown {own} {shown}",
+                "{shown} holds a token, and belongs to user {} who may change it; hint: chown {own} {shown}",
                 metadata.uid()
             ));
         }
@@ -63,7 +63,7 @@ impl Token {
         let is_fine = |c: char| c.is_ascii_alphanumeric() || "-._~+/=".contains(c);
         if !LENGTHS.contains(&token.len()) || !token.chars().all(is_fine) {
             return Err(format!(
-                "{shown} holds no token: one line of {} to {} letters, digits and -._~+/=; mend: (umask 077; openssl rand -hex 32 > {shown})",
+                "{shown} holds no token: one line of {} to {} letters, digits and -._~+/=; hint: (umask 077; openssl rand -hex 32 > {shown})",
                 LENGTHS.start(),
                 LENGTHS.end()
             ));

@@ -11,7 +11,7 @@ mod text;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use timeline::{Operation, OperationCounters, Snapshot, Span, SparseHistogram};
+use latency::{Operation, OperationCounters, Snapshot, Span, SparseHistogram};
 
 use crate::control::Status;
 use crate::statistics::{RequestStatistics, Statistics};
@@ -162,7 +162,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     let help = "I/Os that a disk's engine failed, by class.";
     let mut errors = page.family("lunette_disk_io_errors_total", Kind::Counter, help);
     for disk in &statistics.disks {
-        for class in disk::IoErrorKind::ALL {
+        for class in block::IoErrorKind::ALL {
             let count = disk.errors.get(class.word()).copied().unwrap_or(0);
             let labels = [("disk", disk.name.as_str()), ("class", class.word())];
             errors.sample(&labels, count);
@@ -277,7 +277,7 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
             }
         });
     }
-    type Count = fn(&timeline::Counters) -> u64;
+    type Count = fn(&latency::Counters) -> u64;
     let counters: [(&'static str, &str, Count); 5] = [
         (
             "lunette_queue_malformed_total",
@@ -320,7 +320,7 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
 
 fn each_queue(
     snapshot: &Snapshot,
-    mut write: impl FnMut(&timeline::QueueSnapshot, &[(&str, &str)]),
+    mut write: impl FnMut(&latency::QueueSnapshot, &[(&str, &str)]),
 ) {
     for queue in &snapshot.queues {
         let (number, worker) = (

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use timeline::{Clock, Labels, QueueTimeline, Stamp, Stamps};
+use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use super::*;
 use crate::control::{DiskStatus, ExportStatus, LunStatus, View};
@@ -16,7 +16,7 @@ use crate::statistics::{
 const DASHBOARD: &str = include_str!("../../../../contrib/grafana/lunette.json");
 const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
 
-fn queue(export: &str, number: u32, requests: u64) -> timeline::QueueSnapshot {
+fn queue(export: &str, number: u32, requests: u64) -> latency::QueueSnapshot {
     let labels = Labels {
         export: export.to_owned(),
         disk: "d\"0".to_owned(),

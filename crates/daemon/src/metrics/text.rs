@@ -4,7 +4,7 @@
 
 use std::fmt::{Display, Write};
 
-use timeline::SparseHistogram;
+use latency::SparseHistogram;
 
 /// The content type of what [`Page`] gives.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use backend::DiskState;
+use bdev::DiskState;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Live;
-use crate::config::{AclEntry, BackendConfig, DiskConfig, ExportRef, LunConfig};
+use crate::config::{AclEntry, BlockDeviceConfig, DiskConfig, ExportRef, LunConfig};
 
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -181,24 +181,24 @@ impl Disk {
     /// A disk as it is configured.
     pub fn of(disk: &DiskConfig) -> Disk {
         let (path, cache) = match &disk.backend {
-            BackendConfig::File { path, cache, .. } => (
+            BlockDeviceConfig::File { path, cache, .. } => (
                 Some(path.to_string_lossy().into_owned()),
                 Some(cache.word().to_owned()),
             ),
-            BackendConfig::Ram { .. }
-            | BackendConfig::Null { .. }
-            | BackendConfig::Delay { .. }
-            | BackendConfig::Rbd(_) => (None, None),
+            BlockDeviceConfig::Ram { .. }
+            | BlockDeviceConfig::Null { .. }
+            | BlockDeviceConfig::Delay { .. }
+            | BlockDeviceConfig::Rbd(_) => (None, None),
         };
         let rbd = match &disk.backend {
-            BackendConfig::Rbd(rbd) => Some(&**rbd),
+            BlockDeviceConfig::Rbd(rbd) => Some(&**rbd),
             _ => None,
         };
         let cluster = rbd.map(|rbd| &rbd.cluster);
         let path_text = |path: &PathBuf| path.to_string_lossy().into_owned();
         let options = cluster.map(|cluster| cluster.options.clone());
         let (time, around) = match &disk.backend {
-            BackendConfig::Delay { time, around, .. } => {
+            BlockDeviceConfig::Delay { time, around, .. } => {
                 (Some(time.to_string()), Some(around.word().to_owned()))
             }
             _ => (None, None),

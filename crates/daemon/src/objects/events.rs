@@ -45,24 +45,24 @@ pub struct Event {
 
 /// Tells events to all listeners; those that are slow miss some rather than hold it up.
 #[derive(Clone, Debug)]
-pub struct Teller {
+pub struct EventBus {
     sender: broadcast::Sender<Event>,
     /// How many so far. Held while one is told, so that they come in the order of their numbers.
     told: Arc<Mutex<u64>>,
 }
 
 /// Nobody listens yet.
-impl Default for Teller {
-    fn default() -> Teller {
+impl Default for EventBus {
+    fn default() -> EventBus {
         let (sender, _) = broadcast::channel(BACKLOG);
-        Teller {
+        EventBus {
             sender,
             told: Arc::default(),
         }
     }
 }
 
-impl Teller {
+impl EventBus {
     /// Where listeners subscribe.
     pub fn sender(&self) -> broadcast::Sender<Event> {
         self.sender.clone()
@@ -149,32 +149,32 @@ impl Owner {
     pub(super) fn tell(&mut self, plan: &Plan) {
         for (export, luns) in &plan.remove_luns {
             for lun in luns {
-                self.teller.tell_lun("lun.removed", export, lun);
+                self.event_bus.tell_lun("lun.removed", export, lun);
             }
         }
         let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
         let gone = plan.remove_exports.iter().map(String::as_str);
         for name in gone.chain(replaced) {
-            self.teller.tell("export.removed", name);
+            self.event_bus.tell("export.removed", name);
         }
         for name in &plan.remove_disks {
-            self.teller.tell("disk.removed", name);
+            self.event_bus.tell("disk.removed", name);
         }
         for disk in &plan.add_disks {
-            self.teller.tell("disk.added", &disk.name);
+            self.event_bus.tell("disk.added", &disk.name);
         }
         for Resize { disk, size } in &plan.resize {
-            self.teller.tell_size(disk, *size);
+            self.event_bus.tell_size(disk, *size);
         }
         for Limit { disk, .. } in &plan.limit {
-            self.teller.tell("disk.limited", disk);
+            self.event_bus.tell("disk.limited", disk);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
-            self.teller.tell("export.added", export.as_ref().name());
+            self.event_bus.tell("export.added", export.as_ref().name());
         }
         for (export, luns) in &plan.add_luns {
             for lun in luns {
-                self.teller.tell_lun("lun.added", export, lun);
+                self.event_bus.tell_lun("lun.added", export, lun);
             }
         }
     }

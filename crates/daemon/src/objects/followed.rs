@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, mpsc};
 
-use backend::Disk;
+use bdev::Disk;
 
 use super::Message;
 use super::owner::Owner;

@@ -3,7 +3,7 @@
 //! ```text
 //!   API, reload ── Manager ──▶ Owner: Change -> Config wanted next -> relations -> Plan -> carry out ──▶ workers, doors
 //!                  one thread          │                                             │
-//!                                      ▼ Live: what others see                       ▼ Keeper: what comes back
+//!                                      ▼ Live: what others see                       ▼ StateStore: what comes back
 //! ```
 //!
 //! Nothing here is on a request's way: workers hear of changes between their turns.
@@ -13,7 +13,6 @@ mod changes;
 mod events;
 mod followed;
 mod identity;
-mod keeper;
 mod overlay;
 mod owner;
 mod plan;
@@ -21,6 +20,7 @@ mod refusal;
 mod relations;
 mod servers;
 mod sizes;
+mod state_store;
 mod waiting;
 
 use std::sync::{Arc, mpsc};
@@ -28,13 +28,13 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 pub use changes::{Change, users, users_of_all};
-pub use events::{Event, Teller};
-pub use keeper::Keeper;
+pub use events::{Event, EventBus};
 pub use overlay::{Overlay, lun_bodies};
 pub use owner::{How, Live, Made, Owner};
 pub use plan::Plan;
 pub use refusal::{Fault, Refusal};
 pub use servers::{Doors, Servers, iscsi_session, vhost_session};
+pub use state_store::StateStore;
 pub use waiting::WaitingDisks;
 
 type Message = Box<dyn FnOnce(&mut Owner) + Send>;

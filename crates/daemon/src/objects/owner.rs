@@ -11,21 +11,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use backend::{Disk, Shrinking};
-use scsi_tasks::Holding;
+use bdev::{Disk, Shrinking};
+use scsi_exec::Holding;
 use virtio_blk::BlkDevice;
 use virtio_scsi::{Event as ScsiEvent, ScsiDevice};
 
 use super::changes::Change;
-use super::events::Teller;
+use super::events::EventBus;
 use super::followed::Messages;
-use super::keeper::{Keeper, Resizing};
 use super::plan::{Limit, Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::relations;
 use super::servers::{Doors, Servers};
+use super::state_store::{Resizing, StateStore};
 use super::waiting::WaitingDisks;
-use crate::config::{BackendConfig, Config, ExportConfig, ExportRef, LunConfig};
+use crate::config::{BlockDeviceConfig, Config, ExportConfig, ExportRef, LunConfig};
 use crate::disks::{self, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::identities::Identities;
@@ -87,13 +87,13 @@ pub struct Owner {
     scsi: HashMap<String, Arc<ScsiDevice>>,
     pub(super) servers: Arc<Servers>,
     live: Arc<RwLock<Live>>,
-    keeper: Option<Keeper>,
+    state_store: Option<StateStore>,
     pub(super) identities: Identities,
     /// Listening sockets that were handed over, by the path that they listen at: whoever did keeps them there, so that nobody
     /// could listen anew.
     handed: HashMap<PathBuf, OwnedFd>,
     /// Tells what has changed.
-    pub(super) teller: Teller,
+    pub(super) event_bus: EventBus,
     /// For what comes to this owner by itself, once it runs: see [`Owner::follow_sizes`].
     pub(super) messages: Option<Messages>,
     /// Nothing more is done after this.
@@ -102,7 +102,7 @@ pub struct Owner {
 
 impl Owner {
     /// An owner of nothing yet; `base` is what the file and the flags say.
-    pub fn new(base: Config, servers: Arc<Servers>, keeper: Option<Keeper>) -> Owner {
+    pub fn new(base: Config, servers: Arc<Servers>, state_store: Option<StateStore>) -> Owner {
         let config = base.without_objects();
         let live = Live {
             config: Arc::new(config.clone()),
@@ -110,8 +110,8 @@ impl Owner {
             disks: Arc::default(),
             waiting: Arc::default(),
         };
-        let teller = Teller::default();
-        servers.tell_sessions(&teller);
+        let event_bus = EventBus::default();
+        servers.tell_sessions(&event_bus);
         Owner {
             present: config.clone(),
             config,
@@ -122,10 +122,10 @@ impl Owner {
             scsi: HashMap::new(),
             servers,
             live: Arc::new(RwLock::new(live)),
-            identities: Identities::load(keeper.as_ref().map(Keeper::folder)),
-            keeper,
+            identities: Identities::load(state_store.as_ref().map(StateStore::folder)),
+            state_store,
             handed: HashMap::new(),
-            teller,
+            event_bus,
             messages: None,
             ending: false,
         }
@@ -138,7 +138,7 @@ impl Owner {
 
     /// Where listeners subscribe to events.
     pub fn events(&self) -> tokio::sync::broadcast::Sender<super::Event> {
-        self.teller.sender()
+        self.event_bus.sender()
     }
 
     /// Starts with what is configured, and what was changed at run time before.
@@ -154,17 +154,17 @@ impl Owner {
         }
         let mut next = self.base.clone();
         let mut changed = Vec::new();
-        if let Some(keeper) = &self.keeper {
-            let kept = keeper.kept().map_err(failed)?;
+        if let Some(state_store) = &self.state_store {
+            let kept = state_store.kept().map_err(failed)?;
             changed = kept.names();
             next = kept.over(&self.base);
             let faults = relations::check(&next);
             if !faults.is_empty() && relations::check(&self.base).is_empty() {
-                let help = keeper.help();
+                let help = state_store.help();
                 let faults = faults.into_iter().map(|fault| fault.help(&help));
                 return Err(Refusal::Invalid(faults.collect()));
             }
-            keeper.finish_resize(&next);
+            state_store.finish_resize(&next);
         }
         let inherited = self.keep_what_moved(inherited, &next);
         let opened = self.open_or_wait(&next.disks);
@@ -175,13 +175,15 @@ impl Owner {
             ..How::default()
         };
         let made = self.become_(next, how);
-        match (made, &self.keeper) {
-            (Err(Refusal::Failed(mut faults)), Some(keeper)) => {
+        match (made, &self.state_store) {
+            (Err(Refusal::Failed(mut faults)), Some(state_store)) => {
                 // Whoever looks for it in the file may find nothing, or something else.
                 for fault in &mut faults {
                     let is_of = |name: &String| fault.detail.starts_with(&format!("{name}: "));
                     if changed.iter().any(is_of) {
-                        fault.help.get_or_insert_with(|| keeper.help_with_one());
+                        fault
+                            .help
+                            .get_or_insert_with(|| state_store.help_with_one());
                     }
                 }
                 Err(Refusal::Failed(faults))
@@ -369,8 +371,8 @@ impl Owner {
         if !first {
             self.remove_parts(plan, &undo.replaced, force, doors);
         }
-        if let (Some(keeper), true) = (&self.keeper, shrunk && !plan.resize.is_empty()) {
-            keeper.end_resize();
+        if let (Some(state_store), true) = (&self.state_store, shrunk && !plan.resize.is_empty()) {
+            state_store.end_resize();
         }
         for OpenExport { name, device, .. } in &undo.exports {
             self.enter(name, device);
@@ -444,13 +446,13 @@ impl Owner {
         let known =
             known.filter_map(|resize| Some((resize, self.disks.get(&resize.disk)?.clone())));
         let known: Vec<_> = known.collect();
-        if let (Some(keeper), false) = (&self.keeper, known.is_empty()) {
+        if let (Some(state_store), false) = (&self.state_store, known.is_empty()) {
             let resizing = known.iter().map(|(Resize { disk, size }, known)| Resizing {
                 disk: disk.clone(),
                 from: size_of(known),
                 to: *size,
             });
-            let told = keeper.begin_resize(&resizing.collect::<Vec<_>>());
+            let told = state_store.begin_resize(&resizing.collect::<Vec<_>>());
             told.map_err(Refusal::NotKept)?;
         }
         for (Resize { disk, size }, known) in known {
@@ -496,8 +498,8 @@ impl Owner {
                 tracing::error!("disk {name} cannot have its size of {size} bytes back: {error}");
             }
         }
-        if let Some(keeper) = &self.keeper {
-            keeper.end_resize();
+        if let Some(state_store) = &self.state_store {
+            state_store.end_resize();
         }
         for export in &undo.replaced {
             let export = export.as_ref();
@@ -602,7 +604,7 @@ impl Owner {
 
     /// Takes units away: new commands are refused, those in flight end or are aborted, and then the client is told.
     fn remove_luns(&self, export: &str, luns: &[LunConfig], force: bool, doors: &Doors) {
-        let drained = |begin: &dyn Fn(bool, &scsi_tasks::Hold)| {
+        let drained = |begin: &dyn Fn(bool, &scsi_exec::Hold)| {
             let (hold, holding) = Holding::new();
             begin(force, &hold);
             drop(hold);
@@ -694,9 +696,9 @@ impl Owner {
 
     /// Writes down what was changed at run time.
     pub(super) fn keep(&self, next: &Config, first: bool) -> Result<(), Refusal> {
-        match &self.keeper {
-            Some(keeper) if !first => {
-                let kept = keeper.keep(&self.base, next);
+        match &self.state_store {
+            Some(state_store) if !first => {
+                let kept = state_store.keep(&self.base, next);
                 kept.map_err(Refusal::NotKept)
             }
             _ => Ok(()),
@@ -762,10 +764,10 @@ fn failed(reasons: &[String]) -> Result<(), Refusal> {
 /// The file of a disk that lies in one.
 pub(super) fn file_of<'a>(config: &'a Config, disk: &str) -> Option<&'a std::path::Path> {
     match &config.disk(disk)?.backend {
-        BackendConfig::File { path, .. } => Some(path),
-        BackendConfig::Ram { .. }
-        | BackendConfig::Null { .. }
-        | BackendConfig::Delay { .. }
-        | BackendConfig::Rbd(_) => None,
+        BlockDeviceConfig::File { path, .. } => Some(path),
+        BlockDeviceConfig::Ram { .. }
+        | BlockDeviceConfig::Null { .. }
+        | BlockDeviceConfig::Delay { .. }
+        | BlockDeviceConfig::Rbd(_) => None,
     }
 }

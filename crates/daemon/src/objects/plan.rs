@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use backend::ClusterConfig;
+use bdev::ClusterConfig;
 
 use super::refusal::Fault;
 use super::relations::absolute;
 use crate::config::{
-    BackendConfig, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig, Placement,
+    BlockDeviceConfig, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig,
+    Placement,
 };
 
 /// Logical units of one export.
@@ -120,8 +121,8 @@ impl Plan {
             if let Some(disk) = disk
                 && said != Some(*to)
                 && match &disk.backend {
-                    BackendConfig::File { path, .. } => is_device(path),
-                    BackendConfig::Rbd(_) => true,
+                    BlockDeviceConfig::File { path, .. } => is_device(path),
+                    BlockDeviceConfig::Rbd(_) => true,
                     _ => false,
                 }
             {
@@ -287,39 +288,41 @@ fn bars(one: ExportRef<'_>, other: ExportRef<'_>) -> bool {
 /// The file of a disk that lies in one.
 fn file(disk: &DiskConfig) -> Option<PathBuf> {
     match &disk.backend {
-        BackendConfig::File { path, .. } => Some(absolute(path)),
-        BackendConfig::Ram { .. }
-        | BackendConfig::Null { .. }
-        | BackendConfig::Delay { .. }
-        | BackendConfig::Rbd(_) => None,
+        BlockDeviceConfig::File { path, .. } => Some(absolute(path)),
+        BlockDeviceConfig::Ram { .. }
+        | BlockDeviceConfig::Null { .. }
+        | BlockDeviceConfig::Delay { .. }
+        | BlockDeviceConfig::Rbd(_) => None,
     }
 }
 
 /// Bytes that a back end is configured to have.
-pub fn size(backend: &BackendConfig) -> Option<u64> {
+pub fn size(backend: &BlockDeviceConfig) -> Option<u64> {
     match backend {
-        BackendConfig::Ram { size }
-        | BackendConfig::Null { size }
-        | BackendConfig::Delay { size, .. } => Some(*size),
-        BackendConfig::File { size, .. } => *size,
-        BackendConfig::Rbd(rbd) => rbd.size,
+        BlockDeviceConfig::Ram { size }
+        | BlockDeviceConfig::Null { size }
+        | BlockDeviceConfig::Delay { size, .. } => Some(*size),
+        BlockDeviceConfig::File { size, .. } => *size,
+        BlockDeviceConfig::Rbd(rbd) => rbd.size,
     }
 }
 
 /// The same back end with another size.
-pub fn with_size(backend: &BackendConfig, size: Option<u64>) -> BackendConfig {
+pub fn with_size(backend: &BlockDeviceConfig, size: Option<u64>) -> BlockDeviceConfig {
     let mut changed = backend.clone();
     match (&mut changed, size) {
         (
-            BackendConfig::Ram { size }
-            | BackendConfig::Null { size }
-            | BackendConfig::Delay { size, .. },
+            BlockDeviceConfig::Ram { size }
+            | BlockDeviceConfig::Null { size }
+            | BlockDeviceConfig::Delay { size, .. },
             Some(new),
         ) => *size = new,
-        (BackendConfig::File { size, .. }, new) => *size = new,
-        (BackendConfig::Rbd(rbd), new) => rbd.size = new,
+        (BlockDeviceConfig::File { size, .. }, new) => *size = new,
+        (BlockDeviceConfig::Rbd(rbd), new) => rbd.size = new,
         (
-            BackendConfig::Ram { .. } | BackendConfig::Null { .. } | BackendConfig::Delay { .. },
+            BlockDeviceConfig::Ram { .. }
+            | BlockDeviceConfig::Null { .. }
+            | BlockDeviceConfig::Delay { .. },
             None,
         ) => {}
     }
@@ -353,15 +356,19 @@ fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
         return "/copy_across_targets";
     }
     match (&now.backend, &next.backend) {
-        (BackendConfig::File { path: a, .. }, BackendConfig::File { path: b, .. }) if a != b => {
+        (BlockDeviceConfig::File { path: a, .. }, BlockDeviceConfig::File { path: b, .. })
+            if a != b =>
+        {
             "/path"
         }
-        (BackendConfig::Delay { time: a, .. }, BackendConfig::Delay { time: b, .. }) if a != b => {
+        (BlockDeviceConfig::Delay { time: a, .. }, BlockDeviceConfig::Delay { time: b, .. })
+            if a != b =>
+        {
             "/time"
         }
-        (BackendConfig::Delay { .. }, _) => "/around",
-        (BackendConfig::Rbd(a), BackendConfig::Rbd(b)) if a.image != b.image => "/image",
-        (BackendConfig::Rbd(a), BackendConfig::Rbd(b)) => {
+        (BlockDeviceConfig::Delay { .. }, _) => "/around",
+        (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) if a.image != b.image => "/image",
+        (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) => {
             differing_clusters(&a.cluster, &b.cluster)
         }
         _ => "/cache",

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::refusal::Fault;
-use crate::config::{BackendConfig, Config, ExportRef, LunConfig};
+use crate::config::{BlockDeviceConfig, Config, ExportRef, LunConfig};
 
 /// All that does not go together in `next`.
 pub fn check(next: &Config) -> Vec<Fault> {
@@ -84,7 +84,7 @@ fn check_files(next: &Config, faults: &mut Vec<Fault>) {
             let detail = format!("the identifier {wwn:016x} belongs to the disk {other}");
             faults.push(Fault::at("/wwn", detail));
         }
-        if let BackendConfig::Rbd(rbd) = &disk.backend {
+        if let BlockDeviceConfig::Rbd(rbd) = &disk.backend {
             let way = (&rbd.image, &rbd.cluster.conf, &rbd.cluster.mon_host);
             if rbd.image.snapshot.is_none()
                 && let Some(other) = images.insert(way, &disk.name)
@@ -93,7 +93,7 @@ fn check_files(next: &Config, faults: &mut Vec<Fault>) {
                 faults.push(Fault::at("/image", detail));
             }
         }
-        let BackendConfig::File { path, .. } = &disk.backend else {
+        let BlockDeviceConfig::File { path, .. } = &disk.backend else {
             continue;
         };
         if let Some(other) = files.insert(absolute(path), &disk.name) {

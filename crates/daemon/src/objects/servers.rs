@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use reactor::Pool;
-use scsi_tasks::Units;
+use scsi_exec::Units;
 
-use super::events::Teller;
+use super::events::EventBus;
 
 /// What names the session of a vhost-user export.
 pub fn vhost_session(export: &str) -> String {
@@ -32,7 +32,7 @@ pub struct Doors {
     /// Front ends of virtual machines.
     pub vhost: Arc<vhost_user::Server>,
     /// iSCSI initiators.
-    pub iscsi: Arc<iscsi_net::Server>,
+    pub iscsi: Arc<iscsi_target::Server>,
 }
 
 impl Servers {
@@ -43,11 +43,11 @@ impl Servers {
     pub fn start(
         pool: Arc<Pool>,
         units: Arc<Units>,
-        limits: iscsi_net::DoorLimits,
+        limits: iscsi_target::DoorLimits,
     ) -> Result<Servers, String> {
         let vhost = vhost_user::Server::start(Arc::clone(&pool))
             .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
-        let iscsi = iscsi_net::Server::start(Arc::clone(&pool), Arc::clone(&units), limits)
+        let iscsi = iscsi_target::Server::start(Arc::clone(&pool), Arc::clone(&units), limits)
             .map_err(|error| format!("cannot serve iSCSI: {error}"))?;
         let doors = Doors {
             vhost: Arc::new(vhost),
@@ -61,13 +61,13 @@ impl Servers {
     }
 
     /// Has sessions told as they come and go.
-    pub fn tell_sessions(&self, teller: &Teller) {
+    pub fn tell_sessions(&self, event_bus: &EventBus) {
         let Some(doors) = self.doors() else { return };
-        let tell = teller.clone();
+        let tell = event_bus.clone();
         doors.vhost.watch_sessions(move |export, came| {
             tell.tell_session(came, export, vhost_session(export), None);
         });
-        let tell = teller.clone();
+        let tell = event_bus.clone();
         doors.iscsi.watch_sessions(move |change| {
             let id = iscsi_session(change.tsih);
             tell.tell_session(change.opened, &change.target, id, Some(change.initiator));

@@ -10,7 +10,7 @@ use super::owner::{Live, Owner};
 use super::plan::size;
 use super::refusal::{Fault, Refusal};
 use super::{Manager, Message};
-use crate::config::{BackendConfig, Config};
+use crate::config::{BlockDeviceConfig, Config};
 
 /// Whoever looks on waits no longer than this for a file system that does not answer, and sees the old size then.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -93,11 +93,11 @@ impl Owner {
             Refusal::Failed(vec![Fault::new(format!("disk {name}: {error}"))])
         };
         let follows = match &config.backend {
-            BackendConfig::File { path, .. } => super::owner::is_block_device(path),
-            BackendConfig::Rbd(_) => true,
-            BackendConfig::Ram { .. }
-            | BackendConfig::Null { .. }
-            | BackendConfig::Delay { .. } => {
+            BlockDeviceConfig::File { path, .. } => super::owner::is_block_device(path),
+            BlockDeviceConfig::Rbd(_) => true,
+            BlockDeviceConfig::Ram { .. }
+            | BlockDeviceConfig::Null { .. }
+            | BlockDeviceConfig::Delay { .. } => {
                 let word = config.backend.word();
                 let detail = format!("a {word} disk has the size that is configured: give a size");
                 return Err(Refusal::Invalid(vec![Fault::at("/size", detail)]));
@@ -120,7 +120,7 @@ impl Owner {
     }
 
     /// A disk gets the size that it has got from others, and its clients are told.
-    pub(super) fn take_size_over(&mut self, name: &str) -> Result<(), backend::ResizeError> {
+    pub(super) fn take_size_over(&mut self, name: &str) -> Result<(), bdev::ResizeError> {
         let Some(disk) = self.disks.get(name) else {
             return Ok(());
         };
@@ -140,7 +140,7 @@ impl Owner {
         if let Some(doors) = self.servers.doors() {
             self.resized(name, &doors);
         }
-        self.teller.tell_size(name, now);
+        self.event_bus.tell_size(name, now);
         Ok(())
     }
 }

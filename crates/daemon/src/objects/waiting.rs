@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use backend::DiskState;
+use bdev::DiskState;
 
 use super::owner::{How, Owner};
 use super::refusal::Fault;

@@ -16,10 +16,10 @@ use bench::driver::{DriverOptions, FORMS, Subject};
 use bench::job::{Job, Mistake, Mistakes, Surroundings, apply, check, parse};
 use bench::report;
 use bench::run::{Plan, Progress, run as run_plan};
+use latency::Clock;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
-use timeline::Clock;
 
 pub use arguments::BenchArguments;
 use arguments::{BenchCommand, Format, Quick, RingKind, Trial};

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use daemon::control::{Changes, Status};
 use daemon::objects::bodies::{Export, Reservation, Session};
-use timeline::{Operation, Snapshot};
+use latency::{Operation, Snapshot};
 
 use super::arguments::LookArguments;
 use super::{print_json, size_text};
@@ -54,7 +54,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
         (0, _) => "as configured".to_owned(),
         (changed, true) => format!("{}, kept", count(changed, "change at run time")),
         (changed, false) => format!(
-            "{}, which end with the daemon (mend: serve --state DIR)",
+            "{}, which end with the daemon (hint: serve --state DIR)",
             count(changed, "change at run time")
         ),
     };

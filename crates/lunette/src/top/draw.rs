@@ -1,5 +1,7 @@
 //! The screen, drawn: a head, the rows, the selected row's stages as bars, the keys.
 
+use latency::table::time;
+use latency::{Span, SparseHistogram};
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -7,8 +9,6 @@ use ratatui::text::{Line, Span as Piece, Text};
 use ratatui::widgets::{
     Cell as TableCell, Clear, Paragraph, Row as TableRow, StatefulWidget, Table, TableState, Widget,
 };
-use timeline::table::time;
-use timeline::{Span, SparseHistogram};
 
 use super::rates::{self, Row, View};
 use super::screen::Screen;

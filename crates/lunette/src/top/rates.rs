@@ -1,9 +1,9 @@
 //! What happened between two looks at a daemon, as rows of numbers. Pure: no terminal, no socket.
 
+use block::IoKind;
 use daemon::control::Status;
 use daemon::statistics::Statistics;
-use disk::IoKind;
-use timeline::{Counters, Labels, Latencies, Operation, OperationLatencies, Span, SparseHistogram};
+use latency::{Counters, Labels, Latencies, Operation, OperationLatencies, Span, SparseHistogram};
 
 /// One look at a daemon.
 #[derive(Clone, Debug, Default)]
@@ -182,7 +182,7 @@ impl Interval {
     }
 
     fn queues(&self) -> Vec<Row> {
-        let row = |queue: &timeline::QueueSnapshot| {
+        let row = |queue: &latency::QueueSnapshot| {
             let labels = &queue.labels;
             let name = format!("{}/{}", labels.export, labels.queue);
             let also = format!("{} worker {}", labels.disk, labels.worker);

@@ -1,7 +1,7 @@
 //! What the screen shows and what keys do to it. Pure: keys in, state out.
 
+use latency::Operation;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use timeline::Operation;
 
 use super::rates::{Interval, Look, Row, View};
 

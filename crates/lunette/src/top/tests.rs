@@ -4,10 +4,10 @@ use daemon::control::{DiskStatus, ExportStatus, Status};
 use daemon::statistics::{
     DiskStatistics, IoStatistics, LimitedStatistics, Statistics, WorkerStatistics,
 };
+use latency::{Clock, Labels, Operation, QueueTimeline, Snapshot, Stamp, Stamps};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use timeline::{Clock, Labels, Operation, QueueTimeline, Snapshot, Stamp, Stamps};
 
 use super::rates::Look;
 use super::screen::{Screen, Wish};

@@ -1,6 +1,6 @@
 //! Numbers in at most seven columns.
 
-use timeline::table::time;
+use latency::table::time;
 
 use super::rates::Cell;
 

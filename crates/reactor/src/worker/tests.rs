@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use backend::{Delay, Null, NullOptions, Submission};
-use disk::{IoOutcome, IoRequest};
+use bdev::{Delay, Null, NullOptions, Submission};
+use block::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
+use latency::QueueRecord;
 use rustix::event::{EventfdFlags, eventfd};
-use timeline::QueueRecord;
 
 use super::*;
 
@@ -243,7 +243,7 @@ fn range_is_granted_when_reads_and_changes_have_ended_and_no_sooner_however_many
             std::thread::sleep(std::time::Duration::from_millis(3));
             submit(&mut worker, &requests[1], id);
             let (grant, granted) = std::sync::mpsc::channel();
-            disk.gate()
+            disk.range_locks()
                 .acquire(0, 4096, move |lease| drop(grant.send(lease)));
             let mut runs = true;
             while runs {

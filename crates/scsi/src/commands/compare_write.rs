@@ -1,7 +1,7 @@
 //! Commands that read, compare or combine, and write: COMPARE AND WRITE, ORWRITE, WRITE AND VERIFY
 //! (SBC-4, 5.3, 5.9 and 5.50). The first two hold their range exclusively.
 
-use disk::{IoFlags, IoOutcome, IoRequest};
+use block::{IoFlags, IoOutcome, IoRequest};
 
 use super::read_write::{force_unit_access, write_length};
 use super::verify::Verify;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use disk::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
+use block::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
 
 use super::parameter_list::{check_bits, check_zero};
 use super::{Context, Planned, good};

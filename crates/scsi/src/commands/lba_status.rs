@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use disk::{Allocation, Extent, IoOutcome, IoRequest};
+use block::{Allocation, Extent, IoOutcome, IoRequest};
 
 use super::{Context, Planned};
 use crate::command::{be32, be64};

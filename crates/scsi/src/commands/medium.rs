@@ -2,7 +2,7 @@
 //!
 //! Only a removable unit can lose its medium. Stopping without ejecting has no effect: there is no spindle.
 
-use disk::IoRequest;
+use block::IoRequest;
 
 use super::{Context, Planned, good, without_data};
 use crate::logical_unit::Word;

@@ -35,7 +35,7 @@ mod without_unit;
 
 use std::sync::Arc;
 
-use disk::{Blocks, IoRequest, Lba};
+use block::{Blocks, IoRequest, Lba};
 
 use crate::command::{Cdb, Command, TaskAttribute, cdb_length, opcode::*};
 use crate::logical_unit::{DiskId, LogicalUnit, Word};

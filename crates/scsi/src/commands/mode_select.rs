@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use disk::IoRequest;
+use block::IoRequest;
 
 use super::parameter_list::{check_bits, check_zero};
 use super::{Context, Planned, good, without_data};

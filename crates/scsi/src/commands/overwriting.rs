@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use disk::{IoFlags, IoOutcome, IoRequest};
+use block::{IoFlags, IoOutcome, IoRequest};
 
 use crate::logical_unit::LogicalUnit;
 use crate::plan::{Plan, Program, Run, SCRATCH_MAX, Step};

@@ -3,7 +3,7 @@
 //! With ANCHOR, blocks come to read as zeroes like unmapped ones, but keep or take the space that a later write needs
 //! (4.7.4.4): zeroes are written in a way that does not unmap. For disks of which GET LBA STATUS can tell that.
 
-use disk::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
+use block::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
 
 use super::parameter_list::check_zero;
 use super::{Context, Planned, good, without_data};

@@ -4,7 +4,7 @@
 
 use std::mem;
 
-use disk::{AtomicWrites, IoFlags, IoOutcome, IoRequest};
+use block::{AtomicWrites, IoFlags, IoOutcome, IoRequest};
 
 use super::{Context, Planned, good};
 use crate::command::{be16, be24, be32, be64};

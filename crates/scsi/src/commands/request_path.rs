@@ -4,7 +4,7 @@
 //! one place in memory. Whatever is otherwise goes the general way, which alone knows how to refuse; a test
 //! holds that the two agree.
 
-use disk::{Geometry, IoFlags, IoRequest};
+use block::{Geometry, IoFlags, IoRequest};
 
 use super::read_write::TRANSFER_MAX;
 use crate::command::{Cdb, opcode::*};

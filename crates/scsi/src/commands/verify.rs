@@ -1,6 +1,6 @@
 //! VERIFY (SBC-4, 5.40 to 5.42): reads the medium, and compares where BYTCHK says so.
 
-use disk::{IoOutcome, IoRequest};
+use block::{IoOutcome, IoRequest};
 
 use super::{Context, Planned, good};
 use crate::command::{be16, be32, be64};

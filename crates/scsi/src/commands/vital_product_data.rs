@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use disk::DiskInfo;
+use block::DiskInfo;
 
 use super::Context;
 use super::compare_write::compare_and_write_blocks_max;

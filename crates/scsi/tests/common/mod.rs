@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use disk::{DiskInfo, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use block::{DiskInfo, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use scsi::*;
 
 pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
@@ -21,7 +21,7 @@ pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
         anchors: true,
         atomic_writes: None,
         rotational: false,
-        identity: disk::Identity::from_random_bits(number.into()),
+        identity: block::Identity::from_random_bits(number.into()),
         serial: format!("serial-{number}"),
         naa: 0x3000_0000_0000_0000 | number,
     }

@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use backend::{Attach, Backend, Disk, Engine, Finished, Ram, RamOptions, Submission, Tag};
-use disk::{DiskInfo, IoRequest};
-use front_end::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
+use bdev::{Attach, BlockDevice, Disk, Finished, IoChannel, Ram, RamOptions, Submission, Tag};
+use block::{DiskInfo, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{PollLimit, Pool, WorkerOptions};
-use ring::{Completion, Owner, Ring};
 use scsi::MemoryStore;
-use scsi_tasks::Units;
+use scsi_exec::Units;
+use uring::{Completion, Owner, Ring};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
 use vhost_user::Server;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
@@ -54,7 +54,7 @@ impl Rig {
     }
 
     /// Serves an engine; gives the socket.
-    pub fn serve(&self, name: &str, engine: Arc<dyn Engine>, queues: u16) -> PathBuf {
+    pub fn serve(&self, name: &str, engine: Arc<dyn BlockDevice>, queues: u16) -> PathBuf {
         let disk = Arc::new(Disk::new(name, None, engine).unwrap());
         let options = BlkOptions {
             name: name.to_owned(),
@@ -118,7 +118,7 @@ impl Rig {
     }
 }
 
-pub fn ram(size: u64) -> Arc<dyn Engine> {
+pub fn ram(size: u64) -> Arc<dyn BlockDevice> {
     let options = RamOptions {
         size,
         huge_pages: false,
@@ -160,7 +160,7 @@ pub fn lingering() -> (TcpStream, TcpStream) {
 
 /// An engine over another: notes every I/O, and ends each only after `delay`, if that is not zero.
 pub struct Watched {
-    inner: Arc<dyn Engine>,
+    inner: Arc<dyn BlockDevice>,
     seen: Arc<Mutex<Vec<IoRequest>>>,
     story: Arc<Mutex<Vec<Moment>>>,
     /// Microseconds; shared with the handles.
@@ -175,7 +175,7 @@ pub enum Moment {
 }
 
 impl Watched {
-    pub fn new(inner: Arc<dyn Engine>, delay: Duration) -> Arc<Watched> {
+    pub fn new(inner: Arc<dyn BlockDevice>, delay: Duration) -> Arc<Watched> {
         Arc::new(Watched {
             inner,
             seen: Arc::default(),
@@ -204,7 +204,7 @@ impl Watched {
     }
 }
 
-impl Engine for Watched {
+impl BlockDevice for Watched {
     fn info(&self) -> DiskInfo {
         DiskInfo {
             write_cache: true,
@@ -212,7 +212,7 @@ impl Engine for Watched {
         }
     }
 
-    fn capacity(&self) -> &Arc<disk::Capacity> {
+    fn capacity(&self) -> &Arc<block::Capacity> {
         self.inner.capacity()
     }
 
@@ -224,7 +224,7 @@ impl Engine for Watched {
         "watched"
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn Backend>> {
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         Ok(Box::new(WatchedBackend {
             owner: attach.owner(),
             inner: self.inner.attach(attach)?,
@@ -237,7 +237,7 @@ impl Engine for Watched {
 }
 
 struct WatchedBackend {
-    inner: Box<dyn Backend>,
+    inner: Box<dyn IoChannel>,
     owner: Owner,
     seen: Arc<Mutex<Vec<IoRequest>>>,
     story: Arc<Mutex<Vec<Moment>>>,
@@ -246,7 +246,7 @@ struct WatchedBackend {
     waiting: Vec<Option<(IoRequest, IoBuffer, Tag)>>,
 }
 
-impl Backend for WatchedBackend {
+impl IoChannel for WatchedBackend {
     fn submit(
         &mut self,
         ring: &mut Ring,

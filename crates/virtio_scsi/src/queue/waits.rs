@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use latency::Operation;
 use reactor::Io;
 use scsi::{AbortScope, Command, DiskId, TaskAttribute, UnitId};
-use scsi_tasks::{Admission, Call, StartTask, TaskOrder, Ticket, Want};
-use timeline::Operation;
-use virtio::{Request, Start, Step};
+use scsi_exec::{Admission, Call, StartTask, TaskOrder, Ticket, Want};
+use virtio_device::{Request, Start, Step};
 
 use super::RequestQueue;
 use crate::control;
@@ -60,7 +60,7 @@ impl RequestQueue {
         };
         let worker = self.worker.clone();
         let wait = self.next_wait(&mut request.state);
-        disk.gate().acquire(offset, length, move |lease| {
+        disk.range_locks().acquire(offset, length, move |lease| {
             worker.send(move |w| {
                 control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
                     let is_meant = |pending: &Pending| pending.unusual.wait == wait;
@@ -108,7 +108,7 @@ impl RequestQueue {
         };
         match order.admit(unit, attribute, later) {
             Admission::Now(ticket) => self.begin_in_turn(io, request, header, ticket),
-            Admission::Later => {
+            Admission::Defer => {
                 request.state.unusual.parked = Some(Box::new(*header));
                 Start {
                     step: Step::Wait,

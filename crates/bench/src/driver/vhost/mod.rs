@@ -8,7 +8,9 @@ mod queue;
 mod split;
 
 use anyhow::{Context, Result, bail, ensure};
-use front_end::{Cuts, FrontEnd, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest, feature};
+use vhost_frontend::{
+    Cuts, FrontEnd, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest, feature,
+};
 
 pub use queue::VhostQueue;
 
@@ -65,7 +67,7 @@ impl VhostSession {
         let place = subject.path.display();
         let mut front_end = FrontEnd::connect(&subject.path, &wanted).map_err(|error| {
             let hint = match &error {
-                front_end::Error::Io(io) if is_deserted(io) => {
+                vhost_frontend::Error::Io(io) if is_deserted(io) => {
                     ", where no daemon listens: start it, or correct the path"
                 }
                 _ => "",

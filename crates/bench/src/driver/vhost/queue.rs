@@ -11,9 +11,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use front_end::{Area, FrontEnd, feature};
 use guest_memory::RingMemory;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use vhost_frontend::{Area, FrontEnd, feature};
 use virtqueue::PACKED_START;
 use virtqueue::driver::RingLayout;
 use virtqueue::layout::{DESCRIPTOR_SIZE, Descriptor, NEXT, WRITE};

@@ -1,0 +1,55 @@
+//! What every engine checks before it does an I/O: so an option cannot mean one thing here and another there.
+//!
+//! Doors have checked a peer's range already; this is the second fence, and it costs two compares.
+
+use std::sync::Arc;
+
+use block::{Capacity, DiskInfo, IoErrorKind, IoKind, IoOutcome, IoRequest};
+
+/// The part of a disk's info that the check reads, flat and small.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    capacity: Arc<Capacity>,
+    block_mask: u64,
+    read_only: bool,
+    discard: bool,
+    write_zeroes: bool,
+}
+
+impl Limits {
+    pub(crate) fn of(info: &DiskInfo, capacity: &Arc<Capacity>) -> Limits {
+        Limits {
+            capacity: Arc::clone(capacity),
+            block_mask: u64::from(info.geometry.block_size()) - 1,
+            read_only: info.read_only,
+            discard: info.discard_granularity.is_some(),
+            write_zeroes: info.write_zeroes,
+        }
+    }
+
+    /// May this I/O be done at all?
+    #[inline]
+    pub(crate) fn admit(&self, io: &IoRequest) -> IoOutcome {
+        let IoRequest { offset, length, .. } = *io;
+        let capacity = self.capacity.bytes();
+        if length > capacity || offset > capacity - length {
+            return Err(IoErrorKind::OutOfRange.into());
+        }
+        if (offset | length) & self.block_mask != 0 {
+            return Err(IoErrorKind::OutOfRange.into());
+        }
+        if !io.modifies() {
+            return Ok(());
+        }
+        match io.kind {
+            _ if self.read_only => Err(IoErrorKind::ReadOnly.into()),
+            IoKind::Discard if !self.discard => Err(IoErrorKind::Unsupported.into()),
+            IoKind::WriteZeroes if !self.write_zeroes => Err(IoErrorKind::Unsupported.into()),
+            IoKind::Read
+            | IoKind::Flush
+            | IoKind::Write
+            | IoKind::Discard
+            | IoKind::WriteZeroes => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! What a device gets from a worker that attaches to it: the worker's ring, and owners for operations on it.
+//!
+//! A device that stands on another takes an owner for itself and hands the same `Attach` down: every layer hears of its own
+//! completions by its own owner, and none borrows bits of another's tokens.
+
+use uring::{Owner, Ring};
+
+/// A worker that attaches to a device.
+pub struct Attach<'a> {
+    ring: &'a mut Ring,
+    next_owner: &'a mut dyn FnMut() -> Owner,
+}
+
+impl<'a> Attach<'a> {
+    /// `next_owner` gives an owner that nobody else has. The worker takes all of them back when the channel has closed, or when
+    /// attaching has failed.
+    pub fn new(ring: &'a mut Ring, next_owner: &'a mut dyn FnMut() -> Owner) -> Attach<'a> {
+        Attach { ring, next_owner }
+    }
+
+    /// An owner of this layer's own.
+    pub fn owner(&mut self) -> Owner {
+        (self.next_owner)()
+    }
+
+    /// The worker's ring, to register descriptors with or to watch them.
+    pub fn ring(&mut self) -> &mut Ring {
+        self.ring
+    }
+}

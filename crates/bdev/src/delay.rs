@@ -1,0 +1,302 @@
+//! An engine that takes its time: a service time, fixed or drawn, added to every I/O of another engine.
+//!
+//! For benchmarks and tests of what is around a disk: with it a RAM disk behaves like a device with that latency
+//! and no limit to its depth. Uses ring timers, which come some tens of microseconds late on a machine that has to wake
+//! up for them; allocates nothing in the steady state.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Capacity, DiskInfo, Extent, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use uring::{Completion, Owner, Ring};
+
+use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
+
+/// How long an I/O is to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DelayTime {
+    /// Each as long.
+    Fixed(Duration),
+    /// Any time between these two is as likely.
+    Uniform(Duration, Duration),
+    /// Exponentially distributed, with this mean.
+    Exponential(Duration),
+}
+
+impl DelayTime {
+    /// How it is written.
+    pub const FORMS: &'static str =
+        "a time such as 250us, 2ms or 1s, MIN-MAX for any time between, or exp:MEAN";
+
+    /// The longest there may be.
+    const MAX: Duration = Duration::from_secs(3600);
+
+    /// Reads what [`DelayTime::FORMS`] says.
+    pub fn parse(text: &str) -> Option<DelayTime> {
+        if let Some(mean) = text.strip_prefix("exp:") {
+            return Some(DelayTime::Exponential(duration(mean)?));
+        }
+        match text.split_once('-') {
+            Some((least, most)) => {
+                let (least, most) = (duration(least)?, duration(most)?);
+                (least <= most).then_some(DelayTime::Uniform(least, most))
+            }
+            None => duration(text).map(DelayTime::Fixed),
+        }
+    }
+
+    /// The time that `q` of all I/Os take at most, `q` from 0 to 1.
+    pub fn quantile(self, q: f64) -> Duration {
+        let q = q.clamp(0.0, 1.0);
+        match self {
+            DelayTime::Fixed(time) => time,
+            DelayTime::Uniform(least, most) => least + (most - least).mul_f64(q),
+            DelayTime::Exponential(mean) => {
+                let times = -(1.0 - q).max(f64::MIN_POSITIVE).ln();
+                mean.mul_f64(times).min(DelayTime::MAX)
+            }
+        }
+    }
+
+    fn draw(self, random: &mut u64) -> Duration {
+        if let DelayTime::Fixed(time) = self {
+            return time;
+        }
+        // SplitMix64, and the 53 bits that a float has.
+        *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = *random;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^= bits >> 31;
+        self.quantile((bits >> 11) as f64 / (1u64 << 53) as f64)
+    }
+}
+
+impl From<Duration> for DelayTime {
+    fn from(time: Duration) -> DelayTime {
+        DelayTime::Fixed(time)
+    }
+}
+
+impl std::fmt::Display for DelayTime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DelayTime::Fixed(time) => write!(f, "{}ns", time.as_nanos()),
+            DelayTime::Uniform(least, most) => {
+                write!(f, "{}ns-{}ns", least.as_nanos(), most.as_nanos())
+            }
+            DelayTime::Exponential(mean) => write!(f, "exp:{}ns", mean.as_nanos()),
+        }
+    }
+}
+
+/// `250us`, in whole units.
+fn duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at_checked(digits)?;
+    let nanos: u64 = match unit {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    let time = Duration::from_nanos(number.parse::<u64>().ok()?.checked_mul(nanos)?);
+    (time <= DelayTime::MAX).then_some(time)
+}
+
+/// An engine with a service time.
+pub struct Delay {
+    inner: Arc<dyn BlockDevice>,
+    time: DelayTime,
+}
+
+impl Delay {
+    /// Adds `time` to every I/O of an engine.
+    pub fn new(inner: Arc<dyn BlockDevice>, time: impl Into<DelayTime>) -> Delay {
+        Delay {
+            inner,
+            time: time.into(),
+        }
+    }
+}
+
+impl BlockDevice for Delay {
+    fn info(&self) -> DiskInfo {
+        self.inner.info()
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        self.inner.capacity()
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.inner.set_size(bytes)
+    }
+
+    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_resized(resized);
+    }
+
+    fn found_size(&self) -> io::Result<Option<u64>> {
+        self.inner.found_size()
+    }
+
+    fn kind(&self) -> &'static str {
+        "delay"
+    }
+
+    fn below(&self) -> Option<&dyn BlockDevice> {
+        Some(&*self.inner)
+    }
+
+    fn medium(&self) -> Option<&dyn crate::Medium> {
+        self.inner.medium()
+    }
+
+    fn extent(&self, offset: u64) -> Extent {
+        self.inner.extent(offset)
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let owner = attach.owner();
+        Ok(Box::new(DelayBackend {
+            inner: self.inner.attach(attach)?,
+            time: self.time,
+            random: u64::from(owner.0),
+            owner,
+            waiting: Vec::new(),
+            free: Vec::new(),
+            over: Vec::new(),
+        }))
+    }
+}
+
+struct DelayBackend {
+    inner: Box<dyn IoChannel>,
+    time: DelayTime,
+    /// The same for every handle of its number: runs can be repeated.
+    random: u64,
+    owner: Owner,
+    waiting: Vec<Option<Finished>>,
+    free: Vec<usize>,
+    over: Vec<Finished>,
+}
+
+impl DelayBackend {
+    fn wait(&mut self, ring: &mut Ring, tag: Tag, buffer: IoBuffer, outcome: IoOutcome) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.waiting.push(None);
+            self.waiting.len() - 1
+        });
+        self.waiting[index] = Some(Finished {
+            tag,
+            buffer,
+            outcome,
+        });
+        let time = self.time.draw(&mut self.random);
+        ring.timer(self.owner, index as u64, time);
+    }
+}
+
+impl IoChannel for DelayBackend {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if let Submission::Done(outcome) = self.inner.submit(ring, io, buffer, tag) {
+            self.wait(ring, tag, std::mem::take(buffer), outcome);
+        }
+        Submission::Pending
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        if completion.owner == self.owner {
+            let index = completion.token as usize;
+            finished.extend(self.waiting[index].take());
+            self.free.push(index);
+            return;
+        }
+        let mut over = std::mem::take(&mut self.over);
+        self.inner.complete(ring, completion, &mut over);
+        for one in over.drain(..) {
+            self.wait(ring, one.tag, one.buffer, one.outcome);
+        }
+        self.over = over;
+    }
+
+    /// What waits for its time ends at once; what the device has is up to the device.
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let waits = |one: &Option<Finished>| one.as_ref().is_some_and(|one| one.tag == tag);
+        match self.waiting.iter().position(waits) {
+            Some(index) => ring.cancel(self.owner, index as u64),
+            None => self.inner.abort(ring, tag),
+        }
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.inner.close(ring);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.in_flight() == 0 && self.inner.is_closed()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight() + self.waiting.len() - self.free.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_they_are_written() {
+        let us = Duration::from_micros;
+        let ms = Duration::from_millis;
+        for (text, time) in [
+            ("250us", DelayTime::Fixed(us(250))),
+            ("50us-2ms", DelayTime::Uniform(us(50), ms(2))),
+            ("exp:3ms", DelayTime::Exponential(ms(3))),
+        ] {
+            assert_eq!(DelayTime::parse(text), Some(time), "{text}");
+            assert_eq!(DelayTime::parse(&time.to_string()), Some(time));
+        }
+        for text in [
+            "",
+            "5",
+            "us",
+            "2ms-1ms",
+            "1.5ms",
+            "exp:",
+            "7200s",
+            "99999999999999999999s",
+        ] {
+            assert_eq!(DelayTime::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_drawn_has_the_quantiles_that_it_should_have() {
+        let mean = Duration::from_micros(1000);
+        for time in [
+            DelayTime::Uniform(mean, 3 * mean),
+            DelayTime::Exponential(mean),
+        ] {
+            let mut random = 7;
+            let mut drawn: Vec<Duration> = (0..20_000).map(|_| time.draw(&mut random)).collect();
+            drawn.sort_unstable();
+            for q in [0.1, 0.5, 0.9] {
+                let found = drawn[(q * 20_000.0) as usize].as_secs_f64();
+                let error = found / time.quantile(q).as_secs_f64() - 1.0;
+                assert!(error.abs() < 0.05, "{time} {q}: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! `file`: a raw file or a block device, through io_uring.
+//!
+//! The engine holds the locks and what all workers share: one word that says whether making data durable has
+//! ever failed, and what the file system turned out not to do. Each worker's handle has an open file description
+//! of its own (`handle`): no shared reference count per I/O, and the kernel tells each of them of a failed
+//! write-back. `open` does the opening, `durability` the sticky error, `bounce` the unaligned, `errno` the errors.
+//! Tests: `tests/file_*.rs`.
+
+mod bounce;
+mod durability;
+mod errno;
+mod format;
+mod handle;
+mod medium;
+mod open;
+mod properties;
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use block::{Capacity, DiskInfo, Extent, Geometry};
+use rustix::fs::{Mode, OFlags, SeekFrom};
+
+use crate::{Attach, BlockDevice, IoChannel, OpenError};
+use durability::Durability;
+pub use format::ImageFormat;
+
+/// What stands between a client's write and the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// No page cache (`O_DIRECT`); flushes reach the device.
+    #[default]
+    None,
+    /// The host's page cache; flushes write it back.
+    Writeback,
+    /// The host's page cache for reads; each write is durable before it is answered.
+    Writethrough,
+}
+
+impl fmt::Display for CacheMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CacheMode::None => "none",
+            CacheMode::Writeback => "writeback",
+            CacheMode::Writethrough => "writethrough",
+        })
+    }
+}
+
+impl FromStr for CacheMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(CacheMode::None),
+            "writeback" => Ok(CacheMode::Writeback),
+            "writethrough" => Ok(CacheMode::Writethrough),
+            _ => Err(format!(
+                "cache mode {text:?} is not known: it must be none, writeback or writethrough"
+            )),
+        }
+    }
+}
+
+/// Which file, and how.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// A raw file or a block device.
+    pub path: PathBuf,
+    /// Bytes: a file that does not exist (or is empty) is made this large, sparse; one that exists must have it.
+    pub size: Option<u64>,
+    /// What stands between a write and the device.
+    pub cache: CacheMode,
+    /// Refuse writes, and let others read at the same time.
+    pub read_only: bool,
+    /// Bytes per logical block; otherwise 512 for files and the device's own for block devices.
+    pub block_size: Option<u32>,
+    /// Keep other writers out, QEMU included. Off only where the file system has no locks.
+    pub lock: bool,
+}
+
+impl FileOptions {
+    /// A file as it is, uncached, locked, writable.
+    pub fn new(path: impl Into<PathBuf>) -> FileOptions {
+        FileOptions {
+            path: path.into(),
+            size: None,
+            cache: CacheMode::None,
+            read_only: false,
+            block_size: None,
+            lock: true,
+        }
+    }
+}
+
+/// What an I/O's offset, length and memory must be multiples of. 1 where nothing is demanded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Alignment {
+    offset: u32,
+    memory: u32,
+}
+
+/// What the file system or device turned out not to do: tried once, not again.
+#[derive(Debug, Default)]
+struct Refused {
+    discard_blocks: AtomicBool,
+    punch: AtomicBool,
+    zero_range: AtomicBool,
+}
+
+/// What all workers' handles share.
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    info: DiskInfo,
+    capacity: Arc<Capacity>,
+    cache: CacheMode,
+    block_device: bool,
+    alignment: Alignment,
+    durability: Durability,
+    refused: Refused,
+    /// It was not there before.
+    created: bool,
+    /// Holds the locks; its number is how handles are opened. No I/O goes through it.
+    control: OwnedFd,
+}
+
+impl Shared {
+    fn is(flag: &AtomicBool) -> bool {
+        // Advice only: a handle that misses it is refused by the kernel and goes on.
+        flag.load(Ordering::Relaxed)
+    }
+
+    /// What there is from `from` on, of a part of the file that has no data up to `to`.
+    fn without_data(&self, from: u64, to: u64) -> Extent {
+        if !self.info.anchors {
+            return Extent::hole(to);
+        }
+        match uring::first_unwritten(self.control.as_fd(), from..to) {
+            Ok(Some(space)) if space.start > from => Extent::hole(space.start),
+            Ok(Some(space)) => Extent::reserved(space.end),
+            // a file system that does not tell has no such space to give either
+            Ok(None) | Err(_) => Extent::hole(to),
+        }
+    }
+}
+
+/// The engine `file`.
+#[derive(Debug)]
+pub struct File {
+    shared: Arc<Shared>,
+}
+
+impl File {
+    /// Opens a file or block device, or creates a file.
+    ///
+    /// # Errors
+    /// When it is not there, is not what was said, is in use, or cannot do what is asked; the text says what to do.
+    pub fn open(options: FileOptions) -> Result<File, OpenError> {
+        open::open(options).map(|shared| File {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// The errno of the first failure to make data durable, if there was one: every flush fails since.
+    pub fn durability_lost(&self) -> Option<i32> {
+        self.shared.durability.lost()
+    }
+}
+
+/// Opens the file behind a descriptor once more, with an open file description of its own.
+fn reopen(control: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", control.as_raw_fd());
+    Ok(rustix::fs::open(
+        path,
+        flags | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+fn open_flags(cache: CacheMode, read_only: bool) -> OFlags {
+    let access = if read_only {
+        OFlags::RDONLY
+    } else {
+        OFlags::RDWR
+    };
+    match cache {
+        CacheMode::None => access | OFlags::DIRECT,
+        CacheMode::Writeback | CacheMode::Writethrough => access,
+    }
+}
+
+impl BlockDevice for File {
+    fn info(&self) -> DiskInfo {
+        let info = &self.shared.info;
+        DiskInfo {
+            geometry: Geometry::new(info.geometry.block_size(), self.shared.capacity.bytes()),
+            ..info.clone()
+        }
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        &self.shared.capacity
+    }
+
+    fn medium(&self) -> Option<&dyn crate::Medium> {
+        Some(&*self.shared)
+    }
+
+    fn remove_if_created(&self) {
+        let path = &self.shared.path;
+        if self.shared.created
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            let path = path.display();
+            tracing::warn!("{path}: cannot remove the file just created: {error}");
+        }
+    }
+
+    /// A block device has the size that it has: it can only be followed.
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        let shared = &self.shared;
+        if shared.block_device {
+            let found = properties::device_size(&shared.control)?;
+            return match bytes <= found {
+                true => Ok(()),
+                false => Err(io::Error::other(format!(
+                    "the block device has {found} bytes"
+                ))),
+            };
+        }
+        if self.found_size()? == Some(bytes) {
+            return Ok(());
+        }
+        if shared.info.read_only {
+            return Err(io::Error::other("the disk is read-only"));
+        }
+        rustix::fs::ftruncate(&shared.control, bytes)?;
+        // The new size is as durable as what is written into it. It has that size by now, whatever the sync says: what that
+        // says, it says once.
+        if let Err(error) = rustix::fs::fsync(&shared.control) {
+            shared.lose(error.raw_os_error());
+        }
+        Ok(())
+    }
+
+    fn found_size(&self) -> io::Result<Option<u64>> {
+        let shared = &self.shared;
+        let found = match shared.block_device {
+            true => properties::device_size(&shared.control)?,
+            // Never negative.
+            false => rustix::fs::fstat(&shared.control)?.st_size.unsigned_abs(),
+        };
+        Ok(Some(found))
+    }
+
+    fn kind(&self) -> &'static str {
+        "file"
+    }
+
+    fn extent(&self, offset: u64) -> Extent {
+        // The control handle has no position that anybody else uses. A block device says that all is data.
+        let seek = |from| rustix::fs::seek(&self.shared.control, from);
+        match seek(SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => self.shared.without_data(offset, data),
+            Ok(_) => match seek(SeekFrom::Hole(offset)) {
+                Ok(hole) if hole > offset => Extent::data(hole),
+                _ => Extent::UNKNOWN,
+            },
+            Err(rustix::io::Errno::NXIO) => self
+                .shared
+                .without_data(offset, self.shared.capacity.bytes()),
+            Err(_) => Extent::UNKNOWN,
+        }
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let shared = self.shared.clone();
+        let flags = open_flags(shared.cache, shared.info.read_only);
+        let fd = reopen(&shared.control, flags).map_err(|e| {
+            let path = shared.path.display();
+            io::Error::new(
+                e.kind(),
+                format!("{path}: cannot open another handle through /proc/self/fd: {e}"),
+            )
+        })?;
+        let owner = attach.owner();
+        let fd = attach.ring().register(fd);
+        Ok(Box::new(handle::FileBackend::new(shared, fd, owner)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::{IoErrorKind, IoFlags, IoOutcome, IoRequest};
+    use guest_memory::IoBuffer;
+    use uring::{Owner, Ring, Wait};
+
+    use super::*;
+    use crate::{Submission, Tag};
+
+    struct Worker(Ring, Box<dyn IoChannel>);
+
+    impl Worker {
+        fn on(file: &File) -> Worker {
+            let mut ring = Ring::new(4).unwrap();
+            let mut owner = || Owner(0);
+            let backend = file.attach(&mut Attach::new(&mut ring, &mut owner));
+            let backend = backend.unwrap();
+            Worker(ring, backend)
+        }
+
+        fn submit(&mut self, io: IoRequest) -> Submission {
+            let mut buffer = IoBuffer::owned(io.length.max(4096) as usize);
+            buffer.set_window(0, io.length as usize);
+            self.1.submit(&mut self.0, &io, &mut buffer, Tag(1))
+        }
+
+        fn finish(&mut self) -> IoOutcome {
+            let (mut completions, mut finished) = (Vec::new(), Vec::new());
+            while finished.is_empty() {
+                self.0.turn(Wait::Until(None), &mut completions).unwrap();
+                for completion in completions.drain(..) {
+                    self.1.complete(&mut self.0, completion, &mut finished);
+                }
+            }
+            finished[0].outcome
+        }
+
+        fn run(&mut self, io: IoRequest) -> IoOutcome {
+            match self.submit(io) {
+                Submission::Done(outcome) => outcome,
+                Submission::Pending => self.finish(),
+            }
+        }
+    }
+
+    #[test]
+    fn lost_durability_fails_all_that_promises_it_on_every_worker() {
+        for cache in [
+            CacheMode::None,
+            CacheMode::Writeback,
+            CacheMode::Writethrough,
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let options = FileOptions {
+                size: Some(1 << 20),
+                cache,
+                ..FileOptions::new(folder.path().join("disk"))
+            };
+            let file = File::open(options.clone()).unwrap();
+            let (mut one, mut two) = (Worker::on(&file), Worker::on(&file));
+            // The other worker learns of it while this one's flush is under way.
+            assert_eq!(one.submit(IoRequest::flush()), Submission::Pending);
+            file.shared.durability.lose(libc::EIO);
+            let lost = Err(block::IoError::with_errno(
+                IoErrorKind::WriteMedium,
+                libc::EIO,
+            ));
+            assert_eq!(one.finish(), lost);
+            let write = IoRequest::write(0, 4096);
+            for worker in [&mut one, &mut two] {
+                assert_eq!(worker.run(IoRequest::flush()), lost);
+                assert_eq!(worker.run(write.flagged(IoFlags::FUA)), lost);
+                let zeroes = IoRequest::write_zeroes(0, 4096).flagged(IoFlags::FUA);
+                assert_eq!(worker.run(zeroes), lost);
+                let plain = if cache == CacheMode::Writethrough {
+                    lost
+                } else {
+                    Ok(())
+                };
+                assert_eq!(worker.run(write), plain);
+                assert_eq!(worker.run(IoRequest::read(0, 4096)), Ok(()));
+            }
+            drop((file, one, two));
+            let reopened = File::open(options).unwrap();
+            assert_eq!(Worker::on(&reopened).run(IoRequest::flush()), Ok(()));
+        }
+    }
+
+    /// Where the promise is not kept, because the file has moved to another device, say, the kernel refuses: nothing else does it.
+    #[test]
+    fn atomic_write_that_the_kernel_cannot_keep_whole_fails_and_writes_nothing() {
+        for cache in [CacheMode::None, CacheMode::Writeback] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut file = File::open(FileOptions {
+                size: Some(1 << 20),
+                cache,
+                ..FileOptions::new(folder.path().join("disk"))
+            })
+            .unwrap();
+            let promised = file.info().atomic_writes;
+            assert!(promised.is_none() || cache == CacheMode::None);
+            let write = IoRequest::write(16384, 16384).flagged(IoFlags::ATOMIC);
+            if promised.is_none() {
+                let refused = block::IoError::new(IoErrorKind::Unsupported);
+                assert_eq!(Worker::on(&file).run(write), Err(refused));
+            }
+            let shared = Arc::get_mut(&mut file.shared).unwrap();
+            shared.info.atomic_writes = Some(block::AtomicWrites {
+                bytes_max: 16384,
+                unit: 16384,
+            });
+            let mut worker = Worker::on(&file);
+            for pieces in [1, 4] {
+                let memory = guest_memory::Mapping::anonymous(16384).unwrap();
+                memory.fill(0, 16384, 1);
+                let mut buffer = IoBuffer::of_mapping(&memory, 0, 16384);
+                if pieces > 1 {
+                    buffer.set_window(4096, 12288);
+                    buffer.set_window(0, 16384);
+                    assert!(buffer.segments().len() > 1);
+                }
+                let submitted = worker.1.submit(&mut worker.0, &write, &mut buffer, Tag(1));
+                assert_eq!(submitted, Submission::Pending);
+                let outcome = worker.finish();
+                let bytes = std::fs::read(folder.path().join("disk")).unwrap();
+                let written = &bytes[16384..32768];
+                if promised.is_some() {
+                    assert_eq!(outcome, Ok(()));
+                    assert_eq!(written, [1; 16384]);
+                    continue;
+                }
+                let errno = libc::EOPNOTSUPP;
+                let refused = block::IoError::with_errno(IoErrorKind::Unsupported, errno);
+                assert_eq!(outcome, Err(refused), "{cache:?}, {pieces} pieces");
+                assert_eq!(written, [0; 16384]);
+            }
+            // Half of what is promised is something else.
+            let half = IoRequest::write(16384, 8192).flagged(IoFlags::ATOMIC);
+            let mut buffer = IoBuffer::owned(8192);
+            let submitted = worker.1.submit(&mut worker.0, &half, &mut buffer, Tag(1));
+            let refused = block::IoError::new(IoErrorKind::Unsupported);
+            assert_eq!(submitted, Submission::Done(Err(refused)));
+        }
+    }
+
+    /// A write with `RWF_DSYNC` through the page cache may fail for what was written before it, by an errno that looks like its
+    /// own, and the next flush would know nothing of that. What a sync fails with always counts.
+    #[test]
+    fn durable_write_through_the_page_cache_is_a_write_and_a_sync_of_its_own() {
+        for (cache, steps) in [
+            (CacheMode::None, 1),
+            (CacheMode::Writeback, 2),
+            (CacheMode::Writethrough, 2),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let file = File::open(FileOptions {
+                size: Some(1 << 20),
+                cache,
+                ..FileOptions::new(folder.path().join("disk"))
+            })
+            .unwrap();
+            let Worker(mut ring, mut backend) = Worker::on(&file);
+            let mut buffer = IoBuffer::owned(4096);
+            let write = IoRequest::write(8192, 4096).flagged(IoFlags::FUA);
+            let submitted = backend.submit(&mut ring, &write, &mut buffer, Tag(1));
+            assert_eq!(submitted, Submission::Pending);
+            let (mut taken, mut completions, mut finished) = (0, Vec::new(), Vec::new());
+            while finished.is_empty() {
+                ring.turn(Wait::Until(None), &mut completions).unwrap();
+                for completion in completions.drain(..) {
+                    taken += 1;
+                    backend.complete(&mut ring, completion, &mut finished);
+                }
+            }
+            assert_eq!((taken, finished[0].outcome), (steps, Ok(())), "{cache:?}");
+        }
+    }
+}

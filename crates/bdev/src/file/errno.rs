@@ -1,0 +1,80 @@
+//! From errno to what a door answers: the one place where that is decided.
+
+use block::{IoError, IoErrorKind, IoKind};
+
+pub(crate) fn classify(kind: IoKind, errno: i32) -> IoError {
+    let class = match errno {
+        // A limit on the file's size is a full store, as far as a client can tell.
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoErrorKind::NoSpace,
+        libc::EFAULT => IoErrorKind::ClientMemory,
+        libc::EROFS | libc::EPERM | libc::EACCES | libc::EBADF if kind != IoKind::Read => {
+            IoErrorKind::ReadOnly
+        }
+        libc::EOPNOTSUPP | libc::ENOSYS => IoErrorKind::Unsupported,
+        libc::ENODEV | libc::ENXIO | libc::ENOMEDIUM | libc::ESHUTDOWN | libc::ESTALE => {
+            IoErrorKind::Offline
+        }
+        libc::ECANCELED => IoErrorKind::Cancelled,
+        _ if kind == IoKind::Read => IoErrorKind::ReadMedium,
+        _ => IoErrorKind::WriteMedium,
+    };
+    IoError::with_errno(class, errno)
+}
+
+/// Does it mean that the kernel will never do this here, so that another way is to be tried? EINVAL does not: it may be about
+/// the range.
+pub(crate) fn is_refusal(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::ENOTTY
+    )
+}
+
+/// May a block device have answered so? What Linux makes of the status of a request to one, but for what it says of memory,
+/// of what is not supported and of space.
+pub(crate) fn is_of_device(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::EIO
+            | libc::ETIMEDOUT
+            | libc::ENOLINK
+            | libc::EREMOTEIO
+            | libc::EBADE
+            | libc::ENODATA
+            | libc::EILSEQ
+            | libc::ENODEV
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_about_one_range_ends_no_way_for_good() {
+        assert!(is_refusal(libc::EOPNOTSUPP) && is_refusal(libc::ENOTTY));
+        assert!(!is_refusal(libc::EINVAL) && !is_refusal(libc::EBUSY));
+    }
+
+    #[test]
+    fn errno_decides_the_class_and_survives() {
+        use IoErrorKind as K;
+        for (kind, errno, class) in [
+            (IoKind::Read, libc::EIO, K::ReadMedium),
+            (IoKind::Write, libc::EIO, K::WriteMedium),
+            (IoKind::Flush, libc::EIO, K::WriteMedium),
+            (IoKind::Write, libc::ENOSPC, K::NoSpace),
+            (IoKind::Write, libc::EDQUOT, K::NoSpace),
+            (IoKind::WriteZeroes, libc::ENOSPC, K::NoSpace),
+            (IoKind::Read, libc::EFAULT, K::ClientMemory),
+            (IoKind::Write, libc::EROFS, K::ReadOnly),
+            (IoKind::Read, libc::EBADF, K::ReadMedium),
+            (IoKind::Discard, libc::EOPNOTSUPP, K::Unsupported),
+            (IoKind::Read, libc::ENXIO, K::Offline),
+            (IoKind::Read, libc::ECANCELED, K::Cancelled),
+        ] {
+            let expected = IoError::with_errno(class, errno);
+            assert_eq!(classify(kind, errno), expected, "{kind:?} {errno}");
+        }
+    }
+}

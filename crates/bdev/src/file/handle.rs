@@ -1,0 +1,488 @@
+//! One worker's handle on a file: slots of pending I/Os, each a small state machine.
+//!
+//! The common I/O is one step: its buffer goes to the ring and comes back full. Others take several: what moved
+//! short is continued, unaligned memory is bounced piece by piece, a way of zeroing or discarding that the file
+//! system refuses is replaced by the next, and what is to be durable ends with a sync. Allocates nothing once it
+//! has as many slots as I/Os were ever in flight; never blocks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use uring::{Completion, Owner, Ring, RingFd};
+
+use super::bounce::{Bounce, Lent, PIECE_BYTES};
+use super::errno::{classify, is_of_device, is_refusal};
+use super::{CacheMode, Shared};
+use crate::admit::Limits;
+use crate::{Finished, IoChannel, Submission, Tag};
+
+/// The most segments that one read or write takes (Linux: `UIO_MAXIOV`).
+const SEGMENTS_MAX: usize = 1024;
+
+/// How often an interrupted operation is repeated before it counts as failed.
+const RETRIES_MAX: u8 = 100;
+
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// What the ring is doing for an I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Nothing yet.
+    Start,
+    /// Moving the I/O's own buffer.
+    Whole,
+    /// Moving the rest of it.
+    Rest,
+    /// Moving a bounce buffer.
+    Bounced,
+    /// Writing zeroes.
+    Zeroes,
+    DiscardBlocks,
+    Punch,
+    ZeroRange,
+    Sync,
+}
+
+struct Slot {
+    tag: Tag,
+    io: IoRequest,
+    /// Durable before it is answered.
+    durable: bool,
+    step: Step,
+    /// Bytes from the start that need no more work.
+    done: u64,
+    retries: u8,
+    /// The kernel refused the memory as it is.
+    bounce_all: bool,
+    /// The device refused this discard: it is asked once more as one of a file.
+    by_punching: bool,
+    /// The cache has what a block device would not be rid of: zeroes go through it, too.
+    by_writing: bool,
+    /// Only during [`Step::Bounced`].
+    bounce: Option<Lent>,
+    /// The I/O's buffer, except during [`Step::Whole`].
+    buffer: IoBuffer,
+}
+
+pub(super) struct FileBackend {
+    shared: Arc<Shared>,
+    limits: Limits,
+    fd: RingFd,
+    owner: Owner,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    bounce: Bounce,
+}
+
+impl FileBackend {
+    pub(super) fn new(shared: Arc<Shared>, fd: RingFd, owner: Owner) -> FileBackend {
+        FileBackend {
+            limits: Limits::of(&shared.info, &shared.capacity),
+            shared,
+            fd,
+            owner,
+            slots: Vec::new(),
+            free: Vec::new(),
+            bounce: Bounce::default(),
+        }
+    }
+
+    /// A slot for an I/O; its buffer is still empty.
+    fn occupy(&mut self, tag: Tag, io: &IoRequest, durable: bool) -> u32 {
+        let Some(index) = self.free.pop() else {
+            self.slots.push(Slot {
+                tag,
+                io: *io,
+                durable,
+                step: Step::Start,
+                done: 0,
+                retries: 0,
+                bounce_all: false,
+                by_punching: false,
+                by_writing: false,
+                bounce: None,
+                buffer: IoBuffer::default(),
+            });
+            self.free.reserve(self.slots.len());
+            return self.slots.len() as u32 - 1;
+        };
+        let slot = &mut self.slots[index as usize];
+        // Field by field: the buffer is empty already, and large.
+        (slot.tag, slot.io, slot.durable, slot.step) = (tag, *io, durable, Step::Start);
+        (slot.done, slot.retries) = (0, 0);
+        (slot.bounce_all, slot.by_punching, slot.by_writing) = (false, false, false);
+        index
+    }
+
+    fn vacate(&mut self, index: u32) -> (Tag, IoBuffer) {
+        self.free.push(index);
+        let slot = &mut self.slots[index as usize];
+        (slot.tag, std::mem::take(&mut slot.buffer))
+    }
+
+    /// Starts the next step of an I/O, or tells that it is over.
+    fn go_on(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
+        let slot = &self.slots[index as usize];
+        if slot.done == slot.io.length && slot.io.kind != IoKind::Flush {
+            let synced = matches!(slot.step, Step::Sync) || self.writes_durably(slot);
+            if slot.durable && !synced {
+                return self.sync(ring, index);
+            }
+            return Some(self.outcome(slot.durable));
+        }
+        match slot.io.kind {
+            IoKind::Read | IoKind::Write => self.transfer(ring, index),
+            IoKind::Flush if slot.step == Step::Sync => Some(self.outcome(true)),
+            IoKind::Flush => self.sync(ring, index),
+            IoKind::Discard => self.discard(ring, index),
+            IoKind::WriteZeroes => self.zero(ring, index),
+        }
+    }
+
+    /// Another worker may have learned meanwhile that durability is lost.
+    fn outcome(&self, durable: bool) -> IoOutcome {
+        if durable {
+            self.shared.durability.check()
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Does a write make durable what it writes? Not through the page cache: such a write may fail for what was written before,
+    /// nobody is told of that again, and its errno does not say which it was.
+    fn writes_durably(&self, slot: &Slot) -> bool {
+        slot.durable && slot.io.moves_data() && self.shared.cache == CacheMode::None
+    }
+
+    fn sync(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
+        let slot = &mut self.slots[index as usize];
+        slot.step = Step::Sync;
+        let (owner, token) = (self.owner, index.into());
+        // fdatasync: it writes sizes and allocations, without which the data could not be read back.
+        match u32::try_from(slot.io.length) {
+            Ok(length) if slot.io.moves_data() => {
+                ring.fsync_range(owner, token, &self.fd, slot.io.offset, length, true);
+            }
+            _ => ring.fsync(owner, token, &self.fd, true),
+        }
+        None
+    }
+
+    fn transfer(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
+        let slot = &mut self.slots[index as usize];
+        let rest = (slot.io.length - slot.done) as usize;
+        let buffer = if slot.done == 0 {
+            slot.step = Step::Whole;
+            std::mem::take(&mut slot.buffer)
+        } else {
+            slot.step = Step::Rest;
+            slot.buffer.slice(slot.done as usize, rest)
+        };
+        let atomic = slot.io.flags.has(IoFlags::ATOMIC);
+        let bounced = slot.bounce_all || atomic && buffer.segments().len() > 1;
+        let buffer = if !bounced && self.shared.takes(&buffer) {
+            buffer
+        } else {
+            if slot.step == Step::Whole {
+                slot.buffer = buffer;
+            }
+            slot.step = Step::Bounced;
+            // An atomic write is no longer than that: see `atomic_writes`.
+            let length = rest.min(PIECE_BYTES);
+            let (lent, bounce) = self.bounce.take(length);
+            slot.bounce = Some(lent);
+            if slot.io.kind == IoKind::Write {
+                let piece = slot.buffer.slice(slot.done as usize, length);
+                piece.copy_to(&bounce);
+            }
+            bounce
+        };
+        if self.shared.cache == CacheMode::None {
+            ring.adopt(&buffer);
+        }
+        let slot = &self.slots[index as usize];
+        let durably = self.writes_durably(slot);
+        let offset = slot.io.offset + slot.done;
+        let (owner, token) = (self.owner, index.into());
+        match slot.io.kind {
+            IoKind::Read => ring.read(owner, token, &self.fd, offset, buffer),
+            _ if atomic => ring.write_atomic(owner, token, &self.fd, offset, buffer, durably),
+            _ => ring.write(owner, token, &self.fd, offset, buffer, durably),
+        }
+        None
+    }
+
+    fn discard(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
+        if self.slots[index as usize].by_writing {
+            // Advice, as below.
+            return Some(Ok(()));
+        }
+        let refused = &self.shared.refused;
+        let by_punching = self.slots[index as usize].by_punching;
+        if self.shared.block_device && !by_punching && !Shared::is(&refused.discard_blocks) {
+            return self.allocation(ring, index, Step::DiscardBlocks);
+        }
+        if !Shared::is(&refused.punch) {
+            return self.allocation(ring, index, Step::Punch);
+        }
+        // A discard is advice (virtio 1.3, 5.2.6.2; SBC-4, 4.7.3.1): a device that cannot take it keeps the data.
+        Some(Ok(()))
+    }
+
+    fn zero(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
+        let slot = &self.slots[index as usize];
+        let refused = &self.shared.refused;
+        if slot.done == 0 && !slot.by_writing {
+            if slot.io.flags.has(IoFlags::UNMAP) && !Shared::is(&refused.punch) {
+                return self.allocation(ring, index, Step::Punch);
+            }
+            if !Shared::is(&refused.zero_range) {
+                return self.allocation(ring, index, Step::ZeroRange);
+            }
+        }
+        let slot = &mut self.slots[index as usize];
+        slot.step = Step::Zeroes;
+        let length = (slot.io.length - slot.done).min(PIECE_BYTES as u64) as usize;
+        let offset = slot.io.offset + slot.done;
+        let zeroes = self.bounce.zeroes(length);
+        ring.write(self.owner, index.into(), &self.fd, offset, zeroes, false);
+        None
+    }
+
+    fn allocation(&mut self, ring: &mut Ring, index: u32, step: Step) -> Option<IoOutcome> {
+        let slot = &mut self.slots[index as usize];
+        slot.step = step;
+        let IoRequest { offset, length, .. } = slot.io;
+        let (owner, token) = (self.owner, index.into());
+        match step {
+            Step::DiscardBlocks => ring.discard_blocks(owner, token, &self.fd, offset, length),
+            Step::Punch => ring.fallocate(owner, token, &self.fd, PUNCH, offset, length),
+            _ => ring.fallocate(owner, token, &self.fd, ZERO_RANGE, offset, length),
+        }
+        None
+    }
+
+    /// Takes what the ring says about a step into the slot. `Some`: the I/O has failed.
+    fn take_result(
+        &mut self,
+        index: u32,
+        result: Result<u32, i32>,
+        buffer: Option<IoBuffer>,
+    ) -> Option<IoOutcome> {
+        let slot = &mut self.slots[index as usize];
+        let step = slot.step;
+        let buffer = match (step, buffer) {
+            (Step::Whole, Some(buffer)) => {
+                slot.buffer = buffer;
+                None
+            }
+            (_, buffer) => buffer,
+        };
+        if let Err(libc::EINTR | libc::EAGAIN) = result
+            && slot.retries < RETRIES_MAX
+        {
+            slot.retries += 1;
+            slot.step = Step::Start;
+            self.keep(index);
+            return None;
+        }
+        match (step, result) {
+            (Step::Whole | Step::Rest, Err(libc::EINVAL))
+                if !slot.bounce_all && self.shared.alignment.memory > 1 =>
+            {
+                slot.bounce_all = true;
+            }
+            (Step::Whole | Step::Rest | Step::Bounced | Step::Zeroes, Ok(moved)) => {
+                let moved = usable(moved, slot, self.shared.alignment.offset);
+                if let (Step::Bounced, IoKind::Read, Some(bounce)) =
+                    (step, slot.io.kind, buffer.as_ref())
+                {
+                    let piece = slot.buffer.slice(slot.done as usize, moved as usize);
+                    bounce.copy_to(&piece);
+                }
+                slot.done += moved;
+                // What is left of an atomic write would make two of it.
+                let torn = slot.io.flags.has(IoFlags::ATOMIC) && slot.done < slot.io.length;
+                let stuck = moved == 0 && slot.io.length != 0 || torn;
+                self.keep(index);
+                return stuck.then(|| Err(self.nothing_moved(index)));
+            }
+            (Step::DiscardBlocks, Err(errno)) if is_refusal(errno) => {
+                refuse(&self.shared.refused.discard_blocks);
+            }
+            (Step::Punch, Err(errno)) if is_refusal(errno) => refuse(&self.shared.refused.punch),
+            (Step::ZeroRange, Err(errno)) if is_refusal(errno) => {
+                refuse(&self.shared.refused.zero_range);
+            }
+            // This range alone, it may be: it lies beyond the end of a device that has become smaller.
+            (Step::DiscardBlocks, Err(libc::EINVAL)) => slot.by_punching = true,
+            (Step::Punch | Step::ZeroRange, Err(libc::EINVAL)) => slot.by_writing = true,
+            // Pages of the range are dirty, or being written; the device is claimed, and so the kernel does not wait for them.
+            (Step::DiscardBlocks | Step::Punch | Step::ZeroRange, Err(libc::EBUSY))
+                if self.shared.block_device =>
+            {
+                slot.by_writing = true;
+            }
+            (Step::DiscardBlocks | Step::Punch | Step::ZeroRange, Ok(_)) => {
+                slot.done = slot.io.length;
+            }
+            (_, Ok(_)) => {}
+            (_, Err(errno)) => {
+                self.keep(index);
+                return Some(Err(self.failed(index, errno)));
+            }
+        }
+        None
+    }
+
+    fn keep(&mut self, index: u32) {
+        if let Some(lent) = self.slots[index as usize].bounce.take() {
+            self.bounce.give_back(lent);
+        }
+    }
+
+    #[cold]
+    fn failed(&self, index: u32, errno: i32) -> IoError {
+        let slot = &self.slots[index as usize];
+        // A write that is durable by itself may have failed in its flush of the device: that is told only once.
+        let lost = match slot.step {
+            Step::Sync => errno != libc::ECANCELED,
+            _ => self.writes_durably(slot) && is_of_device(errno),
+        };
+        if lost {
+            self.shared.lose(errno);
+        }
+        let path = self.shared.path.display();
+        let error = classify(slot.io.kind, errno);
+        tracing::debug!("{path}: {:?} failed: {error}", slot.io);
+        match slot.step {
+            Step::Sync => IoError::with_errno(IoErrorKind::WriteMedium, errno),
+            _ => error,
+        }
+    }
+
+    /// The file ends before the disk does: somebody has truncated it. Zeroes would be a lie.
+    #[cold]
+    fn nothing_moved(&self, index: u32) -> IoError {
+        let io = &self.slots[index as usize].io;
+        let path = self.shared.path.display();
+        tracing::debug!("{path}: {io:?} met the end of the file");
+        match io.kind {
+            IoKind::Read => IoErrorKind::ReadMedium.into(),
+            _ => IoErrorKind::WriteMedium.into(),
+        }
+    }
+}
+
+impl Shared {
+    /// Something could not be made durable: nothing is from now on, and that is said once.
+    #[cold]
+    pub(super) fn lose(&self, errno: i32) {
+        if self.durability.lose(errno) {
+            let path = self.path.display();
+            let error = std::io::Error::from_raw_os_error(errno);
+            tracing::error!(
+                "{path}: written data could not be made durable: {error}; every flush fails until the disk is opened again"
+            );
+        }
+    }
+
+    /// Does the device promise to do this write as a whole or not at all?
+    #[cold]
+    fn keeps_whole(&self, io: &IoRequest) -> bool {
+        let promised = self.info.atomic_writes;
+        promised.is_some_and(|atomic| atomic.allow(io.offset, io.length))
+    }
+
+    /// Can the kernel move this memory as it is?
+    #[inline]
+    fn takes(&self, buffer: &IoBuffer) -> bool {
+        let segments = buffer.segments();
+        let address = self.alignment.memory as usize - 1;
+        let length = self.alignment.offset as usize - 1;
+        segments.len() <= SEGMENTS_MAX
+            && segments
+                .iter()
+                .all(|s| s.base() as usize & address == 0 && s.len() & length == 0)
+    }
+}
+
+/// Bytes of a transfer that count: a short one is continued at a multiple of what the device demands.
+fn usable(moved: u32, slot: &Slot, alignment: u32) -> u64 {
+    let moved = u64::from(moved).min(slot.io.length - slot.done);
+    if slot.done + moved == slot.io.length {
+        moved
+    } else {
+        moved & !(u64::from(alignment) - 1)
+    }
+}
+
+fn refuse(flag: &AtomicBool) {
+    flag.store(true, Ordering::Relaxed);
+}
+
+impl IoChannel for FileBackend {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if let Err(refused) = self.limits.admit(io) {
+            return Submission::Done(Err(refused));
+        }
+        if io.flags.has(IoFlags::ATOMIC) && !self.shared.keeps_whole(io) {
+            return Submission::Done(Err(IoErrorKind::Unsupported.into()));
+        }
+        let durable = io.modifies()
+            && (io.flags.has(IoFlags::FUA) || self.shared.cache == CacheMode::Writethrough);
+        if (durable || io.kind == IoKind::Flush)
+            && let Err(lost) = self.shared.durability.check()
+        {
+            return Submission::Done(Err(lost));
+        }
+        if io.moves_data() {
+            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
+        }
+        let index = self.occupy(tag, io, durable);
+        self.slots[index as usize].buffer = std::mem::take(buffer);
+        match self.go_on(ring, index) {
+            None => Submission::Pending,
+            Some(outcome) => {
+                *buffer = self.vacate(index).1;
+                Submission::Done(outcome)
+            }
+        }
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        let index = completion.token as u32;
+        let outcome = self
+            .take_result(index, completion.result, completion.buffer)
+            .or_else(|| self.go_on(ring, index));
+        if let Some(outcome) = outcome {
+            let (tag, buffer) = self.vacate(index);
+            finished.push(Finished {
+                tag,
+                buffer,
+                outcome,
+            });
+        }
+    }
+
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let named = |index: &u32| self.slots[*index as usize].tag == tag;
+        let mut used = (0..self.slots.len() as u32).filter(|index| !self.free.contains(index));
+        if let Some(index) = used.find(named) {
+            ring.cancel(self.owner, index.into());
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}

@@ -1,0 +1,407 @@
+//! Opening a file disk: every way in which that fails says what was found and what to do.
+//!
+//! Runs on the control plane, once per disk, and may block. The order matters: the lock is taken before anything
+//! is changed, and a file that was created for nothing is removed.
+
+use std::fmt::Display;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use block::{Capacity, DiskInfo, Geometry, Identity};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use uring::file_lock::{self, Conflict};
+
+use super::durability::Durability;
+use super::format::ImageFormat;
+use super::properties::{
+    Queue, atomic_writes, can_punch, device_size, direct_alignment, keeps_space,
+};
+use super::{Alignment, CacheMode, FileOptions, Refused, Shared, open_flags, reopen};
+use crate::OpenError;
+use crate::error::{check_block_size, check_size};
+
+const BLOCK_SIZE_DEFAULT: u32 = 512;
+
+pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
+    let path = options.path.as_path();
+    if let (Some(size), Some(block_size)) = (options.size, options.block_size) {
+        check_size(size, check_block_size(block_size)?)?;
+    }
+    let (control, created) = open_or_create(&options)?;
+    let mut locked = false;
+    let opened = examine(&options, control, &mut locked);
+    if opened.is_err() && created && locked {
+        // Its error says what was wrong; an empty file left behind would only hide that next time.
+        if let Err(error) = std::fs::remove_file(path) {
+            tracing::warn!(
+                "{}: cannot remove the file just created: {error}",
+                path.display()
+            );
+        }
+    }
+    opened.map(|shared| Shared { created, ..shared })
+}
+
+fn fail(path: &Path, what: impl Display) -> OpenError {
+    OpenError::File {
+        path: path.to_owned(),
+        what: what.to_string(),
+    }
+}
+
+fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), OpenError> {
+    let path = options.path.as_path();
+    let flags = open_flags(CacheMode::Writeback, options.read_only) | OFlags::CLOEXEC;
+    // NONBLOCK: opening a FIFO by mistake must not hang.
+    match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
+        Ok(fd) => Ok((fd, false)),
+        Err(Errno::NOENT) => create(options, flags),
+        Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(options.read_only))),
+        Err(Errno::ROFS) => Err(fail(
+            path,
+            "cannot open it for writing: its file system is read-only; set read_only, or remount it writable",
+        )),
+        Err(Errno::ISDIR) => Err(fail(
+            path,
+            "is a directory; give a raw file or a block device",
+        )),
+        Err(error) => Err(fail(path, format!("cannot open it: {error}"))),
+    }
+}
+
+fn no_access(read_only: bool) -> String {
+    let user = rustix::process::geteuid().as_raw();
+    let (what, mend) = if read_only {
+        ("reading", "")
+    } else {
+        ("reading and writing", ", or set read_only")
+    };
+    format!(
+        "no permission to open it for {what} as user {user}; give that user access to it and to every directory above it (chmod, chown, setfacl){mend}"
+    )
+}
+
+fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenError> {
+    let path = options.path.as_path();
+    if options.size.is_none() {
+        return Err(fail(
+            path,
+            "does not exist; give a size (size=10G) to have it created, or correct the path",
+        ));
+    }
+    if options.read_only {
+        return Err(fail(
+            path,
+            "does not exist, and a read-only disk is not created; correct the path",
+        ));
+    }
+    // A disk's content is its owner's business.
+    let mode = Mode::RUSR | Mode::WUSR;
+    let made = rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode);
+    match made {
+        Ok(fd) => Ok((fd, true)),
+        Err(Errno::NOENT) => {
+            let parent = path.parent().unwrap_or(Path::new("/")).display();
+            let what = format!("cannot create it: the directory {parent} does not exist");
+            Err(fail(path, format!("{what}; mkdir -p {parent}")))
+        }
+        Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(false))),
+        Err(error) => Err(fail(path, format!("cannot create it: {error}"))),
+    }
+}
+
+fn examine(
+    options: &FileOptions,
+    control: OwnedFd,
+    locked: &mut bool,
+) -> Result<Shared, OpenError> {
+    let path = options.path.as_path();
+    let os = |what: &'static str| move |e: Errno| fail(path, format!("{what}: {e}"));
+    let stat = rustix::fs::fstat(&control).map_err(os("cannot stat it"))?;
+    let block_device = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => false,
+        FileType::BlockDevice => true,
+        other => {
+            let what = format!("is neither a file nor a block device but a {other:?}");
+            return Err(fail(path, what.to_lowercase()));
+        }
+    };
+    let control = match (block_device, options.read_only) {
+        (true, false) => claim(path)?,
+        _ => control,
+    };
+    // Of what is open now: the path may have changed in between.
+    let stat = rustix::fs::fstat(&control).map_err(os("cannot stat it"))?;
+    if options.lock {
+        lock(path, &control, options.read_only)?;
+        *locked = true;
+    }
+    let size = settle_size(options, &control, block_device)?;
+    let logical = match block_device {
+        true => Some(rustix::fs::ioctl_blksszget(&control).map_err(os("cannot ask block size"))?),
+        false => None,
+    };
+    let block_size = settle_block_size(options, logical)?;
+    let alignment = settle_alignment(options, &control, logical, block_size)?;
+    if size == 0 {
+        return Err(fail(path, "is empty: a disk needs at least one block"));
+    }
+    let format = ImageFormat::of_file(&control);
+    if !size.is_multiple_of(u64::from(block_size)) {
+        return Err(fail(path, no_whole_blocks(path, size, block_size, format)));
+    }
+    if let Some(format) = format {
+        tracing::warn!("{}: {}", path.display(), format.warning());
+    }
+    let geometry = Geometry::new(block_size, size);
+    let info = describe(options, &control, &stat, geometry, block_device);
+    Ok(Shared {
+        path: options.path.clone(),
+        capacity: Arc::new(Capacity::new(info.geometry.capacity_bytes())),
+        info,
+        cache: options.cache,
+        block_device,
+        alignment,
+        durability: Durability::default(),
+        refused: Refused::default(),
+        created: false,
+        control,
+    })
+}
+
+/// An image of another format would be damaged by what mends a raw one.
+fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<ImageFormat>) -> String {
+    let what =
+        format!("its size, {size} bytes, is not a multiple of the block size, {block_size} bytes");
+    let shown = path.display();
+    let Some(format) = format else {
+        let whole = size.next_multiple_of(u64::from(block_size));
+        return format!("{what}; pad it with: truncate -s {whole} {shown}");
+    };
+    let hint = match format {
+        ImageFormat::Luks => String::new(),
+        _ => format!("; hint: make a raw copy: qemu-img convert -O raw {shown} {shown}.raw"),
+    };
+    format!(
+        "{what}; its content begins as a disk image in the format {format}, which is not supported yet: leave it as it is, for \
+         another size would damage it{hint}"
+    )
+}
+
+/// Opens a block device so that nobody else can mount it or claim it.
+fn claim(path: &Path) -> Result<OwnedFd, OpenError> {
+    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
+        Errno::BUSY => fail(
+            path,
+            "is in use by this machine (mounted, swap, RAID, LVM or another server): release it first; lsblk shows by what",
+        ),
+        error => fail(path, format!("cannot claim it: {error}")),
+    })
+}
+
+fn lock(path: &Path, control: &OwnedFd, read_only: bool) -> Result<(), OpenError> {
+    let doing = match file_lock::lock(control.as_fd(), !read_only) {
+        Ok(None) => return Ok(()),
+        Ok(Some(Conflict::InUse("resize"))) => "may resize it",
+        Ok(Some(Conflict::InUse(_))) => "has it open for writing",
+        Ok(Some(Conflict::Forbidden(_))) => "has it open and does not allow writers",
+        Err(error) => {
+            return Err(fail(
+                path,
+                format!(
+                    "cannot lock it: {error}; without a lock two daemons could write to it; put it on a file system that has locks"
+                ),
+            ));
+        }
+    };
+    let shown = path.display();
+    Err(fail(
+        path,
+        format!(
+            "is in use: another process (QEMU, qemu-img, another disk or daemon) {doing}; lslocks and fuser -v {shown} show which"
+        ),
+    ))
+}
+
+fn settle_size(
+    options: &FileOptions,
+    control: &OwnedFd,
+    block_device: bool,
+) -> Result<u64, OpenError> {
+    let path = options.path.as_path();
+    let shown = path.display();
+    let found = if block_device {
+        device_size(control).map_err(|e| fail(path, format!("cannot ask its size: {e}")))?
+    } else {
+        // Again, under the lock.
+        let stat = rustix::fs::fstat(control);
+        let stat = stat.map_err(|e| fail(path, format!("cannot stat it: {e}")))?;
+        u64::try_from(stat.st_size).unwrap_or(0)
+    };
+    match options.size {
+        None => Ok(found),
+        Some(wanted) if wanted == found => Ok(found),
+        // Just created, or left behind by a daemon that died between creating and sizing it.
+        Some(wanted) if found == 0 && !block_device && !options.read_only => {
+            rustix::fs::ftruncate(control, wanted)
+                .map_err(|e| fail(path, format!("cannot make it {wanted} bytes large: {e}")))?;
+            Ok(wanted)
+        }
+        Some(wanted) if block_device => Err(fail(
+            path,
+            format!("is {found} bytes large, not {wanted}; leave size out for a block device"),
+        )),
+        Some(wanted) => {
+            let resize = match (ImageFormat::of_file(control), wanted < found) {
+                // Another size would damage it.
+                (Some(_), _) => String::new(),
+                (None, true) => format!(
+                    ", or resize it first: truncate -s {wanted} {shown}, which destroys what is behind that"
+                ),
+                (None, false) => {
+                    format!(", or resize it first: truncate -s {wanted} {shown}")
+                }
+            };
+            let mut what = format!(
+                "is {found} bytes large, not {wanted}; leave size out to use it as it is{resize}"
+            );
+            if let Some(format) = ImageFormat::of_file(control) {
+                what = format!("{what}; {}", format.warning());
+            }
+            Err(fail(path, what))
+        }
+    }
+}
+
+fn settle_block_size(options: &FileOptions, logical: Option<u32>) -> Result<u32, OpenError> {
+    let block_size = options
+        .block_size
+        .unwrap_or(logical.unwrap_or(BLOCK_SIZE_DEFAULT));
+    check_block_size(block_size)?;
+    match logical {
+        Some(device) if block_size < device => Err(fail(
+            &options.path,
+            format!(
+                "has blocks of {device} bytes and cannot be served with blocks of {block_size}; set block_size = {device} or leave it out"
+            ),
+        )),
+        _ => Ok(block_size),
+    }
+}
+
+/// Blocks smaller than what direct I/O can write would need a read, a merge and a write that another worker's
+/// could come between. So they are refused, and only memory is ever bounced.
+fn settle_alignment(
+    options: &FileOptions,
+    control: &OwnedFd,
+    logical: Option<u32>,
+    block_size: u32,
+) -> Result<Alignment, OpenError> {
+    let path = options.path.as_path();
+    let flags = open_flags(options.cache, options.read_only);
+    let no_direct = || {
+        fail(
+            path,
+            "its file system has no direct I/O (O_DIRECT), which cache=none needs; set cache=writeback",
+        )
+    };
+    // Also shows, while there is somebody to tell, that handles can be opened.
+    let handle = reopen(control, flags).map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) if options.cache == CacheMode::None => no_direct(),
+        _ => fail(
+            path,
+            format!("cannot open it through /proc/self/fd: {error}; is /proc mounted?"),
+        ),
+    })?;
+    if options.cache != CacheMode::None {
+        return Ok(Alignment {
+            offset: 1,
+            memory: 1,
+        });
+    }
+    let alignment = direct_alignment(handle.as_fd(), logical).ok_or_else(no_direct)?;
+    if block_size < alignment.offset {
+        let needed = alignment.offset;
+        return Err(fail(
+            path,
+            format!(
+                "direct I/O (cache=none) needs multiples of {needed} bytes here, but the disk's blocks have {block_size}; set block_size = {needed} if the disk is new, or cache=writeback"
+            ),
+        ));
+    }
+    Ok(alignment)
+}
+
+fn describe(
+    options: &FileOptions,
+    control: &OwnedFd,
+    stat: &Stat,
+    geometry: Geometry,
+    block_device: bool,
+) -> DiskInfo {
+    let block_size = geometry.block_size();
+    let device = if block_device {
+        stat.st_rdev
+    } else {
+        stat.st_dev
+    };
+    let queue = Queue::of(rustix::fs::major(device), rustix::fs::minor(device));
+    let writable = !options.read_only;
+    let (physical, discard) = if block_device {
+        let physical = rustix::fs::ioctl_blkpbszget(control).unwrap_or(block_size);
+        (physical, queue.discard_bytes_max > 0)
+    } else {
+        let cluster = u32::try_from(stat.st_blksize).unwrap_or(4096);
+        (
+            cluster,
+            writable && can_punch(control, geometry.capacity_bytes()),
+        )
+    };
+    let physical = match physical {
+        size if size.is_power_of_two() && size <= 65536 => size.max(block_size),
+        _ => block_size.max(4096),
+    };
+    let granularity = match block_device {
+        true => queue.discard_granularity.max(block_size),
+        false => physical,
+    };
+    DiskInfo {
+        geometry,
+        physical_block_size: physical,
+        optimal_io_size: if block_device {
+            queue.optimal_io_size
+        } else {
+            0
+        },
+        read_only: options.read_only,
+        write_cache: writable && options.cache != CacheMode::Writethrough,
+        discard_granularity: (writable && discard).then_some(granularity),
+        // Holes in files read as zeroes; a device promises nothing.
+        discard_zeroes: writable && discard && !block_device,
+        write_zeroes: writable,
+        anchors: writable && discard && !block_device && keeps_space(control),
+        // The page cache gives a write away in pieces.
+        atomic_writes: match writable && options.cache == CacheMode::None {
+            true => atomic_writes(control.as_fd(), block_size),
+            false => None,
+        },
+        rotational: queue.rotational,
+        identity: Identity::UNSET,
+        serial: String::new(),
+        naa: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_permission_names_user_and_mend() {
+        let text = no_access(false);
+        assert!(text.contains("as user ") && text.contains("read_only"));
+    }
+}

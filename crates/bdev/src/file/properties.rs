@@ -1,0 +1,193 @@
+//! What the kernel says of a file or block device: alignment, sizes, abilities. Asked once, while a disk is opened.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use block::AtomicWrites;
+use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, statx};
+
+use super::Alignment;
+use super::bounce::PIECE_BYTES;
+
+/// What `queue/` in sysfs says of a block device, or of the device below a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Queue {
+    pub(super) rotational: bool,
+    pub(super) optimal_io_size: u32,
+    pub(super) discard_granularity: u32,
+    pub(super) discard_bytes_max: u64,
+}
+
+impl Queue {
+    /// Nothing is known of devices that are not in sysfs (network and memory file systems): all zero.
+    pub(super) fn of(major: u32, minor: u32) -> Queue {
+        let device = format!("/sys/dev/block/{major}:{minor}");
+        let read = |name: &str| -> u64 {
+            // A partition's limits are its disk's.
+            [
+                format!("{device}/queue/{name}"),
+                format!("{device}/../queue/{name}"),
+            ]
+            .iter()
+            .find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok())
+            .unwrap_or(0)
+        };
+        let small = |name: &str| u32::try_from(read(name)).unwrap_or(0);
+        Queue {
+            rotational: read("rotational") == 1,
+            optimal_io_size: small("optimal_io_size"),
+            discard_granularity: small("discard_granularity"),
+            discard_bytes_max: read("discard_max_bytes"),
+        }
+    }
+}
+
+/// What direct I/O demands here; `None`: there is no direct I/O. `fd` is open for it.
+pub(super) fn direct_alignment(fd: BorrowedFd<'_>, logical: Option<u32>) -> Option<Alignment> {
+    let asked = statx(
+        fd,
+        "",
+        AtFlags::EMPTY_PATH,
+        StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN,
+    );
+    if let Ok(told) = asked
+        && StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::DIOALIGN)
+    {
+        let alignment = Alignment {
+            offset: told.stx_dio_offset_align,
+            memory: told.stx_dio_mem_align,
+        };
+        return (alignment.offset != 0).then_some(alignment);
+    }
+    // Linux before 6.1, or a file system that does not tell: a device's block size, or what a read proves.
+    let proven = logical.or_else(|| [512, 4096].into_iter().find(|&size| can_read(fd, size)))?;
+    Some(Alignment {
+        offset: proven,
+        memory: proven,
+    })
+}
+
+/// Does a direct read of `size` bytes at `size` work?
+fn can_read(fd: BorrowedFd<'_>, size: u32) -> bool {
+    let size = size as usize;
+    let mut memory = vec![0_u8; 2 * size];
+    let skip = memory.as_ptr().align_offset(size);
+    match memory.get_mut(skip..skip + size) {
+        Some(aligned) => rustix::io::pread(fd, aligned, size as u64).is_ok(),
+        None => false,
+    }
+}
+
+/// Bytes of an atomic write of a file or device, where it can be chosen: InnoDB's page, twice PostgreSQL's.
+const ATOMIC_BYTES: u32 = 16 << 10;
+
+/// The atomic writes (`RWF_ATOMIC`) that file system and device promise for direct I/O to what is open here.
+pub(super) fn atomic_writes(fd: BorrowedFd<'_>, block_size: u32) -> Option<AtomicWrites> {
+    /// `STATX_WRITE_ATOMIC`, Linux 6.11.
+    const WRITE_ATOMIC: StatxFlags = StatxFlags::from_bits_retain(0x1_0000);
+    let told = statx(fd, "", AtFlags::EMPTY_PATH, WRITE_ATOMIC).ok()?;
+    if !StatxFlags::from_bits_retain(told.stx_mask).contains(WRITE_ATOMIC) {
+        return None;
+    }
+    let (min, max) = (
+        told.stx_atomic_write_unit_min,
+        told.stx_atomic_write_unit_max,
+    );
+    atomic_unit(min, max, block_size)
+}
+
+/// What can be promised of writes that are powers of two from `min` to `max` bytes long, at multiples of their own length.
+/// SCSI's limits (alignment, granularity, longest) cannot say that of several lengths, and a client may make one write of two
+/// that follow each other: so it is one length.
+fn atomic_unit(min: u32, max: u32, block_size: u32) -> Option<AtomicWrites> {
+    let allowed = min.is_power_of_two() && max.is_power_of_two() && min <= max;
+    let (min, max) = (min.max(block_size), max.min(PIECE_BYTES as u32));
+    if !allowed || min > max {
+        return None;
+    }
+    let unit = ATOMIC_BYTES.clamp(min, max);
+    Some(AtomicWrites {
+        bytes_max: unit,
+        unit,
+    })
+}
+
+/// Can holes be punched into this file? Asked beyond its end, where there is nothing to lose.
+pub(super) fn can_punch(fd: impl AsFd, size: u64) -> bool {
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(fd, mode, size.next_multiple_of(4096), 4096).is_ok()
+}
+
+/// Does a write into space that the file has always find that space? Not where files are written elsewhere each time
+/// (btrfs, bcachefs, ZFS, F2FS), and nothing is known of others. Of XFS it is true of files that share nothing.
+pub(super) fn keeps_space(fd: impl AsFd) -> bool {
+    const IN_PLACE: [libc::c_long; 3] = [
+        libc::EXT4_SUPER_MAGIC as libc::c_long,
+        libc::XFS_SUPER_MAGIC as libc::c_long,
+        libc::TMPFS_MAGIC as libc::c_long,
+    ];
+    match rustix::fs::fstatfs(fd) {
+        Ok(told) => IN_PLACE
+            .iter()
+            .any(|&magic| magic as u64 == told.f_type as u64),
+        Err(_) => false,
+    }
+}
+
+/// Bytes of a block device.
+pub(super) fn device_size(fd: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_device_has_no_properties() {
+        assert_eq!(Queue::of(4095, 1_048_575), Queue::default());
+    }
+
+    #[test]
+    fn atomic_writes_are_one_length_that_the_device_promises() {
+        for (min, max, block_size, unit) in [
+            (4096, 65536, 512, Some(16384)),
+            (512, 8192, 512, Some(8192)),
+            (32768, 65536, 4096, Some(32768)),
+            (16384, 16384, 4096, Some(16384)),
+            (512, 65536, 32768, Some(32768)),
+            (512, 4096, 8192, None),
+            (4 << 20, 8 << 20, 512, None),
+            (0, 0, 512, None),
+            (0, 4096, 512, None),
+            (4096, 0, 512, None),
+            (3000, 65536, 512, None),
+            (65536, 4096, 512, None),
+        ] {
+            let expected = unit.map(|unit| AtomicWrites {
+                bytes_max: unit,
+                unit,
+            });
+            let found = atomic_unit(min, max, block_size);
+            assert_eq!(found, expected, "{min} to {max}, blocks of {block_size}");
+        }
+    }
+
+    #[test]
+    fn file_system_without_atomic_writes_promises_none() {
+        let file = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(atomic_writes(file.as_fd(), 512), None);
+    }
+
+    #[test]
+    fn alignment_of_a_memory_file_is_proven_by_reading() {
+        let file = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let alignment = direct_alignment(file.as_fd(), None).unwrap();
+        assert_eq!((alignment.offset, alignment.memory), (512, 512));
+        assert!(can_punch(&file, 100));
+        assert!(keeps_space(&file));
+        assert!(!keeps_space(
+            std::fs::File::open("/proc/self/stat").unwrap()
+        ));
+    }
+}

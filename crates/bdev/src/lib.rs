@@ -1,0 +1,216 @@
+//! Engines that do a disk's I/O, one file each, behind one trait. They do not know who asks.
+//!
+//! ```text
+//!   Disk --- Arc<dyn BlockDevice> --- attach() -> Box<dyn IoChannel>    one per worker, !Send, no locks
+//!   name     null ram file rbd   on the      submit(I/O, buffer, tag)  ->  Done | Pending
+//!   serial   faulty delay        worker      complete(ring completion) ->  Finished { tag, buffer, outcome }
+//!                                            close()                   ->  drains; closed when nothing is in flight
+//! ```
+//!
+//! An engine is shared by all workers; each worker attaches its own backend to it and gives it the completions of
+//! its [`uring::Owner`]s. A layer (`delay`, `faulty`) is an engine that stands on another, to any depth. Every I/O passes [`admit`] first, so that range, read-only and the like mean the same
+//! everywhere. Tests: in each module, and `tests/` against a model.
+
+#![forbid(unsafe_code)]
+
+mod admit;
+mod attach;
+mod delay;
+mod disk_object;
+mod error;
+mod faulty;
+mod file;
+mod medium;
+mod null;
+mod ram;
+mod range_lock;
+mod rbd;
+mod state;
+mod throttle;
+
+use std::io;
+use std::sync::Arc;
+
+use ::block::{Capacity, DiskInfo, Extent, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use uring::{Completion, Ring};
+
+pub use attach::Attach;
+pub use delay::{Delay, DelayTime};
+pub use disk_object::{Disk, DiskOptions, Shrinking};
+pub use error::{OpenError, ResizeError};
+pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
+pub use file::{CacheMode, File, FileOptions, ImageFormat};
+pub use librbd::{ClusterConfig, ImageName};
+pub use medium::{IdentityRecord, Medium, Stamp};
+pub use null::{Null, NullOptions};
+pub use ram::{Ram, RamOptions};
+pub use range_lock::{Admission, Barrier, Membership, Participant, RangeLock, RangeLocks};
+pub use rbd::{Rbd, RbdOptions};
+pub use state::{DiskState, StateCell};
+pub use throttle::{Moment, RateLimits, Throttle};
+
+/// What the submitter calls its I/O.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Tag(pub u64);
+
+/// What became of an I/O when it was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Submission {
+    /// It is over. The buffer was left where it was.
+    Done(IoOutcome),
+    /// The backend has taken the buffer, and gives it back in a [`Finished`] with the same tag.
+    Pending,
+}
+
+/// How soon an I/O comes that a backend is told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Soon {
+    /// After the one that is about to be submitted.
+    Next,
+    /// [`LATER`] after the one that is about to be submitted.
+    Later,
+}
+
+/// How many I/Os before it is submitted a backend is told of one for the first time. What takes longest to find out is where
+/// its memory is: longer than an I/O of 4 KiB takes, in a virtual machine.
+pub const LATER: usize = 3;
+
+/// An I/O that was pending and is over.
+#[derive(Debug)]
+pub struct Finished {
+    /// What the submitter called it.
+    pub tag: Tag,
+    /// The buffer that was submitted, with its window as it was.
+    pub buffer: IoBuffer,
+    /// How it ended.
+    pub outcome: IoOutcome,
+}
+
+/// One worker's handle on a disk. Dropped once it has closed, or with the ring.
+pub trait IoChannel {
+    /// Starts an I/O. For reads and writes the buffer's window has just `io.length` bytes; for the other kinds
+    /// the buffer is not touched, only kept.
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission;
+
+    /// Is it worth telling what comes next, by [`IoChannel::expect`]?
+    fn wants_to_know(&self) -> bool {
+        false
+    }
+
+    /// This I/O comes soon, as a rule: time to fetch what it begins with.
+    fn expect(&self, io: &IoRequest, soon: Soon) {
+        let _ = (io, soon);
+    }
+
+    /// Where a disk's content lies in memory: points the buffer at what a read would bring, and nothing needs to be
+    /// copied. Whoever looks sees later changes too. False: it has to be read, or may not be.
+    #[inline]
+    fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
+        let _ = (io, buffer);
+        false
+    }
+
+    /// Does a buffer still lie in the disk's memory, to which [`IoChannel::look`] has pointed it?
+    fn is_borrowed(&self) -> bool {
+        false
+    }
+
+    /// Takes a completion of one of this handle's owners; appends what is over, and may submit what remains to be done.
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>);
+
+    /// Asks for an I/O that is pending to end soon. Best effort: it is finished as any other, with
+    /// [`IoErrorKind::Cancelled`](block::IoErrorKind) or with the outcome that it had by then, or goes on as if nothing was said.
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let _ = (ring, tag);
+    }
+
+    /// Begins to close the handle, once no I/O is pending: ends what it has running on the ring besides I/O, such as watches.
+    /// Completions are given to it until [`IoChannel::is_closed`].
+    fn close(&mut self, ring: &mut Ring) {
+        let _ = ring;
+    }
+
+    /// Has the last completion of each of its owners been read, so that they may be given to others?
+    fn is_closed(&self) -> bool {
+        self.in_flight() == 0
+    }
+
+    /// I/Os that are pending.
+    fn in_flight(&self) -> usize;
+}
+
+/// A disk's engine. Shared by all workers.
+pub trait BlockDevice: Send + Sync {
+    /// Shape and abilities; who the disk is, is not known here: [`Disk::info`] fills it in.
+    fn info(&self) -> DiskInfo;
+
+    /// How large it is now: read with every I/O.
+    fn capacity(&self) -> &Arc<Capacity>;
+
+    /// Makes room for a disk that grows to `bytes`, before [`BlockDevice::capacity`] says so; or gives back what is beyond
+    /// `bytes` after it has said so, when no change beyond is in flight. See [`Disk::resize`].
+    ///
+    /// # Errors
+    /// What the system says; nothing has changed then.
+    fn set_size(&self, bytes: u64) -> io::Result<()>;
+
+    /// Has `resized` called after the disk's size was changed by others, which [`BlockDevice::capacity`] says by then. On any thread
+    /// but a worker's; must be quick.
+    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
+        drop(resized);
+    }
+
+    /// How large what it lies in is now, for an engine that has to be asked whether others have changed that. May block.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn found_size(&self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// Removes what was made for it when it was opened: there is to be no such disk after all, and it was never used.
+    fn remove_if_created(&self) {}
+
+    /// What its content lies in, which its identity is kept with; `None`: content and identity end with the process.
+    fn medium(&self) -> Option<&dyn Medium> {
+        None
+    }
+
+    /// Its name in configuration and metrics: `ram`, `file`, ...
+    fn kind(&self) -> &'static str;
+
+    /// The device that it stands on, if it is a layer.
+    fn below(&self) -> Option<&dyn BlockDevice> {
+        None
+    }
+
+    /// What the bytes from `offset` on, below the capacity, have behind them, for an engine that knows. May take for data
+    /// what is none; [`DiskInfo::anchors`] promises that it takes no hole for anything else. Quick, for workers ask.
+    fn extent(&self, offset: u64) -> Extent {
+        let _ = offset;
+        Extent::UNKNOWN
+    }
+
+    /// Attaches a worker, which gets a handle of its own. Must not block.
+    ///
+    /// # Errors
+    /// When the kernel has no descriptor (or the like) left for it. Nothing that was begun on the ring is left then.
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>>;
+}
+
+impl std::fmt::Debug for dyn BlockDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BlockDevice")
+            .field("kind", &self.kind())
+            .field("info", &self.info())
+            .finish()
+    }
+}

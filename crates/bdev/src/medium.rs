@@ -1,0 +1,213 @@
+//! Where a disk's content lies, as far as its identity is kept with it: an attribute of the file, with a record by which a
+//! copy that has the attribute too can be told from the original.
+//!
+//! Control plane only; may block. The attribute's content comes with the file, from whoever had it before: it is not trusted.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use block::Identity;
+
+/// A record with a longer path is written without it: ext4 has one block for all attributes of a file.
+const PATH_BYTES_MAX: usize = 2048;
+
+/// What tells one file from another one, also from its copies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// Its inode number.
+    pub inode: u64,
+    /// When it was created: seconds since 1970, and nanoseconds. Not all file systems say.
+    pub birth: Option<(i64, u32)>,
+    /// Where it is.
+    pub path: Option<PathBuf>,
+}
+
+impl Stamp {
+    /// Are both of one file, wherever it is now? A snapshot of a whole file system has all its files' stamps.
+    pub fn is_same_file(&self, other: &Stamp) -> bool {
+        match (self.birth, other.birth) {
+            // Not the inode number, which some file systems make up with every mount.
+            (Some(one), Some(another)) => one == another,
+            _ => self.inode == other.inode,
+        }
+    }
+}
+
+/// An identity, and the file that it was written for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentityRecord {
+    /// The identity.
+    pub identity: Identity,
+    /// The file; `None`: a block device, or the identity was set by hand.
+    pub stamp: Option<Stamp>,
+}
+
+impl IdentityRecord {
+    /// `UUID inode=N birth=SECONDS.NANOSECONDS path=...`; only the UUID is always there.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut text = self.identity.to_string().into_bytes();
+        let Some(stamp) = &self.stamp else {
+            return text;
+        };
+        text.extend(format!(" inode={}", stamp.inode).bytes());
+        if let Some((seconds, nanos)) = stamp.birth {
+            text.extend(format!(" birth={seconds}.{nanos:09}").bytes());
+        }
+        let path = stamp.path.as_ref().map(|path| path.as_os_str().as_bytes());
+        if let Some(path) = path.filter(|path| path.len() <= PATH_BYTES_MAX) {
+            text.extend(b" path=");
+            text.extend(path);
+        }
+        text
+    }
+
+    /// Reads what [`IdentityRecord::encode`] writes; words that are not known are passed over. `None`: it is no record.
+    pub fn decode(bytes: &[u8]) -> Option<IdentityRecord> {
+        let (identity, mut rest) = split_word(bytes);
+        let identity = std::str::from_utf8(identity).ok()?.trim().parse().ok()?;
+        let (mut inode, mut birth, mut path) = (None, None, None);
+        while !rest.is_empty() {
+            // A path may have blanks: it comes last.
+            if let Some(bytes) = rest.strip_prefix(b"path=") {
+                path = Some(PathBuf::from(OsStr::from_bytes(bytes)));
+                break;
+            }
+            let (word, others) = split_word(rest);
+            rest = others;
+            let word = std::str::from_utf8(word).unwrap_or_default();
+            if let Some(number) = word.strip_prefix("inode=") {
+                inode = Some(number.parse().ok()?);
+            } else if let Some(time) = word.strip_prefix("birth=") {
+                let (seconds, nanos) = time.split_once('.')?;
+                birth = Some((seconds.parse().ok()?, nanos.parse().ok()?));
+            }
+        }
+        let stamp = inode.map(|inode| Stamp { inode, birth, path });
+        Some(IdentityRecord { identity, stamp })
+    }
+}
+
+fn split_word(bytes: &[u8]) -> (&[u8], &[u8]) {
+    match bytes.iter().position(|byte| *byte == b' ') {
+        Some(at) => (&bytes[..at], &bytes[at + 1..]),
+        None => (bytes, &[]),
+    }
+}
+
+/// A file or block device that keeps its content when the process ends.
+pub trait Medium: Send + Sync {
+    /// What the medium is called where identities are kept that it cannot hold: the same after a restart.
+    fn key(&self) -> String;
+
+    /// The file as it is now; `None`: a block device.
+    fn stamp(&self) -> Option<Stamp>;
+
+    /// What its attribute says; `None`: it has none.
+    ///
+    /// # Errors
+    /// What the system says; a block device has no attributes.
+    fn attribute(&self) -> io::Result<Option<Vec<u8>>>;
+
+    /// Replaces the attribute. Not durable yet: see [`Medium::reopen`].
+    ///
+    /// # Errors
+    /// What the system says, or that the disk is read-only; the attribute is as it was then.
+    fn set_attribute(&self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Is there, where the record says, another file, which it was written for? Then this one is a copy.
+    fn is_copy_of(&self, record: &IdentityRecord) -> bool;
+
+    /// The file once more, without its locks, to be synchronised.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn reopen(&self) -> io::Result<OwnedFd>;
+}
+
+/// A path from bytes that the kernel gave.
+pub(crate) fn path_of(bytes: Vec<u8>) -> PathBuf {
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TEXT: &str = "6f9619ff-8b86-4011-b42d-00c04fc964ff";
+
+    #[test]
+    fn record_is_a_line_that_people_can_read() {
+        let record = IdentityRecord {
+            identity: TEXT.parse().unwrap(),
+            stamp: Some(Stamp {
+                inode: 12,
+                birth: Some((1_700_000_000, 5)),
+                path: Some("/srv/a b.raw".into()),
+            }),
+        };
+        let text = format!("{TEXT} inode=12 birth=1700000000.000000005 path=/srv/a b.raw");
+        assert_eq!(record.encode(), text.as_bytes());
+        assert_eq!(IdentityRecord::decode(text.as_bytes()), Some(record));
+        let by_hand = IdentityRecord::decode(format!("{TEXT}\n").as_bytes()).unwrap();
+        assert_eq!(by_hand.stamp, None);
+        let later = format!("{TEXT} colour=red inode=12");
+        let later = IdentityRecord::decode(later.as_bytes()).unwrap();
+        assert_eq!(later.stamp.unwrap().inode, 12);
+    }
+
+    #[test]
+    fn what_is_no_record_is_none() {
+        for text in ["", " ", "d0", "d0 inode=1"] {
+            assert_eq!(IdentityRecord::decode(text.as_bytes()), None, "{text:?}");
+        }
+        for rest in [
+            "inode=x",
+            "inode=-1",
+            "inode=1 birth=1",
+            "inode=1 birth=a.b",
+        ] {
+            let text = format!("{TEXT} {rest}");
+            assert_eq!(IdentityRecord::decode(text.as_bytes()), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_known_by_its_birth_and_without_one_by_its_inode() {
+        let stamp = |inode, birth| Stamp {
+            inode,
+            birth,
+            path: None,
+        };
+        let born = Some((1, 2));
+        assert!(stamp(1, born).is_same_file(&stamp(1, born)));
+        assert!(!stamp(1, born).is_same_file(&stamp(1, Some((1, 3)))));
+        assert!(stamp(1, None).is_same_file(&stamp(1, born)));
+        assert!(!stamp(1, None).is_same_file(&stamp(2, None)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), known: bool) {
+            let mut text = if known { format!("{TEXT} ").into_bytes() } else { Vec::new() };
+            text.extend(&bytes);
+            if let Some(record) = IdentityRecord::decode(&text) {
+                prop_assert_eq!(IdentityRecord::decode(&record.encode()), Some(record));
+            }
+        }
+
+        #[test]
+        fn what_is_written_is_read(bits: u128, inode: u64, birth: Option<(i64, u32)>, path in proptest::option::of("/[ -~]{0,50}")) {
+            let birth = birth.map(|(seconds, nanos)| (seconds, nanos % 1_000_000_000));
+            let record = IdentityRecord {
+                identity: Identity::from_random_bits(bits),
+                stamp: Some(Stamp { inode, birth, path: path.map(PathBuf::from) }),
+            };
+            prop_assert_eq!(IdentityRecord::decode(&record.encode()), Some(record));
+        }
+    }
+}

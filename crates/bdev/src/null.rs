@@ -1,0 +1,130 @@
+//! `null`: every I/O is over at once. For measuring what is around a backend.
+//!
+//! Writes are forgotten; reads do not touch the buffer, so a client sees whatever its memory held: there is
+//! nothing of anybody else's in it. Allocates nothing, never blocks.
+
+use std::io;
+use std::sync::Arc;
+
+use block::{Capacity, DiskInfo, Geometry, Identity, IoRequest};
+use guest_memory::IoBuffer;
+use uring::{Completion, Ring};
+
+use crate::admit::Limits;
+use crate::error::{check_block_size, check_size};
+use crate::{Attach, BlockDevice, Finished, IoChannel, OpenError, Submission, Tag};
+
+/// What a `null` disk is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct NullOptions {
+    /// Bytes that it pretends to have.
+    pub size: u64,
+    /// Bytes per logical block.
+    pub block_size: u32,
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+impl Default for NullOptions {
+    fn default() -> Self {
+        NullOptions {
+            size: 1 << 30,
+            block_size: 512,
+            read_only: false,
+        }
+    }
+}
+
+/// The engine `null`.
+#[derive(Debug)]
+pub struct Null {
+    info: DiskInfo,
+    capacity: Arc<Capacity>,
+}
+
+impl Null {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// When size or block size are not allowed.
+    pub fn create(options: NullOptions) -> Result<Null, OpenError> {
+        let block_size = check_block_size(options.block_size)?;
+        let size = check_size(options.size, block_size)?;
+        Ok(Null {
+            capacity: Arc::new(Capacity::new(size)),
+            info: DiskInfo {
+                geometry: Geometry::new(block_size, size),
+                physical_block_size: 4096,
+                optimal_io_size: 0,
+                read_only: options.read_only,
+                write_cache: false,
+                discard_granularity: Some(block_size),
+                discard_zeroes: false,
+                write_zeroes: true,
+                anchors: false,
+                // Nothing is kept, and so nothing whole.
+                atomic_writes: None,
+                rotational: false,
+                identity: Identity::UNSET,
+                serial: String::new(),
+                naa: 0,
+            },
+        })
+    }
+}
+
+impl BlockDevice for Null {
+    fn info(&self) -> DiskInfo {
+        DiskInfo {
+            geometry: Geometry::new(self.info.geometry.block_size(), self.capacity.bytes()),
+            ..self.info.clone()
+        }
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        &self.capacity
+    }
+
+    fn set_size(&self, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn kind(&self) -> &'static str {
+        "null"
+    }
+
+    fn attach(&self, _attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        Ok(Box::new(NullBackend {
+            limits: Limits::of(&self.info, &self.capacity),
+        }))
+    }
+}
+
+struct NullBackend {
+    limits: Limits,
+}
+
+impl IoChannel for NullBackend {
+    #[inline]
+    fn submit(
+        &mut self,
+        _ring: &mut Ring,
+        io: &IoRequest,
+        _buffer: &mut IoBuffer,
+        _tag: Tag,
+    ) -> Submission {
+        Submission::Done(self.limits.admit(io))
+    }
+
+    fn complete(
+        &mut self,
+        _ring: &mut Ring,
+        _completion: Completion,
+        _finished: &mut Vec<Finished>,
+    ) {
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+}

@@ -1,0 +1,495 @@
+//! `ram`: a disk in this process' memory, gone when the process ends.
+//!
+//! I/O is a copy, done before `submit` returns; what zeroes or gives back much goes on piece by piece, a turn each, so that a
+//! worker's other clients are served in between. Memory is taken when it is first written, and given back by
+//! discard and by write-zeroes with unmap. Huge pages are asked for by default: random 4 KiB reads are bound by
+//! address translation otherwise. Their price is that the first write takes 2 MiB at once; `huge_pages: false` is
+//! for thin disks. A disk that grows gets more mappings behind its first. Workers may copy the same bytes at the same time: like any disk, it promises no order then.
+
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use block::{
+    AtomicWrites, Capacity, DiskInfo, Geometry, Identity, IoError, IoErrorKind, IoFlags, IoKind,
+    IoOutcome, IoRequest,
+};
+use guest_memory::{IoBuffer, Mapping, MappingView};
+use uring::{Completion, Owner, Ring};
+
+use crate::admit::Limits;
+use crate::error::{check_block_size, check_size};
+use crate::{Attach, BlockDevice, Finished, IoChannel, OpenError, Soon, Submission, Tag};
+
+/// Memory is given back in pages of this many bytes.
+const PAGE: u64 = 4096;
+
+/// Bytes that one turn of a worker zeroes, or gives back, of one disk, for however many requests: some tenths of a millisecond.
+/// Powers of two, no less than a page.
+const ZEROED_AT_ONCE: u64 = 1 << 20;
+const GIVEN_BACK_AT_ONCE: u64 = 16 << 20;
+
+/// Bytes of the longest atomic write. It is one copy, during which its range is held; and a memory that is lost with the
+/// process shows nobody half of one. So any length would be honest; this one keeps a worker's other clients waiting for a tenth
+/// of a millisecond.
+const ATOMIC_BYTES_MAX: u32 = 1 << 20;
+
+/// What a `ram` disk is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct RamOptions {
+    /// Bytes.
+    pub size: u64,
+    /// Bytes per logical block.
+    pub block_size: u32,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Ask for huge pages; where the kernel has none to give, ordinary ones serve.
+    pub huge_pages: bool,
+}
+
+impl Default for RamOptions {
+    fn default() -> Self {
+        RamOptions {
+            size: 1 << 30,
+            block_size: 512,
+            read_only: false,
+            huge_pages: true,
+        }
+    }
+}
+
+/// A part of a disk's memory. The first is all of it until the disk grows; what is mapped never moves.
+#[derive(Clone, Debug)]
+struct Extent {
+    /// Byte of the disk that it begins with.
+    start: u64,
+    memory: Arc<Mapping>,
+}
+
+impl Extent {
+    fn end(&self) -> u64 {
+        self.start + self.memory.len() as u64
+    }
+}
+
+/// What all workers' handles share.
+#[derive(Debug)]
+struct Memory {
+    extents: RwLock<Arc<[Extent]>>,
+}
+
+impl Memory {
+    fn extents(&self) -> Arc<[Extent]> {
+        let extents = self.extents.read().unwrap_or_else(PoisonError::into_inner);
+        extents.clone()
+    }
+
+    /// What there is from `offset` on.
+    fn extent(&self, offset: u64) -> block::Extent {
+        let extents = self.extents();
+        let Some(own) = extents.iter().find(|own| offset < own.end()) else {
+            return block::Extent::UNKNOWN;
+        };
+        let at = offset.saturating_sub(own.start) as usize;
+        let used = own.memory.next_used(at);
+        match used.start {
+            start if start > at => block::Extent::hole(own.start + start as u64),
+            _ => block::Extent::data(own.start + used.end as u64),
+        }
+    }
+}
+
+/// The engine `ram`.
+#[derive(Debug)]
+pub struct Ram {
+    info: DiskInfo,
+    capacity: Arc<Capacity>,
+    memory: Arc<Memory>,
+    huge_pages: bool,
+}
+
+/// Maps zeroes for `bytes` of a disk; the last page is whole, so that it can be given back.
+fn map(bytes: u64, huge_pages: bool) -> io::Result<Arc<Mapping>> {
+    let length = usize::try_from(bytes)
+        .ok()
+        .and_then(|size| size.checked_next_multiple_of(PAGE as usize))
+        .ok_or(io::ErrorKind::OutOfMemory)?;
+    let memory = Mapping::anonymous(length)?;
+    if huge_pages && let Err(error) = memory.advise_huge_pages() {
+        tracing::debug!(%error, "no huge pages for {bytes} bytes of a RAM disk");
+    }
+    Ok(memory)
+}
+
+impl Ram {
+    /// Makes one, full of zeroes.
+    ///
+    /// # Errors
+    /// When size or block size are not allowed, or there is not that much address space.
+    pub fn create(options: RamOptions) -> Result<Ram, OpenError> {
+        let block_size = check_block_size(options.block_size)?;
+        let size = check_size(options.size, block_size)?;
+        let memory =
+            map(size, options.huge_pages).map_err(|source| OpenError::Memory { size, source })?;
+        Ok(Ram {
+            info: DiskInfo {
+                geometry: Geometry::new(block_size, size),
+                physical_block_size: PAGE as u32,
+                optimal_io_size: 0,
+                read_only: options.read_only,
+                write_cache: false,
+                discard_granularity: Some(PAGE as u32),
+                discard_zeroes: true,
+                write_zeroes: true,
+                // Of memory that was never used, the kernel either knows that or knows nothing.
+                anchors: !options.read_only && memory.next_used(0).is_empty(),
+                atomic_writes: (!options.read_only).then_some(AtomicWrites {
+                    bytes_max: ATOMIC_BYTES_MAX,
+                    unit: block_size,
+                }),
+                rotational: false,
+                identity: Identity::UNSET,
+                serial: String::new(),
+                naa: 0,
+            },
+            capacity: Arc::new(Capacity::new(size)),
+            memory: Arc::new(Memory {
+                extents: RwLock::new(Arc::new([Extent { start: 0, memory }])),
+            }),
+            huge_pages: options.huge_pages,
+        })
+    }
+
+    /// Zeroes what is mapped beyond the end, so that it reads as zeroes when the disk grows again.
+    fn clear_beyond(&self, bytes: u64) -> io::Result<()> {
+        for extent in self.memory.extents().iter() {
+            let from = bytes.max(extent.start);
+            if from < extent.end() {
+                let pages = from.next_multiple_of(PAGE);
+                let at = (pages - extent.start) as usize;
+                // First what the system may refuse: the disk is as it was then.
+                extent.memory.give_back(at, extent.memory.len() - at)?;
+                let at = (from - extent.start) as usize;
+                extent.memory.fill(at, (pages - from) as usize, 0);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl BlockDevice for Ram {
+    fn info(&self) -> DiskInfo {
+        DiskInfo {
+            geometry: Geometry::new(self.info.geometry.block_size(), self.capacity.bytes()),
+            ..self.info.clone()
+        }
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        &self.capacity
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        if bytes <= self.capacity.bytes() {
+            return self.clear_beyond(bytes);
+        }
+        let extents = self.memory.extents();
+        let start = extents.last().map_or(0, Extent::end);
+        if bytes > start {
+            let memory = map(bytes - start, self.huge_pages)?;
+            let more = Extent { start, memory };
+            let all: Arc<[Extent]> = extents.iter().cloned().chain([more]).collect();
+            let extents = &self.memory.extents;
+            *extents.write().unwrap_or_else(PoisonError::into_inner) = all;
+        }
+        Ok(())
+    }
+
+    fn kind(&self) -> &'static str {
+        "ram"
+    }
+
+    fn extent(&self, offset: u64) -> block::Extent {
+        self.memory.extent(offset)
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let extents = self.memory.extents();
+        Ok(Box::new(RamBackend {
+            owner: attach.owner(),
+            long: Vec::new(),
+            turn: 0,
+            spent: 0,
+            limits: Limits::of(&self.info, &self.capacity),
+            first: MappingView::new(&extents[0].memory),
+            extents,
+            memory: self.memory.clone(),
+        }))
+    }
+}
+
+/// An I/O that goes on piece by piece.
+struct Long {
+    tag: Tag,
+    /// What is left of it.
+    rest: IoRequest,
+    buffer: IoBuffer,
+}
+
+struct RamBackend {
+    owner: Owner,
+    /// By token.
+    long: Vec<Option<Long>>,
+    /// The ring's turn, and what of the bytes that it may zero are zeroed.
+    turn: u64,
+    spent: u64,
+    limits: Limits,
+    /// The first extent's memory, to point buffers at.
+    first: MappingView,
+    /// As this worker knows them; there may be more by now.
+    extents: Arc<[Extent]>,
+    memory: Arc<Memory>,
+}
+
+/// Does an I/O that was admitted on the part of the disk that `memory` is; `at` is its place there.
+#[inline]
+fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> IoOutcome {
+    match io.kind {
+        IoKind::Read => {
+            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
+            buffer.fill_from(memory, at as usize);
+            Ok(())
+        }
+        IoKind::Write => {
+            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
+            buffer.drain_to(memory, at as usize);
+            Ok(())
+        }
+        IoKind::Flush => Ok(()),
+        IoKind::Discard | IoKind::WriteZeroes if gives_back(io) => give_back(memory, at, io.length),
+        IoKind::Discard | IoKind::WriteZeroes => {
+            memory.fill(at as usize, io.length as usize, 0);
+            Ok(())
+        }
+    }
+}
+
+/// Zeroes a range by giving its whole pages back.
+#[cold]
+fn give_back(memory: &Mapping, offset: u64, length: u64) -> IoOutcome {
+    let zero = |from: u64, to: u64| memory.fill(from as usize, (to - from) as usize, 0);
+    let end = offset + length;
+    let first_page = offset.next_multiple_of(PAGE);
+    let last_page = end & !(PAGE - 1);
+    if first_page >= last_page {
+        zero(offset, end);
+        return Ok(());
+    }
+    zero(offset, first_page);
+    zero(last_page, end);
+    memory
+        .give_back(first_page as usize, (last_page - first_page) as usize)
+        .map_err(|e| IoError::with_errno(IoErrorKind::WriteMedium, e.raw_os_error().unwrap_or(0)))
+}
+
+fn gives_back(io: &IoRequest) -> bool {
+    io.kind == IoKind::Discard || io.kind == IoKind::WriteZeroes && io.flags.has(IoFlags::UNMAP)
+}
+
+/// Bytes of an I/O that are done at once.
+fn at_once(io: &IoRequest) -> u64 {
+    match io.kind {
+        IoKind::Read | IoKind::Write | IoKind::Flush => u64::MAX,
+        IoKind::WriteZeroes | IoKind::Discard if gives_back(io) => GIVEN_BACK_AT_ONCE,
+        IoKind::WriteZeroes | IoKind::Discard => ZEROED_AT_ONCE,
+    }
+}
+
+/// What so many bytes of an I/O take of a turn, as bytes that are zeroed.
+fn cost(io: &IoRequest, length: u64) -> u64 {
+    match gives_back(io) {
+        true => length / (GIVEN_BACK_AT_ONCE / ZEROED_AT_ONCE),
+        false => length,
+    }
+}
+
+impl RamBackend {
+    /// Carries an I/O out that was admitted.
+    #[inline]
+    fn carry_out(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
+        match io.offset + io.length <= self.first.len() as u64 {
+            true => carry_out(&self.first, io, io.offset, buffer),
+            false => self.across(io, buffer),
+        }
+    }
+
+    /// Carries the next piece of a long I/O out.
+    fn next_piece(&mut self, long: &mut Long) -> IoOutcome {
+        let rest = &mut long.rest;
+        let most = at_once(rest);
+        if gives_back(rest) {
+            // There is nothing to give back in a hole, and disks with much memory are mostly holes.
+            let extent = self.memory.extent(rest.offset);
+            if extent.allocation == block::Allocation::Hole {
+                let length = rest.length.min(extent.end - rest.offset);
+                (rest.offset, rest.length) = (rest.offset + length, rest.length - length);
+            }
+        }
+        // Pieces end at multiples of their size, so that pages are given back as wholes.
+        let length = rest.length.min(most - rest.offset % most);
+        let piece = IoRequest { length, ..*rest };
+        (rest.offset, rest.length) = (rest.offset + length, rest.length - length);
+        self.spent += cost(&piece, length);
+        match length {
+            0 => Ok(()),
+            _ => self.carry_out(&piece, &long.buffer),
+        }
+    }
+
+    /// What may still be zeroed in this turn.
+    fn left(&mut self, ring: &Ring) -> u64 {
+        if self.turn != ring.turns() {
+            (self.turn, self.spent) = (ring.turns(), 0);
+        }
+        ZEROED_AT_ONCE.saturating_sub(self.spent)
+    }
+
+    /// Zeroes, or gives back: at once, or, where this turn has done enough of that, piece by piece in others.
+    #[cold]
+    fn clear(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        let cost = cost(io, io.length);
+        if cost > self.left(ring) {
+            let (buffer, rest) = (std::mem::take(buffer), *io);
+            self.begin_long(ring, Long { tag, rest, buffer });
+            return Submission::Pending;
+        }
+        self.spent += cost;
+        Submission::Done(self.carry_out(io, buffer))
+    }
+
+    /// Begins an I/O that goes on piece by piece, each when one of the ring's turns has room for it.
+    fn begin_long(&mut self, ring: &mut Ring, long: Long) {
+        let free = self.long.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.long.push(None);
+            self.long.len() - 1
+        });
+        self.long[index] = Some(long);
+        ring.nop(self.owner, index as u64);
+    }
+
+    /// An I/O that does not lie in the first extent: piece by piece.
+    #[cold]
+    fn across(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
+        let end = io.offset + io.length;
+        if self.extents.last().map_or(0, Extent::end) < end {
+            self.extents = self.memory.extents();
+        }
+        let mut done = 0;
+        for extent in self.extents.iter() {
+            let from = (io.offset + done).max(extent.start);
+            let to = end.min(extent.end());
+            if from != io.offset + done || from >= to {
+                continue;
+            }
+            let length = to - from;
+            let piece = IoRequest {
+                offset: from,
+                length,
+                ..*io
+            };
+            let at = from - extent.start;
+            if io.moves_data() {
+                let part = buffer.slice(done as usize, length as usize);
+                carry_out(&extent.memory, &piece, at, &part)?;
+            } else {
+                carry_out(&extent.memory, &piece, at, buffer)?;
+            }
+            done += length;
+        }
+        assert_eq!(done, io.length, "a RAM disk's memory has a hole");
+        Ok(())
+    }
+}
+
+impl IoChannel for RamBackend {
+    #[inline]
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if let Err(refused) = self.limits.admit(io) {
+            return Submission::Done(Err(refused));
+        }
+        if matches!(io.kind, IoKind::WriteZeroes | IoKind::Discard) {
+            return self.clear(ring, io, buffer, tag);
+        }
+        Submission::Done(self.carry_out(io, buffer))
+    }
+
+    fn wants_to_know(&self) -> bool {
+        true
+    }
+
+    /// Not admitted yet: a range may be any.
+    fn expect(&self, io: &IoRequest, soon: Soon) {
+        let at = io.offset as usize;
+        let length = match soon {
+            Soon::Next => io.length as usize,
+            Soon::Later => io.length.min(1) as usize,
+        };
+        match io.kind {
+            IoKind::Read => self.first.expect_read(at, length),
+            IoKind::Write => self.first.expect_write(at, length),
+            IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => {}
+        }
+    }
+
+    #[inline]
+    fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
+        let allowed = io.kind == IoKind::Read && self.limits.admit(io).is_ok();
+        let allowed = allowed && io.offset + io.length <= self.first.len() as u64;
+        if allowed {
+            buffer.point_at(&self.first, io.offset as usize, io.length as usize);
+        }
+        allowed
+    }
+
+    fn is_borrowed(&self) -> bool {
+        self.first.is_shared()
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        let place = self.long.get_mut(completion.token as usize);
+        let Some(mut long) = place.and_then(Option::take) else {
+            return;
+        };
+        // Those that began first come up first.
+        let outcome = match self.left(ring) {
+            0 => Ok(()),
+            _ => self.next_piece(&mut long),
+        };
+        if outcome.is_ok() && long.rest.length > 0 {
+            self.long[completion.token as usize] = Some(long);
+            ring.nop(self.owner, completion.token);
+            return;
+        }
+        finished.push(Finished {
+            tag: long.tag,
+            buffer: long.buffer,
+            outcome,
+        });
+    }
+
+    fn in_flight(&self) -> usize {
+        self.long.iter().flatten().count()
+    }
+}

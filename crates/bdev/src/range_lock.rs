@@ -1,0 +1,457 @@
+//! Ranges of a disk that one task holds against all other reads and writes, through every door and on every worker.
+//!
+//! Open nearly always: the disk's [`Throttle::word`] says so, which every I/O loads anyway. A task that must be atomic (COMPARE
+//! AND WRITE, WRITE ATOMIC) acquires its range; workers then set aside what reads or changes it, and report when what they had
+//! begun before has ended; only then is the range granted. So no read sees half of what the task writes. Control plane: locks
+//! and messages, none per plain I/O.
+//! A locks that is closed lets nobody pass but whom it was closed for, once all has settled: nothing that was begun
+//! before lands on what a sanitize operation has already been over.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use block::{IoFlags, IoRequest};
+
+use crate::Throttle;
+
+/// Kept by a worker until the I/Os that it had begun have ended; the last one to go grants the range.
+#[derive(Clone)]
+pub struct Barrier {
+    _on_last: Arc<OnLast>,
+}
+
+type Granted = Box<dyn FnOnce(RangeLock) + Send>;
+
+struct OnLast(Mutex<Option<Then>>);
+
+enum Then {
+    Grant(RangeLock, Granted),
+    /// What was in flight when the locks was closed this time has ended.
+    Closed(Arc<RangeLocks>, u64),
+}
+
+impl OnLast {
+    fn barrier(then: Then) -> Barrier {
+        Barrier {
+            _on_last: Arc::new(OnLast(Mutex::new(Some(then)))),
+        }
+    }
+}
+
+impl Drop for OnLast {
+    fn drop(&mut self) {
+        let last = self
+            .0
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        match last {
+            Some(Then::Grant(lease, granted)) => granted(lease),
+            Some(Then::Closed(locks, closing)) => locks.settled(closing),
+            None => {}
+        }
+    }
+}
+
+/// Whether an I/O may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It may start: the disk is not closed, or was closed for it.
+    Proceed,
+    /// It was closed for it, and has not settled yet: set it aside until [`Participant::reopened`].
+    Defer,
+    /// It fails.
+    Reject,
+}
+
+/// A worker's handle on the disk, as the range locks see it. Called from any thread; must not block.
+pub trait Participant: Send + Sync {
+    /// A range is being acquired: keep `barrier` until every read and change that is in flight now has ended.
+    fn settle(&self, barrier: Barrier);
+
+    /// A range was released, or closing has settled: what was set aside may go on.
+    fn reopened(&self);
+}
+
+struct Waiting {
+    range: Range<u64>,
+    granted: Granted,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    held: Vec<(u64, Range<u64>)>,
+    waiting: VecDeque<Waiting>,
+    members: Vec<(u64, Arc<dyn Participant>)>,
+    closed: Closed,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Closed {
+    #[default]
+    No,
+    /// This time of closing has not settled.
+    Barrier(u64),
+    Settled,
+}
+
+/// A disk's locks.
+#[derive(Default)]
+pub struct RangeLocks {
+    /// Its word says whether any range is held.
+    throttle: Arc<Throttle>,
+    state: Mutex<State>,
+    /// Is it closed, as `state` says?
+    is_closed: AtomicBool,
+}
+
+/// A range that is held; dropping it releases it.
+pub struct RangeLock {
+    locks: Arc<RangeLocks>,
+    key: u64,
+}
+
+/// A worker's entry; dropping it takes the worker out.
+pub struct Membership {
+    locks: Arc<RangeLocks>,
+    key: u64,
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl State {
+    fn members(&self) -> Vec<Arc<dyn Participant>> {
+        let members = self.members.iter();
+        members.map(|(_, member)| member.clone()).collect()
+    }
+}
+
+impl RangeLocks {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The locks of a disk whose workers look at this word.
+    pub(crate) fn new(throttle: Arc<Throttle>) -> RangeLocks {
+        RangeLocks {
+            throttle,
+            ..RangeLocks::default()
+        }
+    }
+
+    /// Is no range held?
+    pub fn is_open(&self) -> bool {
+        !self.throttle.is_held()
+    }
+
+    /// Is a part of this range held?
+    pub fn holds(&self, offset: u64, length: u64) -> bool {
+        let range = offset..offset.saturating_add(length);
+        self.lock()
+            .held
+            .iter()
+            .any(|(_, held)| overlap(held, &range))
+    }
+
+    /// The ranges that are held now.
+    pub fn held(&self) -> Vec<Range<u64>> {
+        let state = self.lock();
+        state.held.iter().map(|(_, range)| range.clone()).collect()
+    }
+
+    /// Closes the locks. What is set aside is looked at again, to fail.
+    pub(crate) fn close(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if state.closed != Closed::No {
+            return;
+        }
+        state.next += 1;
+        self.is_closed.store(true, Ordering::Release);
+        state.closed = Closed::Barrier(state.next);
+        let barrier = OnLast::barrier(Then::Closed(self.clone(), state.next));
+        let members = state.members();
+        drop(state);
+        for member in members {
+            member.settle(barrier.clone());
+            member.reopened();
+        }
+    }
+
+    fn settled(&self, closing: u64) {
+        let mut state = self.lock();
+        if state.closed != Closed::Barrier(closing) {
+            return;
+        }
+        state.closed = Closed::Settled;
+        let members = state.members();
+        drop(state);
+        for member in members {
+            member.reopened();
+        }
+    }
+
+    /// Opens the locks again.
+    pub(crate) fn reopen(&self) {
+        let mut state = self.lock();
+        state.closed = Closed::No;
+        self.is_closed.store(false, Ordering::Release);
+        let members = state.members();
+        drop(state);
+        for member in members {
+            member.reopened();
+        }
+    }
+
+    /// May this I/O pass, as far as closing goes? To be asked where the disk's [`crate::Throttle::word`] is not 0.
+    pub fn passage(&self, request: &IoRequest) -> Admission {
+        // A disk with limits asks for each I/O.
+        if !self.is_closed.load(Ordering::Acquire) {
+            return Admission::Proceed;
+        }
+        let closer = request.flags.has(IoFlags::CLOSER);
+        match self.lock().closed {
+            Closed::No => Admission::Proceed,
+            Closed::Barrier(_) if closer => Admission::Defer,
+            Closed::Settled if closer => Admission::Proceed,
+            Closed::Barrier(_) | Closed::Settled => Admission::Reject,
+        }
+    }
+
+    /// Enters a worker.
+    pub fn join(self: &Arc<Self>, member: Arc<dyn Participant>) -> Membership {
+        let mut state = self.lock();
+        state.next += 1;
+        let key = state.next;
+        state.members.push((key, member));
+        Membership {
+            locks: self.clone(),
+            key,
+        }
+    }
+
+    /// Acquires a range. `granted` is called, on any thread, once nothing else can change it; ranges that overlap are
+    /// granted in the order in which they were asked for.
+    pub fn acquire(
+        self: &Arc<Self>,
+        offset: u64,
+        length: u64,
+        granted: impl FnOnce(RangeLock) + Send + 'static,
+    ) {
+        let range = offset..offset.saturating_add(length);
+        let mut state = self.lock();
+        state.waiting.push_back(Waiting {
+            range,
+            granted: Box::new(granted),
+        });
+        self.grant(state);
+    }
+
+    /// Holds every waiting range that overlaps neither a held one nor one that waits before it.
+    fn grant(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        let mut barrier = Vec::new();
+        let mut before: Vec<Range<u64>> = Vec::new();
+        for waiting in std::mem::take(&mut state.waiting) {
+            let free = |range: &Range<u64>| {
+                !before.iter().any(|b| overlap(b, range))
+                    && !state.held.iter().any(|(_, h)| overlap(h, range))
+            };
+            if !free(&waiting.range) {
+                before.push(waiting.range.clone());
+                state.waiting.push_back(waiting);
+                continue;
+            }
+            state.next += 1;
+            let key = state.next;
+            state.held.push((key, waiting.range));
+            let lease = RangeLock {
+                locks: self.clone(),
+                key,
+            };
+            barrier.push(OnLast::barrier(Then::Grant(lease, waiting.granted)));
+        }
+        // Seen by every worker that begins an I/O after it has been told to settle.
+        self.throttle.set_held(!state.held.is_empty());
+        let members = state.members();
+        drop(state);
+        for barrier in barrier {
+            for member in &members {
+                member.settle(barrier.clone());
+            }
+        }
+    }
+}
+
+impl Drop for RangeLock {
+    fn drop(&mut self) {
+        let mut state = self.locks.lock();
+        state.held.retain(|(key, _)| *key != self.key);
+        let members = state.members();
+        self.locks.grant(state);
+        for member in members {
+            member.reopened();
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.locks
+            .lock()
+            .members
+            .retain(|(key, _)| *key != self.key);
+    }
+}
+
+impl std::fmt::Debug for RangeLocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RangeLocks")
+            .field("held", &!self.is_open())
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for RangeLock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RangeLock")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// Keeps what it is given until told.
+    #[derive(Default)]
+    struct Worker {
+        barrier: Mutex<Vec<Barrier>>,
+        reopened: AtomicUsize,
+    }
+
+    impl Participant for Worker {
+        fn settle(&self, barrier: Barrier) {
+            self.barrier.lock().unwrap().push(barrier);
+        }
+
+        fn reopened(&self) {
+            self.reopened.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[derive(Clone, Default)]
+    struct Granted(Arc<Mutex<Vec<(u32, RangeLock)>>>);
+
+    impl Granted {
+        fn ask(&self, locks: &Arc<RangeLocks>, name: u32, offset: u64, length: u64) {
+            let granted = self.clone();
+            locks.acquire(offset, length, move |lease| {
+                granted.0.lock().unwrap().push((name, lease))
+            });
+        }
+
+        fn names(&self) -> Vec<u32> {
+            self.0
+                .lock()
+                .unwrap()
+                .iter()
+                .map(|(name, _)| *name)
+                .collect()
+        }
+
+        fn release(&self, name: u32) {
+            let mut all = self.0.lock().unwrap();
+            let at = all.iter().position(|(n, _)| *n == name).unwrap();
+            let (_, lease) = all.remove(at);
+            drop(all);
+            drop(lease);
+        }
+    }
+
+    #[test]
+    fn range_is_granted_when_every_worker_has_settled() {
+        let locks = Arc::new(RangeLocks::default());
+        let worker = Arc::new(Worker::default());
+        let _membership = locks.join(worker.clone());
+        let granted = Granted::default();
+        granted.ask(&locks, 1, 4096, 4096);
+        assert!(!locks.is_open(), "I/Os are set aside from now on");
+        assert!(
+            granted.names().is_empty(),
+            "what was begun before has not ended"
+        );
+        worker.barrier.lock().unwrap().clear();
+        assert_eq!(granted.names(), [1]);
+        assert!(locks.holds(8191, 1) && !locks.holds(8192, 1) && !locks.holds(0, 4096));
+        granted.release(1);
+        assert!(locks.is_open());
+        assert_eq!(worker.reopened.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn overlapping_ranges_are_granted_one_after_the_other_and_others_at_once() {
+        let locks = Arc::new(RangeLocks::default());
+        let granted = Granted::default();
+        granted.ask(&locks, 1, 0, 100);
+        granted.ask(&locks, 2, 50, 100);
+        granted.ask(&locks, 3, 120, 10);
+        granted.ask(&locks, 4, 200, 10);
+        assert_eq!(granted.names(), [1, 4], "3 overlaps 2, which came before");
+        granted.release(1);
+        assert_eq!(granted.names(), [4, 2]);
+        granted.release(2);
+        assert_eq!(granted.names(), [4, 3]);
+        granted.release(3);
+        granted.release(4);
+        assert!(locks.is_open());
+    }
+
+    #[test]
+    fn closed_gate_refuses_all_but_whom_it_was_closed_for_which_waits_for_what_was_in_flight() {
+        let locks = Arc::new(RangeLocks::default());
+        let worker = Arc::new(Worker::default());
+        let _membership = locks.join(worker.clone());
+        let (read, write) = (IoRequest::read(0, 512), IoRequest::write(0, 512));
+        let holder = write.flagged(IoFlags::HOLDER);
+        let closer = write.flagged(IoFlags::CLOSER);
+        let passages =
+            |locks: &RangeLocks| [read, write, holder, closer].map(|io| locks.passage(&io));
+        assert_eq!(passages(&locks), [Admission::Proceed; 4]);
+        let refused = [Admission::Reject; 3];
+
+        locks.close();
+        assert_eq!(passages(&locks)[..3], refused);
+        assert_eq!(
+            passages(&locks)[3],
+            Admission::Defer,
+            "a change is in flight"
+        );
+        let looked_again = worker.reopened.load(Ordering::SeqCst);
+        let in_flight = std::mem::take(&mut *worker.barrier.lock().unwrap());
+        locks.close();
+        assert!(worker.barrier.lock().unwrap().is_empty(), "closed already");
+        drop(in_flight);
+        assert_eq!(passages(&locks)[..3], refused);
+        assert_eq!(passages(&locks)[3], Admission::Proceed);
+        assert!(worker.reopened.load(Ordering::SeqCst) > looked_again);
+
+        // What has settled since is no word on the next time.
+        locks.reopen();
+        assert_eq!(passages(&locks), [Admission::Proceed; 4]);
+        locks.close();
+        let first = std::mem::take(&mut *worker.barrier.lock().unwrap());
+        locks.reopen();
+        locks.close();
+        drop(first);
+        assert_eq!(passages(&locks)[3], Admission::Defer);
+        worker.barrier.lock().unwrap().clear();
+        assert_eq!(passages(&locks)[3], Admission::Proceed);
+    }
+}

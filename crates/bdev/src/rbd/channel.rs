@@ -1,0 +1,268 @@
+//! One worker's I/O on an image, over a channel of `librbd`.
+//!
+//! The common I/O is one step. A buffer of more segments than librbd takes moves in pieces; a write that is to be durable
+//! ends with a flush where librbd has a cache. Never blocks; allocates nothing of its own once it has as many slots as I/Os
+//! were ever in flight.
+
+use std::io;
+use std::sync::Arc;
+
+use block::{IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use librbd::SEGMENTS_MAX;
+use uring::{Completion, Owner, Ring, RingFd, WatchId};
+
+use super::Shared;
+use super::errno::classify;
+use crate::admit::Limits;
+use crate::{Attach, Finished, IoChannel, Submission, Tag};
+
+struct Slot {
+    tag: Tag,
+    io: IoRequest,
+    /// Bytes from the start that have been moved.
+    done: u64,
+    /// The last step of a write that is to be durable is under way.
+    flushing: bool,
+    /// All of the buffer, while a piece of it is moved.
+    whole: Option<IoBuffer>,
+}
+
+pub(super) struct RbdChannel {
+    shared: Arc<Shared>,
+    limits: Limits,
+    channel: librbd::Channel,
+    owner: Owner,
+    wake: RingFd,
+    /// Of the channel's eventfd; `None` once the handle closes.
+    watch: Option<WatchId>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    over: Vec<librbd::Finished>,
+}
+
+impl RbdChannel {
+    pub(super) fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
+        let channel = librbd::Channel::new(&shared.image)?;
+        let wake = RingFd::from(channel.wake_fd()?);
+        let owner = attach.owner();
+        let watch = attach.ring().watch(owner, 0, &wake);
+        Ok(RbdChannel {
+            limits: Limits::of(&shared.info, &shared.capacity),
+            shared,
+            channel,
+            owner,
+            wake,
+            watch: Some(watch),
+            slots: Vec::new(),
+            free: Vec::new(),
+            over: Vec::new(),
+        })
+    }
+
+    fn occupy(&mut self, tag: Tag, io: &IoRequest) -> u32 {
+        let slot = Slot {
+            tag,
+            io: *io,
+            done: 0,
+            flushing: false,
+            whole: None,
+        };
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                self.free.reserve(self.slots.len());
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    /// Gives the next step of an I/O to librbd. `Err`: it was refused, and the buffer is where it was.
+    fn start(&mut self, index: u32, buffer: &mut IoBuffer) -> Result<(), i32> {
+        let token = u64::from(index);
+        let slot = &mut self.slots[index as usize];
+        let IoRequest {
+            kind,
+            flags,
+            offset,
+            length,
+        } = slot.io;
+        let channel = &mut self.channel;
+        if slot.flushing {
+            return channel.flush(buffer, token);
+        }
+        match kind {
+            IoKind::Read | IoKind::Write => {
+                let mut piece;
+                let moved = if slot.done == 0 && buffer.segments().len() <= SEGMENTS_MAX {
+                    &mut *buffer
+                } else {
+                    piece = next_piece(buffer, slot.done);
+                    slot.whole = Some(std::mem::take(buffer));
+                    &mut piece
+                };
+                let at = offset + slot.done;
+                let started = match kind {
+                    IoKind::Read => channel.read(at, moved, token),
+                    _ => channel.write(at, moved, token),
+                };
+                if started.is_err()
+                    && let Some(whole) = slot.whole.take()
+                {
+                    *buffer = whole;
+                }
+                started
+            }
+            IoKind::Flush => channel.flush(buffer, token),
+            IoKind::Discard => channel.discard(offset, length, buffer, token),
+            IoKind::WriteZeroes => {
+                let allocate = !flags.has(IoFlags::UNMAP);
+                channel.write_zeroes(offset, length, allocate, buffer, token)
+            }
+        }
+    }
+
+    /// A step is over: the next one, or the outcome.
+    fn go_on(
+        &mut self,
+        index: u32,
+        result: Result<u64, i32>,
+        buffer: &mut IoBuffer,
+    ) -> Option<IoOutcome> {
+        let slot = &mut self.slots[index as usize];
+        let kind = slot.io.kind;
+        let moved = buffer.len() as u64;
+        if let Some(whole) = slot.whole.take() {
+            *buffer = whole;
+        }
+        match result {
+            Err(errno) => return Some(Err(classify(kind, errno))),
+            Ok(_) if slot.flushing => return Some(Ok(())),
+            // The image has become smaller meanwhile: zeroes would be a lie.
+            Ok(read) if kind == IoKind::Read && read < moved => {
+                return Some(Err(IoErrorKind::OutOfRange.into()));
+            }
+            Ok(_) if slot.io.moves_data() => slot.done += moved,
+            Ok(_) => slot.done = slot.io.length,
+        }
+        if slot.done == slot.io.length {
+            let durable = slot.io.modifies() && slot.io.flags.has(IoFlags::FUA);
+            if !(durable && self.shared.write_cache) {
+                return Some(Ok(()));
+            }
+            slot.flushing = true;
+        }
+        let started = self.start(index, buffer);
+        started.err().map(|errno| Err(classify(kind, errno)))
+    }
+}
+
+/// What of the buffer from byte `done` on librbd takes at once.
+fn next_piece(buffer: &IoBuffer, done: u64) -> IoBuffer {
+    let done = done as usize;
+    let (mut passed, mut length, mut count) = (0, 0, 0);
+    for segment in buffer.segments() {
+        passed += segment.len();
+        if passed > done && count < SEGMENTS_MAX {
+            count += 1;
+            length = passed - done;
+        }
+    }
+    buffer.slice(done, length)
+}
+
+impl IoChannel for RbdChannel {
+    fn submit(
+        &mut self,
+        _ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if let Err(refused) = self.limits.admit(io) {
+            return Submission::Done(Err(refused));
+        }
+        if io.flags.has(IoFlags::ATOMIC) {
+            return Submission::Done(Err(IoErrorKind::Unsupported.into()));
+        }
+        if io.length == 0 && io.kind != IoKind::Flush {
+            return Submission::Done(Ok(()));
+        }
+        if io.moves_data() {
+            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
+        }
+        let index = self.occupy(tag, io);
+        match self.start(index, buffer) {
+            Ok(()) => Submission::Pending,
+            Err(errno) => {
+                self.free.push(index);
+                Submission::Done(Err(classify(io.kind, errno)))
+            }
+        }
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        if !completion.more && self.watch.is_some() {
+            // The kernel has ended the watch, for want of memory it may be.
+            self.watch = Some(ring.watch(self.owner, 0, &self.wake));
+        }
+        let mut over = std::mem::take(&mut self.over);
+        self.channel.reap(|one| over.push(one));
+        for mut one in over.drain(..) {
+            let index = one.token as u32;
+            if let Some(outcome) = self.go_on(index, one.result, &mut one.buffer) {
+                self.free.push(index);
+                finished.push(Finished {
+                    tag: self.slots[index as usize].tag,
+                    buffer: one.buffer,
+                    outcome,
+                });
+            }
+        }
+        self.over = over;
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        if let Some(watch) = self.watch.take() {
+            ring.unwatch(watch);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffer_of_many_segments_is_cut_into_pieces_that_make_it_up() {
+        const SEGMENTS: usize = 2500;
+        let memory = guest_memory::Mapping::anonymous(16 * SEGMENTS).unwrap();
+        let mut whole = IoBuffer::of_mapping(&memory, 0, 16 * SEGMENTS);
+        for segment in 0..SEGMENTS {
+            whole.set_window(16 * segment, 16);
+        }
+        whole.set_window(0, 16 * SEGMENTS);
+        assert_eq!(whole.segments().len(), SEGMENTS);
+        let (mut done, mut pieces) = (0, Vec::new());
+        while done < whole.len() as u64 {
+            let piece = next_piece(&whole, done);
+            assert!(piece.segments().len() <= SEGMENTS_MAX);
+            assert_eq!(
+                piece.segments()[0].base(),
+                whole.slice(done as usize, 1).segments()[0].base()
+            );
+            done += piece.len() as u64;
+            pieces.push(piece.len() / 16);
+        }
+        assert_eq!(pieces, [1024, 1024, 452]);
+        assert_eq!(next_piece(&whole, 8).len(), 16 * 1024 - 8);
+    }
+}

@@ -1,0 +1,53 @@
+//! From an errno of librbd to what an export answers.
+
+use block::{IoError, IoErrorKind, IoKind};
+
+pub(super) fn classify(kind: IoKind, errno: i32) -> IoError {
+    let class = match errno {
+        // A pool's quota is a full store.
+        libc::ENOSPC | libc::EDQUOT => IoErrorKind::NoSpace,
+        // Blocklisted; image, pool or snapshot removed; `rados_osd_op_timeout`, where that is set.
+        libc::ESHUTDOWN
+        | libc::ENOENT
+        | libc::ENODEV
+        | libc::ENXIO
+        | libc::ESTALE
+        | libc::ENOTCONN
+        | libc::ETIMEDOUT => IoErrorKind::Offline,
+        // Another client has taken the exclusive lock for itself; capabilities are too small.
+        libc::EROFS | libc::EPERM | libc::EACCES if kind != IoKind::Read => IoErrorKind::ReadOnly,
+        // librbd's answer to a range beyond the end: the image has become smaller.
+        libc::EINVAL => IoErrorKind::OutOfRange,
+        libc::EOPNOTSUPP | libc::ENOSYS => IoErrorKind::Unsupported,
+        libc::ECANCELED => IoErrorKind::Cancelled,
+        _ if kind == IoKind::Read => IoErrorKind::ReadMedium,
+        _ => IoErrorKind::WriteMedium,
+    };
+    IoError::with_errno(class, errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errno_decides_the_class_and_survives() {
+        use IoErrorKind as K;
+        for (kind, errno, class) in [
+            (IoKind::Write, 28, K::NoSpace),
+            (IoKind::Write, 122, K::NoSpace),
+            (IoKind::Read, 108, K::Offline),
+            (IoKind::Write, 108, K::Offline),
+            (IoKind::Read, 2, K::Offline),
+            (IoKind::Write, 30, K::ReadOnly),
+            (IoKind::Read, 1, K::ReadMedium),
+            (IoKind::Write, 22, K::OutOfRange),
+            (IoKind::WriteZeroes, 95, K::Unsupported),
+            (IoKind::Read, 5, K::ReadMedium),
+            (IoKind::Flush, 5, K::WriteMedium),
+        ] {
+            let expected = IoError::with_errno(class, errno);
+            assert_eq!(classify(kind, errno), expected, "{kind:?} {errno}");
+        }
+    }
+}

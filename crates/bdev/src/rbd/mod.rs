@@ -1,0 +1,155 @@
+//! A disk that is a Ceph RBD image: one open image for all workers, a channel of its own for each.
+//!
+//! Connecting, opening and resizing may block for seconds, and are done by the control plane with time-outs. Workers only
+//! submit, and hear of completions by an eventfd that their ring watches. While the cluster is away I/O waits: librbd
+//! sends it again when the cluster is back. Size and discards are the image's. Tests: `tests/tests/rbd.rs` against a real
+//! cluster.
+
+mod channel;
+mod errno;
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use block::{Capacity, DiskInfo, Geometry};
+use librbd::{Cluster, ClusterConfig, Image, ImageName};
+
+use crate::error::{check_block_size, check_size};
+use crate::{Attach, BlockDevice, IoChannel, OpenError};
+
+/// What to open, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RbdOptions {
+    /// Which cluster, and as whom.
+    pub cluster: ClusterConfig,
+    /// Which image or snapshot.
+    pub image: ImageName,
+    /// Nothing may be written, as with every snapshot.
+    pub read_only: bool,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+}
+
+/// A disk on a Ceph RBD image.
+pub struct Rbd {
+    shared: Arc<Shared>,
+    resized: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
+}
+
+/// What channels need of it.
+pub(super) struct Shared {
+    image: Arc<Image>,
+    info: DiskInfo,
+    capacity: Arc<Capacity>,
+    /// Writes are answered before they are on stable storage.
+    write_cache: bool,
+}
+
+/// Writes of this size and alignment need no read-modify-write: what BlueStore allocates by default.
+const PHYSICAL_BLOCK_SIZE: u32 = 4096;
+
+impl Rbd {
+    /// Connects, unless a disk of the same cluster, user and options has, and opens the image.
+    ///
+    /// # Errors
+    /// What cannot be reached or opened, why, and what to do about it. May take some seconds.
+    pub fn open(options: &RbdOptions) -> Result<Rbd, OpenError> {
+        let block_size = check_block_size(options.block_size)?;
+        let cluster = Cluster::connect(&options.cluster)?;
+        let image = Image::open(&cluster, &options.image, options.read_only)?;
+        let shape = image.shape()?;
+        let geometry = Geometry::new(block_size, shape.size);
+        check_size(geometry.capacity_bytes(), block_size)?;
+        let setting = |key| Ok::<_, OpenError>(image.option(key)?.map(|(value, _)| value));
+        let is_on = |value: Option<String>| value.is_some_and(|value| value == "true");
+        let write_cache = is_on(setting("rbd_cache")?);
+        let is_exact = !is_on(setting("rbd_skip_partial_discard")?);
+        let granularity = setting("rbd_discard_granularity_bytes")?;
+        let granularity = match granularity.and_then(|value| value.parse().ok()) {
+            Some(bytes) if !is_exact => bytes,
+            _ => PHYSICAL_BLOCK_SIZE,
+        };
+        let info = DiskInfo {
+            geometry,
+            physical_block_size: PHYSICAL_BLOCK_SIZE,
+            optimal_io_size: u32::try_from(shape.stripe_unit).unwrap_or(0),
+            read_only: image.is_read_only(),
+            write_cache,
+            discard_granularity: Some(granularity.max(block_size)),
+            discard_zeroes: is_exact,
+            write_zeroes: image.can_write_zeroes(),
+            anchors: false,
+            atomic_writes: None,
+            rotational: false,
+            identity: block::Identity::UNSET,
+            serial: String::new(),
+            naa: 0,
+        };
+        let capacity = Arc::new(Capacity::new(geometry.capacity_bytes()));
+        let resized: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>> = Arc::default();
+        if options.image.snapshot.is_none() {
+            let (capacity, resized) = (Arc::clone(&capacity), Arc::clone(&resized));
+            let name = options.image.to_string();
+            image.watch_size(move |size| {
+                let size = geometry.resized(size).capacity_bytes();
+                let before = capacity.bytes();
+                if size != before {
+                    tracing::info!(image = name, before, size, "rbd image has another size");
+                    capacity.set(size);
+                }
+                if let Some(resized) = resized.get() {
+                    resized();
+                }
+            })?;
+        }
+        Ok(Rbd {
+            shared: Arc::new(Shared {
+                image,
+                info,
+                capacity,
+                write_cache,
+            }),
+            resized,
+        })
+    }
+}
+
+impl BlockDevice for Rbd {
+    fn info(&self) -> DiskInfo {
+        let geometry = self.shared.info.geometry;
+        DiskInfo {
+            geometry: geometry.resized(self.shared.capacity.bytes()),
+            ..self.shared.info.clone()
+        }
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        &self.shared.capacity
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        if self.shared.info.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        let is = self.shared.image.shape()?.size;
+        // Somebody else has done it already.
+        if is != bytes {
+            self.shared.image.resize(bytes)?;
+        }
+        Ok(())
+    }
+
+    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
+        // One owner of objects sets it, once.
+        self.resized.set(resized).ok();
+    }
+
+    fn kind(&self) -> &'static str {
+        "rbd"
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let channel = channel::RbdChannel::new(Arc::clone(&self.shared), attach)?;
+        Ok(Box::new(channel))
+    }
+}

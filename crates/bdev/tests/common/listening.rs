@@ -1,0 +1,105 @@
+//! A disk that remembers what it is told of I/Os that come, for the tests of those who tell it.
+
+use std::sync::{Arc, Mutex};
+
+use bdev::{Attach, BlockDevice, Finished, IoChannel, Soon, Submission, Tag};
+use block::{Capacity, DiskInfo, IoRequest};
+use guest_memory::IoBuffer;
+use uring::{Completion, Ring};
+
+const BLOCK: u64 = 512;
+
+/// What a disk heard, by the first block of each I/O.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Heard {
+    Later(u64),
+    Next(u64),
+    Now(u64),
+}
+
+pub type Story = Arc<Mutex<Vec<Heard>>>;
+
+/// A disk that remembers what it was told, over one that may want to know or not.
+pub struct Listening {
+    pub inner: Arc<dyn BlockDevice>,
+    pub heard: Story,
+}
+
+impl BlockDevice for Listening {
+    fn info(&self) -> DiskInfo {
+        self.inner.info()
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        self.inner.capacity()
+    }
+
+    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
+        self.inner.set_size(bytes)
+    }
+
+    fn kind(&self) -> &'static str {
+        "listening"
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
+        Ok(Box::new(ListeningBackend {
+            inner: self.inner.attach(attach)?,
+            heard: self.heard.clone(),
+        }))
+    }
+}
+
+struct ListeningBackend {
+    inner: Box<dyn IoChannel>,
+    heard: Story,
+}
+
+impl ListeningBackend {
+    fn note(&self, heard: Heard) {
+        self.heard.lock().unwrap().push(heard);
+    }
+}
+
+impl IoChannel for ListeningBackend {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        self.note(Heard::Now(io.offset / BLOCK));
+        self.inner.submit(ring, io, buffer, tag)
+    }
+
+    fn wants_to_know(&self) -> bool {
+        true
+    }
+
+    fn expect(&self, io: &IoRequest, soon: Soon) {
+        let block = io.offset / BLOCK;
+        self.note(match soon {
+            Soon::Next => Heard::Next(block),
+            Soon::Later => Heard::Later(block),
+        });
+        self.inner.expect(io, soon);
+    }
+
+    fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
+        self.note(Heard::Now(io.offset / BLOCK));
+        self.inner.look(io, buffer)
+    }
+
+    fn is_borrowed(&self) -> bool {
+        self.inner.is_borrowed()
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        self.inner.complete(ring, completion, finished);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}

@@ -1,0 +1,242 @@
+//! Opening file disks: what is refused, and that each refusal says what was found and what to do.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use bdev::{BlockDevice, CacheMode, File, FileOptions, ImageFormat};
+use common::{Worker, open, options};
+
+fn refusal(options: FileOptions) -> String {
+    let path = options.path.display().to_string();
+    let text = File::open(options).unwrap_err().to_string();
+    assert!(text.starts_with(&path), "no path in: {text}");
+    text
+}
+
+fn says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+}
+
+fn buffered(path: &Path) -> FileOptions {
+    FileOptions {
+        cache: CacheMode::Writeback,
+        ..FileOptions::new(path)
+    }
+}
+
+#[test]
+fn file_with_a_size_is_created_sparse_and_private() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let file = open(options(&path, 1 << 40, CacheMode::None));
+    let stat = fs::metadata(&path).unwrap();
+    assert_eq!((stat.len(), stat.blocks()), (1 << 40, 0));
+    assert_eq!(stat.permissions().mode() & 0o777, 0o600);
+    assert_eq!(file.info().geometry.capacity_bytes(), 1 << 40);
+    drop(file);
+    open(options(&path, 1 << 40, CacheMode::None));
+    open(FileOptions::new(&path));
+}
+
+#[test]
+fn missing_file_without_a_size_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    says(
+        &refusal(FileOptions::new(&path)),
+        &["does not exist", "size=10G"],
+    );
+    let read_only = FileOptions {
+        read_only: true,
+        ..options(&path, 4096, CacheMode::None)
+    };
+    says(&refusal(read_only), &["does not exist", "read-only"]);
+    let deep = folder.path().join("no/such/disk");
+    says(
+        &refusal(options(&deep, 4096, CacheMode::None)),
+        &["mkdir -p"],
+    );
+    assert!(!path.exists());
+}
+
+#[test]
+fn existing_file_of_another_size_is_refused_and_untouched() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    fs::write(&path, vec![7; 8192]).unwrap();
+    for wanted in [4096, 1 << 20] {
+        let text = refusal(options(&path, wanted, CacheMode::None));
+        let mend = format!("truncate -s {wanted}");
+        says(&text, &["8192 bytes", &format!("not {wanted}"), &mend]);
+    }
+    assert_eq!(fs::read(&path).unwrap(), vec![7; 8192]);
+}
+
+#[test]
+fn file_without_whole_blocks_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    fs::write(&path, vec![7; 1000]).unwrap();
+    let text = refusal(FileOptions::new(&path));
+    says(&text, &["1000 bytes", "512 bytes", "truncate -s 1024"]);
+    fs::write(&path, []).unwrap();
+    says(&refusal(FileOptions::new(&path)), &["is empty"]);
+}
+
+/// How images of other formats begin.
+fn images() -> [(&'static str, Vec<u8>); 6] {
+    let mut vdi = vec![0; 64];
+    vdi.extend([0x7f, 0x10, 0xda, 0xbe]);
+    [
+        ("qcow2", b"QFI\xfb\0\0\0\x03".to_vec()),
+        ("VMDK", b"KDMV\x01\0\0\0".to_vec()),
+        ("VMDK", b"# Disk DescriptorFile\nversion=1\n".to_vec()),
+        ("VHDX", b"vhdxfile".to_vec()),
+        ("LUKS", b"LUKS\xba\xbe\0\x02".to_vec()),
+        ("VDI", vdi),
+    ]
+}
+
+#[test]
+fn image_of_another_format_is_named_and_never_to_be_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    for (format, mut image) in images() {
+        image.resize(1000, 7);
+        fs::write(&path, &image).unwrap();
+        let odd = refusal(FileOptions::new(&path));
+        says(
+            &odd,
+            &["1000 bytes", "512 bytes", format, "leave it as it is"],
+        );
+        let other = refusal(options(&path, 1 << 20, CacheMode::None));
+        says(&other, &["1000 bytes large", format]);
+        for text in [odd, other] {
+            assert!(
+                !text.contains("truncate") && !text.contains("pad"),
+                "{text}"
+            );
+        }
+        assert_eq!(fs::read(&path).unwrap(), image);
+    }
+}
+
+#[test]
+fn image_of_another_format_with_whole_blocks_is_served_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    for (number, (format, mut image)) in images().into_iter().enumerate() {
+        // Each a file of its own: a program that another test starts has a lock for a moment longer.
+        let path = folder.path().join(number.to_string());
+        image.resize(4096, 7);
+        fs::write(&path, &image).unwrap();
+        let file = open(buffered(&path));
+        let mut worker = Worker::new(&*file);
+        assert_eq!(worker.read(0, 4096), Ok(image));
+        let found = ImageFormat::of_path(&path).unwrap();
+        assert_eq!(found.to_string(), format);
+        says(&found.warning(), &[format, "raw bytes"]);
+    }
+    fs::write(&path, [7; 4096]).unwrap();
+    assert_eq!(ImageFormat::of_path(&path), None);
+    assert_eq!(ImageFormat::of_path(&folder.path().join("none")), None);
+    assert_eq!(ImageFormat::of_path(Path::new("/dev/zero")), None);
+}
+
+#[test]
+fn wrong_sizes_and_block_sizes_create_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    for (size, block_size) in [
+        (1000, 512),
+        (4096, 513),
+        (4096, 8192),
+        (512, 4096),
+        (0, 512),
+    ] {
+        let options = FileOptions {
+            block_size: Some(block_size),
+            ..options(&path, size, CacheMode::None)
+        };
+        assert!(File::open(options).is_err(), "{size} {block_size}");
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn to_cut_a_file_off_is_said_to_destroy_what_is_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, [7; 8192]).unwrap();
+    let smaller = refusal(options(&path, 4096, CacheMode::None));
+    says(&smaller, &["8192 bytes large", "-s 4096", "destroys"]);
+    let larger = refusal(options(&path, 16384, CacheMode::None));
+    says(&larger, &["-s 16384"]);
+    assert!(!larger.contains("destroys"), "{larger}");
+}
+
+#[test]
+fn file_created_for_nothing_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    assert!(File::open(options(&path, 1000, CacheMode::None)).is_err());
+    assert!(!path.exists());
+    // More than any file system takes.
+    let text = refusal(options(&path, i64::MAX as u64 & !511, CacheMode::None));
+    says(&text, &["bytes large"]);
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_is_no_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    says(&refusal(FileOptions::new(folder.path())), &["directory"]);
+    says(&refusal(FileOptions::new("/dev/null")), &["neither a file"]);
+}
+
+#[test]
+fn second_writer_is_kept_out_and_told_who_may_be_in_the_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let first = open(options(&path, 1 << 20, CacheMode::None));
+    let text = refusal(buffered(&path));
+    says(&text, &["in use", "QEMU", "lslocks", "fuser -v"]);
+    let reader = FileOptions {
+        read_only: true,
+        ..buffered(&path)
+    };
+    says(&refusal(reader.clone()), &["open for writing"]);
+    // A worker's handle outlives the engine, and so does the lock.
+    let worker = Worker::new(&*first);
+    drop(first);
+    refusal(buffered(&path));
+    drop(worker);
+    let one = File::open(reader.clone()).unwrap();
+    let _two = File::open(reader).unwrap();
+    says(&refusal(buffered(&path)), &["does not allow writers"]);
+    drop(one);
+    let unlocked = FileOptions {
+        lock: false,
+        ..buffered(&path)
+    };
+    File::open(unlocked).unwrap();
+}
+
+#[test]
+fn cache_mode_decides_what_the_client_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    for (mode, write_cache) in [("none", true), ("writeback", true), ("writethrough", false)] {
+        let cache: CacheMode = mode.parse().unwrap();
+        assert_eq!(cache.to_string(), mode);
+        let file = open(options(&path, 1 << 20, cache));
+        assert_eq!(file.info().write_cache, write_cache);
+    }
+    let text = "unsafe".parse::<CacheMode>().unwrap_err();
+    says(&text, &["\"unsafe\"", "none, writeback or writethrough"]);
+}

@@ -1,0 +1,132 @@
+//! What an engine says of its space: no hole has data, what is anchored has space, and for good.
+
+mod common;
+
+use bdev::{BlockDevice, CacheMode, File, FileOptions, Ram, RamOptions};
+use block::{Allocation, Extent, IoFlags, IoRequest};
+use common::Worker;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 64 * MIB;
+
+/// All of an engine's space.
+fn extents(engine: &dyn BlockDevice) -> Vec<(u64, Extent)> {
+    let mut all = Vec::new();
+    let mut offset = 0;
+    while offset < SIZE {
+        let extent = engine.extent(offset);
+        assert!(extent.end > offset, "{extent:?} from {offset}");
+        all.push((offset, extent));
+        offset = extent.end;
+    }
+    all
+}
+
+/// What there is at one place.
+fn at(engine: &dyn BlockDevice, offset: u64) -> Allocation {
+    engine.extent(offset).allocation
+}
+
+fn check(name: &str, engine: &dyn BlockDevice) {
+    let mut worker = Worker::new(engine);
+    let written = [0, 3 * MIB + 4096, 40 * MIB, SIZE - 4096];
+    for at in written {
+        worker.write(at, &[7; 4096]).unwrap();
+    }
+    for (from, extent) in extents(engine) {
+        let has_data = written.iter().any(|at| (from..extent.end).contains(at));
+        let is_data = extent.allocation == Allocation::Data;
+        assert!(is_data || !has_data, "{name}: {extent:?} from {from}");
+    }
+}
+
+/// Zeroes that do not unmap take space; those that do, and discards, give it back.
+fn check_anchors(name: &str, engine: &dyn BlockDevice) {
+    assert!(engine.info().anchors, "{name}");
+    let mut worker = Worker::new(engine);
+    let zeroes = IoRequest::write_zeroes(8 * MIB, 4 * MIB);
+    let place = 8 * MIB..12 * MIB;
+    let pages = || place.clone().step_by(4096);
+    for given_back in [
+        zeroes.flagged(IoFlags::UNMAP),
+        IoRequest::discard(8 * MIB, 4 * MIB),
+    ] {
+        for before in [0, 7] {
+            if before != 0 {
+                worker.write(8 * MIB, &vec![before; 4 << 20]).unwrap();
+            }
+            worker.do_plain(zeroes).unwrap();
+            for page in pages() {
+                assert_ne!(at(engine, page), Allocation::Hole, "{name}: {page}");
+            }
+            // It is still told as data, or not at all, while what was written there is in some cache.
+            worker.write(9 * MIB, &[7; 4096]).unwrap();
+            assert_eq!(at(engine, 9 * MIB), Allocation::Data, "{name}");
+            worker.do_plain(given_back).unwrap();
+            for page in pages() {
+                assert_eq!(at(engine, page), Allocation::Hole, "{name}: {page}");
+            }
+        }
+    }
+}
+
+fn files() -> impl Iterator<Item = (String, tempfile::TempDir, File)> {
+    [CacheMode::None, CacheMode::Writeback]
+        .into_iter()
+        .map(|cache| {
+            let folder = tempfile::tempdir().unwrap();
+            let options = FileOptions {
+                size: Some(SIZE),
+                cache,
+                ..FileOptions::new(folder.path().join("f.raw"))
+            };
+            let file = File::open(options).unwrap();
+            (format!("file, {cache}"), folder, file)
+        })
+}
+
+fn ram() -> Ram {
+    let options = RamOptions {
+        size: SIZE,
+        ..RamOptions::default()
+    };
+    Ram::create(options).unwrap()
+}
+
+#[test]
+fn no_data_lies_in_a_hole() {
+    for (name, _folder, file) in files() {
+        check(&name, &file);
+    }
+    check("ram", &ram());
+}
+
+#[test]
+fn anchored_space_is_there_until_it_is_given_back() {
+    for (name, _folder, file) in files() {
+        if file.info().anchors {
+            check_anchors(&name, &file);
+        }
+    }
+    let ram = ram();
+    if ram.info().anchors {
+        check_anchors("ram", &ram);
+    }
+}
+
+#[test]
+fn who_may_not_write_anchors_nothing() {
+    let options = RamOptions {
+        read_only: true,
+        ..RamOptions::default()
+    };
+    assert!(!Ram::create(options).unwrap().info().anchors);
+}
+
+#[test]
+fn a_sparse_file_is_a_hole_from_end_to_end() {
+    for (_, _folder, file) in files() {
+        assert_eq!(extents(&file), [(0, Extent::hole(SIZE))]);
+        assert_eq!(file.extent(4096), Extent::hole(SIZE));
+    }
+}

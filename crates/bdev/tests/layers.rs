@@ -1,0 +1,121 @@
+//! Layers on layers: each has completions of its own, and an abort reaches the one that holds the I/O.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdev::{BlockDevice, Delay, Fault, FaultAction, FaultPlan, Faulty, Ram, RamOptions, Tag};
+use block::{IoKind, IoRequest};
+use common::{CacheMode, Worker, filled, open, options};
+use guest_memory::IoBuffer;
+
+const SIZE: u64 = 1 << 20;
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn ram() -> Arc<dyn BlockDevice> {
+    let options = RamOptions {
+        size: SIZE,
+        ..RamOptions::default()
+    };
+    Arc::new(Ram::create(options).unwrap())
+}
+
+fn shuffle(seed: u64) -> FaultPlan {
+    FaultPlan {
+        shuffle: Some(seed),
+        ..FaultPlan::default()
+    }
+}
+
+#[test]
+fn layers_of_the_same_kind_stack_without_sharing_tokens() {
+    let short = Duration::from_micros(50);
+    let folder = tempfile::tempdir().unwrap();
+    let file: Arc<dyn BlockDevice> = open(options(
+        &folder.path().join("disk"),
+        SIZE,
+        CacheMode::Writeback,
+    ));
+    for bottom in [ram(), file] {
+        let first = Arc::new(Delay::new(bottom, short));
+        let second = Arc::new(Faulty::new(first, shuffle(3)));
+        let third = Arc::new(Delay::new(second, short));
+        let top = Faulty::new(third, shuffle(5));
+        let mut worker = Worker::new(&top);
+        let written: Vec<u64> = (0..64u8)
+            .map(|block| {
+                let io = IoRequest::write(u64::from(block) * 512, 512);
+                worker.submit(io, filled(&[block; 512]))
+            })
+            .collect();
+        for tag in written {
+            assert_eq!(worker.wait(tag).0, Ok(()));
+        }
+        for block in 0..64u8 {
+            let read = worker.read(u64::from(block) * 512, 512).unwrap();
+            assert_eq!(read, [block; 512]);
+        }
+        assert_eq!(worker.backend.in_flight(), 0);
+        worker.backend.close(&mut worker.ring);
+        assert!(worker.backend.is_closed());
+    }
+}
+
+#[test]
+fn abort_ends_an_io_that_waits_in_a_layer_below() {
+    let delayed = Fault {
+        kind: IoKind::Write,
+        skip: 0,
+        times: 1,
+        action: FaultAction::Delay(HOUR),
+    };
+    let plan = FaultPlan {
+        faults: vec![delayed],
+        shuffle: None,
+    };
+    let engines: [Arc<dyn BlockDevice>; 3] = [
+        Arc::new(Delay::new(ram(), HOUR)),
+        Arc::new(Faulty::new(Arc::new(Delay::new(ram(), HOUR)), shuffle(7))),
+        Arc::new(Delay::new(
+            Arc::new(Faulty::new(ram(), plan)),
+            Duration::ZERO,
+        )),
+    ];
+    for engine in engines {
+        let begun = Instant::now();
+        let mut worker = Worker::new(&*engine);
+        let tag = worker.submit(IoRequest::write(0, 512), filled(&[1; 512]));
+        assert_eq!(worker.backend.in_flight(), 1);
+        worker.backend.abort(&mut worker.ring, Tag(tag + 1));
+        assert_eq!(worker.backend.in_flight(), 1, "another I/O was named");
+        worker.backend.abort(&mut worker.ring, Tag(tag));
+        // The device had done it by then.
+        assert_eq!(worker.wait(tag).0, Ok(()));
+        assert!(begun.elapsed() < HOUR / 2);
+    }
+}
+
+#[test]
+fn abort_of_a_file_io_ends_it_once_and_hurts_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = open(options(
+        &folder.path().join("disk"),
+        SIZE,
+        CacheMode::Writeback,
+    ));
+    let mut worker = Worker::new(&*file);
+    let tags: Vec<u64> = (0..32)
+        .map(|block| worker.submit(IoRequest::read(block * 4096, 4096), IoBuffer::owned(4096)))
+        .collect();
+    for tag in tags.iter().step_by(2) {
+        worker.backend.abort(&mut worker.ring, Tag(*tag));
+    }
+    for (index, tag) in tags.into_iter().enumerate() {
+        let (outcome, buffer) = worker.wait(tag);
+        assert_eq!(buffer.len(), 4096);
+        if index % 2 == 1 {
+            assert_eq!(outcome, Ok(()));
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Every engine against a vector of bytes: batches of I/Os of all kinds, aligned memory or not, one segment or many.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bdev::{BlockDevice, CacheMode, FaultPlan, Faulty, NullOptions, Ram, RamOptions};
+use block::{IoFlags, IoKind, IoRequest};
+use common::{Worker, bytes, cut, open, options};
+use proptest::prelude::*;
+
+const BLOCKS: u64 = 600;
+
+#[derive(Clone, Debug)]
+struct Step {
+    kind: u8,
+    flags: u8,
+    first: u64,
+    blocks: u64,
+    skip: usize,
+    cuts: Vec<usize>,
+    seed: u8,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
+    let skip = prop_oneof![Just(0_usize), Just(512), 0..5000_usize];
+    let cut = prop_oneof![any::<usize>(), (0..64_usize).prop_map(|n| n * 512)];
+    let step = (
+        0..6_u8,
+        0..4_u8,
+        0..BLOCKS,
+        1..80_u64,
+        skip,
+        prop::collection::vec(cut, 0..7),
+        1..=255_u8,
+    );
+    let step = step.prop_map(|(kind, flags, first, blocks, skip, cuts, seed)| Step {
+        kind,
+        flags,
+        first,
+        blocks: blocks.min(BLOCKS - first),
+        skip,
+        cuts,
+        seed,
+    });
+    prop::collection::vec(prop::collection::vec(step, 1..6), 1..8)
+}
+
+fn request(step: &Step, block: u64) -> IoRequest {
+    let (offset, length) = (step.first * block, step.blocks * block);
+    let flags = [
+        IoFlags::NONE,
+        IoFlags::FUA,
+        IoFlags::UNMAP,
+        IoFlags::FUA.with(IoFlags::UNMAP),
+    ][usize::from(step.flags)];
+    match step.kind {
+        0 | 1 => IoRequest::read(offset, length),
+        2 | 3 => IoRequest::write(offset, length).flagged(flags),
+        4 if step.seed.is_multiple_of(2) => IoRequest::discard(offset, length),
+        4 => IoRequest::flush(),
+        _ => IoRequest::write_zeroes(offset, length).flagged(flags),
+    }
+}
+
+/// Runs batches; the I/Os of a batch are in flight together, so those that would race are left out.
+fn agrees(engine: &dyn BlockDevice, batches: &[Vec<Step>]) {
+    let block = u64::from(engine.info().geometry.block_size());
+    let mut model = vec![0_u8; (BLOCKS * block) as usize];
+    let mut worker = Worker::new(engine);
+    for batch in batches {
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        let mut running = Vec::new();
+        let before = model.clone();
+        for step in batch {
+            let io = request(step, block);
+            let (start, end) = (io.offset, io.offset + io.length);
+            if taken.iter().any(|&(s, e)| start < e && s < end) {
+                continue;
+            }
+            taken.push((start, end));
+            let range = start as usize..end as usize;
+            let buffer = match io.kind {
+                IoKind::Read | IoKind::Write => cut(io.length as usize, step.skip, &step.cuts),
+                _ => guest_memory::IoBuffer::default(),
+            };
+            match io.kind {
+                IoKind::Read => buffer.fill(0, buffer.len(), 0xee),
+                IoKind::Write => {
+                    for (n, byte) in model[range.clone()].iter_mut().enumerate() {
+                        *byte = step.seed.wrapping_add((n / 512) as u8).wrapping_mul(31);
+                    }
+                    buffer.write_at(0, &model[range]);
+                }
+                IoKind::Discard | IoKind::WriteZeroes => model[range].fill(0),
+                IoKind::Flush => {}
+            }
+            running.push((io, worker.submit(io, buffer)));
+        }
+        for (io, tag) in running {
+            let (outcome, buffer) = worker.wait(tag);
+            assert_eq!(outcome, Ok(()), "{io:?}");
+            if io.kind == IoKind::Read {
+                let expected = &before[io.offset as usize..(io.offset + io.length) as usize];
+                assert!(bytes(&buffer) == expected, "{io:?} read something else");
+            }
+        }
+        assert_eq!(worker.backend.in_flight(), 0);
+    }
+    let all = worker.read(0, model.len()).unwrap();
+    assert!(all == model, "the disk differs in the end");
+}
+
+fn ram(block_size: u32) -> Arc<Ram> {
+    let size = BLOCKS * u64::from(block_size);
+    let options = RamOptions {
+        size,
+        block_size,
+        ..RamOptions::default()
+    };
+    Arc::new(Ram::create(options).unwrap())
+}
+
+/// `/dev/shm` is a tmpfs: it punches holes, but neither zeroes ranges nor, before Linux 6.6, reads directly.
+fn file(folder: &str, cache: CacheMode, block_size: u32) -> (tempfile::TempDir, Arc<bdev::File>) {
+    let folder = match folder {
+        "" => tempfile::tempdir(),
+        at => tempfile::tempdir_in(Path::new(at)),
+    };
+    let folder = folder.unwrap();
+    let size = BLOCKS * u64::from(block_size);
+    let mut options = options(&folder.path().join("disk"), size, cache);
+    options.block_size = Some(block_size);
+    (folder, open(options))
+}
+
+fn shuffled(engine: Arc<dyn BlockDevice>, seed: u64) -> Faulty {
+    let plan = FaultPlan {
+        shuffle: Some(seed),
+        ..FaultPlan::default()
+    };
+    Faulty::new(engine, plan)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn ram_agrees(batches in steps()) {
+        agrees(&*ram(512), &batches);
+        agrees(&*ram(4096), &batches);
+    }
+
+    #[test]
+    fn shuffled_ram_agrees(batches in steps(), seed in 1_u64..1000) {
+        agrees(&shuffled(ram(512), seed), &batches);
+    }
+
+    #[test]
+    fn uncached_file_agrees(batches in steps(), seed in 1_u64..1000) {
+        let (_folder, file) = file("", CacheMode::None, 512);
+        agrees(&*file, &batches);
+        let whole = IoRequest::write_zeroes(0, BLOCKS * 512);
+        Worker::new(&*file).do_plain(whole).unwrap();
+        agrees(&shuffled(file, seed), &batches);
+    }
+
+    #[test]
+    fn uncached_file_of_4096_byte_blocks_agrees(batches in steps()) {
+        agrees(&*file("", CacheMode::None, 4096).1, &batches);
+    }
+
+    #[test]
+    fn writeback_file_agrees(batches in steps()) {
+        agrees(&*file("", CacheMode::Writeback, 512).1, &batches);
+    }
+
+    #[test]
+    fn writethrough_file_agrees(batches in steps()) {
+        agrees(&*file("", CacheMode::Writethrough, 512).1, &batches);
+    }
+
+    #[test]
+    fn file_on_tmpfs_agrees(batches in steps()) {
+        agrees(&*file("/dev/shm", CacheMode::Writeback, 512).1, &batches);
+    }
+}
+
+#[test]
+fn null_answers_everything_in_range() {
+    let null = bdev::Null::create(NullOptions::default()).unwrap();
+    let mut worker = Worker::new(&null);
+    assert_eq!(worker.write(0, &[1; 512]), Ok(()));
+    assert_eq!(worker.do_plain(IoRequest::flush()), Ok(()));
+    assert_eq!(worker.do_plain(IoRequest::discard(0, 1 << 20)), Ok(()));
+    assert!(worker.read(1 << 30, 512).is_err());
+}

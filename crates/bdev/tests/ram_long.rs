@@ -1,0 +1,149 @@
+//! What zeroes or gives back much of a RAM disk goes on piece by piece, and others are served in between.
+
+mod common;
+
+use bdev::{BlockDevice, Ram, RamOptions};
+use block::{IoFlags, IoRequest};
+use common::Worker;
+use guest_memory::IoBuffer;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 96 * MIB;
+
+fn ram(size: u64) -> Ram {
+    Ram::create(RamOptions {
+        size,
+        ..RamOptions::default()
+    })
+    .unwrap()
+}
+
+fn ways(offset: u64, length: u64) -> [IoRequest; 3] {
+    let zeroes = IoRequest::write_zeroes(offset, length);
+    [
+        zeroes,
+        zeroes.flagged(IoFlags::UNMAP),
+        IoRequest::discard(offset, length),
+    ]
+}
+
+#[test]
+fn others_are_served_in_between() {
+    let ram = ram(SIZE);
+    for long in ways(0, SIZE) {
+        let mut worker = Worker::new(&ram);
+        worker.write(0, &vec![7; SIZE as usize]).unwrap();
+        let tag = worker.submit(long, IoBuffer::default());
+        assert_eq!(worker.backend.in_flight(), 1);
+        let mut turns = 0;
+        while worker.backend.in_flight() > 0 {
+            // The last byte is the last to go.
+            assert_eq!(worker.read(SIZE - 512, 512).unwrap(), [7; 512], "{turns}");
+            assert!(worker.turn());
+            turns += 1;
+        }
+        assert!((4..=96).contains(&turns), "{turns} turns");
+        assert_eq!(worker.wait(tag).0, Ok(()));
+        assert_eq!(worker.read(SIZE - 512, 512).unwrap(), [0; 512]);
+    }
+}
+
+#[test]
+fn just_what_was_said_is_zeroed_also_where_memory_was_added() {
+    let ram = ram(SIZE / 2 - 4096);
+    ram.set_size(SIZE).unwrap();
+    ram.capacity().set(SIZE);
+    let mut worker = Worker::new(&ram);
+    for (from, to) in [
+        (512, SIZE - 512),
+        (MIB, 40 * MIB),
+        (MIB + 4096, 40 * MIB + 1536),
+        (45 * MIB, 51 * MIB + 512),
+        (70 * MIB + 3584, SIZE),
+    ] {
+        for io in ways(from, to - from) {
+            worker.write(0, &vec![7; SIZE as usize]).unwrap();
+            assert_eq!(worker.do_plain(io), Ok(()));
+            let read = worker.read(0, SIZE as usize).unwrap();
+            let (before, rest) = read.split_at(from as usize);
+            let (zeroed, after) = rest.split_at((to - from) as usize);
+            assert!(zeroed.iter().all(|&byte| byte == 0), "{io:?}");
+            assert!(before.iter().chain(after).all(|&byte| byte == 7), "{io:?}");
+        }
+    }
+}
+
+#[test]
+fn several_at_once_each_end_once() {
+    let ram = ram(SIZE);
+    let mut worker = Worker::new(&ram);
+    worker.write(0, &vec![7; SIZE as usize]).unwrap();
+    let tags: Vec<u64> = (0..6)
+        .map(|n| {
+            let io = ways(n * 16 * MIB + 512, 15 * MIB)[0];
+            worker.submit(io, IoBuffer::default())
+        })
+        .collect();
+    assert_eq!(worker.backend.in_flight(), 6);
+    for tag in tags {
+        assert_eq!(worker.wait(tag).0, Ok(()));
+    }
+    assert_eq!(worker.backend.in_flight(), 0);
+    for n in 0..6 {
+        let start = n * 16 * MIB;
+        assert_eq!(worker.read(start, 1024).unwrap()[511..513], [7, 0]);
+        assert_eq!(
+            worker.read(start + 15 * MIB, 1024).unwrap()[511..513],
+            [0, 7]
+        );
+    }
+}
+
+#[test]
+fn a_hole_of_a_terabyte_is_given_back_at_once() {
+    let ram = ram(1 << 40);
+    if !ram.info().anchors {
+        // This kernel does not tell holes (Linux before 6.7).
+        return;
+    }
+    let mut worker = Worker::new(&ram);
+    worker.write(1 << 39, &[7; 512]).unwrap();
+    let tag = worker.submit(IoRequest::discard(0, 1 << 40), IoBuffer::default());
+    let mut turns = 0;
+    while worker.backend.in_flight() > 0 {
+        assert!(worker.turn());
+        turns += 1;
+    }
+    assert!(turns < 10, "{turns} turns");
+    assert_eq!(worker.wait(tag).0, Ok(()));
+    assert_eq!(worker.read(1 << 39, 512).unwrap(), [0; 512]);
+}
+
+/// However short each of them is: a client may have thousands in flight.
+#[test]
+fn many_short_ones_share_what_a_turn_may_take() {
+    let ram = ram(SIZE);
+    for (way, length) in [(0, MIB), (0, MIB / 2), (1, 16 * MIB), (2, 16 * MIB)] {
+        let mut worker = Worker::new(&ram);
+        worker.write(0, &vec![7; SIZE as usize]).unwrap();
+        let count = (SIZE / length).min(32);
+        let tags: Vec<u64> = (0..count)
+            .map(|n| {
+                let io = ways(n * length, length)[way];
+                worker.submit(io, IoBuffer::default())
+            })
+            .collect();
+        let share = if way == 0 { MIB } else { 16 * MIB };
+        let least = count * length / share - 1;
+        assert!(worker.backend.in_flight() as u64 >= least);
+        let mut turns = 0;
+        while worker.backend.in_flight() > 0 {
+            assert!(worker.turn());
+            turns += 1;
+        }
+        assert!(turns >= least, "{turns} turns");
+        for tag in tags {
+            assert_eq!(worker.wait(tag).0, Ok(()));
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Writes down what was changed at run time, so that it comes back after a restart.
+//!
+//! One file, replaced as a whole with every change, before the change is answered: after a crash there is the state of
+//! before or of after. A resize changes a file that is not ours, so it is announced first in a file of its own.
+
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::overlay::Overlay;
+use crate::config::Config;
+use crate::state::{self, fault};
+
+const CHANGES: &str = "changes.json";
+const RESIZING: &str = "resizing.json";
+
+/// Keeps the changes of one daemon in its state folder.
+#[derive(Debug)]
+pub struct StateStore {
+    folder: PathBuf,
+    /// Held as long as the daemon lives: two daemons need two folders.
+    _lock: File,
+}
+
+/// A resize that was begun.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resizing {
+    /// The disk.
+    pub disk: String,
+    /// Bytes that it had.
+    pub from: u64,
+    /// Bytes that it was to have.
+    pub to: u64,
+}
+
+impl StateStore {
+    /// A state_store in a folder, which is made when it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made, or belongs to another daemon.
+    pub fn open(folder: &Path) -> Result<StateStore, String> {
+        let shown = folder.display();
+        let failed = |error: io::Error| format!("cannot use the state folder {shown}: {error}");
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let lock = lock_file(&folder.join("lock")).map_err(failed)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(StateStore {
+                folder: folder.to_owned(),
+                _lock: lock,
+            }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(format!(
+                "the state folder {shown} belongs to another daemon; give each its own with --state"
+            )),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
+    /// The folder, which this daemon has for itself.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What was changed before.
+    ///
+    /// # Errors
+    /// When it is there and cannot be read.
+    pub fn kept(&self) -> Result<Overlay, String> {
+        let path = self.folder.join(CHANGES);
+        match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Overlay::default()),
+            Err(error) => Err(format!("cannot read {}: {error}", path.display())),
+            Ok(text) => Overlay::from_text(&text).map_err(|error| {
+                let shown = path.display();
+                format!("cannot use {shown}: {error}; move it away to start without it")
+            }),
+        }
+    }
+
+    /// Where what does not go together with the file is written, and what to do about it.
+    pub fn help(&self) -> String {
+        let shown = self.folder.join(CHANGES);
+        format!(
+            "what the file and the flags say goes together, but not with what was changed at run time: that is in {}; mend \
+             the file, or move that away to start without it",
+            shown.display()
+        )
+    }
+
+    /// The same for one object that cannot be made.
+    pub fn help_with_one(&self) -> String {
+        let shown = self.folder.join(CHANGES);
+        format!(
+            "it was added or changed at run time: that is in {}; mend what is said here, or move that away to start without it",
+            shown.display()
+        )
+    }
+
+    /// Writes down that `now` is in effect over `base`. It is durable when this returns.
+    ///
+    /// # Errors
+    /// Which file could not be written, and what the system says; what was written before is still there then.
+    pub fn keep(&self, base: &Config, now: &Config) -> Result<(), String> {
+        fault("before-keep");
+        let text = Overlay::between(base, now).to_text();
+        self.write(CHANGES, text.as_bytes())?;
+        fault("after-keep");
+        Ok(())
+    }
+
+    /// Announces the resizes of a change.
+    ///
+    /// # Errors
+    /// Which file could not be written, and what the system says.
+    pub fn begin_resize(&self, resizing: &[Resizing]) -> Result<(), String> {
+        let text = serde_json::to_vec(resizing).map_err(|error| error.to_string())?;
+        self.write(RESIZING, &text)?;
+        fault("after-begin-resize");
+        Ok(())
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), String> {
+        let path = self.folder.join(name);
+        state::replace(&path, bytes).map_err(|error| {
+            let shown = path.display();
+            format!("cannot write {shown}, where changes are kept: {error}")
+        })
+    }
+
+    /// It is over, or was taken back.
+    pub fn end_resize(&self) {
+        // Left behind, it says what is so anyway.
+        std::fs::remove_file(self.folder.join(RESIZING)).ok();
+        fault("after-end-resize");
+    }
+
+    /// Resizes that a crash has interrupted: each file gets the size that is written down, which is that of before or of
+    /// after. Call with what is in effect, before disks are opened.
+    pub fn finish_resize(&self, config: &Config) {
+        let Ok(text) = std::fs::read(self.folder.join(RESIZING)) else {
+            return;
+        };
+        let several = serde_json::from_slice::<Vec<Resizing>>(&text);
+        let all = several.or_else(|_| serde_json::from_slice(&text).map(|one: Resizing| vec![one]));
+        let mut settled = true;
+        for resizing in all.unwrap_or_default() {
+            if let Err(error) = settle(&resizing, config) {
+                tracing::error!("disk {} was being resized: {error}", resizing.disk);
+                settled = false;
+            }
+        }
+        // Else the next start tries again: a file system may not have been there yet.
+        if settled {
+            self.end_resize();
+        }
+    }
+}
+
+/// Whoever can open a file can lock it: others of the machine shall not, and keep the daemon from starting.
+fn lock_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    Ok(file)
+}
+
+fn settle(resizing: &Resizing, config: &Config) -> io::Result<()> {
+    let Some(path) = super::owner::file_of(config, &resizing.disk) else {
+        return Ok(());
+    };
+    let disk = config.disk(&resizing.disk);
+    let wanted = disk.and_then(|disk| super::plan::size(&disk.backend));
+    let wanted = wanted.unwrap_or(resizing.from);
+    let file = File::options().write(true).open(path)?;
+    let metadata = file.metadata()?;
+    let is_between = [resizing.from, resizing.to].contains(&metadata.len());
+    if metadata.is_file() && is_between && metadata.len() != wanted {
+        file.set_len(wanted)?;
+        file.sync_all()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Flags, Surroundings, parse};
+
+    #[test]
+    fn a_folder_belongs_to_one_daemon() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = StateStore::open(folder.path()).unwrap();
+        let error = StateStore::open(folder.path()).unwrap_err();
+        assert!(error.contains("another daemon"), "{error}");
+        assert!(first.kept().unwrap().is_empty());
+        drop(first);
+        StateStore::open(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn only_the_daemons_user_can_lock_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = folder.path().join("lock");
+        // As earlier versions made it.
+        std::fs::write(&lock, "").unwrap();
+        std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
+        let _keeper = StateStore::open(folder.path()).unwrap();
+        let mode = lock.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let state_store = StateStore::open(folder.path()).unwrap();
+        std::fs::create_dir(folder.path().join("changes.new")).unwrap();
+        std::fs::create_dir(folder.path().join("resizing.new")).unwrap();
+        let flags = Flags {
+            disk: vec!["a=ram:1M".to_owned()],
+            ..Flags::default()
+        };
+        let config = parse(None, &flags, &Surroundings::of_this_process()).unwrap();
+        for (told, name) in [
+            (state_store.keep(&config, &config), CHANGES),
+            (state_store.begin_resize(&[]), RESIZING),
+        ] {
+            let error = told.unwrap_err();
+            let path = folder.path().join(name);
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(CHANGES), "{").unwrap();
+        let error = StateStore::open(folder.path()).unwrap().kept().unwrap_err();
+        assert!(error.contains(CHANGES) && error.contains("move it away"));
+    }
+}

@@ -1,0 +1,50 @@
+//! What runs inside a lab guest: workloads with verified content, probes for errors, and the agent that starts them.
+//!
+//! Linked statically, because the guest is an initramfs with busybox and little else. Each subcommand prints one JSON
+//! object on stdout and exits with 1 when an I/O failed or data was wrong, with 2 when it was called wrongly.
+#![forbid(unsafe_code)]
+
+mod agent;
+mod args;
+mod block_file;
+mod load;
+mod pattern;
+mod probe;
+mod random;
+mod summary;
+mod verify;
+
+use args::Args;
+use std::process::ExitCode;
+
+const USAGE: &str = "guest-agent SUBCOMMAND --file PATH [--OPTION VALUE]...
+  load   --rw read|write|randread|randwrite|randrw  --bs 4096 --depth 1 --runtime 3 [--size BYTES] [--mix 50] [--buffered]
+  fill   --seed 1 --writes 1000 --bs 4096 --depth 4 [--size BYTES] [--buffered]   random writes with checksummed content
+  check  the same options as fill: reads everything back and compares
+  soak   --seed 1 --runtime 5 --bs 4096 --depth 4 [--size BYTES]                  random writes, each verified later
+  probe  --op read|write|flush --offset 0 --length 512 [--buffered]               one I/O; prints bytes or errno
+  zeroes --offset 0 --length BYTES                                               does the range read as zeroes?
+  agent  --file TTY                                                              runs what the host asks for";
+
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let subcommand = words.next().unwrap_or_default();
+    let outcome = Args::parse(words).and_then(|args| match subcommand.as_str() {
+        "load" => load::run(&args),
+        "fill" => verify::fill(&args),
+        "check" => verify::check(&args),
+        "soak" => verify::soak(&args),
+        "probe" => probe::one(&args),
+        "zeroes" => probe::zeroes(&args),
+        "agent" => agent::serve(&args),
+        _ => Err(format!("unknown subcommand {subcommand:?}\n{USAGE}")),
+    });
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(problem) => {
+            eprintln!("guest-agent: {problem}");
+            ExitCode::from(2)
+        }
+    }
+}

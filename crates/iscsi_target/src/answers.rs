@@ -1,0 +1,176 @@
+//! Answers to commands that are done: status, data and sense, in the order in which they became so.
+
+use guest_memory::IoBuffer;
+use iscsi::target::{Completion, TaskId, Then, Transfer};
+use reactor::Io;
+use scsi::{Residual, Response, Status};
+use scsi_exec::{Task, TaskStep};
+
+use crate::connection::Connection;
+use crate::management::After;
+use crate::slots::SlotId;
+
+/// Memory to make data digests of is kept unless it is larger.
+const DIGESTED_BYTES_KEPT: usize = 1 << 20;
+
+/// What the CDB moves, from what the initiator expects and the difference.
+fn transfer(read: u32, write: Option<u32>, residual: Residual) -> Transfer {
+    let moved = |expected: u32| {
+        let expected = u64::from(expected);
+        match residual {
+            Residual::None => expected,
+            Residual::Underflow(less) => expected.saturating_sub(less),
+            Residual::Overflow(more) => expected.saturating_add(more),
+        }
+    };
+    match write {
+        Some(write) => Transfer {
+            data_in: u64::from(read),
+            data_out: moved(write),
+        },
+        None => Transfer {
+            data_in: moved(read),
+            data_out: 0,
+        },
+    }
+}
+
+impl Connection {
+    /// Hop 6: answers everything that is done, and what that makes possible.
+    pub(crate) fn answer_all(&mut self, io: &mut Io) {
+        loop {
+            let mut done = std::mem::take(&mut self.done);
+            for id in done.drain(..) {
+                self.answer(io, id);
+            }
+            if self.done.is_empty() {
+                self.done = done;
+            }
+            self.feed_starved();
+            if self.batch.is_empty() && self.done.is_empty() {
+                return;
+            }
+            self.submit_batch(io, None);
+        }
+    }
+
+    /// Commands that waited for memory go on as far as it reaches, in order.
+    fn feed_starved(&mut self) {
+        for _ in 0..self.starved.len() {
+            let Some(id) = self.starved.pop_front() else {
+                return;
+            };
+            let Some(slot) = self.slots.current(id) else {
+                continue;
+            };
+            let length = match &slot.step {
+                Some(TaskStep::Data(_, request)) => request.length as usize,
+                Some(TaskStep::NeedData(length)) => *length,
+                Some(TaskStep::Acquire(..)) => slot.task.data_before_range(),
+                _ => continue,
+            };
+            if !self.has_room(length) {
+                self.starved.push_front(id);
+                return;
+            }
+            self.buffer_for(id.index, length);
+            self.batch.push(id);
+        }
+    }
+
+    fn answer(&mut self, io: &mut Io, id: SlotId) {
+        let Some(slot) = self.slots.current(id) else {
+            return;
+        };
+        let mut response = slot.task.take_response();
+        if let Some(scope) = response.abort.take() {
+            slot.response = Some(response);
+            let command = slot.iscsi.and_then(|task| self.iscsi.command(task));
+            let number = command.map_or(0, |command| command.cmd_sn);
+            return self.abort_everywhere(io, *scope, false, number, After::Answer(id));
+        }
+        self.deliver(id.index, response);
+    }
+
+    /// The tasks that had to be aborted before this answer are.
+    pub(crate) fn answer_waiting(&mut self, id: SlotId) {
+        let response = self.slots.current(id).and_then(|slot| slot.response.take());
+        if let Some(response) = response {
+            self.deliver(id.index, response);
+        }
+    }
+
+    fn deliver(&mut self, index: u32, response: Response) {
+        self.count(index, &response);
+        let slot = self.slots.get(index);
+        let (goes_on, reads) = (std::mem::take(&mut slot.goes_on), slot.reads as usize);
+        let transfer = transfer(slot.read_length, slot.write_length, response.residual);
+        let good = matches!(response.status, Status::Good | Status::ConditionMet);
+        let data = if good && reads > 0 {
+            slot.buffer.take().map(|buffer| (buffer, reads))
+        } else if !response.data.is_empty() {
+            let buffer = self.buffers.take_anyway(response.data.len());
+            buffer.write_whole(0, &response.data);
+            Some((buffer, response.data.len()))
+        } else {
+            None
+        };
+        if let Some(task) = self.slots.part(index) {
+            let sense = response.sense.as_ref().map(|sense| sense.encode());
+            let completion = Completion {
+                response: 0,
+                status: response.status as u8,
+                sense: sense.as_deref().unwrap_or_default(),
+                transfer,
+            };
+            let lent = data.as_ref().is_some_and(|(buffer, _)| !buffer.is_owned());
+            // A task that the protocol ended by itself needs no answer.
+            let queued = self.send(task, data, &completion).is_ok();
+            self.slots.get(index).lent = lent && queued;
+        }
+        if goes_on {
+            let task = std::mem::take(&mut self.slots.get(index).task);
+            self.leave(task, Task::go_on);
+        }
+        self.release(index);
+    }
+
+    fn send(
+        &mut self,
+        task: TaskId,
+        data: Option<(IoBuffer, usize)>,
+        completion: &Completion<'_>,
+    ) -> Result<(), iscsi::target::NoSuchTask> {
+        let Some((buffer, length)) = data else {
+            return self.iscsi.respond(task, completion);
+        };
+        let then = if completion.sense.is_empty() {
+            Then::Status {
+                status: completion.status,
+                transfer: completion.transfer,
+            }
+        } else {
+            Then::Response
+        };
+        let name = self.output.name();
+        let queued = if self.iscsi.digests().data {
+            let mut bytes = std::mem::take(&mut self.digested);
+            bytes.resize(length, 0);
+            buffer.read_whole(0, &mut bytes);
+            let queued = self.iscsi.data_in(task, name, 0, &bytes, then);
+            if bytes.capacity() <= DIGESTED_BYTES_KEPT {
+                self.digested = bytes;
+            }
+            queued
+        } else {
+            self.iscsi
+                .data_in_unseen(task, name, 0, length as u32, then)
+        };
+        self.output.keep(buffer);
+        queued?;
+        match then {
+            Then::Response => self.iscsi.respond(task, completion),
+            _ => Ok(()),
+        }
+    }
+}

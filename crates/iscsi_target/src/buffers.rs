@@ -1,0 +1,195 @@
+//! Page-aligned memory for command data: a pool per connection, what is in use of it bounded per session (`memory`).
+//!
+//! Buffers are kept by size class and used again without being zeroed: what is sent of one is only what was put there
+//! for that command. Kept as well: shells, which point at memory of others, for their heap space.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use guest_memory::IoBuffer;
+
+use crate::memory::{RangeLock, SessionMemory};
+use crate::shared::Place;
+use scsi_exec::WorkMemory;
+
+/// Sizes that are kept.
+const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Bytes kept while nobody uses them.
+const KEPT_MAX: usize = 16 << 20;
+/// Shells kept: as many as commands of a full window, and what is being sent of them.
+const SHELLS_MAX: usize = 256;
+
+pub(crate) struct Buffers {
+    free: [Vec<IoBuffer>; CLASSES.len()],
+    shells: Vec<IoBuffer>,
+    kept: usize,
+    in_use: usize,
+    lease: RangeLock,
+}
+
+fn class(length: usize) -> Option<usize> {
+    CLASSES.iter().position(|size| length <= *size)
+}
+
+fn size(length: usize) -> usize {
+    class(length).map_or(length, |class| CLASSES[class])
+}
+
+impl Buffers {
+    pub fn new(memory: Arc<SessionMemory>) -> Buffers {
+        Buffers {
+            free: Default::default(),
+            shells: Vec::new(),
+            kept: 0,
+            in_use: 0,
+            lease: RangeLock::new(memory),
+        }
+    }
+
+    /// From now on what is in use counts there.
+    pub fn count_in(&mut self, memory: Arc<SessionMemory>) {
+        self.lease = RangeLock::new(memory);
+        self.lease.force(self.in_use);
+    }
+
+    /// What commands work with is counted there.
+    pub fn work(&self) -> &Arc<WorkMemory> {
+        &self.lease.memory().work
+    }
+
+    /// The connection is told when there may be more memory; it has to try once more first.
+    pub fn wait(&self, place: &Place) {
+        self.lease.memory().wait(place);
+    }
+
+    /// Is there memory for so many bytes beside what is in use? If there is, they are to be taken.
+    #[inline]
+    pub fn has(&mut self, length: usize) -> bool {
+        self.lease.covers(self.in_use + size(length))
+    }
+
+    /// A buffer of at least so many bytes, unless too much is in use.
+    #[cfg(test)]
+    fn take(&mut self, length: usize) -> Option<IoBuffer> {
+        self.has(length).then(|| self.hand_out(length))
+    }
+
+    /// A buffer of at least so many bytes, whatever is in use: for what [`Buffers::has`] has found room for, or what is
+    /// bounded elsewhere.
+    #[inline]
+    pub fn take_anyway(&mut self, length: usize) -> IoBuffer {
+        self.lease.force(self.in_use + size(length));
+        self.hand_out(length)
+    }
+
+    fn hand_out(&mut self, length: usize) -> IoBuffer {
+        let class = class(length);
+        self.in_use += size(length);
+        match class.and_then(|class| self.free[class].pop()) {
+            Some(buffer) => {
+                self.kept -= buffer.total_len();
+                buffer
+            }
+            None => IoBuffer::owned(size(length)),
+        }
+    }
+
+    /// A copy of what a shell points at, if it lies in one of these ranges of addresses; whatever is in use.
+    pub fn copy_held(&mut self, shell: &IoBuffer, held: &[Range<usize>]) -> Option<IoBuffer> {
+        let view = shell.view()?;
+        let overlaps = |range: &Range<usize>| view.start < range.end && range.start < view.end;
+        if !held.iter().any(overlaps) {
+            return None;
+        }
+        let own = self.take_anyway(view.len());
+        shell.copy_part(0, &own, 0, view.len());
+        Some(own)
+    }
+
+    /// An empty buffer to point at memory of others; to be given back by [`Buffers::give_shell`].
+    #[inline]
+    pub fn take_shell(&mut self) -> IoBuffer {
+        self.shells.pop().unwrap_or_default()
+    }
+
+    /// Takes a shell back, and with it its pin.
+    #[inline]
+    pub fn give_shell(&mut self, mut shell: IoBuffer) {
+        if self.shells.len() < SHELLS_MAX {
+            shell.clear();
+            self.shells.push(shell);
+        }
+    }
+
+    /// Takes a buffer back, or a shell that points at a disk.
+    #[inline]
+    pub fn give(&mut self, buffer: IoBuffer) {
+        if !buffer.is_owned() {
+            return self.give_shell(buffer);
+        }
+        let size = buffer.total_len();
+        self.in_use -= size;
+        self.lease.shrink(self.in_use);
+        if let Some(class) = CLASSES.iter().position(|class| *class == size)
+            && self.kept + size <= KEPT_MAX
+        {
+            self.kept += size;
+            self.free[class].push(buffer);
+        }
+    }
+
+    /// A buffer that somebody else may still write to is gone.
+    pub fn lose(&mut self, buffer: &IoBuffer) {
+        self.in_use -= buffer.total_len();
+        self.lease.shrink(self.in_use);
+    }
+
+    /// Bytes in use.
+    pub fn in_use(&self) -> usize {
+        self.in_use
+    }
+
+    /// Lets go of what is kept.
+    pub fn trim(&mut self) {
+        self.free.iter_mut().for_each(|free| *free = Vec::new());
+        self.shells = Vec::new();
+        self.kept = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_in_use_is_bounded_but_one_large_buffer_gets_through() {
+        let mut buffers = Buffers::new(SessionMemory::new(64 << 10));
+        // One that finds no room gets through, and what is left is there for others.
+        let large = buffers.take(1 << 20).unwrap();
+        let held: Vec<_> = (0..16).map(|_| buffers.take(4096).unwrap()).collect();
+        assert!(buffers.take(1).is_none());
+        held.into_iter().for_each(|buffer| buffers.give(buffer));
+        buffers.give(large);
+        let held: Vec<_> = (0..17).map(|_| buffers.take(4096).unwrap()).collect();
+        assert!(buffers.take(1).is_none());
+        assert_eq!(buffers.take_anyway(1).total_len(), 4096);
+        held.into_iter().for_each(|buffer| buffers.give(buffer));
+        assert!(buffers.take(1).is_some());
+    }
+
+    #[test]
+    fn buffers_are_used_again_and_let_go_of() {
+        let mut buffers = Buffers::new(SessionMemory::new(1 << 20));
+        let buffer = buffers.take(5000).unwrap();
+        buffer.write_at(0, b"moon");
+        buffers.give(buffer);
+        let mut bytes = [0; 4];
+        let again = buffers.take(16 << 10).unwrap();
+        again.read_at(0, &mut bytes);
+        assert_eq!(&bytes, b"moon");
+        buffers.give(again);
+        buffers.trim();
+        assert_eq!(buffers.kept, 0);
+        assert!(buffers.free.iter().all(Vec::is_empty));
+    }
+}

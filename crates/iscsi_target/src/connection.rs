@@ -1,0 +1,625 @@
+//! One TCP connection, owned by one worker: where its parts meet, and its beginning and end.
+//!
+//! Stages: a receive completes (**noticed**), its bytes are taken apart (**popped**) into commands with their plans
+//! (**parsed**), these are **submitted** and **reaped**; `publish` queues the answers (**answered**) and gives them to the
+//! kernel as one message (**notified**). Nothing here blocks. A peer that breaks the rules, is too slow or never reads
+//! loses its own connection and nothing else.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use bdev::Disk;
+use block::IoOutcome;
+use guest_memory::IoBuffer;
+use iscsi::login::{LoggedIn, Visitor};
+use iscsi::session::{ConnectionKey, SessionKind};
+use latency::{
+    Labels, MixedBatch, Operation, Part, QueueRecord, QueueTimeline, SlowRequest, Stamp, Stamps,
+};
+use reactor::{DiskHandle, Io, RateLimit, Source};
+use scsi::{AbortScope, DiskId, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
+use scsi_exec::{DiskHandles, Hold, Registration, TaskOrder};
+use uring::{Completion, Message, Owner, RingFd};
+
+use crate::buffers::Buffers;
+use crate::management::{After, hold, runner};
+use crate::memory::SessionMemory;
+use crate::output::{GivingBack, Output};
+use crate::receive::Input;
+use crate::shared::{InFlight, Place, Shared};
+use crate::slots::{SlotId, Slots};
+use crate::target::IscsiTarget;
+
+/// What an operation on the ring was for.
+pub(crate) mod token {
+    pub const RECEIVE: u64 = 0;
+    pub const RECEIVE_DATA: u64 = 1;
+    pub const SEND: u64 = 2;
+    pub const READABLE: u64 = 3;
+}
+
+// A host comes and goes with all its sessions at once, and each is worth a line; anybody may come again and again.
+static COMING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
+static LEAVING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
+
+/// What a socket takes at once unless its peer is slow; below what stops receiving.
+const QUIET_BYTES_MAX: u64 = 64 << 10;
+
+/// Within how many seconds an initiator that is asked to has to log out.
+const LOGOUT_SECONDS: u16 = 2;
+
+/// Most requests in flight that the time line has room for at first.
+const TIMELINE_DEPTH: usize = 128;
+
+/// What a connection has once it is logged in to a target.
+pub(crate) struct Attached {
+    pub target: Arc<IscsiTarget>,
+    pub nexus: Arc<Nexus>,
+    /// Of the commands of all its session's connections.
+    pub order: Arc<TaskOrder>,
+    pub view: TargetView,
+    pub read_only: bool,
+}
+
+pub(crate) struct Connection {
+    pub(crate) place: Place,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) iscsi: iscsi::target::Connection,
+    pub(crate) socket: RingFd,
+    pub(crate) owner: Owner,
+    /// Operations of its own on the ring.
+    pub(crate) operations: usize,
+    pub(crate) input: Input,
+    pub(crate) output: Output,
+    pub(crate) buffers: Buffers,
+    pub(crate) slots: Slots,
+    /// What a data digest is made of, in one piece.
+    pub(crate) digested: Vec<u8>,
+    pub(crate) session: Option<Attached>,
+    key: Option<ConnectionKey>,
+    disks: DiskHandles,
+    /// Slots with a step that can be taken now.
+    pub(crate) batch: Vec<SlotId>,
+    /// Slots whose responses are there.
+    pub(crate) done: Vec<SlotId>,
+    /// Slots that wait for memory.
+    pub(crate) starved: VecDeque<SlotId>,
+    /// Slots that have taken many steps in this turn and give way to others.
+    pub(crate) resting: Vec<SlotId>,
+    /// What their I/Os on scratch memory have taken of this turn.
+    pub(crate) scratch_steps: usize,
+    /// Flush what is queued, then end.
+    pub(crate) closing: bool,
+    ended: bool,
+    /// Let go of when nothing is in flight any more.
+    pub(crate) held_until_drained: Vec<Hold>,
+    /// The same, for those that log in through the same ports later.
+    in_flight: Option<Arc<InFlight>>,
+    /// Aborts that this connection asked for, and has applied to itself already.
+    pub(crate) own_aborts: Vec<Arc<AbortScope>>,
+    /// While it can run tasks.
+    registration: Option<Registration>,
+    /// Let go of by the end of the server.
+    pub(crate) drained: Option<mpsc::Sender<()>>,
+    /// The second in which it was accepted.
+    accepted: u64,
+    /// The second in which something moved last.
+    moved: u64,
+    /// The initiator was asked to log out; in this second it is dismissed.
+    leaves_at: Option<u64>,
+    pub(crate) timeline: Option<QueueTimeline>,
+    /// Requests of this turn that completed at once, by operation, with the stamps that they share.
+    pub(crate) turns: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
+    /// Commands of the batch that is being submitted, while they are for several disks.
+    pub(crate) mixed: MixedBatch,
+    pub(crate) reaped: Stamp,
+    /// When the completion that is being looked at was noticed.
+    pub(crate) heard: Stamp,
+    /// Commands of this turn that may be among the slowest.
+    pub(crate) slow: Vec<SlowRequest>,
+    /// What its commands' IDs begin with.
+    pub(crate) probed: u64,
+}
+
+impl Connection {
+    /// A connection that was just accepted.
+    pub fn new(
+        io: &mut Io,
+        place: Place,
+        shared: Arc<Shared>,
+        socket: OwnedFd,
+        addresses: (SocketAddr, SocketAddr),
+    ) -> Connection {
+        let (initiator, portal) = addresses;
+        let visitor = Visitor {
+            address: initiator.to_string(),
+            portal: portal.to_string(),
+            ..Visitor::default()
+        };
+        let protocol = shared.limits.protocol.clone();
+        let owner = io.own(place.source);
+        Connection {
+            iscsi: iscsi::target::Connection::new(shared.clone(), visitor, protocol),
+            socket: io.ring().register(socket),
+            owner,
+            operations: 0,
+            input: Input::new(),
+            output: Output::default(),
+            buffers: Buffers::new(SessionMemory::new(shared.limits.data_bytes)),
+            slots: Slots::default(),
+            digested: Vec::new(),
+            session: None,
+            key: None,
+            disks: DiskHandles::default(),
+            batch: Vec::new(),
+            done: Vec::new(),
+            starved: VecDeque::new(),
+            resting: Vec::new(),
+            scratch_steps: 0,
+            closing: false,
+            ended: false,
+            held_until_drained: Vec::new(),
+            in_flight: None,
+            own_aborts: Vec::new(),
+            registration: None,
+            drained: None,
+            accepted: shared.seconds(),
+            moved: shared.seconds(),
+            leaves_at: None,
+            timeline: None,
+            turns: Vec::new(),
+            mixed: MixedBatch::default(),
+            reaped: Stamp::default(),
+            heard: Stamp::default(),
+            slow: Vec::new(),
+            probed: probes::queue(place.worker.index(), place.source.place()),
+            place,
+            shared,
+        }
+    }
+
+    pub fn number(&self) -> u64 {
+        self.place.number
+    }
+
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// This connection's handle on a unit's disk.
+    pub fn disk(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
+        self.disks.get(io, &self.shared.units, id)
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.ended || self.closing
+    }
+
+    pub fn nexus_id(&self) -> Option<NexusId> {
+        self.session.as_ref().map(|session| session.nexus.id())
+    }
+
+    /// The login is done.
+    pub fn logged_in(&mut self, io: &mut Io, login: &LoggedIn) {
+        let key = login.connection;
+        if !self.shared.logged_in(self.number(), key) {
+            return self.end(io, "displaced while it logged in");
+        }
+        self.key = Some(key);
+        let idle_time = self.shared.limits.idle_time.as_secs();
+        self.shared.look_in(self.number(), idle_time);
+        self.slots.set_tasks(self.iscsi.task_slots());
+        self.input.enlarge();
+        // What the connections before it have in flight must not come after what this one does.
+        let wait = hold(&self.place, After::Input);
+        self.input.hold();
+        for old in &login.displaced {
+            self.shared.drop_connection(*old, Some(wait.clone()));
+        }
+        let identity = &login.session.identity;
+        if let Some(suppressed) = COMING_LOG.pass() {
+            tracing::info!(
+                target = identity.target_name.as_deref().unwrap_or("(discovery)"),
+                initiator = identity.initiator_name,
+                address = self.iscsi.visitor().address,
+                connection = key.cid,
+                suppressed,
+                "logged in"
+            );
+        }
+        if identity.kind == SessionKind::Discovery {
+            return;
+        }
+        let Some(found) = self.shared.nexus(key.tsih) else {
+            return self.end(io, "its session is gone");
+        };
+        let (in_flight, older) = self.shared.begins(&found, key.tsih);
+        for old in older {
+            old.keep(wait.clone());
+        }
+        self.in_flight = Some(in_flight);
+        let labels = Labels {
+            export: found.target.options.name.clone(),
+            disk: crate::shared::lock(&found.target.label).clone(),
+            // All connections of a target on a worker are told as one queue.
+            queue: self.place.worker.index(),
+            worker: self.place.worker.index(),
+        };
+        let runners = self.shared.units.runners();
+        self.registration = Some(runners.register(runner(self.place.clone())));
+        let mut timeline = QueueTimeline::new(labels, TIMELINE_DEPTH);
+        timeline.set_recording(io.is_recording());
+        io.register(timeline.record().clone());
+        let record = timeline.record().clone();
+        self.shared
+            .tallies
+            .connected(key.tsih, self.number(), record);
+        self.timeline = Some(timeline);
+        self.buffers.count_in(found.memory);
+        self.session = Some(Attached {
+            view: found.target.scsi.view(),
+            target: found.target,
+            order: self.shared.units.order(&found.nexus),
+            nexus: found.nexus,
+            read_only: found.read_only,
+        });
+    }
+
+    fn log_end(&self, why: &str) {
+        let visitor = self.iscsi.visitor();
+        let Some(key) = self.key else {
+            tracing::debug!(address = visitor.address, "connection ends: {why}");
+            return;
+        };
+        if let Some(suppressed) = LEAVING_LOG.pass() {
+            tracing::info!(
+                target = visitor.target_name.as_deref().unwrap_or("(discovery)"),
+                initiator = visitor.initiator_name,
+                address = visitor.address,
+                connection = key.cid,
+                suppressed,
+                "connection ends: {why}"
+            );
+        }
+    }
+
+    /// Is a unit attention waiting?
+    pub fn waiting_attention(&self, lun: Lun) -> bool {
+        self.session.as_ref().is_some_and(|session| {
+            let waiting = session.view.query_asynchronous_event(&session.nexus, lun);
+            waiting.is_some()
+        })
+    }
+
+    /// The core's part of a task management function.
+    pub fn managed(&mut self, lun: Lun, function: TaskManagementFunction) -> Option<Managed> {
+        let session = self.session.as_mut()?;
+        session.view.refresh();
+        Some(session.view.manage(&session.nexus, lun, function))
+    }
+
+    /// TARGET COLD RESET ends every session of the target (RFC 7143, 11.5.1), this one when its answer has left.
+    pub fn drop_target_sessions(&mut self) {
+        let Some(session) = &self.session else { return };
+        let name = &session.target.options.name;
+        let own = self.key.map(|key| key.tsih);
+        for other in self.shared.sessions.sessions() {
+            if other.identity.target_name.as_ref() == Some(name) && Some(other.tsih) != own {
+                for key in other.connections() {
+                    self.shared.dismiss_connection(key, None);
+                }
+            }
+        }
+        self.closing = true;
+    }
+
+    /// Asks the initiator to log out (RFC 7143, 11.9.1, event 1), and serves it until then: what it has begun it can end. Where
+    /// it does not in time, or is asked once more, it is dismissed.
+    pub fn ask_for_logout(&mut self, io: &mut Io) {
+        if self.is_over() {
+            return;
+        }
+        if self.leaves_at.is_some() || self.iscsi.request_logout(LOGOUT_SECONDS).is_err() {
+            return self.dismiss(io, "its session is ended");
+        }
+        // The first of these may pass at once.
+        let leaves_in = u64::from(LOGOUT_SECONDS) + 1;
+        self.leaves_at = Some(self.shared.seconds() + leaves_in);
+        self.shared.look_in(self.number(), leaves_in);
+    }
+
+    /// Ends the connection as the target's wish: an initiator that takes what it is sent is told first.
+    pub fn dismiss(&mut self, io: &mut Io, why: &str) {
+        if self.closing {
+            return;
+        }
+        // What is under way might never be taken, and nobody waits for that.
+        if self.ended || self.output.is_sending() || self.iscsi.announce_drop().is_err() {
+            return self.end(io, why);
+        }
+        self.closing = true;
+    }
+
+    /// Another connection of the session has logged this one out.
+    pub fn is_logged_out(&mut self, io: &mut Io) {
+        self.iscsi.is_logged_out();
+        self.end(io, "logged out by another connection");
+    }
+
+    /// Ends the connection: nothing more goes in or out; what is in flight drains.
+    pub fn end(&mut self, io: &mut Io, why: &str) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        self.log_end(why);
+        // Receives and sends that are in flight complete. A socket that is not connected any more has none.
+        rustix::net::shutdown(self.socket.as_fd(), rustix::net::Shutdown::Both).ok();
+        let used: Vec<u32> = self.slots.used().collect();
+        for index in used {
+            self.abort_slot(io, index, None);
+        }
+        if let Some(key) = self.key {
+            self.shared.tallies.disconnected(key.tsih, self.number());
+        }
+        // Before the session is gone, so that the next one finds it.
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.ended();
+        }
+        let closed = self.iscsi.close();
+        // Who has asked for the end of the session need not be told of it.
+        let asked_for = self.iscsi.logout_reason().is_some();
+        for key in closed.drop {
+            if asked_for {
+                self.shared.drop_connection(key, None);
+            } else {
+                self.shared.dismiss_connection(key, None);
+            }
+        }
+        if let Some(key) = self.key {
+            for cid in closed.wake {
+                self.shared.wake(key.tsih, cid);
+            }
+        }
+        self.shared.forget(self.number(), self.key);
+        let (source, number) = (self.place.source, self.number());
+        self.place.worker.send(move |worker| {
+            if crate::shared::with(worker, source, number, |_, _| {}) {
+                worker.stop(source, |_, _| {});
+            }
+        });
+    }
+
+    /// Something has come or gone.
+    #[inline]
+    pub(crate) fn moves(&mut self) {
+        self.moved = self.shared.seconds();
+    }
+
+    /// The time has come that was set: what does not move is pinged or ended, and the next time is set.
+    pub fn look_at_clock(&mut self, io: &mut Io) {
+        if self.ended {
+            return;
+        }
+        let limits = &self.shared.limits;
+        let [login_time, idle_time, silent_time] =
+            [limits.login_time, limits.idle_time, limits.silent_time].map(|time| time.as_secs());
+        let now = self.shared.seconds();
+        if self.key.is_none() {
+            let logs_in_for = now.saturating_sub(self.accepted);
+            if logs_in_for >= login_time {
+                return self.end(io, "did not log in in time");
+            }
+            return self.shared.look_in(self.number(), login_time - logs_in_for);
+        }
+        if !self.closing && self.leaves_at.is_some_and(|second| now >= second) {
+            let address = &self.iscsi.visitor().address;
+            tracing::info!(address, "initiator has not logged out when asked to");
+            self.dismiss(io, "did not log out in time");
+        }
+        let quiet = now.saturating_sub(self.moved);
+        let mut next = idle_time.saturating_sub(quiet);
+        if self.owes() {
+            if quiet >= silent_time {
+                return self.end(io, "silent for too long");
+            }
+            // It may pay at any time, and is idle from then on.
+            next = idle_time.min(silent_time - quiet);
+        } else if quiet >= idle_time {
+            self.iscsi.ping();
+            self.buffers.trim();
+            next = idle_time.min(silent_time.saturating_sub(quiet));
+        }
+        if let Some(second) = self.leaves_at.filter(|second| *second > now) {
+            next = next.min(second - now);
+        }
+        self.shared.look_in(self.number(), next);
+    }
+
+    /// Is there something that the initiator has to take or to answer?
+    fn owes(&self) -> bool {
+        self.iscsi.pings_outstanding() > 0 || self.output.is_sending()
+    }
+
+    /// Gives way to newer ones if it has not come as far as that. A discovery session has not: anybody may have one.
+    pub fn end_unless_logged_in(&mut self, io: &mut Io) {
+        if self.session.is_none() {
+            self.end(io, "gives way: too many have not logged in to a target");
+        }
+    }
+
+    /// Ends if it is logging in to this target, which goes: what was asked of it need not be what another one of that name asks.
+    pub fn end_login_to(&mut self, io: &mut Io, target: &str, hold: Hold) {
+        let wanted = self.iscsi.visitor().target_name.as_deref();
+        let is_this = wanted.is_some_and(|wanted| iscsi_name::is_same(wanted, target));
+        if self.session.is_none() && is_this {
+            self.held_until_drained.push(hold);
+            self.end(io, "its target goes while it logs in");
+        }
+    }
+
+    /// Sends what is queued, and ends when that was all.
+    fn flush(&mut self, io: &mut Io) {
+        if let Some(mut message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers) {
+            let nobody_waits = !self.closing && self.starved.is_empty();
+            let most = QUIET_BYTES_MAX.min(self.shared.limits.output_bytes);
+            let short = message.left() <= most;
+            if !(nobody_waits && short && self.output.owes_nobody()) {
+                self.send_message(io, message);
+            } else if self.input.asks_singly() {
+                // Whoever waits for this one answer has it before anything else is done.
+                let result = self.socket.send_now(&mut message);
+                self.sent(io, message, result);
+            } else {
+                self.operations += 1;
+                io.ring()
+                    .send_quietly(self.owner, token::SEND, &self.socket, message);
+            }
+        }
+        if self.closing && !self.output.is_sending() {
+            self.end(io, "over");
+        }
+    }
+
+    fn send_message(&mut self, io: &mut Io, message: Box<Message>) {
+        self.operations += 1;
+        io.ring()
+            .send(self.owner, token::SEND, &self.socket, message);
+    }
+
+    fn end_if_copied_too_much(&mut self, io: &mut Io) {
+        if self.output.has_copied_too_much() {
+            self.end(io, "does not take its data while others write there");
+        }
+    }
+
+    fn sent(&mut self, io: &mut Io, mut message: Box<Message>, result: Result<u32, i32>) {
+        match result {
+            Ok(bytes) if !self.ended && (bytes > 0 || message.left() == 0) => {
+                self.moves();
+                if let Some(rest) = self.output.sent(message, bytes, &mut self.buffers) {
+                    self.send_message(io, rest);
+                    self.end_if_copied_too_much(io);
+                }
+                self.output.settle();
+                self.output_left();
+            }
+            // Interrupted, no room just now, or recalled.
+            Err(4 | 11 | 125) if !self.ended => {
+                self.output.replace_views(&mut message, &mut self.buffers);
+                self.send_message(io, message);
+                self.end_if_copied_too_much(io);
+            }
+            _ => {
+                self.output.recycle(message, &mut self.buffers);
+                self.end(io, "its peer takes no more");
+            }
+        }
+    }
+}
+
+impl Source for Connection {
+    fn ready(&mut self, _now: Stamp) -> bool {
+        false
+    }
+
+    fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
+
+    fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
+        self.heard = noticed;
+        if completion.token == token::READABLE {
+            return self.readable(io, completion.more, noticed);
+        }
+        self.operations -= 1;
+        match completion.token {
+            token::SEND => {
+                if let Some(message) = completion.message {
+                    self.sent(io, message, completion.result);
+                }
+            }
+            token::RECEIVE => self.received(io, completion, noticed),
+            _ => self.received_data(io, completion, noticed),
+        }
+    }
+
+    fn finish(
+        &mut self,
+        io: &mut Io,
+        slot: u32,
+        buffer: IoBuffer,
+        outcome: IoOutcome,
+        reaped: Stamp,
+    ) {
+        self.reaped = reaped;
+        self.io_done(io, slot, buffer, outcome);
+    }
+
+    fn publish(&mut self, io: &mut Io) {
+        self.scratch_steps = 0;
+        if !self.ended {
+            self.answer_all(io);
+        }
+        let answered = self.stamp(io);
+        if !self.ended {
+            self.flush(io);
+            self.receive_more(io);
+        }
+        let notified = self.stamp(io);
+        self.record(io.clock(), answered, notified);
+    }
+
+    fn give_back(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
+        let giving = self.output.give_back(held, &mut self.buffers);
+        if giving == GivingBack::Recall {
+            io.ring().cancel(self.owner, token::SEND);
+        }
+        self.end_if_copied_too_much(io);
+        giving != GivingBack::Done
+    }
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn in_flight(&self) -> usize {
+        self.operations + self.slots.busy() + self.resting.len()
+    }
+
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
+
+    fn stop(&mut self) {
+        self.ended = true;
+        rustix::net::shutdown(self.socket.as_fd(), rustix::net::Shutdown::Both).ok();
+    }
+
+    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        self.disks.let_go(io, disk);
+    }
+
+    fn closed(&mut self, io: &mut Io) {
+        self.disks.close(io);
+        self.unwatch(io);
+        io.disown(self.owner);
+        self.held_until_drained.clear();
+        self.in_flight = None;
+        self.registration = None;
+        self.drained = None;
+    }
+
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        self.timeline
+            .as_ref()
+            .map(|timeline| timeline.record().clone())
+    }
+}

@@ -1,0 +1,344 @@
+//! Task management (RFC 7143, 11.5) across a target's connections, and everything else that waits for tasks of others.
+//!
+//! Tasks run on the workers of their connections. A function marks those that it means, on every one of them, and
+//! waits until none of them can touch a disk any more. A [`Hold`] is kept by every message and every such task:
+//! when the last one lets go, whoever waits is told.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use iscsi::pdu::{TaskFunction, TaskFunctionResponse};
+use iscsi::serial::before;
+use iscsi::target::{Logout, LogoutScope, TaskManagement};
+use reactor::Io;
+use scsi::{AbortScope, Lun, LunAddress, Managed, TaskManagementFunction};
+use scsi_exec::{Call, Hold, Runner, Spared, Want};
+
+use crate::connection::Connection;
+use crate::shared::Place;
+use crate::slots::SlotId;
+
+/// What goes on when a wait is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum After {
+    /// The stream is looked at again.
+    Input,
+    /// A task management function is answered.
+    Function { tag: u32 },
+    /// As before; then every connection of the target is dropped.
+    ColdReset { tag: u32 },
+    /// A command is answered.
+    Answer(SlotId),
+    /// A logout is answered.
+    Logout { tag: u32 },
+}
+
+/// A hold after whose last clone the connection at `place` goes on.
+pub(crate) fn hold(place: &Place, after: After) -> Hold {
+    let place = place.clone();
+    Hold::new(move || place.tell(move |connection, io| connection.wait_is_over(io, after)))
+}
+
+/// How calls reach a connection.
+pub(crate) fn runner(place: Place) -> Runner {
+    Arc::new(move |call: &Call, hold: Hold| {
+        let call = call.clone();
+        place.tell(move |connection, io| match call.want {
+            Want::Abort | Want::Reset => connection.abort_elsewhere(io, &call, &hold),
+            Want::End => connection.wait_for_tasks_of(&call.scope, &hold),
+        });
+    })
+}
+
+impl Connection {
+    /// Begins a task management function.
+    pub(crate) fn manage(&mut self, io: &mut Io, request: &TaskManagement) {
+        use TaskFunctionResponse as Answer;
+        let lun = Lun(request.lun);
+        if self.may_not(request.function) {
+            return self.function_done(request.tag, Answer::AuthorizationFailed);
+        }
+        let function = match request.function {
+            TaskFunction::AbortTask => return self.abort_one(io, request),
+            // it was found, or this would not be asked
+            TaskFunction::QueryTask => return self.function_done(request.tag, Answer::Succeeded),
+            TaskFunction::QueryTaskSet => return self.query_task_set(request),
+            TaskFunction::QueryAsynchronousEvent => {
+                let answer = match self.waiting_attention(lun) {
+                    true => Answer::Succeeded,
+                    false => Answer::Complete,
+                };
+                return self.function_done(request.tag, answer);
+            }
+            TaskFunction::ClearAca => return self.function_done(request.tag, Answer::NotSupported),
+            TaskFunction::TaskReassign => {
+                return self.function_done(request.tag, Answer::ReassignmentNotSupported);
+            }
+            TaskFunction::AbortTaskSet => TaskManagementFunction::AbortTaskSet,
+            TaskFunction::ClearTaskSet => TaskManagementFunction::ClearTaskSet,
+            TaskFunction::LogicalUnitReset => TaskManagementFunction::LogicalUnitReset,
+            TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset => {
+                TaskManagementFunction::TargetReset
+            }
+            TaskFunction::ItNexusReset => TaskManagementFunction::NexusReset,
+        };
+        let Some(managed) = self.managed(lun, function) else {
+            return self.function_done(request.tag, Answer::Rejected);
+        };
+        match managed {
+            Managed::IncorrectLun => self.function_done(request.tag, Answer::LunDoesNotExist),
+            Managed::Abort(scope) => {
+                let (tag, number) = (request.tag, request.cmd_sn);
+                let (after, reset) = match request.function {
+                    TaskFunction::TargetColdReset => (After::ColdReset { tag }, true),
+                    TaskFunction::AbortTaskSet | TaskFunction::ClearTaskSet => {
+                        (After::Function { tag }, false)
+                    }
+                    _ => (After::Function { tag }, true),
+                };
+                self.abort_everywhere(io, scope, reset, number, after);
+            }
+        }
+    }
+
+    /// An initiator that may only read must not end what others have begun, nor the RESERVE of one.
+    fn may_not(&self, function: TaskFunction) -> bool {
+        use TaskFunction::*;
+        let resets = matches!(
+            function,
+            LogicalUnitReset | TargetWarmReset | TargetColdReset
+        );
+        resets
+            && self
+                .session
+                .as_ref()
+                .is_some_and(|session| session.read_only)
+    }
+
+    fn abort_one(&mut self, io: &mut Io, request: &TaskManagement) {
+        let hold = hold(self.place(), After::Function { tag: request.tag });
+        let Some(task) = request.referenced else {
+            return;
+        };
+        match self.slots.find(task) {
+            Some(slot) => self.abort_slot(io, slot.index, Some(&hold)),
+            // it has no slot: nothing of it was begun
+            None => self.iscsi.abort(task).unwrap_or_default(),
+        }
+    }
+
+    fn query_task_set(&mut self, request: &TaskManagement) {
+        let (Some(nexus), tag, lun) = (self.nexus_id(), request.tag, request.lun) else {
+            return self.function_done(request.tag, TaskFunctionResponse::Rejected);
+        };
+        let found = Arc::new(AtomicBool::new(false));
+        let (place, seen) = (self.place().clone(), found.clone());
+        let hold = Hold::new(move || {
+            let answer = match seen.load(Ordering::Acquire) {
+                true => TaskFunctionResponse::Succeeded,
+                false => TaskFunctionResponse::Complete,
+            };
+            place.tell(move |connection, _| connection.function_done(tag, answer));
+        });
+        for place in self.shared().connections() {
+            let (hold, found) = (hold.clone(), found.clone());
+            place.tell(move |connection, _| {
+                let used: Vec<u32> = connection.slots.used().collect();
+                for index in used {
+                    let slot = connection.slots.get(index);
+                    let ours = slot.tag.is_some_and(|tag| tag.nexus == nexus);
+                    if ours && slot.lun == lun && slot.iscsi.is_some() {
+                        found.store(true, Ordering::Release);
+                    }
+                }
+                drop(hold);
+            });
+        }
+    }
+
+    /// Aborts the tasks of a scope through every door, this connection's at once. Of its own session's tasks those are meant
+    /// that are older than CmdSN `number`, of whatever connection (RFC 7143, 4.2.2.3.4).
+    pub(crate) fn abort_everywhere(
+        &mut self,
+        io: &mut Io,
+        scope: AbortScope,
+        reset: bool,
+        number: u32,
+        after: After,
+    ) {
+        // PREEMPT AND ABORT does not abort itself.
+        let asking = match after {
+            After::Answer(slot) => Some(slot.index),
+            _ => None,
+        };
+        let hold = hold(self.place(), after);
+        let want = if reset { Want::Reset } else { Want::Abort };
+        let call = Call {
+            spared: self.nexus_id().map(|nexus| Spared {
+                nexus,
+                from: number,
+            }),
+            ..Call::new(Arc::new(scope), want)
+        };
+        self.abort_tasks_of(io, &call, asking, &hold);
+        // The runner of this connection is told as well.
+        self.own_aborts.push(call.scope.clone());
+        let runners = self.shared().units.runners().clone();
+        runners.call(&call, move || drop(hold));
+    }
+
+    /// `hold` is kept until the tasks of the scope that have begun have ended.
+    fn wait_for_tasks_of(&mut self, scope: &AbortScope, hold: &Hold) {
+        let used: Vec<u32> = self.slots.used().collect();
+        for index in used {
+            let slot = self.slots.get(index);
+            let unanswered = slot.begun && (slot.iscsi.is_some() || slot.aborted);
+            if unanswered && slot.tag.is_some_and(|tag| scope.matches(tag)) {
+                slot.waits.push(hold.clone());
+            }
+        }
+        self.output.wait_for_owed(scope, hold);
+    }
+
+    /// What any connection or queue has asked for.
+    fn abort_elsewhere(&mut self, io: &mut Io, call: &Call, hold: &Hold) {
+        let mut own = self.own_aborts.iter();
+        match own.position(|own| Arc::ptr_eq(own, &call.scope)) {
+            Some(own) => drop(self.own_aborts.swap_remove(own)),
+            None if self.abort_tasks_of(io, call, None, hold) => self.iscsi.tell_window(),
+            None => {}
+        }
+    }
+
+    /// Were there any?
+    fn abort_tasks_of(
+        &mut self,
+        io: &mut Io,
+        call: &Call,
+        asking: Option<u32>,
+        hold: &Hold,
+    ) -> bool {
+        let mut any = false;
+        let used: Vec<u32> = self.slots.used().collect();
+        for index in used {
+            if asking == Some(index) {
+                continue;
+            }
+            if self.is_meant(index, call) {
+                self.abort_slot(io, index, Some(hold));
+                any = true;
+                continue;
+            }
+            let slot = self.slots.get(index);
+            let writes_to = |unit| slot.task.writes_to(unit);
+            if slot
+                .tag
+                .is_some_and(|tag| call.scope.ends(tag.nexus, writes_to))
+            {
+                slot.waits.push(hold.clone());
+            }
+        }
+        any
+    }
+
+    fn is_meant(&mut self, index: u32, call: &Call) -> bool {
+        let slot = self.slots.get(index);
+        let Some(tag) = slot.tag.filter(|tag| call.scope.matches(*tag)) else {
+            return false;
+        };
+        let (Some(spared), Some(task)) = (call.spared, slot.iscsi) else {
+            return true;
+        };
+        let command = self.iscsi.command(task);
+        command.is_none_or(|command| {
+            let older = before(command.cmd_sn, spared.from);
+            // An immediate command has the number of the one after it.
+            let beside = command.immediate && command.cmd_sn == spared.from;
+            tag.nexus != spared.nexus || older || beside
+        })
+    }
+
+    /// `hold` is kept until the tasks of these units of the target have ended; with `abort` they are aborted.
+    pub(crate) fn end_tasks(
+        &mut self,
+        io: &mut Io,
+        target: &str,
+        luns: &[u16],
+        abort: bool,
+        hold: &Hold,
+    ) {
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        if session.target.options.name != target {
+            return;
+        }
+        // No command reaches them from here on.
+        session.view.refresh();
+        let used: Vec<u32> = self.slots.used().collect();
+        let mut any_aborted = false;
+        for index in used {
+            let slot = self.slots.get(index);
+            // What waits for its turn in the order of CmdSN is told the unit is gone when it is there.
+            let has_come = slot.begun || slot.tag.is_some();
+            match Lun(slot.lun).address() {
+                LunAddress::Unit(number) if has_come && luns.contains(&number) => {}
+                _ => continue,
+            }
+            if abort {
+                self.abort_slot(io, index, Some(hold));
+                any_aborted = true;
+            } else {
+                slot.waits.push(hold.clone());
+            }
+        }
+        if any_aborted {
+            self.iscsi.tell_window();
+        }
+    }
+
+    /// Goes on after a wait.
+    pub(crate) fn wait_is_over(&mut self, io: &mut Io, after: After) {
+        match after {
+            After::Input => self.release_input(io),
+            After::Function { tag } => self.function_done(tag, TaskFunctionResponse::Complete),
+            After::ColdReset { tag } => {
+                self.function_done(tag, TaskFunctionResponse::Complete);
+                self.drop_target_sessions();
+            }
+            After::Answer(slot) => self.answer_waiting(slot),
+            After::Logout { tag } => {
+                self.iscsi.logout_response(tag).ok();
+                self.look_again(io);
+            }
+        }
+    }
+
+    /// Takes back what a logout ends; it is answered when nothing of that can touch a disk any more (RFC 7143, 11.15).
+    pub(crate) fn log_out(&mut self, io: &mut Io, logout: Logout) {
+        let hold = hold(self.place(), After::Logout { tag: logout.tag });
+        let own = self.iscsi.key();
+        let others = match logout.scope {
+            LogoutScope::Connection => Vec::new(),
+            LogoutScope::Other(key) => vec![key],
+            LogoutScope::Session => {
+                let session = self.iscsi.session();
+                session.map_or(Vec::new(), |session| session.connections())
+            }
+        };
+        for other in others.into_iter().filter(|key| Some(*key) != own) {
+            self.shared().log_out_connection(other, hold.clone());
+        }
+        if !matches!(logout.scope, LogoutScope::Other(_)) {
+            let used: Vec<u32> = self.slots.used().collect();
+            for index in used {
+                self.abort_slot(io, index, Some(&hold));
+            }
+        }
+    }
+
+    fn function_done(&mut self, tag: u32, answer: TaskFunctionResponse) {
+        // Its connection may be in its last turn.
+        self.iscsi.task_management_response(tag, answer).ok();
+    }
+}

@@ -1,0 +1,409 @@
+//! The decisions of the login phase, for all targets of a server.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use iscsi::chap::Algorithm;
+use iscsi::login::{
+    Admission, ChapUser, Refusal, SendTargets, TargetPolicy, TargetRecord, Visitor,
+};
+use iscsi::negotiation::Offer;
+use iscsi::pdu::LoginStatus;
+use iscsi::session::{Attachment, Claim, ConnectionKey, Session, SessionKind};
+use scsi::TransportId;
+
+use crate::memory::SessionMemory;
+use crate::shared::{SessionNexus, Shared, lock};
+use crate::target::{IscsiTarget, Permission, is_on_link};
+
+/// Addresses are written by the connection itself, so they can be read.
+fn addresses(visitor: &Visitor) -> Option<(IpAddr, SocketAddr)> {
+    let initiator: SocketAddr = visitor.address.parse().ok()?;
+    Some((initiator.ip(), visitor.portal.parse().ok()?))
+}
+
+fn permission(target: &IscsiTarget, visitor: &Visitor) -> Option<Permission> {
+    target.permission(&visitor.initiator_name, addresses(visitor)?.0)
+}
+
+/// May a visitor that names this session be a part of it, or end it? What it may do was decided by who began it, and from where;
+/// initiators' names are no secret.
+fn may_take_part(visitor: &Visitor, session: &SessionNexus) -> bool {
+    let may = permission(&session.target, visitor);
+    may.is_some_and(|may| session.read_only || !may.read_only)
+        && visitor.chap_user == session.chap_user
+}
+
+/// All algorithms, best first.
+fn algorithms() -> Vec<Algorithm> {
+    Algorithm::ALL.into_iter().rev().collect()
+}
+
+/// The address under which an initiator that came to `came_to` finds a portal; `None`: it does not.
+fn address_for(portal: SocketAddr, came_to: SocketAddr, is_here: bool) -> Option<SocketAddr> {
+    let ip = portal.ip();
+    if ip.is_unspecified() {
+        // It is the address that it knows of us; a wildcard of IPv4 hears nothing of IPv6.
+        let mut found = came_to;
+        found.set_ip(came_to.ip().to_canonical());
+        found.set_port(portal.port());
+        return (ip.is_ipv6() || found.is_ipv4()).then_some(found);
+    }
+    let is_links = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let is_reached = match is_links {
+        true => came_to.ip() == ip && is_on_link(portal, came_to),
+        false => is_here || !ip.is_loopback(),
+    };
+    is_reached.then_some(portal)
+}
+
+/// `TargetAddress` values of a target: what it announces, else its portals, where they can be reached from `asker`.
+fn target_addresses(target: &IscsiTarget, asker: IpAddr, came_to: SocketAddr) -> Vec<String> {
+    let asker = asker.to_canonical();
+    let is_here = asker.is_loopback() || asker == came_to.ip().to_canonical();
+    let groups = lock(&target.groups).clone();
+    let mut addresses = Vec::new();
+    for group in groups {
+        let tag = group.tag;
+        let announced = target.options.announce.iter();
+        let announced = announced.filter(|one| one.group == tag);
+        let mut of_group: Vec<String> = announced.map(ToString::to_string).collect();
+        if of_group.is_empty() {
+            let portals = group.portals.iter();
+            let found = portals.filter_map(|portal| address_for(*portal, came_to, is_here));
+            // Another portal may name it more closely, and have another group.
+            let is_ours = |at: &SocketAddr| target.group_at(*at).is_some_and(|g| g.tag == tag);
+            // Without a scope: it is one of this machine, and says nothing elsewhere.
+            let written = |at: SocketAddr| format!("{},{tag}", SocketAddr::new(at.ip(), at.port()));
+            of_group = found.filter(is_ours).map(written).collect();
+        }
+        for address in of_group {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+    }
+    addresses
+}
+
+impl Shared {
+    fn visited(&self, visitor: &Visitor) -> Option<Arc<IscsiTarget>> {
+        self.target(visitor.target_name.as_deref()?)
+    }
+
+    /// The targets that a visitor may know of.
+    fn visible<'a>(
+        &self,
+        visitor: &'a Visitor,
+    ) -> impl Iterator<Item = Arc<IscsiTarget>> + use<'a> {
+        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
+        let targets = targets.into_iter();
+        targets.filter(|target| permission(target, visitor).is_some())
+    }
+
+    /// Gives up the nexus of a session that is gone.
+    fn lose_nexus(&self, tsih: u16, nexus: &SessionNexus) {
+        nexus.target.scsi.detach_nexus(&nexus.nexus);
+        self.session_changed(tsih, nexus, false);
+    }
+}
+
+impl TargetPolicy for Shared {
+    fn admit(&self, visitor: &Visitor) -> Result<Admission, Refusal> {
+        let mut offer = Offer::default();
+        offer.session.max_connections = self.limits.connections_per_session;
+        if visitor.target_name.is_none() {
+            // Discovery: what is told is only what the visitor may see.
+            let must_authenticate = !self.discovery_users().is_empty();
+            let can =
+                must_authenticate || self.visible(visitor).any(|t| !t.chap_users().is_empty());
+            return Ok(Admission {
+                chap: if can { algorithms() } else { Vec::new() },
+                must_authenticate,
+                portal_group_tag: 1,
+                target_alias: None,
+                offer,
+            });
+        }
+        let target = self.visited(visitor).ok_or(LoginStatus::NotFound)?;
+        let portal = addresses(visitor).map(|(_, portal)| portal);
+        let group = portal.and_then(|portal| target.group_at(portal));
+        let group = group.ok_or(LoginStatus::NotFound)?;
+        permission(&target, visitor).ok_or(LoginStatus::AuthorizationFailure)?;
+        let must_authenticate = !target.chap_users().is_empty();
+        Ok(Admission {
+            chap: if must_authenticate {
+                algorithms()
+            } else {
+                Vec::new()
+            },
+            must_authenticate,
+            portal_group_tag: group.tag,
+            target_alias: target.options.alias.clone(),
+            offer,
+        })
+    }
+
+    fn chap_users(&self, visitor: &Visitor, name: &str) -> Vec<ChapUser> {
+        if visitor.target_name.is_some() {
+            let target = self.visited(visitor);
+            let user = target.and_then(|target| target.chap_users().get(name).cloned());
+            return user.into_iter().collect();
+        }
+        let users = self.discovery_users();
+        if !users.is_empty() {
+            return users.get(name).cloned().into_iter().collect();
+        }
+        // Initiators that offer nothing but CHAP have the names and secrets of the targets that they are to find.
+        let of_targets = self.visible(visitor).map(|target| target.chap_users());
+        of_targets
+            .filter_map(|users| users.get(name).cloned())
+            .collect()
+    }
+
+    fn session(&self, tsih: u16) -> Option<Arc<Session>> {
+        self.sessions.session(tsih)
+    }
+
+    fn attach(&self, visitor: &Visitor, mut claim: Claim) -> Result<Attachment, LoginStatus> {
+        if let Some(target) = self.visited(visitor) {
+            // As it is written here, however it was asked for: sessions are told apart and found by it.
+            claim.identity.target_name = Some(target.options.name.clone());
+        }
+        // Held throughout, so that a session and its nexus come and go together.
+        let mut nexuses = lock(&self.nexuses);
+        let identity = claim.identity.clone();
+        // Which it joins, or ends by taking its place.
+        let there = match claim.tsih {
+            0 => {
+                let mut sessions = self.sessions.sessions().into_iter();
+                let same = sessions.find(|session| session.identity == identity);
+                same.map_or(0, |session| session.tsih)
+            }
+            tsih => tsih,
+        };
+        if let Some(there) = nexuses.get(&there)
+            && !may_take_part(visitor, there)
+        {
+            return Err(LoginStatus::AuthorizationFailure);
+        }
+        let attachment = self.sessions.attach(claim)?;
+        let tsih = attachment.session.tsih;
+        for old in &attachment.displaced {
+            if old.tsih != tsih
+                && let Some(nexus) = nexuses.remove(&old.tsih)
+            {
+                self.lose_nexus(old.tsih, &nexus);
+            }
+        }
+        if identity.kind == SessionKind::Normal && !nexuses.contains_key(&tsih) {
+            let found = self.visited(visitor).and_then(|target| {
+                let group = target.group_at(addresses(visitor)?.1)?;
+                let permission = permission(&target, visitor)?;
+                Some((target, group, permission))
+            });
+            // The target went while its initiator logged in.
+            let Some((target, group, permission)) = found else {
+                self.sessions.detach(attachment.connection, true);
+                return Err(LoginStatus::TargetRemoved);
+            };
+            let initiator = TransportId::iscsi_port(&identity.initiator_name, identity.isid);
+            let nexus = SessionNexus {
+                nexus: target.scsi.attach_nexus(initiator, group.port.clone()),
+                read_only: permission.read_only,
+                initiator: identity.initiator_name.clone(),
+                chap_user: visitor.chap_user.clone(),
+                memory: SessionMemory::new(self.limits.data_bytes),
+                target,
+            };
+            self.session_changed(tsih, &nexus, true);
+            nexuses.insert(tsih, nexus);
+        }
+        Ok(attachment)
+    }
+
+    fn detach(&self, connection: ConnectionKey, whole_session: bool) -> Vec<ConnectionKey> {
+        let mut nexuses = lock(&self.nexuses);
+        let dropped = self.sessions.detach(connection, whole_session);
+        if self.sessions.session(connection.tsih).is_none()
+            && let Some(nexus) = nexuses.remove(&connection.tsih)
+        {
+            self.lose_nexus(connection.tsih, &nexus);
+        }
+        dropped
+    }
+
+    fn targets(&self, visitor: &Visitor, which: SendTargets<'_>) -> Vec<TargetRecord> {
+        let Some((asker, came_to)) = addresses(visitor) else {
+            return Vec::new();
+        };
+        let named = match which {
+            SendTargets::All => None,
+            SendTargets::Named(name) => match self.target(name) {
+                Some(target) => Some(target),
+                None => return Vec::new(),
+            },
+        };
+        let visible = self.visible(visitor);
+        let visible =
+            visible.filter(|one| named.as_ref().is_none_or(|named| Arc::ptr_eq(named, one)));
+        let record = |target: Arc<IscsiTarget>| {
+            let addresses = target_addresses(&target, asker, came_to);
+            // Without an address it would be one that is found where the initiator has come to (RFC 7143, appendix C).
+            (!addresses.is_empty()).then(|| TargetRecord {
+                name: target.options.name.clone(),
+                addresses,
+            })
+        };
+        visible.filter_map(record).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use scsi::MemoryStore;
+    use scsi_exec::Units;
+
+    use super::*;
+    use crate::access::Portal;
+    use crate::target::TargetOptions;
+
+    /// What a target with these portals, which also announces these addresses, tells an asker.
+    fn told(portals: &[&str], announce: &[&str], asker: &str, came_to: &str) -> Vec<String> {
+        let portals: Vec<Portal> = portals.iter().map(|text| text.parse().unwrap()).collect();
+        let options = TargetOptions {
+            name: "iqn.2026-11.org.example:t0".to_owned(),
+            announce: announce.iter().map(|text| text.parse().unwrap()).collect(),
+            ..TargetOptions::default()
+        };
+        let units = Units::new(Box::new(MemoryStore::default()));
+        let target = IscsiTarget::new(options, &portals, &units);
+        target_addresses(&target, asker.parse().unwrap(), came_to.parse().unwrap())
+    }
+
+    #[test]
+    fn only_addresses_that_the_asker_reaches_are_named() {
+        let (four, six) = ("198.51.100.9", "2001:db8::9");
+        let (at_four, at_six) = ("192.0.2.1:3260", "[2001:db8::1]:3260");
+        for (portals, asker, came_to, wanted) in [
+            // wildcards: the address that the asker came to, in the families that are heard
+            (
+                &["0.0.0.0:3260"][..],
+                four,
+                at_four,
+                &["192.0.2.1:3260,1"][..],
+            ),
+            (&["0.0.0.0:3261"], four, at_four, &["192.0.2.1:3261,1"]),
+            (&["0.0.0.0:3260"], six, at_six, &[]),
+            (&["[::]:3260"], six, at_six, &["[2001:db8::1]:3260,1"]),
+            (&["[::]:3260"], four, at_four, &["192.0.2.1:3260,1"]),
+            (
+                &["[::]:3260"],
+                "::ffff:198.51.100.9",
+                "[::ffff:192.0.2.1]:3260",
+                &["192.0.2.1:3260,1"],
+            ),
+            // both: each family has its own
+            (
+                &["[::]:3260,2", "0.0.0.0:3260,1"],
+                four,
+                at_four,
+                &["192.0.2.1:3260,1"],
+            ),
+            (
+                &["0.0.0.0:3260,1", "[::]:3260,2"],
+                six,
+                at_six,
+                &["[2001:db8::1]:3260,2"],
+            ),
+            (
+                &["[::]:3260", "0.0.0.0:3260"],
+                four,
+                at_four,
+                &["192.0.2.1:3260,1"],
+            ),
+            (
+                &["0.0.0.0:3260,1", "192.0.2.1:3260,2"],
+                four,
+                at_four,
+                &["192.0.2.1:3260,2"],
+            ),
+            // other interfaces are other paths
+            (
+                &[
+                    "192.0.2.1:3260,1",
+                    "203.0.113.1:3260,2",
+                    "[2001:db8::1]:3260,3",
+                ],
+                four,
+                at_four,
+                &[
+                    "192.0.2.1:3260,1",
+                    "203.0.113.1:3260,2",
+                    "[2001:db8::1]:3260,3",
+                ],
+            ),
+            // loopback is here only, also for who comes from an address of this machine
+            (
+                &["127.0.0.1:3260", "192.0.2.1:3260"],
+                four,
+                at_four,
+                &["192.0.2.1:3260,1"],
+            ),
+            (&["[::1]:3260"], six, at_six, &[]),
+            (
+                &["127.0.0.1:3260"],
+                "127.0.0.1",
+                "127.0.0.1:3260",
+                &["127.0.0.1:3260,1"],
+            ),
+            (
+                &["127.0.0.1:3260"],
+                "192.0.2.1",
+                at_four,
+                &["127.0.0.1:3260,1"],
+            ),
+            (
+                &["192.0.2.1:3260", "[::1]:3260"],
+                "::ffff:127.0.0.1",
+                "[::ffff:127.0.0.1]:3260",
+                &["192.0.2.1:3260,1", "[::1]:3260,1"],
+            ),
+            // a link's addresses are known on that link, and its number is this machine's
+            (
+                &["[::]:3260"],
+                "fe80::9",
+                "[fe80::1%2]:3260",
+                &["[fe80::1]:3260,1"],
+            ),
+            (
+                &["[fe80::1%2]:3260"],
+                "fe80::9",
+                "[fe80::1%2]:3260",
+                &["[fe80::1]:3260,1"],
+            ),
+            (&["[fe80::1%3]:3260"], "fe80::9", "[fe80::1%2]:3260", &[]),
+            (&["[fe80::1%2]:3260"], six, at_six, &[]),
+        ] {
+            assert_eq!(
+                told(portals, &[], asker, came_to),
+                wanted,
+                "{portals:?} {asker} {came_to}"
+            );
+        }
+    }
+
+    #[test]
+    fn announced_addresses_take_the_place_of_a_groups_portals() {
+        let portals = ["10.0.0.5:3260,1", "127.0.0.1:3260,1", "10.0.1.5:3260,2"];
+        let announce = ["203.0.113.7:13260", "san.example.org"];
+        assert_eq!(
+            told(&portals, &announce, "198.51.100.9", "10.0.0.5:3260"),
+            [
+                "203.0.113.7:13260,1",
+                "san.example.org:3260,1",
+                "10.0.1.5:3260,2"
+            ]
+        );
+    }
+}

@@ -1,0 +1,408 @@
+//! The stream on its way in: bytes to steps of the protocol, write data to its place.
+//!
+//! One receive is in flight at a time: into the connection's own buffer, or, for the rest of a data segment without
+//! digest, straight into its command's. Nothing is received, or looked at, while too much output is queued.
+
+use std::time::Duration;
+
+use guest_memory::IoBuffer;
+use iscsi::pdu::LoginStatus;
+use iscsi::target::{CloseReason, Placement, Received, Step};
+use latency::{Stage, Stamp, Stamps};
+use reactor::{Io, RateLimit};
+use uring::{Completion, Receive, WatchId};
+
+use crate::connection::{Connection, token};
+use crate::slots::SlotId;
+
+static LOGIN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+
+/// Before login: a header and the text of a Login Request.
+const LOGIN_BYTES: usize = 8 << 10;
+const RECEIVE_BYTES: usize = 64 << 10;
+/// The protocol looks at the stream through a window of this size: write data is not copied there.
+const WINDOW_BYTES: usize = 2048;
+/// And behind data through this one.
+const WINDOW_BYTES_MIN: usize = 256;
+/// So many commands that came by themselves make it worth while to watch the socket: beginning and ending that costs as much
+/// as it spares a few of them.
+const SINGLE_MIN: u32 = 16;
+/// The rest of a data segment that is worth a receive of its own.
+const DIRECT_BYTES_MIN: u32 = 4096;
+
+pub(crate) struct Input {
+    /// `None`: the kernel has it.
+    buffer: Option<IoBuffer>,
+    size: usize,
+    /// Bytes in it that are not looked at yet.
+    from: usize,
+    to: usize,
+    window: Vec<u8>,
+    /// Its size next time: behind data comes one header.
+    window_bytes: usize,
+    /// Data that the digest has to see.
+    seen: Vec<u8>,
+    /// Commands that the last receive ended.
+    commands: u32,
+    /// So many receives in a row have ended one.
+    single: u32,
+    /// While commands come one at a time: it tells of the next.
+    watch: Option<WatchId>,
+    /// A receive into the buffer is in flight.
+    receiving: bool,
+    /// Whose data the kernel receives, and where.
+    direct: Option<(SlotId, u32)>,
+    /// Nothing is looked at until somebody is gone.
+    held: usize,
+    /// The rest is looked at when some of what is queued has left: its answers may be many times as long.
+    waits_for_output: bool,
+}
+
+impl Input {
+    pub fn new() -> Input {
+        Input {
+            buffer: None,
+            size: LOGIN_BYTES,
+            from: 0,
+            to: 0,
+            window: Vec::new(),
+            window_bytes: WINDOW_BYTES,
+            seen: Vec::new(),
+            commands: 0,
+            single: 0,
+            watch: None,
+            receiving: false,
+            direct: None,
+            held: 0,
+            waits_for_output: false,
+        }
+    }
+
+    /// Full feature phase: more comes at a time.
+    pub fn enlarge(&mut self) {
+        self.size = RECEIVE_BYTES;
+    }
+
+    pub fn hold(&mut self) {
+        self.held += 1;
+    }
+
+    /// Did the last receive end one command? An initiator that gave one will hardly have given the next before it has
+    /// seen the answer.
+    pub fn asks_singly(&self) -> bool {
+        self.commands == 1
+    }
+
+    /// Memory to receive into, which is the kernel's or comes back.
+    fn take_buffer(&mut self) -> IoBuffer {
+        let size = self.size;
+        let kept = self.buffer.take();
+        kept.filter(|buffer| buffer.total_len() == size)
+            .unwrap_or_else(|| IoBuffer::owned(size))
+    }
+}
+
+impl Connection {
+    /// Queues the next receive, if there is none and there may be one, or watches for what is to come.
+    pub(crate) fn receive_more(&mut self, io: &mut Io) {
+        if self.input.watch.is_some() || !self.may_receive() {
+            return;
+        }
+        if self.input.single >= SINGLE_MIN {
+            let watch = io.ring().watch(self.owner, token::READABLE, &self.socket);
+            self.input.watch = Some(watch);
+            return;
+        }
+        let buffer = self.input.take_buffer();
+        self.input.receiving = true;
+        self.operations += 1;
+        let how = match self.input.asks_singly() {
+            true => Receive::Later,
+            false => Receive::Some,
+        };
+        io.ring()
+            .receive(self.owner, token::RECEIVE, &self.socket, buffer, how);
+    }
+
+    fn may_receive(&mut self) -> bool {
+        let idle = self.input.from == self.input.to && self.input.direct.is_none();
+        if self.is_over() || self.input.held > 0 || !idle || self.input.receiving {
+            return false;
+        }
+        self.has_output_room()
+    }
+
+    fn has_output_room(&mut self) -> bool {
+        let queued = self.output.unsent() + self.iscsi.outgoing().len();
+        queued <= self.shared().limits.output_bytes
+    }
+
+    /// Some of the output has left: what had to wait for that is looked at, in a message of its own for its answers' sake.
+    #[inline]
+    pub(crate) fn output_left(&mut self) {
+        if self.input.waits_for_output && self.has_output_room() {
+            self.input.waits_for_output = false;
+            self.place.tell(Connection::look_again);
+        }
+    }
+
+    pub(crate) fn received(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
+        self.input.receiving = false;
+        self.input.buffer = completion.buffer;
+        self.came(io, completion.result, noticed);
+    }
+
+    /// The watched socket has something; `more`: it is watched on.
+    pub(crate) fn readable(&mut self, io: &mut Io, more: bool, noticed: Stamp) {
+        if !more {
+            self.input.watch = None;
+        }
+        if !self.may_receive() {
+            // What is there is told once; a receive will find it.
+            return self.unwatch(io);
+        }
+        let buffer = self.input.take_buffer();
+        let result = self.socket.receive_now(&buffer);
+        let full = result == Ok(self.input.size as u32);
+        self.input.buffer = Some(buffer);
+        self.came(io, result, noticed);
+        if full || self.input.single == 0 {
+            self.unwatch(io);
+        }
+    }
+
+    /// Goes back to receiving.
+    pub(crate) fn unwatch(&mut self, io: &mut Io) {
+        self.input.single = 0;
+        if let Some(watch) = self.input.watch.take() {
+            io.ring().unwatch(watch);
+        }
+    }
+
+    fn came(&mut self, io: &mut Io, result: Result<u32, i32>, noticed: Stamp) {
+        if self.is_over() {
+            return;
+        }
+        match result {
+            Ok(0) => self.end(io, "its peer has left"),
+            Ok(bytes) => {
+                self.moves();
+                self.input.commands = 0;
+                (self.input.from, self.input.to) = (0, bytes as usize);
+                self.take_in(io, noticed);
+                self.input.single = match self.input.asks_singly() {
+                    true => self.input.single.saturating_add(1),
+                    false => 0,
+                };
+            }
+            Err(4 | 11) => {}
+            Err(_) => self.end(io, "its peer is gone"),
+        }
+    }
+
+    /// The kernel has put write data where it belongs.
+    pub(crate) fn received_data(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
+        let Some((slot, offset)) = self.input.direct.take() else {
+            return;
+        };
+        let came = matches!(completion.result, Ok(bytes) if bytes > 0);
+        if came && self.slots.current(slot).is_some() {
+            self.data_arrived(slot.index, false);
+        }
+        let slot = self.slots.current(slot);
+        let bytes = match completion.result {
+            Ok(bytes) => bytes as usize,
+            Err(_) => 0,
+        };
+        if let Some(slot) = slot {
+            slot.receiving = false;
+            // The command may have got a larger buffer meanwhile.
+            if let (Some(buffer), Some(came)) = (&slot.buffer, &completion.buffer)
+                && bytes > 0
+            {
+                let into = buffer.slice(offset as usize, bytes);
+                if into.segments().first().map(|s| s.base())
+                    != came.segments().first().map(|s| s.base())
+                {
+                    came.slice(0, bytes).copy_to(&into);
+                }
+            }
+        }
+        if self.is_over() {
+            return;
+        }
+        match completion.result {
+            Ok(0) => self.end(io, "its peer has left"),
+            Ok(bytes) => {
+                self.moves();
+                self.iscsi.placed_unseen(bytes as usize);
+                self.take_in(io, noticed);
+            }
+            Err(4 | 11) => self.take_in(io, noticed),
+            Err(_) => self.end(io, "its peer is gone"),
+        }
+    }
+
+    /// Another connection of the session has made way.
+    pub(crate) fn look_again(&mut self, io: &mut Io) {
+        if !self.is_over() {
+            let now = io.now();
+            self.take_in(io, now);
+        }
+    }
+
+    pub(crate) fn release_input(&mut self, io: &mut Io) {
+        self.input.held = self.input.held.saturating_sub(1);
+        self.look_again(io);
+    }
+
+    /// Hops 2 to 5 for what has come.
+    fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
+        let mut stamps = Stamps::noticed(noticed);
+        stamps.mark(Stage::Popped, self.stamp(io));
+        self.consume(io);
+        stamps.mark(Stage::Parsed, self.stamp(io));
+        self.submit_batch(io, Some(&mut stamps));
+    }
+
+    fn consume(&mut self, io: &mut Io) {
+        let mut window = std::mem::take(&mut self.input.window);
+        while self.consume_window(io, &mut window) {
+            if !self.has_output_room() {
+                self.input.waits_for_output = true;
+                break;
+            }
+        }
+        self.input.window = window;
+    }
+
+    /// Takes one window's bytes; false when there is nothing more to do for now.
+    fn consume_window(&mut self, io: &mut Io, window: &mut Vec<u8>) -> bool {
+        let most = std::mem::replace(&mut self.input.window_bytes, WINDOW_BYTES);
+        let length = most.min(self.input.to - self.input.from);
+        window.resize(length, 0);
+        if let (Some(buffer), true) = (&self.input.buffer, length > 0) {
+            buffer.read_whole(self.input.from, window);
+        }
+        let mut at = 0;
+        loop {
+            if self.is_over() || self.input.held > 0 {
+                return false;
+            }
+            let Received { used, step } = self.iscsi.receive(&window[at..]);
+            at += used;
+            self.input.from += used;
+            match step {
+                Step::More => return self.input.from < self.input.to,
+                Step::Data(placement) => return self.place_data(io, placement),
+                Step::Command(task) => {
+                    self.input.commands = self.input.commands.saturating_add(1);
+                    self.begin(task);
+                }
+                Step::DataComplete(task) => {
+                    if let Some(slot) = self.slots.find(task) {
+                        self.data_arrived(slot.index, true);
+                        self.batch.push(slot);
+                    }
+                }
+                Step::Abandoned(task) => {
+                    if let Some(slot) = self.slots.find(task) {
+                        self.abort_slot(io, slot.index, None);
+                    }
+                }
+                Step::TaskManagement(request) => {
+                    // What came before it is meant by it.
+                    self.submit_batch(io, None);
+                    self.manage(io, &request);
+                }
+                Step::LoggedIn(login) => self.logged_in(io, &login),
+                Step::Wake(cid) => {
+                    if let Some(key) = self.iscsi.key() {
+                        self.shared().wake(key.tsih, cid);
+                    }
+                }
+                Step::Logout(logout) => {
+                    self.submit_batch(io, None);
+                    self.log_out(io, logout);
+                }
+                Step::Close(reason) => {
+                    self.submit_batch(io, None);
+                    tracing::debug!(?reason, "connection closes");
+                    if let CloseReason::LoginFailed(status) = reason {
+                        self.log_refusal(status);
+                    }
+                    self.closing = true;
+                }
+            }
+        }
+    }
+
+    fn log_refusal(&self, status: LoginStatus) {
+        if let Some(suppressed) = LOGIN_LOG.pass() {
+            let visitor = self.iscsi.visitor();
+            tracing::warn!(
+                target = visitor.target_name.as_deref().unwrap_or("(none)"),
+                initiator = visitor.initiator_name,
+                address = visitor.address,
+                suppressed,
+                "login refused: {status}"
+            );
+        }
+    }
+
+    /// Puts write data where it belongs: what is here by copying, the rest by a receive of its own. False when the rest has
+    /// to come first.
+    fn place_data(&mut self, io: &mut Io, placement: Placement) -> bool {
+        let Placement {
+            task,
+            offset,
+            length,
+        } = placement;
+        let here = (length as usize).min(self.input.to - self.input.from);
+        let digest = self.iscsi.digests().data;
+        if here == 0 {
+            if self.input.direct.is_none()
+                && !self.input.receiving
+                && !digest
+                && length >= DIRECT_BYTES_MIN
+            {
+                self.receive_directly(io, placement);
+            }
+            return false;
+        }
+        let slot = self.slot_of(task);
+        self.data_arrived(slot, false);
+        let from = self.input.from;
+        if let Some(came) = self.input.buffer.take() {
+            let into = self.buffer_for(slot, offset as usize + here);
+            came.copy_part(from, into, offset as usize, here);
+            if digest {
+                self.input.seen.resize(here, 0);
+                came.read_whole(from, &mut self.input.seen);
+                self.iscsi.placed(&self.input.seen);
+            } else {
+                self.iscsi.placed_unseen(here);
+            }
+            self.input.buffer = Some(came);
+        }
+        self.input.from += here;
+        self.input.window_bytes = WINDOW_BYTES_MIN;
+        true
+    }
+
+    fn receive_directly(&mut self, io: &mut Io, placement: Placement) {
+        let slot = self.slot_of(placement.task);
+        let (offset, length) = (placement.offset as usize, placement.length as usize);
+        let into = self.buffer_for(slot, offset + length).slice(offset, length);
+        self.slots.get(slot).receiving = true;
+        self.input.direct = Some((self.slots.id(slot), placement.offset));
+        self.operations += 1;
+        io.ring().receive(
+            self.owner,
+            token::RECEIVE_DATA,
+            &self.socket,
+            into,
+            Receive::Whole,
+        );
+    }
+}

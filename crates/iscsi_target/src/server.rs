@@ -1,0 +1,514 @@
+//! The portals: one control thread accepts for all of them, and puts each connection on the next worker.
+//!
+//! The thread also keeps time: once a second, while there are connections, those whose time has come are told.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bdev::Disk;
+use iscsi::login::ChapUser;
+use reactor::{Accepting, Pool, RateLimit};
+use scsi::AttachError;
+use scsi_exec::{Hold, Units};
+
+use crate::access::Portal;
+use crate::connection::Connection;
+use crate::limits::DoorLimits;
+use crate::portals::Portals;
+use crate::shared::{Place, SessionChange, Shared, lock};
+use crate::tallies::InitiatorStatus;
+use crate::target::{IscsiTarget, TargetOptions};
+
+static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+
+/// How long the end of a server waits for what is in flight.
+const END_TIME: Duration = Duration::from_secs(5);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Why a target cannot be served.
+#[derive(Debug)]
+pub enum ServerError {
+    /// A portal cannot be listened on.
+    Bind(SocketAddr, io::Error),
+    /// The name is no iSCSI name.
+    Name(String),
+    /// There is a target of this name.
+    Exists(String),
+    /// There is no target of this name.
+    Missing(String),
+    /// A logical unit cannot be attached.
+    Lun(AttachError),
+}
+
+impl std::fmt::Display for ServerError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ServerError::Bind(address, error) => {
+                write!(f, "cannot listen on {address}: {error}")?;
+                match error.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        f.write_str(" (another target program may run; choose another port)")
+                    }
+                    io::ErrorKind::AddrNotAvailable => {
+                        f.write_str(" (no interface here has this address: see ip address)")
+                    }
+                    _ => Ok(()),
+                }
+            }
+            ServerError::Name(name) => write!(
+                f,
+                "{name:?} is no iSCSI name such as iqn.2026-11.org.example:t0"
+            ),
+            ServerError::Exists(name) => write!(f, "there is a target {name} already"),
+            ServerError::Missing(name) => write!(f, "there is no target {name}"),
+            ServerError::Lun(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ServerError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ServerError::Bind(_, error) => Some(error),
+            ServerError::Lun(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// What a server says of one of its targets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetStatus {
+    /// Its name.
+    pub name: String,
+    /// Where it is found, as bound.
+    pub portals: Vec<SocketAddr>,
+    /// Sessions logged in.
+    pub sessions: usize,
+    /// Their connections.
+    pub connections: usize,
+}
+
+/// A session of a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionStatus {
+    /// Names it as long as it lasts.
+    pub tsih: u16,
+    /// The target's name.
+    pub target: String,
+    /// The initiator's name.
+    pub initiator: String,
+    /// The initiator's part of the session identifier.
+    pub isid: [u8; 6],
+    /// Target portal group tag.
+    pub portal_group: u16,
+    /// Identifiers of its connections.
+    pub connections: Vec<u16>,
+    /// What it has counted.
+    pub counters: latency::Counters,
+}
+
+struct State {
+    shared: Arc<Shared>,
+    /// Not shared with connections: whoever drops it last joins the workers.
+    pool: Arc<Pool>,
+    portals: Mutex<Portals>,
+    accepting: Accepting,
+}
+
+/// All iSCSI targets of a process. Dropping it ends every session.
+pub struct Server {
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts the accepting thread, with nothing to accept yet.
+    ///
+    /// # Errors
+    /// When the kernel gives no thread or descriptor.
+    pub fn start(pool: Arc<Pool>, units: Arc<Units>, limits: DoorLimits) -> io::Result<Server> {
+        let state = Arc::new(State {
+            shared: Arc::new(Shared::new(units, limits)),
+            pool,
+            portals: Mutex::default(),
+            accepting: Accepting::new()?,
+        });
+        let accepting = state.clone();
+        let thread = std::thread::Builder::new()
+            .name("iscsi".into())
+            .spawn(move || accept_all(&accepting))?;
+        Ok(Server {
+            state,
+            thread: Some(thread),
+        })
+    }
+
+    /// Serves a target with these disks at their LUNs; gives its portals as they are bound.
+    ///
+    /// # Errors
+    /// When its name is wrong or taken, a portal cannot be listened on, or a LUN is not allowed.
+    pub fn add_target(
+        &self,
+        options: TargetOptions,
+        luns: &[(u16, Arc<Disk>)],
+    ) -> Result<Vec<SocketAddr>, ServerError> {
+        let added = self.try_add_target(options, luns);
+        if added.is_err() {
+            self.close_unused_portals();
+        }
+        added
+    }
+
+    fn try_add_target(
+        &self,
+        options: TargetOptions,
+        luns: &[(u16, Arc<Disk>)],
+    ) -> Result<Vec<SocketAddr>, ServerError> {
+        let shared = &self.state.shared;
+        let Some(key) = iscsi_name::normalised(&options.name).map(|key| key.into_owned()) else {
+            return Err(ServerError::Name(options.name));
+        };
+        if let Some(known) = shared.target(&key) {
+            return Err(ServerError::Exists(known.options.name.clone()));
+        }
+        let bound = self.listen(&options.portals)?;
+        let target = IscsiTarget::new(options, &bound, &shared.units);
+        target
+            .add_luns(&shared.units, luns)
+            .map_err(ServerError::Lun)?;
+        lock(&shared.targets).insert(key, Arc::new(target));
+        self.state.accepting.wake();
+        Ok(bound.iter().map(|portal| portal.address).collect())
+    }
+
+    /// Takes a target away: its sessions end, and portals that no other target has are closed. `hold` is kept until
+    /// nothing of it is in flight. False when there is none.
+    pub fn remove_target(&self, name: &str, hold: &Hold) -> bool {
+        let shared = &self.state.shared;
+        let key = iscsi_name::normalised(name).unwrap_or_default();
+        let Some(target) = lock(&shared.targets).remove(&*key) else {
+            return false;
+        };
+        let name = target.options.name.as_str();
+        for session in shared.sessions.sessions() {
+            if session.identity.target_name.as_deref() == Some(name) {
+                for key in session.connections() {
+                    shared.dismiss_connection(key, Some(hold.clone()));
+                }
+            }
+        }
+        for place in shared.connections() {
+            let (name, hold) = (name.to_owned(), hold.clone());
+            place.tell(move |connection, io| connection.end_login_to(io, &name, hold));
+        }
+        self.close_unused_portals();
+        true
+    }
+
+    /// From now on these CHAP users may log in to a target that has some; who has logged in stays. False when they are those
+    /// that might before.
+    ///
+    /// # Errors
+    /// When there is no such target.
+    pub fn set_chap_users(
+        &self,
+        target: &str,
+        users: HashMap<String, ChapUser>,
+    ) -> Result<bool, ServerError> {
+        Ok(self.found(target)?.set_chap_users(users))
+    }
+
+    /// From now on every discovery session has to be one of these CHAP users', where there are any: name and secret of a target are
+    /// not enough. False when they are those that it had to be before.
+    pub fn set_discovery_users(&self, users: HashMap<String, ChapUser>) -> bool {
+        self.state.shared.set_discovery_users(users)
+    }
+
+    /// The CHAP users that may log in to a target; `None` when there is no such target.
+    pub fn chap_users(&self, target: &str) -> Option<Arc<HashMap<String, ChapUser>>> {
+        Some(self.state.shared.target(target)?.chap_users())
+    }
+
+    /// Puts more disks into a target, all or none; its initiators are told by unit attentions.
+    ///
+    /// # Errors
+    /// When there is no such target, or a LUN is taken.
+    pub fn add_luns(&self, target: &str, luns: &[(u16, Arc<Disk>)]) -> Result<(), ServerError> {
+        self.found(target)?
+            .add_luns(&self.state.shared.units, luns)
+            .map_err(ServerError::Lun)
+    }
+
+    /// Takes a disk out of a target; false when there is none at this LUN. Its initiators are told by unit
+    /// attentions on the others; commands get "logical unit not supported".
+    ///
+    /// # Errors
+    /// When there is no such target.
+    pub fn detach_lun(&self, target: &str, lun: u16) -> Result<bool, ServerError> {
+        Ok(self.found(target)?.scsi.detach_unit(lun).is_some())
+    }
+
+    /// `hold` is kept until no task of these units is in flight any more; with `abort` the tasks are aborted.
+    pub fn end_tasks(&self, target: &str, luns: &[u16], abort: bool, hold: &Hold) {
+        let Some(target) = self.state.shared.target(target) else {
+            return;
+        };
+        let target: Arc<str> = target.options.name.as_str().into();
+        let luns: Arc<[u16]> = luns.into();
+        for place in self.state.shared.connections() {
+            let (target, luns, hold) = (target.clone(), luns.clone(), hold.clone());
+            place.tell(move |connection, io| {
+                connection.end_tasks(io, &target, &luns, abort, &hold);
+            });
+        }
+    }
+
+    /// Ends a session: its initiator is asked to log out, and dropped when it has not after a few seconds, or when this is
+    /// called again. False when there is none with this TSIH.
+    pub fn end_session(&self, tsih: u16) -> bool {
+        let shared = &self.state.shared;
+        let Some(session) = shared.sessions.session(tsih) else {
+            return false;
+        };
+        for key in session.connections() {
+            shared.ask_for_logout(key);
+        }
+        true
+    }
+
+    fn found(&self, target: &str) -> Result<Arc<IscsiTarget>, ServerError> {
+        let found = self.state.shared.target(target);
+        found.ok_or_else(|| ServerError::Missing(target.to_owned()))
+    }
+
+    /// Addresses that targets ask for.
+    fn asked(&self) -> BTreeSet<SocketAddr> {
+        let targets = lock(&self.state.shared.targets);
+        let asked = targets.values().flat_map(|target| &target.options.portals);
+        asked.map(|portal| portal.address).collect()
+    }
+
+    fn close_unused_portals(&self) {
+        let asked = self.asked();
+        if let Err((portal, error)) = lock(&self.state.portals).set(&asked) {
+            tracing::warn!(%portal, %error, "portals that nobody needs stay open");
+        }
+        self.state.accepting.wake();
+    }
+
+    /// Listens for these portals as well; gives them as they are bound.
+    fn listen(&self, portals: &[Portal]) -> Result<Vec<Portal>, ServerError> {
+        let mut asked = self.asked();
+        asked.extend(portals.iter().map(|portal| portal.address));
+        let mut open = lock(&self.state.portals);
+        open.set(&asked)
+            .map_err(|(portal, error)| ServerError::Bind(portal, error))?;
+        let bound = portals.iter().map(|portal| Portal {
+            address: open.bound(portal.address),
+            ..*portal
+        });
+        Ok(bound.collect())
+    }
+
+    /// Every target and who is logged in.
+    pub fn status(&self) -> Vec<TargetStatus> {
+        let shared = &self.state.shared;
+        let sessions = shared.sessions.sessions();
+        let targets = lock(&shared.targets);
+        let status = |target: &Arc<IscsiTarget>| {
+            let name = &target.options.name;
+            let ours = sessions
+                .iter()
+                .filter(|session| session.identity.target_name.as_ref() == Some(name));
+            let groups = lock(&target.groups);
+            TargetStatus {
+                name: name.clone(),
+                portals: groups
+                    .iter()
+                    .flat_map(|group| group.portals.clone())
+                    .collect(),
+                sessions: ours.clone().count(),
+                connections: ours.map(|session| session.connections().len()).sum(),
+            }
+        };
+        targets.values().map(status).collect()
+    }
+
+    /// Bytes that all connections hold for commands and for what is being sent. Asks every worker.
+    pub fn memory_in_use(&self) -> u64 {
+        let bytes = |place: Place| {
+            let (source, number) = (place.source, place.number);
+            let asked = place.worker.call(move |worker| {
+                let mut bytes = 0;
+                crate::shared::with(worker, source, number, |connection, _| {
+                    bytes = connection.buffers.in_use() as u64;
+                });
+                bytes
+            });
+            asked.unwrap_or(0)
+        };
+        self.state.shared.connections().into_iter().map(bytes).sum()
+    }
+
+    /// Every session of a target, discovery sessions left out.
+    pub fn sessions(&self) -> Vec<SessionStatus> {
+        let sessions = self.state.shared.sessions.sessions();
+        let status = |session: Arc<iscsi::session::Session>| {
+            let identity = &session.identity;
+            Some(SessionStatus {
+                tsih: session.tsih,
+                target: identity.target_name.clone()?,
+                initiator: identity.initiator_name.clone(),
+                isid: identity.isid,
+                portal_group: identity.portal_group_tag,
+                connections: session.connections().iter().map(|key| key.cid).collect(),
+                counters: self.state.shared.tallies.of_session(session.tsih),
+            })
+        };
+        sessions.into_iter().filter_map(status).collect()
+    }
+
+    /// Every initiator that has sessions, and the last ones that had, with what they did.
+    pub fn initiators(&self) -> Vec<InitiatorStatus> {
+        self.state.shared.tallies.all()
+    }
+
+    /// Has whoever wants to know told of every session that comes or goes. It must not block; only the first counts.
+    pub fn watch_sessions(&self, watcher: impl Fn(SessionChange) + Send + Sync + 'static) {
+        self.state.shared.watcher.set(Box::new(watcher)).ok();
+    }
+
+    /// TCP connections, logged in or not.
+    pub fn connections(&self) -> usize {
+        self.state.shared.connection_count()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.state.accepting.end();
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+        lock(&self.state.portals).set(&BTreeSet::new()).ok();
+        // Each worker is asked twice: the connections have been told to end when the second answer comes, and are
+        // gone when none is left.
+        let (drained, all_drained) = mpsc::channel::<()>();
+        for place in self.state.shared.connections() {
+            let drained = drained.clone();
+            place.worker.send(move |worker| {
+                let (source, number) = (place.source, place.number);
+                let told = crate::shared::with(worker, source, number, |connection, io| {
+                    connection.drained = Some(drained);
+                    connection.dismiss(io, "the server ends");
+                });
+                if told {
+                    worker.wake(source);
+                }
+            });
+        }
+        drop(drained);
+        if all_drained.recv_timeout(END_TIME) == Err(mpsc::RecvTimeoutError::Timeout) {
+            tracing::warn!("connections are still in flight; ending without them");
+        }
+    }
+}
+
+fn accept_all(state: &Arc<State>) {
+    let mut half_open = VecDeque::new();
+    let mut last_tick = Instant::now();
+    while state.accepting.goes_on() {
+        let listeners = lock(&state.portals).listeners();
+        let busy = state.shared.connection_count() > 0;
+        let left = SECOND.saturating_sub(last_tick.elapsed());
+        let timeout = busy.then_some(left);
+        state.accepting.wait(&listeners, timeout, "initiators");
+        for listener in &listeners {
+            accept_one(listener, state, &mut half_open);
+        }
+        if !busy {
+            last_tick = Instant::now();
+        } else if last_tick.elapsed() >= SECOND {
+            last_tick = Instant::now();
+            for place in state.shared.second_passed() {
+                place.tell(Connection::look_at_clock);
+            }
+        }
+    }
+}
+
+fn refuse(why: &dyn std::fmt::Display) {
+    if let Some(suppressed) = REFUSAL_LOG.pass() {
+        tracing::warn!(suppressed, "initiator refused: {why}");
+    }
+}
+
+fn accept_one(listener: &TcpListener, state: &State, half_open: &mut VecDeque<Place>) {
+    let (stream, peer) = match listener.accept() {
+        Ok(accepted) => accepted,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+        // Its portal was closed meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+        Err(error) => {
+            // Out of descriptors, say: the initiator stays in the backlog.
+            refuse(&error);
+            std::thread::sleep(Duration::from_millis(10));
+            return;
+        }
+    };
+    let shared = &state.shared;
+    if shared.connection_count() >= shared.limits.connections {
+        return refuse(&"too many connections");
+    }
+    match place(stream, peer, state) {
+        Ok(place) => half_open.push_back(place),
+        Err(error) => return refuse(&error),
+    }
+    if half_open.len() > shared.limits.half_open
+        && let Some(oldest) = half_open.pop_front()
+    {
+        // Most have logged in long ago.
+        oldest.tell(Connection::end_unless_logged_in);
+    }
+}
+
+/// Puts a connection on a worker.
+fn place(stream: TcpStream, peer: SocketAddr, state: &State) -> io::Result<Place> {
+    let portal = stream.local_addr()?;
+    // Every message is whole: waiting for more would only cost time.
+    stream.set_nodelay(true)?;
+    let worker = state.pool.place();
+    let number = state.shared.next_number();
+    let (handle, shared) = (worker.clone(), state.shared.clone());
+    let added = worker.call(move |w| {
+        w.add(|io, source| {
+            let place = Place {
+                worker: handle,
+                source,
+                number,
+            };
+            shared.placed(place.clone());
+            let socket = OwnedFd::from(stream);
+            let connection = Connection::new(io, place, shared, socket, (peer, portal));
+            Ok::<_, std::convert::Infallible>(Box::new(connection))
+        })
+        // Its first receive is queued when it is published.
+        .inspect(|source| w.wake(*source))
+    });
+    let source = match added {
+        Ok(Ok(source)) => source,
+        Ok(Err(never)) => match never {},
+        Err(gone) => return Err(io::Error::other(gone)),
+    };
+    Ok(Place {
+        worker,
+        source,
+        number,
+    })
+}

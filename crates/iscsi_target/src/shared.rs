@@ -1,0 +1,374 @@
+//! What connections on different workers share: targets, sessions with their nexuses, and where each connection is.
+//!
+//! Control plane only: taken at login, at the end of a connection, and for task management.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use iscsi::login::ChapUser;
+use iscsi::session::{ConnectionKey, SessionTable};
+use reactor::{Io, SourceId, Worker, WorkerHandle};
+use scsi::{Nexus, TransportId};
+use scsi_exec::{Hold, Units};
+
+use crate::alarms::Alarms;
+use crate::connection::Connection;
+use crate::limits::DoorLimits;
+use crate::memory::SessionMemory;
+use crate::tallies::Tallies;
+use crate::target::IscsiTarget;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts users in the place of others; false when they are the same.
+pub(crate) fn replace_users(
+    known: &mut Arc<HashMap<String, ChapUser>>,
+    users: HashMap<String, ChapUser>,
+) -> bool {
+    let is_known =
+        |(name, user): (&String, &ChapUser)| known.get(name).is_some_and(|one| one.is(user));
+    if known.len() == users.len() && users.iter().all(is_known) {
+        return false;
+    }
+    *known = Arc::new(users);
+    true
+}
+
+/// Where a connection is. `number` tells it from any other that ever had its place.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub worker: WorkerHandle,
+    pub source: SourceId,
+    pub number: u64,
+}
+
+impl Place {
+    /// Has something done with the connection, on its worker, unless it is gone by then.
+    pub fn tell(&self, message: impl FnOnce(&mut Connection, &mut Io) + Send + 'static) {
+        let (source, number) = (self.source, self.number);
+        self.worker.send(move |worker| {
+            if with(worker, source, number, message) {
+                worker.wake(source);
+            }
+        });
+    }
+}
+
+/// Runs `message` on a connection if it is still there.
+pub(crate) fn with(
+    worker: &mut Worker,
+    source: SourceId,
+    number: u64,
+    message: impl FnOnce(&mut Connection, &mut Io),
+) -> bool {
+    let Some((source, io)) = worker.source(source) else {
+        return false;
+    };
+    let connection = (source as &mut dyn std::any::Any).downcast_mut::<Connection>();
+    let Some(connection) = connection.filter(|connection| connection.number() == number) else {
+        return false;
+    };
+    message(connection, io);
+    true
+}
+
+/// The I_T nexus of a session.
+#[derive(Clone)]
+pub(crate) struct SessionNexus {
+    pub target: Arc<IscsiTarget>,
+    pub nexus: Arc<Nexus>,
+    pub read_only: bool,
+    /// The initiator's name.
+    pub initiator: String,
+    /// Who began it.
+    pub chap_user: Option<String>,
+    pub memory: Arc<SessionMemory>,
+}
+
+/// What a connection has in flight, until nothing of it can reach a disk any more. Whoever logs in anew through the same ports
+/// waits for that, however the connection has ended: what it sends must not be overtaken by what was sent before.
+pub(crate) struct InFlight {
+    tsih: u16,
+    ended: AtomicBool,
+    waits: Mutex<Vec<Hold>>,
+}
+
+impl InFlight {
+    /// The connection begins nothing more.
+    pub fn ended(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Keeps `hold` until it has drained.
+    pub fn keep(&self, hold: Hold) {
+        lock(&self.waits).push(hold);
+    }
+}
+
+/// Initiator port, and the target port by its relative identifier, which no other has: a portal group of a target. Another
+/// group of the same target is another port, where the initiator may use its ISID again (RFC 7143, 10.1.1).
+type Ports = (TransportId, u16);
+
+#[derive(Default)]
+struct Places {
+    all: HashMap<u64, Place>,
+    by_key: HashMap<ConnectionKey, u64>,
+    alarms: Alarms,
+    /// To be dropped before it was known where they are.
+    doomed: VecDeque<ConnectionKey>,
+}
+
+/// Seconds in which there were connections, read by every connection whenever something moves: written once a second, beside
+/// nothing that is written more often.
+#[derive(Default)]
+#[repr(align(128))]
+struct Seconds(AtomicU64);
+
+/// How many dooms are remembered: more than can be between a login and its first step.
+const DOOMED_MAX: usize = 1024;
+
+pub(crate) struct Shared {
+    pub units: Arc<Units>,
+    pub limits: DoorLimits,
+    /// By their names, normalised.
+    pub targets: Mutex<BTreeMap<String, Arc<IscsiTarget>>>,
+    /// CHAP users of discovery sessions; with any, every one of these has to be one.
+    discovery_users: Mutex<Arc<HashMap<String, ChapUser>>>,
+    pub sessions: SessionTable,
+    /// By TSIH.
+    pub nexuses: Mutex<HashMap<u16, SessionNexus>>,
+    /// What sessions did.
+    pub tallies: Tallies,
+    /// Who wants to know of sessions.
+    pub watcher: OnceLock<SessionWatcher>,
+    places: Mutex<Places>,
+    /// Of all connections that have not drained.
+    in_flight: Mutex<HashMap<Ports, Vec<Weak<InFlight>>>>,
+    seconds: Seconds,
+    numbers: AtomicU64,
+}
+
+/// A session has come or gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionChange {
+    /// Names it as long as it lasts.
+    pub tsih: u16,
+    /// The target's name.
+    pub target: String,
+    /// The initiator's name.
+    pub initiator: String,
+    /// Has it come?
+    pub opened: bool,
+}
+
+pub(crate) type SessionWatcher = Box<dyn Fn(SessionChange) + Send + Sync>;
+
+impl Shared {
+    pub fn new(units: Arc<Units>, limits: DoorLimits) -> Shared {
+        let window = limits.protocol.commands_per_session;
+        Shared {
+            units,
+            targets: Mutex::default(),
+            discovery_users: Mutex::default(),
+            sessions: SessionTable::new(limits.sessions, window),
+            nexuses: Mutex::default(),
+            places: Mutex::default(),
+            in_flight: Mutex::default(),
+            seconds: Seconds::default(),
+            tallies: Tallies::default(),
+            watcher: OnceLock::new(),
+            numbers: AtomicU64::new(1),
+            limits,
+        }
+    }
+
+    /// A session with a target has begun, or is over. Call with `nexuses` held, so that what is told is in order.
+    pub fn session_changed(&self, tsih: u16, nexus: &SessionNexus, opened: bool) {
+        let (target, initiator) = (&nexus.target.options.name, &nexus.initiator);
+        match opened {
+            true => self.tallies.opened(tsih, target, initiator),
+            false => self.tallies.closed(tsih),
+        }
+        if let Some(tell) = self.watcher.get() {
+            tell(SessionChange {
+                tsih,
+                target: target.clone(),
+                initiator: initiator.clone(),
+                opened,
+            });
+        }
+    }
+
+    pub fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn target(&self, name: &str) -> Option<Arc<IscsiTarget>> {
+        let key = iscsi_name::normalised(name)?;
+        lock(&self.targets).get(&*key).cloned()
+    }
+
+    pub fn discovery_users(&self) -> Arc<HashMap<String, ChapUser>> {
+        lock(&self.discovery_users).clone()
+    }
+
+    /// From now on these have to be proved in discovery sessions; false when they are those that had to be before.
+    pub fn set_discovery_users(&self, users: HashMap<String, ChapUser>) -> bool {
+        replace_users(&mut lock(&self.discovery_users), users)
+    }
+
+    pub fn nexus(&self, tsih: u16) -> Option<SessionNexus> {
+        lock(&self.nexuses).get(&tsih).cloned()
+    }
+
+    /// A connection of a session that begins, and those through the same ports that it has to wait for: of sessions before, and
+    /// of its own what has ended.
+    pub fn begins(&self, nexus: &SessionNexus, tsih: u16) -> (Arc<InFlight>, Vec<Arc<InFlight>>) {
+        let new = Arc::new(InFlight {
+            tsih,
+            ended: AtomicBool::new(false),
+            waits: Mutex::default(),
+        });
+        let ports = (
+            nexus.nexus.initiator().clone(),
+            nexus.nexus.port().relative_id,
+        );
+        let mut all = lock(&self.in_flight);
+        all.retain(|_, of_ports| {
+            of_ports.retain(|one| one.strong_count() > 0);
+            !of_ports.is_empty()
+        });
+        let of_ports = all.entry(ports).or_default();
+        let mut older: Vec<_> = of_ports.iter().filter_map(Weak::upgrade).collect();
+        older.retain(|one| one.tsih != tsih || one.ended.load(Ordering::Acquire));
+        of_ports.push(Arc::downgrade(&new));
+        (new, older)
+    }
+
+    /// The time by which connections are looked at.
+    #[inline]
+    pub fn seconds(&self) -> u64 {
+        self.seconds.0.load(Ordering::Relaxed)
+    }
+
+    /// A second has passed: gives the connections that are to be looked at now.
+    pub fn second_passed(&self) -> Vec<Place> {
+        let now = self.seconds.0.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut places = lock(&self.places);
+        let mut due = Vec::new();
+        while let Some(number) = places.alarms.next_due(now) {
+            due.extend(places.all.get(&number).cloned());
+        }
+        due
+    }
+
+    /// Has a connection looked at in so many seconds, one at least, unless it is looked at earlier anyway.
+    pub fn look_in(&self, number: u64, seconds: u64) {
+        let second = self.seconds().saturating_add(seconds.max(1));
+        let mut places = lock(&self.places);
+        if places.all.contains_key(&number) {
+            places.alarms.set(number, second);
+        }
+    }
+
+    /// A connection has its place.
+    pub fn placed(&self, place: Place) {
+        let number = place.number;
+        lock(&self.places).all.insert(number, place);
+        self.look_in(number, self.limits.login_time.as_secs());
+    }
+
+    /// A connection has logged in; false when it has been displaced already.
+    pub fn logged_in(&self, number: u64, key: ConnectionKey) -> bool {
+        let mut places = lock(&self.places);
+        if let Some(at) = places.doomed.iter().position(|doomed| *doomed == key) {
+            places.doomed.remove(at);
+            return false;
+        }
+        places.by_key.insert(key, number);
+        true
+    }
+
+    /// A connection is gone.
+    pub fn forget(&self, number: u64, key: Option<ConnectionKey>) {
+        let mut places = lock(&self.places);
+        places.all.remove(&number);
+        places.alarms.forget(number);
+        if let Some(key) = key {
+            places.by_key.remove(&key);
+        }
+    }
+
+    pub fn connections(&self) -> Vec<Place> {
+        lock(&self.places).all.values().cloned().collect()
+    }
+
+    pub fn connection_count(&self) -> usize {
+        lock(&self.places).all.len()
+    }
+
+    fn place(&self, key: ConnectionKey) -> Option<Place> {
+        let places = lock(&self.places);
+        let number = places.by_key.get(&key)?;
+        places.all.get(number).cloned()
+    }
+
+    /// Has a connection dropped, wherever it is; `held` is let go of once nothing of it is in flight.
+    pub fn drop_connection(&self, key: ConnectionKey, held: Option<Hold>) {
+        match self.place(key) {
+            Some(place) => place.tell(move |connection, io| {
+                connection.held_until_drained.extend(held);
+                connection.end(io, "displaced");
+            }),
+            None => {
+                let mut places = lock(&self.places);
+                if places.doomed.len() == DOOMED_MAX {
+                    places.doomed.pop_front();
+                }
+                places.doomed.push_back(key);
+            }
+        }
+    }
+
+    /// Has a connection closed that another one of its session has logged out: the session stays; `held` as above.
+    pub fn log_out_connection(&self, key: ConnectionKey, held: Hold) {
+        match self.place(key) {
+            Some(place) => place.tell(move |connection, io| {
+                connection.held_until_drained.push(held);
+                connection.is_logged_out(io);
+            }),
+            None => self.drop_connection(key, None),
+        }
+    }
+
+    /// Has a connection dropped because its session ends, of which its initiator is told; `held` as above.
+    pub fn dismiss_connection(&self, key: ConnectionKey, held: Option<Hold>) {
+        match self.place(key) {
+            Some(place) => place.tell(move |connection, io| {
+                connection.held_until_drained.extend(held);
+                connection.dismiss(io, "the target drops its session");
+            }),
+            None => self.drop_connection(key, held),
+        }
+    }
+
+    /// Has a connection's initiator asked to log out, within a bound.
+    pub fn ask_for_logout(&self, key: ConnectionKey) {
+        match self.place(key) {
+            Some(place) => place.tell(Connection::ask_for_logout),
+            None => self.drop_connection(key, None),
+        }
+    }
+
+    /// Has another connection of a session look at its stream again.
+    pub fn wake(&self, tsih: u16, cid: u16) {
+        let session = self.sessions.session(tsih);
+        let key = session.and_then(|session| session.connection(cid));
+        if let Some(place) = key.and_then(|key| self.place(key)) {
+            place.tell(Connection::look_again);
+        }
+    }
+}

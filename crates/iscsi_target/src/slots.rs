@@ -1,0 +1,228 @@
+//! A connection's commands: a slot each, from the first sight of a command until nothing of it is in flight.
+//!
+//! A slot outlives its iSCSI task where a task was aborted while its I/O ran, or goes on in the background.
+
+use guest_memory::IoBuffer;
+use iscsi::target::TaskId;
+use latency::{Operation, Part, Stamp, Stamps};
+use scsi::{Response, TaskTag};
+use scsi_exec::{Held, Hold, Task, TaskStep, Ticket, end_for_want_of_memory};
+
+/// Names a slot; a stale name finds another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotId {
+    pub index: u32,
+    pub generation: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Slot {
+    pub generation: u32,
+    pub used: bool,
+    /// The iSCSI task, as long as it is to be answered.
+    pub iscsi: Option<TaskId>,
+    pub task: Task,
+    /// What the task does next, once its data, its memory or its turn is there.
+    pub step: Option<TaskStep>,
+    /// Command data; as large as what of it may move by now.
+    pub buffer: Option<IoBuffer>,
+    /// What was read is sent from where it lies on the disk: the task's order lasts until it has left.
+    pub lent: bool,
+    /// The kernel receives into the buffer.
+    pub receiving: bool,
+    /// An I/O is in flight.
+    pub busy: bool,
+    /// The I/O works on scratch memory.
+    pub scratch: bool,
+    /// Aborted: it does nothing more.
+    pub aborted: bool,
+    /// Aborted, but what it does goes on elsewhere after its present I/O.
+    pub left: bool,
+    pub begun: bool,
+    /// The answer was sent, or there is none, and the task goes on.
+    pub goes_on: bool,
+    pub lun: [u8; 8],
+    pub tag: Option<TaskTag>,
+    /// Its place among the others, if it is not SIMPLE.
+    pub ticket: Option<Ticket>,
+    pub read_length: u32,
+    /// `None`: no data-out is expected.
+    pub write_length: Option<u32>,
+    /// Bytes that a read moves into the buffer.
+    pub reads: u32,
+    /// An answer that waits for other tasks to be aborted.
+    pub response: Option<Response>,
+    pub operation: Option<Operation>,
+    /// Whose measurements it belongs to.
+    pub part: Part,
+    pub bytes: u32,
+    /// First byte on the disk.
+    pub offset: u64,
+    /// It has been through a batch before.
+    pub pended: bool,
+    /// Its data had to be waited for, and its way in is not recorded yet.
+    pub asked: bool,
+    /// When the first and the last of that data were there.
+    pub awaited: Stamp,
+    pub received: Stamp,
+    /// As far as it has come.
+    pub stamps: Stamps,
+    /// Task management functions that wait for this task to end.
+    pub waits: Vec<Hold>,
+    /// What it holds of the memory that its session works with.
+    pub held: Held,
+}
+
+impl Slot {
+    /// What its task does next is to be answered TASK SET FULL.
+    #[cold]
+    pub fn end_for_want_of_memory(&mut self) -> TaskStep {
+        let expected = self.write_length.unwrap_or(0).max(self.read_length);
+        end_for_want_of_memory(&mut self.task, expected)
+    }
+
+    /// As new, in place: a slot is large, and most of it was never used. Gives what waited for it.
+    fn clear(&mut self) -> Vec<Hold> {
+        let Slot {
+            generation,
+            used,
+            iscsi,
+            task,
+            step,
+            buffer,
+            lent,
+            receiving,
+            busy,
+            scratch,
+            aborted,
+            left,
+            begun,
+            goes_on,
+            lun,
+            tag,
+            ticket,
+            read_length,
+            write_length,
+            reads,
+            response,
+            operation,
+            part,
+            bytes,
+            offset,
+            pended,
+            asked,
+            awaited,
+            received,
+            stamps,
+            waits,
+            held,
+        } = self;
+        *generation = generation.wrapping_add(1);
+        for flag in [used, lent, receiving, busy, scratch] {
+            *flag = false;
+        }
+        for flag in [aborted, left, begun, goes_on, pended, asked] {
+            *flag = false;
+        }
+        task.abandon();
+        (*iscsi, *step, *buffer) = (None, None, None);
+        (*tag, *ticket, *response) = (None, None, None);
+        (*lun, *read_length, *write_length, *reads) = ([0; 8], 0, None, 0);
+        (*operation, *part) = (None, Part::default());
+        (*bytes, *offset) = (0, 0);
+        (*awaited, *received) = (Stamp::default(), Stamp::default());
+        *stamps = Stamps::default();
+        held.give_back();
+        std::mem::take(waits)
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Default)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// By the iSCSI task's index.
+    by_task: Vec<u32>,
+}
+
+impl Slots {
+    /// Room for as many iSCSI tasks.
+    pub fn set_tasks(&mut self, tasks: usize) {
+        self.by_task.resize(tasks, NONE);
+    }
+
+    pub fn find(&self, task: TaskId) -> Option<SlotId> {
+        let index = *self.by_task.get(task.index())?;
+        let slot = self.slots.get(index as usize)?;
+        (slot.iscsi == Some(task)).then_some(SlotId {
+            index,
+            generation: slot.generation,
+        })
+    }
+
+    /// A slot for an iSCSI task that has none.
+    pub fn take(&mut self, task: TaskId) -> SlotId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.used = true;
+        slot.iscsi = Some(task);
+        if let Some(place) = self.by_task.get_mut(task.index()) {
+            *place = index;
+        }
+        SlotId {
+            index,
+            generation: slot.generation,
+        }
+    }
+
+    pub fn get(&mut self, index: u32) -> &mut Slot {
+        &mut self.slots[index as usize]
+    }
+
+    pub fn current(&mut self, id: SlotId) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        (slot.used && slot.generation == id.generation).then_some(slot)
+    }
+
+    pub fn id(&self, index: u32) -> SlotId {
+        SlotId {
+            index,
+            generation: self.slots[index as usize].generation,
+        }
+    }
+
+    /// The iSCSI task is over; the slot may go on.
+    pub fn part(&mut self, index: u32) -> Option<TaskId> {
+        let task = self.slots[index as usize].iscsi.take()?;
+        if let Some(place) = self.by_task.get_mut(task.index())
+            && *place == index
+        {
+            *place = NONE;
+        }
+        Some(task)
+    }
+
+    /// Empties a slot; its buffer and its waits must have been taken.
+    pub fn free(&mut self, index: u32) {
+        self.part(index);
+        let waits = self.slots[index as usize].clear();
+        self.free.push(index);
+        drop(waits);
+    }
+
+    /// Slots in use.
+    pub fn used(&self) -> impl Iterator<Item = u32> {
+        let all = self.slots.iter().enumerate();
+        all.filter(|(_, slot)| slot.used)
+            .map(|(index, _)| index as u32)
+    }
+
+    pub fn busy(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.busy).count()
+    }
+}

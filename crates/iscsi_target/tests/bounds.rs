@@ -1,0 +1,367 @@
+//! What one session may make the door hold, and what its order promises while its data are still here.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
+use iscsi::initiator::{Event, Initiator, Request};
+use iscsi::negotiation::{Offer, SessionParameters};
+use iscsi_target::{DoorLimits, TargetOptions};
+
+/// Far above what anything here takes.
+const LIMIT: Duration = Duration::from_secs(60);
+const LARGE: u32 = 256 << 10;
+
+fn client(door: &Door, offer: Offer) -> Client {
+    client_of(door, offer, 1)
+}
+
+fn client_of(door: &Door, mut offer: Offer, connections: u16) -> Client {
+    offer.session.max_connections = connections;
+    let mut client = Client::login(door.portal, settings(1, offer), connections.into());
+    client.settle();
+    client
+}
+
+/// Sends what is queued and takes nothing.
+fn push(client: &mut Client, until: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !until() {
+        client.push();
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(begun.elapsed() < LIMIT, "the door does not get so far");
+    }
+}
+
+fn read(lba: u32) -> Request {
+    Initiator::read(0, &cdb10(0x28, lba, (LARGE as usize / BLOCK) as u16), LARGE)
+}
+
+/// Takes every answer that is due.
+fn answers(client: &mut Client, count: usize) -> Vec<iscsi::initiator::CommandDone> {
+    let mut done = Vec::new();
+    client.until(|client| {
+        for (_, event) in std::mem::take(&mut client.events) {
+            if let Event::Command(one) = event {
+                done.push(one);
+            }
+        }
+        done.len() == count
+    });
+    done
+}
+
+#[test]
+fn ordered_write_does_not_change_what_reads_before_it_have_yet_to_send() {
+    let door = Door::ram();
+    let mut client = client(&door, Offer::default());
+    // 8 MiB: more than the sockets take.
+    for lba in 0..32u32 {
+        let blocks = LARGE as usize / BLOCK;
+        let data = vec![0xa5; LARGE as usize];
+        assert_eq!(client.write(0, lba * blocks as u32, data).status, 0);
+    }
+    let blocks = LARGE / BLOCK as u32;
+    let reads: Vec<u32> = (0..32)
+        .map(|lba| client.initiator.command(0, read(lba * blocks)).unwrap())
+        .collect();
+    let cdb = cdb10(0x2a, 31 * blocks, 8);
+    let ordered = Request {
+        attribute: 2,
+        ..Initiator::write(0, &cdb, vec![0x5a; 8 * BLOCK])
+    };
+    client.initiator.command(0, ordered).unwrap();
+    let pause = Instant::now();
+    // Long enough for the write to overtake, if it could.
+    push(&mut client, || pause.elapsed() > Duration::from_millis(200));
+    for done in answers(&mut client, 33) {
+        assert_eq!(done.status, 0);
+        if reads.contains(&done.itt) {
+            assert!(done.data.iter().all(|byte| *byte == 0xa5), "changed");
+        }
+    }
+    let now = client.read(0, 31 * blocks, 8);
+    assert!(now.data.iter().all(|byte| *byte == 0x5a));
+}
+
+#[test]
+fn reads_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
+    let allowed = 1 << 20;
+    let limits = DoorLimits {
+        data_bytes: allowed,
+        ..DoorLimits::default()
+    };
+    // Behind a delay the content does not lie in memory, so that it has to be read.
+    let delay = bdev::Delay::new(ram(64), Duration::ZERO);
+    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
+    let mut client = client(&door, Offer::default());
+    for lba in 0..100 {
+        client.initiator.command(0, read(lba * 512)).unwrap();
+    }
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(200));
+    let held = door.server.memory_in_use();
+    // One buffer beyond the limit may be on its way, and headers.
+    let most = allowed as u64 + 2 * u64::from(LARGE);
+    assert!(
+        held > 0 && held <= most,
+        "{held} bytes held, {most} allowed"
+    );
+    assert!(
+        answers(&mut client, 100)
+            .iter()
+            .all(|done| done.status == 0)
+    );
+}
+
+#[test]
+fn write_atomic_that_waits_for_memory_goes_on_when_there_is_some() {
+    let limits = DoorLimits {
+        data_bytes: 1 << 20,
+        ..DoorLimits::default()
+    };
+    let delay = bdev::Delay::new(ram(64), Duration::ZERO);
+    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
+    let mut offer = Offer::default();
+    (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
+    let mut client = client(&door, offer);
+    for lba in 0..60 {
+        client.initiator.command(0, read(lba * 512)).unwrap();
+    }
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(200));
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[13]) = (0x9c, 8);
+    let atomic = Initiator::write(0, &cdb, vec![1; 8 * BLOCK]);
+    client.initiator.command(0, atomic).unwrap();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(400));
+    let all = answers(&mut client, 61);
+    assert!(all.iter().all(|done| done.status == 0));
+    assert_eq!(client.read(0, 0, 8).data, [1; 8 * BLOCK]);
+}
+
+#[test]
+fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
+    let allowed = 1 << 20;
+    let limits = DoorLimits {
+        data_bytes: allowed,
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(64), target(), limits);
+    let solicited = Offer {
+        session: SessionParameters {
+            initial_r2t: true,
+            immediate_data: false,
+            ..Offer::default().session
+        },
+        ..Offer::default()
+    };
+    let mut client = client(&door, solicited);
+    for lba in 0..100 {
+        let cdb = cdb10(0x2a, lba * 512, (LARGE as usize / BLOCK) as u16);
+        let write = Initiator::write(0, &cdb, vec![1; LARGE as usize]);
+        client.initiator.command(0, write).unwrap();
+    }
+    // The commands leave, the answers to R2Ts do not: nothing is received.
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(200));
+    let held = door.server.memory_in_use();
+    let most = allowed as u64 + 2 * u64::from(LARGE);
+    assert!(held <= most, "{held} bytes held, {most} allowed");
+    assert!(
+        answers(&mut client, 100)
+            .iter()
+            .all(|done| done.status == 0)
+    );
+}
+
+/// Commands that work in memory are not counted by the data that they move: VERIFY moves none.
+#[test]
+fn commands_that_work_in_memory_work_in_no_more_than_is_allowed() {
+    const TASK_SET_FULL: u8 = 0x28;
+    let limits = DoorLimits {
+        data_bytes: 4 << 20,
+        ..DoorLimits::default()
+    };
+    let delay = bdev::Delay::new(ram(64), Duration::from_millis(300));
+    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
+    let mut client = client(&door, Offer::default());
+    let verify = |blocks| Initiator::read(0, &cdb10(0x2f, 0, blocks), 0);
+    let mebibyte = ((1 << 20) / BLOCK) as u16;
+    for _ in 0..40 {
+        client.initiator.command(0, verify(mebibyte)).unwrap();
+    }
+    let all = answers(&mut client, 40);
+    let count = |status| all.iter().filter(|done| done.status == status).count();
+    let (good, full) = (count(0), count(TASK_SET_FULL));
+    assert_eq!(good + full, 40);
+    // As much again as the memory of one is on its way from the disk.
+    assert!((1..=2).contains(&good), "{good} at a time");
+    // What was held is there again, and a command that needs more than there is has it alone.
+    for blocks in [mebibyte, 8 * mebibyte] {
+        assert_eq!(client.run(0, verify(blocks)).status, 0);
+    }
+}
+
+const CONNECTIONS: u16 = 16;
+
+/// A door that allows so much, with 16 connections of one session on two workers.
+fn session_of_sixteen(allowed: usize, offer: Offer) -> (Door, Client) {
+    let limits = DoorLimits {
+        data_bytes: allowed,
+        ..DoorLimits::default()
+    };
+    let delay = bdev::Delay::new(ram(64), Duration::ZERO);
+    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
+    let client = client_of(&door, offer, CONNECTIONS);
+    (door, client)
+}
+
+#[test]
+fn connections_of_a_session_share_what_it_may_hold() {
+    let allowed = 4 << 20;
+    let (door, mut client) = session_of_sixteen(allowed, Offer::default());
+    // Far more for each connection than its sockets take.
+    let length = 2u32 << 20;
+    let cdb = cdb10(0x28, 0, (length as usize / BLOCK) as u16);
+    for number in 0..112 {
+        let request = Initiator::read(0, &cdb, length);
+        client
+            .initiator
+            .command(number % CONNECTIONS, request)
+            .unwrap();
+    }
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(300));
+    let held = door.server.memory_in_use();
+    // One command beyond the limit, and a header for each connection.
+    let most = allowed as u64 + u64::from(length) + u64::from(CONNECTIONS) * 4096;
+    assert!(
+        held >= allowed as u64 / 2 && held <= most,
+        "{held} bytes held, {allowed} allowed"
+    );
+    // And whoever waits is told when others are done.
+    let done = answers(&mut client, 112);
+    assert!(done.iter().all(|done| done.status == 0));
+    assert!(done.iter().all(|done| done.data.len() == length as usize));
+}
+
+#[test]
+fn begun_writes_of_many_connections_hold_what_a_session_may_and_all_end() {
+    let allowed = 2 << 20;
+    let (door, mut client) = session_of_sixteen(allowed, Offer::default());
+    // Twice FirstBurstLength: half of each comes unasked, and for the rest there is room for some only.
+    let (length, first) = (512 << 10, 256 << 10);
+    assert_eq!(Offer::default().session.first_burst_length, first);
+    let blocks = (length / BLOCK) as u16;
+    let writes = 48;
+    for number in 0..writes {
+        let cid = (number % u32::from(CONNECTIONS)) as u16;
+        let cdb = cdb10(0x2a, number * u32::from(blocks), blocks);
+        let write = Initiator::write(0, &cdb, vec![number as u8; length]);
+        client.initiator.command(cid, write).unwrap();
+    }
+    let pause = Instant::now();
+    push(&mut client, || pause.elapsed() > Duration::from_millis(300));
+    let held = door.server.memory_in_use();
+    let unasked = u64::from(writes) * u64::from(first);
+    let most = allowed as u64 + unasked + length as u64 + u64::from(CONNECTIONS) * 4096;
+    assert!(
+        held >= u64::from(first) && held <= most,
+        "{held} bytes held, {most} allowed"
+    );
+    let done = answers(&mut client, writes as usize);
+    assert!(done.iter().all(|done| done.status == 0));
+    for number in 0..writes {
+        let read = client.read(0, number * u32::from(blocks), 1);
+        assert!(read.data.iter().all(|byte| *byte == number as u8));
+    }
+    assert_eq!(door.server.memory_in_use(), 0, "all is given back");
+}
+
+/// Of one command, or of as many as the window holds.
+#[test]
+fn long_commands_share_what_a_turn_may_take() {
+    const COMMANDS: u32 = 32;
+    const BLOCKS: u32 = 8 << 11;
+    let door = Door::ram();
+    let mut client = client(&door, Offer::default());
+    let turns = || -> u64 { door.pool.counters().iter().map(|w| w.busy_turns).sum() };
+    let before = turns();
+    for _ in 0..COMMANDS {
+        // WRITE SAME(16) of 8 MiB, all of it a pattern
+        let mut cdb = [0; 16];
+        cdb[0] = 0x93;
+        cdb[10..14].copy_from_slice(&BLOCKS.to_be_bytes());
+        let write_same = Initiator::write(0, &cdb, vec![7; BLOCK]);
+        client.initiator.command(0, write_same).unwrap();
+    }
+    let all = answers(&mut client, COMMANDS as usize);
+    assert!(all.iter().all(|done| done.status == 0));
+    // of some 4 MiB
+    let turns = turns() - before;
+    assert!(turns >= u64::from(COMMANDS), "{turns} turns");
+}
+
+/// A PDU as bytes: opcode, flags, ITT, TTT or what else stands at byte 20, and CmdSN.
+fn pdu(opcode: u8, flags: u8, itt: u32, word: u32, cmd_sn: u32, text: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 48];
+    (bytes[0], bytes[1]) = (opcode, flags);
+    bytes[5..8].copy_from_slice(&(text.len() as u32).to_be_bytes()[1..]);
+    for (at, word) in [(16, itt), (20, word), (24, cmd_sn)] {
+        bytes[at..at + 4].copy_from_slice(&word.to_be_bytes());
+    }
+    bytes.extend_from_slice(text);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// One receive may hold a thousand text requests, each of 64 bytes, and each is answered by all targets.
+#[test]
+fn answers_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
+    const TARGETS: usize = 100;
+    const REQUESTS: u32 = 900;
+    let allowed = 64 << 10;
+    let limits = DoorLimits {
+        output_bytes: allowed,
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(16), target(), limits);
+    for number in 1..TARGETS {
+        let options = TargetOptions {
+            name: format!("iqn.2026-11.org.example:t{number}"),
+            ..target()
+        };
+        door.server.add_target(options, &[]).unwrap();
+    }
+    let mut stream = door.connect();
+    let keys = b"InitiatorName=iqn.2026-11.org.example:i1\0SessionType=Discovery\0MaxRecvDataSegmentLength=65536\0";
+    stream.write_all(&pdu(0x43, 0x87, 1, 0, 1, keys)).unwrap();
+    let receive = |stream: &mut std::net::TcpStream| {
+        let mut header = [0; 48];
+        stream.read_exact(&mut header).unwrap();
+        let length = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
+        let mut data = vec![0; length.next_multiple_of(4)];
+        stream.read_exact(&mut data).unwrap();
+        data.truncate(length);
+        (header, data)
+    };
+    let (login, _) = receive(&mut stream);
+    assert_eq!((login[0], login[36]), (0x23, 0));
+    let asked = |itt| pdu(0x44, 0x80, itt, u32::MAX, 1, b"SendTargets=All\0");
+    let all: Vec<u8> = (0..REQUESTS).flat_map(asked).collect();
+    stream.write_all(&all).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let held = door.server.memory_in_use();
+    let (_, list) = receive(&mut stream);
+    // What was looked at together is answered together.
+    let most = allowed + 40 * list.len() as u64;
+    assert!(held <= most, "{held} bytes held, {most} allowed");
+    for itt in 1..REQUESTS {
+        let (header, again) = receive(&mut stream);
+        assert_eq!((header[0], &header[16..20]), (0x24, &itt.to_be_bytes()[..]));
+        assert!(again == list);
+    }
+}

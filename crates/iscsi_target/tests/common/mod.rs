@@ -1,0 +1,382 @@
+//! A door in this process, and our own initiator over TCP.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdev::{BlockDevice, Disk, Ram, RamOptions};
+use iscsi::initiator::{CommandDone, Event, Initiator, InitiatorSettings, Request};
+use iscsi::negotiation::Offer;
+use iscsi_target::{DemoMode, DoorLimits, Server, TargetOptions};
+use reactor::{PollLimit, Pool, WorkerOptions};
+use scsi::MemoryStore;
+use scsi_exec::Units;
+
+pub const TARGET: &str = "iqn.2026-11.org.example:t0";
+pub const BLOCK: usize = 512;
+/// Far above what anything here takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub struct Door {
+    pub server: Server,
+    pub portal: SocketAddr,
+    pub units: Arc<Units>,
+    pub pool: Arc<Pool>,
+}
+
+pub fn ram(mebibytes: u64) -> Arc<dyn BlockDevice> {
+    let options = RamOptions {
+        size: mebibytes << 20,
+        huge_pages: false,
+        ..RamOptions::default()
+    };
+    Arc::new(Ram::create(options).unwrap())
+}
+
+pub fn target() -> TargetOptions {
+    TargetOptions {
+        name: TARGET.to_owned(),
+        portals: vec!["127.0.0.1:0".parse().unwrap()],
+        demo_mode: DemoMode::ReadWrite,
+        ..TargetOptions::default()
+    }
+}
+
+impl Door {
+    pub fn open(engine: Arc<dyn BlockDevice>, options: TargetOptions, limits: DoorLimits) -> Door {
+        Door::with_disks(&[engine], options, limits)
+    }
+
+    /// With a disk for each LUN from 0 on.
+    pub fn with_disks(
+        engines: &[Arc<dyn BlockDevice>],
+        options: TargetOptions,
+        limits: DoorLimits,
+    ) -> Door {
+        let workers = WorkerOptions {
+            count: 2,
+            cpus: Vec::new(),
+            poll: PollLimit::Micros(20).into(),
+        };
+        let pool = Arc::new(Pool::start(&workers).unwrap());
+        let units = Units::new(Box::new(MemoryStore::default()));
+        let server = Server::start(pool.clone(), units.clone(), limits).unwrap();
+        let disk = |(lun, engine): (usize, &Arc<dyn BlockDevice>)| {
+            let disk = Disk::new(&format!("d{lun}"), None, engine.clone());
+            (lun as u16, Arc::new(disk.unwrap()))
+        };
+        let disks: Vec<_> = engines.iter().enumerate().map(disk).collect();
+        let portals = server.add_target(options, &disks).unwrap();
+        Door {
+            server,
+            portal: portals[0],
+            units,
+            pool,
+        }
+    }
+
+    pub fn ram() -> Door {
+        Door::open(ram(16), target(), DoorLimits::default())
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.portal).unwrap()
+    }
+
+    /// Waits until no more than so many connections are left.
+    pub fn wait_for_connections(&self, most: usize) {
+        let begun = Instant::now();
+        while self.server.connections() > most {
+            assert!(begun.elapsed() < LIMIT, "connections stay");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+pub fn settings(number: u8, offer: Offer) -> InitiatorSettings {
+    InitiatorSettings {
+        initiator_name: format!("iqn.2026-11.org.example:i{number}"),
+        target_name: Some(TARGET.to_owned()),
+        isid: [0x80, 0, 0, 0, 0, number],
+        offer,
+        credentials: None,
+        first_cmd_sn: 0xffff_ffe0,
+        text_limit: 1 << 16,
+    }
+}
+
+/// A session of ours.
+pub struct Client {
+    pub initiator: Initiator,
+    streams: Vec<Option<TcpStream>>,
+    unsent: Vec<Vec<u8>>,
+    pub events: Vec<(u16, Event)>,
+    portal: SocketAddr,
+}
+
+impl Client {
+    pub fn new(portal: SocketAddr, settings: InitiatorSettings) -> Client {
+        Client {
+            initiator: Initiator::new(settings),
+            streams: Vec::new(),
+            unsent: Vec::new(),
+            events: Vec::new(),
+            portal,
+        }
+    }
+
+    pub fn login(portal: SocketAddr, settings: InitiatorSettings, connections: usize) -> Client {
+        let mut client = Client::new(portal, settings);
+        for _ in 0..connections {
+            let cid = client.connect();
+            client.until(|client| client.initiator.is_ready(cid));
+        }
+        client.events.clear();
+        client
+    }
+
+    pub fn connect(&mut self) -> u16 {
+        let cid = self.initiator.connect();
+        let stream = TcpStream::connect(self.portal).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream.set_nodelay(true).unwrap();
+        self.streams.push(Some(stream));
+        self.unsent.push(Vec::new());
+        cid
+    }
+
+    /// Loses a connection and begins its login again under its CID; gives the tasks that are over. The old stream, which
+    /// the caller may hold on to, comes with them.
+    pub fn reinstate(&mut self, cid: u16) -> (Vec<u32>, Option<TcpStream>) {
+        let stream = TcpStream::connect(self.portal).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let old = self.streams[usize::from(cid)].replace(stream);
+        self.unsent[usize::from(cid)].clear();
+        (self.initiator.reinstate(cid), old)
+    }
+
+    /// Closes a connection without a word.
+    pub fn hang_up(&mut self, cid: u16) {
+        self.streams[usize::from(cid)] = None;
+    }
+
+    /// Has a connection been closed by the target?
+    pub fn is_closed(&self, cid: u16) -> bool {
+        self.streams[usize::from(cid)].is_none()
+    }
+
+    /// Moves what can be moved now; false when nothing was.
+    pub fn pump(&mut self) -> bool {
+        let mut moved = false;
+        for cid in 0..self.streams.len() {
+            let fresh = std::mem::take(self.initiator.outgoing(cid as u16));
+            self.unsent[cid].extend(fresh);
+            let Some(stream) = &mut self.streams[cid] else {
+                continue;
+            };
+            let mut gone = false;
+            if !self.unsent[cid].is_empty() {
+                match stream.write(&self.unsent[cid]) {
+                    Ok(length) => {
+                        self.unsent[cid].drain(..length);
+                        moved = true;
+                    }
+                    Err(error) => gone |= error.kind() != ErrorKind::WouldBlock,
+                }
+            }
+            let mut bytes = vec![0; 64 << 10];
+            match stream.read(&mut bytes) {
+                Ok(0) => gone = true,
+                Ok(length) => {
+                    moved = true;
+                    match self.initiator.receive(cid as u16, &bytes[..length]) {
+                        Ok(events) => self
+                            .events
+                            .extend(events.into_iter().map(|event| (cid as u16, event))),
+                        Err(error) => panic!("connection {cid}: {error}"),
+                    }
+                }
+                Err(error) => gone |= error.kind() != ErrorKind::WouldBlock,
+            }
+            if gone {
+                self.streams[cid] = None;
+            }
+        }
+        moved
+    }
+
+    /// Sends what can be sent now, and takes nothing.
+    pub fn push(&mut self) {
+        for cid in 0..self.streams.len() {
+            let fresh = std::mem::take(self.initiator.outgoing(cid as u16));
+            self.unsent[cid].extend(fresh);
+            if let Some(stream) = &mut self.streams[cid]
+                && let Ok(length) = stream.write(&self.unsent[cid])
+            {
+                self.unsent[cid].drain(..length);
+            }
+        }
+    }
+
+    /// As [`Client::push`] on one connection, in pieces that arrive by themselves.
+    pub fn push_in_pieces(&mut self, cid: u16, piece: usize) {
+        let cid = usize::from(cid);
+        let fresh = std::mem::take(self.initiator.outgoing(cid as u16));
+        self.unsent[cid].extend(fresh);
+        let bytes = std::mem::take(&mut self.unsent[cid]);
+        let stream = self.streams[cid].as_mut().unwrap();
+        for piece in bytes.chunks(piece) {
+            stream.write_all(piece).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub fn until(&mut self, mut done: impl FnMut(&mut Client) -> bool) {
+        let begun = Instant::now();
+        while !done(self) {
+            if !self.pump() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            assert!(
+                begun.elapsed() < LIMIT,
+                "nothing comes: {} tasks, {} wait, {:?}",
+                self.initiator.tasks_len(),
+                self.initiator.waiting_len(),
+                self.events
+            );
+        }
+    }
+
+    /// One command on one connection.
+    pub fn run(&mut self, cid: u16, request: Request) -> CommandDone {
+        let itt = self.initiator.command(cid, request).unwrap();
+        let mut found = None;
+        self.until(|client| {
+            let at = client
+                .events
+                .iter()
+                .position(|(_, event)| matches!(event, Event::Command(done) if done.itt == itt));
+            if let Some(at) = at
+                && let (_, Event::Command(done)) = client.events.remove(at)
+            {
+                found = Some(done);
+            }
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    /// Takes the unit attention of a new nexus.
+    pub fn settle(&mut self) {
+        for _ in 0..4 {
+            let ready = Request {
+                cdb: vec![0; 6],
+                ..Initiator::read(0, &[0; 6], 0)
+            };
+            if self.run(0, ready).status == 0 {
+                return;
+            }
+        }
+        panic!("unit stays not ready");
+    }
+
+    pub fn write(&mut self, cid: u16, lba: u32, data: Vec<u8>) -> CommandDone {
+        let cdb = cdb10(0x2a, lba, (data.len() / BLOCK) as u16);
+        self.run(cid, Initiator::write(0, &cdb, data))
+    }
+
+    pub fn read(&mut self, cid: u16, lba: u32, blocks: u16) -> CommandDone {
+        let cdb = cdb10(0x28, lba, blocks);
+        self.run(
+            cid,
+            Initiator::read(0, &cdb, u32::from(blocks) * BLOCK as u32),
+        )
+    }
+}
+
+pub fn cdb10(opcode: u8, lba: u32, blocks: u16) -> Vec<u8> {
+    let mut cdb = vec![opcode, 0];
+    cdb.extend_from_slice(&lba.to_be_bytes());
+    cdb.push(0);
+    cdb.extend_from_slice(&blocks.to_be_bytes());
+    cdb.push(0);
+    cdb
+}
+
+/// A sequence that a test can repeat.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// Writes and reads over all connections, many in flight, each block as it was written last.
+pub fn verify(client: &mut Client, connections: u16, rounds: usize, seed: u64) {
+    verify_image(client, connections, rounds, seed, &mut image());
+}
+
+/// What [`verify_image`] knows of an empty disk.
+pub fn image() -> Vec<u8> {
+    vec![0; 16 * REGION as usize * BLOCK]
+}
+
+const REGION: u64 = 2048;
+
+/// As [`verify`], on a disk that holds `image`.
+pub fn verify_image(
+    client: &mut Client,
+    connections: u16,
+    rounds: usize,
+    seed: u64,
+    image: &mut [u8],
+) {
+    let mut random = Random(seed | 1);
+    for round in 0..rounds {
+        // Regions do not overlap, so commands in flight together do not.
+        let mut reads = Vec::new();
+        for region in 0..16u64 {
+            let blocks = 1 + random.below(if region % 4 == 0 { 700 } else { 9 });
+            let lba = region * REGION + random.below(REGION - blocks);
+            let cid = random.below(connections.into()) as u16;
+            let (from, to) = (lba as usize * BLOCK, (lba + blocks) as usize * BLOCK);
+            if random.below(2) == 0 {
+                for byte in &mut image[from..to] {
+                    *byte = random.below(256) as u8;
+                }
+                let cdb = cdb10(0x2a, lba as u32, blocks as u16);
+                let write = Initiator::write(0, &cdb, image[from..to].to_vec());
+                client.initiator.command(cid, write).unwrap();
+            } else {
+                let cdb = cdb10(0x28, lba as u32, blocks as u16);
+                let read = Initiator::read(0, &cdb, (to - from) as u32);
+                let itt = client.initiator.command(cid, read).unwrap();
+                reads.push((itt, from, to));
+            }
+        }
+        let mut done = Vec::new();
+        client.until(|client| {
+            for (_, event) in std::mem::take(&mut client.events) {
+                match event {
+                    Event::Command(one) => done.push(one),
+                    Event::Nop { .. } => {}
+                    other => panic!("round {round}: {other:?}"),
+                }
+            }
+            done.len() == 16
+        });
+        for one in done {
+            assert_eq!((one.response, one.status), (0, 0), "round {round}: {one:?}");
+            if let Some((_, from, to)) = reads.iter().find(|(itt, ..)| *itt == one.itt) {
+                assert!(one.data == image[*from..*to], "round {round}: data differs");
+            }
+        }
+    }
+}

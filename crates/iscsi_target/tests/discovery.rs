@@ -1,0 +1,258 @@
+//! Discovery sessions over real sockets: which addresses SendTargets names, and who has to authenticate.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bdev::Disk;
+use common::{Client, Door, ram, settings, target};
+use iscsi::chap::{Algorithm, Secret};
+use iscsi::initiator::{Event, InitiatorSettings};
+use iscsi::login::{ChapUser, Credentials};
+use iscsi::negotiation::Offer;
+use iscsi_target::{DemoMode, DoorLimits, ServerError, TargetOptions};
+
+const OTHER: &str = "iqn.2026-11.org.example:t1";
+
+fn discovery() -> InitiatorSettings {
+    InitiatorSettings {
+        target_name: None,
+        ..settings(1, Offer::default())
+    }
+}
+
+fn credentials(name: &str, secret: &str, mutual: Option<(&str, &str)>) -> InitiatorSettings {
+    let credentials = Credentials {
+        name: name.to_owned(),
+        secret: Secret::new(secret),
+        mutual: mutual.map(|(name, secret)| (name.to_owned(), Secret::new(secret))),
+        algorithms: Algorithm::ALL.to_vec(),
+    };
+    InitiatorSettings {
+        credentials: Some(credentials),
+        ..discovery()
+    }
+}
+
+fn user(secret: &str, mutual: Option<(&str, &str)>) -> ChapUser {
+    ChapUser {
+        secret: Secret::new(secret),
+        mutual: mutual.map(|(name, secret)| (name.to_owned(), Secret::new(secret))),
+    }
+}
+
+/// What SendTargets=All gives at this address.
+fn send_targets(portal: SocketAddr, settings: InitiatorSettings) -> String {
+    let mut client = Client::login(portal, settings, 1);
+    client.initiator.text(0, b"SendTargets=All\0").unwrap();
+    let is_text = |event: &(u16, Event)| matches!(event.1, Event::Text { .. });
+    client.until(|client| client.events.iter().any(is_text));
+    let Some(Event::Text { text, .. }) = client.events.pop().map(|(_, event)| event) else {
+        panic!("no text")
+    };
+    String::from_utf8(text).unwrap().replace('\0', ";")
+}
+
+/// Can nobody log in with these?
+fn is_refused(portal: SocketAddr, settings: InitiatorSettings) -> bool {
+    std::panic::catch_unwind(|| Client::login(portal, settings, 1)).is_err()
+}
+
+fn add(door: &Door, name: &str, portals: &[String]) -> Result<Vec<SocketAddr>, ServerError> {
+    let disk = Disk::new(&format!("disk of {name}"), None, ram(1)).unwrap();
+    let options = TargetOptions {
+        name: name.to_owned(),
+        portals: portals.iter().map(|text| text.parse().unwrap()).collect(),
+        ..target()
+    };
+    door.server.add_target(options, &[(0, Arc::new(disk))])
+}
+
+#[test]
+fn asker_over_ipv6_is_told_no_address_of_a_portal_that_hears_ipv4_alone() {
+    let options = TargetOptions {
+        portals: vec!["0.0.0.0:0".parse().unwrap()],
+        ..target()
+    };
+    let door = Door::open(ram(1), options, DoorLimits::default());
+    let six = add(&door, OTHER, &["[::1]:0".to_owned()]).unwrap()[0];
+    let four = SocketAddr::from(([127, 0, 0, 1], door.portal.port()));
+    let told_six = format!("TargetName={OTHER};TargetAddress={six},1;");
+    assert_eq!(send_targets(six, discovery()), told_six);
+    assert_eq!(
+        send_targets(four, discovery()),
+        format!(
+            "TargetName={};TargetAddress={four},1;{told_six}",
+            common::TARGET
+        )
+    );
+}
+
+#[test]
+fn wildcards_of_both_families_stand_beside_each_other_and_come_and_go_in_any_order() {
+    let options = TargetOptions {
+        portals: vec!["[::]:0,2".parse().unwrap()],
+        ..target()
+    };
+    let door = Door::open(ram(1), options, DoorLimits::default());
+    let port = door.portal.port();
+    let (four, six) = (
+        SocketAddr::from(([127, 0, 0, 1], port)),
+        SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, port)),
+    );
+    // By itself it serves both.
+    let first = |address: SocketAddr, tag| {
+        format!(
+            "TargetName={};TargetAddress={address},{tag};",
+            common::TARGET
+        )
+    };
+    assert_eq!(send_targets(four, discovery()), first(four, 2));
+    assert_eq!(send_targets(six, discovery()), first(six, 2));
+    let mut stays = Client::login(six, settings(9, Offer::default()), 1);
+    stays.settle();
+    // Another target with the other wildcard: each of the two goes on.
+    for _ in 0..3 {
+        add(&door, OTHER, &[format!("0.0.0.0:{port},1")]).unwrap();
+        let other = format!("TargetName={OTHER};TargetAddress={four},1;");
+        assert_eq!(send_targets(four, discovery()), first(four, 2) + &other);
+        assert_eq!(send_targets(six, discovery()), first(six, 2));
+        let (hold, _holding) = scsi_exec::Holding::new();
+        assert!(door.server.remove_target(OTHER, &hold));
+        assert_eq!(send_targets(four, discovery()), first(four, 2));
+    }
+    // One target with both: each family comes into its own group.
+    let portals = [format!("0.0.0.0:{port},1"), format!("[::]:{port},2")];
+    add(&door, OTHER, &portals).unwrap();
+    for (address, tag) in [(four, 1), (six, 2)] {
+        let other = format!("TargetName={OTHER};TargetAddress={address},{tag};");
+        assert_eq!(
+            send_targets(address, discovery()),
+            first(address, 2) + &other
+        );
+        let settings = InitiatorSettings {
+            target_name: Some(OTHER.to_owned()),
+            ..settings(2, Offer::default())
+        };
+        let client = Client::login(address, settings, 1);
+        let sessions = door.server.sessions();
+        let session = sessions.iter().find(|session| session.target == OTHER);
+        assert_eq!(session.map(|session| session.portal_group), Some(tag));
+        drop(client);
+        door.wait_for_connections(1);
+    }
+    assert_eq!(
+        stays.read(0, 0, 1).status,
+        0,
+        "listening anew ends no session"
+    );
+}
+
+#[test]
+fn address_and_wildcard_of_one_port_share_a_socket() {
+    let door = Door::ram();
+    let port = door.portal.port();
+    add(&door, OTHER, &[format!("0.0.0.0:{port}")]).unwrap();
+    let two = SocketAddr::from(([127, 0, 0, 2], port));
+    assert_eq!(
+        send_targets(two, discovery()),
+        format!(
+            "TargetName={};TargetAddress={},1;TargetName={OTHER};TargetAddress={two},1;",
+            common::TARGET,
+            door.portal
+        )
+    );
+    let (hold, _holding) = scsi_exec::Holding::new();
+    assert!(door.server.remove_target(OTHER, &hold));
+    assert!(std::net::TcpStream::connect(two).is_err());
+    Client::login(door.portal, settings(1, Offer::default()), 1);
+}
+
+#[test]
+fn announced_address_is_named_instead_of_the_portal() {
+    let options = TargetOptions {
+        announce: vec!["203.0.113.7:13260".parse().unwrap()],
+        ..target()
+    };
+    let door = Door::open(ram(1), options, DoorLimits::default());
+    assert_eq!(
+        send_targets(door.portal, discovery()),
+        format!(
+            "TargetName={};TargetAddress=203.0.113.7:13260,1;",
+            common::TARGET
+        )
+    );
+}
+
+#[test]
+fn discovery_users_are_asked_of_every_discovery_session_and_of_no_other() {
+    let door = Door::ram();
+    let at = door.portal;
+    assert!(
+        is_refused(at, credentials("finder", "finder's secret", None)),
+        "nobody has users"
+    );
+    let mutual = Some(("the daemon", "the daemon's secret"));
+    let users = || [("finder".to_owned(), user("finder's secret", mutual))].into();
+    assert!(door.server.set_discovery_users(users()));
+    assert!(
+        !door.server.set_discovery_users(users()),
+        "they are the same"
+    );
+    assert!(is_refused(at, discovery()));
+    assert!(is_refused(
+        at,
+        credentials("finder", "another secret", None)
+    ));
+    assert!(is_refused(
+        at,
+        credentials("another", "finder's secret", None)
+    ));
+    let told = format!("TargetName={};TargetAddress={at},1;", common::TARGET);
+    for mutual in [None, mutual] {
+        let found = send_targets(at, credentials("finder", "finder's secret", mutual));
+        assert_eq!(found, told);
+    }
+    let liar = Some(("the daemon", "of another daemon"));
+    assert!(is_refused(
+        at,
+        credentials("finder", "finder's secret", liar)
+    ));
+    // The target itself has no users.
+    Client::login(at, settings(1, Offer::default()), 1);
+    assert!(door.server.set_discovery_users([].into()));
+    assert_eq!(send_targets(at, discovery()), told);
+}
+
+#[test]
+fn who_offers_nothing_but_chap_discovers_as_a_user_of_a_target() {
+    let options = TargetOptions {
+        demo_mode: DemoMode::None,
+        chap_users: [("ann".to_owned(), user("secret of ann", None))].into(),
+        ..target()
+    };
+    let door = Door::open(ram(1), options, DoorLimits::default());
+    let at = door.portal;
+    // The same name with another secret at another target.
+    let disk = Disk::new("d9", None, ram(1)).unwrap();
+    let other = TargetOptions {
+        name: OTHER.to_owned(),
+        portals: vec![at.to_string().parse().unwrap()],
+        chap_users: [("ann".to_owned(), user("secret of another", None))].into(),
+        ..target()
+    };
+    door.server
+        .add_target(other, &[(0, Arc::new(disk))])
+        .unwrap();
+    let all = send_targets(at, discovery());
+    assert!(all.contains(common::TARGET) && all.contains(OTHER), "{all}");
+    for secret in ["secret of ann", "secret of another"] {
+        assert_eq!(send_targets(at, credentials("ann", secret, None)), all);
+    }
+    assert!(is_refused(at, credentials("ann", "secret of nobody", None)));
+    // Where discovery has users of its own, those of targets are none.
+    let finder = [("finder".to_owned(), user("finder's secret", None))];
+    door.server.set_discovery_users(finder.into());
+    assert!(is_refused(at, credentials("ann", "secret of ann", None)));
+}

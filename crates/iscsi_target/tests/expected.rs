@@ -1,0 +1,94 @@
+//! What a disk is told of I/Os that come next: those of commands that came with the one before them.
+
+mod common;
+#[path = "../../bdev/tests/common/listening.rs"]
+mod listening;
+
+use std::sync::Arc;
+
+use bdev::LATER;
+use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
+use iscsi::initiator::{Event, Initiator};
+use iscsi::negotiation::Offer;
+use iscsi_target::DoorLimits;
+use listening::{Heard, Listening, Story};
+
+const TOGETHER: u32 = 8;
+const BLOCKS: u32 = 2;
+
+/// Sends commands with one write to the socket, and takes what the disk heard of them.
+fn together(client: &mut Client, story: &Story, lba: u32, write: bool) -> Vec<Heard> {
+    story.lock().unwrap().clear();
+    let length = BLOCKS as usize * BLOCK;
+    for n in 0..TOGETHER {
+        let lba = lba + n * BLOCKS;
+        let request = match write {
+            true => {
+                let cdb = cdb10(0x2a, lba, BLOCKS as u16);
+                Initiator::write(0, &cdb, vec![lba as u8; length])
+            }
+            false => Initiator::read(0, &cdb10(0x28, lba, BLOCKS as u16), length as u32),
+        };
+        client.initiator.command(0, request).unwrap();
+    }
+    let is_done = |(_, event): &(u16, Event)| matches!(event, Event::Command(_));
+    client.until(|client| {
+        let done = client.events.iter().filter(|event| is_done(event));
+        done.count() == TOGETHER as usize
+    });
+    for (_, event) in client.events.drain(..) {
+        let Event::Command(done) = event else {
+            continue;
+        };
+        assert_eq!(done.status, 0);
+        assert_eq!(done.data.len(), if write { 0 } else { length });
+        assert!(
+            done.data
+                .chunks(length)
+                .all(|data| data == vec![data[0]; length])
+        );
+    }
+    std::mem::take(&mut story.lock().unwrap())
+}
+
+fn submitted(heard: &[Heard]) -> Vec<u64> {
+    let blocks = heard.iter().filter_map(|one| match one {
+        Heard::Now(block) => Some(*block),
+        Heard::Next(_) | Heard::Later(_) => None,
+    });
+    blocks.collect()
+}
+
+#[test]
+fn a_disk_that_wants_to_know_is_told_of_the_next_of_several_commands_that_came_together() {
+    let story = Story::default();
+    let engine = Arc::new(Listening {
+        inner: ram(16),
+        heard: story.clone(),
+    });
+    let door = Door::open(engine, target(), DoorLimits::default());
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 1);
+    client.settle();
+    for write in [true, false] {
+        let mut told = 0;
+        // How many the socket hands over at once is the kernel's business: mostly all, so that few rounds do.
+        for round in 0..100 {
+            let heard = together(&mut client, &story, round * 16, write);
+            assert_eq!(submitted(&heard).len(), TOGETHER as usize);
+            for (at, one) in heard.iter().enumerate() {
+                // So many are submitted before it.
+                let (block, before) = match *one {
+                    Heard::Next(block) => (block, 1),
+                    Heard::Later(block) => (block, LATER),
+                    Heard::Now(_) => continue,
+                };
+                told += 1;
+                assert_eq!(submitted(&heard[at..])[before], block, "{heard:?}");
+            }
+            if told > 0 {
+                break;
+            }
+        }
+        assert!(told > 0, "never told, writing: {write}");
+    }
+}

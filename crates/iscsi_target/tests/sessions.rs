@@ -1,0 +1,741 @@
+//! Sessions and their ends: reinstatement, logout, access, limits, task management.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdev::{Disk, Fault, FaultAction, FaultPlan, Faulty};
+use block::IoKind;
+use common::{BLOCK, Client, Door, Random, cdb10, ram, settings, target};
+use iscsi::chap::{Algorithm, Secret};
+use iscsi::initiator::{Event, Initiator, InitiatorSettings, Request, TaskManagementRequestFields};
+use iscsi::login::{ChapUser, Credentials};
+use iscsi::negotiation::Offer;
+use iscsi::pdu::{LogoutReason, TaskFunction};
+use iscsi_target::{AclEntry, DemoMode, DoorLimits, TargetOptions};
+
+fn login(door: &Door, number: u8) -> Client {
+    let mut client = Client::login(door.portal, settings(number, Offer::default()), 1);
+    client.settle();
+    client
+}
+
+fn is_refused(door: &Door, number: u8) -> bool {
+    is_refused_with(door, settings(number, Offer::default()))
+}
+
+fn is_refused_with(door: &Door, settings: InitiatorSettings) -> bool {
+    let mut client = Client::new(door.portal, settings);
+    client.connect();
+    let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        client.until(|client| client.initiator.is_ready(0));
+    }));
+    refused.is_err()
+}
+
+#[test]
+fn same_initiator_port_reinstates_its_session() {
+    let door = Door::ram();
+    let mut old = login(&door, 1);
+    old.write(0, 0, vec![1; 512]);
+    let mut new = login(&door, 1);
+    old.until(|old| old.is_closed(0));
+    assert_eq!(new.read(0, 0, 1).data, [1; 512]);
+    assert_eq!(door.server.status()[0].sessions, 1);
+    door.wait_for_connections(1);
+}
+
+/// Target ports are told apart by their portal groups, and ISIDs may be the same at each (RFC 7143, 10.1.1): these are two
+/// nexuses.
+#[test]
+fn same_initiator_port_has_a_session_with_each_portal_group() {
+    let options = TargetOptions {
+        portals: vec![
+            "127.0.0.1:0,1".parse().unwrap(),
+            "127.0.0.2:0,2".parse().unwrap(),
+        ],
+        ..target()
+    };
+    let door = Door::open(ram(16), options, DoorLimits::default());
+    let mut first = login(&door, 1);
+    first.write(0, 0, vec![1; 512]);
+    let portals = door.server.status()[0].portals.clone();
+    let mut second = Client::login(portals[1], settings(1, Offer::default()), 1);
+    second.settle();
+    assert_eq!(second.read(0, 0, 1).data, [1; 512]);
+    assert_eq!(door.server.status()[0].sessions, 2);
+    assert_eq!(first.read(0, 0, 1).data, [1; 512]);
+}
+
+#[test]
+fn logout_of_one_connection_leaves_the_others() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    client
+        .initiator
+        .logout(1, LogoutReason::CloseConnection, 1)
+        .unwrap();
+    client.until(|client| client.is_closed(1));
+    assert_eq!(client.write(0, 5, vec![3; 512]).status, 0);
+    client
+        .initiator
+        .logout(0, LogoutReason::CloseSession, 0)
+        .unwrap();
+    client.until(|client| client.is_closed(0));
+    door.wait_for_connections(0);
+    assert_eq!(door.server.status()[0].sessions, 0);
+}
+
+#[test]
+fn logout_of_another_connection_leaves_the_session() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let reason = LogoutReason::CloseConnection;
+    client.initiator.logout(0, reason, 1).unwrap();
+    client.until(|client| client.is_closed(1));
+    for byte in 1..50 {
+        assert_eq!(client.write(0, 5, vec![byte; BLOCK]).status, 0);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!client.is_closed(0), "the session went with it");
+    assert_eq!(door.server.sessions().len(), 1);
+}
+
+#[test]
+fn target_that_is_removed_takes_sessions_along_however_they_have_spelled_it() {
+    let door = Door::ram();
+    let settings = InitiatorSettings {
+        target_name: Some(common::TARGET.replace("example", "EXAMPLE")),
+        ..settings(1, Offer::default())
+    };
+    let mut client = Client::login(door.portal, settings, 1);
+    client.settle();
+    let (hold, holding) = scsi_exec::Holding::new();
+    assert!(door.server.remove_target(common::TARGET, &hold));
+    drop(hold);
+    assert!(holding.wait(Duration::from_secs(30)));
+    client.until(|client| client.is_closed(0));
+}
+
+#[test]
+fn target_that_is_replaced_has_its_portal_again_at_once() {
+    let door = Door::ram();
+    let disk = Disk::new("d9", None, ram(1)).unwrap();
+    let luns = [(0, Arc::new(disk))];
+    let portal = format!("{}", door.portal);
+    let at = |portals: &str| TargetOptions {
+        portals: vec![portals.parse().unwrap()],
+        ..target()
+    };
+    let (hold, _holding) = scsi_exec::Holding::new();
+    door.server.remove_target(common::TARGET, &hold);
+    for turn in 0..100 {
+        let added = door.server.add_target(at(&portal), &luns);
+        added.unwrap_or_else(|error| panic!("turn {turn}: {error}"));
+        let mut client = login(&door, 1);
+        assert_eq!(client.write(0, 0, vec![1; BLOCK]).status, 0);
+        assert!(door.server.remove_target(common::TARGET, &hold));
+        assert!(std::net::TcpStream::connect(door.portal).is_err());
+    }
+}
+
+/// Whoever needed no secret when the login began would have none to show at its end.
+#[test]
+fn login_that_has_begun_does_not_end_at_the_target_that_replaces_its_own() {
+    let door = Door::ram();
+    let mut stream = door.connect();
+    // Byte 1: the operational stage, which stays; then it ends (RFC 7143, 11.12).
+    let mut step = |flags: u8| -> std::io::Result<[u8; 2]> {
+        let text = format!(
+            "InitiatorName=iqn.2026-11.org.example:i1\0TargetName={}\0",
+            common::TARGET
+        );
+        let text = text.as_bytes();
+        let text = if flags == 0x04 { text } else { &[] };
+        let mut request = vec![0; 48];
+        (request[0], request[1]) = (0x43, flags);
+        request[7] = text.len() as u8;
+        request[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, 1]);
+        request.extend(text);
+        request.resize(request.len().next_multiple_of(4), 0);
+        stream.write_all(&request)?;
+        let mut answer = [0; 48];
+        stream.read_exact(&mut answer)?;
+        let mut data = vec![0; usize::from(answer[7]).next_multiple_of(4)];
+        stream.read_exact(&mut data)?;
+        Ok([answer[36], answer[37]])
+    };
+    assert_eq!(step(0x04).unwrap(), [0, 0]);
+    let (hold, holding) = scsi_exec::Holding::new();
+    door.server.remove_target(common::TARGET, &hold);
+    drop(hold);
+    assert!(holding.wait(Duration::from_secs(30)));
+    let user = ChapUser {
+        secret: Secret::new("a secret of theirs".to_owned()),
+        mutual: None,
+    };
+    let options = TargetOptions {
+        portals: vec![door.portal.to_string().parse().unwrap()],
+        chap_users: [("user".to_owned(), user)].into(),
+        ..target()
+    };
+    let disk = Disk::new("d9", None, ram(1)).unwrap();
+    door.server
+        .add_target(options, &[(0, Arc::new(disk))])
+        .unwrap();
+    let ended = step(0x87);
+    assert!(ended.as_ref().ok() != Some(&[0, 0]), "{ended:?}");
+    assert!(door.server.sessions().is_empty());
+}
+
+#[test]
+fn read_only_demo_mode_refuses_what_changes() {
+    let options = TargetOptions {
+        demo_mode: DemoMode::ReadOnly,
+        ..target()
+    };
+    let door = Door::open(ram(16), options, DoorLimits::default());
+    let mut client = login(&door, 1);
+    let done = client.write(0, 0, vec![1; 4096]);
+    // CHECK CONDITION, DATA PROTECT, WRITE PROTECTED
+    assert_eq!(done.status, 2);
+    assert_eq!((done.sense[2] & 0x0f, done.sense[12]), (7, 0x27));
+    // LOGICAL UNIT NOT SUPPORTED
+    let done = client.run(0, Initiator::write(9, &cdb10(0x2a, 0, 8), vec![1; 4096]));
+    assert_eq!((done.sense[2] & 0x0f, done.sense[12]), (5, 0x25));
+    assert_eq!(client.read(0, 0, 8).data, [0; 4096]);
+}
+
+/// Functions that end what others have begun change more than a write (RFC 7143, 11.6.1: function authorization failed).
+#[test]
+fn initiator_that_may_only_read_resets_nothing() {
+    let entry = |number: u8, read_only| AclEntry {
+        initiator: Some(format!("iqn.2026-11.org.example:i{number}")),
+        network: None,
+        read_only,
+    };
+    let options = TargetOptions {
+        demo_mode: DemoMode::None,
+        acl: vec![entry(1, false), entry(2, true)],
+        ..target()
+    };
+    let door = Door::open(ram(16), options, DoorLimits::default());
+    let (mut writer, mut reader) = (login(&door, 1), login(&door, 2));
+    for function in [
+        TaskFunction::LogicalUnitReset,
+        TaskFunction::TargetWarmReset,
+        TaskFunction::TargetColdReset,
+    ] {
+        assert_eq!(manage(&mut reader, function), 6, "{function:?}");
+    }
+    // Its own tasks it may end.
+    assert_eq!(manage(&mut reader, TaskFunction::AbortTaskSet), 0);
+    assert_eq!(manage(&mut reader, TaskFunction::ClearTaskSet), 0);
+    assert_eq!(ready(&mut writer), (0, 0, 0), "no unit attention");
+    assert_eq!(manage(&mut writer, TaskFunction::LogicalUnitReset), 0);
+}
+
+#[test]
+fn access_list_decides_who_logs_in() {
+    let entry = AclEntry {
+        initiator: Some("iqn.2026-11.org.example:i1".to_owned()),
+        network: Some("127.0.0.0/8".parse().unwrap()),
+        read_only: false,
+    };
+    let options = TargetOptions {
+        demo_mode: DemoMode::None,
+        acl: vec![entry],
+        ..target()
+    };
+    let door = Door::open(ram(16), options, DoorLimits::default());
+    assert_eq!(login(&door, 1).write(0, 0, vec![1; 512]).status, 0);
+    assert!(is_refused(&door, 2));
+}
+
+/// Whoever knows another's name and ISID, which are no secrets, does not end its session: a user is needed who began it.
+#[test]
+fn login_of_another_user_reinstates_no_session() {
+    let secret = |user: &str| Secret::new(format!("secret of {user}"));
+    let users = ["alice", "bob"].map(|user| {
+        let secret = secret(user);
+        (
+            user.to_owned(),
+            ChapUser {
+                secret,
+                mutual: None,
+            },
+        )
+    });
+    let options = TargetOptions {
+        chap_users: users.into(),
+        ..target()
+    };
+    let door = Door::open(ram(16), options, DoorLimits::default());
+    let settings_of = |user: &str, number| InitiatorSettings {
+        credentials: Some(Credentials {
+            name: user.to_owned(),
+            secret: secret(user),
+            mutual: None,
+            algorithms: Algorithm::ALL.to_vec(),
+        }),
+        ..settings(number, Offer::default())
+    };
+    let mut client = Client::login(door.portal, settings_of("alice", 1), 1);
+    client.settle();
+    assert!(is_refused_with(&door, settings_of("bob", 1)));
+    assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
+    // One of her own she may take up anew, and he may have one.
+    Client::login(door.portal, settings_of("bob", 2), 1);
+    Client::login(door.portal, settings_of("alice", 1), 1);
+    client.until(|client| client.is_closed(0));
+}
+
+/// From this address of the host, a login to a session that is there; gives the status class and detail.
+fn join_from(door: &Door, source: [u8; 4], number: u8, tsih: u16, cid: u16) -> [u8; 2] {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &std::net::SocketAddr::from((source, 0))).unwrap();
+    connect(&socket, &door.portal).unwrap();
+    let mut stream = std::net::TcpStream::from(socket);
+    let text = format!(
+        "InitiatorName=iqn.2026-11.org.example:i{number}\0TargetName={}\0",
+        common::TARGET
+    );
+    let mut request = vec![0; 48];
+    (request[0], request[1]) = (0x43, 0x87);
+    request[7] = text.len() as u8;
+    request[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, number]);
+    request[14..16].copy_from_slice(&tsih.to_be_bytes());
+    request[20..22].copy_from_slice(&cid.to_be_bytes());
+    request.extend(text.bytes());
+    request.resize(request.len().next_multiple_of(4), 0);
+    stream.write_all(&request).unwrap();
+    let mut answer = [0; 48];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[0], 0x23);
+    [answer[36], answer[37]]
+}
+
+/// Initiators from one address of the host may write, those from another may read.
+fn by_address() -> TargetOptions {
+    let entry = |network: &str, read_only| AclEntry {
+        initiator: None,
+        network: Some(network.parse().unwrap()),
+        read_only,
+    };
+    TargetOptions {
+        demo_mode: DemoMode::None,
+        acl: vec![entry("127.0.0.1", false), entry("127.0.0.2", true)],
+        ..target()
+    }
+}
+
+/// A session may do what the address of its first connection may: who may do less has no part in it, nor takes a connection's
+/// place.
+#[test]
+fn connection_that_may_only_read_joins_no_session_that_writes() {
+    let door = Door::open(ram(16), by_address(), DoorLimits::default());
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let tsih = door.server.sessions()[0].tsih;
+    for cid in [0, 1, 2] {
+        let status = join_from(&door, [127, 0, 0, 2], 1, tsih, cid);
+        assert_eq!(status, [0x02, 0x02], "authorization failure");
+    }
+    assert_eq!(client.write(1, 0, vec![1; 512]).status, 0);
+    assert_eq!(join_from(&door, [127, 0, 0, 1], 1, tsih, 2), [0, 0]);
+}
+
+/// Nor does it end one, by session reinstatement (RFC 7143, 6.3.5). TSIH 0 asks for a new session.
+#[test]
+fn login_that_may_only_read_reinstates_no_session_that_writes() {
+    let door = Door::open(ram(16), by_address(), DoorLimits::default());
+    let mut client = login(&door, 1);
+    let status = join_from(&door, [127, 0, 0, 2], 1, 0, 0);
+    assert_eq!(status, [0x02, 0x02], "authorization failure");
+    assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
+    // Of its own it may have one, and take up that one anew.
+    for _ in 0..2 {
+        assert_eq!(join_from(&door, [127, 0, 0, 2], 2, 0, 0), [0, 0]);
+    }
+    assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
+}
+
+#[test]
+fn slow_login_ends_and_half_open_ones_give_way() {
+    let limits = DoorLimits {
+        half_open: 4,
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(16), target(), limits);
+    let mut client = login(&door, 1);
+    let mut idle: Vec<_> = (0..20).map(|_| door.connect()).collect();
+    let mut oldest = idle.remove(0);
+    assert_eq!(oldest.read(&mut [0; 8]).unwrap(), 0, "the oldest gives way");
+    assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
+    let limits = DoorLimits {
+        login_time: Duration::from_secs(1),
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(16), target(), limits);
+    assert_eq!(door.connect().read(&mut [0; 8]).unwrap(), 0);
+}
+
+/// Anybody may ask which targets there are: what bounds those who have not logged in bounds these.
+#[test]
+fn discovery_sessions_that_stay_give_way_and_keep_nobody_out() {
+    let limits = DoorLimits {
+        half_open: 4,
+        sessions: 8,
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(16), target(), limits);
+    let mut first = login(&door, 1);
+    let discovery = |number| InitiatorSettings {
+        target_name: None,
+        ..settings(number, Offer::default())
+    };
+    let mut stay: Vec<Client> = (100..130)
+        .map(|number| Client::login(door.portal, discovery(number), 1))
+        .collect();
+    stay[0].until(|client| client.is_closed(0));
+    let mut last = login(&door, 2);
+    assert_eq!(last.write(0, 0, vec![1; 512]).status, 0);
+    assert_eq!(first.read(0, 0, 1).data, [1; 512]);
+    door.wait_for_connections(2 + 4);
+}
+
+#[test]
+fn target_reset_is_answered_and_the_session_goes_on() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let mut random = Random(5);
+    for _ in 0..20 {
+        for region in 0..8u32 {
+            let cdb = cdb10(0x2a, region * 64, 64);
+            let write = Initiator::write(0, &cdb, vec![9; 32 << 10]);
+            client.initiator.command(region as u16 % 2, write).unwrap();
+        }
+        let functions = [
+            TaskFunction::LogicalUnitReset,
+            TaskFunction::AbortTaskSet,
+            TaskFunction::ClearTaskSet,
+            TaskFunction::TargetWarmReset,
+        ];
+        let fields = TaskManagementRequestFields {
+            function: functions[random.below(4) as usize],
+            lun: [0; 8],
+            referenced: None,
+        };
+        let itt = client.initiator.task_management(0, fields).unwrap();
+        client.until(|client| {
+            client.events.iter().any(|(_, event)| {
+                matches!(event, Event::TaskManagement { itt: done, response: 0 } if *done == itt)
+            })
+        });
+        client.events.clear();
+    }
+    client.settle();
+}
+
+/// A task management function on LUN 0, and its response.
+fn manage(client: &mut Client, function: TaskFunction) -> u8 {
+    let fields = TaskManagementRequestFields {
+        function,
+        lun: [0; 8],
+        referenced: None,
+    };
+    let itt = client.initiator.task_management(0, fields).unwrap();
+    let mut found = None;
+    client.until(|client| {
+        found = client.events.iter().find_map(|(_, event)| match event {
+            Event::TaskManagement {
+                itt: done,
+                response,
+            } if *done == itt => Some(*response),
+            _ => None,
+        });
+        found.is_some()
+    });
+    client.events.clear();
+    found.unwrap()
+}
+
+/// Sense key, additional sense code and qualifier of TEST UNIT READY.
+fn ready(client: &mut Client) -> (u8, u8, u8) {
+    let done = client.run(0, Initiator::read(0, &[0; 6], 0));
+    match done.sense.as_slice() {
+        [] => (0, 0, 0),
+        sense => (sense[2] & 0x0f, sense[12], sense[13]),
+    }
+}
+
+#[test]
+fn functions_of_rfc_7144_tell_of_attentions_and_end_the_nexus() {
+    let door = Door::ram();
+    let (mut one, mut other) = (login(&door, 1), login(&door, 2));
+    // Function complete: no unit attention waits. Function succeeded: one does, and still does afterwards.
+    assert_eq!(manage(&mut one, TaskFunction::QueryAsynchronousEvent), 0);
+    assert_eq!(manage(&mut other, TaskFunction::LogicalUnitReset), 0);
+    assert_eq!(manage(&mut one, TaskFunction::QueryAsynchronousEvent), 7);
+    assert_eq!(manage(&mut one, TaskFunction::QueryAsynchronousEvent), 7);
+    // BUS DEVICE RESET FUNCTION OCCURRED
+    assert_eq!(ready(&mut one), (6, 0x29, 0x03));
+    assert_eq!(ready(&mut one), (0, 0, 0));
+    other.settle();
+
+    // RESERVE(6) goes with its nexus, and nothing of the other one's does.
+    let reserve = Initiator::read(0, &[0x16, 0, 0, 0, 0, 0], 0);
+    assert_eq!(one.run(0, reserve).status, 0);
+    assert_eq!(other.write(0, 0, vec![1; BLOCK]).status, 0x18);
+    assert_eq!(manage(&mut one, TaskFunction::ItNexusReset), 0);
+    assert_eq!(other.write(0, 0, vec![1; BLOCK]).status, 0);
+    // I_T NEXUS LOSS OCCURRED
+    assert_eq!(ready(&mut one), (6, 0x29, 0x07));
+    assert_eq!(ready(&mut one), (0, 0, 0));
+    // Task management function not supported: CLEAR ACA, as NORMACA says.
+    assert_eq!(manage(&mut one, TaskFunction::ClearAca), 5);
+}
+
+/// The session has been told that all its connections are dropped, and they were.
+fn is_dismissed(client: &mut Client, connections: u16) {
+    for cid in 0..connections {
+        client.until(|client| client.is_closed(cid));
+        // Time2Wait as was agreed; nothing is retained.
+        let wait = client.initiator.parameters().time_to_wait;
+        let told = |(on, event): &(u16, Event)| match event {
+            Event::Async {
+                event: 3,
+                parameters,
+                ..
+            } => *on == cid && *parameters == [0, wait, 0],
+            _ => false,
+        };
+        assert!(client.events.iter().any(told), "{:?}", client.events);
+    }
+}
+
+#[test]
+fn sessions_that_the_target_ends_are_told_so() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let (hold, holding) = scsi_exec::Holding::new();
+    assert!(door.server.remove_target(common::TARGET, &hold));
+    drop(hold);
+    is_dismissed(&mut client, 2);
+    assert!(
+        holding.wait(Duration::from_secs(30)),
+        "something stays in flight"
+    );
+
+    let door = Door::ram();
+    let (mut one, mut other) = (login(&door, 1), login(&door, 2));
+    assert_eq!(manage(&mut one, TaskFunction::TargetColdReset), 0);
+    is_dismissed(&mut other, 1);
+    one.until(|one| one.is_closed(0));
+
+    let door = Door::ram();
+    let mut client = login(&door, 1);
+    drop(door);
+    is_dismissed(&mut client, 1);
+}
+
+/// Asked to log out, with two seconds to do so, on each connection.
+fn is_asked_to_log_out(client: &mut Client, connections: u16) {
+    let asked = |(_, event): &&(u16, Event)| {
+        matches!(
+            event,
+            Event::Async {
+                event: 1,
+                parameters: [0, 0, 2],
+                ..
+            }
+        )
+    };
+    client.until(|client| client.events.iter().filter(asked).count() == usize::from(connections));
+    client.events.clear();
+}
+
+#[test]
+fn session_that_is_to_end_is_served_until_its_initiator_has_logged_out() {
+    let door = Door::ram();
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let tsih = door.server.sessions()[0].tsih;
+    assert!(door.server.end_session(tsih));
+    is_asked_to_log_out(&mut client, 2);
+    assert_eq!(client.write(1, 5, vec![3; BLOCK]).status, 0);
+    assert_eq!(client.read(0, 5, 1).data, [3; BLOCK]);
+    client
+        .initiator
+        .logout(0, LogoutReason::CloseSession, 0)
+        .unwrap();
+    client.until(|client| client.is_closed(0) && client.is_closed(1));
+    let dropped = |(_, event): &(u16, Event)| matches!(event, Event::Async { .. });
+    assert!(!client.events.iter().any(dropped), "{:?}", client.events);
+    assert!(!door.server.end_session(tsih), "it is gone");
+    login(&door, 1);
+}
+
+#[test]
+fn initiator_that_does_not_log_out_is_dropped_in_time_or_when_asked_again() {
+    let door = Door::ram();
+    let (mut one, mut other) = (login(&door, 1), login(&door, 2));
+    for session in door.server.sessions() {
+        assert!(door.server.end_session(session.tsih));
+    }
+    is_asked_to_log_out(&mut one, 1);
+    is_asked_to_log_out(&mut other, 1);
+    is_dismissed(&mut one, 1);
+    is_dismissed(&mut other, 1);
+
+    let mut one = login(&door, 1);
+    let tsih = door.server.sessions()[0].tsih;
+    assert!(door.server.end_session(tsih) && door.server.end_session(tsih));
+    is_dismissed(&mut one, 1);
+}
+
+#[test]
+fn silent_initiator_is_pinged_and_only_one_that_answers_stays() {
+    let limits = DoorLimits {
+        idle_time: Duration::from_secs(1),
+        silent_time: Duration::from_secs(3),
+        ..DoorLimits::default()
+    };
+    let door = Door::open(ram(16), target(), limits);
+    let mut answers = login(&door, 1);
+    let _silent = login(&door, 2);
+    assert_eq!(door.server.connections(), 2);
+    answers.until(|_| door.server.connections() == 1);
+    assert_eq!(answers.read(0, 0, 1).status, 0, "it has answered");
+}
+
+#[test]
+fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
+    // Of one's own task set, and of everybody's.
+    for (function, by_other) in [
+        (TaskFunction::AbortTaskSet, false),
+        (TaskFunction::ItNexusReset, false),
+        (TaskFunction::ClearTaskSet, false),
+        (TaskFunction::LogicalUnitReset, true),
+        (TaskFunction::TargetWarmReset, true),
+    ] {
+        let engine = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
+        let door = Door::open(engine.clone(), target(), DoorLimits::default());
+        let (mut writer, mut other) = (login(&door, 1), login(&door, 2));
+        engine.inject(Fault {
+            kind: IoKind::Write,
+            skip: 0,
+            times: 1,
+            action: FaultAction::Hold,
+        });
+        let late = Initiator::write(0, &cdb10(0x2a, 0, 1), vec![1; BLOCK]);
+        let late = writer.initiator.command(0, late).unwrap();
+        // It is done, and not answered yet.
+        writer.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
+        let asks = if by_other { &mut other } else { &mut writer };
+        let fields = TaskManagementRequestFields {
+            function,
+            lun: [0; 8],
+            referenced: None,
+        };
+        let function = asks.initiator.task_management(0, fields).unwrap();
+        let is_answered = |client: &Client| {
+            let answer = |(_, event): &(u16, Event)| matches!(event, Event::TaskManagement { itt, response: 0 } if *itt == function);
+            client.events.iter().any(answer)
+        };
+        for _ in 0..50 {
+            asks.pump();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!is_answered(asks), "the write is on its way to the disk");
+        engine.release();
+        asks.until(|asks| is_answered(asks));
+        writer.pump();
+        let ended =
+            |(_, event): &(u16, Event)| matches!(event, Event::Command(done) if done.itt == late);
+        assert!(
+            !writer.events.iter().any(ended),
+            "an aborted task has no status"
+        );
+        other.events.clear();
+        other.settle();
+        assert_eq!(other.write(0, 0, vec![2; BLOCK]).status, 0);
+        assert_eq!(other.read(0, 0, 1).data, [2; BLOCK]);
+    }
+}
+
+/// ORDERED (attribute 2) and HEAD OF QUEUE (3) hold over the connections of a session (RFC 7143, 4.2.2.1: one order).
+#[test]
+fn ordered_command_waits_for_older_ones_of_other_connections() {
+    let engine = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
+    let door = Door::open(engine.clone(), target(), DoorLimits::default());
+    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let hold = Fault {
+        kind: IoKind::Write,
+        skip: 0,
+        times: 1,
+        action: FaultAction::Hold,
+    };
+    engine.inject(hold);
+    // SIMPLE is 1
+    let with = |attribute: u8, request: Request| Request {
+        attribute,
+        ..request
+    };
+    let read = |lba| Initiator::read(0, &cdb10(0x28, lba, 1), BLOCK as u32);
+    let write = |byte| Initiator::write(0, &cdb10(0x2a, 0, 1), vec![byte; BLOCK]);
+    let mut send = |cid, request| client.initiator.command(cid, request).unwrap();
+    let older = send(0, with(1, write(1)));
+    let ordered = send(1, with(2, read(0)));
+    let younger = send(0, with(1, write(2)));
+    let head = send(1, with(3, read(8)));
+    let mut done: Vec<(u32, Vec<u8>)> = Vec::new();
+    let take = |client: &mut Client, done: &mut Vec<(u32, Vec<u8>)>| {
+        for (_, event) in std::mem::take(&mut client.events) {
+            if let Event::Command(one) = event {
+                assert_eq!(one.status, 0, "{one:?}");
+                done.push((one.itt, one.data));
+            }
+        }
+    };
+    client.until(|client| {
+        take(client, &mut done);
+        done.iter().any(|(itt, _)| *itt == head)
+    });
+    // a ping on either connection comes back after whatever could have been answered before it
+    for cid in [0, 1] {
+        client.initiator.nop_out(cid, Vec::new(), false).unwrap();
+        client.until(|client| {
+            let came = client
+                .events
+                .iter()
+                .any(|(on, event)| *on == cid && matches!(event, Event::Nop { .. }));
+            take(client, &mut done);
+            came
+        });
+    }
+    assert_eq!(done.len(), 1, "the others wait: {done:?}");
+    engine.release();
+    client.until(|client| {
+        take(client, &mut done);
+        done.len() == 4
+    });
+    for itt in [older, younger] {
+        assert!(done.iter().any(|(done, _)| *done == itt));
+    }
+    let seen = done.iter().find(|(itt, _)| *itt == ordered);
+    assert_eq!(
+        seen.unwrap().1,
+        [1; BLOCK],
+        "after the older, before the younger"
+    );
+    assert_eq!(client.read(0, 0, 1).data, [2; BLOCK]);
+}

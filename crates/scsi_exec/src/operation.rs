@@ -1,0 +1,18 @@
+//! How a command is counted in timelines and counters, whichever door it came through.
+
+use block::{IoKind, IoRequest};
+use latency::Operation;
+
+/// What a command counts as: its I/O's kind where it is one I/O, else what its operation code says.
+#[inline]
+pub fn operation_of(opcode: u8, direct: Option<&IoRequest>) -> Operation {
+    match direct.map(|request| request.kind) {
+        Some(IoKind::Read) => Operation::Read,
+        Some(IoKind::Write) => Operation::Write,
+        Some(IoKind::Flush) => Operation::Flush,
+        Some(IoKind::Discard | IoKind::WriteZeroes) => Operation::Discard,
+        // UNMAP and WRITE SAME in several steps.
+        None if matches!(opcode, 0x42 | 0x41 | 0x93) => Operation::Discard,
+        None => Operation::Other,
+    }
+}

@@ -1,0 +1,486 @@
+//! The order of one nexus' tasks (SAM-5, 8.7) over all queues or connections that carry it, whichever workers own them.
+//!
+//! While all tasks are SIMPLE, each starts at once and pays one load. An ORDERED task waits until every task of its unit
+//! that was begun before it has ended, wherever it runs: [`Runners`] tells; meanwhile, and while a HEAD OF QUEUE task runs,
+//! those that come for the same unit wait here. Each unit has a task set of its own (SAM-5, 4.9).
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use scsi::{AbortScope, Nexus, NexusId, TaskAttribute, UnitId};
+
+use crate::{Call, Runners, Want};
+
+/// Starts a task that had to wait; it is called, or dropped with what it holds, on any thread. It must not block, and a
+/// task of an attribute other than SIMPLE keeps its ticket until it has ended.
+pub type StartTask = Box<dyn FnOnce(Option<Ticket>) + Send>;
+
+/// Whether a task may start.
+#[derive(Debug)]
+pub enum Admission {
+    /// It may, and keeps the ticket, if there is one, until it has ended.
+    Now(Option<Ticket>),
+    /// What was given to [`TaskOrder::admit`] is called later.
+    Defer,
+}
+
+/// The order of one nexus' tasks.
+pub struct TaskOrder {
+    /// Some task of some unit is not SIMPLE, or waits.
+    busy: AtomicBool,
+    /// Of units with such a task.
+    sets: Mutex<Sets>,
+    nexus: NexusId,
+    runners: Arc<Runners>,
+}
+
+type Sets = HashMap<UnitId, State>;
+
+#[derive(Default)]
+struct State {
+    /// HEAD OF QUEUE tasks that run.
+    heads: usize,
+    /// An ORDERED task runs, or waits for those before it to end.
+    ordered: bool,
+    waiting: VecDeque<(TaskAttribute, StartTask)>,
+}
+
+/// A task's place among others, until it is dropped.
+pub struct Ticket {
+    attribute: TaskAttribute,
+    unit: UnitId,
+    order: Arc<TaskOrder>,
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Ticket").field(&self.attribute).finish()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.order.ended(self.unit, self.attribute);
+    }
+}
+
+impl TaskOrder {
+    pub(crate) fn new(nexus: &Nexus, runners: &Arc<Runners>) -> Arc<TaskOrder> {
+        Arc::new(TaskOrder {
+            busy: AtomicBool::new(false),
+            sets: Mutex::default(),
+            nexus: nexus.id(),
+            runners: runners.clone(),
+        })
+    }
+
+    /// May a task of this attribute start without being admitted?
+    #[inline]
+    pub fn is_free(&self, attribute: TaskAttribute) -> bool {
+        let simple = matches!(attribute, TaskAttribute::Simple | TaskAttribute::Aca);
+        simple && !self.busy.load(Ordering::Acquire)
+    }
+
+    /// A new task for a unit. `later` makes what starts it when it has to wait. An ACA task, which is refused
+    /// when it begins, is a SIMPLE one until then.
+    #[inline]
+    pub fn admit(
+        self: &Arc<Self>,
+        unit: UnitId,
+        attribute: TaskAttribute,
+        later: impl FnOnce() -> StartTask,
+    ) -> Admission {
+        if self.is_free(attribute) {
+            return Admission::Now(None);
+        }
+        self.admit_slowly(unit, attribute, later)
+    }
+
+    #[cold]
+    fn admit_slowly(
+        self: &Arc<Self>,
+        unit: UnitId,
+        attribute: TaskAttribute,
+        later: impl FnOnce() -> StartTask,
+    ) -> Admission {
+        let mut sets = self.lock();
+        match attribute {
+            TaskAttribute::HeadOfQueue => {
+                sets.entry(unit).or_default().heads += 1;
+                self.busy.store(true, Ordering::Release);
+                return Admission::Now(Some(self.ticket(unit, attribute)));
+            }
+            TaskAttribute::Ordered => {}
+            TaskAttribute::Simple | TaskAttribute::Aca if !sets.contains_key(&unit) => {
+                return Admission::Now(None);
+            }
+            TaskAttribute::Simple | TaskAttribute::Aca => {}
+        }
+        // Before anybody is asked what runs: who does not see it has begun what it will be asked about.
+        self.busy.store(true, Ordering::SeqCst);
+        let waiting = &mut sets.entry(unit).or_default().waiting;
+        waiting.push_back((attribute, later()));
+        self.go_on(sets, unit);
+        Admission::Defer
+    }
+
+    fn ended(self: &Arc<Self>, unit: UnitId, attribute: TaskAttribute) {
+        let mut sets = self.lock();
+        let Some(state) = sets.get_mut(&unit) else {
+            return;
+        };
+        match attribute {
+            TaskAttribute::HeadOfQueue => state.heads = state.heads.saturating_sub(1),
+            TaskAttribute::Ordered => state.ordered = false,
+            TaskAttribute::Simple | TaskAttribute::Aca => {}
+        }
+        self.go_on(sets, unit);
+    }
+
+    /// Starts what may start. SIMPLE tasks are started under the lock, so that an ORDERED one that comes next finds them
+    /// begun; what an ORDERED one waits for may end at once, and call back, so it is asked for without.
+    fn go_on(self: &Arc<Self>, mut sets: MutexGuard<'_, Sets>, unit: UnitId) {
+        let mut ordered = None;
+        if let Some(state) = sets.get_mut(&unit) {
+            while state.heads == 0 && !state.ordered {
+                match state.waiting.pop_front() {
+                    Some((TaskAttribute::Ordered, start)) => {
+                        state.ordered = true;
+                        ordered = Some(start);
+                    }
+                    Some((_, start)) => start(None),
+                    None => break,
+                }
+            }
+            if state.is_idle() {
+                sets.remove(&unit);
+            }
+        }
+        self.busy.store(!sets.is_empty(), Ordering::SeqCst);
+        drop(sets);
+        if let Some(start) = ordered {
+            let ticket = self.ticket(unit, TaskAttribute::Ordered);
+            let scope = AbortScope::of_nexus_and_unit(self.nexus, unit);
+            let older = Call::new(Arc::new(scope), Want::End);
+            self.runners.call(&older, move || start(Some(ticket)));
+        }
+    }
+
+    fn ticket(self: &Arc<Self>, unit: UnitId, attribute: TaskAttribute) -> Ticket {
+        Ticket {
+            attribute,
+            unit,
+            order: self.clone(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sets> {
+        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.heads == 0 && !self.ordered && self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use block::{DiskInfo, Geometry};
+    use proptest::prelude::*;
+    use scsi::TaskAttribute::{HeadOfQueue, Ordered, Simple};
+    use scsi::{
+        Directory, DiskId, LogicalUnit, MemoryStore, Target, TargetPort, TransportId, UnitConfig,
+    };
+
+    use super::*;
+    use crate::{Hold, Registration};
+    use scsi::TaskTag;
+
+    /// Queues of one nexus, whose messages come when they are let.
+    struct Bed {
+        order: Arc<TaskOrder>,
+        queues: Vec<Arc<Queue>>,
+        units: [UnitId; 2],
+        _registrations: Vec<Registration>,
+    }
+
+    type Message = Box<dyn FnOnce(&mut Tasks) + Send>;
+
+    #[derive(Default)]
+    struct Queue {
+        mailbox: Mutex<VecDeque<Message>>,
+        tasks: Mutex<Tasks>,
+    }
+
+    #[derive(Default)]
+    struct Tasks {
+        /// What runs, by its number, and who waits for it.
+        running: BTreeMap<usize, (UnitId, Option<Ticket>, Vec<Hold>)>,
+        started: Vec<usize>,
+    }
+
+    impl Queue {
+        fn tell(&self, message: impl FnOnce(&mut Tasks) + Send + 'static) {
+            self.mailbox.lock().unwrap().push_back(Box::new(message));
+        }
+
+        fn tasks(&self) -> MutexGuard<'_, Tasks> {
+            self.tasks.lock().unwrap()
+        }
+    }
+
+    impl Bed {
+        fn new(count: usize) -> Bed {
+            let port = Arc::new(TargetPort {
+                relative_id: 1,
+                group: 1,
+                name: None,
+                device_name: None,
+            });
+            let target = Target::new(vec![port.clone()]);
+            let initiator = TransportId::iscsi_device("iqn.2026-11.org.example:i");
+            let nexus = target.attach_nexus(initiator, port);
+            let nexus_id = nexus.id();
+            let directory = Directory::new(Box::new(MemoryStore::default()));
+            let units = [1, 2].map(|number| {
+                let info = DiskInfo {
+                    geometry: Geometry::new(512, 512),
+                    physical_block_size: 512,
+                    optimal_io_size: 0,
+                    read_only: false,
+                    write_cache: false,
+                    discard_granularity: None,
+                    discard_zeroes: false,
+                    write_zeroes: false,
+                    anchors: false,
+                    atomic_writes: None,
+                    rotational: false,
+                    identity: block::Identity::from_random_bits(number.into()),
+                    serial: String::new(),
+                    naa: number,
+                };
+                let config = UnitConfig {
+                    disk: DiskId(number as u32),
+                    info,
+                    removable: false,
+                    medium: None,
+                };
+                LogicalUnit::new(&directory, config).id()
+            });
+            let runners = Arc::new(Runners::default());
+            let queues: Vec<Arc<Queue>> = (0..count).map(|_| Arc::default()).collect();
+            let registrations = queues.iter().map(|queue| {
+                let (queue, nexus) = (queue.clone(), nexus_id);
+                runners.register(Arc::new(move |call: &Call, hold: Hold| {
+                    assert_eq!(call.want, Want::End);
+                    let scope = call.scope.clone();
+                    queue.tell(move |tasks| {
+                        for (unit, _, waits) in tasks.running.values_mut() {
+                            let tag = TaskTag { nexus, unit: *unit };
+                            if scope.matches(tag) {
+                                waits.push(hold.clone());
+                            }
+                        }
+                    });
+                }))
+            });
+            Bed {
+                _registrations: registrations.collect(),
+                order: TaskOrder::new(&nexus, &runners),
+                queues,
+                units,
+            }
+        }
+
+        fn come(&self, at: usize, attribute: TaskAttribute, number: usize) {
+            self.come_for(0, at, attribute, number);
+        }
+
+        fn come_for(&self, unit: usize, at: usize, attribute: TaskAttribute, number: usize) {
+            let unit = self.units[unit];
+            let queue = self.queues[at].clone();
+            let begin = move |tasks: &mut Tasks, ticket: Option<Ticket>| {
+                tasks.running.insert(number, (unit, ticket, Vec::new()));
+                tasks.started.push(number);
+            };
+            let later = || -> StartTask {
+                let queue = queue.clone();
+                Box::new(move |ticket| queue.tell(move |tasks| begin(tasks, ticket)))
+            };
+            match self.order.admit(unit, attribute, later) {
+                Admission::Now(ticket) => begin(&mut queue.tasks(), ticket),
+                Admission::Defer => {}
+            }
+        }
+
+        fn turn(&self, at: usize) -> bool {
+            let message = self.queues[at].mailbox.lock().unwrap().pop_front();
+            let came = message.is_some();
+            if let Some(message) = message {
+                message(&mut self.queues[at].tasks());
+            }
+            came
+        }
+
+        fn settle(&self) {
+            while (0..self.queues.len()).any(|at| self.turn(at)) {}
+        }
+
+        fn end(&self, at: usize, number: usize) {
+            let ended = self.queues[at].tasks().running.remove(&number);
+            drop(ended);
+        }
+
+        fn started(&self) -> Vec<usize> {
+            let all = self
+                .queues
+                .iter()
+                .map(|queue| queue.tasks().started.clone());
+            let mut all: Vec<usize> = all.flatten().collect();
+            all.sort_unstable();
+            all
+        }
+    }
+
+    #[test]
+    fn an_ordered_task_waits_for_older_ones_of_other_queues_and_holds_younger_ones() {
+        let bed = Bed::new(2);
+        bed.come(0, Simple, 0);
+        bed.come(1, Ordered, 1);
+        bed.come(0, Simple, 2);
+        bed.settle();
+        assert_eq!(bed.started(), [0]);
+        bed.end(0, 0);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 1]);
+        bed.end(1, 1);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 1, 2]);
+        assert!(!bed.order.busy.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_head_of_queue_task_overtakes_all_that_wait_and_holds_what_comes() {
+        let bed = Bed::new(2);
+        bed.come(0, Ordered, 0);
+        bed.settle();
+        bed.come(1, Simple, 1);
+        bed.come(1, HeadOfQueue, 2);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 2]);
+        bed.end(0, 0);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 2]);
+        bed.end(1, 2);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn tasks_for_another_unit_are_not_held() {
+        let bed = Bed::new(2);
+        bed.come(0, Simple, 0);
+        bed.come(1, Ordered, 1);
+        bed.come(0, Simple, 2);
+        bed.come_for(1, 0, Simple, 3);
+        bed.come_for(1, 1, Ordered, 4);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 3]);
+        bed.end(0, 3);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 3, 4]);
+        bed.end(0, 0);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 1, 3, 4]);
+        bed.end(1, 1);
+        bed.end(1, 4);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 1, 2, 3, 4]);
+        assert!(!bed.order.busy.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_queue_that_is_gone_holds_nobody() {
+        let bed = Bed::new(2);
+        bed.come(0, Simple, 0);
+        bed.come(1, Ordered, 1);
+        bed.come(0, Simple, 2);
+        bed.settle();
+        bed.end(0, 0);
+        // the ordered task's message is dropped with its queue
+        let dropped = std::mem::take(&mut *bed.queues[1].mailbox.lock().unwrap());
+        drop(dropped);
+        bed.settle();
+        assert_eq!(bed.started(), [0, 2]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever comes through whichever queue and whenever messages arrive: each task starts once, none but those at
+        /// the head before an older ORDERED one has ended, an ORDERED one after all older ones, and at last all start.
+        #[test]
+        fn starts_keep_the_order_of_the_attributes(
+            steps in prop::collection::vec((0usize..6, 0usize..3, any::<prop::sample::Index>()), 1..60),
+        ) {
+            let bed = Bed::new(3);
+            // attribute, queue, ended
+            let mut tasks: Vec<(TaskAttribute, usize, bool)> = Vec::new();
+            let check = |tasks: &[(TaskAttribute, usize, bool)], before: &[usize]| {
+                for &at in bed.started().iter().filter(|at| !before.contains(at)) {
+                    if tasks[at].0 == HeadOfQueue {
+                        continue;
+                    }
+                    for older in &tasks[..at] {
+                        let must_have_ended = match (older.0, tasks[at].0) {
+                            (Ordered, _) | (_, Ordered) => true,
+                            (HeadOfQueue, _) => false,
+                            _ => false,
+                        };
+                        prop_assert!(older.2 || !must_have_ended, "{tasks:?}: {at}");
+                    }
+                }
+                Ok(())
+            };
+            for (step, queue, index) in steps {
+                let before = bed.started();
+                match step {
+                    0..=2 => {
+                        let attribute = [Simple, Ordered, HeadOfQueue][step];
+                        tasks.push((attribute, queue, false));
+                        bed.come(queue, attribute, tasks.len() - 1);
+                    }
+                    3 => {
+                        let running: Vec<usize> =
+                            before.iter().copied().filter(|&at| !tasks[at].2).collect();
+                        if !running.is_empty() {
+                            let at = running[index.index(running.len())];
+                            tasks[at].2 = true;
+                            bed.end(tasks[at].1, at);
+                        }
+                    }
+                    _ => {
+                        bed.turn(queue);
+                    }
+                }
+                check(&tasks, &before)?;
+            }
+            for _ in 0..2 * tasks.len() + 2 {
+                let before = bed.started();
+                bed.settle();
+                check(&tasks, &before)?;
+                for at in bed.started() {
+                    if !std::mem::replace(&mut tasks[at].2, true) {
+                        bed.end(tasks[at].1, at);
+                    }
+                }
+            }
+            prop_assert_eq!(bed.started(), (0..tasks.len()).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Which disk a logical unit stands on. One registry per process: a disk is one logical unit, whichever doors show
+//! it, so that reservations hold across all of them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+
+use bdev::Disk;
+use block::Extent;
+use reactor::Pool;
+
+use scsi::{Directory, DiskId, LogicalUnit, Medium, Nexus, NexusId, Plan, Store, UnitConfig};
+
+use crate::ports::{Ports, WithPorts};
+use crate::{Runners, Task, TaskOrder, go_on_in_background};
+
+type Entry = (Arc<Disk>, Arc<LogicalUnit>);
+
+/// Does not keep the disk: a unit is remembered longer than its disk is there.
+#[derive(Debug)]
+struct DiskMedium(Weak<Disk>);
+
+impl Medium for DiskMedium {
+    fn extent(&self, offset: u64) -> Extent {
+        match self.0.upgrade() {
+            Some(disk) => disk.engine().extent(offset),
+            None => Extent::UNKNOWN,
+        }
+    }
+
+    fn set_closed(&self, closed: bool) {
+        let Some(disk) = self.0.upgrade() else { return };
+        if closed {
+            disk.close();
+        } else {
+            disk.reopen();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Entries {
+    /// By [`DiskId`]. A number is never given twice: whoever remembers one of a disk that is gone finds nothing.
+    all: Vec<Option<Entry>>,
+    /// Where a disk is, by its address.
+    places: HashMap<usize, usize>,
+}
+
+fn address(disk: &Arc<Disk>) -> usize {
+    Arc::as_ptr(disk).addr()
+}
+
+/// All disks that are logical units.
+pub struct Units {
+    me: Weak<Units>,
+    directory: Arc<Directory>,
+    entries: RwLock<Entries>,
+    ports: Arc<Ports>,
+    runners: Arc<Runners>,
+    orders: Mutex<HashMap<NexusId, Weak<TaskOrder>>>,
+    /// Where tasks run that no door brought.
+    pool: OnceLock<Weak<Pool>>,
+}
+
+impl Units {
+    /// An empty registry. `store` keeps what has to survive a restart: reservations with APTPL, saved mode pages.
+    pub fn new(store: Box<dyn Store>) -> Arc<Units> {
+        let (store, ports) = WithPorts::over(store);
+        Arc::new_cyclic(|me| Units {
+            me: me.clone(),
+            directory: Directory::new(Box::new(store)),
+            entries: RwLock::default(),
+            ports,
+            runners: Arc::default(),
+            orders: Mutex::default(),
+            pool: OnceLock::new(),
+        })
+    }
+
+    /// Names the workers that go on with what a restart interrupted. Without them it has failed.
+    pub fn run_on(&self, pool: &Arc<Pool>) {
+        // only the first counts
+        drop(self.pool.set(Arc::downgrade(pool)));
+    }
+
+    /// The logical unit of a disk, made at the first call. A sanitize or format operation that a restart interrupted goes on.
+    pub fn unit(&self, disk: &Arc<Disk>) -> Arc<LogicalUnit> {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let known = entries.places.get(&address(disk)).copied();
+        if let Some(Some((_, unit))) = known.and_then(|at| entries.all.get(at)) {
+            return unit.clone();
+        }
+        let index = entries.all.len();
+        let config = UnitConfig {
+            disk: DiskId(index as u32),
+            info: (*disk.info()).clone(),
+            removable: disk.is_removable(),
+            medium: Some(Arc::new(DiskMedium(Arc::downgrade(disk)))),
+        };
+        let unit = LogicalUnit::new(&self.directory, config);
+        unit.allow_copies_from_anywhere(disk.may_be_copied_across_targets());
+        entries.all.push(Some((disk.clone(), unit.clone())));
+        entries.places.insert(address(disk), index);
+        drop(entries);
+        if let Some(run) = unit.resume_operation() {
+            let pool = self.pool.get().and_then(Weak::upgrade);
+            tracing::info!(
+                disk = disk.name(),
+                "goes on with its interrupted sanitize or format operation"
+            );
+            if let (Some(pool), Some(me)) = (pool, self.me.upgrade()) {
+                let first = move |task: &mut Task| task.start(Plan::Run(run));
+                go_on_in_background(&pool.place(), &me, Task::default(), first);
+            }
+        }
+        unit
+    }
+
+    /// Where what has to survive a restart is kept.
+    pub fn store(&self) -> &dyn Store {
+        self.directory.store()
+    }
+
+    /// The relative target port identifier of the port of this name: no other door of the process has it (SPC-5,
+    /// 7.8.6.7), and the name has it again after a restart where registrations are kept.
+    pub fn port_id(&self, name: &str) -> u16 {
+        self.ports.number(name)
+    }
+
+    /// Everybody who runs tasks on these units.
+    pub fn runners(&self) -> &Arc<Runners> {
+        &self.runners
+    }
+
+    /// The order of a nexus' tasks, shared by all queues or connections that carry it.
+    pub fn order(&self, nexus: &Nexus) -> Arc<TaskOrder> {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(order) = orders.get(&nexus.id()).and_then(Weak::upgrade) {
+            return order;
+        }
+        orders.retain(|_, order| order.strong_count() > 0);
+        let order = TaskOrder::new(nexus, &self.runners);
+        orders.insert(nexus.id(), Arc::downgrade(&order));
+        order
+    }
+
+    /// The disk behind a plan's I/O.
+    pub fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entry = entries.all.get(id.0 as usize)?.as_ref();
+        entry.map(|(disk, _)| disk.clone())
+    }
+
+    /// The logical unit of a disk that is one already.
+    pub fn known(&self, disk: &Arc<Disk>) -> Option<Arc<LogicalUnit>> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let at = *entries.places.get(&address(disk))?;
+        let entry = entries.all.get(at)?.as_ref();
+        entry.map(|(_, unit)| unit.clone())
+    }
+
+    /// Forgets a disk that no door shows any more.
+    pub fn remove(&self, disk: &Arc<Disk>) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = entries.places.remove(&address(disk))
+            && let Some(entry) = entries.all.get_mut(at)
+        {
+            *entry = None;
+        }
+    }
+}

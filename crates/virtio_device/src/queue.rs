@@ -1,0 +1,759 @@
+//! A virtqueue with its device: what a worker owns. The hops of a request are the methods here, in order.
+//!
+//! `drain` takes a batch: pop (**popped**), begin each (**parsed**), submit each (**submitted**); what completes at
+//! once is **reaped** right there, what is pending comes back through `finish`. `publish` answers all that is done
+//! (**answered**), stores the used index once and interrupts once (**notified**); a driver that polls is asked later whether it
+//! wants that (`asking`). A driver that breaks the rules ends a request or this queue, with one log line, and nothing else (`breach`).
+
+mod asking;
+mod breach;
+mod change;
+mod measure;
+mod resume;
+mod share;
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bdev::{Disk, LATER, Soon, Submission};
+use block::IoOutcome;
+use guest_memory::{GuestView, IoBuffer};
+use latency::{
+    Clock, MixedBatch, Operation, Part, PartCounts, QueueRecord, QueueTimeline, Stage, Stamp,
+    Stamps,
+};
+use reactor::{DiskHandle, Io, Source, SourceId, Tag};
+use uring::RingFd;
+use virtqueue::{DeviceQueue, QueueError};
+
+use crate::device::{BuiltQueue, OnBroken, QueueControl, QueueSetup};
+use crate::protocol::{Protocol, Request, Start, Step};
+use crate::signal::Signal;
+use crate::slots::{Fill, Slots};
+use asking::Asking;
+use breach::REFUSED_BYTES;
+use share::{BATCH, Share};
+
+/// Bytes after which a batch ends, so that other sources of the worker do not wait: what a RAM disk copies in a millisecond or two.
+const BATCH_BYTES: u64 = 8 << 20;
+
+/// I/Os behind their first that a queue's requests may have in a turn when they end at once, and bytes that count as one more:
+/// long requests give way to the worker's other work. On the chain's own memory only the bytes count.
+const STEPS_MAX: u64 = 32;
+const STEP_BYTES: u64 = 128 << 10;
+
+/// In a batch of so many the lines of answers that lie apart from their requests are asked for when chains are popped. Parsing
+/// takes a third of the time of popping, and would ask for more lines at once than a core can have under way.
+const MANY: usize = 16;
+
+/// How far a request has come.
+enum Progress {
+    /// It can be answered.
+    Done,
+    /// Somebody will come back to it.
+    Pending,
+    /// It was answered before and has ended.
+    Over,
+}
+
+/// A queue of a device whose requests `P` understands.
+pub struct Queue<P: Protocol> {
+    id: SourceId,
+    index: u16,
+    /// What its requests' IDs begin with.
+    probed: u64,
+    ring: DeviceQueue,
+    view: GuestView,
+    protocol: P,
+    slots: Slots<P::State>,
+    share: Share,
+    asking: Asking,
+    /// What has counted towards [`STEPS_MAX`] in this turn.
+    steps: u64,
+    /// Lines of the batch's answers were asked for when its chains were popped.
+    early: bool,
+    /// Slots of the batch that is being drained.
+    batch: Vec<u16>,
+    /// Slots of the batch whose I/O is pending.
+    pended: Vec<u16>,
+    /// Slots to be answered when the turn ends.
+    done: Vec<u16>,
+    /// Slots that have been answered and go on.
+    going_on: Vec<u16>,
+    /// Slots that have given way, with the next step, in the order in which they go on.
+    resting: VecDeque<(u16, Step)>,
+    /// Requests of this turn that completed at once, by operation, with the stamps that they share.
+    turns: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
+    /// Requests of the batch that is being submitted, while those in flight are for several disks.
+    mixed: MixedBatch,
+    several: bool,
+    /// Else whose measurements all of them belong to.
+    part: Part,
+    /// Batches that were sorted by disk.
+    sorted: u8,
+    timeline: QueueTimeline,
+    kick: Option<RingFd>,
+    call: Option<Signal>,
+    error: Option<Signal>,
+    enabled: bool,
+    stopping: bool,
+    broken: bool,
+    reaped: Stamp,
+    /// When the last turn with requests began.
+    noticed: Stamp,
+    on_broken: OnBroken,
+}
+
+impl<P: Protocol> Queue<P> {
+    /// A queue from what a front end said; `id` is its place in its worker.
+    ///
+    /// # Errors
+    /// When the ring is not where the front end said, or cannot be.
+    pub fn new(
+        setup: QueueSetup,
+        id: SourceId,
+        clock: &Clock,
+        protocol: P,
+    ) -> Result<Queue<P>, QueueError> {
+        let size = setup.config.size;
+        let mut ring = DeviceQueue::new(setup.config, &setup.memory)?;
+        resume::resume(&mut ring, setup.inflight, &setup.labels)?;
+        let depth = usize::from(size);
+        Ok(Queue {
+            id,
+            index: setup.index,
+            probed: probes::queue(setup.labels.worker, id.place()),
+            ring,
+            view: GuestView::new(setup.memory),
+            protocol,
+            slots: Slots::new(size),
+            share: Share::new(),
+            asking: Asking::new(clock),
+            steps: 0,
+            early: false,
+            batch: Vec::with_capacity(BATCH),
+            pended: Vec::with_capacity(BATCH),
+            done: Vec::with_capacity(depth),
+            going_on: Vec::new(),
+            resting: VecDeque::new(),
+            turns: Vec::with_capacity(4),
+            mixed: MixedBatch::default(),
+            several: false,
+            part: Part::REST,
+            sorted: 0,
+            timeline: QueueTimeline::new(setup.labels, depth),
+            kick: setup.kick.map(RingFd::from),
+            call: setup.call.map(Signal::new),
+            error: setup.error.map(Signal::new),
+            enabled: setup.enabled,
+            stopping: false,
+            broken: false,
+            reaped: Stamp::default(),
+            noticed: Stamp::default(),
+            on_broken: setup.on_broken,
+        })
+    }
+
+    /// The queue as a worker and a control plane take it.
+    pub fn built(self) -> BuiltQueue {
+        fn control<P: Protocol>(source: &mut dyn Source) -> Option<&mut dyn QueueControl> {
+            let queue = (source as &mut dyn Any).downcast_mut::<Queue<P>>()?;
+            Some(queue)
+        }
+        BuiltQueue {
+            source: Box::new(self),
+            control: control::<P>,
+        }
+    }
+
+    /// The device type's half, for events and task management.
+    pub fn protocol(&mut self) -> &mut P {
+        &mut self.protocol
+    }
+
+    /// Calls `with` for all that the device type remembers of requests in flight, with whether the request waits: its step was
+    /// [`Step::Wait`]. One that waits and for which it says so is answered now; the caller wakes the source afterwards.
+    pub fn for_each_request(&mut self, mut with: impl FnMut(&mut P, &mut P::State, bool) -> bool) {
+        for (index, slot) in self.slots.active() {
+            let answer = with(&mut self.protocol, &mut slot.request.state, slot.waiting);
+            if answer && std::mem::take(&mut slot.waiting) {
+                self.done.push(index);
+            }
+        }
+    }
+
+    /// The slot of the request that waits there, if it is the one that is meant.
+    fn waiting(&mut self, slot: u32, is_meant: impl FnOnce(&P::State) -> bool) -> Option<u16> {
+        let index = u16::try_from(slot).ok()?;
+        let slot = self.slots.get(index);
+        let meant = slot.waiting && is_meant(&slot.request.state);
+        slot.waiting &= !meant;
+        meant.then_some(index)
+    }
+
+    /// Ends the wait of a request whose step was [`Step::Wait`], with its result, unless another one is in its slot by now: the
+    /// caller wakes the source afterwards.
+    pub fn resume_waiting(
+        &mut self,
+        slot: u32,
+        is_meant: impl FnOnce(&P::State) -> bool,
+        result: impl FnOnce(&mut P::State),
+    ) {
+        if let Some(index) = self.waiting(slot, is_meant) {
+            result(&mut self.slots.get(index).request.state);
+            self.done.push(index);
+        }
+    }
+
+    /// Goes on with a request whose step was [`Step::Wait`], with the step that `next` gives, unless another one is in its slot
+    /// by now; the caller wakes the source afterwards.
+    pub fn proceed(
+        &mut self,
+        io: &mut Io,
+        slot: u32,
+        is_meant: impl FnOnce(&P::State) -> bool,
+        next: impl FnOnce(&mut P, &mut Io, &mut Request<P::State>) -> Step,
+    ) {
+        let Some(index) = self.waiting(slot, is_meant) else {
+            return;
+        };
+        let slot = self.slots.get(index);
+        let step = next(&mut self.protocol, io, &mut slot.request);
+        match self.advance(io, index, step) {
+            Progress::Done => self.done.push(index),
+            Progress::Pending => {}
+            Progress::Over => self.slots.free_slot(index),
+        }
+    }
+
+    /// Hop 2: takes chains from the ring into slots.
+    fn pop_batch(&mut self) {
+        let polls = self.timeline.counters().polls.get();
+        let there = usize::from(self.ring.waiting());
+        let share = self.share.next(polls, there);
+        let limit = BATCH.min(self.protocol.batch_limit()).min(share);
+        self.early = P::ANSWERED_APART && there.min(limit) >= MANY;
+        let mut bytes = 0;
+        while self.batch.len() < limit && bytes < BATCH_BYTES {
+            let pop = |chain: &mut _| self.ring.pop(&self.view, chain);
+            match self.slots.fill(self.early, pop) {
+                Fill::Filled(index, more) => {
+                    bytes += more;
+                    self.batch.push(index);
+                }
+                Fill::Empty | Fill::Full => return,
+                Fill::Twice(id) => {
+                    return self.end(&format_args!("chain {id} is in flight already"));
+                }
+                Fill::Failed(index, error) => match self.refuse_popped(index, error) {
+                    true => bytes += REFUSED_BYTES,
+                    false => return,
+                },
+            }
+        }
+    }
+
+    /// Hop 3: reads each request.
+    fn begin_batch(&mut self, io: &mut Io) {
+        self.protocol.look();
+        let batch = std::mem::take(&mut self.batch);
+        for &index in &batch {
+            let tag = self.tag(index);
+            let slot = self.slots.get(index);
+            if P::ANSWERED_APART && !self.early {
+                slot.request.chain.buffer.prefetch_half();
+            }
+            match self.protocol.begin(io, &mut slot.request, tag) {
+                Ok(Start {
+                    step,
+                    operation,
+                    bytes,
+                }) => {
+                    (slot.operation, slot.bytes) = (operation, bytes);
+                    (slot.pended, slot.otherwise) = (false, false);
+                    slot.offset = slot.request.job.io.offset;
+                    if !matches!(step, Step::Data) {
+                        slot.begin_otherwise(step);
+                    }
+                }
+                Err(malformed) => self.refuse_begun(index, malformed),
+            }
+        }
+        self.batch = batch;
+        if P::SEVERAL_DISKS && (self.protocol.disk_changed() || self.several) {
+            self.sort_by_disk();
+        }
+    }
+
+    #[inline(always)]
+    fn tag(&self, index: u16) -> Tag {
+        Tag {
+            source: self.id,
+            slot: u32::from(index),
+        }
+    }
+
+    /// Hop 4: gives each request's I/O to its disk. Those that end at once are done.
+    #[inline(always)]
+    fn submit_batch<const SEVERAL: bool>(&mut self, io: &mut Io, stamps: Stamps) {
+        let mut counts = PartCounts {
+            part: self.part,
+            ..PartCounts::default()
+        };
+        let mut batch = std::mem::take(&mut self.batch);
+        let done_before = self.done.len();
+        let mut done = 0;
+        // So many of them have one behind them of which its disk wants to know.
+        let followed = match io.wants_to_know() {
+            true => batch.len().saturating_sub(1),
+            false => 0,
+        };
+        for at in 0..batch.len() {
+            let index = batch[at];
+            if at < followed {
+                self.tell_next(io, batch[at + 1], &batch, at);
+            }
+            let slot = self.slots.get(index);
+            let operation = slot.operation as usize;
+            if SEVERAL && slot.part != counts.part {
+                self.mixed.turn_to(&mut counts, slot.part);
+            }
+            match self.take_first_step(io, index) {
+                Progress::Done => {
+                    // Behind what is still to be submitted.
+                    batch[done] = index;
+                    done += 1;
+                    counts.at_once[operation] += 1;
+                }
+                Progress::Pending => {
+                    self.pended.push(index);
+                    counts.pending[operation] += 1;
+                }
+                Progress::Over => self.slots.free_slot(index),
+            }
+        }
+        self.done.extend_from_slice(&batch[..done]);
+        batch.clear();
+        self.batch = batch;
+        let now = self.stamp(io);
+        let (probed, at_once_ones) = (self.probed, self.done.get(done_before..).unwrap_or(&[]));
+        let id = |index: &u16| probes::id(probed, u32::from(*index));
+        if !at_once_ones.is_empty() {
+            probes::submitted(|| at_once_ones.iter().map(id));
+            probes::reaped(|| at_once_ones.iter().map(id));
+        }
+        if !self.pended.is_empty() {
+            probes::submitted(|| self.pended.iter().map(id));
+            // What is pending has now been given to its disk; what ended at once was given when it was parsed.
+            let mut stamps = stamps;
+            stamps.mark(Stage::Submitted, now);
+            for index in self.pended.drain(..) {
+                let slot = self.slots.get(index);
+                slot.pended = true;
+                slot.noticed = stamps.at(Stage::Noticed);
+                slot.popped = stamps.at(Stage::Popped);
+                slot.parsed = stamps.at(Stage::Parsed);
+                slot.submitted = now;
+            }
+        }
+        if !SEVERAL || self.mixed.is_empty() {
+            return self.count_submitted(&counts, stamps, now);
+        }
+        self.mixed.add(&counts);
+        let mut mixed = std::mem::take(&mut self.mixed);
+        for counts in mixed.drain() {
+            self.count_submitted(&counts, stamps, now);
+        }
+        self.mixed = mixed;
+    }
+
+    /// Takes a request's first step, which mostly is an I/O, and mostly the only one.
+    #[inline(always)]
+    fn take_first_step(&mut self, io: &mut Io, index: u16) -> Progress {
+        let tag = self.tag(index);
+        let slot = self.slots.get(index);
+        if slot.otherwise {
+            return self.take_other_step(io, index);
+        }
+        let request = &mut slot.request;
+        let job = &request.job;
+        match io.submit(job.disk, &job.io, &mut request.chain.buffer, tag) {
+            Submission::Pending => Progress::Pending,
+            Submission::Done(outcome) => match self.protocol.resume_data(io, request, outcome) {
+                Step::Answer => Progress::Done,
+                step => self.advance(io, index, step),
+            },
+        }
+    }
+
+    /// What is submitted after the request at `at` of the batch, and what later. Where a slot begins with something else its job
+    /// is an old one, and nothing comes of it.
+    #[inline(never)]
+    fn tell_next(&mut self, io: &Io, next: u16, batch: &[u16], at: usize) {
+        let job = &self.slots.get(next).request.job;
+        io.expect(job.disk, &job.io, Soon::Next);
+        if let Some(&later) = batch.get(at + LATER) {
+            let job = &self.slots.get(later).request.job;
+            io.expect(job.disk, &job.io, Soon::Later);
+        }
+    }
+
+    #[inline(never)]
+    fn take_other_step(&mut self, io: &mut Io, index: u16) -> Progress {
+        let step = self.slots.get(index).step.take();
+        self.advance(io, index, step.unwrap_or(Step::Data))
+    }
+
+    /// Takes a request's steps as far as they go without waiting.
+    #[inline(never)]
+    fn advance(&mut self, io: &mut Io, index: u16, mut step: Step) -> Progress {
+        let tag = self.tag(index);
+        let slot = self.slots.get(index);
+        loop {
+            let (submitted, scratch, steps) = match step {
+                Step::Scratch(_) | Step::Data if self.steps >= STEPS_MAX => {
+                    self.resting.push_back((index, step));
+                    return Progress::Pending;
+                }
+                Step::Answer if slot.active => return Progress::Done,
+                Step::Answer | Step::Over => return Progress::Over,
+                Step::AnswerAndGoOn => {
+                    slot.goes_on = true;
+                    return Progress::Done;
+                }
+                Step::Wait => {
+                    slot.waiting = true;
+                    return Progress::Pending;
+                }
+                Step::Data => {
+                    slot.scratch = false;
+                    let Request { chain, job, .. } = &mut slot.request;
+                    let buffer = &mut chain.buffer;
+                    let steps = buffer.len() as u64 / STEP_BYTES;
+                    (io.submit(job.disk, &job.io, buffer, tag), None, steps)
+                }
+                Step::Scratch(mut scratch) => {
+                    slot.scratch = true;
+                    let steps = 1 + scratch.len() as u64 / STEP_BYTES;
+                    let job = slot.request.job;
+                    let submitted = io.submit(job.disk, &job.io, &mut scratch, tag);
+                    (submitted, Some(scratch), steps)
+                }
+            };
+            let Submission::Done(outcome) = submitted else {
+                return Progress::Pending;
+            };
+            self.steps += steps;
+            let scratch = scratch.map(|scratch| *scratch);
+            step = self
+                .protocol
+                .resume(io, &mut slot.request, outcome, scratch);
+        }
+    }
+
+    /// Hop 6: writes the answers and returns the chains.
+    #[inline(always)]
+    fn answer_done<const SEVERAL: bool>(&mut self) {
+        for &index in &self.done {
+            let free = self.slots.answer_and_release(index, &self.view, |slot| {
+                let answer = self.protocol.answer(&mut slot.request);
+                let bytes = u64::from(slot.bytes);
+                slot.good = answer.good;
+                if SEVERAL {
+                    self.timeline.select(slot.part);
+                }
+                self.timeline.count(slot.operation, bytes, answer.good);
+                if slot.pended {
+                    self.timeline
+                        .note_reaped(slot.operation, slot.noticed, slot.submitted);
+                }
+                if !self.broken {
+                    let chain = &slot.request.chain;
+                    self.ring.push(chain.id, chain.descriptors, answer.written);
+                }
+            });
+            if !free {
+                self.slots.let_go(index);
+                self.going_on.push(index);
+            }
+        }
+    }
+
+    /// The time, where anybody wants to know it.
+    #[inline]
+    fn stamp(&self, io: &Io) -> Stamp {
+        match self.timeline.is_recording() {
+            true => io.now(),
+            false => Stamp::default(),
+        }
+    }
+
+    /// Hops 6 and 7, for whoever follows requests.
+    #[inline]
+    fn tell_probes(&mut self) {
+        let (probed, done, slots) = (self.probed, &self.done, &mut self.slots);
+        let id = |index: &u16| probes::id(probed, u32::from(*index));
+        probes::answered(|| done.iter().map(|index| (id(index), slots.get(*index).good)));
+        probes::notified(|| done.iter().map(id));
+    }
+
+    /// Requests that gave way in an earlier turn.
+    #[cold]
+    fn go_on_resting(&mut self, io: &mut Io) {
+        for _ in 0..self.resting.len() {
+            if self.steps >= STEPS_MAX {
+                return;
+            }
+            let Some((index, step)) = self.resting.pop_front() else {
+                return;
+            };
+            match self.advance(io, index, step) {
+                Progress::Done => self.done.push(index),
+                Progress::Pending => {}
+                Progress::Over => self.slots.free_slot(index),
+            }
+        }
+    }
+
+    /// Requests that were answered and go on without their driver.
+    #[cold]
+    fn go_on(&mut self, io: &mut Io) {
+        for index in std::mem::take(&mut self.going_on) {
+            let slot = self.slots.get(index);
+            slot.goes_on = false;
+            let step = self.protocol.go_on(io, &mut slot.request);
+            if !matches!(self.advance(io, index, step), Progress::Pending) {
+                self.slots.free_slot(index);
+            }
+        }
+    }
+
+    fn note_in_flight(&self) {
+        let in_flight = self.slots.in_flight() as u64;
+        self.timeline.counters().in_flight.set(in_flight);
+    }
+
+    fn accepts(&self) -> bool {
+        self.enabled && !self.stopping && !self.broken && self.protocol.wants_chains()
+    }
+}
+
+impl<P: Protocol> Source for Queue<P> {
+    #[inline]
+    fn ready(&mut self, now: Stamp) -> bool {
+        let ready = self.accepts() && self.slots.has_free() && self.ring.available() > 0
+            || !self.resting.is_empty();
+        if ready {
+            self.ring.guess(&self.view);
+            self.slots.guess();
+        } else {
+            self.timeline.counters().polls.add(1);
+            self.ask_in_time(now);
+        }
+        ready
+    }
+
+    fn drain(&mut self, io: &mut Io, noticed: Stamp) {
+        self.noticed = noticed;
+        if !self.resting.is_empty() {
+            self.go_on_resting(io);
+            if !self.accepts() {
+                return;
+            }
+        }
+        let mut stamps = Stamps::noticed(noticed);
+        let probed = self.probed;
+        probes::noticed(probed);
+        self.pop_batch();
+        stamps.mark(Stage::Popped, self.stamp(io));
+        if !self.batch.is_empty() {
+            let (batch, slots) = (&self.batch, &mut self.slots);
+            probes::popped(u32::from(self.index), || {
+                batch.iter().map(|index| {
+                    let id = probes::id(probed, u32::from(*index));
+                    (id, u64::from(slots.get(*index).request.chain.id))
+                })
+            });
+        }
+        self.begin_batch(io);
+        self.ask_in_time(noticed);
+        stamps.mark(Stage::Parsed, self.stamp(io));
+        if !self.batch.is_empty() {
+            let (batch, slots) = (&self.batch, &mut self.slots);
+            probes::parsed(|| {
+                batch.iter().map(|index| {
+                    let slot = slots.get(*index);
+                    probes::Parsed {
+                        id: probes::id(probed, u32::from(*index)),
+                        operation: slot.operation as u64,
+                        offset: slot.offset,
+                        length: u64::from(slot.bytes),
+                    }
+                })
+            });
+        }
+        if P::SEVERAL_DISKS && self.several {
+            self.submit_several(io, stamps);
+        } else {
+            self.submit_batch::<false>(io, stamps);
+        }
+        self.note_in_flight();
+    }
+
+    fn finish(
+        &mut self,
+        io: &mut Io,
+        slot: u32,
+        buffer: IoBuffer,
+        outcome: IoOutcome,
+        reaped: Stamp,
+    ) {
+        (self.reaped, self.noticed) = (reaped, reaped);
+        let Ok(index) = u16::try_from(slot) else {
+            return;
+        };
+        let id = probes::id(self.probed, slot);
+        probes::reaped(|| std::iter::once(id));
+        let slot = self.slots.get(index);
+        let scratch = if slot.scratch {
+            Some(buffer)
+        } else {
+            slot.request.chain.buffer = buffer;
+            None
+        };
+        let step = self
+            .protocol
+            .resume(io, &mut slot.request, outcome, scratch);
+        match self.advance(io, index, step) {
+            Progress::Done => self.done.push(index),
+            Progress::Pending => {}
+            Progress::Over => self.slots.free_slot(index),
+        }
+    }
+
+    fn publish(&mut self, io: &mut Io) {
+        if P::SEVERAL_DISKS && self.several {
+            self.answer_several();
+        } else {
+            self.answer_done::<false>();
+        }
+        let wanted = self.show();
+        self.protocol.shown();
+        // By now the driver may see the answers.
+        let answered = self.stamp(io);
+        let mut notified = answered;
+        let told = wanted && self.call.is_some();
+        self.share.published(told && !self.turns.is_empty());
+        if told {
+            self.tell();
+            notified = self.stamp(io);
+        }
+        if !self.done.is_empty() {
+            self.tell_probes();
+        }
+        for (stamps, counts, part) in &mut self.turns {
+            stamps.mark(Stage::Answered, answered);
+            stamps.mark(Stage::Notified, notified);
+            if P::SEVERAL_DISKS {
+                self.timeline.select(*part);
+            }
+            self.timeline.record_turn(counts, stamps);
+        }
+        // Without a completion in this turn something else has ended the wait, just now.
+        if self.reaped == Stamp::default() {
+            self.reaped = answered;
+        }
+        self.timeline.record_answered(self.reaped, answered);
+        self.timeline.record_notified(notified);
+        if P::SEVERAL_DISKS && !self.several {
+            self.timeline.select(self.part);
+        }
+        if self.timeline.take_slow_seen() {
+            self.keep_slow(io, answered, notified);
+        }
+        self.reaped = Stamp::default();
+        self.steps = 0;
+        self.turns.clear();
+        self.done.clear();
+        self.note_in_flight();
+        if !self.going_on.is_empty() {
+            self.go_on(io);
+        }
+    }
+
+    fn settle(&mut self) {
+        self.ask();
+    }
+
+    fn arm(&mut self) -> bool {
+        if !self.resting.is_empty() {
+            return true;
+        }
+        if !self.accepts() {
+            return false;
+        }
+        // A driver that gives no kick is looked at all the time (vhost-user protocol, SET_VRING_KICK).
+        if self.kick.is_none() {
+            return self.slots.has_free();
+        }
+        self.timeline.counters().sleeps.add(1);
+        self.ring.enable_notifications() && self.slots.has_free()
+    }
+
+    fn kicked(&mut self) {
+        self.timeline.counters().kicks.add(1);
+    }
+
+    fn disarm(&mut self) {
+        if !self.broken {
+            self.ring.disable_notifications();
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    fn kick(&self) -> Option<RingFd> {
+        self.kick.clone()
+    }
+
+    fn kick_lost(&mut self) {
+        self.end(&"its kick descriptor cannot be waited for");
+    }
+
+    fn memory_lost(&mut self) {
+        if self.view.table().is_poisoned() {
+            self.end(&"its memory file was truncated");
+        }
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+        self.protocol.stop();
+    }
+
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        Some(self.timeline.record().clone())
+    }
+
+    fn set_recording(&mut self, recording: bool) {
+        self.timeline.set_recording(recording);
+    }
+
+    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        // A request between two steps keeps its handle, which may be another disk's when it goes on.
+        for slot in self.slots.all() {
+            let job = &mut slot.request.job;
+            if io.is_of(job.disk, disk) {
+                job.disk = DiskHandle::NONE;
+            }
+        }
+        self.protocol.let_go(io, disk);
+    }
+
+    fn closed(&mut self, io: &mut Io) {
+        self.protocol.close(io);
+    }
+}

@@ -1,0 +1,106 @@
+//! What becomes of a driver's mistakes (`docs/adr/0003-a-broken-queue-ends-its-session.md`): a request that cannot be served is
+//! answered with an error, where there is a place for one, and the queue goes on; a ring that cannot be trusted ends its queue.
+//! Nothing here is on a request's usual way. Tests: `crates/vhost_user/tests/refusals.rs`.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use reactor::RateLimit;
+use virtqueue::{ErrorPlace, PopError};
+
+use super::Queue;
+use crate::device::Breach;
+use crate::protocol::{Malformed, Protocol, Step};
+use crate::signal::HeldUp;
+
+/// What a refused request counts in a batch, for its chain may have been walked along twice, and there may be ever more of them.
+pub(super) const REFUSED_BYTES: u64 = 1 << 20;
+
+/// One line per second in all: a hostile driver must not fill the log.
+static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+static REFUSED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+
+impl<P: Protocol> Queue<P> {
+    pub(super) fn end(&mut self, why: &dyn Display) {
+        self.end_by(Breach::Rules, why);
+    }
+
+    #[cold]
+    pub(super) fn held_up(&mut self) {
+        self.call = None;
+        self.end_by(Breach::HeldUp, &"its interrupt held a worker up");
+    }
+
+    fn end_by(&mut self, mut breach: Breach, why: &dyn Display) {
+        if std::mem::replace(&mut self.broken, true) {
+            return;
+        }
+        self.timeline.counters().malformed.add(1);
+        if let Some(suppressed) = BROKEN_LOG.pass() {
+            let labels = self.timeline.labels();
+            tracing::warn!(
+                export = labels.export,
+                queue = self.index,
+                suppressed,
+                "driver broke the rules, its queue ends: {why}"
+            );
+        }
+        if let Some(error) = self.error.take()
+            && error.send() == Err(HeldUp)
+        {
+            breach = Breach::HeldUp;
+        }
+        (self.on_broken)(breach, &why.to_string());
+    }
+
+    /// Popping into the free slot `index` failed. False: the queue has ended.
+    #[cold]
+    pub(super) fn refuse_popped(&mut self, index: u16, error: PopError) -> bool {
+        let id = self.slots.get(index).request.chain.id;
+        match error {
+            PopError::Queue(error) => self.end(&error),
+            PopError::Request(_) if self.slots.is_busy(id) => {
+                self.end(&format_args!("chain {id} is in flight already"));
+            }
+            PopError::Request(refusal) => self.refuse(index, refusal.place, &refusal.error),
+        }
+        self.slots.get(index).request.chain.clear();
+        !self.broken
+    }
+
+    /// A chain that holds no request: it is over.
+    #[cold]
+    pub(super) fn refuse_begun(&mut self, index: u16, malformed: Malformed) {
+        let writable = self.slots.get(index).request.chain.writable;
+        let place = ErrorPlace {
+            front: writable,
+            last: writable > 0,
+        };
+        self.refuse(index, place, &malformed.0);
+        let slot = self.slots.answered(index, &self.view);
+        slot.begin_otherwise(Step::Over);
+    }
+
+    /// Gives the slot's chain back at once.
+    fn refuse(&mut self, index: u16, place: ErrorPlace, why: &dyn Display) {
+        self.timeline.counters().malformed.add(1);
+        if let Some(suppressed) = REFUSED_LOG.pass() {
+            let labels = self.timeline.labels();
+            tracing::warn!(
+                export = labels.export,
+                queue = self.index,
+                suppressed,
+                "request refused: {why}"
+            );
+        }
+        let request = &mut self.slots.get(index).request;
+        let written = self.protocol.refuse(request, place);
+        let (id, descriptors) = (request.chain.id, request.chain.descriptors);
+        if !self.broken {
+            self.ring.push(id, descriptors, written);
+            if self.ring.publish() {
+                self.tell();
+            }
+        }
+    }
+}

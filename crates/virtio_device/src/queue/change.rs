@@ -1,0 +1,43 @@
+//! What a control plane changes about a queue, between two turns of its worker.
+
+use guest_memory::GuestView;
+use uring::RingFd;
+use virtqueue::QueueError;
+
+use super::Queue;
+use crate::device::{QueueChange, QueueControl};
+use crate::protocol::Protocol;
+use crate::signal::{HeldUp, Signal};
+
+impl<P: Protocol> QueueControl for Queue<P> {
+    fn change(&mut self, change: QueueChange) -> Result<(), QueueError> {
+        match change {
+            QueueChange::Memory(memory) => {
+                self.ask();
+                if let Err(error) = self.ring.set_memory(&memory) {
+                    self.end(&error);
+                    return Err(error);
+                }
+                self.view = GuestView::new(memory);
+                self.slots.unpin();
+            }
+            QueueChange::Call(call) => {
+                self.call = call.map(Signal::new);
+                // What was answered before the driver gave its interrupt would otherwise never be told.
+                if let Some(call) = &self.call
+                    && call.send() == Err(HeldUp)
+                {
+                    self.held_up();
+                }
+            }
+            QueueChange::Kick(kick) => self.kick = kick.map(RingFd::from),
+            QueueChange::Error(error) => self.error = error.map(Signal::new),
+            QueueChange::Enabled(enabled) => self.enabled = enabled,
+        }
+        Ok(())
+    }
+
+    fn base(&self) -> u32 {
+        self.ring.base()
+    }
+}

@@ -1,0 +1,108 @@
+//! What a queue's requests leave behind for the tables: disk by disk where there are several, and the slowest whole.
+//!
+//! While all that is in flight is for one disk nothing here is asked, and a request costs a comparison with the one before it
+//! (`Protocol::disk_changed`). Else each slot says whose measurements it belongs to. Tests: `crates/vhost_user/tests/scsi.rs`.
+
+use latency::{DiskNumber, Operation, Part, PartCounts, SlowRequest, Stage, Stamp, Stamps};
+use reactor::Io;
+
+use super::Queue;
+use crate::protocol::Protocol;
+
+impl<P: Protocol> Queue<P> {
+    /// The batch is not as simply as the one before for the disk of all that is in flight: whose measurements does each
+    /// request belong to?
+    #[inline(never)]
+    pub(super) fn sort_by_disk(&mut self) {
+        let others = self.slots.in_flight() > self.batch.len();
+        if others && !self.several {
+            let before = self.part;
+            self.slots.active().for_each(|(_, slot)| slot.part = before);
+        }
+        let (mut first, mut alike, mut again) = (None, true, false);
+        for index in &self.batch {
+            let slot = self.slots.get(*index);
+            let disk = self.protocol.disk_number(&slot.request);
+            let name = || self.protocol.disk_name(disk);
+            slot.part = self.timeline.part_of(disk, slot.operation, name);
+            // Its first I/O will give it a part.
+            again |= slot.part == Part::REST && disk != DiskNumber::NONE;
+            alike &= *first.get_or_insert(slot.part) == slot.part;
+        }
+        let part = first.unwrap_or(self.part);
+        let mut as_one = !others || (!self.several && part == self.part);
+        self.sorted = self.sorted.wrapping_add(1);
+        if !as_one && alike && self.sorted.is_multiple_of(16) {
+            as_one = self.slots.active().all(|(_, slot)| slot.part == part);
+        }
+        self.several = !(alike && as_one);
+        if again || self.several {
+            self.protocol.forget_disk();
+        }
+        if !self.several {
+            self.part = part;
+            self.timeline.select(part);
+        }
+    }
+
+    /// Requests of one batch and one disk have been given to it.
+    #[inline(always)]
+    pub(super) fn count_submitted(&mut self, counts: &PartCounts, mut stamps: Stamps, now: Stamp) {
+        // That of a single disk is selected already: by `sort_by_disk`, and after each publishing.
+        if P::SEVERAL_DISKS && self.several {
+            self.timeline.select(counts.part);
+        }
+        if counts.pending != [0; Operation::COUNT] {
+            let mut stamps = stamps;
+            stamps.mark(Stage::Submitted, now);
+            self.timeline.record_arrivals(&counts.pending, &stamps);
+        }
+        if counts.at_once != [0; Operation::COUNT] {
+            stamps.mark(Stage::Reaped, now);
+            self.turns.push((stamps, counts.at_once, counts.part));
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn submit_several(&mut self, io: &mut Io, stamps: Stamps) {
+        self.submit_batch::<true>(io, stamps);
+    }
+
+    #[inline(never)]
+    pub(super) fn answer_several(&mut self) {
+        self.answer_done::<true>();
+    }
+
+    /// Some of the requests that have just been answered were slow; their slots still say what they were.
+    #[cold]
+    pub(super) fn keep_slow(&mut self, io: &Io, answered: Stamp, notified: Stamp) {
+        for index in &self.done {
+            let slot = self.slots.get(*index);
+            let mut stamps = Stamps::default();
+            if slot.pended {
+                for (stage, stamp) in [
+                    (Stage::Noticed, slot.noticed),
+                    (Stage::Popped, slot.popped),
+                    (Stage::Parsed, slot.parsed),
+                    (Stage::Submitted, slot.submitted),
+                    (Stage::Reaped, self.reaped),
+                ] {
+                    stamps.mark(stage, stamp);
+                }
+            } else if let Some((shared, ..)) = self.turns.last() {
+                stamps = *shared;
+            }
+            stamps.mark(Stage::Answered, answered);
+            stamps.mark(Stage::Notified, notified);
+            let request = SlowRequest {
+                operation: slot.operation,
+                tag: u64::from(slot.request.chain.id),
+                unit: self.protocol.unit(&slot.request),
+                offset: slot.offset,
+                length: u64::from(slot.bytes),
+                stamps,
+            };
+            self.timeline.keep_slow(io.clock(), request);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! A descriptor of the front end's that a worker writes to: an interrupt, or an error notification.
+//!
+//! Its counter may be full, and nothing but the front end's good will makes it an eventfd that does not block. A worker
+//! that waited for it would keep everybody else waiting too. So one that blocks from the start is asked first; one that
+//! is made to block later shows in a write that the worker's guard had to interrupt: see [`uring::guard`].
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
+
+/// Something to signal.
+pub(crate) struct Signal {
+    fd: OwnedFd,
+    blocks: bool,
+}
+
+/// The front end held its worker up: nothing may be written to the descriptor any more.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct HeldUp;
+
+impl Signal {
+    /// Signals through an eventfd, or what the front end takes for one.
+    pub fn new(fd: OwnedFd) -> Signal {
+        let blocks = !fcntl_getfl(&fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+        Signal { fd, blocks }
+    }
+
+    /// Signals, unless that would have to wait: a full counter means that a signal is pending anyway.
+    ///
+    /// # Errors
+    /// When it has waited all the same.
+    #[inline]
+    pub fn send(&self) -> Result<(), HeldUp> {
+        if self.blocks && !self.has_room() {
+            return Ok(());
+        }
+        // It fails when the counter is full, or nobody listens any more.
+        match uring::guard::brief(|| rustix::io::write(&self.fd, &1u64.to_ne_bytes())) {
+            Err(Errno::INTR) => Err(HeldUp),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn has_room(&self) -> bool {
+        let mut wait = [PollFd::new(&self.fd, PollFlags::OUT)];
+        poll(&mut wait, Some(&Timespec::default())).is_ok()
+            && wait[0].revents().contains(PollFlags::OUT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    fn counter(fd: &OwnedFd) -> u64 {
+        let mut bytes = [0; 8];
+        rustix::io::read(fd, &mut bytes).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    #[test]
+    fn each_signal_counts_whether_the_descriptor_blocks_or_not() {
+        for flags in [EventfdFlags::NONBLOCK, EventfdFlags::empty()] {
+            let fd = eventfd(0, flags).unwrap();
+            let signal = Signal::new(fd.try_clone().unwrap());
+            signal.send().unwrap();
+            signal.send().unwrap();
+            assert_eq!(counter(&fd), 2);
+        }
+    }
+
+    #[test]
+    fn full_counter_that_blocks_is_left_alone() {
+        let fd = eventfd(0, EventfdFlags::empty()).unwrap();
+        rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let signal = Signal::new(fd.try_clone().unwrap());
+        assert_eq!(signal.send(), Ok(()));
+        assert_eq!(counter(&fd), u64::MAX - 1);
+    }
+
+    #[test]
+    fn full_counter_that_is_made_to_block_later_holds_nobody_up_for_long() {
+        uring::guard::guard_this_thread().unwrap();
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let signal = Signal::new(fd.try_clone().unwrap());
+        rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        assert_eq!(signal.send(), Ok(()));
+        rustix::fs::fcntl_setfl(&fd, OFlags::empty()).unwrap();
+        assert_eq!(signal.send(), Err(HeldUp));
+        assert_eq!(counter(&fd), u64::MAX - 1);
+    }
+}

@@ -1,0 +1,153 @@
+//! What a disk is told of I/Os that come next: those of the batch that is being submitted, each before the one ahead of it.
+
+#[path = "../../bdev/tests/common/listening.rs"]
+mod listening;
+
+use std::sync::Arc;
+
+use bdev::{BlockDevice, Disk, LATER, Null, NullOptions};
+use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
+use latency::Labels;
+use listening::Heard::{self, Later, Next, Now};
+use listening::{Listening, Story};
+use reactor::{SourceId, Worker};
+use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_device::{QueueSetup, VirtioDevice};
+use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
+
+const MEMORY: usize = 1 << 20;
+const HEADERS: u64 = 64 << 10;
+const DATA: u64 = 128 << 10;
+
+/// A queue of a disk, on a worker.
+struct Rig {
+    driver: DriverQueue,
+    memory: Arc<Mapping>,
+    source: SourceId,
+}
+
+impl Rig {
+    fn on(worker: &mut Worker, engine: Arc<dyn BlockDevice>) -> Rig {
+        let spec = RegionSpec {
+            guest_address: 0,
+            size: MEMORY as u64,
+            user_address: 0,
+            file_offset: 0,
+        };
+        let memory = Mapping::anonymous(MEMORY).unwrap();
+        let table = MemoryTable::default().with_mapping(spec, memory.clone());
+        let table = table.unwrap();
+        let layout = RingLayout::at(0, 64, false);
+        let driver = DriverQueue::new(DriverConfig::new(layout), &table).unwrap();
+        let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
+        let (name, queues) = ("d0".into(), 1);
+        let device = BlkDevice::new(disk, BlkOptions { name, queues });
+        let setup = QueueSetup {
+            inflight: None,
+            index: 0,
+            features: device.features(),
+            config: layout.device_config(),
+            memory: Arc::new(table),
+            kick: None,
+            call: None,
+            error: None,
+            enabled: true,
+            on_broken: Arc::new(|_, why| panic!("queue broke: {why}")),
+            labels: Labels::default(),
+        };
+        let make = device.queue(setup, worker.handle());
+        let source = worker.add(|io, id| make(io, id).map(|built| built.source));
+        Rig {
+            driver,
+            memory,
+            source: source.unwrap(),
+        }
+    }
+
+    /// Reads of these sectors; of a type that is no I/O where there is none.
+    fn ask(&mut self, sectors: &[Option<u64>]) {
+        for (i, sector) in (0..).zip(sectors) {
+            let mut header = [0; 16];
+            match sector {
+                Some(sector) => header[8..].copy_from_slice(&sector.to_le_bytes()),
+                // VIRTIO_BLK_T_GET_ID
+                None => header[0] = 8,
+            }
+            let (at, data) = (HEADERS + i * 64, DATA + i * 1024);
+            IoBuffer::of_mapping(&self.memory, at as usize, 16).write_at(0, &header);
+            let added = self
+                .driver
+                .add(&[(at, 16)], &[(data, 512), (data + 512, 1)], i);
+            added.expect("room in the ring");
+        }
+        self.driver.publish();
+    }
+
+    fn answers(&mut self) -> usize {
+        std::iter::from_fn(|| self.driver.pop_used()).count()
+    }
+}
+
+#[test]
+fn a_disk_that_wants_to_know_is_told_of_each_io_before_the_one_ahead_of_it_is_submitted() {
+    let heard = Story::default();
+    let engine = Arc::new(Listening {
+        inner: Arc::new(Null::create(NullOptions::default()).unwrap()),
+        heard: heard.clone(),
+    });
+    let mut worker = Worker::standalone().unwrap();
+    let mut rig = Rig::on(&mut worker, engine);
+    rig.ask(&[Some(70), Some(8), Some(33)]);
+    worker.turn_now();
+    assert_eq!(rig.answers(), 3);
+    let all = [Next(8), Now(70), Next(33), Now(8), Now(33)];
+    assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all);
+    // Of more the first hears of the one that is some places behind it, too.
+    rig.ask(&[Some(9), Some(2), Some(3), Some(4), Some(5)]);
+    worker.turn_now();
+    assert_eq!(rig.answers(), 5);
+    let all = [
+        [Next(2), Later(4), Now(9)].as_slice(),
+        &[Next(3), Later(5), Now(2)],
+        &[Next(4), Now(3), Next(5), Now(4), Now(5)],
+    ];
+    assert_eq!(LATER, 3);
+    assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all.concat());
+    // One that is alone has none behind it.
+    rig.ask(&[Some(5)]);
+    worker.turn_now();
+    assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), [Now(5)]);
+    assert_eq!(rig.answers(), 1);
+    // What is no I/O is answered all the same, whatever was said of what its slot held before.
+    rig.ask(&[Some(1), None, Some(2)]);
+    worker.turn_now();
+    assert_eq!(rig.answers(), 3);
+    let submitted: Vec<Heard> = std::mem::take(&mut *heard.lock().unwrap());
+    let submitted: Vec<&Heard> = submitted.iter().filter(|h| matches!(h, Now(_))).collect();
+    assert_eq!(submitted, [&Now(1), &Now(2)]);
+}
+
+#[test]
+fn disks_that_do_not_want_to_know_are_served_beside_one_that_does_and_after_it() {
+    let heard = Story::default();
+    let listening = Arc::new(Listening {
+        inner: Arc::new(Null::create(NullOptions::default()).unwrap()),
+        heard: heard.clone(),
+    });
+    let null = Arc::new(Null::create(NullOptions::default()).unwrap());
+    let mut worker = Worker::standalone().unwrap();
+    let mut deaf = Rig::on(&mut worker, null);
+    let mut rig = Rig::on(&mut worker, listening);
+    assert!(worker.io().wants_to_know());
+    deaf.ask(&[Some(1), Some(2)]);
+    rig.ask(&[Some(3), Some(4)]);
+    worker.turn_now();
+    assert_eq!((deaf.answers(), rig.answers()), (2, 2));
+    assert_eq!(*heard.lock().unwrap(), [Next(4), Now(3), Now(4)]);
+    worker.stop(rig.source, |_, _| ());
+    worker.turn_now();
+    assert!(!worker.io().wants_to_know());
+    deaf.ask(&[Some(1), Some(2)]);
+    worker.turn_now();
+    assert_eq!(deaf.answers(), 2);
+}

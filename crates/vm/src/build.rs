@@ -1,0 +1,91 @@
+//! Builds the programs that guests and daemons are started from, with the cargo that built this.
+
+use crate::places::{guest_directory, workspace};
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// How `lunette` is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// With overflow checks and debug assertions: what tests run.
+    Dev,
+    /// Optimised: what is demonstrated and measured.
+    Release,
+}
+
+/// The path of the `lunette` program: `$LUNETTE_BIN`, else what a build of this source tree gives.
+pub fn lunette_program(profile: Profile) -> Result<PathBuf> {
+    static PROGRAMS: [OnceLock<Result<PathBuf, String>>; 2] = [OnceLock::new(), OnceLock::new()];
+    if let Some(path) = std::env::var_os("LUNETTE_BIN") {
+        let path = PathBuf::from(path);
+        return std::path::absolute(&path)
+            .with_context(|| format!("LUNETTE_BIN is {}", path.display()));
+    }
+    once(&PROGRAMS[profile as usize], || {
+        let mut command = cargo("lunette");
+        if profile == Profile::Release {
+            command.arg("--release");
+        }
+        command
+    })
+}
+
+/// The path of the statically linked `guest-agent`. It has its own target directory, for it has its own linking.
+pub fn guest_program() -> Result<PathBuf> {
+    static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    once(&PROGRAM, || {
+        let mut command = cargo("guest_agent");
+        command
+            .args([
+                "--release",
+                "--target",
+                "x86_64-unknown-linux-gnu",
+                "--target-dir",
+            ])
+            .arg(guest_directory().join("target"))
+            .env("RUSTFLAGS", "-C target-feature=+crt-static")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS");
+        command
+    })
+}
+
+fn cargo(package: &str) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace()).args([
+        "build",
+        "--quiet",
+        "--message-format=json-render-diagnostics",
+        "-p",
+        package,
+    ]);
+    command
+}
+
+fn once(
+    cell: &OnceLock<Result<PathBuf, String>>,
+    command: impl FnOnce() -> Command,
+) -> Result<PathBuf> {
+    cell.get_or_init(|| build(command()).map_err(|error| format!("{error:#}")))
+        .clone()
+        .map_err(anyhow::Error::msg)
+}
+
+/// Runs cargo and gives the one executable that it reports.
+fn build(mut command: Command) -> Result<PathBuf> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    if !output.status.success() {
+        bail!("{command:?} failed: {}", output.status);
+    }
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    stdout
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter_map(|message| message.get("executable")?.as_str().map(PathBuf::from))
+        .next_back()
+        .with_context(|| format!("{command:?} built no program"))
+}

@@ -1,0 +1,296 @@
+//! The demonstration: one daemon, one guest, the same two disks through both doors, measured inside the guest and by
+//! the daemon. Everything is started here and stopped here, on errors and on Ctrl-C too.
+
+use crate::{Accelerator, DaemonBuilder, Guest, GuestBuilder, Scratch, interrupted};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::io::{IsTerminal, Read};
+use std::time::{Duration, Instant};
+
+/// The doors take turns, so that what else happens on the machine hits both; the median of the rounds is shown.
+const ROUNDS: usize = 3;
+const SECONDS_PER_ROUND: u32 = 1;
+const MEASURED_MIB: u32 = 128;
+const DEPTH: u32 = 4;
+const CPUS: u32 = 2;
+
+/// A disk and its export behind each door.
+struct Disk {
+    title: &'static str,
+    exports: [&'static str; 2],
+}
+
+const DISKS: [Disk; 2] = [
+    Disk {
+        title: "RAM",
+        exports: ["ram", "ram-scsi"],
+    },
+    Disk {
+        title: "file",
+        exports: ["file", "file-scsi"],
+    },
+];
+/// Their names in the guest, in the same order.
+type Devices = [[String; 2]; 2];
+
+const DOORS: [&str; 2] = ["virtio-blk", "virtio-scsi"];
+const LOADS: [(&str, &str); 2] = [("randread", "read"), ("randwrite", "write")];
+
+/// One round's figures.
+struct Figures {
+    iops: f64,
+    mean_us: f64,
+    p99_us: f64,
+}
+
+/// Runs it all and prints as it goes.
+pub fn run() -> Result<()> {
+    let outcome = show();
+    if interrupted() {
+        println!("\nstopped; the daemon and the guest are gone");
+        std::process::exit(130);
+    }
+    outcome
+}
+
+fn show() -> Result<()> {
+    let ink = Ink::new();
+    let scratch = Scratch::new()?;
+    let builder = DaemonBuilder::new(&scratch)
+        .release()
+        .disk("ram=ram:256M")
+        .disk("file=file:vm.raw,cache=none")
+        .vhost_blk("ram")
+        .vhost_blk("file")
+        .vhost_scsi("ram-scsi")
+        .vhost_scsi("file-scsi")
+        .lun("ram-scsi/0:0=ram")
+        .lun("file-scsi/0:0=file");
+    // Written once, as the RAM disk will be: the first write of a block costs more than the next one.
+    let file = std::fs::File::create(scratch.file("vm.raw"))?;
+    std::io::copy(
+        &mut std::io::repeat(0x55).take(u64::from(MEASURED_MIB) << 20),
+        &mut &file,
+    )?;
+    file.set_len(1 << 30)?;
+    file.sync_all()?;
+    println!(
+        "{}",
+        ink.heading("One daemon, one guest, two doors to the same disks")
+    );
+    println!("  {}", ink.faint(&builder.command_line()));
+    let mut daemon = builder.start()?;
+    println!("  daemon up, process {}", daemon.process().id());
+
+    println!("  preparing the guest: its workload program, its initramfs, whether KVM works");
+    let accelerator = Accelerator::detect()?;
+    let how = match accelerator {
+        Accelerator::Kvm => "under KVM",
+        Accelerator::Tcg => {
+            "emulated, for KVM does not work here: compare the columns, not the machine"
+        }
+    };
+    let started = Instant::now();
+    let mut builder = GuestBuilder::new("demo").cpus(CPUS);
+    for disk in &DISKS {
+        let [blk, scsi] = disk
+            .exports
+            .map(|export| scratch.socket(&format!("{export}.sock")));
+        builder = builder
+            .vhost_user_blk(&blk, CPUS)
+            .vhost_user_scsi(&scsi, CPUS);
+    }
+    let mut guest = builder.boot()?;
+    let devices = devices(&mut guest)?;
+    let kernel = guest.ok("uname -r")?;
+    println!(
+        "  guest up in {:.1} s: Linux {}, {CPUS} CPUs, {how}",
+        started.elapsed().as_secs_f64(),
+        kernel.trim()
+    );
+
+    compare(&mut guest, &devices, &ink)?;
+    stages(&daemon.latency(&["--json"])?, &ink)?;
+
+    guest.power_off()?;
+    let status = daemon.stop(Duration::from_secs(10))?;
+    if !status.success() {
+        bail!(
+            "the daemon ended with {status}\n{}",
+            daemon.process().log_tail()
+        );
+    }
+    println!(
+        "\n{}",
+        ink.heading("The guest and the daemon are stopped, their files removed.")
+    );
+    Ok(())
+}
+
+/// The kernel names virtio-blk disks in order, but SCSI disks as they are found.
+fn devices(guest: &mut Guest) -> Result<Devices> {
+    guest.wait_for_disks(&["vda", "vdb"])?;
+    Ok([
+        ["vda".into(), guest.scsi_disk(0, 0, 0)?],
+        ["vdb".into(), guest.scsi_disk(1, 0, 0)?],
+    ])
+}
+
+/// Measures both disks through both doors and prints a row for each load.
+fn compare(guest: &mut Guest, devices: &Devices, ink: &Ink) -> Result<()> {
+    let [[ram, _], _] = devices;
+    guest.ok(&format!(
+        "dd if=/dev/zero of=/dev/{ram} bs=1M count={MEASURED_MIB} oflag=direct"
+    ))?;
+    let heading = format!(
+        "Seen by the guest: 4 KiB, {DEPTH} at a time; median of {ROUNDS} rounds of {SECONDS_PER_ROUND} s, the doors taking turns"
+    );
+    println!("\n{}", ink.heading(&heading));
+    println!("{:20}{}", "", DOORS.map(|door| ink.door(door)).join("    "));
+    let columns = format!("{:>9}  {:>10}  {:>10}", "IOPS", "mean µs", "p99 µs");
+    println!("  {:18}{}", "", [columns.as_str(); 2].join("    "));
+    for (disk, doors) in DISKS.iter().zip(devices) {
+        for (load, direction) in LOADS {
+            let mut rounds: [Vec<Figures>; 2] = [Vec::new(), Vec::new()];
+            for _ in 0..ROUNDS {
+                for (device, figures) in doors.iter().zip(&mut rounds) {
+                    figures.push(measure(guest, device, load, direction)?);
+                }
+            }
+            let cells = rounds.map(|figures| {
+                let iops = median(&figures, |round| round.iops);
+                let (mean, p99) = (
+                    median(&figures, |round| round.mean_us),
+                    median(&figures, |round| round.p99_us),
+                );
+                format!("{iops:>9.0}  {mean:>10.0}  {p99:>10.0}")
+            });
+            println!(
+                "  {:18}{}",
+                format!("{:4}  random {direction}", disk.title),
+                cells.join("    ")
+            );
+        }
+    }
+    Ok(())
+}
+
+fn median(rounds: &[Figures], figure: impl Fn(&Figures) -> f64) -> f64 {
+    let mut values: Vec<f64> = rounds.iter().map(figure).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+fn measure(guest: &mut Guest, device: &str, load: &str, direction: &str) -> Result<Figures> {
+    let report = guest.io_ok(&format!(
+        "load --file /dev/{device} --rw {load} --bs 4096 --depth {DEPTH} --runtime {SECONDS_PER_ROUND} --size {MEASURED_MIB}M"
+    ))?;
+    let figure = |name: &str| {
+        let value = report[direction].get(name).and_then(Value::as_f64);
+        value.with_context(|| format!("guest-agent reported no {name}: {report}"))
+    };
+    Ok(Figures {
+        iops: figure("iops")?,
+        mean_us: figure("mean_us")?,
+        p99_us: figure("p99_us")?,
+    })
+}
+
+/// Prints the daemon's own view: the same hops for every door, so one table compares them.
+fn stages(latency: &str, ink: &Ink) -> Result<()> {
+    let latency: Value = serde_json::from_str(latency).context("lunette latency --json")?;
+    println!(
+        "\n{}",
+        ink.heading("Seen by the daemon: median time of each hop, µs (lunette latency says more)")
+    );
+    let titles = DISKS.map(|disk| format!("{:>30}", disk.title));
+    println!("{:20}{}", "", titles.join("    "));
+    let doors = DOORS.map(|door| format!("{door:>14}")).join("  ");
+    for (_, direction) in LOADS {
+        println!(
+            "  {:18}{}",
+            format!("random {direction}"),
+            ink.faint(&[doors.as_str(); 2].join("    "))
+        );
+        let columns =
+            DISKS.map(|disk| disk.exports.map(|export| rows(&latency, export, direction)));
+        let first = columns[0][0]
+            .clone()
+            .context("the daemon measured nothing")?;
+        for (index, (name, _)) in first.iter().enumerate() {
+            let cell = |column: &Option<Vec<(String, f64)>>| {
+                let value = column.as_ref().and_then(|rows| rows.get(index));
+                value.map_or(format!("{:>14}", "-"), |(_, us)| format!("{us:>14.1}"))
+            };
+            let cells = columns
+                .each_ref()
+                .map(|disk| disk.each_ref().map(cell).join("  "));
+            println!("    {name:16}{}", cells.join("    "));
+        }
+    }
+    Ok(())
+}
+
+/// Each hop's name and median in microseconds, and the whole way's median and 99th percentile.
+fn rows(latency: &Value, export: &str, direction: &str) -> Option<Vec<(String, f64)>> {
+    let report = latency["reports"].as_array()?.iter().find(|report| {
+        let title = report["title"].as_str().unwrap_or_default();
+        title.split(' ').next() == Some(export)
+    })?;
+    let operation = report["operations"]
+        .as_array()?
+        .iter()
+        .find(|found| found["operation"] == direction)?;
+    let microseconds = |row: &Value, name: &str| Some(row[name].as_f64()? / 1e3);
+    let mut rows = Vec::new();
+    for row in operation["rows"]
+        .as_array()?
+        .iter()
+        .chain(operation.get("total"))
+    {
+        let name = row["name"].as_str().unwrap_or("total").to_owned();
+        let median = microseconds(row, "p50_ns")?;
+        match name.as_str() {
+            "total" => {
+                rows.push(("the whole way".to_owned(), median));
+                rows.push(("  99 % within".to_owned(), microseconds(row, "p99_ns")?));
+            }
+            _ => rows.push((name, median)),
+        }
+    }
+    Some(rows)
+}
+
+/// Colours where a terminal shows them.
+struct Ink {
+    colours: bool,
+}
+
+impl Ink {
+    fn new() -> Ink {
+        Ink {
+            colours: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+        }
+    }
+
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.colours {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    fn heading(&self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    fn faint(&self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    /// Over the right end of its columns; the padding comes before the colour, for colours have no width.
+    fn door(&self, text: &str) -> String {
+        self.paint("36", &format!("{text:>33}"))
+    }
+}

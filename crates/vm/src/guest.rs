@@ -1,0 +1,533 @@
+//! A Linux guest under QEMU: built, booted, spoken to, rebooted, killed.
+//!
+//! Its first serial port is the kernel's console and goes to a log; the second one carries the agent's messages. Its
+//! memory is a shared memfd, as vhost-user needs it. Everything lies in a temporary directory that dies with it.
+
+use crate::accelerator::Accelerator;
+use crate::agent::{Agent, Output, Running};
+use crate::initramfs::{self, Equipment};
+use crate::places::{kernel, tool, uefi};
+use crate::process::{Process, tail, wait_until};
+use crate::qmp::Qmp;
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+use std::io::ErrorKind;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// A boot takes 3 s alone on the machine; others may be busy on it.
+const BOOT_LIMIT: Duration = Duration::from_secs(240);
+
+/// For scripts whose caller names no limit.
+const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
+
+/// What a guest is made of.
+#[derive(Clone, Debug)]
+pub struct GuestBuilder {
+    name: String,
+    cpus: u32,
+    memory_mib: u32,
+    pluggable_mib: u32,
+    arguments: Vec<String>,
+    accelerator: Option<Accelerator>,
+    boot_limit: Duration,
+    devices: u32,
+    equipment: Equipment,
+    boots_from_disk: bool,
+    uefi: bool,
+}
+
+impl GuestBuilder {
+    /// A guest with 1 CPU, 256 MiB and no disk.
+    pub fn new(name: &str) -> GuestBuilder {
+        GuestBuilder {
+            name: name.to_owned(),
+            cpus: 1,
+            memory_mib: 256,
+            pluggable_mib: 0,
+            arguments: Vec::new(),
+            accelerator: None,
+            boot_limit: BOOT_LIMIT,
+            devices: 0,
+            equipment: Equipment::Usual,
+            boots_from_disk: false,
+            uefi: false,
+        }
+    }
+
+    /// Virtual CPUs.
+    #[must_use]
+    pub fn cpus(mut self, cpus: u32) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// Memory.
+    #[must_use]
+    pub fn memory_mib(mut self, memory_mib: u32) -> Self {
+        self.memory_mib = memory_mib;
+        self
+    }
+
+    /// Leaves room to plug so much more memory in while the guest runs: see [`Guest::plug_memory`].
+    #[must_use]
+    pub fn pluggable_memory_mib(mut self, pluggable_mib: u32) -> Self {
+        self.pluggable_mib = pluggable_mib;
+        self
+    }
+
+    /// A virtio-blk disk behind `socket`; QEMU connects again when the back end comes back.
+    #[must_use]
+    pub fn vhost_user_blk(self, socket: &Path, queues: u32) -> Self {
+        self.vhost_user_blk_with(socket, queues, "")
+    }
+
+    /// The same with more device properties, such as `packed=on`.
+    #[must_use]
+    pub fn vhost_user_blk_with(mut self, socket: &Path, queues: u32, properties: &str) -> Self {
+        let id = self.chardev(socket, ",reconnect=1");
+        self.device(
+            format!("vhost-user-blk-pci,chardev={id},num-queues={queues}"),
+            properties,
+        )
+    }
+
+    /// A virtio-scsi controller behind `socket`. QEMU 7.2 cannot connect it again.
+    #[must_use]
+    pub fn vhost_user_scsi(mut self, socket: &Path, queues: u32) -> Self {
+        let id = self.chardev(socket, "");
+        self.device(
+            format!("vhost-user-scsi-pci,chardev={id},num_queues={queues}"),
+            "",
+        )
+    }
+
+    /// dm-multipath, `multipath` and `dmsetup`: see [`Guest::multipath_maps`].
+    #[must_use]
+    pub fn multipath(mut self) -> Self {
+        self.equipment = Equipment::Multipath;
+        self
+    }
+
+    /// Linux's iSCSI initiator, and a network in which the host is 10.0.2.2: see [`Guest::start_initiator`].
+    #[must_use]
+    pub fn initiator(mut self) -> Self {
+        self.equipment = Equipment::Initiator;
+        self.arguments(["-netdev", "user,id=net"])
+            .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
+    }
+
+    /// The boot loader on its first disk finds the kernel, as on a PC; see [`crate::bootable_image`].
+    #[must_use]
+    pub fn boots_from_disk(mut self) -> Self {
+        self.boots_from_disk = true;
+        self
+    }
+
+    /// UEFI firmware looks for a program on the disks: see [`crate::efi_image`].
+    #[must_use]
+    pub fn uefi(mut self) -> Self {
+        (self.uefi, self.boots_from_disk) = (true, true);
+        self
+    }
+
+    /// More arguments for QEMU.
+    #[must_use]
+    pub fn arguments<'a>(mut self, arguments: impl IntoIterator<Item = &'a str>) -> Self {
+        self.arguments
+            .extend(arguments.into_iter().map(str::to_owned));
+        self
+    }
+
+    /// Instead of what works here.
+    #[must_use]
+    pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
+        self.accelerator = Some(accelerator);
+        self
+    }
+
+    /// How long a boot may take.
+    #[must_use]
+    pub fn boot_limit(mut self, limit: Duration) -> Self {
+        self.boot_limit = limit;
+        self
+    }
+
+    /// Starts QEMU and waits until the guest takes scripts.
+    pub fn boot(&self) -> Result<Guest> {
+        let mut guest = self.power_on()?;
+        guest.explained(|guest| guest.agent()?.wait_for_boot(1, guest.builder.boot_limit))?;
+        Ok(guest)
+    }
+
+    /// Starts QEMU, with whatever will run in it: see [`Guest::wait_for_line`].
+    pub fn power_on(&self) -> Result<Guest> {
+        let accelerator = self.accelerator.map_or_else(Accelerator::detect, Ok)?;
+        let directory = tempfile::Builder::new()
+            .prefix("lunette-guest-")
+            .tempdir()?;
+        let port = directory.path().join("agent.sock");
+        let listener = UnixListener::bind(&port)?;
+        let process = Process::start(
+            &format!("QEMU of guest {}", self.name),
+            &self.command(accelerator, directory.path())?,
+            &directory.path().join("qemu.log"),
+        )?;
+        let mut guest = Guest {
+            builder: self.clone(),
+            process,
+            agent: None,
+            directory,
+        };
+        let stream = guest.explained(|guest| guest.accept(&listener))?;
+        guest.agent = Some(Agent::new(stream)?);
+        Ok(guest)
+    }
+
+    fn chardev(&mut self, socket: &Path, options: &str) -> String {
+        self.devices += 1;
+        let id = format!("c{}", self.devices);
+        self.arguments.push("-chardev".into());
+        self.arguments
+            .push(format!("socket,id={id},path={}{options}", socket.display()));
+        id
+    }
+
+    fn device(mut self, mut device: String, properties: &str) -> Self {
+        if !properties.is_empty() {
+            device = format!("{device},{properties}");
+        }
+        self.arguments.extend(["-device".into(), device]);
+        self
+    }
+
+    fn command(&self, accelerator: Accelerator, directory: &Path) -> Result<Command> {
+        let memory = self.memory_mib;
+        let room = match self.pluggable_mib {
+            0 => String::new(),
+            more => format!(",slots=4,maxmem={}M", memory + more),
+        };
+        let mut command = Command::new(tool("qemu-system-x86_64")?);
+        command
+            .args([
+                "-nodefaults",
+                "-no-user-config",
+                "-display",
+                "none",
+                "-cpu",
+                "max",
+            ])
+            .args([
+                "-machine",
+                "q35,memory-backend=mem",
+                "-accel",
+                accelerator.qemu_option(),
+            ])
+            .args([
+                "-smp",
+                &self.cpus.to_string(),
+                "-m",
+                &format!("{memory}M{room}"),
+            ])
+            .args([
+                "-object",
+                &format!("memory-backend-memfd,id=mem,size={memory}M,share=on"),
+            ])
+            .args([
+                "-serial",
+                &format!("file:{}", directory.join("console.log").display()),
+            ])
+            .args([
+                "-chardev",
+                &format!(
+                    "socket,id=agent,path={}",
+                    directory.join("agent.sock").display()
+                ),
+            ])
+            .args(["-serial", "chardev:agent"])
+            .args([
+                "-qmp",
+                &format!(
+                    "unix:{},server=on,wait=off",
+                    directory.join("qmp.sock").display()
+                ),
+            ]);
+        if !self.boots_from_disk {
+            let kernel = kernel()?;
+            command
+                .args(["-bios", "qboot.rom", "-kernel"])
+                .arg(&kernel.image)
+                .arg("-initrd")
+                .arg(initramfs::archive(&kernel, self.equipment)?)
+                .args(["-append", &initramfs::command_line()]);
+        }
+        if self.uefi {
+            command.arg("-bios").arg(uefi()?);
+        }
+        command.args(&self.arguments);
+        Ok(command)
+    }
+}
+
+/// A running guest.
+pub struct Guest {
+    builder: GuestBuilder,
+    // Dropped before the directory that it writes to.
+    process: Process,
+    agent: Option<Agent>,
+    directory: tempfile::TempDir,
+}
+
+impl Guest {
+    /// Runs a shell script and gives its exit code and output.
+    pub fn run(&mut self, script: &str) -> Result<Output> {
+        self.run_within(SCRIPT_LIMIT, script)
+    }
+
+    /// The same with a limit of its own.
+    pub fn run_within(&mut self, limit: Duration, script: &str) -> Result<Output> {
+        let running = self.start(script)?;
+        self.wait(running, limit)
+            .with_context(|| format!("script: {script}"))
+    }
+
+    /// Runs a script that must succeed and gives what it printed.
+    pub fn ok(&mut self, script: &str) -> Result<String> {
+        self.ok_within(SCRIPT_LIMIT, script)
+    }
+
+    /// The same with a limit of its own.
+    pub fn ok_within(&mut self, limit: Duration, script: &str) -> Result<String> {
+        let output = self.run_within(limit, script)?;
+        if output.code != 0 {
+            bail!(
+                "guest {}: exit code {} from: {script}\nstdout: {}\nstderr: {}\n{}",
+                self.builder.name,
+                output.code,
+                output.stdout,
+                output.stderr,
+                self.console_tail()
+            );
+        }
+        Ok(output.stdout)
+    }
+
+    /// Runs `guest-agent` with these words and gives what it printed, whatever its exit code.
+    pub fn io(&mut self, words: &str) -> Result<serde_json::Value> {
+        let output = self.run_within(SCRIPT_LIMIT, &format!("guest-agent {words}"))?;
+        serde_json::from_str(&output.stdout).with_context(|| {
+            format!(
+                "guest-agent {words}: exit code {}, stdout {:?}, stderr {:?}",
+                output.code, output.stdout, output.stderr
+            )
+        })
+    }
+
+    /// Runs `guest-agent` with these words; it must succeed.
+    pub fn io_ok(&mut self, words: &str) -> Result<serde_json::Value> {
+        let text = self.ok_within(SCRIPT_LIMIT, &format!("guest-agent {words}"))?;
+        serde_json::from_str(&text).with_context(|| format!("guest-agent {words} printed {text:?}"))
+    }
+
+    /// Starts a script and returns at once.
+    pub fn start(&mut self, script: &str) -> Result<Running> {
+        self.agent
+            .as_mut()
+            .context("the guest has not booted")?
+            .start(script)
+    }
+
+    /// Waits for a started script.
+    pub fn wait(&mut self, running: Running, limit: Duration) -> Result<Output> {
+        self.explained(|guest| guest.agent()?.wait(running, limit))
+    }
+
+    /// Waits for a started script that must succeed.
+    pub fn wait_ok(&mut self, running: Running, limit: Duration) -> Result<String> {
+        let output = self.wait(running, limit)?;
+        if output.code != 0 {
+            bail!(
+                "exit code {}\nstdout: {}\nstderr: {}\n{}",
+                output.code,
+                output.stdout,
+                output.stderr,
+                self.console_tail()
+            );
+        }
+        Ok(output.stdout)
+    }
+
+    /// Has a started script ended, and how?
+    pub fn poll(&mut self, running: Running) -> Result<Option<Output>> {
+        self.process.check_running()?;
+        Ok(self.agent()?.poll(running))
+    }
+
+    /// Waits until the kernel shows these block devices (names as in `/dev`).
+    pub fn wait_for_disks(&mut self, names: &[&str]) -> Result<()> {
+        let tests: Vec<_> = names
+            .iter()
+            .map(|name| format!("[ -b /dev/{name} ]"))
+            .collect();
+        let script = format!(
+            "n=0; until {}; do n=$((n+1)); [ $n -lt 300 ] || {{ ls /sys/block >&2; dmesg | tail -20 >&2; exit 1; }}; sleep 0.1; done",
+            tests.join(" && ")
+        );
+        self.ok(&script)
+            .with_context(|| format!("waiting for the disks {names:?}"))?;
+        Ok(())
+    }
+
+    /// Waits until the kernel shows the SCSI disk at an address, and gives its name.
+    ///
+    /// Hosts are numbered in the order of the controllers on the command line, and so are virtio-blk disks, for both are
+    /// probed one after the other. The names of SCSI disks say nothing: Linux's `sd` looks at several at a time.
+    pub fn scsi_disk(&mut self, host: u32, target: u32, lun: u32) -> Result<String> {
+        // Linux writes the bits of the flat space addressing method (SAM-5, 4.7.7.3) into the number.
+        let lun = if lun < 256 { lun } else { lun | 0x4000 };
+        let place = format!("/sys/class/scsi_device/{host}:0:{target}:{lun}/device/block");
+        let script = format!(
+            "n=0; until name=$(ls {place} 2>/dev/null) && [ -b /dev/$name ]; do n=$((n+1)); [ $n -lt 300 ] || {{ ls /sys/class/scsi_device >&2; dmesg | tail -20 >&2; exit 1; }}; sleep 0.1; done; echo $name"
+        );
+        let name = self
+            .ok(&script)
+            .with_context(|| format!("waiting for the SCSI disk {host}:0:{target}:{lun}"))?;
+        Ok(name.trim().to_owned())
+    }
+
+    /// The disks that the kernel sees: the names in `/sys/block` that are no RAM or loop devices.
+    pub fn disks(&mut self) -> Result<Vec<String>> {
+        let names = self.ok("ls /sys/block")?;
+        Ok(names
+            .split_whitespace()
+            .filter(|name| name.starts_with("vd") || name.starts_with("sd"))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    /// Reboots at once, as the reset button does, and waits until the guest is up again.
+    pub fn reboot(&mut self) -> Result<()> {
+        let boots = self.agent()?.boots();
+        self.start("reboot -f")?;
+        self.explained(|guest| {
+            guest
+                .agent()?
+                .wait_for_boot(boots + 1, guest.builder.boot_limit)
+        })
+    }
+
+    /// Powers off and waits for QEMU's end.
+    pub fn power_off(mut self) -> Result<()> {
+        self.start("sync; poweroff -f")?;
+        self.explained(|guest| guest.process.wait(SCRIPT_LIMIT))?;
+        Ok(())
+    }
+
+    /// Kills QEMU with SIGKILL.
+    pub fn kill(mut self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// Plugs a memory module in, shared as the rest of its memory is; gives it back with [`Guest::unplug_memory`].
+    pub fn plug_memory(&mut self, id: &str, mib: u64) -> Result<()> {
+        let mut qmp = self.qmp()?;
+        let backend = format!("backend-{id}");
+        qmp.command(
+            "object-add",
+            json!({"qom-type": "memory-backend-memfd", "id": backend, "size": mib << 20, "share": true}),
+        )?;
+        qmp.command(
+            "device_add",
+            json!({"driver": "pc-dimm", "id": id, "memdev": backend}),
+        )?;
+        Ok(())
+    }
+
+    /// Asks the guest to let a module go and waits until it has.
+    pub fn unplug_memory(&mut self, id: &str) -> Result<()> {
+        let mut qmp = self.qmp()?;
+        qmp.command("device_del", json!({"id": id}))?;
+        qmp.wait_for_event("DEVICE_DELETED")?;
+        Ok(())
+    }
+
+    /// QEMU's monitor.
+    pub fn qmp(&mut self) -> Result<Qmp> {
+        Qmp::connect(&self.directory.path().join("qmp.sock"))
+    }
+
+    /// QEMU's process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Where the kernel's messages are.
+    pub fn console(&self) -> PathBuf {
+        self.directory.path().join("console.log")
+    }
+
+    /// Waits until whatever runs has said this on the console.
+    pub fn wait_for_line(&mut self, line: &str) -> Result<()> {
+        let limit = self.builder.boot_limit;
+        self.explained(|guest| {
+            let console = guest.console();
+            let said = wait_until(limit, || {
+                let said = std::fs::read(&console).unwrap_or_default();
+                let said = String::from_utf8_lossy(&said).contains(line);
+                match guest.process.check_running() {
+                    Ok(()) => said.then_some(Ok(())),
+                    Err(error) => Some(Err(error)),
+                }
+            });
+            said.unwrap_or_else(|| bail!("nothing said {line:?} within {limit:?}"))
+        })
+    }
+
+    /// The end of the kernel's messages.
+    pub fn console_tail(&self) -> String {
+        tail(
+            &format!("the console of guest {}", self.builder.name),
+            &self.console(),
+        )
+    }
+
+    fn agent(&self) -> Result<&Agent> {
+        self.agent.as_ref().context("the guest has not booted")
+    }
+
+    /// Adds both logs to an error.
+    fn explained<T>(&mut self, work: impl FnOnce(&mut Guest) -> Result<T>) -> Result<T> {
+        work(self).with_context(|| {
+            let ended = match self.process.ended() {
+                Ok(Some(status)) => format!("QEMU ended, {status}"),
+                _ => "QEMU runs".to_owned(),
+            };
+            format!(
+                "guest {}: {ended}\n{}\n{}",
+                self.builder.name,
+                self.process.log_tail(),
+                self.console_tail()
+            )
+        })
+    }
+
+    /// QEMU connects to the agent's port before it starts the machine.
+    fn accept(&mut self, listener: &UnixListener) -> Result<UnixStream> {
+        listener.set_nonblocking(true)?;
+        let limit = self.builder.boot_limit;
+        let accepted = wait_until(limit, || match listener.accept() {
+            Ok((stream, _)) => Some(Ok(stream)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self
+                .process
+                .check_running()
+                .err()
+                .map(|error| Err(error.context("QEMU did not start"))),
+            Err(error) => Some(Err(error.into())),
+        });
+        let stream = accepted.unwrap_or_else(|| bail!("QEMU did not connect within {limit:?}"))?;
+        stream.set_nonblocking(false)?;
+        Ok(stream)
+    }
+}

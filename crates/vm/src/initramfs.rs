@@ -1,0 +1,314 @@
+//! The guest's whole user space: busybox, `guest-agent`, a few tools with the libraries they need, the virtio modules.
+//!
+//! Built once and kept beside the kernel under a name made from its ingredients' sizes and times.
+
+use crate::build::guest_program;
+use crate::cpio::Archive;
+use crate::multipath::MULTIPATH_CONF;
+use crate::places::{
+    Kernel, guest_directory, initiator_tool, multipath_file, tool, unpacked_libraries,
+};
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What a guest has in its initramfs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Equipment {
+    /// What the doors of vhost-user need.
+    Usual,
+    /// A network card's module and open-iscsi beside it, which would make every guest's boot longer.
+    Initiator,
+    /// dm-multipath and its tools.
+    Multipath,
+}
+
+/// Loaded in the order in which `modules.dep` wants them.
+const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "sd_mod", "virtio_scsi", "sg"];
+const INITIATOR_MODULES: [&str; 3] = ["virtio_net", "iscsi_tcp", "libcrc32c"];
+
+const MULTIPATH_MODULES: [&str; 2] = ["dm-multipath", "dm-service-time"];
+
+/// Taken from the host, with their libraries. Scripts call them by their path, `/tools/NAME`: busybox prefers its own
+/// programs to others of the same name, whatever the PATH says.
+const TOOLS: [&str; 27] = [
+    "mke2fs",
+    "e2fsck",
+    "blkdiscard",
+    "sg_raw",
+    "sg_inq",
+    "sg_vpd",
+    "sg_luns",
+    "sg_readcap",
+    "sg_modes",
+    "sg_persist",
+    "sg_unmap",
+    "sg_compare_and_write",
+    "sg_xcopy",
+    "sg_copy_results",
+    "sg_reset",
+    "sg_opcodes",
+    "sg_write_same",
+    "sg_get_lba_status",
+    "sg_sanitize",
+    "sg_format",
+    "sg_rtpg",
+    "sg_stpg",
+    "sg_logs",
+    "sg_requests",
+    "sg_turs",
+    "sg_verify",
+    "sg_sync",
+];
+/// Unpacked by `scripts/setup`, for on a host they would start services.
+const INITIATOR_TOOLS: [&str; 2] = ["iscsid", "iscsiadm"];
+const MULTIPATH_TOOLS: [&str; 2] = ["multipath", "dmsetup"];
+/// What `multipath` loads while it runs.
+const MULTIPATH_PLUGINS: [&str; 2] = ["libchecktur.so", "libprioconst.so"];
+
+/// Defaults throughout; nodes are changed one by one.
+const ISCSID_CONF: &str = "node.startup = manual\n";
+const PASSWD: &str = "root:x:0:0:root:/:/bin/sh\n";
+/// The name that the initiator in a guest goes by.
+pub const INITIATOR_NAME: &str = "iqn.2026-11.org.example:guest";
+
+/// The agent is process 1: when it ends, the kernel panics, which the host sees. Without [`AGENT`] on the kernel's
+/// command line there is a shell on the console instead, for people. A root file system that [`ROOT`] names has the same
+/// script, and no modules: see `crates/vm/src/bootable.rs`.
+const INIT: &str = "#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/tools:/bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mount -t tmpfs tmpfs /tmp
+while read -r module; do insmod /modules/$module || echo \"init: insmod $module failed\"; done < /modules/order
+root=$(sed -n 's/.*lunette.root=\\([^ ]*\\).*/\\1/p' /proc/cmdline)
+if [ -n \"$root\" ] && [ -e /modules/virtio_blk.ko ]; then
+    mount -t ext4 $root /mnt && umount /tmp /sys /proc && exec switch_root /mnt /init
+fi
+if grep -q lunette.agent /proc/cmdline; then exec /bin/guest-agent agent --file /dev/ttyS1; fi
+echo; echo 'A shell in the guest. Its tools are busybox, guest-agent and what is in /tools; \"poweroff -f\" ends it.'
+setsid cttyhack sh
+poweroff -f
+";
+
+/// The word on the kernel's command line that starts the agent.
+const AGENT: &str = "lunette.agent";
+
+/// The word on it that names a root file system.
+pub const ROOT: &str = "lunette.root";
+
+/// The kernel's command line.
+pub fn command_line() -> String {
+    format!("console=ttyS0 panic=-1 loglevel=5 mitigations=off {AGENT}")
+}
+
+/// The path of the archive to boot from, made when there is none that is up to date.
+pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
+    let files = ingredients(kernel, equipment)?;
+    let mut hasher = DefaultHasher::new();
+    (INIT, ISCSID_CONF, PASSWD, INITIATOR_NAME, MULTIPATH_CONF).hash(&mut hasher);
+    for (inside, outside) in &files {
+        let metadata = std::fs::metadata(outside)
+            .with_context(|| format!("cannot look at {}", outside.display()))?;
+        (
+            inside,
+            metadata.len(),
+            metadata.mtime(),
+            metadata.mtime_nsec(),
+        )
+            .hash(&mut hasher);
+    }
+    let directory = guest_directory();
+    let kind = match equipment {
+        Equipment::Usual => "initramfs",
+        Equipment::Initiator => "initiator",
+        Equipment::Multipath => "multipath",
+    };
+    let path = directory.join(format!("{kind}-{:016x}.cpio", hasher.finish()));
+    if path.exists() {
+        return Ok(path);
+    }
+    let bytes = pack(&files)?;
+    for stale in std::fs::read_dir(&directory)?.flatten() {
+        let name = stale.file_name();
+        let rest = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(kind)?.strip_suffix(".cpio"));
+        if rest.is_some_and(|rest| rest.starts_with('-')) {
+            std::fs::remove_file(stale.path()).or_else(|error| match error.kind() {
+                std::io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
+        }
+    }
+    let mut part = tempfile::NamedTempFile::new_in(&directory)?;
+    std::io::Write::write_all(&mut part, &bytes)?;
+    part.persist(&path).context("cannot keep the initramfs")?;
+    // A name that does not change, for people who start QEMU themselves.
+    let link = directory.join(format!("{kind}.cpio"));
+    if link.is_symlink() {
+        std::fs::remove_file(&link)?;
+    }
+    std::os::unix::fs::symlink(path.file_name().unwrap_or_default(), &link)?;
+    Ok(path)
+}
+
+/// Path in the guest, path on the host; modules first, in load order.
+fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, PathBuf)>> {
+    let initiator = equipment == Equipment::Initiator;
+    let mut modules = MODULES.to_vec();
+    if initiator {
+        modules.extend(INITIATOR_MODULES);
+    }
+    let multipath = equipment == Equipment::Multipath;
+    if multipath {
+        modules.extend(MULTIPATH_MODULES);
+    }
+    let mut files: Vec<_> = module_order(kernel, &modules)?
+        .into_iter()
+        .map(|module| (format!("modules/{}", base_name(&module)), module))
+        .collect();
+    files.push(("bin/busybox".into(), tool("busybox")?));
+    files.push(("bin/guest-agent".into(), guest_program()?));
+    let mut tools = TOOLS
+        .iter()
+        .map(|name| Ok((*name, tool(name)?)))
+        .collect::<Result<Vec<_>>>()?;
+    if initiator {
+        for name in INITIATOR_TOOLS {
+            tools.push((name, initiator_tool(name)?));
+        }
+    }
+    let mut libraries = BTreeSet::new();
+    if multipath {
+        for name in MULTIPATH_TOOLS {
+            tools.push((name, multipath_file(name)?));
+        }
+        for name in MULTIPATH_PLUGINS {
+            let plugin = multipath_file(name)?;
+            libraries.extend(needed_libraries(&plugin)?);
+            files.push((format!("lib/multipath/{name}"), plugin));
+        }
+    }
+    for (name, path) in tools {
+        libraries.extend(needed_libraries(&path)?);
+        files.push((format!("tools/{name}"), path));
+    }
+    for library in libraries {
+        // The loader keeps its fixed place; the others go where it looks first.
+        let inside = if base_name(&library).starts_with("ld-linux") {
+            "lib64"
+        } else {
+            "lib"
+        };
+        files.push((format!("{inside}/{}", base_name(&library)), library));
+    }
+    Ok(files)
+}
+
+fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    for directory in [
+        "bin",
+        "tools",
+        "lib",
+        "lib/multipath",
+        "lib64",
+        "modules",
+        "proc",
+        "sys",
+        "dev",
+        "tmp",
+        "mnt",
+        "run",
+        "run/lock",
+        "etc",
+        "etc/iscsi",
+    ] {
+        archive.directory(directory);
+    }
+    let mut order = String::new();
+    for (inside, outside) in files {
+        archive.file(
+            inside,
+            &std::fs::read(outside)
+                .with_context(|| format!("cannot read {}", outside.display()))?,
+        );
+        if let Some(module) = inside.strip_prefix("modules/") {
+            order.push_str(module);
+            order.push('\n');
+        }
+    }
+    archive.file("modules/order", order.as_bytes());
+    // mke2fs warns without it; e2fsck looks for mounts there.
+    archive.symlink("etc/mtab", "/proc/mounts");
+    archive.file("etc/iscsi/iscsid.conf", ISCSID_CONF.as_bytes());
+    archive.file("etc/multipath.conf", MULTIPATH_CONF.as_bytes());
+    let name = format!("InitiatorName={INITIATOR_NAME}\n");
+    archive.file("etc/iscsi/initiatorname.iscsi", name.as_bytes());
+    // iscsid looks up who speaks to it.
+    archive.file("etc/passwd", PASSWD.as_bytes());
+    archive.file("init", INIT.as_bytes());
+    Ok(archive.finish())
+}
+
+/// The modules and all that they depend on, dependencies first.
+fn module_order(kernel: &Kernel, modules: &[&str]) -> Result<Vec<PathBuf>> {
+    let listing = kernel.modules.join("modules.dep");
+    let text = std::fs::read_to_string(&listing)
+        .with_context(|| format!("cannot read {}", listing.display()))?;
+    let mut order: Vec<PathBuf> = Vec::new();
+    for module in modules {
+        let suffix = format!("/{module}.ko");
+        let Some((own, needs)) = text
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .find(|(own, _)| own.ends_with(&suffix))
+        else {
+            bail!("{} has no module {module}", listing.display());
+        };
+        // modules.dep lists what is needed last first.
+        for path in needs.split_whitespace().rev().chain([own]) {
+            let path = kernel.modules.join(path);
+            if !order.contains(&path) {
+                order.push(path);
+            }
+        }
+    }
+    Ok(order)
+}
+
+/// The shared libraries of a program and its loader, as `ldd` finds them.
+fn needed_libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd")
+        .arg(program)
+        .env("LD_LIBRARY_PATH", unpacked_libraries())
+        .output()
+        .context("cannot run ldd")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if let Some(line) = text.lines().find(|line| line.ends_with("not found")) {
+        bail!(
+            "{} lacks the library {}\nmend: scripts/setup test",
+            program.display(),
+            line.trim()
+        );
+    }
+    Ok(text
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .filter(|path| path.is_file())
+        .collect())
+}
+
+fn base_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
+}

@@ -1,0 +1,42 @@
+//! Guests for demonstrations and tests: real Linux kernels under QEMU, with disks that a vhost-user back end serves.
+//!
+//! [`GuestBuilder`] boots a kernel with an initramfs made here; [`Guest::run`] runs a shell script in it and gives its exit
+//! code and output; [`Daemon`] starts and stops `lunette`. Everything that is started is killed when its owner is
+//! dropped, everything that waits has a time-out, and an error carries the end of the log that explains it.
+//! The guest's side is the program of `crates/guest_agent`. What must be installed: `scripts/setup`.
+#![forbid(unsafe_code)]
+
+mod accelerator;
+mod agent;
+mod bootable;
+mod build;
+mod ceph;
+mod cpio;
+mod daemon;
+mod firmware;
+mod guest;
+mod initiator;
+mod initramfs;
+mod interrupt;
+mod multipath;
+mod places;
+mod process;
+mod qmp;
+mod scratch;
+
+pub mod demo;
+
+pub use accelerator::Accelerator;
+pub use agent::{Output, Running};
+pub use bootable::bootable_image;
+pub use build::{Profile, guest_program, lunette_program};
+pub use ceph::{CEPH_USER, Ceph};
+pub use daemon::{Daemon, DaemonBuilder};
+pub use firmware::{READ_WHOLE, bios_image, efi_image};
+pub use guest::{Guest, GuestBuilder};
+pub use initiator::RemoteTarget;
+pub use interrupt::{interrupted, watch};
+pub use places::{guest_directory, tool, workspace};
+pub use process::{Process, wait_until};
+pub use qmp::Qmp;
+pub use scratch::Scratch;

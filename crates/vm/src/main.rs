@@ -1,0 +1,75 @@
+//! The lab's command: the demonstration, and a guest to look around in.
+#![forbid(unsafe_code)]
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::time::Instant;
+use vm::GuestBuilder;
+
+#[derive(Parser)]
+#[command(about = "Guests for demonstrations and tests")]
+struct Command {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Serves two disks to a guest through both doors, measures, and stops everything
+    Demo,
+    /// Boots a guest with disks of a running back end and runs one script in it
+    Boot {
+        /// Socket of a virtio-blk disk; may be given again
+        #[arg(long, value_name = "SOCKET")]
+        blk: Vec<PathBuf>,
+        /// Socket of a virtio-scsi controller; may be given again
+        #[arg(long, value_name = "SOCKET")]
+        scsi: Vec<PathBuf>,
+        /// Queues of each device
+        #[arg(long, default_value_t = 1)]
+        queues: u32,
+        /// Virtual CPUs
+        #[arg(long, default_value_t = 1)]
+        cpus: u32,
+        /// One more argument for QEMU; may be given again
+        #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+        qemu: Vec<String>,
+        /// Shell script
+        script: String,
+    },
+}
+
+fn main() -> Result<()> {
+    vm::watch()?;
+    match Command::parse().action {
+        Action::Demo => vm::demo::run(),
+        Action::Boot {
+            blk,
+            scsi,
+            queues,
+            cpus,
+            qemu,
+            script,
+        } => {
+            let mut builder = GuestBuilder::new("boot")
+                .cpus(cpus)
+                .arguments(qemu.iter().map(String::as_str));
+            for socket in &blk {
+                builder = builder.vhost_user_blk(&std::path::absolute(socket)?, queues);
+            }
+            for socket in &scsi {
+                builder = builder.vhost_user_scsi(&std::path::absolute(socket)?, queues);
+            }
+            let started = Instant::now();
+            let mut guest = builder.boot()?;
+            eprintln!("guest up after {:.1} s", started.elapsed().as_secs_f64());
+            let output = guest.run(&script)?;
+            print!("{}", output.stdout);
+            eprint!("{}", output.stderr);
+            // An exit drops nothing.
+            drop(guest);
+            std::process::exit(output.code)
+        }
+    }
+}
