@@ -63,9 +63,8 @@ fn changes(cdb: &[u8]) -> bool {
         | RESERVE_6
         | RESERVE_10
         | PERSISTENT_RESERVE_OUT
-        | MAINTENANCE_OUT => true,
-        // FORMAT UNIT
-        0x04 => true,
+        | MAINTENANCE_OUT
+        | FORMAT_UNIT => true,
         _ => false,
     }
 }
