@@ -11,8 +11,8 @@ use block::{DiskInfo, Geometry, Identity};
 
 use crate::error::{check_naa, check_physical_block_size, check_size};
 use crate::{
-    Attach, BlockDevice, IoChannel, OpenError, RangeLock, RangeLocks, RateLimits, ResizeError,
-    StateCell, Throttle,
+    Attach, BlockDevice, Conditions, IoChannel, OpenError, RangeLock, RangeLocks, RateLimits,
+    ResizeError, StateCell, Throttle,
 };
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
@@ -83,6 +83,7 @@ pub struct Disk {
     copy_across_targets: bool,
     engine: Arc<dyn BlockDevice>,
     info: Arc<RwLock<Arc<DiskInfo>>>,
+    conditions: Arc<Conditions>,
     locks: Arc<RangeLocks>,
     throttle: Arc<Throttle>,
     state: Arc<StateCell>,
@@ -141,7 +142,7 @@ impl Disk {
             physical_block_size,
             ..given.show(identity.unwrap_or_else(Identity::random), told)
         };
-        let throttle = Arc::<Throttle>::default();
+        let conditions = Arc::<Conditions>::default();
         Ok(Disk {
             name: name.into(),
             given: Arc::new(given),
@@ -149,8 +150,9 @@ impl Disk {
             copy_across_targets,
             engine,
             info: Arc::new(RwLock::new(Arc::new(info))),
-            locks: Arc::new(RangeLocks::new(throttle.clone())),
-            throttle,
+            locks: Arc::new(RangeLocks::new(conditions.clone())),
+            throttle: Arc::new(Throttle::new(conditions.clone())),
+            conditions,
             state: Arc::default(),
         })
     }
@@ -349,14 +351,19 @@ impl Disk {
     /// Quick; may be called twice.
     pub fn close(&self) {
         let capacity = self.info().geometry.capacity_bytes();
-        self.throttle.set_closed(Some(closed_pace(capacity)));
+        self.throttle.set_pace(Some(closed_pace(capacity)));
         self.locks.close();
     }
 
     /// Opens the disk again.
     pub fn reopen(&self) {
         self.locks.reopen();
-        self.throttle.set_closed(None);
+        self.throttle.set_pace(None);
+    }
+
+    /// What keeps its I/Os from starting at once.
+    pub fn conditions(&self) -> &Arc<Conditions> {
+        &self.conditions
     }
 
     /// Sets its limits anew, at any time: they hold for all doors together.

@@ -15,6 +15,7 @@
 
 mod admit;
 mod attach;
+mod conditions;
 mod delay;
 mod disk_object;
 mod error;
@@ -36,6 +37,7 @@ use guest_memory::IoBuffer;
 use uring::{Completion, Ring};
 
 pub use attach::Attach;
+pub use conditions::{Condition, Conditions};
 pub use delay::{Delay, DelayTime};
 pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};

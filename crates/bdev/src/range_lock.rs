@@ -1,6 +1,6 @@
 //! Ranges of a disk that one task holds against all other reads and writes, through every door and on every worker.
 //!
-//! Open nearly always: the disk's [`Throttle::word`] says so, which every I/O loads anyway. A task that must be atomic (COMPARE
+//! Open nearly always: the disk's [`Conditions`] say so, which every I/O loads anyway. A task that must be atomic (COMPARE
 //! AND WRITE, WRITE ATOMIC) acquires its range; workers then set aside what reads or changes it, and report when what they had
 //! begun before has ended; only then is the range granted. So no read sees half of what the task writes. Control plane: locks
 //! and messages, none per plain I/O.
@@ -9,12 +9,11 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::{IoFlags, IoRequest};
 
-use crate::Throttle;
+use crate::conditions::{Condition, Conditions};
 
 /// Kept by a worker until the I/Os that it had begun have ended; the last one to go grants the range.
 #[derive(Clone)]
@@ -58,9 +57,9 @@ impl Drop for OnLast {
 /// Whether an I/O may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It may start: the disk is not closed, or was closed for it.
+    /// It may start.
     Proceed,
-    /// It was closed for it, and has not settled yet: set it aside until [`Participant::reopened`].
+    /// Not yet: it is set aside until [`Participant::reopened`].
     Defer,
     /// It fails.
     Reject,
@@ -101,11 +100,9 @@ enum Closed {
 /// A disk's locks.
 #[derive(Default)]
 pub struct RangeLocks {
-    /// Its word says whether any range is held.
-    throttle: Arc<Throttle>,
+    /// Say whether it is closed and whether any range is held.
+    conditions: Arc<Conditions>,
     state: Mutex<State>,
-    /// Is it closed, as `state` says?
-    is_closed: AtomicBool,
 }
 
 /// A range that is held; dropping it releases it.
@@ -136,17 +133,17 @@ impl RangeLocks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The locks of a disk whose workers look at this word.
-    pub(crate) fn new(throttle: Arc<Throttle>) -> RangeLocks {
+    /// The locks of a disk with these conditions.
+    pub(crate) fn new(conditions: Arc<Conditions>) -> RangeLocks {
         RangeLocks {
-            throttle,
-            ..RangeLocks::default()
+            conditions,
+            state: Mutex::default(),
         }
     }
 
     /// Is no range held?
     pub fn is_open(&self) -> bool {
-        !self.throttle.is_held()
+        !self.conditions.has(Condition::Locked)
     }
 
     /// Is a part of this range held?
@@ -171,7 +168,7 @@ impl RangeLocks {
             return;
         }
         state.next += 1;
-        self.is_closed.store(true, Ordering::Release);
+        self.conditions.set(Condition::Closed, true);
         state.closed = Closed::Barrier(state.next);
         let barrier = OnLast::barrier(Then::Closed(self.clone(), state.next));
         let members = state.members();
@@ -199,7 +196,7 @@ impl RangeLocks {
     pub(crate) fn reopen(&self) {
         let mut state = self.lock();
         state.closed = Closed::No;
-        self.is_closed.store(false, Ordering::Release);
+        self.conditions.set(Condition::Closed, false);
         let members = state.members();
         drop(state);
         for member in members {
@@ -207,12 +204,9 @@ impl RangeLocks {
         }
     }
 
-    /// May this I/O pass, as far as closing goes? To be asked where the disk's [`crate::Throttle::word`] is not 0.
-    pub fn passage(&self, request: &IoRequest) -> Admission {
-        // A disk with limits asks for each I/O.
-        if !self.is_closed.load(Ordering::Acquire) {
-            return Admission::Proceed;
-        }
+    /// Does a closed disk admit this I/O? What it was closed for waits until all else has ended. Asked under
+    /// [`Condition::Closed`].
+    pub fn admit_closed(&self, request: &IoRequest) -> Admission {
         let closer = request.flags.has(IoFlags::CLOSER);
         match self.lock().closed {
             Closed::No => Admission::Proceed,
@@ -275,7 +269,8 @@ impl RangeLocks {
             barrier.push(OnLast::barrier(Then::Grant(lease, waiting.granted)));
         }
         // Seen by every worker that begins an I/O after it has been told to settle.
-        self.throttle.set_held(!state.held.is_empty());
+        self.conditions
+            .set(Condition::Locked, !state.held.is_empty());
         let members = state.members();
         drop(state);
         for barrier in barrier {
@@ -325,7 +320,7 @@ impl std::fmt::Debug for RangeLock {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 
@@ -414,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_gate_refuses_all_but_whom_it_was_closed_for_which_waits_for_what_was_in_flight() {
+    fn closed_disk_refuses_all_but_whom_it_was_closed_for_which_waits_for_what_was_in_flight() {
         let locks = Arc::new(RangeLocks::default());
         let worker = Arc::new(Worker::default());
         let _membership = locks.join(worker.clone());
@@ -422,8 +417,7 @@ mod tests {
         let holder = write.flagged(IoFlags::HOLDER);
         let closer = write.flagged(IoFlags::CLOSER);
         let passages =
-            |locks: &RangeLocks| [read, write, holder, closer].map(|io| locks.passage(&io));
-        assert_eq!(passages(&locks), [Admission::Proceed; 4]);
+            |locks: &RangeLocks| [read, write, holder, closer].map(|io| locks.admit_closed(&io));
         let refused = [Admission::Reject; 3];
 
         locks.close();
@@ -445,7 +439,9 @@ mod tests {
         // What has settled since is no word on the next time.
         locks.reopen();
         assert_eq!(passages(&locks), [Admission::Proceed; 4]);
+        assert!(!locks.conditions.has(Condition::Closed));
         locks.close();
+        assert!(locks.conditions.has(Condition::Closed));
         let first = std::mem::take(&mut *worker.barrier.lock().unwrap());
         locks.reopen();
         locks.close();

@@ -2,20 +2,16 @@
 //!
 //! Two token buckets that all workers share, each one atomic word: the time at which it will be full again. A request
 //! reserves its tokens and is told when it may start; who waits, and in which order, is the workers' business.
-//! Without limits a request pays one load of a word that is zero. Limits change at any time, from any thread.
-//! The word also says that the disk is closed ([`crate::Disk::close`]) and that a range of it is held ([`crate::RangeLocks`]), so that
-//! neither costs another load.
+//! Whether there are any the disk's [`Conditions`] say. Limits change at any time, from any thread.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::conditions::{Condition, Conditions};
 
 /// So many units of time are a second: sixteenths of a nanosecond keep high rates exact and last for 36 years.
 const SECOND: u128 = 16_000_000_000;
-
-/// Of the word: a range of the disk is held. The other bits are the setting.
-const HELD: u32 = 1 << 31;
 
 /// Limits of a disk; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,8 +106,9 @@ impl Bucket {
 /// The limits of one disk, as its workers keep to them.
 #[derive(Debug)]
 pub struct Throttle {
-    /// 0: no limits, the disk is open, and no range is held.
-    word: AtomicU32,
+    conditions: Arc<Conditions>,
+    /// 0: no limits.
+    generation: AtomicU32,
     requests: Bucket,
     bytes: Bucket,
     began: Instant,
@@ -122,24 +119,29 @@ pub struct Throttle {
 struct Setting {
     generation: u32,
     limits: RateLimits,
-    /// The disk is closed, and what it is closed for writes no more bytes in a second than this.
-    closed: Option<u64>,
-    held: bool,
+    /// Bytes in a second that bind besides the limits, for a time.
+    pace: Option<u64>,
 }
 
 impl Default for Throttle {
     fn default() -> Self {
+        Throttle::new(Arc::default())
+    }
+}
+
+impl Throttle {
+    /// Limits of a disk that has none yet; its conditions say when it has.
+    pub(crate) fn new(conditions: Arc<Conditions>) -> Throttle {
         Throttle {
-            word: AtomicU32::new(0),
+            conditions,
+            generation: AtomicU32::new(0),
             requests: Bucket::default(),
             bytes: Bucket::default(),
             began: Instant::now(),
             setting: Mutex::default(),
         }
     }
-}
 
-impl Throttle {
     /// Sets the limits anew; what waits is let go by the new ones within moments.
     pub fn set(&self, limits: RateLimits) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,43 +149,27 @@ impl Throttle {
         self.apply(&mut setting);
     }
 
-    /// The disk is closed, or open again: what comes from now on must look, with limits or without. What it is closed for
-    /// keeps to the limits, and to so many bytes in a second.
-    pub(crate) fn set_closed(&self, pace: Option<u64>) {
+    /// Sets or lifts a pace that binds besides the limits, in bytes per second.
+    pub(crate) fn set_pace(&self, pace: Option<u64>) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
-        setting.closed = pace;
+        setting.pace = pace;
         self.apply(&mut setting);
-    }
-
-    /// A range of the disk is held, or none is any more. What waits for the limits goes on waiting by the same setting.
-    pub(crate) fn set_held(&self, held: bool) {
-        let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
-        setting.held = held;
-        self.store(&setting);
     }
 
     fn apply(&self, setting: &mut Setting) {
         let limits = setting.limits;
         self.requests.set(limits.iops, limits.iops_burst);
-        match setting.closed {
+        match setting.pace {
             Some(pace) if limits.bandwidth == 0 || pace < limits.bandwidth => {
                 self.bytes.set(pace, RateLimits::usual_burst(pace));
             }
             _ => self.bytes.set(limits.bandwidth, limits.bandwidth_burst),
         }
-        self.tell(setting);
-    }
-
-    fn tell(&self, setting: &mut Setting) {
-        setting.generation = ((setting.generation + 1) & !HELD).max(1);
-        self.store(setting);
-    }
-
-    fn store(&self, setting: &Setting) {
-        let nothing = setting.limits.is_none() && setting.closed.is_none();
-        let word = if nothing { 0 } else { setting.generation };
-        let held = if setting.held { HELD } else { 0 };
-        self.word.store(word | held, Ordering::Release);
+        setting.generation = setting.generation.wrapping_add(1).max(1);
+        let limited = !limits.is_none() || setting.pace.is_some();
+        let shown = if limited { setting.generation } else { 0 };
+        self.generation.store(shown, Ordering::Release);
+        self.conditions.set(Condition::Limited, limited);
     }
 
     /// The limits as they are.
@@ -194,20 +180,9 @@ impl Throttle {
             .limits
     }
 
-    /// 0 while there are no limits, the disk is open and no range of it is held: an I/O may go on without another look.
-    #[inline]
-    pub fn word(&self) -> u32 {
-        self.word.load(Ordering::Acquire)
-    }
-
-    /// 0 while there are no limits and the disk is open; another number for every setting.
+    /// 0 while there are no limits; another number for every setting.
     pub fn setting(&self) -> u32 {
-        self.word() & !HELD
-    }
-
-    /// Is a range of the disk held?
-    pub fn is_held(&self) -> bool {
-        self.word() & HELD != 0
+        self.generation.load(Ordering::Acquire)
     }
 
     /// The present moment.
@@ -269,17 +244,18 @@ mod tests {
     #[test]
     fn no_limits_are_a_zero_and_each_setting_has_a_number_of_its_own() {
         let throttle = Throttle::default();
-        assert_eq!(throttle.word(), 0);
+        assert_eq!(throttle.setting(), 0);
         let limits = RateLimits {
             iops: 1,
             ..RateLimits::default()
         };
         throttle.set(limits);
-        let first = throttle.word();
+        let first = throttle.setting();
         throttle.reserve(Moment(0), 1);
         assert_eq!(throttle.reserve(Moment(0), 1).0, SECOND as u64);
         throttle.set(limits);
-        assert!(throttle.word() != 0 && throttle.word() != first);
+        assert!(throttle.setting() != 0 && throttle.setting() != first);
+        assert!(throttle.conditions.has(Condition::Limited));
         assert_eq!(
             throttle.reserve(Moment(0), 1).0,
             0,
@@ -287,25 +263,26 @@ mod tests {
         );
         assert_eq!(throttle.limits(), limits);
         throttle.set(RateLimits::default());
-        assert_eq!(throttle.word(), 0);
+        assert_eq!(throttle.setting(), 0);
+        assert!(throttle.conditions.is_clear());
     }
 
     #[test]
-    fn a_closed_disk_is_told_by_the_word_with_limits_or_without() {
+    fn pace_binds_with_limits_or_without_until_it_is_lifted() {
         let throttle = Throttle::default();
-        throttle.set_closed(Some(1_000_000));
-        assert_ne!(throttle.word(), 0);
+        throttle.set_pace(Some(1_000_000));
+        assert_ne!(throttle.setting(), 0);
         throttle.set(RateLimits::default());
-        assert_ne!(throttle.word(), 0, "limits that go do not open it");
-        throttle.set_closed(None);
-        assert_eq!(throttle.word(), 0);
+        assert_ne!(throttle.setting(), 0, "limits that go do not lift it");
+        throttle.set_pace(None);
+        assert_eq!(throttle.setting(), 0);
         let now = Moment(7);
         throttle.reserve(now, 1 << 40);
         assert_eq!(throttle.reserve(now, 1 << 40), now, "it has no limits");
     }
 
     #[test]
-    fn what_a_disk_is_closed_for_keeps_to_its_pace_or_to_a_lower_limit() {
+    fn the_lower_of_pace_and_limit_binds() {
         let bandwidth = |bandwidth| RateLimits {
             bandwidth,
             bandwidth_burst: bandwidth,
@@ -317,38 +294,20 @@ mod tests {
             (500_000, 500_000, 200),
         ] {
             let throttle = throttle(bandwidth(limit));
-            throttle.set_closed(Some(1_000_000));
+            throttle.set_pace(Some(1_000_000));
             let now = Moment(MILLISECOND);
             // what the bucket holds, and a debt
             throttle.reserve(now, first);
             throttle.reserve(now, 100_000);
             let wait = throttle.reserve(now, 1).since(now);
             assert_eq!(wait.as_millis(), usual, "limit {limit}");
-            throttle.set_closed(None);
+            throttle.set_pace(None);
             assert_eq!(throttle.limits(), bandwidth(limit));
             throttle.reserve(now, limit);
             let rest = throttle.reserve(now, limit).since(now).as_millis();
             let expected = if limit == 0 { 0 } else { 1000 };
             assert_eq!(rest, expected, "the limit is as it was");
         }
-    }
-
-    #[test]
-    fn held_range_is_told_by_the_word_and_is_no_new_setting() {
-        let throttle = Throttle::default();
-        throttle.set_held(true);
-        assert!(throttle.is_held());
-        assert_eq!((throttle.word() == 0, throttle.setting()), (false, 0));
-        throttle.set(RateLimits {
-            iops: 1,
-            ..RateLimits::default()
-        });
-        let setting = throttle.setting();
-        assert!(throttle.is_held() && setting != 0);
-        throttle.set_held(false);
-        assert_eq!((throttle.is_held(), throttle.setting()), (false, setting));
-        throttle.set(RateLimits::default());
-        assert_eq!(throttle.word(), 0);
     }
 
     proptest! {

@@ -3,14 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bdev::{Admission, Attach, Barrier, Disk, Finished, IoChannel, Soon, Submission, Throttle};
-use block::{IoError, IoErrorKind, IoKind, IoRequest};
+use bdev::{Attach, Barrier, Conditions, Disk, Finished, IoChannel, Soon, Submission, Throttle};
+use block::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use latency::{Clock, QueueRecord, Stamp};
 use uring::{Owner, Ring};
 
+use crate::admission::Deferred;
 use crate::attaching::{Absent, Retry};
-use crate::drain::{Drain, Parked};
+use crate::drain::Drain;
 use crate::ledger::{DiskRecord, Ledger};
 use crate::pacing::Pacing;
 use crate::{SourceId, WorkerHandle};
@@ -72,11 +73,12 @@ pub(crate) enum Listener {
 }
 
 /// The owner of all timers for limits: see [`Io::new`].
-const PACE: Owner = Owner(1);
+pub(crate) const PACE: Owner = Owner(1);
 
-struct OpenDisk {
-    disk: Arc<Disk>,
-    backend: Box<dyn IoChannel>,
+/// A disk that sources of the worker use. What becomes of an I/O on it: `admission.rs`.
+pub(crate) struct OpenDisk {
+    pub disk: Arc<Disk>,
+    pub backend: Box<dyn IoChannel>,
     /// Of the backend's layers, each its own.
     owners: Vec<Owner>,
     /// While there is none.
@@ -84,146 +86,22 @@ struct OpenDisk {
     users: usize,
     /// It has no users any more, and ends what it has on the ring.
     closing: bool,
-    drain: Drain,
-    record: Arc<DiskRecord>,
-    throttle: Arc<Throttle>,
-    pacing: Pacing,
+    pub drain: Drain,
+    pub record: Arc<DiskRecord>,
+    pub conditions: Arc<Conditions>,
+    pub throttle: Arc<Throttle>,
+    pub pacing: Pacing,
+    /// I/Os that wait for a range to be released, or for the disk to open to them.
+    pub deferred: Vec<Deferred>,
 }
 
 impl OpenDisk {
-    #[inline]
-    fn submit(
-        &mut self,
-        ring: &mut Ring,
-        request: &IoRequest,
-        buffer: &mut IoBuffer,
-        tag: bdev::Tag,
-    ) -> Submission {
-        match request.kind {
-            IoKind::Flush => self.flush(ring, request, buffer, tag),
-            _ => self.backend.submit(ring, request, buffer, tag),
-        }
-    }
-
-    /// A flush is in nobody's way: it is told apart from what acquirers of a range wait for.
-    fn flush(
-        &mut self,
-        ring: &mut Ring,
-        request: &IoRequest,
-        buffer: &mut IoBuffer,
-        tag: bdev::Tag,
-    ) -> Submission {
-        let tag = self.drain.flush_tag(tag);
-        let submitted = self.backend.submit(ring, request, buffer, tag);
-        if matches!(submitted, Submission::Pending) {
-            self.drain.flush_pended();
-        }
-        submitted
-    }
-
-    /// Submits while the disk's word is not 0, or sets the I/O aside while its range is held.
-    #[cold]
-    fn submit_counted(
-        &mut self,
-        ring: &mut Ring,
-        request: &IoRequest,
-        buffer: &mut IoBuffer,
-        tag: bdev::Tag,
-    ) -> Submission {
-        if self.drain.must_wait(&self.throttle, request) {
-            self.drain.park(request, buffer, tag);
-            return Submission::Pending;
-        }
-        if request.kind == IoKind::Flush {
-            return self.flush(ring, request, buffer, tag);
-        }
-        let counted = self.drain.counted_tag(tag);
-        let submitted = self.backend.submit(ring, request, buffer, counted);
-        if matches!(submitted, Submission::Pending) {
-            self.drain.pended();
-        }
-        submitted
-    }
-
-    /// Refuses what a closed disk refuses; submits what limits and held ranges allow now, or sets it aside.
-    #[cold]
-    fn submit_paced(
-        &mut self,
-        ring: &mut Ring,
-        request: &IoRequest,
-        buffer: &mut IoBuffer,
-        tag: bdev::Tag,
-        handle: u32,
-    ) -> Submission {
-        if let Some(submitted) = self.stopped(request, buffer, tag) {
-            return submitted;
-        }
-        let source = Tag::unpack(tag).source.0;
-        if self.pacing.may_start(&self.throttle, source, request) {
-            return self.submit_counted(ring, request, buffer, tag);
-        }
-        let parked = Parked {
-            request: *request,
-            buffer: std::mem::take(buffer),
-            tag,
-        };
-        self.pacing.wait(&self.throttle, source, parked);
-        self.arm(ring, handle);
-        Submission::Pending
-    }
-
-    /// What becomes of an I/O that a closed disk lets not pass, or not yet.
-    #[cold]
-    fn stopped(
-        &mut self,
-        request: &IoRequest,
-        buffer: &mut IoBuffer,
-        tag: bdev::Tag,
-    ) -> Option<Submission> {
-        match self.disk.range_locks().passage(request) {
-            Admission::Proceed => None,
-            Admission::Reject => Some(Submission::Done(Err(IoErrorKind::Closed.into()))),
-            Admission::Defer => {
-                self.drain.park(request, buffer, tag);
-                Some(Submission::Pending)
-            }
-        }
-    }
-
-    /// Submits what was set aside.
-    fn resume(&mut self, ring: &mut Ring, mut parked: Parked, finished: &mut Vec<Finished>) {
-        let (request, tag) = (parked.request, parked.tag);
-        let buffer = &mut parked.buffer;
-        let submitted = match self.throttle.word() {
-            0 => self.submit(ring, &request, buffer, tag),
-            _ => match self.stopped(&request, buffer, tag) {
-                Some(stopped) => stopped,
-                None => self.submit_counted(ring, &request, buffer, tag),
-            },
-        };
-        if let Submission::Done(outcome) = submitted {
-            self.record.finished(&outcome);
-            finished.push(Finished {
-                tag: parked.tag,
-                buffer: parked.buffer,
-                outcome,
-            });
-        }
-    }
-
-    fn arm(&mut self, ring: &mut Ring, handle: u32) {
-        if let Some((after, number)) = self.pacing.timer(&self.throttle) {
-            let token = u64::from(number) << 32 | u64::from(handle);
-            ring.timer(PACE, token, after);
-        }
-    }
-
     /// Has nobody a use for it, and is no I/O of it in flight?
     #[inline]
     fn is_unused(&self) -> bool {
         self.users == 0
             && self.backend.in_flight() == 0
-            && self.drain.parked.is_empty()
+            && self.deferred.is_empty()
             && self.pacing.is_empty()
     }
 }
@@ -343,8 +221,10 @@ impl Io {
             closing: false,
             drain: Drain::new(disk.range_locks(), &self.worker, index as u32),
             record: self.ledger.disk(disk),
+            conditions: disk.conditions().clone(),
             throttle: disk.throttle().clone(),
             pacing: Pacing::default(),
+            deferred: Vec::new(),
         });
         self.attach(index);
         DiskHandle(index as u32)
@@ -499,11 +379,7 @@ impl Io {
             return Submission::Done(Err(IoError::new(IoErrorKind::Offline)));
         };
         open.record.asked(request);
-        let submitted = if open.throttle.word() == 0 {
-            open.submit(&mut self.ring, request, buffer, tag.pack())
-        } else {
-            open.submit_paced(&mut self.ring, request, buffer, tag.pack(), handle.0)
-        };
+        let submitted = open.submit(&mut self.ring, request, buffer, tag.pack(), handle.0);
         match &submitted {
             Submission::Pending => {
                 self.pending += 1;
@@ -520,7 +396,7 @@ impl Io {
     pub fn look(&mut self, handle: DiskHandle, request: &IoRequest, buffer: &mut IoBuffer) -> bool {
         match self.disks.get_mut(handle.0 as usize) {
             // What has limits waits for its turn, and is read; what is closed refuses; while a range is held all is copied.
-            Some(Some(open)) if open.throttle.word() == 0 => {
+            Some(Some(open)) if open.conditions.is_clear() => {
                 let seen = open.backend.look(request, buffer);
                 if seen {
                     open.record.asked(request);
@@ -558,9 +434,9 @@ impl Io {
             return;
         };
         open.pacing.fired(number);
-        while let Some((waited, parked)) = open.pacing.next(&open.throttle) {
+        while let Some((waited, deferred)) = open.pacing.next(&open.throttle) {
             open.record.limited(waited);
-            open.resume(&mut self.ring, parked, finished);
+            open.resume(&mut self.ring, deferred, disk, finished);
         }
         open.arm(&mut self.ring, disk);
         if open.is_unused() {
@@ -574,9 +450,9 @@ impl Io {
             let Some(open) = &mut self.disks[disk] else {
                 continue;
             };
-            for (waited, parked) in open.pacing.leave(&open.throttle, source.0) {
+            for (waited, deferred) in open.pacing.leave(&open.throttle, source.0) {
                 open.record.limited(waited);
-                open.resume(&mut self.ring, parked, finished);
+                open.resume(&mut self.ring, deferred, disk as u32, finished);
             }
             if open.is_unused() {
                 self.close_unused(disk as u32);
@@ -645,13 +521,13 @@ impl Io {
         }
     }
 
-    /// A range of a disk was released: what was set aside is submitted anew.
-    pub(crate) fn unpark(&mut self, disk: u32, finished: &mut Vec<Finished>) {
+    /// A range of a disk was released, or it has opened: what was deferred is submitted anew.
+    pub(crate) fn resume_deferred(&mut self, disk: u32, finished: &mut Vec<Finished>) {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
             return;
         };
-        for parked in std::mem::take(&mut open.drain.parked) {
-            open.resume(&mut self.ring, parked, finished);
+        for deferred in std::mem::take(&mut open.deferred) {
+            open.resume(&mut self.ring, deferred, disk, finished);
         }
         if open.is_unused() {
             self.close_unused(disk);

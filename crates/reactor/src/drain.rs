@@ -1,4 +1,4 @@
-//! One worker's I/Os on one disk, as the disk's locks needs to know them: what is in flight, and what is set aside.
+//! One worker's I/Os on one disk that are in flight, as the disk's range locks need to know them.
 //!
 //! When a range is acquired, all that is in flight has to end: a read that goes on would see half of what is written. Nothing is
 //! counted for that while no range is held. What was submitted then is what the engine has in flight, less what is counted: I/Os
@@ -9,9 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bdev::{Barrier, Membership, Participant, RangeLocks, Tag, Throttle};
-use block::{IoFlags, IoRequest};
-use guest_memory::IoBuffer;
+use bdev::{Barrier, Membership, Participant, RangeLocks, Tag};
 
 use crate::WorkerHandle;
 
@@ -23,15 +21,7 @@ const SECOND: u64 = 1 << 62;
 /// It is a flush.
 const FLUSH: u64 = SECOND;
 
-/// An I/O that has to wait for a range to be released, or for the disk's limits.
-pub(crate) struct Parked {
-    pub request: IoRequest,
-    pub buffer: IoBuffer,
-    pub tag: Tag,
-}
-
 pub(crate) struct Drain {
-    locks: Arc<RangeLocks>,
     _membership: Membership,
     /// Counted I/Os in flight, by epoch.
     counted: [u32; 2],
@@ -46,7 +36,6 @@ pub(crate) struct Drain {
     barrier: Vec<Barrier>,
     /// Those that came meanwhile.
     next: VecDeque<Barrier>,
-    pub parked: Vec<Parked>,
 }
 
 struct Handle {
@@ -62,7 +51,7 @@ impl Participant for Handle {
 
     fn reopened(&self) {
         let disk = self.disk;
-        self.worker.send(move |w| w.unpark(disk));
+        self.worker.send(move |w| w.resume_deferred(disk));
     }
 }
 
@@ -73,7 +62,6 @@ impl Drain {
             disk,
         };
         Drain {
-            locks: locks.clone(),
             _membership: locks.join(Arc::new(handle)),
             counted: [0; 2],
             epoch: 0,
@@ -82,25 +70,7 @@ impl Drain {
             borrowed: false,
             barrier: Vec::new(),
             next: VecDeque::new(),
-            parked: Vec::new(),
         }
-    }
-
-    /// Must this I/O wait? To be asked where the disk's word is not 0.
-    pub fn must_wait(&self, throttle: &Throttle, request: &IoRequest) -> bool {
-        throttle.is_held()
-            && !request.flags.has(IoFlags::HOLDER)
-            && self.locks.holds(request.offset, request.length)
-    }
-
-    /// Sets an I/O aside until its range is released, or the disk opens to it.
-    #[cold]
-    pub fn park(&mut self, request: &IoRequest, buffer: &mut IoBuffer, tag: Tag) {
-        self.parked.push(Parked {
-            request: *request,
-            buffer: std::mem::take(buffer),
-            tag,
-        });
     }
 
     /// The tag of an I/O that is counted when it is pending.

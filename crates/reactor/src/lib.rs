@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod accepting;
+mod admission;
 mod attaching;
 mod disk_waits;
 mod disks;

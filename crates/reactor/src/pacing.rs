@@ -10,7 +10,7 @@ use std::time::Duration;
 use bdev::{Moment, Throttle};
 use block::{IoKind, IoRequest};
 
-use crate::drain::Parked;
+use crate::admission::Deferred;
 
 /// A line looks again at least so often, for limits may have changed.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -21,7 +21,7 @@ struct Line {
     start: Moment,
     setting: u32,
     /// With the moment from which on each waits.
-    waiting: VecDeque<(Moment, Parked)>,
+    waiting: VecDeque<(Moment, Deferred)>,
 }
 
 /// Lines before one disk.
@@ -72,14 +72,14 @@ impl Pacing {
     }
 
     /// Puts an I/O at the end of its source's line.
-    pub fn wait(&mut self, throttle: &Throttle, source: u32, parked: Parked) {
+    pub fn wait(&mut self, throttle: &Throttle, source: u32, deferred: Deferred) {
         if let Some(line) = self.lines.iter_mut().find(|line| line.source == source) {
-            line.waiting.push_back((throttle.now(), parked));
+            line.waiting.push_back((throttle.now(), deferred));
         }
     }
 
     /// The next I/O whose time has come, if there is one, and how long it has waited.
-    pub fn next(&mut self, throttle: &Throttle) -> Option<(Duration, Parked)> {
+    pub fn next(&mut self, throttle: &Throttle) -> Option<(Duration, Deferred)> {
         let (setting, now) = (throttle.setting(), throttle.now());
         for line in &mut self.lines {
             if line.setting != setting {
@@ -106,7 +106,7 @@ impl Pacing {
                 self.lines.swap_remove(at);
             }
         }
-        first.map(|(since, parked)| (now.since(since), parked))
+        first.map(|(since, deferred)| (now.since(since), deferred))
     }
 
     /// All that a source has waiting, limits or not: it is about to end, and what it still has to do does not wait, either. What
@@ -115,14 +115,14 @@ impl Pacing {
         &mut self,
         throttle: &Throttle,
         source: u32,
-    ) -> impl Iterator<Item = (Duration, Parked)> + use<> {
+    ) -> impl Iterator<Item = (Duration, Deferred)> + use<> {
         self.leaving.push(source);
         let at = self.lines.iter().position(|line| line.source == source);
         let waiting = at.map_or_else(VecDeque::new, |at| self.lines.swap_remove(at).waiting);
         let now = throttle.now();
         waiting
             .into_iter()
-            .map(move |(since, parked)| (now.since(since), parked))
+            .map(move |(since, deferred)| (now.since(since), deferred))
     }
 
     /// A source has ended.
@@ -166,11 +166,12 @@ mod tests {
 
     use super::*;
 
-    fn parked(number: u64) -> Parked {
-        Parked {
+    fn deferred(number: u64) -> Deferred {
+        Deferred {
             request: IoRequest::read(0, 4096),
             buffer: IoBuffer::default(),
             tag: Tag(number),
+            is_paid: true,
         }
     }
 
@@ -188,11 +189,11 @@ mod tests {
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..100 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(&throttle, 1, parked(number));
+            pacing.wait(&throttle, 1, deferred(number));
         }
         for number in 100..103 {
             assert!(!pacing.may_start(&throttle, 2, &read));
-            pacing.wait(&throttle, 2, parked(number));
+            pacing.wait(&throttle, 2, deferred(number));
         }
         assert!(pacing.next(&throttle).is_none());
         assert!(
@@ -209,7 +210,7 @@ mod tests {
         });
         let mut order = Vec::new();
         while order.len() < 103 {
-            order.extend(pacing.next(&throttle).map(|(_, parked)| parked.tag.0));
+            order.extend(pacing.next(&throttle).map(|(_, deferred)| deferred.tag.0));
         }
         let of_second: Vec<usize> = (0..103).filter(|&at| order[at] >= 100).collect();
         assert!(of_second[2] <= 6, "every other one: {of_second:?}");
@@ -229,7 +230,7 @@ mod tests {
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(&throttle, 1, parked(number));
+            pacing.wait(&throttle, 1, deferred(number));
         }
         let (after, first) = pacing.timer(&throttle).unwrap();
         // The kernel counts from later on than we do.
@@ -262,11 +263,13 @@ mod tests {
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(&throttle, 1, parked(number));
+            pacing.wait(&throttle, 1, deferred(number));
         }
         assert!(pacing.may_start(&throttle, 1, &IoRequest::flush()));
         assert!(pacing.leave(&throttle, 2).next().is_none());
-        let order = pacing.leave(&throttle, 1).map(|(_, parked)| parked.tag.0);
+        let order = pacing
+            .leave(&throttle, 1)
+            .map(|(_, deferred)| deferred.tag.0);
         let order: Vec<u64> = order.collect();
         assert_eq!(order, [0, 1, 2]);
         assert!(pacing.lines.is_empty());
@@ -285,11 +288,12 @@ mod tests {
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(&throttle, 1, parked(number));
+            pacing.wait(&throttle, 1, deferred(number));
         }
         throttle.set(RateLimits::default());
         let order: Vec<u64> =
-            std::iter::from_fn(|| pacing.next(&throttle).map(|(_, parked)| parked.tag.0)).collect();
+            std::iter::from_fn(|| pacing.next(&throttle).map(|(_, deferred)| deferred.tag.0))
+                .collect();
         assert_eq!(order, [0, 1, 2]);
     }
 }

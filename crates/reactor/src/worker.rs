@@ -142,8 +142,8 @@ impl Worker {
     }
 
     /// A range of a disk was released: the I/Os that were set aside go on.
-    pub(crate) fn unpark(&mut self, disk: u32) {
-        self.io.unpark(disk, &mut self.finished);
+    pub(crate) fn resume_deferred(&mut self, disk: u32) {
+        self.io.resume_deferred(disk, &mut self.finished);
     }
 
     /// What it counted.

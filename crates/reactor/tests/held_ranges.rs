@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bdev::{BlockDevice, CacheMode, Delay, Disk, File, FileOptions, Ram, RamOptions, RangeLock};
+use bdev::{
+    BlockDevice, CacheMode, Condition, Delay, Disk, File, FileOptions, Ram, RamOptions, RangeLock,
+};
 use bdev::{RateLimits, Submission};
 use block::{IoFlags, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
@@ -198,7 +200,10 @@ fn no_read_is_torn(engine: Arc<dyn BlockDevice>, flags: IoFlags, limits: RateLim
     assert_eq!(torn, 0, "of {reads} reads");
     assert!(reads > 0);
     assert_eq!(disk.throttle().setting() == 0, limits.is_none());
-    assert!(!disk.throttle().is_held(), "nobody holds anything any more");
+    assert!(
+        !disk.conditions().has(Condition::Locked),
+        "nobody holds anything any more"
+    );
 }
 
 fn ram() -> Arc<dyn BlockDevice> {

@@ -1,0 +1,67 @@
+//! What keeps I/Os of a disk from starting at once, as one atomic word.
+//!
+//! Workers load the word for every I/O; while it is clear, as it is nearly always, the I/O starts without another look. Each
+//! condition has one owner that sets and clears it: [`crate::RangeLocks`] and [`crate::Throttle`].
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// One condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Condition {
+    /// The disk is closed: [`crate::Disk::close`].
+    Closed = 1,
+    /// A range of the disk is locked.
+    Locked = 2,
+    /// The disk has limits.
+    Limited = 4,
+}
+
+/// The conditions of one disk.
+#[derive(Debug, Default)]
+pub struct Conditions(AtomicU32);
+
+impl Conditions {
+    /// May every I/O start? The one load of the fast path.
+    #[inline]
+    pub fn is_clear(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+
+    /// Does this condition hold?
+    #[inline]
+    pub fn has(&self, condition: Condition) -> bool {
+        self.0.load(Ordering::Acquire) & condition as u32 != 0
+    }
+
+    /// Sets or clears a condition. Its owner calls it, one thread at a time.
+    pub(crate) fn set(&self, condition: Condition, holds: bool) {
+        let bit = condition as u32;
+        if holds {
+            self.0.fetch_or(bit, Ordering::AcqRel);
+        } else {
+            self.0.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn word_is_clear_when_the_last_condition_has_gone() {
+        let conditions = Conditions::default();
+        let all = [Condition::Closed, Condition::Locked, Condition::Limited];
+        for condition in all {
+            conditions.set(condition, true);
+            conditions.set(condition, true);
+        }
+        for condition in all {
+            assert!(!conditions.is_clear() && conditions.has(condition));
+            conditions.set(condition, false);
+            assert!(!conditions.has(condition));
+        }
+        assert!(conditions.is_clear());
+    }
+}

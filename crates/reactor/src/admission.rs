@@ -1,0 +1,191 @@
+//! Whether an I/O may start on a disk: closed? range locked? limits? then the channel.
+//!
+//! One load of the disk's [`bdev::Conditions`] answers all of it while they are clear, as they nearly always are. Otherwise
+//! [`OpenDisk::admit`] asks, from top to bottom; an I/O that has to wait is deferred, and is asked about again from the top when
+//! what it waited for has changed. An I/O pays for the limits once. Owned by the worker. Tests: `tests/held_ranges.rs`,
+//! `pacing.rs`, and `drain.rs`, which counts what is in flight meanwhile.
+
+use bdev::{Admission, Condition, Finished, Submission, Tag};
+use block::{IoErrorKind, IoFlags, IoKind, IoRequest};
+use guest_memory::IoBuffer;
+use uring::Ring;
+
+use crate::disks::{OpenDisk, PACE, Tag as Owned};
+
+/// An I/O that waits to be admitted.
+pub(crate) struct Deferred {
+    pub request: IoRequest,
+    pub buffer: IoBuffer,
+    pub tag: Tag,
+    /// It has paid for the limits.
+    pub is_paid: bool,
+}
+
+/// What [`OpenDisk::admit`] says.
+enum Verdict {
+    Start,
+    /// When a range is released, or the disk opens to it.
+    WaitForLock,
+    WaitForLimits,
+    Fail(IoErrorKind),
+}
+
+impl OpenDisk {
+    /// Submits an I/O, or defers it: then it is pending, too.
+    #[inline(always)]
+    pub fn submit(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+        handle: u32,
+    ) -> Submission {
+        if self.conditions.is_clear() {
+            return self.start(ring, request, buffer, tag);
+        }
+        self.submit_admitted(ring, request, buffer, tag, handle, false)
+    }
+
+    #[cold]
+    fn submit_admitted(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+        handle: u32,
+        is_paid: bool,
+    ) -> Submission {
+        let verdict = self.admit(request, tag, is_paid);
+        let mut deferred = |is_paid| Deferred {
+            request: *request,
+            buffer: std::mem::take(buffer),
+            tag,
+            is_paid,
+        };
+        match verdict {
+            Verdict::Start => return self.start_counted(ring, request, buffer, tag),
+            Verdict::Fail(kind) => return Submission::Done(Err(kind.into())),
+            Verdict::WaitForLock => self.deferred.push(deferred(is_paid)),
+            Verdict::WaitForLimits => {
+                // It pays while it waits in its source's line.
+                let source = Owned::unpack(tag).source.0;
+                self.pacing.wait(&self.throttle, source, deferred(true));
+                self.arm(ring, handle);
+            }
+        }
+        Submission::Pending
+    }
+
+    fn admit(&mut self, request: &IoRequest, tag: Tag, is_paid: bool) -> Verdict {
+        let locks = self.disk.range_locks();
+        if self.conditions.has(Condition::Closed) {
+            match locks.admit_closed(request) {
+                Admission::Proceed => {}
+                Admission::Defer => return Verdict::WaitForLock,
+                Admission::Reject => return Verdict::Fail(IoErrorKind::Closed),
+            }
+        }
+        if self.conditions.has(Condition::Locked)
+            && !request.flags.has(IoFlags::HOLDER)
+            && locks.holds(request.offset, request.length)
+        {
+            return Verdict::WaitForLock;
+        }
+        if self.conditions.has(Condition::Limited) && !is_paid {
+            let source = Owned::unpack(tag).source.0;
+            if !self.pacing.may_start(&self.throttle, source, request) {
+                return Verdict::WaitForLimits;
+            }
+        }
+        Verdict::Start
+    }
+
+    /// Asks again about an I/O that was deferred.
+    pub fn resume(
+        &mut self,
+        ring: &mut Ring,
+        deferred: Deferred,
+        handle: u32,
+        finished: &mut Vec<Finished>,
+    ) {
+        let Deferred {
+            request,
+            mut buffer,
+            tag,
+            is_paid,
+        } = deferred;
+        let submitted = if self.conditions.is_clear() {
+            self.start(ring, &request, &mut buffer, tag)
+        } else {
+            self.submit_admitted(ring, &request, &mut buffer, tag, handle, is_paid)
+        };
+        if let Submission::Done(outcome) = submitted {
+            self.record.finished(&outcome);
+            finished.push(Finished {
+                tag,
+                buffer,
+                outcome,
+            });
+        }
+    }
+
+    /// Gives an I/O to the channel.
+    #[inline]
+    fn start(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        match request.kind {
+            IoKind::Flush => self.start_flush(ring, request, buffer, tag),
+            _ => self.backend.submit(ring, request, buffer, tag),
+        }
+    }
+
+    /// Gives an I/O to the channel while the disk's conditions are not clear: acquirers of ranges may have to wait for it.
+    fn start_counted(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if request.kind == IoKind::Flush {
+            return self.start_flush(ring, request, buffer, tag);
+        }
+        let counted = self.drain.counted_tag(tag);
+        let submitted = self.backend.submit(ring, request, buffer, counted);
+        if matches!(submitted, Submission::Pending) {
+            self.drain.pended();
+        }
+        submitted
+    }
+
+    /// A flush is in nobody's way: it is told apart from what acquirers of a range wait for.
+    fn start_flush(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        let tag = self.drain.flush_tag(tag);
+        let submitted = self.backend.submit(ring, request, buffer, tag);
+        if matches!(submitted, Submission::Pending) {
+            self.drain.flush_pended();
+        }
+        submitted
+    }
+
+    /// Sets the timer for the next I/O that the limits admit.
+    pub fn arm(&mut self, ring: &mut Ring, handle: u32) {
+        if let Some((after, number)) = self.pacing.timer(&self.throttle) {
+            let token = u64::from(number) << 32 | u64::from(handle);
+            ring.timer(PACE, token, after);
+        }
+    }
+}
