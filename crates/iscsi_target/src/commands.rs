@@ -40,33 +40,34 @@ fn attribute(field: u8) -> TaskAttribute {
 /// Does it change what is on the medium, or who may use it? For initiators that may only read.
 fn changes(cdb: &[u8]) -> bool {
     use scsi::opcode::*;
-    match cdb.first().copied().unwrap_or(0) {
+    let opcode = cdb.first().copied().unwrap_or(0);
+    matches!(
+        opcode,
         WRITE_6
-        | WRITE_10
-        | WRITE_12
-        | WRITE_16
-        | WRITE_AND_VERIFY_10
-        | WRITE_AND_VERIFY_12
-        | WRITE_AND_VERIFY_16
-        | WRITE_SAME_10
-        | WRITE_SAME_16
-        | UNMAP
-        | SANITIZE
-        | COMPARE_AND_WRITE
-        | ORWRITE_16
-        | WRITE_ATOMIC_16
-        | EXTENDED_COPY
-        | MODE_SELECT_6
-        | MODE_SELECT_10
-        | START_STOP_UNIT
-        | PREVENT_ALLOW
-        | RESERVE_6
-        | RESERVE_10
-        | PERSISTENT_RESERVE_OUT
-        | MAINTENANCE_OUT
-        | FORMAT_UNIT => true,
-        _ => false,
-    }
+            | WRITE_10
+            | WRITE_12
+            | WRITE_16
+            | WRITE_AND_VERIFY_10
+            | WRITE_AND_VERIFY_12
+            | WRITE_AND_VERIFY_16
+            | WRITE_SAME_10
+            | WRITE_SAME_16
+            | UNMAP
+            | SANITIZE
+            | COMPARE_AND_WRITE
+            | ORWRITE_16
+            | WRITE_ATOMIC_16
+            | EXTENDED_COPY
+            | MODE_SELECT_6
+            | MODE_SELECT_10
+            | START_STOP_UNIT
+            | PREVENT_ALLOW
+            | RESERVE_6
+            | RESERVE_10
+            | PERSISTENT_RESERVE_OUT
+            | MAINTENANCE_OUT
+            | FORMAT_UNIT
+    )
 }
 
 impl Connection {
