@@ -74,6 +74,70 @@ const UNSAFE_CRATES: [&str; 4] = ["guest_memory", "uring", "probes", "librbd"];
 /// A file beyond this has outgrown its one job.
 const LINES_MAX: usize = 800;
 
+/// Crates of the data path: their clock is `latency`'s, and their system calls are `uring`'s.
+const DATA_PATH: [&str; 9] = [
+    "block",
+    "virtqueue",
+    "bdev",
+    "reactor",
+    "scsi_exec",
+    "virtio_device",
+    "virtio_blk",
+    "virtio_scsi",
+    "iscsi_target",
+];
+
+/// What code of the data path does not name, and what it uses instead.
+const CLOCKS_AND_CALLS: [(&[&str], &str); 4] = [
+    (
+        &["Instant", "SystemTime", "clock_gettime", "quanta::"],
+        "take the time from a `latency::Clock`, the worker's where there is one",
+    ),
+    (
+        &["eventfd(", "EventfdFlags"],
+        "use `uring::Event` or `uring::Signal`",
+    ),
+    (
+        &[
+            "rustix::io::read(",
+            "rustix::io::write(",
+            "rustix::io::pread(",
+            "rustix::io::pwrite(",
+            "rustix::io::{",
+            "rustix::net::send",
+            "rustix::net::recv",
+            "libc::syscall(",
+            "libc::read(",
+            "libc::write(",
+        ],
+        "give it to the worker's `uring::Ring`, or add a safe function to `uring`",
+    ),
+    (
+        &["thread::sleep("],
+        "set a timer on the worker's `uring::Ring`",
+    ),
+];
+
+/// Files of these crates that run on threads of the control plane.
+const CONTROL_PLANE: [(&str, &str); 4] = [
+    (
+        "crates/reactor/src/accepting.rs",
+        "an accepting thread waits for clients",
+    ),
+    (
+        "crates/iscsi_target/src/server.rs",
+        "an accepting thread takes connections",
+    ),
+    (
+        "crates/bdev/src/file/format.rs",
+        "a file is looked at when it is opened",
+    ),
+    (
+        "crates/bdev/src/file/properties.rs",
+        "a file is tried when it is opened",
+    ),
+];
+
 const DOCUMENTS: [&str; 5] = [
     "README.md",
     "ARCHITECTURE.md",
@@ -329,6 +393,45 @@ fn every_file_has_a_head_and_one_job() -> Result<()> {
         }
     }
     report("source files", findings)
+}
+
+/// Code without comments and tests: those begin with the attribute, and come last.
+fn code_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = text.lines().enumerate();
+    lines
+        .take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
+        .map(|(number, line)| (number + 1, line.split("//").next().unwrap_or_default()))
+}
+
+#[test]
+fn the_data_path_has_one_clock_and_one_ring() -> Result<()> {
+    let mut findings = Vec::new();
+    for (path, text) in rust_files()? {
+        let words: Vec<&str> = path.iter().filter_map(|word| word.to_str()).collect();
+        let ["crates", name, "src", .., file] = words[..] else {
+            continue;
+        };
+        let is_exempt = CONTROL_PLANE
+            .iter()
+            .any(|(exempt, _)| path == Path::new(exempt));
+        if !DATA_PATH.contains(&name) || is_exempt || file == "tests.rs" {
+            continue;
+        }
+        for (number, code) in code_lines(&text) {
+            for (names, instead) in CLOCKS_AND_CALLS {
+                if let Some(name) = names.iter().find(|name| code.contains(**name)) {
+                    findings.push(format!("{}:{number}: {name}: {instead}", path.display()));
+                }
+            }
+        }
+    }
+    for (exempt, why) in CONTROL_PLANE {
+        ensure!(
+            workspace().join(exempt).exists(),
+            "{exempt} ({why}) is gone: take it off the list"
+        );
+    }
+    report("clocks and system calls on the data path", findings)
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use latency::Clock;
 
 /// The state of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +54,8 @@ impl fmt::Display for DiskState {
 struct Failure {
     who: u32,
     reason: String,
-    next_try: Instant,
+    /// On the process' clock.
+    next_try: Duration,
 }
 
 /// The state of a disk, told by its workers. Read by the control plane; changed only when a worker attaches, or fails to.
@@ -65,7 +68,7 @@ impl StateCell {
         let failure = Failure {
             who,
             reason,
-            next_try: Instant::now() + wait,
+            next_try: Clock::shared().elapsed() + wait,
         };
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         failures.retain(|failure| failure.who != who);
@@ -85,7 +88,7 @@ impl StateCell {
             None => DiskState::Ready,
             Some(first) => DiskState::Unavailable {
                 reason: first.reason.clone(),
-                next_try: first.next_try.saturating_duration_since(Instant::now()),
+                next_try: first.next_try.saturating_sub(Clock::shared().elapsed()),
             },
         }
     }

@@ -6,7 +6,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use latency::Clock;
 
 use crate::conditions::{Condition, Conditions};
 
@@ -38,11 +40,16 @@ impl RateLimits {
     }
 }
 
-/// A moment on the throttle's clock.
+/// A moment on a worker's clock. All real clocks of a process share one zero, so that workers can compare theirs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(u64);
 
 impl Moment {
+    /// The present moment.
+    pub fn now(clock: &Clock) -> Moment {
+        Moment::default().plus(clock.elapsed())
+    }
+
     /// The moment so much later.
     pub fn plus(self, after: Duration) -> Moment {
         let units = u64::try_from(after.as_nanos() * 16).unwrap_or(u64::MAX);
@@ -111,7 +118,6 @@ pub struct Throttle {
     generation: AtomicU32,
     requests: Bucket,
     bytes: Bucket,
-    began: Instant,
     setting: Mutex<Setting>,
 }
 
@@ -137,7 +143,6 @@ impl Throttle {
             generation: AtomicU32::new(0),
             requests: Bucket::default(),
             bytes: Bucket::default(),
-            began: Instant::now(),
             setting: Mutex::default(),
         }
     }
@@ -183,11 +188,6 @@ impl Throttle {
     /// 0 while there are no limits; another number for every setting.
     pub fn setting(&self) -> u32 {
         self.generation.load(Ordering::Acquire)
-    }
-
-    /// The present moment.
-    pub fn now(&self) -> Moment {
-        Moment(u64::try_from(self.began.elapsed().as_nanos() * 16).unwrap_or(u64::MAX))
     }
 
     /// Reserves a request that moves so many bytes: from when on it may start.

@@ -12,11 +12,12 @@ use bdev::{BlockDevice, Disk, Null, NullOptions, Ram, RamOptions};
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
-use latency::Labels;
+use latency::{Clock, Labels};
 use reactor::{SourceId, Worker};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use scsi::MemoryStore;
 use scsi_exec::Units;
+use uring::Ring;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_device::{QueueSetup, VirtioDevice};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
@@ -254,7 +255,7 @@ impl Setup {
         driver.disable_interrupts();
         let mut config = layout.device_config();
         config.event_idx = true;
-        let mut worker = Worker::standalone().unwrap();
+        let mut worker = Worker::standalone(Ring::new(1024).unwrap(), Clock::new()).unwrap();
         let setup = QueueSetup {
             inflight: None,
             index,

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -361,7 +361,7 @@ impl Connection {
         }
         self.log_end(why);
         // Receives and sends that are in flight complete. A socket that is not connected any more has none.
-        rustix::net::shutdown(self.socket.as_fd(), rustix::net::Shutdown::Both).ok();
+        self.socket.shut_down();
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
             self.abort_slot(io, index, None);
@@ -600,7 +600,7 @@ impl Source for Connection {
 
     fn stop(&mut self) {
         self.ended = true;
-        rustix::net::shutdown(self.socket.as_fd(), rustix::net::Shutdown::Both).ok();
+        self.socket.shut_down();
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {

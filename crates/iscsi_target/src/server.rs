@@ -8,10 +8,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bdev::Disk;
 use iscsi::login::ChapUser;
+use latency::Clock;
 use reactor::{Accepting, Pool, RateLimit};
 use scsi::AttachError;
 use scsi_exec::{Hold, Units};
@@ -422,20 +423,22 @@ impl Drop for Server {
 
 fn accept_all(state: &Arc<State>) {
     let mut half_open = VecDeque::new();
-    let mut last_tick = Instant::now();
+    let clock = Clock::shared();
+    let mut last_tick = clock.elapsed();
     while state.accepting.goes_on() {
         let listeners = lock(&state.portals).listeners();
         let busy = state.shared.connection_count() > 0;
-        let left = SECOND.saturating_sub(last_tick.elapsed());
+        let left = SECOND.saturating_sub(clock.elapsed() - last_tick);
         let timeout = busy.then_some(left);
         state.accepting.wait(&listeners, timeout, "initiators");
         for listener in &listeners {
             accept_one(listener, state, &mut half_open);
         }
+        let now = clock.elapsed();
         if !busy {
-            last_tick = Instant::now();
-        } else if last_tick.elapsed() >= SECOND {
-            last_tick = Instant::now();
+            last_tick = now;
+        } else if now - last_tick >= SECOND {
+            last_tick = now;
             for place in state.shared.second_passed() {
                 place.tell(Connection::look_at_clock);
             }

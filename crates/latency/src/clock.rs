@@ -3,7 +3,7 @@
 //! [`Clock::now`] gives raw ticks and converts nothing; nanoseconds are made at report time. Clones of one
 //! clock, and all real clocks of a process, share one calibration, so their stamps can be compared.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A moment in raw ticks of a [`Clock`].
@@ -48,6 +48,17 @@ impl Clock {
     #[inline]
     pub fn now(&self) -> Stamp {
         Stamp(self.source.raw())
+    }
+
+    /// The process' real clock, for what is on no request's way: log limits, and times that are shown to people.
+    pub fn shared() -> &'static Clock {
+        static SHARED: OnceLock<Clock> = OnceLock::new();
+        SHARED.get_or_init(Clock::new)
+    }
+
+    /// Time since the clock's zero, which all real clocks of a process share.
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.nanos(self.now().0))
     }
 
     /// Ticks in nanoseconds, for reports.
@@ -111,6 +122,7 @@ mod tests {
         time.set(1000);
         time.set(7);
         assert_eq!((clock.now(), time.nanos()), (Stamp(7), 7));
+        assert_eq!(clock.elapsed(), Duration::from_nanos(7));
         assert_eq!(clock.nanos(5), 5);
         assert_eq!(clock.ticks(Duration::from_secs(10)), 10_000_000_000);
         assert_eq!(Clock::stopped().now(), Stamp(0));

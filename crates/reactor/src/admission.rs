@@ -71,7 +71,7 @@ impl OpenDisk {
             Verdict::WaitForLimits => {
                 // It pays while it waits in its source's line.
                 let source = Owned::unpack(tag).source.0;
-                self.pacing.wait(&self.throttle, source, deferred(true));
+                self.pacing.wait(source, deferred(true));
                 self.arm(ring, handle);
             }
         }
@@ -183,7 +183,7 @@ impl OpenDisk {
 
     /// Sets the timer for the next I/O that the limits admit.
     pub fn arm(&mut self, ring: &mut Ring, handle: u32) {
-        if let Some((after, number)) = self.pacing.timer(&self.throttle) {
+        if let Some((after, number)) = self.pacing.timer() {
             let token = u64::from(number) << 32 | u64::from(handle);
             ring.timer(PACE, token, after);
         }

@@ -223,7 +223,7 @@ impl Io {
             record: self.ledger.disk(disk),
             conditions: disk.conditions().clone(),
             throttle: disk.throttle().clone(),
-            pacing: Pacing::default(),
+            pacing: Pacing::new(&self.clock),
             deferred: Vec::new(),
         });
         self.attach(index);
@@ -450,7 +450,7 @@ impl Io {
             let Some(open) = &mut self.disks[disk] else {
                 continue;
             };
-            for (waited, deferred) in open.pacing.leave(&open.throttle, source.0) {
+            for (waited, deferred) in open.pacing.leave(source.0) {
                 open.record.limited(waited);
                 open.resume(&mut self.ring, deferred, disk as u32, finished);
             }

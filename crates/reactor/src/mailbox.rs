@@ -1,10 +1,9 @@
 //! Messages to a worker, run between its turns: the only way in from other threads.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
-use rustix::event::{EventfdFlags, eventfd};
+use uring::Event;
 
 use crate::Worker;
 
@@ -13,23 +12,22 @@ type Message = Box<dyn FnOnce(&mut Worker) + Send>;
 pub(crate) struct Mailbox {
     messages: Mutex<Vec<Message>>,
     closed: AtomicBool,
-    bell: OwnedFd,
+    bell: Event,
     /// Sources that the worker has, for whoever places the next one.
     pub(crate) sources: AtomicUsize,
 }
 
 impl Mailbox {
-    pub(crate) fn new() -> std::io::Result<Arc<Mailbox>> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Mailbox {
+    pub(crate) fn new(bell: Event) -> Arc<Mailbox> {
+        Arc::new(Mailbox {
             messages: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
             bell,
             sources: AtomicUsize::new(0),
-        }))
+        })
     }
 
-    pub(crate) fn bell(&self) -> &OwnedFd {
+    pub(crate) fn bell(&self) -> &Event {
         &self.bell
     }
 
@@ -84,8 +82,7 @@ impl WorkerHandle {
         messages.push(Box::new(message));
         drop(messages);
         if first {
-            // Only a counter at its maximum refuses, and then the bell is ringing already.
-            rustix::io::write(&self.mailbox.bell, &1u64.to_ne_bytes()).ok();
+            self.mailbox.bell.notify();
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bdev::{Moment, Throttle};
 use block::{IoKind, IoRequest};
+use latency::Clock;
 
 use crate::admission::Deferred;
 
@@ -25,8 +26,8 @@ struct Line {
 }
 
 /// Lines before one disk.
-#[derive(Default)]
 pub(crate) struct Pacing {
+    clock: Clock,
     lines: Vec<Line>,
     /// Sources that are about to end.
     leaving: Vec<u32>,
@@ -45,6 +46,21 @@ fn bytes(request: &IoRequest) -> u64 {
 }
 
 impl Pacing {
+    /// By a worker's clock.
+    pub fn new(clock: &Clock) -> Pacing {
+        Pacing {
+            clock: clock.clone(),
+            lines: Vec::new(),
+            leaving: Vec::new(),
+            armed: None,
+            timers: 0,
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment::now(&self.clock)
+    }
+
     /// May this I/O of a source start now? If not it has to be given to [`Pacing::wait`].
     pub fn may_start(&mut self, throttle: &Throttle, source: u32, request: &IoRequest) -> bool {
         if request.kind == IoKind::Flush {
@@ -57,7 +73,7 @@ impl Pacing {
         if self.lines.iter().any(|line| line.source == source) {
             return false;
         }
-        let (setting, now) = (throttle.setting(), throttle.now());
+        let (setting, now) = (throttle.setting(), self.now());
         let start = throttle.reserve(now, bytes(request));
         if start <= now {
             return true;
@@ -72,15 +88,16 @@ impl Pacing {
     }
 
     /// Puts an I/O at the end of its source's line.
-    pub fn wait(&mut self, throttle: &Throttle, source: u32, deferred: Deferred) {
+    pub fn wait(&mut self, source: u32, deferred: Deferred) {
+        let now = self.now();
         if let Some(line) = self.lines.iter_mut().find(|line| line.source == source) {
-            line.waiting.push_back((throttle.now(), deferred));
+            line.waiting.push_back((now, deferred));
         }
     }
 
     /// The next I/O whose time has come, if there is one, and how long it has waited.
     pub fn next(&mut self, throttle: &Throttle) -> Option<(Duration, Deferred)> {
-        let (setting, now) = (throttle.setting(), throttle.now());
+        let (setting, now) = (throttle.setting(), self.now());
         for line in &mut self.lines {
             if line.setting != setting {
                 line.setting = setting;
@@ -111,15 +128,11 @@ impl Pacing {
 
     /// All that a source has waiting, limits or not: it is about to end, and what it still has to do does not wait, either. What
     /// its head has reserved stays taken.
-    pub fn leave(
-        &mut self,
-        throttle: &Throttle,
-        source: u32,
-    ) -> impl Iterator<Item = (Duration, Deferred)> + use<> {
+    pub fn leave(&mut self, source: u32) -> impl Iterator<Item = (Duration, Deferred)> + use<> {
         self.leaving.push(source);
         let at = self.lines.iter().position(|line| line.source == source);
         let waiting = at.map_or_else(VecDeque::new, |at| self.lines.swap_remove(at).waiting);
-        let now = throttle.now();
+        let now = self.now();
         waiting
             .into_iter()
             .map(move |(since, deferred)| (now.since(since), deferred))
@@ -137,8 +150,8 @@ impl Pacing {
 
     /// How long from now a timer has to be set, if one is needed that is not there yet, and its number. One whose time has come
     /// is there until it has fired.
-    pub fn timer(&mut self, throttle: &Throttle) -> Option<(Duration, u32)> {
-        let now = throttle.now();
+    pub fn timer(&mut self) -> Option<(Duration, u32)> {
+        let now = self.now();
         let start = self.lines.iter().map(|line| line.start).min()?;
         if self.armed.is_some_and(|armed| armed <= start) {
             return None;
@@ -178,30 +191,26 @@ mod tests {
     #[test]
     fn sources_take_turns_however_long_their_lines_are() {
         let throttle = Throttle::default();
-        // One an hour: nothing starts by itself while the test runs.
         throttle.set(RateLimits {
             bandwidth: 1,
             bandwidth_burst: 1,
             ..RateLimits::default()
         });
-        let mut pacing = Pacing::default();
+        let (clock, time) = Clock::simulated();
+        let mut pacing = Pacing::new(&clock);
         let read = IoRequest::read(0, 4096);
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..100 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(&throttle, 1, deferred(number));
+            pacing.wait(1, deferred(number));
         }
         for number in 100..103 {
             assert!(!pacing.may_start(&throttle, 2, &read));
-            pacing.wait(&throttle, 2, deferred(number));
+            pacing.wait(2, deferred(number));
         }
         assert!(pacing.next(&throttle).is_none());
-        assert!(
-            pacing
-                .timer(&throttle)
-                .is_some_and(|(after, _)| after <= LOOK_AGAIN)
-        );
-        assert!(pacing.timer(&throttle).is_none(), "one is enough");
+        assert!(pacing.timer().is_some_and(|(after, _)| after <= LOOK_AGAIN));
+        assert!(pacing.timer().is_none(), "one is enough");
         // A high rate: heads reserve one after the other.
         throttle.set(RateLimits {
             iops: 1_000_000,
@@ -210,6 +219,7 @@ mod tests {
         });
         let mut order = Vec::new();
         while order.len() < 103 {
+            time.advance(1_000);
             order.extend(pacing.next(&throttle).map(|(_, deferred)| deferred.tag.0));
         }
         let of_second: Vec<usize> = (0..103).filter(|&at| order[at] >= 100).collect();
@@ -225,29 +235,24 @@ mod tests {
             iops_burst: 1,
             ..RateLimits::default()
         });
-        let mut pacing = Pacing::default();
+        let (clock, time) = Clock::simulated();
+        let mut pacing = Pacing::new(&clock);
         let read = IoRequest::read(0, 4096);
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(&throttle, 1, deferred(number));
+            pacing.wait(1, deferred(number));
         }
-        let (after, first) = pacing.timer(&throttle).unwrap();
+        let (after, first) = pacing.timer().unwrap();
         // The kernel counts from later on than we do.
-        std::thread::sleep(after + Duration::from_millis(1));
-        assert!(
-            pacing.timer(&throttle).is_none(),
-            "the first is still to fire"
-        );
+        time.advance(after.as_nanos() as u64 + 1_000_000);
+        assert!(pacing.timer().is_none(), "the first is still to fire");
         pacing.fired(first);
-        let (_, second) = pacing.timer(&throttle).unwrap();
+        let (_, second) = pacing.timer().unwrap();
         pacing.fired(first);
-        assert!(
-            pacing.timer(&throttle).is_none(),
-            "the second is still to fire"
-        );
+        assert!(pacing.timer().is_none(), "the second is still to fire");
         pacing.fired(second);
-        assert!(pacing.timer(&throttle).is_some());
+        assert!(pacing.timer().is_some());
     }
 
     #[test]
@@ -258,18 +263,17 @@ mod tests {
             bandwidth_burst: 1,
             ..RateLimits::default()
         });
-        let mut pacing = Pacing::default();
+        let (clock, _) = Clock::simulated();
+        let mut pacing = Pacing::new(&clock);
         let read = IoRequest::read(0, 4096);
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(&throttle, 1, deferred(number));
+            pacing.wait(1, deferred(number));
         }
         assert!(pacing.may_start(&throttle, 1, &IoRequest::flush()));
-        assert!(pacing.leave(&throttle, 2).next().is_none());
-        let order = pacing
-            .leave(&throttle, 1)
-            .map(|(_, deferred)| deferred.tag.0);
+        assert!(pacing.leave(2).next().is_none());
+        let order = pacing.leave(1).map(|(_, deferred)| deferred.tag.0);
         let order: Vec<u64> = order.collect();
         assert_eq!(order, [0, 1, 2]);
         assert!(pacing.lines.is_empty());
@@ -283,12 +287,13 @@ mod tests {
             bandwidth_burst: 1,
             ..RateLimits::default()
         });
-        let mut pacing = Pacing::default();
+        let (clock, _) = Clock::simulated();
+        let mut pacing = Pacing::new(&clock);
         let read = IoRequest::read(0, 4096);
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
             assert!(!pacing.may_start(&throttle, 1, &read));
-            pacing.wait(&throttle, 1, deferred(number));
+            pacing.wait(1, deferred(number));
         }
         throttle.set(RateLimits::default());
         let order: Vec<u64> =

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use latency::{Clock, QueueSnapshot};
 use rustix::thread::{CpuSet, sched_setaffinity};
+use uring::{Event, Ring};
 
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
@@ -75,6 +76,9 @@ impl std::error::Error for PoolError {
         }
     }
 }
+
+/// Submission queue entries per worker; more are submitted in several goes.
+const RING_ENTRIES: u32 = 1024;
 
 /// The running workers. Dropping it ends them: sources that are still there are dropped with their worker.
 pub struct Pool {
@@ -200,7 +204,7 @@ fn start_worker(
         worker: index,
         source,
     };
-    let mailbox = Mailbox::new().map_err(start_error)?;
+    let mailbox = Mailbox::new(Event::new().map_err(start_error)?);
     let handle = WorkerHandle {
         mailbox: mailbox.clone(),
         index,
@@ -223,7 +227,8 @@ fn start_worker(
                 }
             }
             // The ring belongs to the thread that makes it.
-            match Worker::new(mailbox, index, poll, ledger) {
+            let ring = Ring::new(RING_ENTRIES);
+            match ring.and_then(|ring| Worker::new(mailbox, index, poll, ring, ledger)) {
                 Ok(worker) => {
                     drop(ready.send(Ok(())));
                     let _end = EndProcessOnPanic(index);

@@ -1,7 +1,9 @@
 //! One log line per interval, or a few at once, however often a peer misbehaves; the rest are counted.
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use latency::Clock;
 
 /// Decides which of many like events are logged.
 #[derive(Debug)]
@@ -16,7 +18,7 @@ pub struct RateLimit {
 struct State {
     /// Of those that may pass at once, so many have not; at `since`.
     left: u32,
-    since: Option<Instant>,
+    since: Option<Duration>,
     suppressed: u64,
 }
 
@@ -45,9 +47,9 @@ impl RateLimit {
             .state
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let now = Instant::now();
+        let now = Clock::shared().elapsed();
         let since = *state.since.get_or_insert(now);
-        let passed = now.duration_since(since).as_nanos();
+        let passed = now.saturating_sub(since).as_nanos();
         let earned = passed.checked_div(self.interval.as_nanos()).unwrap_or(1);
         if earned > 0 {
             let earned = u32::try_from(earned).unwrap_or(u32::MAX);

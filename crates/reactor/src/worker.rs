@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use bdev::{Disk, Finished};
 use latency::{Clock, Stamp};
-use uring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
+use uring::{Completion, Event, Owner, Ring, Wait, WatchId};
 
 use crate::disk_waits::DiskWaits;
 use crate::disks::{Io, Listener, Tag};
@@ -70,14 +70,15 @@ fn find(places: &mut [Option<Place>], id: SourceId) -> Option<&mut Place> {
     (place.id == id).then_some(place)
 }
 
-/// Submission queue entries per worker; more are submitted in several goes.
-const RING_ENTRIES: u32 = 1024;
+/// Completions and I/Os of one turn for which there is room from the start.
+const BATCH: usize = 1024;
 
 impl Worker {
     pub(crate) fn new(
         mailbox: Arc<Mailbox>,
         index: u32,
         poll: PollLimits,
+        ring: Ring,
         ledger: Arc<Ledger>,
     ) -> std::io::Result<Worker> {
         let handle = WorkerHandle {
@@ -86,10 +87,9 @@ impl Worker {
         };
         uring::guard::guard_this_thread()?;
         let clock = ledger.clock().clone();
-        let mut io = Io::new(Ring::new(RING_ENTRIES)?, handle.clone(), ledger.clone());
-        let bell = RingFd::from(mailbox.bell().try_clone()?);
+        let mut io = Io::new(ring, handle.clone(), ledger.clone());
         // Listener 0 is the mailbox: see `Io::new`.
-        io.ring.watch(Owner(0), 0, &bell);
+        io.ring.watch_event(Owner(0), 0, mailbox.bell())?;
         Ok(Worker {
             handle,
             io,
@@ -102,22 +102,28 @@ impl Worker {
             disk_waits: DiskWaits::new(&clock),
             sleeps_hot: false,
             ledger,
-            completions: Vec::with_capacity(RING_ENTRIES as usize),
-            finished: Vec::with_capacity(RING_ENTRIES as usize),
+            completions: Vec::with_capacity(BATCH),
+            finished: Vec::with_capacity(BATCH),
             sigbus_hits: guest_memory::sigbus::hits(),
             bell_rang: false,
             ending: false,
         })
     }
 
-    /// A worker on the calling thread, whose turns the caller takes with [`Worker::turn_now`]: for benchmarks and
-    /// tests that measure or order turns.
+    /// A worker on the calling thread, with a ring that was made on it, whose turns the caller takes with
+    /// [`Worker::turn_now`]: for benchmarks and tests that measure or order turns.
     ///
     /// # Errors
-    /// When the kernel gives no io_uring.
-    pub fn standalone() -> std::io::Result<Worker> {
-        let ledger = Ledger::new(Clock::new());
-        Worker::new(Mailbox::new()?, 0, PollLimit::Always.into(), ledger)
+    /// When there is no descriptor left for its mailbox.
+    pub fn standalone(ring: Ring, clock: Clock) -> std::io::Result<Worker> {
+        let mailbox = Mailbox::new(Event::new()?);
+        Worker::new(
+            mailbox,
+            0,
+            PollLimit::Always.into(),
+            ring,
+            Ledger::new(clock),
+        )
     }
 
     /// Whether sources that are added from now on record what their requests' stages take; they do unless told. Without

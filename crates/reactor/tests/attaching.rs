@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use bdev::{Attach, BlockDevice, Disk, DiskState, IoChannel, Null, NullOptions, Submission};
 use block::{Capacity, DiskInfo, IoErrorKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
+use latency::Clock;
 use reactor::{DiskHandle, Source, SourceId, Tag, Worker};
+use uring::Ring;
 
 /// Refuses the first attempts.
 struct Shy {
@@ -72,7 +74,7 @@ fn read(worker: &mut Worker, handle: DiskHandle) -> IoOutcome {
 #[test]
 fn failed_attach_is_tried_again_with_back_off_and_not_for_each_io() {
     let (disk, attempts) = shy(2);
-    let mut worker = Worker::standalone().unwrap();
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let handle = worker.io().open(&disk);
     let offline = Err(IoErrorKind::Offline.into());
     for _ in 0..10_000 {
@@ -99,7 +101,7 @@ fn failed_attach_is_tried_again_with_back_off_and_not_for_each_io() {
 #[test]
 fn handle_that_waits_to_attach_closes_at_once_and_leaves_no_timer() {
     let (disk, attempts) = shy(u32::MAX);
-    let mut worker = Worker::standalone().unwrap();
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     for _ in 0..100 {
         let handle = worker.io().open(&disk);
         worker.io().close(handle);

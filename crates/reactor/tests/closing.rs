@@ -11,7 +11,7 @@ use bdev::{
 };
 use block::{Capacity, DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use latency::{QueueRecord, Stamp};
+use latency::{Clock, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
 use rustix::event::{EventfdFlags, eventfd};
 use uring::{Completion, Owner, Ring, RingFd, WatchId};
@@ -226,7 +226,7 @@ fn thousand_closes_under_load_leave_no_completion_astray() {
         count: count.clone(),
     });
     let (first, second) = (disk_of(late.clone(), "a"), disk_of(late, "b"));
-    let mut worker = Worker::standalone().unwrap();
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     for round in 0..TIMES {
         let disk = if round % 3 == 0 { &first } else { &second };
         let added = worker.add(|io, id| {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use bdev::{Disk, Null, NullOptions, RateLimits, Submission};
 use block::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use latency::{QueueRecord, Stamp};
+use latency::{Clock, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
-use uring::RingFd;
+use uring::{Ring, RingFd};
 
 /// One request of several I/Os, as UNMAP, WRITE SAME and EXTENDED COPY are.
 struct Steps {
@@ -91,7 +91,7 @@ fn source_that_stops_does_not_wait_for_limits() {
         iops_burst: 1,
         ..RateLimits::default()
     });
-    let mut worker = Worker::standalone().unwrap();
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let (done, stopped) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
     let counted = done.clone();
     let added = worker.add(|io, id| {

@@ -6,6 +6,7 @@
 //! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
 //! Also here, because they need raw system calls: [`file_lock`], [`guard`] and [`first_unwritten`]. Tests: `tests/`.
 
+mod event;
 mod fd;
 pub mod file_lock;
 pub mod guard;
@@ -15,14 +16,17 @@ mod now;
 mod ramp;
 mod ring;
 mod setup;
+mod signal;
 mod slab;
 mod unwritten;
 
 use guest_memory::IoBuffer;
 
+pub use event::Event;
 pub use fd::RingFd;
 pub use message::Message;
 pub use ring::{Receive, Ring, Wait, WatchId};
+pub use signal::{HeldUp, Signal};
 pub use unwritten::first_unwritten;
 
 /// Who is told of a completion: the reactor deals completions out by it.

@@ -33,6 +33,12 @@ impl RingFd {
         outcome(unsafe { libc::syscall(libc::SYS_sendmsg, socket, message.header(), flags) })
     }
 
+    /// Ends a connection both ways: receives and sends that are in flight complete. Does nothing to a socket that is not
+    /// connected any more.
+    pub fn shut_down(&self) {
+        rustix::net::shutdown(self, rustix::net::Shutdown::Both).ok();
+    }
+
     /// Receives what is there into the window of `buffer`, which is one segment. 0 bytes: the peer sends no more.
     ///
     /// # Errors

@@ -10,7 +10,6 @@
 mod device;
 mod protocol;
 mod queue;
-mod signal;
 mod slots;
 
 pub use device::{

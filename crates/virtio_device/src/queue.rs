@@ -24,12 +24,11 @@ use latency::{
     Stamps,
 };
 use reactor::{DiskHandle, Io, Source, SourceId, Tag};
-use uring::RingFd;
+use uring::{RingFd, Signal};
 use virtqueue::{DeviceQueue, QueueError};
 
 use crate::device::{BuiltQueue, OnBroken, QueueControl, QueueSetup};
 use crate::protocol::{Protocol, Request, Start, Step};
-use crate::signal::Signal;
 use crate::slots::{Fill, Slots};
 use asking::Asking;
 use breach::REFUSED_BYTES;

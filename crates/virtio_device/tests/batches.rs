@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use bdev::{Disk, Null, NullOptions};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
-use latency::Labels;
+use latency::{Clock, Labels};
 use reactor::{SourceId, Worker};
 use rustix::event::{EventfdFlags, eventfd};
 use scsi::MemoryStore;
 use scsi_exec::Units;
+use uring::Ring;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_device::{QueueSetup, VirtioDevice};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
@@ -125,7 +126,7 @@ impl Rig {
             on_broken: Arc::new(|_, why| panic!("queue broke: {why}")),
             labels: Labels::default(),
         };
-        let mut worker = Worker::standalone().unwrap();
+        let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
         let make = device.queue(setup, worker.handle());
         let source = worker
             .add(|io, id| make(io, id).map(|built| built.source))

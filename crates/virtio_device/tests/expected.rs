@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use bdev::{BlockDevice, Disk, LATER, Null, NullOptions};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
-use latency::Labels;
+use latency::{Clock, Labels};
 use listening::Heard::{self, Later, Next, Now};
 use listening::{Listening, Story};
 use reactor::{SourceId, Worker};
+use uring::Ring;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_device::{QueueSetup, VirtioDevice};
 use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
@@ -95,7 +96,7 @@ fn a_disk_that_wants_to_know_is_told_of_each_io_before_the_one_ahead_of_it_is_su
         inner: Arc::new(Null::create(NullOptions::default()).unwrap()),
         heard: heard.clone(),
     });
-    let mut worker = Worker::standalone().unwrap();
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let mut rig = Rig::on(&mut worker, engine);
     rig.ask(&[Some(70), Some(8), Some(33)]);
     worker.turn_now();
@@ -135,7 +136,7 @@ fn disks_that_do_not_want_to_know_are_served_beside_one_that_does_and_after_it()
         heard: heard.clone(),
     });
     let null = Arc::new(Null::create(NullOptions::default()).unwrap());
-    let mut worker = Worker::standalone().unwrap();
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let mut deaf = Rig::on(&mut worker, null);
     let mut rig = Rig::on(&mut worker, listening);
     assert!(worker.io().wants_to_know());

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use bdev::{Disk, Ram, RamOptions, Submission};
 use block::{IoErrorKind, IoOutcome, IoRequest};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
-use latency::{Labels, Operation};
+use latency::{Clock, Labels, Operation};
 use reactor::{DiskHandle, Io, SourceId, Tag, Worker};
+use uring::Ring;
 use virtio_device::{Answer, Job, Malformed, Protocol, Queue, QueueSetup, Request, Start, Step};
 use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
 
@@ -117,7 +118,7 @@ fn request_that_rests_does_not_reach_the_disk_that_has_its_handle_by_then() {
     };
     let (first, second) = (ram("a"), ram("b"));
     let outcomes = Arc::default();
-    let mut worker = Worker::standalone().unwrap();
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let of_first = worker.io().open(&first);
     let writer = Writer {
         disk: of_first,

@@ -8,6 +8,7 @@ use block::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::QueueRecord;
 use rustix::event::{EventfdFlags, eventfd};
+use uring::RingFd;
 
 use super::*;
 
@@ -65,8 +66,9 @@ fn worker_that_waits() -> (Worker, Rc<RefCell<Seen>>) {
 fn worker_with(kick: Option<RingFd>) -> (Worker, Rc<RefCell<Seen>>) {
     let (clock, _) = Clock::simulated();
     let ledger = Ledger::new(clock);
-    let mailbox = Mailbox::new().unwrap();
-    let mut worker = Worker::new(mailbox, 0, PollLimit::Micros(50).into(), ledger).unwrap();
+    let mailbox = Mailbox::new(Event::new().unwrap());
+    let (poll, ring) = (PollLimit::Micros(50).into(), Ring::new(64).unwrap());
+    let mut worker = Worker::new(mailbox, 0, poll, ring, ledger).unwrap();
     let seen = Rc::new(RefCell::new(Seen::default()));
     let client = Client(seen.clone(), kick);
     let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
@@ -183,7 +185,7 @@ fn every_kick_is_told_whether_its_client_is_hot_or_not() {
 
 #[test]
 fn id_of_a_source_that_is_gone_finds_nobody_though_another_has_its_place() {
-    let mut worker = Worker::standalone().unwrap();
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let add = |worker: &mut Worker| {
         let client = Client(Rc::default(), None);
         worker
@@ -220,7 +222,7 @@ fn range_is_granted_when_reads_and_changes_have_ended_and_no_sooner_however_many
         std::time::Duration::from_millis(5),
     );
     let disk = Arc::new(Disk::new("d", None, Arc::new(slow)).unwrap());
-    let mut worker = Worker::standalone().unwrap();
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let handle = worker.io.open(&disk);
     let submit = |worker: &mut Worker, request: &IoRequest, source| {
         let tag = Tag { source, slot: 5 };

@@ -11,7 +11,7 @@ use latency::{Clock, Stamp};
 
 use super::Queue;
 use crate::protocol::Protocol;
-use crate::signal::HeldUp;
+use uring::HeldUp;
 
 /// A driver that has wanted to be told of nothing so often, one time after the other, polls. An interrupt handler that finds more
 /// answers each time that it looks may do so for some turns.

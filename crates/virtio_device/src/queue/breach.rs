@@ -11,7 +11,7 @@ use virtqueue::{ErrorPlace, PopError};
 use super::Queue;
 use crate::device::Breach;
 use crate::protocol::{Malformed, Protocol, Step};
-use crate::signal::HeldUp;
+use uring::HeldUp;
 
 /// What a refused request counts in a batch, for its chain may have been walked along twice, and there may be ever more of them.
 pub(super) const REFUSED_BYTES: u64 = 1 << 20;

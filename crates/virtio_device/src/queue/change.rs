@@ -7,7 +7,7 @@ use virtqueue::QueueError;
 use super::Queue;
 use crate::device::{QueueChange, QueueControl};
 use crate::protocol::Protocol;
-use crate::signal::{HeldUp, Signal};
+use uring::{HeldUp, Signal};
 
 impl<P: Protocol> QueueControl for Queue<P> {
     fn change(&mut self, change: QueueChange) -> Result<(), QueueError> {

@@ -2,7 +2,7 @@
 //!
 //! Its counter may be full, and nothing but the front end's good will makes it an eventfd that does not block. A worker
 //! that waited for it would keep everybody else waiting too. So one that blocks from the start is asked first; one that
-//! is made to block later shows in a write that the worker's guard had to interrupt: see [`uring::guard`].
+//! is made to block later shows in a write that the worker's guard had to interrupt: see [`crate::guard`].
 
 use std::os::fd::OwnedFd;
 
@@ -11,14 +11,15 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 
 /// Something to signal.
-pub(crate) struct Signal {
+#[derive(Debug)]
+pub struct Signal {
     fd: OwnedFd,
     blocks: bool,
 }
 
 /// The front end held its worker up: nothing may be written to the descriptor any more.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct HeldUp;
+pub struct HeldUp;
 
 impl Signal {
     /// Signals through an eventfd, or what the front end takes for one.
@@ -37,7 +38,7 @@ impl Signal {
             return Ok(());
         }
         // It fails when the counter is full, or nobody listens any more.
-        match uring::guard::brief(|| rustix::io::write(&self.fd, &1u64.to_ne_bytes())) {
+        match crate::guard::brief(|| rustix::io::write(&self.fd, &1u64.to_ne_bytes())) {
             Err(Errno::INTR) => Err(HeldUp),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -85,7 +86,7 @@ mod tests {
 
     #[test]
     fn full_counter_that_is_made_to_block_later_holds_nobody_up_for_long() {
-        uring::guard::guard_this_thread().unwrap();
+        crate::guard::guard_this_thread().unwrap();
         let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let signal = Signal::new(fd.try_clone().unwrap());
         rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
