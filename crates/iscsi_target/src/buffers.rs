@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use guest_memory::IoBuffer;
 
-use crate::memory::{RangeLock, SessionMemory};
+use crate::memory::{MemoryShare, SessionMemory};
 use crate::shared::Place;
 use scsi_exec::WorkMemory;
 
@@ -24,7 +24,7 @@ pub(crate) struct Buffers {
     shells: Vec<IoBuffer>,
     kept: usize,
     in_use: usize,
-    lease: RangeLock,
+    lease: MemoryShare,
 }
 
 fn class(length: usize) -> Option<usize> {
@@ -42,13 +42,13 @@ impl Buffers {
             shells: Vec::new(),
             kept: 0,
             in_use: 0,
-            lease: RangeLock::new(memory),
+            lease: MemoryShare::new(memory),
         }
     }
 
     /// From now on what is in use counts there.
     pub fn count_in(&mut self, memory: Arc<SessionMemory>) {
-        self.lease = RangeLock::new(memory);
+        self.lease = MemoryShare::new(memory);
         self.lease.force(self.in_use);
     }
 

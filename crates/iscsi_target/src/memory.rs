@@ -75,16 +75,16 @@ impl SessionMemory {
 }
 
 /// One connection's part.
-pub(crate) struct RangeLock {
+pub(crate) struct MemoryShare {
     memory: Arc<SessionMemory>,
     bytes: usize,
     /// What the command that finds room where there is none has beyond that.
     overdrawn: usize,
 }
 
-impl RangeLock {
-    pub fn new(memory: Arc<SessionMemory>) -> RangeLock {
-        RangeLock {
+impl MemoryShare {
+    pub fn new(memory: Arc<SessionMemory>) -> MemoryShare {
+        MemoryShare {
             memory,
             bytes: 0,
             overdrawn: 0,
@@ -163,7 +163,7 @@ impl RangeLock {
     }
 }
 
-impl Drop for RangeLock {
+impl Drop for MemoryShare {
     fn drop(&mut self) {
         self.give_back(0);
         self.memory.give_back(std::mem::take(&mut self.bytes));
@@ -178,8 +178,8 @@ mod tests {
     fn what_one_connection_has_the_others_have_not() {
         let memory = SessionMemory::new(1 << 20);
         let (mut a, mut b) = (
-            RangeLock::new(memory.clone()),
-            RangeLock::new(memory.clone()),
+            MemoryShare::new(memory.clone()),
+            MemoryShare::new(memory.clone()),
         );
         assert!(a.covers(1 << 20));
         assert!(b.covers(4096), "one more than there is");
@@ -197,8 +197,8 @@ mod tests {
     fn what_must_be_taken_is_owed() {
         let memory = SessionMemory::new(64 << 10);
         let (mut a, mut b) = (
-            RangeLock::new(memory.clone()),
-            RangeLock::new(memory.clone()),
+            MemoryShare::new(memory.clone()),
+            MemoryShare::new(memory.clone()),
         );
         a.force(1 << 20);
         assert!(b.covers(1) && b.overdrawn > 0 && !b.covers(2));
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn small_changes_touch_nothing_that_is_shared() {
         let memory = SessionMemory::new(32 << 20);
-        let mut a = RangeLock::new(memory.clone());
+        let mut a = MemoryShare::new(memory.clone());
         a.force(4096);
         let left = memory.left.load(Ordering::SeqCst);
         for _ in 0..100 {
