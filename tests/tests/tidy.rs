@@ -449,7 +449,7 @@ fn the_quoting_rule_finds_paths_and_leaves_other_words_alone() -> Result<()> {
         bail!("found {found:?}");
     }
     ensure!(
-        path_exists(&workspace(), "disk/geometry") && !path_exists(&workspace(), "disk/nothing")
+        path_exists(&workspace(), "block/geometry") && !path_exists(&workspace(), "block/nothing")
     );
     Ok(())
 }
