@@ -1,20 +1,23 @@
 //! Commands through the SCSI core, and their plans through their I/Os. Their answers: `answers`.
 
-use bdev::{LATER, Soon};
-use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use bdev::{LATER, Soon, Submission};
+use block::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
 use latency::{DiskNumber, Operation, PartCounts, Stage, Stamp, Stamps};
-use reactor::{DiskHandle, Io, Tag};
+use reactor::{Io, Tag};
 use scsi::{Command, DiskId, Lun, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag};
-use scsi_exec::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background, operation_of};
+use scsi_exec::{
+    Admission, Granted, Hold, Next, Task, TaskStep, execute, go_on_in_background, operation_of,
+};
 
+use crate::command_slot::CommandSlot;
 use crate::connection::Connection;
 use crate::slots::SlotId;
 
 /// Steps of one command in one turn, I/Os on scratch memory of all commands that end at once in it, and bytes of these that count as
 /// one more: long ones give way to the worker's other work.
-const STEPS_MAX: usize = 32;
+pub(crate) const STEPS_MAX: usize = 32;
 const STEP_BYTES: usize = 128 << 10;
 
 /// How far a command has come.
@@ -145,21 +148,34 @@ impl Connection {
         };
         // While it waits, too, it is one of this nexus' tasks.
         self.slots.get(index).tag = self.nexus_id().map(|nexus| TaskTag { nexus, unit });
-        let (place, id) = (self.place.clone(), self.slots.id(index));
-        let later = || -> StartTask {
-            Box::new(move |ticket| {
-                place.tell(move |connection, _| {
-                    // Where the command is gone it has had its turn.
-                    if let Some(slot) = connection.slots.current(id) {
-                        slot.ticket = ticket;
-                        connection.start(id.index);
-                    }
-                });
-            })
-        };
-        if let Admission::Now(ticket) = order.admit(unit, attribute, later) {
+        let connection = &mut *self;
+        let admission = scsi_exec::take_turn(
+            &mut CommandSlot { connection, index },
+            &order,
+            unit,
+            attribute,
+        );
+        if let Admission::Now(ticket) = admission {
             self.slots.get(index).ticket = ticket;
             self.start(index);
+        }
+    }
+
+    /// What a command waited for is there. Where the command is gone it has had its turn, and its range is given back.
+    pub(crate) fn go_on_with(&mut self, id: SlotId, granted: Granted) {
+        let Some(slot) = self.slots.current(id) else {
+            return;
+        };
+        match granted {
+            Granted::Turn(ticket) => {
+                slot.ticket = ticket;
+                self.start(id.index);
+            }
+            Granted::Range(lock) if !slot.aborted => {
+                slot.step = Some(slot.task.granted(lock));
+                self.batch.push(id);
+            }
+            Granted::Range(_) => {}
         }
     }
 
@@ -329,108 +345,51 @@ impl Connection {
             source: self.place.source,
             slot: index,
         };
-        let mut steps = 0;
-        while steps < STEPS_MAX {
-            steps += 1;
-            step = match step {
-                TaskStep::Answer if self.slots.get(index).iscsi.is_some() => return Progress::Done,
-                TaskStep::Answer | TaskStep::Over => return Progress::Over,
-                TaskStep::AnswerAndGoOn => {
-                    let slot = self.slots.get(index);
-                    if slot.iscsi.is_some() {
-                        slot.goes_on = true;
-                        return Progress::Done;
-                    }
+        for _ in 0..STEPS_MAX {
+            let connection = &mut *self;
+            let next = execute(&mut CommandSlot { connection, index }, io, step);
+            let slot = self.slots.get(index);
+            step = match next {
+                Next::Answer if slot.iscsi.is_some() => return Progress::Done,
+                Next::Answer | Next::Over => return Progress::Over,
+                Next::AnswerAndGoOn if slot.iscsi.is_some() => {
+                    slot.goes_on = true;
+                    return Progress::Done;
+                }
+                Next::AnswerAndGoOn => {
                     let task = std::mem::take(&mut slot.task);
                     self.leave(task, Task::go_on);
                     return Progress::Over;
                 }
-                TaskStep::Acquire(disk, offset, length) => {
-                    let data = self.slots.get(index).task.data_before_range();
-                    let again = TaskStep::Acquire(disk, offset, length);
-                    if data > 0 && !self.has_data(index, data, again) {
-                        return Progress::Pending;
-                    }
-                    match self.acquire(index, disk, offset, length) {
-                        true => return Progress::Pending,
-                        false => {
-                            let offline = Err(IoError::new(IoErrorKind::Offline));
-                            self.slots.get(index).task.resume(offline, None)
-                        }
-                    }
-                }
-                TaskStep::NeedData(length) => {
-                    if !self.has_data(index, length, TaskStep::NeedData(length)) {
-                        return Progress::Pending;
-                    }
-                    let slot = self.slots.get(index);
-                    if !slot.held.take_for_data(self.buffers.work(), length) {
-                        step = slot.end_for_want_of_memory();
-                        continue;
-                    }
-                    let mut data = vec![0; length];
-                    if let Some(buffer) = &slot.buffer {
-                        data.truncate(buffer.total_len());
-                        buffer.read_whole(0, &mut data);
-                    }
-                    slot.task.with_data(&data)
-                }
-                TaskStep::Data(disk, request) => {
-                    if self.lend(io, index, disk, &request) {
-                        step = self.slots.get(index).task.resume(Ok(()), None);
-                        continue;
-                    }
-                    let length = request.length as usize;
-                    let ready = match request.kind {
-                        IoKind::Read => {
-                            self.slots.get(index).reads = request.length as u32;
-                            self.has_memory(index, length, TaskStep::Data(disk, request))
-                        }
-                        IoKind::Write => {
-                            self.has_data(index, length, TaskStep::Data(disk, request))
-                        }
-                        IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => true,
-                    };
-                    if !ready {
-                        return Progress::Pending;
-                    }
-                    let handle = self.disk(io, disk);
-                    let slot = self.slots.get(index);
+                Next::Wait => return Progress::Pending,
+                Next::Data(disk, request) => {
                     let mut part = self.buffers.take_shell();
                     if let (Some(buffer), true) = (&slot.buffer, request.moves_data()) {
-                        buffer.slice_into(0, length, &mut part);
+                        buffer.slice_into(0, request.length as usize, &mut part);
                     }
-                    match submit(io, handle, &request, &mut part, tag) {
-                        Some(outcome) => {
+                    match io.submit(disk, &request, &mut part, tag) {
+                        Submission::Done(outcome) => {
                             self.buffers.give_shell(part);
                             slot.task.resume(outcome, None)
                         }
-                        None => {
+                        Submission::Pending => {
                             (slot.busy, slot.scratch) = (true, false);
                             return Progress::Pending;
                         }
                     }
                 }
-                TaskStep::Scratch(..) if self.scratch_steps >= STEPS_MAX => break,
-                TaskStep::Scratch(disk, request, mut buffer) => {
+                Next::Scratch(disk, request, mut buffer) => {
                     let cost = 1 + buffer.len() / STEP_BYTES;
-                    let handle = self.disk(io, disk);
-                    let slot = self.slots.get(index);
-                    let (held, room) = (&mut slot.held, slot.read_length);
-                    if !held.take_for_work(self.buffers.work(), &slot.task, room) {
-                        step = slot.end_for_want_of_memory();
-                        continue;
-                    }
-                    match submit(io, handle, &request, &mut buffer, tag) {
-                        Some(outcome) if slot.left => {
+                    match io.submit(disk, &request, &mut buffer, tag) {
+                        Submission::Done(outcome) if slot.left => {
                             self.leave_after(index, outcome);
                             return Progress::Over;
                         }
-                        Some(outcome) => {
+                        Submission::Done(outcome) => {
                             self.scratch_steps += cost;
                             slot.task.resume(outcome, Some(*buffer))
                         }
-                        None => {
+                        Submission::Pending => {
                             (slot.busy, slot.scratch) = (true, true);
                             return Progress::Pending;
                         }
@@ -443,52 +402,8 @@ impl Connection {
         Progress::Pending
     }
 
-    /// A read whose data lie in memory as they are: they are sent from there, without a copy. Not with a data digest, for
-    /// they may change after it was made.
-    #[inline]
-    fn lend(&mut self, io: &mut Io, index: u32, disk: DiskId, request: &IoRequest) -> bool {
-        if request.kind != IoKind::Read || self.iscsi.digests().data {
-            return false;
-        }
-        let Some(handle) = self.disk(io, disk) else {
-            return false;
-        };
-        let slot = self.slots.get(index);
-        if slot.write_length.is_some() || slot.buffer.is_some() {
-            return false;
-        }
-        let mut shell = self.buffers.take_shell();
-        if !io.look(handle, request, &mut shell) {
-            self.buffers.give_shell(shell);
-            return false;
-        }
-        slot.buffer = Some(shell);
-        slot.reads = request.length as u32;
-        true
-    }
-
-    /// The task goes on when nothing else can change its range. False: there is no such disk.
-    fn acquire(&mut self, index: u32, disk: DiskId, offset: u64, length: u64) -> bool {
-        let Some(disk) = self.shared().units.disk(disk) else {
-            return false;
-        };
-        let (place, id) = (self.place.clone(), self.slots.id(index));
-        disk.range_locks().acquire(offset, length, move |lease| {
-            place.tell(move |connection, _| {
-                // Where the command is gone the range is given back.
-                if let Some(slot) = connection.slots.current(id)
-                    && !slot.aborted
-                {
-                    slot.step = Some(slot.task.granted(lease));
-                    connection.batch.push(id);
-                }
-            });
-        });
-        true
-    }
-
     /// Goes on in another turn.
-    fn rest(&mut self, index: u32) {
+    pub(crate) fn rest(&mut self, index: u32) {
         self.resting.push(self.slots.id(index));
         if self.resting.len() == 1 {
             self.place.tell(|connection, io| {
@@ -499,23 +414,6 @@ impl Connection {
         }
     }
 
-    /// Is there memory for so many bytes? Else the step is kept until there is.
-    fn has_memory(&mut self, index: u32, length: usize, step: TaskStep) -> bool {
-        let slot = self.slots.get(index);
-        let held = slot.buffer.as_ref().map_or(0, IoBuffer::total_len);
-        if held >= length {
-            return true;
-        }
-        if self.has_room(length) {
-            // With what was in it before, where part of its data is there already.
-            self.buffer_for(index, length);
-            return true;
-        }
-        self.slots.get(index).step = Some(step);
-        self.starved.push_back(self.slots.id(index));
-        false
-    }
-
     /// Is there memory for so many bytes? They are taken at once, then. Else the connection is told when there is.
     #[inline]
     pub(crate) fn has_room(&mut self, length: usize) -> bool {
@@ -524,31 +422,6 @@ impl Connection {
         }
         self.buffers.wait(&self.place);
         self.buffers.has(length)
-    }
-
-    /// Are the first so many bytes of a write here? Else they are asked for, and the step is kept until they are.
-    fn has_data(&mut self, index: u32, length: usize, step: TaskStep) -> bool {
-        let kept = match &step {
-            TaskStep::Data(disk, request) => TaskStep::Data(*disk, *request),
-            TaskStep::Acquire(disk, offset, length) => TaskStep::Acquire(*disk, *offset, *length),
-            _ => TaskStep::NeedData(length),
-        };
-        if !self.has_memory(index, length, kept) {
-            return false;
-        }
-        let Some(task) = self.slots.get(index).iscsi else {
-            return true;
-        };
-        match self.iscsi.solicit(task, length as u32) {
-            Ok(true) => true,
-            Ok(false) => {
-                let slot = self.slots.get(index);
-                (slot.step, slot.asked) = (Some(step), true);
-                false
-            }
-            // It is being failed, and will be said to be abandoned.
-            Err(_) => false,
-        }
     }
 
     /// An I/O has finished.
@@ -640,22 +513,5 @@ impl Connection {
             self.output.owe(tag, ticket, waits);
         }
         self.slots.free(index);
-    }
-}
-
-/// Gives an I/O to its disk; `None` when it is pending.
-fn submit(
-    io: &mut Io,
-    handle: Option<DiskHandle>,
-    request: &IoRequest,
-    buffer: &mut IoBuffer,
-    tag: Tag,
-) -> Option<IoOutcome> {
-    let Some(handle) = handle else {
-        return Some(Err(IoError::new(IoErrorKind::Offline)));
-    };
-    match io.submit(handle, request, buffer, tag) {
-        bdev::Submission::Done(outcome) => Some(outcome),
-        bdev::Submission::Pending => None,
     }
 }

@@ -11,6 +11,7 @@ mod access;
 mod alarms;
 mod answers;
 mod buffers;
+mod command_slot;
 mod commands;
 mod connection;
 mod limits;

@@ -6,7 +6,7 @@ use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
 use latency::{Operation, Part, Stamp, Stamps};
 use scsi::{Response, TaskTag};
-use scsi_exec::{Held, Hold, Task, TaskStep, Ticket, end_for_want_of_memory};
+use scsi_exec::{Held, Hold, Task, TaskStep, Ticket};
 
 /// Names a slot; a stale name finds another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,13 +74,6 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// What its task does next is to be answered TASK SET FULL.
-    #[cold]
-    pub fn end_for_want_of_memory(&mut self) -> TaskStep {
-        let expected = self.write_length.unwrap_or(0).max(self.read_length);
-        end_for_want_of_memory(&mut self.task, expected)
-    }
-
     /// As new, in place: a slot is large, and most of it was never used. Gives what waited for it.
     fn clear(&mut self) -> Vec<Hold> {
         let Slot {

@@ -15,7 +15,7 @@ use scsi::{
     UnitId,
 };
 
-/// What the door has to do next.
+/// What the task needs next; [`crate::execute`] takes it.
 #[derive(Debug)]
 pub enum TaskStep {
     /// An I/O on the initiator's own buffer, from its start; then [`Task::resume`].
@@ -24,7 +24,7 @@ pub enum TaskStep {
     Scratch(DiskId, IoRequest, Box<IoBuffer>),
     /// Copy so many bytes from the start of the data-out; then [`Task::with_data`].
     NeedData(usize),
-    /// Acquire a range of a disk's gate: offset and length in bytes; then [`Task::granted`].
+    /// Acquire a range of a disk: offset and length in bytes; then [`Task::granted`].
     Acquire(DiskId, u64, u64),
     /// The response is there.
     Answer,

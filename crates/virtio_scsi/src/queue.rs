@@ -5,20 +5,20 @@
 //! had one before goes the short way, `Known`, which looks nothing up; a test holds what it plans against the rest. What others
 //! may change meanwhile is asked once for a batch, `Ready`: all of its commands were there before.
 
+mod command_slot;
 mod waits;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bdev::Disk;
-use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use block::{IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::{DiskNumber, Operation, UnitAddress};
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
 use scsi::{Command, DiskId, Nexus, PlainUnit, PlainWay, Plan, TargetView, TaskAttribute, TaskTag};
 use scsi_exec::{
-    DiskHandles, Hold, Task, TaskOrder, TaskStep, end_for_want_of_memory, go_on_in_background,
-    operation_of,
+    DiskHandles, Hold, Next, Task, TaskOrder, TaskStep, execute, go_on_in_background, operation_of,
 };
 use virtio_device::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::ErrorPlace;
@@ -27,6 +27,7 @@ use crate::device::Shared;
 use crate::pending::Pending;
 use crate::request::{self, Address, Header, PLAIN_SIZE, REQUEST_SIZE, RESPONSE_SIZE};
 use crate::response::{answer_any, refuse};
+use command_slot::CommandSlot;
 
 /// A target as this queue sees it.
 struct Seen {
@@ -173,81 +174,22 @@ impl RequestQueue {
     }
 
     /// A task's step as the queue takes it.
-    #[inline]
     fn step(&mut self, io: &mut Io, request: &mut Request<Pending>, step: TaskStep) -> Step {
-        match step {
-            TaskStep::Data(disk, asked) => match self.disk(io, disk) {
-                Some(disk) => data(request, disk, asked),
-                None => self.offline(io, request, None),
-            },
-            TaskStep::Answer => match request.state.task.take_abort() {
+        let queue = self;
+        match execute(&mut CommandSlot { queue, request }, io, step) {
+            Next::Data(disk, asked) => data(request, disk, asked),
+            Next::Scratch(disk, asked, buffer) => {
+                request.job = Job { disk, io: asked };
+                Step::Scratch(buffer)
+            }
+            Next::Answer => match request.state.task.take_abort() {
                 None => Step::Answer,
-                Some(scope) => self.abort_first(scope, &mut request.state),
+                Some(scope) => queue.abort_first(scope, &mut request.state),
             },
-            other => self.slow_step(io, request, other),
+            Next::AnswerAndGoOn => Step::AnswerAndGoOn,
+            Next::Over => Step::Over,
+            Next::Wait => Step::Wait,
         }
-    }
-
-    fn slow_step(&mut self, io: &mut Io, request: &mut Request<Pending>, step: TaskStep) -> Step {
-        match step {
-            TaskStep::NeedData(length) => {
-                let held = &mut request.state.unusual.held;
-                if !held.take_for_data(&self.shared.memory, length) {
-                    return self.full(io, request);
-                }
-                let chain = &request.chain;
-                let mut data = vec![0; length];
-                let offered = (chain.readable as usize).saturating_sub(REQUEST_SIZE);
-                if length > offered {
-                    data.truncate(offered);
-                }
-                chain.buffer.read_whole(REQUEST_SIZE, &mut data);
-                let next = request.state.task.with_data(&data);
-                self.step(io, request, next)
-            }
-            TaskStep::Scratch(..) if !self.may_work(&mut request.state) => self.full(io, request),
-            TaskStep::Scratch(disk, asked, buffer) => match self.disk(io, disk) {
-                Some(disk) => {
-                    request.job = Job { disk, io: asked };
-                    Step::Scratch(buffer)
-                }
-                None => self.offline(io, request, Some(*buffer)),
-            },
-            TaskStep::Acquire(disk, offset, length) => {
-                self.acquire(disk, offset, length, request, io)
-            }
-            TaskStep::AnswerAndGoOn => Step::AnswerAndGoOn,
-            TaskStep::Over => Step::Over,
-            step @ (TaskStep::Data(..) | TaskStep::Answer) => self.step(io, request, step),
-        }
-    }
-
-    /// Is there memory for what the task works on?
-    fn may_work(&self, pending: &mut Pending) -> bool {
-        let memory = &self.shared.memory;
-        let held = &mut pending.unusual.held;
-        held.take_for_work(memory, &pending.task, pending.unusual.data_in_room)
-    }
-
-    #[cold]
-    fn full(&mut self, io: &mut Io, request: &mut Request<Pending>) -> Step {
-        let (chain, pending) = (&request.chain, &mut request.state);
-        let offered = chain.readable.saturating_sub(REQUEST_SIZE as u32);
-        let expected = offered.max(pending.unusual.data_in_room);
-        let answer = end_for_want_of_memory(&mut pending.task, expected);
-        self.step(io, request, answer)
-    }
-
-    #[cold]
-    fn offline(
-        &mut self,
-        io: &mut Io,
-        request: &mut Request<Pending>,
-        scratch: Option<IoBuffer>,
-    ) -> Step {
-        let offline = Err(IoError::new(IoErrorKind::Offline));
-        let next = request.state.task.resume(offline, scratch);
-        self.step(io, request, next)
     }
 }
 

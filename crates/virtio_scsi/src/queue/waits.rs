@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use latency::Operation;
 use reactor::Io;
-use scsi::{AbortScope, Command, DiskId, TaskAttribute, UnitId};
-use scsi_exec::{Admission, Call, StartTask, TaskOrder, Ticket, Want};
+use scsi::{AbortScope, Command, TaskAttribute, UnitId};
+use scsi_exec::{Admission, Call, Granted, TaskOrder, Ticket, Want};
 use virtio_device::{Request, Start, Step};
 
 use super::RequestQueue;
+use super::command_slot::CommandSlot;
 use crate::control;
 use crate::pending::Pending;
 use crate::request::{self, Header, REQUEST_SIZE};
@@ -45,34 +46,20 @@ impl RequestQueue {
         Step::Wait
     }
 
-    /// The task goes on when nothing else can change its range.
-    pub(super) fn acquire(
+    /// What a request waited for is there.
+    pub(super) fn go_on_with(
         &mut self,
-        disk: DiskId,
-        offset: u64,
-        length: u64,
-        request: &mut Request<Pending>,
         io: &mut Io,
+        request: &mut Request<Pending>,
+        granted: Granted,
     ) -> Step {
-        let (Some(disk), Some(tag)) = (self.shared.units.disk(disk), request.state.unusual.tag)
-        else {
-            return self.offline(io, request, None);
-        };
-        let worker = self.worker.clone();
-        let wait = self.next_wait(&mut request.state);
-        disk.range_locks().acquire(offset, length, move |lease| {
-            worker.send(move |w| {
-                control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
-                    let is_meant = |pending: &Pending| pending.unusual.wait == wait;
-                    queue.proceed(io, tag.slot, is_meant, |queue, io, request| {
-                        let step = request.state.task.granted(lease);
-                        queue.step(io, request, step)
-                    });
-                });
-                w.wake(tag.source);
-            });
-        });
-        Step::Wait
+        match granted {
+            Granted::Turn(ticket) => self.begin_parked(io, request, ticket).step,
+            Granted::Range(lock) => {
+                let step = request.state.task.granted(lock);
+                self.step(io, request, step)
+            }
+        }
     }
 
     /// A command that is not SIMPLE, or comes while such a one is there: it begins when its turn has come.
@@ -90,23 +77,8 @@ impl RequestQueue {
         let Some(unit) = unit else {
             return self.begin_in_turn(io, request, header, None);
         };
-        let (worker, tag) = (self.worker.clone(), request.state.unusual.tag);
-        let wait = self.next_wait(&mut request.state);
-        let later = || -> StartTask {
-            Box::new(move |ticket| {
-                let Some(tag) = tag else { return };
-                worker.send(move |w| {
-                    control::with_queue::<RequestQueue>(w, tag.source, |queue, io| {
-                        let is_meant = |pending: &Pending| pending.unusual.wait == wait;
-                        queue.proceed(io, tag.slot, is_meant, |queue, io, request| {
-                            queue.begin_parked(io, request, ticket).step
-                        });
-                    });
-                    w.wake(tag.source);
-                });
-            })
-        };
-        match order.admit(unit, attribute, later) {
+        let queue = &mut *self;
+        match scsi_exec::take_turn(&mut CommandSlot { queue, request }, order, unit, attribute) {
             Admission::Now(ticket) => self.begin_in_turn(io, request, header, ticket),
             Admission::Defer => {
                 request.state.unusual.parked = Some(Box::new(*header));
