@@ -36,14 +36,6 @@ pub(crate) struct Pacing {
     timers: u32,
 }
 
-fn bytes(request: &IoRequest) -> u64 {
-    if request.moves_data() {
-        request.length
-    } else {
-        0
-    }
-}
-
 impl Pacing {
     /// May this I/O of a source start now? If not it has to be given to [`Pacing::wait`].
     pub fn may_start(&mut self, throttle: &Throttle, source: u32, request: &IoRequest) -> bool {
@@ -58,7 +50,7 @@ impl Pacing {
             return false;
         }
         let (setting, now) = (throttle.setting(), throttle.now());
-        let start = throttle.reserve(now, bytes(request));
+        let start = throttle.reserve(now, request.buffer_length());
         if start <= now {
             return true;
         }
@@ -85,7 +77,9 @@ impl Pacing {
             if line.setting != setting {
                 line.setting = setting;
                 line.start = match line.waiting.front() {
-                    Some((_, head)) if setting != 0 => throttle.reserve(now, bytes(&head.request)),
+                    Some((_, head)) if setting != 0 => {
+                        throttle.reserve(now, head.request.buffer_length())
+                    }
                     _ => now,
                 };
             }
@@ -99,7 +93,7 @@ impl Pacing {
         let first = line.waiting.pop_front();
         match line.waiting.front() {
             Some((_, head)) if setting != 0 => {
-                line.start = throttle.reserve(now, bytes(&head.request))
+                line.start = throttle.reserve(now, head.request.buffer_length())
             }
             Some(_) => {}
             None => {

@@ -1,7 +1,7 @@
 //! REPORT SUPPORTED OPERATION CODES (SPC-5, 6.35), from the one table of commands, and REPORT SUPPORTED TASK
 //! MANAGEMENT FUNCTIONS.
 
-use super::{Context, Planned, provisioning, read_write};
+use super::{Context, Planned, compare_write, provisioning, read_write};
 use crate::command::{be16, be32, opcode};
 use crate::sense::Sense;
 use crate::table::{COMMANDS, Row};
@@ -34,10 +34,12 @@ pub(super) fn operation_codes(c: &Context<'_>) -> Planned {
 /// The commands of this unit.
 fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
     let may_unmap = provisioning::may_unmap(c);
+    let may_compare_and_write = compare_write::is_there(c);
     let may_write_atomically = read_write::atomic_writes(c).is_some();
     let is_there = move |row: &&Row| match row.opcode() {
         opcode::UNMAP => may_unmap,
         opcode::WRITE_ATOMIC_16 => may_write_atomically,
+        opcode::COMPARE_AND_WRITE => may_compare_and_write,
         _ => true,
     };
     COMMANDS.iter().filter(is_there)
