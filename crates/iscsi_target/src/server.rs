@@ -428,7 +428,7 @@ fn accept_all(state: &Arc<State>) {
     while state.accepting.goes_on() {
         let listeners = lock(&state.portals).listeners();
         let busy = state.shared.connection_count() > 0;
-        let left = SECOND.saturating_sub(clock.elapsed() - last_tick);
+        let left = SECOND.saturating_sub(clock.elapsed().saturating_sub(last_tick));
         let timeout = busy.then_some(left);
         state.accepting.wait(&listeners, timeout, "initiators");
         for listener in &listeners {
@@ -437,7 +437,7 @@ fn accept_all(state: &Arc<State>) {
         let now = clock.elapsed();
         if !busy {
             last_tick = now;
-        } else if now - last_tick >= SECOND {
+        } else if now.saturating_sub(last_tick) >= SECOND {
             last_tick = now;
             for place in state.shared.second_passed() {
                 place.tell(Connection::look_at_clock);
