@@ -346,7 +346,7 @@ impl Disk {
         &self.locks
     }
 
-    /// Closes the disk: from now on every I/O that is not [`block::IoFlags::CLOSER`] fails, through every door, and those
+    /// Closes the disk: from now on every I/O that is not [`block::IoFlags::CLOSER`] fails, on every transport, and those
     /// that are wait until the changes that are in flight have ended. These keep to a pace too, see [`closed_pace`].
     /// Quick; may be called twice.
     pub fn close(&self) {
@@ -366,7 +366,7 @@ impl Disk {
         &self.conditions
     }
 
-    /// Sets its limits anew, at any time: they hold for all doors together.
+    /// Sets its limits anew, at any time: they hold for all exports together.
     pub fn set_limits(&self, limits: RateLimits) {
         self.throttle.set(limits);
     }

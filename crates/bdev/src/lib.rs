@@ -1,15 +1,16 @@
-//! Engines that do a disk's I/O, one file each, behind one trait. They do not know who asks.
+//! Block devices: what does a disk's I/O, one file each, behind two traits. They do not know who asks.
 //!
 //! ```text
 //!   Disk --- Arc<dyn BlockDevice> --- attach() -> Box<dyn IoChannel>    one per worker, !Send, no locks
-//!   name     null ram file rbd   on the      submit(I/O, buffer, tag)  ->  Done | Pending
-//!   serial   faulty delay        worker      complete(ring completion) ->  Finished { tag, buffer, outcome }
-//!                                            close()                   ->  drains; closed when nothing is in flight
+//!   name     null ram file rbd        on the      submit(I/O, buffer, tag)  ->  Done | Pending
+//!   serial   faulty delay             worker      complete(ring completion) ->  Finished { tag, buffer, outcome }
+//!                                                 close()                   ->  drains; closed when nothing is in flight
 //! ```
 //!
-//! An engine is shared by all workers; each worker attaches its own backend to it and gives it the completions of
-//! its [`uring::Owner`]s. A layer (`delay`, `faulty`) is an engine that stands on another, to any depth. Every I/O passes [`admit`] first, so that range, read-only and the like mean the same
-//! everywhere. Tests: in each module, and `tests/` against a model.
+//! A block device is shared by all workers; each worker attaches a channel of its own and gives it the completions of the
+//! channel's [`uring::Owner`]s. A layer (`delay`, `faulty`) is a block device that stands on another, to any depth. Every I/O
+//! passes [`admit`] first, so that range, read-only and the like mean the same everywhere. Tests: in each module, and `tests/`
+//! against a model.
 
 #![forbid(unsafe_code)]
 

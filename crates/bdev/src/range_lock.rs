@@ -1,10 +1,10 @@
-//! Ranges of a disk that one task holds against all other reads and writes, through every door and on every worker.
+//! Ranges of a disk that one task holds against all other reads and writes, through every transport and on every worker.
 //!
 //! Open nearly always: the disk's [`Conditions`] say so, which every I/O loads anyway. A task that must be atomic (COMPARE
 //! AND WRITE, WRITE ATOMIC) acquires its range; workers then set aside what reads or changes it, and report when what they had
 //! begun before has ended; only then is the range granted. So no read sees half of what the task writes. Control plane: locks
 //! and messages, none per plain I/O.
-//! A locks that is closed lets nobody pass but whom it was closed for, once all has settled: nothing that was begun
+//! A closed disk admits nobody but whom it was closed for, once all has settled: nothing that was begun
 //! before lands on what a sanitize operation has already been over.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ struct OnLast(Mutex<Option<Then>>);
 
 enum Then {
     Grant(RangeLock, Granted),
-    /// What was in flight when the locks was closed this time has ended.
+    /// What was in flight when the disk was closed this time has ended.
     Closed(Arc<RangeLocks>, u64),
 }
 
@@ -97,7 +97,7 @@ enum Closed {
     Settled,
 }
 
-/// A disk's locks.
+/// A disk's range locks.
 #[derive(Default)]
 pub struct RangeLocks {
     /// Say whether it is closed and whether any range is held.
@@ -133,7 +133,7 @@ impl RangeLocks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The locks of a disk with these conditions.
+    /// The range locks of a disk with these conditions.
     pub(crate) fn new(conditions: Arc<Conditions>) -> RangeLocks {
         RangeLocks {
             conditions,
@@ -161,7 +161,7 @@ impl RangeLocks {
         state.held.iter().map(|(_, range)| range.clone()).collect()
     }
 
-    /// Closes the locks. What is set aside is looked at again, to fail.
+    /// Closes the disk. What is set aside is looked at again, to fail.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
         if state.closed != Closed::No {
@@ -192,7 +192,7 @@ impl RangeLocks {
         }
     }
 
-    /// Opens the locks again.
+    /// Opens the disk again.
     pub(crate) fn reopen(&self) {
         let mut state = self.lock();
         state.closed = Closed::No;

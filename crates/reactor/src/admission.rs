@@ -142,7 +142,7 @@ impl OpenDisk {
     ) -> Submission {
         match request.kind {
             IoKind::Flush => self.start_flush(ring, request, buffer, tag),
-            _ => self.backend.submit(ring, request, buffer, tag),
+            _ => self.channel.submit(ring, request, buffer, tag),
         }
     }
 
@@ -158,7 +158,7 @@ impl OpenDisk {
             return self.start_flush(ring, request, buffer, tag);
         }
         let counted = self.drain.counted_tag(tag);
-        let submitted = self.backend.submit(ring, request, buffer, counted);
+        let submitted = self.channel.submit(ring, request, buffer, counted);
         if matches!(submitted, Submission::Pending) {
             self.drain.pended();
         }
@@ -174,7 +174,7 @@ impl OpenDisk {
         tag: Tag,
     ) -> Submission {
         let tag = self.drain.flush_tag(tag);
-        let submitted = self.backend.submit(ring, request, buffer, tag);
+        let submitted = self.channel.submit(ring, request, buffer, tag);
         if matches!(submitted, Submission::Pending) {
             self.drain.flush_pended();
         }

@@ -78,8 +78,8 @@ pub(crate) const PACE: Owner = Owner(1);
 /// A disk that sources of the worker use. What becomes of an I/O on it: `admission.rs`.
 pub(crate) struct OpenDisk {
     pub disk: Arc<Disk>,
-    pub backend: Box<dyn IoChannel>,
-    /// Of the backend's layers, each its own.
+    pub channel: Box<dyn IoChannel>,
+    /// Of the channel's layers, each its own.
     owners: Vec<Owner>,
     /// While there is none.
     retry: Option<Retry>,
@@ -100,7 +100,7 @@ impl OpenDisk {
     #[inline]
     fn is_unused(&self) -> bool {
         self.users == 0
-            && self.backend.in_flight() == 0
+            && self.channel.in_flight() == 0
             && self.deferred.is_empty()
             && self.pacing.is_empty()
     }
@@ -214,7 +214,7 @@ impl Io {
         });
         self.disks[index] = Some(OpenDisk {
             disk: disk.clone(),
-            backend: Box::new(Absent),
+            channel: Box::new(Absent),
             owners: Vec::new(),
             retry: None,
             users: 1,
@@ -246,9 +246,9 @@ impl Io {
             .attach(&mut Attach::new(&mut self.ring, &mut next_owner));
         let worker = self.worker.index();
         match attached {
-            Ok(backend) => {
-                self.curious += usize::from(backend.wants_to_know());
-                (open.backend, open.owners) = (backend, owners);
+            Ok(channel) => {
+                self.curious += usize::from(channel.wants_to_know());
+                (open.channel, open.owners) = (channel, owners);
                 if let Some(retry) = open.retry.take() {
                     let disk = open.disk.name();
                     tracing::info!(disk, worker, "attached to the device");
@@ -338,14 +338,14 @@ impl Io {
         };
         if !open.closing {
             open.closing = true;
-            self.curious -= usize::from(open.backend.wants_to_know());
-            open.backend.close(&mut self.ring);
+            self.curious -= usize::from(open.channel.wants_to_know());
+            open.channel.close(&mut self.ring);
             if let Some(retry) = &open.retry {
                 retry.cancel(&mut self.ring);
                 open.disk.state().cleared(self.worker.index());
             }
         }
-        let is_closed = |open: &mut OpenDisk| open.backend.is_closed() && open.retry.is_none();
+        let is_closed = |open: &mut OpenDisk| open.channel.is_closed() && open.retry.is_none();
         if let Some(open) = slot.take_if(is_closed) {
             self.unlisten_all(&open.owners);
         }
@@ -361,7 +361,7 @@ impl Io {
     #[inline]
     pub fn expect(&self, handle: DiskHandle, request: &IoRequest, soon: Soon) {
         if let Some(Some(open)) = self.disks.get(handle.0 as usize) {
-            open.backend.expect(request, soon);
+            open.channel.expect(request, soon);
         }
     }
 
@@ -397,7 +397,7 @@ impl Io {
         match self.disks.get_mut(handle.0 as usize) {
             // What has limits waits for its turn, and is read; what is closed refuses; while a range is held all is copied.
             Some(Some(open)) if open.conditions.is_clear() => {
-                let seen = open.backend.look(request, buffer);
+                let seen = open.channel.look(request, buffer);
                 if seen {
                     open.record.asked(request);
                     open.record.ended(&Ok(()));
@@ -416,7 +416,7 @@ impl Io {
     ) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
             let before = finished.len();
-            open.backend.complete(&mut self.ring, completion, finished);
+            open.channel.complete(&mut self.ring, completion, finished);
             for one in &mut finished[before..] {
                 one.tag = open.drain.finished(one.tag);
                 open.record.finished(&one.outcome);
@@ -469,7 +469,7 @@ impl Io {
     /// A range of a disk is being acquired.
     pub(crate) fn settle(&mut self, disk: u32, barrier: Barrier) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
-            let (in_flight, borrowed) = (open.backend.in_flight(), open.backend.is_borrowed());
+            let (in_flight, borrowed) = (open.channel.in_flight(), open.channel.is_borrowed());
             self.takes_back |= borrowed;
             open.drain.settle(barrier, in_flight, borrowed);
         }
@@ -488,12 +488,12 @@ impl Io {
             .disks
             .iter()
             .flatten()
-            .filter(|open| open.drain.waits_for_borrowed() && open.backend.is_borrowed());
+            .filter(|open| open.drain.waits_for_borrowed() && open.channel.is_borrowed());
         for open in waiting {
             let geometry = open.disk.info().geometry;
             let mut find = |from, to| {
                 let (mut buffer, read) = (IoBuffer::default(), IoRequest::read(from, to - from));
-                let found = from < to && open.backend.look(&read, &mut buffer);
+                let found = from < to && open.channel.look(&read, &mut buffer);
                 held.extend(buffer.view());
                 found
             };

@@ -38,7 +38,7 @@ pub struct Resizing {
 }
 
 impl StateStore {
-    /// A state_store in a folder, which is made when it is not there.
+    /// A state store in a folder, which is made when it is not there.
     ///
     /// # Errors
     /// When it cannot be made, or belongs to another daemon.
