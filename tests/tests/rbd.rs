@@ -486,3 +486,37 @@ fn a_guest_works_on_through_a_kill_of_the_osd_and_a_fenced_daemon_answers_with_e
     rig.daemon.stop(Duration::from_secs(40))?;
     Ok(())
 }
+
+/// The identity of a disk, as it is shown.
+fn identity(rig: &mut Rig, disk: &str) -> Result<String> {
+    let shown = rig.daemon.lunette(&["disk", "identity", disk])?;
+    let identity = shown.split_whitespace().find(|word| word.len() == 36);
+    Ok(identity.with_context(|| shown.clone())?.to_owned())
+}
+
+#[test]
+fn the_identity_is_the_images_whatever_it_is_called_and_another_images_is_another() -> Result<()> {
+    let ceph = Ceph::start()?;
+    for image in ["rbd/a", "rbd/b"] {
+        ceph.rbd(&["create", image, "--size", "8M"])?;
+    }
+    let mut rig = Rig::new(|daemon| daemon.disk(&format!("a={}", ceph.disk("rbd/a"))))?;
+    let mut other = Rig::new(|daemon| daemon.disk(&format!("x={}", ceph.disk("rbd/a"))))?;
+    let before = identity(&mut rig, "a")?;
+    ensure!(identity(&mut other, "x")? == before, "in another daemon");
+    drop(other);
+    rig.daemon.lunette(&["disk", "remove", "a"])?;
+    ceph.rbd(&["rename", "rbd/a", "rbd/c"])?;
+    ceph.rbd(&["create", "rbd/a", "--size", "8M"])?;
+    for (disk, image) in [("n", "rbd/c"), ("a", "rbd/a"), ("b", "rbd/b")] {
+        let flag = format!("{disk}={}", ceph.disk(image));
+        rig.daemon.lunette(&["disk", "add", &flag])?;
+    }
+    ensure!(identity(&mut rig, "n")? == before, "after a rename");
+    ensure!(
+        identity(&mut rig, "a")? != before,
+        "another image of the name"
+    );
+    ensure!(identity(&mut rig, "b")? != before, "another image");
+    Ok(())
+}

@@ -97,12 +97,17 @@ fn split_word(bytes: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// A file or block device that keeps its content when the process ends.
+/// A file, block device or image that keeps its content when the process ends.
 pub trait Medium: Send + Sync {
     /// What the medium is called where identities are kept that it cannot hold: the same after a restart.
     fn key(&self) -> String;
 
-    /// The file as it is now; `None`: a block device.
+    /// The identity that follows from the content's place alone, for a medium that is the same wherever it is served.
+    fn own_identity(&self) -> Option<Identity> {
+        None
+    }
+
+    /// The file as it is now; `None`: a block device or an image.
     fn stamp(&self) -> Option<Stamp>;
 
     /// What its attribute says; `None`: it has none.

@@ -1,7 +1,8 @@
 //! Which disk each disk is: identities are read where they are kept, made where there is none, and written back.
 //!
 //! A file keeps its own, in an attribute. What cannot (a block device, a file system without attributes, a read-only
-//! disk) has a record in the state folder, under what the medium says of itself. Disks whose content ends with the process
+//! disk) has a record in the state folder, under what the medium says of itself. The identity of a Ceph RBD image follows from
+//! its place, and needs no record unless it was replaced. Disks whose content ends with the process
 //! have a line in `identities.json`, as long as they are configured. Nothing here keeps a daemon from starting: what
 //! cannot be read or written is logged, and the disk has a new identity.
 
@@ -15,7 +16,7 @@ use block::Identity;
 use scsi::Store;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{BlockDeviceConfig, Config, DiskConfig};
+use crate::config::{Config, DiskConfig};
 use crate::disks::Disks;
 use crate::state;
 
@@ -24,7 +25,7 @@ const VOLATILE: &str = "identities.json";
 /// How sure it is that a disk has the identity that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Certainty {
-    /// It was written for this medium.
+    /// It was written for this medium, or follows from it.
     Written,
     /// It came with the file, which was moved, restored or copied, and no original is there.
     Inherited,
@@ -107,7 +108,7 @@ impl Identities {
 
     fn claim_volatile(&self, config: &DiskConfig) -> Claim {
         let known = self.volatile.get(&config.name);
-        let known = known.filter(|known| known.backend == medium_of(&config.backend));
+        let known = known.filter(|known| known.backend == config.backend.word());
         match known.and_then(|known| known.identity.parse().ok()) {
             Some(identity) => Claim {
                 identity,
@@ -125,14 +126,14 @@ impl Identities {
         let volatile = config.disks.iter().filter_map(|config| {
             let Some(disk) = disks.get(&config.name) else {
                 let known = self.volatile.get(&config.name)?;
-                let is_same = known.backend == medium_of(&config.backend);
+                let is_same = known.backend == config.backend.word();
                 return is_same.then(|| (config.name.clone(), known.clone()));
             };
             if disk.engine().medium().is_some() {
                 return None;
             }
             let volatile = Volatile {
-                backend: medium_of(&config.backend),
+                backend: config.backend.word().to_owned(),
                 identity: disk.info().identity.to_string(),
             };
             Some((config.name.clone(), volatile))
@@ -247,7 +248,7 @@ pub(crate) fn settle(
             };
             if certainty == Certainty::Written {
                 let reason = format!(
-                    "it has the identity of the disk {other}, {identity}: both are one file or device, or one is a snapshot of \
+                    "it has the identity of the disk {other}, {identity}: both are one file, device or image, or one is a snapshot of \
                      the other; hint: for a snapshot of a file, setfattr -x user.lunette.identity FILE gives it a new identity"
                 );
                 failed.push((name.clone(), reason));
@@ -301,14 +302,6 @@ fn refuse_one_medium_twice(
     }
 }
 
-/// What a disk that cannot keep its identity itself lies in: another image under the same name is another disk.
-fn medium_of(backend: &BlockDeviceConfig) -> String {
-    match backend {
-        BlockDeviceConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
-        other => other.word().to_owned(),
-    }
-}
-
 fn record(identity: Identity, medium: &dyn Medium) -> IdentityRecord {
     IdentityRecord {
         identity,
@@ -354,7 +347,15 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Claim {
         return written(&record, now.is_some());
     }
     let Some(record) = inherited else {
-        return Claim::new(Some(key));
+        return match medium.own_identity() {
+            Some(identity) => Claim {
+                identity,
+                certainty: Certainty::Written,
+                key: Some(key),
+                is_stale: false,
+            },
+            None => Claim::new(Some(key)),
+        };
     };
     if medium.is_copy_of(&record) {
         let claim = Claim::new(Some(key));

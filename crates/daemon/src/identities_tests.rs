@@ -328,3 +328,42 @@ fn a_device_has_a_record_under_its_own_name() {
     );
     assert!(!again.is_stale, "nothing is written at every start");
 }
+
+#[test]
+fn an_identity_that_follows_from_the_medium_needs_no_record_until_it_is_replaced() {
+    struct Image;
+    impl Medium for Image {
+        fn key(&self) -> String {
+            "rbd:fsid/1/10b8".to_owned()
+        }
+        fn own_identity(&self) -> Option<Identity> {
+            Some(Identity::from_random_bits(7))
+        }
+        fn stamp(&self) -> Option<bdev::Stamp> {
+            None
+        }
+        fn attribute(&self) -> std::io::Result<Option<Vec<u8>>> {
+            Ok(None)
+        }
+        fn set_attribute(&self, _: &[u8]) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+        fn is_copy_of(&self, _: &IdentityRecord) -> bool {
+            false
+        }
+        fn reopen(&self) -> std::io::Result<OwnedFd> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+    }
+    for _ in 0..2 {
+        let claim = claim_medium("d", &Image, &MemoryStore::default());
+        assert_eq!(
+            (claim.identity, claim.certainty, claim.is_stale),
+            (Identity::from_random_bits(7), Certainty::Written, false)
+        );
+    }
+    let store = MemoryStore::default();
+    let replaced = Identity::random();
+    save(&Image, &record(replaced, &Image), &store).unwrap();
+    assert_eq!(claim_medium("d", &Image, &store).identity, replaced);
+}

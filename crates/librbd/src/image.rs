@@ -190,6 +190,12 @@ impl Image {
         self.pool.cluster()
     }
 
+    /// The number of its pool, which stays when the pool is renamed.
+    pub fn pool_id(&self) -> i64 {
+        // SAFETY: a context; nothing is asked of the cluster.
+        unsafe { (self.library().rados_ioctx_get_id)(self.pool.handle()) }
+    }
+
     pub(crate) fn library(&self) -> &'static Library {
         self.pool.cluster().library()
     }

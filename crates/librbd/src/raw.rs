@@ -105,6 +105,7 @@ functions! {
         rados: fn rados_cluster_fsid(Cluster, *mut c_char, usize) -> c_int;
         rados: fn rados_ioctx_create(Cluster, *const c_char, *mut IoCtx) -> c_int;
         rados: fn rados_ioctx_destroy(IoCtx);
+        rados: fn rados_ioctx_get_id(IoCtx) -> i64;
         rados: fn rados_ioctx_set_namespace(IoCtx, *const c_char);
         rbd: fn rbd_version(*mut c_int, *mut c_int, *mut c_int);
         rbd: fn rbd_list2(IoCtx, *mut ImageSpec, *mut usize) -> c_int;

@@ -7,6 +7,7 @@
 
 mod channel;
 mod errno;
+mod medium;
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -14,8 +15,9 @@ use std::sync::{Arc, OnceLock};
 use block::{Capacity, DiskInfo, Geometry};
 use librbd::{Cluster, ClusterConfig, Image, ImageName};
 
+use self::medium::ImageMedium;
 use crate::error::{check_block_size, check_size};
-use crate::{Attach, BlockDevice, IoChannel, OpenError};
+use crate::{Attach, BlockDevice, IoChannel, Medium, OpenError};
 
 /// What to open, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,7 @@ pub struct RbdOptions {
 /// A disk on a Ceph RBD image.
 pub struct Rbd {
     shared: Arc<Shared>,
+    medium: ImageMedium,
     resized: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
 }
 
@@ -103,6 +106,7 @@ impl Rbd {
             })?;
         }
         Ok(Rbd {
+            medium: ImageMedium::of(&image)?,
             shared: Arc::new(Shared {
                 image,
                 info,
@@ -142,6 +146,10 @@ impl BlockDevice for Rbd {
     fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
         // One owner of objects sets it, once.
         self.resized.set(resized).ok();
+    }
+
+    fn medium(&self) -> Option<&dyn Medium> {
+        Some(&self.medium)
     }
 
     fn kind(&self) -> &'static str {
