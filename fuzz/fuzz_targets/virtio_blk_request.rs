@@ -20,6 +20,7 @@ fn info(choice: u8) -> DiskInfo {
         write_zeroes: choice & 0x80 != 0,
         anchors: false,
         atomic_writes: None,
+        shared: false,
         rotational: false,
         identity: block::Identity::UNSET,
         serial: String::new(),

@@ -520,3 +520,68 @@ fn the_identity_is_the_images_whatever_it_is_called_and_another_images_is_anothe
     ensure!(identity(&mut rig, "b")? != before, "another image");
     Ok(())
 }
+
+/// How long a daemon that was refused an image may take to have it, when nobody else has it any more.
+const LOCK_LIMIT: Duration = Duration::from_secs(90);
+
+#[test]
+fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -> Result<()> {
+    let ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/x", "--size", "8M"])?;
+    ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
+    let options = QueueOptions::default();
+    let disk = |image: &str, lock: &str| format!("d={},lock={lock}", ceph.disk(image));
+    let start =
+        |image: &str, lock: &str| Rig::new(|daemon| daemon.disk(&disk(image, lock)).vhost_blk("d"));
+
+    // Exclusive: other clients may read and not write, and another daemon says who is in the way.
+    let rig = start("rbd/x", "exclusive")?;
+    let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    ensure!(queue.write(0, &[1; 512])? == status::OK);
+    let image = open(&ceph, "rbd/x")?;
+    let mut other = Driver::new(&image)?;
+    let refused = other.write(0, &[2; 512])?;
+    ensure!(refused.is_err(), "{refused:?}");
+    ensure!(other.read(0, 512)? == [1; 512]);
+    ensure!(queue.write(512, &[3; 512])? == status::OK);
+    let mut late = Rig::new(|daemon| daemon.disk(&disk("rbd/x", "exclusive")))?;
+    let shown = late.daemon.lunette(&["disk", "show", "d"])?;
+    ensure!(
+        shown.contains("unavailable") && shown.contains("rbd lock ls rbd/x"),
+        "{shown}"
+    );
+    drop((queue, front_end, other, image, rig));
+    let came = wait_until(LOCK_LIMIT, || {
+        let shown = late.daemon.lunette(&["disk", "show", "d"]).ok()?;
+        (!shown.contains("unavailable")).then_some(())
+    });
+    ensure!(came.is_some(), "{}", late.daemon.process().log_tail());
+    drop(late);
+
+    // Shared: each sees at once what the other has written. It needs an image without the lock.
+    let rigs = [start("rbd/s", "shared")?, start("rbd/s", "shared")?];
+    let mut ends = Vec::new();
+    for rig in &rigs {
+        ends.push(FrontEnd::connect(&rig.socket("d"), &Options::default())?);
+    }
+    let queues = ends.iter_mut();
+    let queues: std::result::Result<Vec<BlkQueue>, _> = queues
+        .map(|end| BlkQueue::start(end, 0, &options, 4, 4096, Cuts::Usual))
+        .collect();
+    let mut queues = queues?;
+    for round in 0..32_u8 {
+        let (writer, reader) = (usize::from(round % 2), usize::from(1 - round % 2));
+        let at = u64::from(round % 4) * 512;
+        ensure!(queues[writer].write(at, &[round; 512])? == status::OK);
+        let mut bytes = [0xff; 512];
+        ensure!(queues[reader].read(at, &mut bytes)? == status::OK && bytes == [round; 512]);
+    }
+    let mut wrong = Rig::new(|daemon| daemon.disk(&disk("rbd/x", "shared")))?;
+    let shown = wrong.daemon.lunette(&["disk", "show", "d"])?;
+    ensure!(
+        shown.contains("hint: rbd feature disable rbd/x ") && shown.contains("exclusive-lock"),
+        "{shown}"
+    );
+    Ok(())
+}

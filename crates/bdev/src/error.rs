@@ -57,6 +57,14 @@ pub enum OpenError {
     /// Something about a Ceph cluster or an image of it.
     #[error(transparent)]
     Rbd(#[from] librbd::Error),
+    /// Something about an image of a Ceph cluster.
+    #[error("rbd image {image}: {what}")]
+    Image {
+        /// The image.
+        image: String,
+        /// What is wrong with it and what to do.
+        what: String,
+    },
     /// Something about a file.
     #[error("{}: {what}", path.display())]
     File {

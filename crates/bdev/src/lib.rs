@@ -49,7 +49,7 @@ pub use medium::{IdentityRecord, Medium, Stamp};
 pub use null::{Null, NullOptions};
 pub use ram::{Ram, RamOptions};
 pub use range_lock::{Admission, Barrier, Membership, Participant, RangeLock, RangeLocks};
-pub use rbd::{Rbd, RbdOptions};
+pub use rbd::{Rbd, RbdLock, RbdOptions};
 pub use state::{DiskState, StateCell};
 pub use throttle::{Moment, RateLimits, Throttle};
 

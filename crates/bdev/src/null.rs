@@ -64,6 +64,7 @@ impl Null {
                 anchors: false,
                 // Nothing is kept, and so nothing whole.
                 atomic_writes: None,
+                shared: false,
                 rotational: false,
                 identity: Identity::UNSET,
                 serial: String::new(),

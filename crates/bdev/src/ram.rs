@@ -146,6 +146,7 @@ impl Ram {
                     bytes_max: ATOMIC_BYTES_MAX,
                     unit: block_size,
                 }),
+                shared: false,
                 rotational: false,
                 identity: Identity::UNSET,
                 serial: String::new(),

@@ -194,6 +194,8 @@ pub struct DiskInfo {
     pub anchors: bool,
     /// Writes with [`IoFlags::ATOMIC`](crate::IoFlags::ATOMIC) that the device promises to keep whole; `None`: none.
     pub atomic_writes: Option<AtomicWrites>,
+    /// Other hosts write the medium too, past this daemon: reservations and range locks of this daemon do not hold for them.
+    pub shared: bool,
     /// Spins: seeks cost more than transfers.
     pub rotational: bool,
     /// Which disk it is, whatever its name: state that survives a restart is kept under it.

@@ -166,6 +166,7 @@ fn engine_of(config: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
         BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
             cluster: rbd.cluster.clone(),
             image: rbd.image.clone(),
+            lock: rbd.lock,
             read_only: config.read_only,
             block_size,
         })?),

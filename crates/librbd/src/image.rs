@@ -468,7 +468,17 @@ impl Image {
             };
             // SAFETY: an open image.
             let locked = unsafe { (image.library().rbd_lock_acquire)(image.handle, mode) };
-            check(locked, failed).map(|_| ())
+            check(locked, |errno| match errno {
+                libc::EBUSY | libc::EROFS => {
+                    let (what, hint) = (
+                        format!("lock image {}, which another client holds", image.name),
+                        format!("see `rbd lock ls {}`", image.name),
+                    );
+                    Error::failed(what, errno, hint)
+                }
+                _ => failed(errno),
+            })
+            .map(|_| ())
         })
     }
 

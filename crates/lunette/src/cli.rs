@@ -109,7 +109,7 @@ pub struct Configuration {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// A disk: NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH or NAME=rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], then ,KEY=VALUE: of a file
-    /// size (to create it), cache (none, writeback, writethrough); of an image conf, id, keyring, mon_host, option.KEY; of all disks block_size (512, 4096), physical_block_size, ro, require, removable, serial, wwn, copy_across_targets,
+    /// size (to create it), cache (none, writeback, writethrough); of an image conf, id, keyring, mon_host, lock (cooperative, exclusive, shared), option.KEY; of all disks block_size (512, 4096), physical_block_size, ro, require, removable, serial, wwn, copy_across_targets,
     /// and limits in a second: iops, bandwidth (with iops_burst, bandwidth_burst)
     #[arg(long, value_name = "NAME=BACKEND:...")]
     pub disk: Vec<String>,

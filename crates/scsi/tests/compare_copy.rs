@@ -603,3 +603,35 @@ fn get_lba_status_reads_only_where_data_may_be() {
         [(DiskId(1), IoRequest::read(1 << 20, 1 << 20))]
     );
 }
+
+#[test]
+fn a_disk_that_other_daemons_serve_too_promises_neither_reservations_nor_atomic_comparisons() {
+    let disk = block::DiskInfo {
+        shared: true,
+        ..info(512, 2048, 0)
+    };
+    let mut shared = Bed::with(disk, false);
+    let mut sole = Bed::new(512, 2048);
+    let all = [0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+    let listed = |bed: &mut Bed| -> Vec<u8> {
+        let all = bed.run(0, &all, &[], 4096).data;
+        all[4..].chunks_exact(8).map(|row| row[0]).collect()
+    };
+    let (left, whole) = (listed(&mut shared), listed(&mut sole));
+    for opcode in [0x5e, 0x5f, 0x16, 0x56, 0x17, 0x57, 0x89, 0x8b] {
+        assert!(
+            whole.contains(&opcode) && !left.contains(&opcode),
+            "{opcode:#x}"
+        );
+        let mut cdb = [0; 16];
+        cdb[0] = opcode;
+        assert_eq!(
+            shared.run(0, &cdb, &[], 0).code(),
+            (0x05, 0x20, 0x00),
+            "{opcode:#x}"
+        );
+    }
+    let limits = |bed: &mut Bed| bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data[5];
+    assert_eq!(limits(&mut shared), 0);
+    assert_ne!(limits(&mut sole), 0);
+}

@@ -259,6 +259,7 @@ mod tests {
                     write_zeroes: false,
                     anchors: false,
                     atomic_writes: None,
+                    shared: false,
                     rotational: false,
                     identity: block::Identity::from_random_bits(number.into()),
                     serial: String::new(),

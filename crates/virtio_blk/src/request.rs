@@ -233,6 +233,7 @@ mod tests {
             write_zeroes: true,
             anchors: false,
             atomic_writes: None,
+            shared: false,
             rotational: false,
             identity: block::Identity::UNSET,
             serial: String::new(),

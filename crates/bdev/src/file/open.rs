@@ -388,6 +388,7 @@ fn describe(
             true => atomic_writes(control.as_fd(), block_size),
             false => None,
         },
+        shared: false,
         rotational: queue.rotational,
         identity: Identity::UNSET,
         serial: String::new(),

@@ -7,6 +7,7 @@
 
 mod channel;
 mod errno;
+mod lock;
 mod medium;
 
 use std::io;
@@ -15,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use block::{Capacity, DiskInfo, Geometry};
 use librbd::{Cluster, ClusterConfig, Image, ImageName};
 
+pub use self::lock::RbdLock;
 use self::medium::ImageMedium;
 use crate::error::{check_block_size, check_size};
 use crate::{Attach, BlockDevice, IoChannel, Medium, OpenError};
@@ -26,6 +28,8 @@ pub struct RbdOptions {
     pub cluster: ClusterConfig,
     /// Which image or snapshot.
     pub image: ImageName,
+    /// Who else may write it.
+    pub lock: RbdLock,
     /// Nothing may be written, as with every snapshot.
     pub read_only: bool,
     /// Logical block size in bytes.
@@ -66,6 +70,7 @@ impl Rbd {
         let setting = |key| Ok::<_, OpenError>(image.option(key)?.map(|(value, _)| value));
         let is_on = |value: Option<String>| value.is_some_and(|value| value == "true");
         let write_cache = is_on(setting("rbd_cache")?);
+        lock::take(&image, options.lock, &shape, write_cache)?;
         let is_exact = !is_on(setting("rbd_skip_partial_discard")?);
         let granularity = setting("rbd_discard_granularity_bytes")?;
         let granularity = match granularity.and_then(|value| value.parse().ok()) {
@@ -83,6 +88,7 @@ impl Rbd {
             write_zeroes: image.can_write_zeroes(),
             anchors: false,
             atomic_writes: None,
+            shared: options.lock == RbdLock::Shared,
             rotational: false,
             identity: block::Identity::UNSET,
             serial: String::new(),

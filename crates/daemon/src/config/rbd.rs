@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use bdev::{ClusterConfig, ImageName};
+use bdev::{ClusterConfig, ImageName, RbdLock};
 
 use super::diagnostics::{Mistake, MistakeKind};
 use super::place::At;
 use super::value::{Raw, Reader, wrong};
 
 /// The keys that only such a disk has.
-pub const RBD_KEYS: [&str; 6] = ["image", "conf", "id", "keyring", "mon_host", "option"];
+pub const RBD_KEYS: [&str; 7] = [
+    "image", "conf", "id", "keyring", "mon_host", "option", "lock",
+];
 
 /// An image and the way to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub struct RbdConfig {
     pub image: ImageName,
     /// Which cluster, as whom, with which options.
     pub cluster: ClusterConfig,
+    /// Who else may write it.
+    pub lock: RbdLock,
     /// Bytes that a change wants; else the image has the size that it has.
     pub size: Option<u64>,
 }
@@ -31,6 +35,7 @@ const SECRETS: [&str; 2] = ["key", "keyfile"];
 pub struct RbdDraft {
     image: Option<At<ImageName>>,
     cluster: ClusterConfig,
+    lock: RbdLock,
 }
 
 impl RbdDraft {
@@ -39,6 +44,7 @@ impl RbdDraft {
         Some(RbdConfig {
             image: self.image.as_ref()?.value.clone(),
             cluster: self.cluster.clone(),
+            lock: self.lock,
             size: None,
         })
     }
@@ -52,6 +58,9 @@ pub fn read_rbd(reader: &mut Reader<'_, '_>, required: bool) -> RbdDraft {
     RbdDraft {
         image: read_image(reader),
         cluster: read_cluster(reader),
+        lock: reader
+            .choice("lock", &RbdLock::WORDS)
+            .map_or(RbdLock::default(), |lock| lock.value),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use bdev::ClusterConfig;
+use bdev::{ClusterConfig, RbdLock};
 
 use super::iscsi::{Announced, IscsiConfig, Portal};
 use super::iscsi_limits::IscsiLimits;
@@ -163,6 +163,9 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
 
 fn write_rbd(text: &mut String, rbd: &RbdConfig) -> std::fmt::Result {
     writeln!(text, "image = {}", quoted(&rbd.image.to_string()))?;
+    if rbd.lock != RbdLock::default() {
+        writeln!(text, "lock = {}", quoted(rbd.lock.word()))?;
+    }
     let ClusterConfig {
         conf,
         id,

@@ -406,14 +406,14 @@ fn an_image_is_said_alike_in_flags_and_files_and_what_is_wrong_with_it_is_named(
     let flags = Flags {
         disk: words(&[
             "d=rbd:p/n/i@s,conf=/c,id=me,keyring=/k,mon-host=10.0.0.1,,10.0.0.2,option.rbd_cache=true,\
-                       option.rados_osd_op_timeout=30",
+                       option.rados_osd_op_timeout=30,lock=exclusive",
         ]),
         ..Flags::default()
     };
     let flags = parse(None, &flags, &here()).unwrap_or_else(|e| panic!("{e}"));
     let file = from_file(
         "[[disk]]\nname = \"d\"\nbackend = \"rbd\"\nimage = \"p/n/i@s\"\nconf = \"/c\"\nid = \"me\"\nkeyring = \"/k\"\n\
-         mon_host = \"10.0.0.1,10.0.0.2\"\noption = { rbd_cache = true, rados_osd_op_timeout = 30 }\n",
+         mon_host = \"10.0.0.1,10.0.0.2\"\noption = { rbd_cache = true, rados_osd_op_timeout = 30 }\nlock = \"exclusive\"\n",
     );
     let file = file.unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(flags.disks, file.disks);
@@ -422,6 +422,7 @@ fn an_image_is_said_alike_in_flags_and_files_and_what_is_wrong_with_it_is_named(
     };
     assert_eq!(rbd.image.to_string(), "p/n/i@s");
     assert_eq!(rbd.cluster.user(), "client.me");
+    assert_eq!(rbd.lock, bdev::RbdLock::Exclusive);
     assert_eq!(rbd.cluster.options["rados_osd_op_timeout"], "30");
 
     let disk = |rest: &str| format!("[[disk]]\nname = \"d\"\nbackend = \"rbd\"\n{rest}");
@@ -602,6 +603,7 @@ fn any_image(path: PathBuf, number: u64) -> RbdConfig {
             mon_host: said(5).then(text),
             options: options.into_iter().filter(|_| said(6)).collect(),
         },
+        lock: bdev::RbdLock::WORDS[(number >> 7) as usize % 3].1,
         size: None,
     }
 }

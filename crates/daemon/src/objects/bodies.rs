@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use bdev::DiskState;
+use bdev::{DiskState, RbdLock};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -51,6 +51,9 @@ pub struct Disk {
     /// Of the back end `rbd`: addresses of monitors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mon_host: Option<String>,
+    /// Of the back end `rbd`: `exclusive` or `shared`; without it `cooperative`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lock: Option<String>,
     /// Of the back end `rbd`: further options of Ceph.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub option: Option<BTreeMap<String, String>>,
@@ -216,6 +219,10 @@ impl Disk {
             id: cluster.and_then(|cluster| cluster.id.clone()),
             keyring: cluster.and_then(|cluster| cluster.keyring.as_ref().map(path_text)),
             mon_host: cluster.and_then(|cluster| cluster.mon_host.clone()),
+            lock: rbd
+                .map(|rbd| rbd.lock)
+                .filter(|lock| *lock != RbdLock::default())
+                .map(|lock| lock.word().to_owned()),
             option: options.filter(|options| !options.is_empty()),
             block_size: disk.block_size,
             read_only: disk.read_only,

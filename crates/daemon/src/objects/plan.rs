@@ -368,6 +368,7 @@ fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
         }
         (BlockDeviceConfig::Delay { .. }, _) => "/around",
         (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) if a.image != b.image => "/image",
+        (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) if a.lock != b.lock => "/lock",
         (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) => {
             differing_clusters(&a.cluster, &b.cluster)
         }

@@ -269,6 +269,9 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
 /// One call for each operation code.
 fn dispatch(c: &Context<'_>) -> Planned {
     match c.cdb[0] {
+        opcode if supported::needs_sole_daemon(opcode) && c.unit.state().info.shared => {
+            Err(Sense::illegal_request(SenseCode::INVALID_OPCODE))
+        }
         TEST_UNIT_READY => good(),
         READ_6 => read_write::read_6(c),
         WRITE_6 => read_write::write_6(c),

@@ -35,12 +35,30 @@ pub(super) fn operation_codes(c: &Context<'_>) -> Planned {
 fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
     let may_unmap = provisioning::may_unmap(c);
     let may_write_atomically = read_write::atomic_writes(c).is_some();
+    let shared = c.unit.state().info.shared;
     let is_there = move |row: &&Row| match row.opcode() {
+        opcode if needs_sole_daemon(opcode) && shared => false,
         opcode::UNMAP => may_unmap,
         opcode::WRITE_ATOMIC_16 => may_write_atomically,
         _ => true,
     };
     COMMANDS.iter().filter(is_there)
+}
+
+/// Promises what only holds while one daemon alone serves the medium: reservations, and comparisons that nothing comes between.
+#[inline]
+pub(super) fn needs_sole_daemon(opcode: u8) -> bool {
+    matches!(
+        opcode,
+        opcode::PERSISTENT_RESERVE_IN
+            | opcode::PERSISTENT_RESERVE_OUT
+            | opcode::RESERVE_6
+            | opcode::RESERVE_10
+            | opcode::RELEASE_6
+            | opcode::RELEASE_10
+            | opcode::COMPARE_AND_WRITE
+            | opcode::ORWRITE_16
+    )
 }
 
 /// All commands: descriptors of 8 bytes, with timeouts of 20.

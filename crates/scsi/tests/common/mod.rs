@@ -20,6 +20,7 @@ pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
         write_zeroes: true,
         anchors: true,
         atomic_writes: None,
+        shared: false,
         rotational: false,
         identity: block::Identity::from_random_bits(number.into()),
         serial: format!("serial-{number}"),

@@ -1,0 +1,89 @@
+//! Who else may write an image while a disk serves it.
+
+use std::sync::Arc;
+
+use librbd::{Image, ImageShape, LockMode};
+
+use crate::OpenError;
+
+/// Who may write the image beside this daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RbdLock {
+    /// One client at a time: librbd hands the exclusive lock over to whoever writes.
+    #[default]
+    Cooperative,
+    /// Nobody: the lock is held from the opening on, and is not handed over.
+    Exclusive,
+    /// All clients at once: the image has no exclusive lock, and so neither object map nor journal.
+    Shared,
+}
+
+impl RbdLock {
+    /// All of them, with their words.
+    pub const WORDS: [(&'static str, RbdLock); 3] = [
+        ("cooperative", RbdLock::Cooperative),
+        ("exclusive", RbdLock::Exclusive),
+        ("shared", RbdLock::Shared),
+    ];
+
+    /// The word for it in files and flags.
+    pub const fn word(self) -> &'static str {
+        match self {
+            RbdLock::Cooperative => "cooperative",
+            RbdLock::Exclusive => "exclusive",
+            RbdLock::Shared => "shared",
+        }
+    }
+}
+
+/// Features of an image that only one client at a time can maintain, with `RBD_FEATURE_*`'s bits.
+const ONE_WRITER: [(u64, &str); 4] = [
+    (1 << 6, "journaling"),
+    (1 << 4, "fast-diff"),
+    (1 << 3, "object-map"),
+    (EXCLUSIVE_LOCK, "exclusive-lock"),
+];
+const EXCLUSIVE_LOCK: u64 = 1 << 2;
+
+/// Takes the lock that a disk wants, or refuses an image that cannot give it. May block.
+pub(super) fn take(
+    image: &Arc<Image>,
+    lock: RbdLock,
+    shape: &ImageShape,
+    write_cache: bool,
+) -> Result<(), OpenError> {
+    let refused = |what: String| {
+        Err(OpenError::Image {
+            image: image.name().to_string(),
+            what,
+        })
+    };
+    let has_lock = shape.features & EXCLUSIVE_LOCK != 0;
+    match lock {
+        RbdLock::Cooperative => Ok(()),
+        RbdLock::Exclusive if image.is_read_only() => {
+            refused("a read-only disk takes no lock; hint: leave lock= out".to_owned())
+        }
+        RbdLock::Exclusive if !has_lock => refused(format!(
+            "the image has no exclusive lock; hint: rbd feature enable {} exclusive-lock",
+            image.name()
+        )),
+        RbdLock::Exclusive => Ok(image.acquire_lock(LockMode::Exclusive)?),
+        RbdLock::Shared if has_lock => refused(one_writer(shape.features, image)),
+        RbdLock::Shared if write_cache => refused(format!(
+            "rbd_cache is on, and no client sees what lies in the cache of another one; hint: rbd config image set {} rbd_cache false",
+            image.name()
+        )),
+        RbdLock::Shared => Ok(()),
+    }
+}
+
+fn one_writer(features: u64, image: &Image) -> String {
+    let named = ONE_WRITER.iter().filter(|(bit, _)| features & bit != 0);
+    let names: Vec<&str> = named.map(|(_, name)| *name).collect();
+    format!(
+        "features of the image allow one writer at a time; hint: rbd feature disable {} {}",
+        image.name(),
+        names.join(" ")
+    )
+}
