@@ -585,3 +585,31 @@ fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -
     );
     Ok(())
 }
+
+#[test]
+fn changes_of_other_disks_are_made_while_an_image_is_being_opened() -> Result<()> {
+    let rig = Rig::new(|daemon| daemon.disk("r=ram:1M"))?;
+    let unreachable = "m=rbd:rbd/a,mon_host=127.0.0.1:1,option.client_mount_timeout=10,\
+                       option.auth_client_required=none";
+    let program = vm::lunette_program(end_to_end::Profile::Dev)?;
+    let mut adding = std::process::Command::new(program)
+        .args(["disk", "add", unreachable, "--socket"])
+        .arg(rig.daemon.control())
+        .stderr(std::process::Stdio::piped())
+        .spawn()?;
+    let mut changes = 0;
+    while adding.try_wait()?.is_none() {
+        rig.daemon.lunette(&["disk", "add", "n=ram:1M"])?;
+        rig.daemon.lunette(&["disk", "remove", "n"])?;
+        changes += 2;
+    }
+    let added = adding.wait_with_output()?;
+    let said = String::from_utf8_lossy(&added.stderr).into_owned();
+    ensure!(
+        !added.status.success() && said.contains("see that monitors run"),
+        "{said}"
+    );
+    // Those before the image is asked for are few.
+    ensure!(changes >= 10, "{changes} changes in ten seconds");
+    Ok(())
+}

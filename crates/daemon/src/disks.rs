@@ -20,6 +20,9 @@ const BLOCK_SIZE_DEFAULT: u32 = 512;
 /// Disks by name.
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 
+/// Devices that were opened before their disks are made, or why they could not be, by the disk's name.
+pub(crate) type Engines = HashMap<String, Result<Arc<dyn BlockDevice>, OpenError>>;
+
 /// Disks that are being opened.
 #[derive(Default)]
 pub(crate) struct Opening {
@@ -51,9 +54,10 @@ impl Opening {
     }
 }
 
-/// Opens disks, beside those that are known.
+/// Opens disks, beside those that are known. `ready`: their devices, as far as these are open already.
 pub(crate) fn open_all<'a>(
     configs: impl IntoIterator<Item = &'a DiskConfig>,
+    mut ready: Engines,
     known: &Disks,
     identities: &Identities,
     store: &dyn Store,
@@ -61,7 +65,8 @@ pub(crate) fn open_all<'a>(
     let mut opening = Opening::default();
     let (mut engines, mut claims) = (Vec::new(), Vec::new());
     for config in configs {
-        match engine_of(config) {
+        let engine = ready.remove(&config.name);
+        match engine.unwrap_or_else(|| engine_of(config)) {
             Ok(engine) => {
                 claims.push((config, identities.claim(config, &*engine, store)));
                 engines.push(engine);
@@ -126,6 +131,24 @@ fn open(
         .inspect_err(|_| engine.remove_if_created())?;
     disk.set_limits(limits(&config.limits));
     Ok(disk)
+}
+
+/// May opening the device take seconds, which nothing else should wait for?
+pub(crate) fn takes_long(config: &DiskConfig) -> bool {
+    matches!(config.backend, BlockDeviceConfig::Rbd(_))
+}
+
+/// Opens the device of a disk on a thread of its own, and passes it on there.
+pub(crate) fn open_elsewhere(
+    config: DiskConfig,
+    opened: impl FnOnce(DiskConfig, Result<Arc<dyn BlockDevice>, OpenError>) + Send + 'static,
+) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name("open-disk".to_owned());
+    let open = move || {
+        let engine = engine_of(&config);
+        opened(config, engine);
+    };
+    thread.spawn(open).map(drop)
 }
 
 fn engine_of(config: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
@@ -202,7 +225,7 @@ mod tests {
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let (known, store) = (Disks::new(), MemoryStore::default());
         let identities = Identities::default();
-        let opening = open_all(&config.disks, &known, &identities, &store);
+        let opening = open_all(&config.disks, Engines::new(), &known, &identities, &store);
         (opening.disks(), opening.reasons())
     }
 

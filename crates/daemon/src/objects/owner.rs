@@ -26,7 +26,7 @@ use super::servers::{Doors, Servers};
 use super::state_store::{Resizing, StateStore};
 use super::waiting::WaitingDisks;
 use crate::config::{BlockDeviceConfig, Config, ExportConfig, ExportRef, LunConfig};
-use crate::disks::{self, Disks};
+use crate::disks::{self, Disks, Engines};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::identities::Identities;
 use crate::running::Inherited;
@@ -63,6 +63,8 @@ pub struct How {
     pub first: bool,
     /// Disks that are open already.
     pub opened: Disks,
+    /// Devices that are open already, of disks that come.
+    pub engines: Engines,
 }
 
 /// What became of a change.
@@ -167,7 +169,7 @@ impl Owner {
             state_store.finish_resize(&next);
         }
         let inherited = self.keep_what_moved(inherited, &next);
-        let opened = self.open_or_wait(&next.disks);
+        let opened = self.open_or_wait(&next.disks, Engines::new());
         let how = How {
             inherited,
             first: true,
@@ -328,6 +330,7 @@ impl Owner {
             inherited,
             first,
             mut opened,
+            engines,
         } = how;
         let store = self.servers.units.store();
         let mut known = self.disks.clone();
@@ -338,7 +341,7 @@ impl Owner {
         );
         let unopened = plan.add_disks.iter();
         let unopened = unopened.filter(|disk| !opened.contains_key(&disk.name));
-        let opening = disks::open_all(unopened, &known, &self.identities, store);
+        let opening = disks::open_all(unopened, engines, &known, &self.identities, store);
         let reasons = opening.reasons();
         if reasons.is_empty() {
             opening.persist(store);

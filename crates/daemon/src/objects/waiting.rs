@@ -4,14 +4,16 @@
 //! units. A disk that can be opened again comes in by the same path as one that is added at run time.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdev::DiskState;
+use bdev::{BlockDevice, DiskState, OpenError};
 
+use super::Message;
 use super::owner::{How, Owner};
 use super::refusal::Fault;
 use crate::config::{Config, DiskConfig};
-use crate::disks::{self, Disks};
+use crate::disks::{self, Disks, Engines};
 
 /// The first wait; each later one is twice as long, up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
@@ -24,7 +26,8 @@ struct Wait {
     disk: DiskConfig,
     reason: String,
     wait: Duration,
-    next_try: Instant,
+    /// `None`: it is being opened, on a thread of its own.
+    next_try: Option<Instant>,
 }
 
 /// All disks that wait, by name.
@@ -45,7 +48,7 @@ impl WaitingDisks {
             disk: disk.clone(),
             reason,
             wait,
-            next_try: now + wait,
+            next_try: Some(now + wait),
         };
         self.0.insert(disk.name.clone(), waits);
     }
@@ -63,21 +66,40 @@ impl WaitingDisks {
 
     /// When a disk is to be tried next.
     pub fn next_try(&self) -> Option<Instant> {
-        self.0.values().map(|known| known.next_try).min()
+        self.0.values().filter_map(|known| known.next_try).min()
     }
 
     /// The disks whose time has come.
     pub fn due(&self, now: Instant) -> Vec<DiskConfig> {
-        let due = self.0.values().filter(|known| known.next_try <= now);
+        let due = self
+            .0
+            .values()
+            .filter(|known| known.next_try.is_some_and(|at| at <= now));
         due.map(|known| known.disk.clone()).collect()
+    }
+
+    /// A disk is being opened: it is not tried until that has failed.
+    fn opening(&mut self, name: &str) {
+        if let Some(known) = self.0.get_mut(name) {
+            known.next_try = None;
+        }
+    }
+
+    /// Is this disk being opened, configured as it is here?
+    fn is_opening(&self, disk: &DiskConfig) -> bool {
+        let known = self.0.get(&disk.name);
+        known.is_some_and(|known| known.next_try.is_none() && known.disk == *disk)
     }
 
     /// The state of a disk, if it waits.
     pub fn state(&self, name: &str) -> Option<DiskState> {
         let known = self.0.get(name)?;
-        Some(DiskState::Unavailable {
-            reason: known.reason.clone(),
-            next_try: known.next_try.saturating_duration_since(Instant::now()),
+        Some(match known.next_try {
+            None => DiskState::Opening,
+            Some(next_try) => DiskState::Unavailable {
+                reason: known.reason.clone(),
+                next_try: next_try.saturating_duration_since(Instant::now()),
+            },
         })
     }
 
@@ -108,9 +130,9 @@ impl Owner {
     }
 
     /// Opens disks; those that cannot be opened, and are not required, wait.
-    pub(super) fn open_or_wait(&mut self, configs: &[DiskConfig]) -> Disks {
+    pub(super) fn open_or_wait(&mut self, configs: &[DiskConfig], engines: Engines) -> Disks {
         let store = self.servers.units.store();
-        let opening = disks::open_all(configs, &self.disks, &self.identities, store);
+        let opening = disks::open_all(configs, engines, &self.disks, &self.identities, store);
         opening.persist(store);
         for (disk, reason) in &opening.failed {
             let config = configs.iter().find(|config| config.name == *disk);
@@ -139,10 +161,47 @@ impl Owner {
         self.waiting.next_try()
     }
 
-    /// Tries disks whose time has come; those that can be opened come in, with what they serve.
+    /// Tries disks whose time has come. What may take long is opened on a thread of its own, for other changes do not wait.
     pub(super) fn try_waiting_disks(&mut self) {
         let due = self.waiting.due(Instant::now());
-        let opened = self.open_or_wait(&due);
+        let (slow, quick): (Vec<_>, Vec<_>) = due.into_iter().partition(disks::takes_long);
+        for disk in slow {
+            self.open_slow_disk(&disk);
+        }
+        self.bring_in(&quick, Engines::new());
+    }
+
+    fn open_slow_disk(&mut self, disk: &DiskConfig) {
+        let Some(messages) = self.messages.clone() else {
+            return;
+        };
+        self.waiting.opening(&disk.name);
+        let opened = disks::open_elsewhere(disk.clone(), move |disk, engine| {
+            let message: Message = Box::new(move |owner| owner.opened_slow_disk(disk, engine));
+            // Without an owner the device is closed here.
+            messages.send(message).ok();
+        });
+        if let Err(error) = opened {
+            let reason = format!("no thread to open it: {error}");
+            self.waiting.failed(disk, reason, Instant::now());
+        }
+    }
+
+    fn opened_slow_disk(
+        &mut self,
+        disk: DiskConfig,
+        engine: Result<Arc<dyn BlockDevice>, OpenError>,
+    ) {
+        // Meanwhile it may have been removed, or configured otherwise.
+        if self.waiting.is_opening(&disk) {
+            let engines = [(disk.name.clone(), engine)].into();
+            self.bring_in(&[disk], engines);
+        }
+    }
+
+    /// Disks that can be opened come in, with what they serve.
+    fn bring_in(&mut self, due: &[DiskConfig], engines: Engines) {
+        let opened = self.open_or_wait(due, engines);
         if opened.is_empty() {
             return self.publish();
         }
@@ -247,6 +306,14 @@ mod tests {
             assert_eq!(waiting.due(now).len(), 1);
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30, 30]);
+        // While it is being opened nobody tries it again.
+        let disk = wanted.disk("b").unwrap();
+        waiting.opening("b");
+        assert!(waiting.is_opening(disk) && waiting.next_try().is_none());
+        assert_eq!(waiting.state("b"), Some(DiskState::Opening));
+        assert!(waiting.due(now + Duration::from_secs(60)).is_empty());
+        waiting.failed(disk, "is not there".to_owned(), now);
+        assert!(!waiting.is_opening(disk) && waiting.next_try().is_some());
         let other = config(&TEXT.replace("/nonexistent/b", "/nonexistent/c"));
         waiting.keep_wanted(&other);
         assert!(waiting.is_empty());
