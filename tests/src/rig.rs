@@ -16,7 +16,8 @@ pub struct Rig {
     pub daemon: Daemon,
     /// Removed after it.
     pub scratch: Scratch,
-    _turn: MutexGuard<'static, ()>,
+    /// `None`: the test has its turn by another rig.
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Rig {
@@ -35,7 +36,18 @@ impl Rig {
         Ok(Rig {
             daemon,
             scratch,
-            _turn: turn,
+            _turn: Some(turn),
+        })
+    }
+
+    /// Starts one more daemon, in places of its own. Drop it before this one.
+    pub fn beside(&self, describe: impl FnOnce(DaemonBuilder) -> DaemonBuilder) -> Result<Rig> {
+        let scratch = Scratch::new()?;
+        let daemon = describe(DaemonBuilder::new(&scratch)).start()?;
+        Ok(Rig {
+            daemon,
+            scratch,
+            _turn: None,
         })
     }
 

@@ -16,6 +16,8 @@ use vhost_frontend::{
 use vm::{CEPH_USER, Ceph, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
+/// How long a daemon may take to end at most, also while its cluster is away.
+const STOP_LIMIT: Duration = Duration::from_secs(40);
 
 fn config(ceph: &Ceph) -> ClusterConfig {
     ClusterConfig {
@@ -410,7 +412,7 @@ fn a_disk_on_an_image_waits_for_its_osd_follows_sizes_and_ends_in_time() -> Resu
     ceph.kill_osd();
     drop(queue);
     let begun = Instant::now();
-    rig.daemon.stop(Duration::from_secs(40))?;
+    rig.daemon.stop(STOP_LIMIT)?;
     ensure!(
         begun.elapsed() < Duration::from_secs(30),
         "the end took {:?}",
@@ -483,7 +485,7 @@ fn a_guest_works_on_through_a_kill_of_the_osd_and_a_fenced_daemon_answers_with_e
         ensure!(begun.elapsed() < LIMIT, "a fenced daemon writes");
     }
     drop(queue);
-    rig.daemon.stop(Duration::from_secs(40))?;
+    rig.daemon.stop(STOP_LIMIT)?;
     Ok(())
 }
 
@@ -501,7 +503,7 @@ fn the_identity_is_the_images_whatever_it_is_called_and_another_images_is_anothe
         ceph.rbd(&["create", image, "--size", "8M"])?;
     }
     let mut rig = Rig::new(|daemon| daemon.disk(&format!("a={}", ceph.disk("rbd/a"))))?;
-    let mut other = Rig::new(|daemon| daemon.disk(&format!("x={}", ceph.disk("rbd/a"))))?;
+    let mut other = rig.beside(|daemon| daemon.disk(&format!("x={}", ceph.disk("rbd/a"))))?;
     let before = identity(&mut rig, "a")?;
     ensure!(identity(&mut other, "x")? == before, "in another daemon");
     drop(other);
@@ -531,11 +533,8 @@ fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
     let options = QueueOptions::default();
     let disk = |image: &str, lock: &str| format!("d={},lock={lock}", ceph.disk(image));
-    let start =
-        |image: &str, lock: &str| Rig::new(|daemon| daemon.disk(&disk(image, lock)).vhost_blk("d"));
-
     // Exclusive: other clients may read and not write, and another daemon says who is in the way.
-    let rig = start("rbd/x", "exclusive")?;
+    let mut rig = Rig::new(|daemon| daemon.disk(&disk("rbd/x", "exclusive")).vhost_blk("d"))?;
     let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
     let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
     ensure!(queue.write(0, &[1; 512])? == status::OK);
@@ -545,24 +544,26 @@ fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -
     ensure!(refused.is_err(), "{refused:?}");
     ensure!(other.read(0, 512)? == [1; 512]);
     ensure!(queue.write(512, &[3; 512])? == status::OK);
-    let mut late = Rig::new(|daemon| daemon.disk(&disk("rbd/x", "exclusive")))?;
+    let mut late = rig.beside(|daemon| daemon.disk(&disk("rbd/x", "exclusive")))?;
     let shown = late.daemon.lunette(&["disk", "show", "d"])?;
     ensure!(
         shown.contains("unavailable") && shown.contains("rbd lock ls rbd/x"),
         "{shown}"
     );
-    drop((queue, front_end, other, image, rig));
+    drop((queue, front_end, other, image));
+    rig.daemon.stop(STOP_LIMIT)?;
     let came = wait_until(LOCK_LIMIT, || {
         let shown = late.daemon.lunette(&["disk", "show", "d"]).ok()?;
         (!shown.contains("unavailable")).then_some(())
     });
     ensure!(came.is_some(), "{}", late.daemon.process().log_tail());
-    drop(late);
+    drop((late, rig));
 
     // Shared: each sees at once what the other has written. It needs an image without the lock.
-    let rigs = [start("rbd/s", "shared")?, start("rbd/s", "shared")?];
+    let first = Rig::new(|daemon| daemon.disk(&disk("rbd/s", "shared")).vhost_blk("d"))?;
+    let second = first.beside(|daemon| daemon.disk(&disk("rbd/s", "shared")).vhost_blk("d"))?;
     let mut ends = Vec::new();
-    for rig in &rigs {
+    for rig in [&first, &second] {
         ends.push(FrontEnd::connect(&rig.socket("d"), &Options::default())?);
     }
     let queues = ends.iter_mut();
@@ -577,7 +578,7 @@ fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -
         let mut bytes = [0xff; 512];
         ensure!(queues[reader].read(at, &mut bytes)? == status::OK && bytes == [round; 512]);
     }
-    let mut wrong = Rig::new(|daemon| daemon.disk(&disk("rbd/x", "shared")))?;
+    let wrong = first.beside(|daemon| daemon.disk(&disk("rbd/x", "shared")))?;
     let shown = wrong.daemon.lunette(&["disk", "show", "d"])?;
     ensure!(
         shown.contains("hint: rbd feature disable rbd/x ") && shown.contains("exclusive-lock"),
@@ -598,7 +599,9 @@ fn changes_of_other_disks_are_made_while_an_image_is_being_opened() -> Result<()
         .stderr(std::process::Stdio::piped())
         .spawn()?;
     let mut changes = 0;
+    let begun = Instant::now();
     while adding.try_wait()?.is_none() {
+        ensure!(begun.elapsed() < LIMIT, "an image is still being opened");
         rig.daemon.lunette(&["disk", "add", "n=ram:1M"])?;
         rig.daemon.lunette(&["disk", "remove", "n"])?;
         changes += 2;

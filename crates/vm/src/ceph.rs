@@ -205,13 +205,19 @@ impl Ceph {
 
     /// Runs a program with this cluster's configuration; gives what it printed.
     pub fn output(&self, program: &str, words: &[&str]) -> Result<String> {
-        let output = Command::new(tool(program)?)
+        // A cluster whose OSD is away answers some commands when it is back, or never.
+        let output = Command::new(tool("timeout")?)
+            .args(["--kill-after=5", &LIMIT.as_secs().to_string()])
+            .arg(tool(program)?)
             .args(words)
             .env("CEPH_CONF", self.conf())
             .env_remove("CEPH_ARGS")
             .output()
             .with_context(|| format!("cannot run {program}"))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.code() == Some(124) {
+            bail!("{program} {words:?}: no answer after {LIMIT:?}");
+        }
         if !output.status.success() {
             let error = String::from_utf8_lossy(&output.stderr);
             bail!("{program} {words:?}: {}: {error}{text}", output.status);
