@@ -187,6 +187,11 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
+    /// Whether it can be reached, for a device that comes back by itself.
+    fn state(&self) -> DiskState {
+        DiskState::Ready
+    }
+
     /// Its name in configuration and metrics: `ram`, `file`, ...
     fn kind(&self) -> &'static str;
 

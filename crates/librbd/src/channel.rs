@@ -155,6 +155,15 @@ impl Channel {
         &self.image
     }
 
+    /// From now on I/O goes to this image.
+    ///
+    /// # Panics
+    /// When I/O is in flight on the one before.
+    pub fn set_image(&mut self, image: &Arc<Image>) {
+        assert_eq!(self.in_flight(), 0, "the image is in use");
+        self.image = Arc::clone(image);
+    }
+
     /// I/Os that were submitted and not reaped.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, c_char};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::deadline::within;
@@ -73,6 +73,13 @@ unsafe impl Send for Cluster {}
 // SAFETY: as above.
 unsafe impl Sync for Cluster {}
 
+/// All connections that are shared.
+static SHARED: Mutex<Option<HashMap<ClusterConfig, Weak<Cluster>>>> = Mutex::new(None);
+
+fn shared() -> MutexGuard<'static, Option<HashMap<ClusterConfig, Weak<Cluster>>>> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A pool, or a namespace of one.
 pub struct Pool {
     cluster: Arc<Cluster>,
@@ -91,8 +98,6 @@ impl Cluster {
     /// # Errors
     /// Libraries missing, monitors away, user or key refused.
     pub fn connect(config: &ClusterConfig) -> Result<Arc<Cluster>, Error> {
-        static SHARED: Mutex<Option<HashMap<ClusterConfig, Weak<Cluster>>>> = Mutex::new(None);
-        let shared = || SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let there = |map: &HashMap<ClusterConfig, Weak<Cluster>>| map.get(config)?.upgrade();
         if let Some(cluster) = shared().as_ref().and_then(there) {
             return Ok(cluster);
@@ -126,6 +131,14 @@ impl Cluster {
         }
         map.insert(config.clone(), Arc::downgrade(&made));
         Ok(made)
+    }
+
+    /// Nobody who connects later shares this connection.
+    pub fn retire(self: &Arc<Cluster>) {
+        let this = Arc::downgrade(self);
+        if let Some(map) = &mut *shared() {
+            map.retain(|_, cluster| !cluster.ptr_eq(&this));
+        }
     }
 
     fn make(config: &ClusterConfig) -> Result<Cluster, Error> {

@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::Arc;
 
-use block::{IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use librbd::SEGMENTS_MAX;
 use uring::{Completion, Owner, Ring, RingFd, WatchId};
@@ -32,6 +32,8 @@ pub(super) struct RbdChannel {
     shared: Arc<Shared>,
     limits: Limits,
     channel: librbd::Channel,
+    /// Of the image that the channel is on.
+    generation: u64,
     owner: Owner,
     wake: RingFd,
     /// Of the channel's eventfd; `None` once the handle closes.
@@ -43,14 +45,17 @@ pub(super) struct RbdChannel {
 
 impl RbdChannel {
     pub(super) fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
-        let channel = librbd::Channel::new(&shared.image)?;
+        // Read first: an image that is replaced meanwhile is replaced here once more.
+        let generation = shared.generation();
+        let channel = librbd::Channel::new(&shared.image())?;
         let wake = RingFd::from(channel.wake_fd()?);
         let owner = attach.owner();
         let watch = attach.ring().watch(owner, 0, &wake);
         Ok(RbdChannel {
-            limits: Limits::of(&shared.info, &shared.capacity),
+            limits: Limits::of(&shared.info, &shared.size.capacity),
             shared,
             channel,
+            generation,
             owner,
             wake,
             watch: Some(watch),
@@ -58,6 +63,25 @@ impl RbdChannel {
             free: Vec::new(),
             over: Vec::new(),
         })
+    }
+
+    /// Goes over to the image that was opened again; false while something is in flight on the one before.
+    #[cold]
+    fn change_image(&mut self) -> bool {
+        if self.channel.in_flight() > 0 {
+            return false;
+        }
+        self.generation = self.shared.generation();
+        self.channel.set_image(&self.shared.image());
+        true
+    }
+
+    #[cold]
+    fn failed(&self, kind: IoKind, errno: i32) -> IoError {
+        if errno == libc::ESHUTDOWN {
+            self.shared.found_fence(self.generation);
+        }
+        classify(kind, errno)
     }
 
     fn occupy(&mut self, tag: Tag, io: &IoRequest) -> u32 {
@@ -140,7 +164,7 @@ impl RbdChannel {
             *buffer = whole;
         }
         match result {
-            Err(errno) => return Some(Err(classify(kind, errno))),
+            Err(errno) => return Some(Err(self.failed(kind, errno))),
             Ok(_) if slot.flushing => return Some(Ok(())),
             // The image has become smaller meanwhile: zeroes would be a lie.
             Ok(read) if kind == IoKind::Read && read < moved => {
@@ -157,7 +181,7 @@ impl RbdChannel {
             slot.flushing = true;
         }
         let started = self.start(index, buffer);
-        started.err().map(|errno| Err(classify(kind, errno)))
+        started.err().map(|errno| Err(self.failed(kind, errno)))
     }
 }
 
@@ -195,12 +219,15 @@ impl IoChannel for RbdChannel {
         if io.moves_data() {
             assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
         }
+        if self.generation != self.shared.generation() && !self.change_image() {
+            return Submission::Done(Err(IoErrorKind::Offline.into()));
+        }
         let index = self.occupy(tag, io);
         match self.start(index, buffer) {
             Ok(()) => Submission::Pending,
             Err(errno) => {
                 self.free.push(index);
-                Submission::Done(Err(classify(io.kind, errno)))
+                Submission::Done(Err(self.failed(io.kind, errno)))
             }
         }
     }

@@ -7,19 +7,22 @@
 
 mod channel;
 mod errno;
+mod fence;
 mod lock;
 mod medium;
 
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use block::{Capacity, DiskInfo, Geometry};
 use librbd::{Cluster, ClusterConfig, Image, ImageName};
 
+use self::fence::Fence;
 pub use self::lock::RbdLock;
 use self::medium::ImageMedium;
 use crate::error::{check_block_size, check_size};
-use crate::{Attach, BlockDevice, IoChannel, Medium, OpenError};
+use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError};
 
 /// What to open, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,17 +42,68 @@ pub struct RbdOptions {
 /// A disk on a Ceph RBD image.
 pub struct Rbd {
     shared: Arc<Shared>,
-    medium: ImageMedium,
-    resized: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
 }
 
 /// What channels need of it.
 pub(super) struct Shared {
-    image: Arc<Image>,
+    options: RbdOptions,
+    /// Another one once the client was blocklisted.
+    image: Mutex<Arc<Image>>,
+    /// How often the image was opened again.
+    generation: AtomicU64,
+    fence: Fence,
+    medium: ImageMedium,
     info: DiskInfo,
-    capacity: Arc<Capacity>,
+    size: Size,
     /// Writes are answered before they are on stable storage.
     write_cache: bool,
+}
+
+impl Shared {
+    fn image(&self) -> Arc<Image> {
+        Arc::clone(&self.image.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Channels go over to this image as soon as nothing of theirs is in flight.
+    fn replace_image(&self, image: Arc<Image>) {
+        *self.image.lock().unwrap_or_else(PoisonError::into_inner) = image;
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// How large the disk is, and who hears of changes by others.
+#[derive(Clone)]
+struct Size {
+    geometry: Geometry,
+    capacity: Arc<Capacity>,
+    resized: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
+}
+
+impl Size {
+    /// Follows the size of an image; a snapshot has always the same.
+    fn follow(&self, image: &Arc<Image>) -> Result<(), OpenError> {
+        if image.name().snapshot.is_none() {
+            let size = self.clone();
+            image.watch_size(move |bytes| size.changed(bytes))?;
+        }
+        Ok(())
+    }
+
+    fn changed(&self, size: u64) {
+        let size = self.geometry.resized(size).capacity_bytes();
+        let before = self.capacity.bytes();
+        if size != before {
+            tracing::info!(before, size, "rbd image has another size");
+            self.capacity.set(size);
+        }
+        if let Some(resized) = self.resized.get() {
+            resized();
+        }
+    }
 }
 
 /// Writes of this size and alignment need no read-modify-write: what BlueStore allocates by default.
@@ -94,32 +148,23 @@ impl Rbd {
             serial: String::new(),
             naa: 0,
         };
-        let capacity = Arc::new(Capacity::new(geometry.capacity_bytes()));
-        let resized: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>> = Arc::default();
-        if options.image.snapshot.is_none() {
-            let (capacity, resized) = (Arc::clone(&capacity), Arc::clone(&resized));
-            let name = options.image.to_string();
-            image.watch_size(move |size| {
-                let size = geometry.resized(size).capacity_bytes();
-                let before = capacity.bytes();
-                if size != before {
-                    tracing::info!(image = name, before, size, "rbd image has another size");
-                    capacity.set(size);
-                }
-                if let Some(resized) = resized.get() {
-                    resized();
-                }
-            })?;
-        }
+        let size = Size {
+            geometry,
+            capacity: Arc::new(Capacity::new(geometry.capacity_bytes())),
+            resized: Arc::default(),
+        };
+        size.follow(&image)?;
         Ok(Rbd {
-            medium: ImageMedium::of(&image)?,
             shared: Arc::new(Shared {
-                image,
+                options: options.clone(),
+                medium: ImageMedium::of(&image)?,
+                image: Mutex::new(image),
+                generation: AtomicU64::new(0),
+                fence: Fence::default(),
                 info,
-                capacity,
+                size,
                 write_cache,
             }),
-            resized,
         })
     }
 }
@@ -128,34 +173,39 @@ impl BlockDevice for Rbd {
     fn info(&self) -> DiskInfo {
         let geometry = self.shared.info.geometry;
         DiskInfo {
-            geometry: geometry.resized(self.shared.capacity.bytes()),
+            geometry: geometry.resized(self.shared.size.capacity.bytes()),
             ..self.shared.info.clone()
         }
     }
 
     fn capacity(&self) -> &Arc<Capacity> {
-        &self.shared.capacity
+        &self.shared.size.capacity
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         if self.shared.info.read_only {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
-        let is = self.shared.image.shape()?.size;
+        let image = self.shared.image();
+        let is = image.shape()?.size;
         // Somebody else has done it already.
         if is != bytes {
-            self.shared.image.resize(bytes)?;
+            image.resize(bytes)?;
         }
         Ok(())
     }
 
     fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
         // One owner of objects sets it, once.
-        self.resized.set(resized).ok();
+        self.shared.size.resized.set(resized).ok();
     }
 
     fn medium(&self) -> Option<&dyn Medium> {
-        Some(&self.medium)
+        Some(&self.shared.medium)
+    }
+
+    fn state(&self) -> DiskState {
+        self.shared.fence.state()
     }
 
     fn kind(&self) -> &'static str {

@@ -135,7 +135,10 @@ impl DiskStatus {
         let disk = live.disks.get(&config.name);
         let info = disk.map(|disk| disk.info());
         let state = match disk {
-            Some(disk) => disk.state().get(),
+            Some(disk) => match disk.engine().state() {
+                DiskState::Ready => disk.state().get(),
+                away => away,
+            },
             None => live
                 .waiting
                 .state(&config.name)
