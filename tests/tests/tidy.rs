@@ -119,7 +119,7 @@ const CLOCKS_AND_CALLS: [(&[&str], &str); 4] = [
 ];
 
 /// Files of these crates that run on threads of the control plane.
-const CONTROL_PLANE: [(&str, &str); 4] = [
+const CONTROL_PLANE: [(&str, &str); 5] = [
     (
         "crates/reactor/src/accepting.rs",
         "an accepting thread waits for clients",
@@ -135,6 +135,10 @@ const CONTROL_PLANE: [(&str, &str); 4] = [
     (
         "crates/bdev/src/file/properties.rs",
         "a file is tried when it is opened",
+    ),
+    (
+        "crates/bdev/src/rbd/fence.rs",
+        "a thread of its own waits until a blocklisted client is served again",
     ),
 ];
 
