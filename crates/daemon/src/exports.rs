@@ -20,7 +20,7 @@ use crate::config::{
     Config, ExportRef, IscsiConfig, VhostBlkConfig, VhostScsiConfig, read_chap_users,
 };
 use crate::disks::Disks;
-use crate::objects::Doors;
+use crate::objects::{Doors, absolute};
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
 
@@ -271,6 +271,7 @@ fn blk_device(
     };
     let device = BlkDevice::new(Arc::clone(disk), options);
     let device = device.with_choice(kept.as_deref() != Some(writethrough), keep);
+    let device = remember_disk(device, &config.socket, units);
     // A sanitize operation that a restart interrupted goes on, whichever door its disk has.
     let unit = units.unit(disk);
     if disk.is_removable() {
@@ -279,6 +280,18 @@ fn blk_device(
         return Ok(Arc::new(device.holding(hold)));
     }
     Ok(Arc::new(device))
+}
+
+/// A front end knows an export by its socket only: the disk that its driver started with is persisted under that.
+fn remember_disk(device: BlkDevice, socket: &Path, units: &Arc<Units>) -> BlkDevice {
+    let key = format!("virtio-blk disk {}", absolute(socket).display());
+    let last = units.store().load(&key);
+    let last = last.and_then(|last| String::from_utf8(last).ok());
+    let units = Arc::clone(units);
+    // The store says what it cannot persist.
+    device.with_last_disk(last, move |identity| {
+        units.store().save(&key, identity.as_bytes()).ok();
+    })
 }
 
 fn scsi_device(

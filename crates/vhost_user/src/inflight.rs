@@ -87,6 +87,15 @@ impl InflightRegion {
         part.map(Some).map_err(|error| error.to_string())
     }
 
+    /// Has any queue requests that were taken and not answered?
+    pub fn has_requests(&self, packed: bool) -> bool {
+        let parts = (0..self.queues).filter_map(|index| self.part(index, packed).ok().flatten());
+        parts.into_iter().any(|part| match packed {
+            true => PackedInflight::has_requests(&part, self.size),
+            false => Inflight::has_requests(&part, self.size),
+        })
+    }
+
     /// The driver has reset the device: what its queue has not had answered, because it was ended, is meant by nobody any more.
     pub fn empty(&self, index: u16, packed: bool) {
         if let Ok(Some(part)) = self.part(index, packed) {
@@ -179,6 +188,20 @@ mod tests {
             serve(&region, 1, packed);
             region.settle(1, packed);
         }
+    }
+
+    #[test]
+    fn region_has_requests_until_it_is_emptied() {
+        let (said, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
+        let region = InflightRegion::map(&said, &file).unwrap();
+        for packed in [false, true] {
+            assert!(!region.has_requests(packed));
+            let part = region.part(1, packed).unwrap().unwrap();
+            (0..part.len() / 8).for_each(|word| part.write(word * 8, u64::MAX));
+            assert!(region.has_requests(packed));
+            region.empty(1, packed);
+        }
+        assert!(!region.has_requests(false));
     }
 
     /// Firmware's driver may use split rings, and that of the kernel after it packed ones, with the same region; the parts

@@ -12,6 +12,7 @@ pub mod fuzzing;
 mod inflight;
 mod listener;
 mod relay;
+mod resume;
 mod session;
 mod socket;
 mod vring;

@@ -32,6 +32,7 @@ use virtqueue::PACKED_START;
 
 use crate::inflight::InflightRegion;
 use crate::relay::{Handled, Relay};
+use crate::resume::ResumeCheck;
 use crate::vring::{Context, UserAddresses, Vring};
 use crate::whole_message;
 
@@ -232,6 +233,7 @@ pub(crate) struct Session {
     vrings: Vec<Vring>,
     /// Where requests in flight are kept.
     inflight: Option<InflightRegion>,
+    resume: ResumeCheck,
     /// Why a message was refused, in words for the log.
     pub(crate) refusal: Option<String>,
     /// Has any ring run?
@@ -268,6 +270,7 @@ impl Session {
         let mut vrings = Vec::new();
         vrings.resize_with(usize::from(device.queue_count()), Vring::default);
         Session {
+            resume: ResumeCheck::new(&*device),
             device,
             pool,
             on_broken,
@@ -356,6 +359,13 @@ impl Session {
             on_broken: &self.on_broken,
         };
         let vring = &mut self.vrings[index as usize];
+        let resumes = || {
+            vring.resumes(first_base(packed), &self.memory)
+                || region.is_some_and(|region| region.has_requests(packed))
+        };
+        if let Err(why) = self.resume.start(number, &*self.device, resumes) {
+            return self.refuse(why);
+        }
         vring.enabled |= always_enabled;
         let started = vring.start(number, kick, &worker, context);
         self.has_run = true;
@@ -467,6 +477,14 @@ impl Drop for Session {
     }
 }
 
+/// Where a ring starts that nobody has used.
+fn first_base(packed: bool) -> u32 {
+    match packed {
+        true => PACKED_START,
+        false => 0,
+    }
+}
+
 fn region(region: &VhostUserMemoryRegion) -> RegionSpec {
     RegionSpec {
         guest_address: region.guest_phys_addr,
@@ -561,10 +579,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_vring_base(&mut self, index: u32) -> Reply<VhostUserVringState> {
         let device = self.device.clone();
-        let start = match self.is_packed() {
-            true => PACKED_START,
-            false => 0,
-        };
+        let start = first_base(self.is_packed());
         let vring = self.vring(index)?;
         // A ring that never ran stands where it was told to start.
         let base = vring

@@ -16,6 +16,9 @@ use virtqueue::QueueConfig;
 const F_EVENT_IDX: u64 = 1 << 29;
 const F_RING_PACKED: u64 = 1 << 34;
 
+/// Bytes of a descriptor, split or packed; its first eight are an address.
+const DESCRIPTOR_SIZE: u64 = 16;
+
 type Control = fn(&mut dyn Source) -> Option<&mut dyn QueueControl>;
 
 /// A queue on its worker.
@@ -59,6 +62,23 @@ impl Vring {
     /// Back to the initial state; the front end's notifications stay until it gives others.
     pub fn reset(&mut self) {
         (self.size, self.addresses, self.base, self.enabled) = (0, None, None, false);
+    }
+
+    /// Was the ring in use before? Its driver has then filled descriptors in, also where it has come round to its beginning.
+    pub fn resumes(&self, start: u32, memory: &MemoryTable) -> bool {
+        if self.base.is_some_and(|base| base != start) {
+            return true;
+        }
+        let bytes = u64::from(self.size) * DESCRIPTOR_SIZE;
+        let descriptors = self
+            .addresses
+            .and_then(|user| memory.user_to_guest(user.descriptor))
+            .and_then(|address| memory.ring(address, bytes).ok());
+        // A ring that is nowhere is refused when it starts.
+        descriptors.is_some_and(|ring| {
+            let mut entries = (0..bytes).step_by(DESCRIPTOR_SIZE as usize);
+            entries.any(|at| ring.read::<u64>(at as usize) != 0)
+        })
     }
 
     pub fn is_running(&self) -> bool {

@@ -34,9 +34,34 @@ pub struct BlkDevice {
     writethrough: Arc<AtomicBool>,
     /// Is told when the driver turns write-back off, and when that does not hold any more.
     keep: Option<KeepChoice>,
+    /// The disk that a driver started with last.
+    last_disk: Option<LastDisk>,
     _held: Option<Box<dyn Any + Send + Sync>>,
     /// Where its queues run.
     places: Mutex<Places>,
+}
+
+/// The disk that drivers of an export know, by its identity.
+struct LastDisk {
+    /// What was known when the export was opened.
+    before: Option<String>,
+    known: Mutex<Option<String>>,
+    persist: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl LastDisk {
+    fn set(&self, identity: &str) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_deref() != Some(identity) {
+            (self.persist)(identity);
+            *known = Some(identity.to_owned());
+        }
+    }
+
+    fn is_other_than(&self, identity: &str) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_deref().is_some_and(|known| known != identity)
+    }
 }
 
 type KeepChoice = Box<dyn Fn(bool) + Send + Sync>;
@@ -53,6 +78,7 @@ impl BlkDevice {
             writeback: AtomicBool::new(true),
             cannot_flush: AtomicBool::new(false),
             keep: None,
+            last_disk: None,
             writethrough: Arc::new(AtomicBool::new(false)),
             places: Mutex::default(),
             _held: None,
@@ -86,6 +112,29 @@ impl BlkDevice {
         self.choose_mode();
         self.keep = Some(Box::new(keep));
         self
+    }
+
+    /// With the identity of the disk that a driver of this export started with last. `persist` is called with each change and
+    /// may block.
+    #[must_use]
+    pub fn with_last_disk(
+        self,
+        last: Option<String>,
+        persist: impl Fn(&str) + Send + Sync + 'static,
+    ) -> BlkDevice {
+        let last_disk = LastDisk {
+            before: last.clone(),
+            known: Mutex::new(last),
+            persist: Box::new(persist),
+        };
+        BlkDevice {
+            last_disk: Some(last_disk),
+            ..self
+        }
+    }
+
+    fn identity(&self) -> String {
+        self.disk.info().identity.to_string()
     }
 
     fn set_writeback(&self, writeback: bool) {
@@ -168,6 +217,25 @@ impl VirtioDevice for BlkDevice {
 
     fn forget_config(&self) {
         self.set_writeback(true);
+    }
+
+    fn is_replaced(&self) -> bool {
+        let last = self.last_disk.as_ref();
+        last.is_some_and(|last| last.is_other_than(&self.identity()))
+    }
+
+    fn driver_started(&self) {
+        if let Some(last) = &self.last_disk {
+            last.set(&self.identity());
+        }
+    }
+
+    fn driver_resumes(&self) {
+        if let Some(last) = &self.last_disk
+            && let Some(before) = &last.before
+        {
+            last.set(before);
+        }
     }
 
     fn queue(&self, mut setup: QueueSetup, _worker: &WorkerHandle) -> QueueMaker {

@@ -138,6 +138,17 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// shows that driver what the one before it wrote, and does not ask.
     fn forget_config(&self) {}
 
+    /// Is the disk another one than that of the last driver, which has no way to hear of it?
+    fn is_replaced(&self) -> bool {
+        false
+    }
+
+    /// A driver starts a queue and knows the disk. May block.
+    fn driver_started(&self) {}
+
+    /// A driver resumes a queue of a replaced disk: it still means the disk before. May block.
+    fn driver_resumes(&self) {}
+
     /// Does queue `index` move data? One that does not is placed where it disturbs nobody.
     fn carries_data(&self, _index: u16) -> bool {
         true

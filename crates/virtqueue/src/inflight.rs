@@ -45,11 +45,16 @@ impl Inflight {
         (STATES + STATE_SIZE * usize::from(size)).next_multiple_of(ALIGNMENT)
     }
 
+    /// Has any request of a queue of `size` entries been taken and not answered?
+    pub fn has_requests(part: &RingMemory, size: u16) -> bool {
+        let mut states = (0..usize::from(size)).map(|entry| STATES + STATE_SIZE * entry);
+        states.any(|at| part.read::<u8>(at) != 0)
+    }
+
     /// A queue that has stopped may start again with other features, and its part as a packed queue's: unless something is
     /// still in flight, the part is as one that nobody has used.
     pub fn settle(part: &RingMemory, size: u16) {
-        let mut states = (0..usize::from(size)).map(|head| STATES + STATE_SIZE * head);
-        if part.len() >= Inflight::stride(size) && states.all(|at| part.read::<u8>(at) == 0) {
+        if part.len() >= Inflight::stride(size) && !Inflight::has_requests(part, size) {
             part.store_release_u16(VERSION, 0);
             // All of it: the parts of queues of the other kind begin elsewhere.
             part.clear(0, Inflight::stride(size));

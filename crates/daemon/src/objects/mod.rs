@@ -33,6 +33,7 @@ pub use overlay::{Overlay, lun_bodies};
 pub use owner::{How, Live, Made, Owner};
 pub use plan::Plan;
 pub use refusal::{Fault, Refusal};
+pub(crate) use relations::absolute;
 pub use servers::{Doors, Servers, iscsi_session, vhost_session};
 pub use state_store::StateStore;
 pub use waiting::WaitingDisks;

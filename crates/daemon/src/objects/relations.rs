@@ -104,6 +104,6 @@ fn check_files(next: &Config, faults: &mut Vec<Fault>) {
 }
 
 /// The path from the root. Two ways to one file that differ in links are told apart by the file's lock.
-pub(super) fn absolute(path: &Path) -> PathBuf {
+pub(crate) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
