@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use iscsi_target::{ChapUser, TargetOptions};
+use reactor::{ExportPlacement, Pool};
 use scsi::{MemoryStore, Store};
 use scsi_exec::{Holding, Units};
 use virtio_blk::{BlkDevice, BlkOptions};
@@ -20,7 +21,7 @@ use crate::config::{
     Config, ExportRef, IscsiConfig, VhostBlkConfig, VhostScsiConfig, read_chap_users,
 };
 use crate::disks::Disks;
-use crate::objects::{Doors, absolute};
+use crate::objects::{Doors, Servers, absolute};
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
 
@@ -105,6 +106,32 @@ pub(crate) struct OpenExport {
 pub(crate) fn open(
     export: ExportRef<'_>,
     disks: &Disks,
+    servers: &Servers,
+    doors: &Doors,
+    inherited: Option<Inherited>,
+    users: Option<&ChapUsers>,
+) -> Result<OpenExport, String> {
+    let (pool, units) = (&servers.pool, &servers.units);
+    // Before the first client comes.
+    pool.assign(export.name(), export.placement())
+        .map_err(|error| error.to_string())?;
+    let opened = open_placed(export, disks, units, doors, inherited, users);
+    if opened.is_err() {
+        share(pool, export.name());
+    }
+    opened
+}
+
+/// From now on an export has no workers of its choice. A dedicated one ends with what it serves.
+fn share(pool: &Pool, export: &str) {
+    if let Err(error) = pool.assign(export, &ExportPlacement::Shared) {
+        tracing::error!(export, "its workers stay: {error}");
+    }
+}
+
+fn open_placed(
+    export: ExportRef<'_>,
+    disks: &Disks,
     units: &Arc<Units>,
     doors: &Doors,
     inherited: Option<Inherited>,
@@ -138,9 +165,9 @@ pub(crate) fn open(
 }
 
 /// Closes an export: its sessions end once what is in flight has been answered.
-pub(crate) fn close(name: &str, doors: &Doors) {
+pub(crate) fn close(name: &str, pool: &Pool, doors: &Doors) {
     if doors.vhost.remove(name) {
-        return;
+        return share(pool, name);
     }
     let (hold, ended) = Holding::new();
     doors.iscsi.remove_target(name, &hold);
@@ -148,6 +175,7 @@ pub(crate) fn close(name: &str, doors: &Doors) {
     if !ended.wait(END_PATIENCE) {
         tracing::warn!("sessions of {name} are still in flight; going on without them");
     }
+    share(pool, name);
 }
 
 /// The exports that have a client.

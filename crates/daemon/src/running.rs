@@ -22,7 +22,7 @@ use crate::exports::{self, Door, ReadyExport};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
-    How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, bodies,
+    How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, bodies, served,
 };
 use crate::statistics::{DiskStatistics, InitiatorStatistics, Statistics, WorkerStatistics};
 use crate::watchdog::Watchdog;
@@ -373,7 +373,7 @@ impl View for Overview {
             queue.forget_disks();
         }
         let pool = &self.servers.pool;
-        let workers = (0..).zip(pool.counters());
+        let workers = pool.counters().into_iter();
         let used = pool.disks();
         let live = self.live();
         let mut names: Vec<&String> = live.disks.keys().collect();
@@ -433,6 +433,10 @@ impl Overview {
         let live = self.live();
         let doors = self.servers.doors();
         let connected = doors.as_ref().map(exports::connected).unwrap_or_default();
+        let mut served_by = match &doors {
+            Some(doors) => served(&self.servers, doors),
+            None => HashMap::new(),
+        };
         let served = doors.map(|doors| doors.vhost.status()).unwrap_or_default();
         let paths: HashMap<String, Option<PathBuf>> =
             served.into_iter().map(|e| (e.name, e.path)).collect();
@@ -441,12 +445,13 @@ impl Overview {
             lun: lun.lun,
             disk: lun.disk.clone(),
         };
-        let status = |export: ExportRef<'_>| ExportStatus {
+        let mut status = |export: ExportRef<'_>| ExportStatus {
             name: export.name().to_owned(),
             kind: export.kind().to_owned(),
             socket: paths.get(export.name()).cloned().flatten(),
             queues: export.queues(),
             connected: connected.contains(export.name()),
+            served: served_by.remove(export.name()).unwrap_or_default(),
             luns: match export {
                 ExportRef::VhostBlk(blk) => vec![LunStatus {
                     target: 0,
@@ -456,7 +461,7 @@ impl Overview {
                 _ => export.luns().unwrap_or_default().iter().map(lun).collect(),
             },
         };
-        live.config.exports().map(status).collect()
+        live.config.exports().map(&mut status).collect()
     }
 }
 

@@ -16,9 +16,9 @@ use crate::notify::Notifier;
 /// A round may take this part of the service manager's time, so that one that begins late is still in time.
 const ROUNDS: u32 = 3;
 
-/// One message to every worker.
+/// One message to every worker that runs, dedicated ones included.
 struct Round {
-    answered: Vec<Arc<AtomicBool>>,
+    answered: Vec<(reactor::WorkerHandle, Arc<AtomicBool>)>,
 }
 
 impl Round {
@@ -27,19 +27,19 @@ impl Round {
             let answered = Arc::new(AtomicBool::new(false));
             let answer = answered.clone();
             worker.send(move |_| answer.store(true, Ordering::Release));
-            answered
+            (worker.clone(), answered)
         };
         Round {
-            answered: pool.workers().map(ask).collect(),
+            answered: pool.workers().iter().map(ask).collect(),
         }
     }
 
-    /// The workers that have not taken a turn since the round began.
-    fn missing(&self) -> Vec<usize> {
-        let missing = self.answered.iter().enumerate();
+    /// The workers that have not taken a turn since the round began. A dedicated one that has ended is not missing.
+    fn missing(&self) -> Vec<u32> {
+        let missing = self.answered.iter();
         missing
-            .filter(|(_, answered)| !answered.load(Ordering::Acquire))
-            .map(|(worker, _)| worker)
+            .filter(|(worker, answered)| !answered.load(Ordering::Acquire) && !worker.has_ended())
+            .map(|(worker, _)| worker.index())
             .collect()
     }
 }
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_stuck_worker_is_missing_until_it_goes_on() {
         let pool = pool();
-        let workers: Vec<_> = pool.workers().cloned().collect();
+        let workers = pool.workers();
         let (release, held) = mpsc::channel::<()>();
         workers[1].send(move |_| held.recv().unwrap_or_default());
         let round = Round::begin(&pool);
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(round.missing(), [1]);
         drop(release);
         workers[1].call(|_| ()).unwrap();
-        assert_eq!(round.missing(), [0usize; 0]);
+        assert_eq!(round.missing(), [0u32; 0]);
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
         let watchdog = Watchdog::start(pool.clone(), notifier, Duration::from_millis(30)).unwrap();
         assert_eq!(heard().unwrap(), b"WATCHDOG=1");
 
-        let worker = pool.workers().next().unwrap().clone();
+        let worker = pool.workers()[0].clone();
         let (stuck, is_stuck) = mpsc::channel::<()>();
         let (release, held) = mpsc::channel::<()>();
         worker.send(move |_| {

@@ -10,6 +10,7 @@
 mod access;
 mod alarms;
 mod answers;
+mod arrivals;
 mod buffers;
 mod commands;
 mod connection;

@@ -1,4 +1,5 @@
-//! The portals: one control thread accepts for all of them, and puts each connection on the next worker.
+//! The portals: one control thread accepts for all of them, and puts each connection on a worker: the next one, or one that
+//! its target is placed on.
 //!
 //! The thread also keeps time: once a second, while there are connections, those whose time has come are told.
 
@@ -18,6 +19,7 @@ use scsi::AttachError;
 use scsi_exec::{Hold, Units};
 
 use crate::access::Portal;
+use crate::arrivals::Arrivals;
 use crate::connection::Connection;
 use crate::limits::DoorLimits;
 use crate::portals::Portals;
@@ -385,6 +387,20 @@ impl Server {
         self.state.shared.watcher.set(Box::new(watcher)).ok();
     }
 
+    /// Every connection of a target's sessions, with the worker that owns it: session, connection, worker.
+    pub fn placed(&self, target: &str) -> Vec<(u16, u16, u32)> {
+        let sessions = self.state.shared.sessions.sessions();
+        let ours = sessions
+            .iter()
+            .filter(|session| session.identity.target_name.as_deref() == Some(target));
+        let keys = ours.flat_map(|session| session.connections());
+        let placed = keys.filter_map(|key| {
+            let worker = self.state.shared.worker_of(key)?;
+            Some((key.tsih, key.cid, worker))
+        });
+        placed.collect()
+    }
+
     /// TCP connections, logged in or not.
     pub fn connections(&self) -> usize {
         self.state.shared.connection_count()
@@ -423,16 +439,31 @@ impl Drop for Server {
 
 fn accept_all(state: &Arc<State>) {
     let mut half_open = VecDeque::new();
+    let mut arrivals = Arrivals::default();
+    let login_time = state.shared.limits.login_time;
     let clock = Clock::shared();
     let mut last_tick = clock.elapsed();
     while state.accepting.goes_on() {
         let listeners = lock(&state.portals).listeners();
         let busy = state.shared.connection_count() > 0;
-        let left = SECOND.saturating_sub(clock.elapsed().saturating_sub(last_tick));
-        let timeout = busy.then_some(left);
-        state.accepting.wait(&listeners, timeout, "initiators");
+        let now = clock.elapsed();
+        let tick = busy.then(|| SECOND.saturating_sub(now.saturating_sub(last_tick)));
+        let login = arrivals.patience(now, login_time);
+        let timeout = tick.into_iter().chain(login).min();
+        let sockets = arrivals.sockets();
+        let accepting = &state.accepting;
+        accepting.wait_with(&listeners, &sockets, timeout, "initiators");
+        drop(sockets);
         for listener in &listeners {
-            accept_one(listener, state, &mut half_open);
+            accept_one(listener, state, &mut arrivals, &mut half_open);
+        }
+        for one in arrivals.take(clock.elapsed(), login_time) {
+            let target = one.target.as_deref();
+            keep_half_open(
+                place(one.stream, one.peer, target, state),
+                state,
+                &mut half_open,
+            );
         }
         let now = clock.elapsed();
         if !busy {
@@ -452,7 +483,12 @@ fn refuse(why: &dyn std::fmt::Display) {
     }
 }
 
-fn accept_one(listener: &TcpListener, state: &State, half_open: &mut VecDeque<Place>) {
+fn accept_one(
+    listener: &TcpListener,
+    state: &State,
+    arrivals: &mut Arrivals,
+    half_open: &mut VecDeque<Place>,
+) {
     let (stream, peer) = match listener.accept() {
         Ok(accepted) => accepted,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -466,10 +502,20 @@ fn accept_one(listener: &TcpListener, state: &State, half_open: &mut VecDeque<Pl
         }
     };
     let shared = &state.shared;
-    if shared.connection_count() >= shared.limits.connections {
+    if shared.connection_count() + arrivals.len() >= shared.limits.connections {
         return refuse(&"too many connections");
     }
-    match place(stream, peer, state) {
+    if state.pool.has_placements() {
+        let now = Clock::shared().elapsed();
+        return arrivals.add(stream, peer, now, shared.limits.half_open);
+    }
+    keep_half_open(place(stream, peer, None, state), state, half_open);
+}
+
+/// Of too many connections that have not logged in the oldest ends.
+fn keep_half_open(placed: io::Result<Place>, state: &State, half_open: &mut VecDeque<Place>) {
+    let shared = &state.shared;
+    match placed {
         Ok(place) => half_open.push_back(place),
         Err(error) => return refuse(&error),
     }
@@ -481,12 +527,20 @@ fn accept_one(listener: &TcpListener, state: &State, half_open: &mut VecDeque<Pl
     }
 }
 
-/// Puts a connection on a worker.
-fn place(stream: TcpStream, peer: SocketAddr, state: &State) -> io::Result<Place> {
+/// Puts a connection on a worker. `target`: the name of the target that it is for, where that is known.
+fn place(
+    stream: TcpStream,
+    peer: SocketAddr,
+    target: Option<&str>,
+    state: &State,
+) -> io::Result<Place> {
     let portal = stream.local_addr()?;
     // Every message is whole: waiting for more would only cost time.
     stream.set_nodelay(true)?;
-    let worker = state.pool.place();
+    let worker = match target.and_then(|name| state.shared.target(name)) {
+        Some(target) => state.pool.place_for(&target.options.name),
+        None => state.pool.place(),
+    };
     let number = state.shared.next_number();
     let (handle, shared) = (worker.clone(), state.shared.clone());
     let added = worker.call(move |w| {

@@ -310,6 +310,11 @@ impl Shared {
         lock(&self.places).all.len()
     }
 
+    /// The number of the worker that owns a connection.
+    pub fn worker_of(&self, key: ConnectionKey) -> Option<u32> {
+        self.place(key).map(|place| place.worker.index())
+    }
+
     fn place(&self, key: ConnectionKey) -> Option<Place> {
         let places = lock(&self.places);
         let number = places.by_key.get(&key)?;

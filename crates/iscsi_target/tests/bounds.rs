@@ -288,7 +288,13 @@ fn long_commands_share_what_a_turn_may_take() {
     const BLOCKS: u32 = 8 << 11;
     let door = Door::ram();
     let mut client = client(&door, Offer::default());
-    let turns = || -> u64 { door.pool.counters().iter().map(|w| w.busy_turns).sum() };
+    let turns = || -> u64 {
+        door.pool
+            .counters()
+            .iter()
+            .map(|(_, turns)| turns.busy_turns)
+            .sum()
+    };
     let before = turns();
     for _ in 0..COMMANDS {
         // WRITE SAME(16) of 8 MiB, all of it a pattern

@@ -113,10 +113,11 @@ pub struct Configuration {
     /// and limits in a second: iops, bandwidth (with iops_burst, bandwidth_burst)
     #[arg(long, value_name = "NAME=BACKEND:...")]
     pub disk: Vec<String>,
-    /// A disk as virtio-blk on a vhost-user socket; then ,name=NAME or ,queues=N
+    /// A disk as virtio-blk on a vhost-user socket; then ,name=NAME, ,queues=N, and ,workers=1+3 or ,dedicated: the
+    /// workers that serve it, or one of its own
     #[arg(long, value_name = "DISK:SOCKET")]
     pub vhost_blk: Vec<String>,
-    /// A virtio-scsi controller on a vhost-user socket; then ,queues=N
+    /// A virtio-scsi controller on a vhost-user socket; then ,queues=N, and ,workers=1+3 or ,dedicated
     #[arg(long, value_name = "NAME:SOCKET")]
     pub vhost_scsi: Vec<String>,
     /// A disk on a controller: target 0 to 255, LUN 0 to 16383

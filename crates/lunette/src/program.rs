@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use daemon::config::{
-    AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig, IscsiLimits,
-    LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit, SCSI_QUEUES_MAX, ShownConfig,
-    VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
+    AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig,
+    ExportPlacement, IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit,
+    SCSI_QUEUES_MAX, ShownConfig, VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
 };
 use daemon::{Inherited, StartOptions};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -70,6 +70,7 @@ pub fn run_blk(arguments: BlkProgram) -> Outcome {
         disk: disk.name.clone(),
         socket: common.socket_path.clone().unwrap_or_default(),
         queues: common.num_queues.unwrap_or(BLK_QUEUES_MAX),
+        placement: ExportPlacement::Shared,
     };
     let name = export.name.clone();
     let config = Config {
@@ -98,6 +99,7 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
         name: "vhost-user-scsi".to_owned(),
         socket: common.socket_path.clone().unwrap_or_default(),
         queues: queues(common)?,
+        placement: ExportPlacement::Shared,
         luns,
     };
     let name = export.name.clone();

@@ -2,7 +2,7 @@
 //!
 //! Shared by that thread and whoever changes its listeners. Accepting itself is the door's.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -47,9 +47,21 @@ impl Accepting {
 
     /// Sleeps until somebody comes to a listener, the thread is woken, or the time is up. `whom` is for the log.
     pub fn wait<L: AsFd>(&self, listeners: &[Arc<L>], timeout: Option<Duration>, whom: &str) {
-        let mut waits = Vec::with_capacity(1 + listeners.len());
+        self.wait_with(listeners, &[], timeout, whom);
+    }
+
+    /// The same, and something that has come on one of `others` ends the sleep, too.
+    pub fn wait_with<L: AsFd>(
+        &self,
+        listeners: &[Arc<L>],
+        others: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+        whom: &str,
+    ) {
+        let mut waits = Vec::with_capacity(1 + listeners.len() + others.len());
         waits.push(PollFd::new(&self.changed, PollFlags::IN));
         waits.extend(listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)));
+        waits.extend(others.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         match poll(&mut waits, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}

@@ -322,6 +322,11 @@ impl Io {
         }
     }
 
+    /// Is any handle open, or not closed yet?
+    pub(crate) fn has_disks(&self) -> bool {
+        self.disks.iter().any(Option::is_some)
+    }
+
     /// Is this a handle on that disk?
     pub fn is_of(&self, handle: DiskHandle, disk: &Arc<Disk>) -> bool {
         let open = self.disks.get(handle.0 as usize).and_then(Option::as_ref);

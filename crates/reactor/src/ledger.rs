@@ -212,6 +212,12 @@ impl Ledger {
         (sum.in_flight, *since) = (0, now);
     }
 
+    /// The queues that are there now.
+    pub fn live(&self) -> Vec<Labels> {
+        let known = self.known();
+        known.live.iter().map(|one| one.labels().clone()).collect()
+    }
+
     /// Forgets what queues of an export that is gone have measured.
     pub fn forget(&self, export: &str) {
         Arc::make_mut(&mut self.known().retired).retain(|labels, _| labels.export != export);

@@ -27,7 +27,7 @@ pub use disks::{DiskHandle, Io, Tag};
 pub use ledger::{DiskCounters, KindCounters};
 pub use mailbox::{WorkerGone, WorkerHandle};
 pub use polling::{PollLimit, PollLimits};
-pub use pool::{Pool, PoolError, WorkerOptions};
+pub use pool::{ExportPlacement, OwnedQueue, Pool, PoolError, WorkerOptions};
 pub use rate_limit::RateLimit;
 pub use source::{Source, SourceId};
 pub use worker::{Worker, WorkerCounters};

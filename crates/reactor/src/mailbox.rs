@@ -40,6 +40,11 @@ impl Mailbox {
         std::mem::take(&mut *self.lock())
     }
 
+    /// Has the worker ended?
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
     /// No message is accepted any more; those that wait are dropped, and their senders told.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
@@ -70,6 +75,11 @@ impl WorkerHandle {
     /// The worker's number, from 0.
     pub fn index(&self) -> u32 {
         self.index
+    }
+
+    /// Has the worker ended?
+    pub fn has_ended(&self) -> bool {
+        self.mailbox.is_closed()
     }
 
     /// Has `message` run between two turns, and does not wait for it.

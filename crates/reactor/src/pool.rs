@@ -1,8 +1,12 @@
-//! The workers of a process: started together, pinned where asked, stopped together.
+//! The workers of a process: those that exports share, started together and pinned where asked, and those that are
+//! dedicated to one export each, which start and end with it.
+//!
+//! The lock is for the control plane: whoever places a queue or a connection, starts or ends a worker, or reads what all
+//! of them count. No worker takes it.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use latency::{Clock, QueueSnapshot};
@@ -34,6 +38,13 @@ pub enum PoolError {
         /// What the kernel said.
         source: std::io::Error,
     },
+    /// An export names a worker that does not exist.
+    Unknown {
+        /// The number that it names.
+        worker: u32,
+        /// How many workers exports share.
+        shared: u32,
+    },
     /// A worker could not be put on its CPU.
     Pin {
         /// The worker's number.
@@ -57,6 +68,11 @@ impl std::fmt::Display for PoolError {
                 }
                 Ok(())
             }
+            PoolError::Unknown { worker, shared } => write!(
+                f,
+                "there is no worker {worker}: the workers are 0 to {}",
+                shared.saturating_sub(1)
+            ),
             PoolError::Pin {
                 worker,
                 cpu,
@@ -73,6 +89,7 @@ impl std::error::Error for PoolError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             PoolError::Start { source, .. } | PoolError::Pin { source, .. } => Some(source),
+            PoolError::Unknown { .. } => None,
         }
     }
 }
@@ -80,85 +97,287 @@ impl std::error::Error for PoolError {
 /// Submission queue entries per worker; more are submitted in several goes.
 const RING_ENTRIES: u32 = 1024;
 
+/// Which workers serve the queues and connections of an export.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ExportPlacement {
+    /// Any of those that exports share.
+    #[default]
+    Shared,
+    /// These of them.
+    Workers(Vec<u32>),
+    /// One of its own, which ends when the export is removed.
+    Dedicated,
+}
+
+/// The placement of an export that has one.
+#[derive(Clone, Debug)]
+enum Placed {
+    Workers(Vec<u32>),
+    /// The number of the dedicated worker.
+    Dedicated(u32),
+}
+
+/// A queue, and the worker that owns it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedQueue {
+    /// The export's name.
+    pub export: String,
+    /// The queue's index in its device.
+    pub queue: u32,
+    /// The worker's number.
+    pub worker: u32,
+}
+
+struct Slot {
+    handle: WorkerHandle,
+    thread: Option<JoinHandle<()>>,
+    /// Outlives the worker: the next one with this number counts on.
+    ledger: Arc<Ledger>,
+}
+
+impl Slot {
+    fn runs(&self) -> bool {
+        !self.handle.has_ended()
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// By the workers' numbers: first those that exports share, then dedicated ones, some of which may have ended.
+    slots: Vec<Slot>,
+    /// By the export's name. An export that is absent is shared.
+    placed: HashMap<String, Placed>,
+}
+
 /// The running workers. Dropping it ends them: sources that are still there are dropped with their worker.
 pub struct Pool {
-    workers: Vec<(WorkerHandle, Option<JoinHandle<()>>)>,
-    /// Each worker's, in order.
-    ledgers: Vec<Arc<Ledger>>,
+    state: Mutex<State>,
+    shared: usize,
+    poll: PollLimits,
+    clock: Clock,
+    recording: AtomicBool,
     next: AtomicU32,
 }
 
 impl Pool {
-    /// Starts the workers; returns when each has its io_uring and its CPU.
+    /// Starts the workers that exports share; returns when each has its io_uring and its CPU.
     ///
     /// # Errors
     /// When one cannot be started or pinned; those that started are ended.
     pub fn start(options: &WorkerOptions) -> Result<Pool, PoolError> {
-        let mut pool = Pool {
-            workers: Vec::new(),
-            ledgers: Vec::new(),
+        let pool = Pool {
+            state: Mutex::default(),
+            shared: options.count as usize,
+            poll: options.poll,
+            clock: Clock::new(),
+            recording: AtomicBool::new(true),
             next: AtomicU32::new(0),
         };
-        let clock = Clock::new();
         for index in 0..options.count {
             let cpu = options.cpus.get(index as usize).copied();
-            let ledger = Ledger::new(clock.clone());
-            pool.ledgers.push(ledger.clone());
-            pool.workers
-                .push(start_worker(index, cpu, options.poll, ledger)?);
+            let ledger = Ledger::new(pool.clock.clone());
+            let slot = start_worker(index, cpu, options.poll, ledger)?;
+            pool.lock().slots.push(slot);
         }
         Ok(pool)
     }
 
-    /// The workers, in order.
-    pub fn workers(&self) -> impl Iterator<Item = &WorkerHandle> {
-        self.workers.iter().map(|(handle, _)| handle)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there are.
+    /// The workers that run, by their numbers.
+    pub fn workers(&self) -> Vec<WorkerHandle> {
+        let state = self.lock();
+        let running = state.slots.iter().filter(|slot| slot.runs());
+        running.map(|slot| slot.handle.clone()).collect()
+    }
+
+    /// How many workers run, dedicated ones included.
     pub fn count(&self) -> usize {
-        self.workers.len()
+        self.lock().slots.iter().filter(|slot| slot.runs()).count()
     }
 
-    /// The worker for a new source: the one with the fewest; among equals each in its turn.
+    /// The worker for a new source of no particular export: of those that exports share the one with the fewest; among
+    /// equals each in its turn.
     pub fn place(&self) -> WorkerHandle {
+        self.emptiest(&self.lock().slots[..self.shared])
+    }
+
+    /// The worker for a new queue or connection of an export.
+    pub fn place_for(&self, export: &str) -> WorkerHandle {
+        let state = self.lock();
+        match state.placed.get(export) {
+            None => self.emptiest(&state.slots[..self.shared]),
+            Some(Placed::Dedicated(worker)) => state.slots[*worker as usize].handle.clone(),
+            Some(Placed::Workers(workers)) => {
+                let slots = workers.iter().map(|worker| &state.slots[*worker as usize]);
+                self.emptiest(slots)
+            }
+        }
+    }
+
+    /// The worker for the queues of an export that carry no data.
+    pub fn control_for(&self, export: &str) -> WorkerHandle {
+        let state = self.lock();
+        let worker = match state.placed.get(export) {
+            None => 0,
+            Some(Placed::Dedicated(worker)) => *worker,
+            Some(Placed::Workers(workers)) => workers.first().copied().unwrap_or(0),
+        };
+        state.slots[worker as usize].handle.clone()
+    }
+
+    fn emptiest<'a>(&self, slots: impl IntoIterator<Item = &'a Slot>) -> WorkerHandle {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) as usize;
-        let counts: Vec<usize> = self
-            .workers()
-            .map(|worker| worker.mailbox.sources.load(Ordering::Relaxed))
+        let slots: Vec<&Slot> = slots.into_iter().collect();
+        let counts: Vec<usize> = slots
+            .iter()
+            .map(|slot| slot.handle.mailbox.sources.load(Ordering::Relaxed))
             .collect();
-        self.workers[fewest(&counts, turn)].0.clone()
+        slots[fewest(&counts, turn)].handle.clone()
+    }
+
+    /// Is any export placed? Else nobody need ask whose a new connection is.
+    pub fn has_placements(&self) -> bool {
+        !self.lock().placed.is_empty()
+    }
+
+    /// Places what comes to an export from now on; what is there stays where it is. A worker that was dedicated to the
+    /// export and is not any more ends with its last queue or connection.
+    ///
+    /// # Errors
+    /// When there is no such worker, or a dedicated one cannot be started; the placement stays as it was.
+    pub fn assign(&self, export: &str, placement: &ExportPlacement) -> Result<(), PoolError> {
+        let mut state = self.lock();
+        let placed = match placement {
+            ExportPlacement::Shared => None,
+            ExportPlacement::Workers(workers) => {
+                let shared = self.shared as u32;
+                if let Some(&worker) = workers.iter().find(|worker| **worker >= shared) {
+                    return Err(PoolError::Unknown { worker, shared });
+                }
+                // Of no worker at all none could be chosen.
+                (!workers.is_empty()).then(|| Placed::Workers(workers.clone()))
+            }
+            ExportPlacement::Dedicated => match state.placed.get(export) {
+                Some(Placed::Dedicated(_)) => return Ok(()),
+                _ => Some(Placed::Dedicated(self.start_dedicated(&mut state)?)),
+            },
+        };
+        let before = match placed {
+            Some(placed) => state.placed.insert(export.to_owned(), placed),
+            None => state.placed.remove(export),
+        };
+        if let Some(Placed::Dedicated(worker)) = before {
+            let handle = &state.slots[worker as usize].handle;
+            tracing::info!(
+                export,
+                worker,
+                "the dedicated worker ends with what it serves"
+            );
+            handle.send(Worker::retire);
+        }
+        if let Some(Placed::Dedicated(worker)) = state.placed.get(export) {
+            tracing::info!(export, worker, "dedicated worker started");
+        }
+        Ok(())
+    }
+
+    /// Starts a worker with the first number that is free.
+    fn start_dedicated(&self, state: &mut State) -> Result<u32, PoolError> {
+        let dedicated = state.slots.iter_mut().enumerate().skip(self.shared);
+        let ended = { dedicated }.find(|(_, slot)| !slot.runs());
+        let (index, ledger) = match ended {
+            Some((index, slot)) => {
+                if let Some(thread) = slot.thread.take() {
+                    // It has closed its mailbox, which is the last but one thing that it does.
+                    drop(thread.join());
+                }
+                (index, slot.ledger.clone())
+            }
+            None => (state.slots.len(), Ledger::new(self.clock.clone())),
+        };
+        let worker = index as u32;
+        let slot = start_worker(worker, None, self.poll, ledger)?;
+        let recording = self.recording.load(Ordering::Relaxed);
+        slot.handle
+            .send(move |worker| worker.set_recording(recording));
+        match state.slots.get_mut(index) {
+            Some(place) => *place = slot,
+            None => state.slots.push(slot),
+        }
+        Ok(worker)
     }
 
     /// Whether sources from now on record what their requests' stages take; they do unless told. Without is what the
     /// cost of stamps is measured against.
     pub fn set_recording(&self, recording: bool) {
+        self.recording.store(recording, Ordering::Relaxed);
         for worker in self.workers() {
             worker.send(move |worker| worker.set_recording(recording));
         }
     }
 
+    fn ledgers(&self) -> Vec<Arc<Ledger>> {
+        let state = self.lock();
+        state.slots.iter().map(|slot| slot.ledger.clone()).collect()
+    }
+
     /// Latencies and counters of every source of every worker. Like all that looks on, it only reads: no worker is
     /// woken or waited for, and a stuck one can be seen.
     pub fn snapshots(&self) -> Vec<QueueSnapshot> {
-        self.ledgers
-            .iter()
-            .flat_map(|ledger| ledger.snapshots())
+        let ledgers = self.ledgers();
+        ledgers.iter().flat_map(|one| one.snapshots()).collect()
+    }
+
+    /// The queues that are served now, each with its worker.
+    pub fn queues(&self) -> Vec<OwnedQueue> {
+        let ledgers = self.ledgers();
+        let labels = ledgers.iter().flat_map(|ledger| ledger.live());
+        labels
+            .map(|labels| OwnedQueue {
+                export: labels.export,
+                queue: labels.queue,
+                worker: labels.worker,
+            })
             .collect()
     }
 
-    /// Each worker's counters.
-    pub fn counters(&self) -> Vec<WorkerCounters> {
-        self.ledgers
-            .iter()
-            .map(|ledger| ledger.counters())
+    /// The counters of each worker that runs, with its number.
+    pub fn counters(&self) -> Vec<(u32, WorkerCounters)> {
+        let state = self.lock();
+        let running = state.slots.iter().filter(|slot| slot.runs());
+        running
+            .map(|slot| (slot.handle.index, slot.ledger.counters()))
             .collect()
+    }
+
+    /// The export that each dedicated worker is for.
+    pub fn dedicated(&self) -> BTreeMap<u32, String> {
+        let state = self.lock();
+        let placed = state.placed.iter();
+        let dedicated = placed.filter_map(|(export, placed)| match placed {
+            Placed::Dedicated(worker) => Some((*worker, export.clone())),
+            Placed::Workers(_) => None,
+        });
+        dedicated.collect()
+    }
+
+    /// Forgets what queues of an export that is gone have measured.
+    pub fn forget(&self, export: &str) {
+        for slot in &self.lock().slots {
+            slot.ledger.forget(export);
+            // A queue that is still ending adds to it.
+            let name = export.to_owned();
+            slot.handle.send(move |worker| worker.forget(&name));
+        }
     }
 
     /// What was asked of each disk by all workers, by the disk's name. One that was never used is absent.
     pub fn disks(&self) -> BTreeMap<String, DiskCounters> {
         let mut sums = BTreeMap::new();
-        for ledger in &self.ledgers {
+        for ledger in self.ledgers() {
             ledger.add_disks(&mut sums);
         }
         sums
@@ -167,11 +386,12 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        for (handle, _) in &self.workers {
-            handle.send(Worker::end);
+        let mut state = self.lock();
+        for slot in &state.slots {
+            slot.handle.send(Worker::end);
         }
-        for (_, thread) in &mut self.workers {
-            if let Some(thread) = thread.take() {
+        for slot in &mut state.slots {
+            if let Some(thread) = slot.thread.take() {
                 // A worker that panicked has ended the process already.
                 drop(thread.join());
             }
@@ -199,7 +419,7 @@ fn start_worker(
     cpu: Option<u32>,
     poll: PollLimits,
     ledger: Arc<Ledger>,
-) -> Result<(WorkerHandle, Option<JoinHandle<()>>), PoolError> {
+) -> Result<Slot, PoolError> {
     let start_error = |source| PoolError::Start {
         worker: index,
         source,
@@ -209,6 +429,7 @@ fn start_worker(
         mailbox: mailbox.clone(),
         index,
     };
+    let counted = ledger.clone();
     let (ready, started) = std::sync::mpsc::sync_channel(1);
     let thread = std::thread::Builder::new()
         .name(format!("worker-{index}"))
@@ -242,7 +463,11 @@ fn start_worker(
         })
         .map_err(start_error)?;
     match started.recv() {
-        Ok(Ok(())) => Ok((handle, Some(thread))),
+        Ok(Ok(())) => Ok(Slot {
+            handle,
+            thread: Some(thread),
+            ledger: counted,
+        }),
         Ok(Err(error)) => Err(error),
         Err(_) => Err(start_error(std::io::Error::other(
             "the worker's thread ended",
@@ -289,7 +514,7 @@ mod tests {
     #[test]
     fn messages_run_in_order_on_the_worker_asked() {
         let pool = Pool::start(&options(2)).unwrap();
-        for (index, worker) in pool.workers().enumerate() {
+        for (index, worker) in pool.workers().iter().enumerate() {
             assert_eq!(worker.call(|w| w.handle().index()), Ok(index as u32));
         }
         let worker = pool.place();
@@ -320,5 +545,62 @@ mod tests {
             error.to_string().contains("worker 0 on CPU 1000"),
             "{error}"
         );
+    }
+
+    fn wait_for(what: impl Fn() -> bool) {
+        while !what() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn an_export_with_workers_of_its_choice_is_served_by_these_alone() {
+        let pool = Pool::start(&options(3)).unwrap();
+        pool.assign("e", &ExportPlacement::Workers(vec![2, 1]))
+            .unwrap();
+        let mut chosen: Vec<u32> = (0..8).map(|_| pool.place_for("e").index()).collect();
+        chosen.sort_unstable();
+        chosen.dedup();
+        assert_eq!(chosen, [1, 2]);
+        assert_eq!(pool.control_for("e").index(), 2);
+        assert_eq!(pool.control_for("other").index(), 0);
+        pool.assign("e", &ExportPlacement::Shared).unwrap();
+        assert!(!pool.has_placements());
+    }
+
+    #[test]
+    fn worker_that_does_not_exist_is_named_and_nothing_changes() {
+        let pool = Pool::start(&options(2)).unwrap();
+        pool.assign("e", &ExportPlacement::Workers(vec![1]))
+            .unwrap();
+        let error = pool.assign("e", &ExportPlacement::Workers(vec![0, 2]));
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "there is no worker 2: the workers are 0 to 1"
+        );
+        assert_eq!(pool.place_for("e").index(), 1);
+    }
+
+    #[test]
+    fn dedicated_worker_serves_one_export_and_ends_with_it() {
+        let pool = Pool::start(&options(1)).unwrap();
+        pool.assign("e", &ExportPlacement::Dedicated).unwrap();
+        pool.assign("f", &ExportPlacement::Dedicated).unwrap();
+        assert_eq!(pool.count(), 3);
+        assert_eq!(pool.place_for("e").index(), 1);
+        assert_eq!(pool.control_for("f").index(), 2);
+        assert!((0..4).all(|_| pool.place().index() == 0));
+        let own = pool.place_for("e");
+        assert_eq!(own.call(|worker| worker.handle().index()), Ok(1));
+        assert_eq!(pool.dedicated()[&2], "f");
+
+        pool.assign("e", &ExportPlacement::Shared).unwrap();
+        wait_for(|| own.call(|_| ()).is_err());
+        assert_eq!(pool.place_for("e").index(), 0);
+        let numbers: Vec<u32> = pool.counters().iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, [0, 2]);
+        // The next one has the number that is free, and counts on.
+        pool.assign("g", &ExportPlacement::Dedicated).unwrap();
+        assert_eq!(pool.place_for("g").index(), 1);
     }
 }

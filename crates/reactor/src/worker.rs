@@ -61,6 +61,8 @@ pub struct Worker {
     finished: Vec<Finished>,
     sigbus_hits: u32,
     bell_rang: bool,
+    /// It ends when it serves nothing any more.
+    retiring: bool,
     ending: bool,
 }
 
@@ -106,6 +108,7 @@ impl Worker {
             finished: Vec::with_capacity(BATCH),
             sigbus_hits: guest_memory::sigbus::hits(),
             bell_rang: false,
+            retiring: false,
             ending: false,
         })
     }
@@ -256,6 +259,11 @@ impl Worker {
 
     pub(crate) fn end(&mut self) {
         self.ending = true;
+    }
+
+    /// Ends the worker once it has no source and no disk any more.
+    pub(crate) fn retire(&mut self) {
+        self.retiring = true;
     }
 
     /// Turns until told to end.
@@ -502,6 +510,10 @@ impl Worker {
             if self.polling.is_on() {
                 return Wait::No;
             }
+        }
+        if self.retiring && self.source_count() == 0 && !self.io.has_disks() {
+            self.ending = true;
+            return Wait::No;
         }
         // An empty turn took no time to speak of.
         let now = if worked { self.io.now() } else { noticed };

@@ -164,7 +164,7 @@ fn no_read_is_torn(engine: Arc<dyn BlockDevice>, flags: IoFlags, limits: RateLim
     let seen = Arc::new(Seen::default());
     for writes in [false, true] {
         let (disk, seen) = (disk.clone(), seen.clone());
-        let place = pool.workers().nth(usize::from(writes)).unwrap().clone();
+        let place = pool.workers()[usize::from(writes)].clone();
         let worker = place.clone();
         place
             .call(move |w| {

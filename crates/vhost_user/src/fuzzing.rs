@@ -98,6 +98,7 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
     if ran {
         let left = pool
             .workers()
+            .into_iter()
             .map(|worker| worker.call(|w| w.source_count()));
         assert_eq!(left.flatten().sum::<usize>(), 0, "queues are left behind");
     }

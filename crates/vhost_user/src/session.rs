@@ -330,19 +330,17 @@ impl Session {
         Ok(())
     }
 
-    fn worker(&self, index: u16) -> Option<WorkerHandle> {
-        if self.device.carries_data(index) {
-            Some(self.pool.place())
-        } else {
-            self.pool.workers().next().cloned()
+    fn worker(&self, index: u16) -> WorkerHandle {
+        let export = self.device.name();
+        match self.device.carries_data(index) {
+            true => self.pool.place_for(export),
+            false => self.pool.control_for(export),
         }
     }
 
     fn start(&mut self, index: u32, kick: Option<OwnedFd>) -> Reply<()> {
         let number = index as u16;
-        let Some(worker) = self.worker(number) else {
-            return self.refuse("there are no workers");
-        };
+        let worker = self.worker(number);
         // Without protocol features there is no message to enable a ring: it is from the start.
         let always_enabled = self.features & F_PROTOCOL_FEATURES == 0;
         let packed = self.is_packed();

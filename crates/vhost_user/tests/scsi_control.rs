@@ -219,7 +219,7 @@ fn events_without_buffers_are_missed_and_said_to_be_and_short_buffers_are_given_
         controller.post(Event::Added, 0, lun);
     }
     // All have come: a place that is free again is not taken by a later one of them.
-    let worker = rig.pool.workers().next().unwrap();
+    let worker = rig.pool.workers()[0].clone();
     worker.call(|_| ()).unwrap();
     let mut got = 0;
     loop {
@@ -324,7 +324,7 @@ fn events_while_nobody_listened_are_said_to_be_missed() {
     for waits in [false, true] {
         if waits {
             controller.post(Event::Added, 0, 3);
-            rig.pool.workers().next().unwrap().call(|_| ()).unwrap();
+            rig.pool.workers()[0].clone().call(|_| ()).unwrap();
         }
         let base = front_end.stop_queue(EVENTS).unwrap();
         if !waits {

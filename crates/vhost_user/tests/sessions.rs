@@ -421,7 +421,7 @@ fn worker_sleeps_whatever_its_kicks_are() {
         let set = front_end.set_kick(0, Some(kick.as_fd()));
         std::thread::sleep(Duration::from_millis(50));
         let turns = || {
-            let counters = rig.pool.counters()[0];
+            let counters = rig.pool.counters()[0].1;
             counters.busy_turns + counters.empty_turns
         };
         let before = turns();
@@ -458,14 +458,14 @@ fn large_requests_in_great_number_are_taken_a_few_at_a_time() {
         assert!(queue.add(&[header.part(0, 16).element()], &writable, token));
     }
     queue.driver().publish();
-    let before = rig.pool.counters()[0].busy_turns;
+    let before = rig.pool.counters()[0].1.busy_turns;
     front_end.begin_queue(&queue, queue.base()).unwrap();
     for _ in 0..REQUESTS {
         queue.wait(Duration::from_secs(20)).unwrap();
         assert_eq!(queue.pop_used().unwrap().written, (2 << 20) + 1);
     }
     // Between two turns the worker looks after its other queues.
-    let turns = rig.pool.counters()[0].busy_turns - before;
+    let turns = rig.pool.counters()[0].1.busy_turns - before;
     assert!(turns >= 16, "128 MiB in {turns} turns");
 }
 

@@ -74,6 +74,7 @@ pub fn complete(
     check_files(&draft, surroundings, diagnostics);
     check_tokens(&draft, diagnostics);
     let placement = placement(&draft.workers, surroundings, diagnostics);
+    check_placements(&draft, placement.count(), diagnostics);
 
     let mut config = Config {
         control: draft.control.map(|at| at.value),
@@ -111,6 +112,7 @@ pub fn complete(
             disk: export.disk?.value,
             socket: export.socket?.value,
             queues: export.queues,
+            placement: export.placement.placement(),
         });
     }
     for controller in draft.vhost_scsi {
@@ -119,6 +121,7 @@ pub fn complete(
             name: controller.name?.value,
             socket: controller.socket?.value,
             queues: controller.queues,
+            placement: controller.placement.placement(),
             luns: luns?,
         });
     }
@@ -257,6 +260,15 @@ fn check_luns<'a>(exports: impl Iterator<Item = &'a Vec<LunDraft>>, diagnostics:
                 luns.see(address, &lun.place, what, help, diagnostics);
             }
         }
+    }
+}
+
+fn check_placements(draft: &Draft, workers: usize, diagnostics: &mut Diagnostics) {
+    let blk = draft.vhost_blk.iter().map(|export| &export.placement);
+    let scsi = draft.vhost_scsi.iter().map(|export| &export.placement);
+    let iscsi = draft.iscsi.iter().map(|target| &target.placement);
+    for placement in blk.chain(scsi).chain(iscsi) {
+        placement.check(workers, diagnostics);
     }
 }
 

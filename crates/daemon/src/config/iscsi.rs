@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use reactor::ExportPlacement;
+
 pub use iscsi_target::{AclEntry, Announced, ChapUser, DemoMode, Network, Portal};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
@@ -15,6 +17,7 @@ use super::flag_source::{Flags, options, parts};
 use super::model::{LUNS_MAX, LunConfig};
 use super::objects::LunDraft;
 use super::place::{At, Place, Source};
+use super::placement::{PlacementDraft, read_placement};
 use super::value::{Field, Fields, Raw, Reader, text_of, wrong};
 
 /// How an iSCSI target is said in a flag.
@@ -53,12 +56,15 @@ pub struct IscsiConfig {
     pub chap_users: Option<PathBuf>,
     /// Initiators that may log in.
     pub acl: Vec<AclEntry>,
+    /// Which workers serve it.
+    pub placement: ExportPlacement,
 }
 
 /// What was said about a target.
 pub struct IscsiDraft {
     pub name: Option<At<String>>,
     pub luns: Vec<LunDraft>,
+    pub placement: PlacementDraft,
     /// Nothing was wrong with the rest.
     pub complete: Option<IscsiConfig>,
 }
@@ -88,6 +94,7 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
     let demo_mode = reader.choice("demo_mode", &MODES);
     let chap_users = reader.text("chap_users", "the path of a file");
     let acl = reader.objects("acl", ACL_EXAMPLE);
+    let placement = read_placement(&mut reader);
     reader.finish(|key| match key {
         "disk" => Some(format!(
             "iscsi: a target's disks are its `disks`: {DISKS_ALLOWED}"
@@ -120,10 +127,12 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
         demo_mode: demo_mode.map_or(DemoMode::None, |at| at.value),
         chap_users: chap_users.map(|at| PathBuf::from(at.value)),
         acl,
+        placement: placement.placement(),
     });
     IscsiDraft {
         name,
         luns,
+        placement,
         complete,
     }
 }

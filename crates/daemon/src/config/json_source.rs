@@ -162,6 +162,7 @@ fn export(mut fields: Fields, diagnostics: &mut Diagnostics) -> Option<ExportCon
                 disk: draft.disk?.value,
                 socket: draft.socket?.value,
                 queues: draft.queues,
+                placement: draft.placement.placement(),
             }))
         }
         Kind::VhostScsi => {
@@ -171,6 +172,7 @@ fn export(mut fields: Fields, diagnostics: &mut Diagnostics) -> Option<ExportCon
                 name: draft.name?.value,
                 socket: draft.socket?.value,
                 queues: draft.queues,
+                placement: draft.placement.placement(),
                 luns: luns?,
             }))
         }

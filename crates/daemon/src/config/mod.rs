@@ -13,6 +13,7 @@ mod json_source;
 mod model;
 mod objects;
 mod place;
+pub(crate) mod placement;
 mod rbd;
 mod render;
 mod shown;
@@ -43,6 +44,7 @@ pub use model::{
 };
 pub use place::{At, Place, Source};
 pub use rbd::RbdConfig;
+pub use reactor::ExportPlacement;
 pub use render::render;
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 

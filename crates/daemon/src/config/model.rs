@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bdev::DelayTime;
+use reactor::ExportPlacement;
 
 use super::iscsi::IscsiConfig;
 use super::iscsi_limits::IscsiLimits;
@@ -188,6 +189,14 @@ impl ExportConfig {
             ExportConfig::Iscsi(export) => ExportRef::Iscsi(export),
         }
     }
+
+    fn placement_mut(&mut self) -> &mut ExportPlacement {
+        match self {
+            ExportConfig::VhostBlk(export) => &mut export.placement,
+            ExportConfig::VhostScsi(export) => &mut export.placement,
+            ExportConfig::Iscsi(export) => &mut export.placement,
+        }
+    }
 }
 
 /// An export of any kind, to look at.
@@ -247,6 +256,15 @@ impl<'a> ExportRef<'a> {
         }
     }
 
+    /// Which workers serve it.
+    pub fn placement(self) -> &'a ExportPlacement {
+        match self {
+            ExportRef::VhostBlk(export) => &export.placement,
+            ExportRef::VhostScsi(export) => &export.placement,
+            ExportRef::Iscsi(export) => &export.placement,
+        }
+    }
+
     /// Every disk that it shows.
     pub fn disks(self) -> impl Iterator<Item = &'a str> {
         let one = match self {
@@ -266,7 +284,7 @@ impl<'a> ExportRef<'a> {
         }
     }
 
-    /// Are they the same but for their logical units?
+    /// Are they the same but for their logical units and their workers?
     pub fn is_same_door(self, other: ExportRef<'_>) -> bool {
         let bare = |export: ExportRef<'_>| {
             let mut export = export.to_owned();
@@ -275,6 +293,7 @@ impl<'a> ExportRef<'a> {
                 ExportConfig::VhostScsi(export) => export.luns.clear(),
                 ExportConfig::Iscsi(export) => export.luns.clear(),
             }
+            *export.placement_mut() = ExportPlacement::Shared;
             export
         };
         bare(self) == bare(other)
@@ -481,6 +500,8 @@ pub struct VhostBlkConfig {
     pub socket: PathBuf,
     /// Most request queues that a client may use.
     pub queues: u16,
+    /// Which workers serve it.
+    pub placement: ExportPlacement,
 }
 
 /// A virtio-scsi controller on one vhost-user socket.
@@ -492,6 +513,8 @@ pub struct VhostScsiConfig {
     pub socket: PathBuf,
     /// Most request queues that a client may use; control and event queue come on top.
     pub queues: u16,
+    /// Which workers serve it.
+    pub placement: ExportPlacement,
     /// Its logical units.
     pub luns: Vec<LunConfig>,
 }

@@ -16,6 +16,7 @@ use super::model::{
     TARGETS_MAX, WORKERS_MAX,
 };
 use super::place::At;
+use super::placement::{PlacementDraft, read_placement};
 use super::rbd::{RBD_KEYS, RbdDraft, read_rbd};
 use super::shown::{read_limits, read_shown};
 use super::value::{Fields, Raw, Reader, number_of, wrong};
@@ -56,6 +57,7 @@ pub struct VhostBlkDraft {
     pub disk: Option<At<String>>,
     pub socket: Option<At<PathBuf>>,
     pub queues: u16,
+    pub placement: PlacementDraft,
 }
 
 /// What was said about a vhost-scsi controller.
@@ -63,6 +65,7 @@ pub struct VhostScsiDraft {
     pub name: Option<At<String>>,
     pub socket: Option<At<PathBuf>>,
     pub queues: u16,
+    pub placement: PlacementDraft,
     pub luns: Vec<LunDraft>,
 }
 
@@ -493,6 +496,7 @@ pub fn read_vhost_blk(fields: &Fields, diagnostics: &mut Diagnostics) -> VhostBl
     let socket = read_socket(&mut reader, "socket");
     let name = read_name(&mut reader, "name").or_else(|| disk.clone());
     let queues = read_queues(&mut reader, BLK_QUEUES_MAX);
+    let placement = read_placement(&mut reader);
     reader.finish(|key| match key {
         "read_only" => Some("vhost_blk: `read_only` belongs to the disk".to_owned()),
         _ => None,
@@ -502,6 +506,7 @@ pub fn read_vhost_blk(fields: &Fields, diagnostics: &mut Diagnostics) -> VhostBl
         disk,
         socket,
         queues,
+        placement,
     }
 }
 
@@ -513,6 +518,7 @@ pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> VhostS
     let name = read_name(&mut reader, "name");
     let socket = read_socket(&mut reader, "socket");
     let queues = read_queues(&mut reader, SCSI_QUEUES_MAX);
+    let placement = read_placement(&mut reader);
     let luns = reader.objects("lun", LUN_EXAMPLE);
     reader.finish(|key| match key {
         "disk" => Some(format!(
@@ -525,6 +531,7 @@ pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> VhostS
         name,
         socket,
         queues,
+        placement,
         luns,
     }
 }

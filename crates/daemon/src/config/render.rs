@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use bdev::{ClusterConfig, RbdLock};
+use reactor::ExportPlacement;
 
 use super::iscsi::{Announced, IscsiConfig, Portal};
 use super::iscsi_limits::IscsiLimits;
@@ -123,12 +124,14 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
         writeln!(text, "disk = {}", quoted(&export.disk))?;
         writeln!(text, "socket = {}", quoted_path(&export.socket))?;
         writeln!(text, "queues = {}", export.queues)?;
+        write_placement(text, &export.placement)?;
     }
     for controller in &config.vhost_scsi {
         let name = quoted(&controller.name);
         writeln!(text, "\n[[vhost_scsi]]\nname = {name}")?;
         writeln!(text, "socket = {}", quoted_path(&controller.socket))?;
         writeln!(text, "queues = {}", controller.queues)?;
+        write_placement(text, &controller.placement)?;
         writeln!(text, "lun = [")?;
         for lun in &controller.luns {
             let disk = quoted(&lun.disk);
@@ -193,6 +196,14 @@ fn write_rbd(text: &mut String, rbd: &RbdConfig) -> std::fmt::Result {
     Ok(())
 }
 
+fn write_placement(text: &mut String, placement: &ExportPlacement) -> std::fmt::Result {
+    match placement {
+        ExportPlacement::Shared => Ok(()),
+        ExportPlacement::Workers(workers) => writeln!(text, "workers = {workers:?}"),
+        ExportPlacement::Dedicated => writeln!(text, "dedicated = true"),
+    }
+}
+
 fn write_iscsi(text: &mut String, target: &IscsiConfig) -> std::fmt::Result {
     let list = |words: &mut dyn Iterator<Item = String>| {
         let words: Vec<String> = words.map(|word| quoted(&word)).collect();
@@ -219,6 +230,7 @@ fn write_iscsi(text: &mut String, target: &IscsiConfig) -> std::fmt::Result {
         writeln!(text, "announce = [{announce}]")?;
     }
     writeln!(text, "demo_mode = \"{}\"", target.demo_mode)?;
+    write_placement(text, &target.placement)?;
     if let Some(path) = &target.chap_users {
         writeln!(text, "chap_users = {}", quoted_path(path))?;
     }

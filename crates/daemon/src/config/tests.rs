@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use proptest::prelude::*;
+use reactor::ExportPlacement;
 
 use super::*;
 
@@ -691,6 +692,7 @@ fn config() -> impl Strategy<Value = Config> {
                             disk: disk_name(disk),
                             socket: PathBuf::from(format!("/run/b{i}")),
                             queues,
+                            placement: ExportPlacement::Shared,
                         })
                         .collect(),
                     vhost_scsi: scsi
@@ -700,6 +702,7 @@ fn config() -> impl Strategy<Value = Config> {
                             name: format!("scsi{i}"),
                             socket: PathBuf::from(format!("/run/s{i}")),
                             queues,
+                            placement: ExportPlacement::Dedicated,
                             luns: luns
                                 .into_iter()
                                 .map(|((target, lun), disk)| LunConfig {

@@ -60,6 +60,9 @@ pub struct Summary {
     /// 1 where discovery sessions have other CHAP users.
     #[serde(default)]
     pub discovery_users_changed: usize,
+    /// Exports that other workers serve from now on.
+    #[serde(default)]
+    pub exports_placed: usize,
     /// Logical units that came to exports that were there.
     pub luns_added: usize,
     /// Logical units that went from exports that stay.
@@ -79,6 +82,7 @@ impl Summary {
             exports_replaced: plan.replace_exports.len(),
             chap_users_changed: plan.chap_users.len(),
             discovery_users_changed: plan.discovery_users.into(),
+            exports_placed: plan.place_exports.len(),
             luns_added: plan.add_luns.iter().map(|(_, luns)| luns.len()).sum(),
             luns_removed: plan.remove_luns.iter().map(|(_, luns)| luns.len()).sum(),
         }

@@ -13,7 +13,7 @@ use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use crate::config::{ExportRef, export_json};
 use crate::objects::bodies::{Export, ExportState};
-use crate::objects::{Change, Refusal};
+use crate::objects::{Change, Refusal, served};
 use crate::running::Overview;
 
 /// All exports.
@@ -45,7 +45,8 @@ pub(super) async fn show(
     one(api.overview()?, &name).map(Json)
 }
 
-/// An export is there, as it is said, with these logical units. One that has a client is not changed but by force.
+/// An export is there, as it is said, with these logical units. One that has a client is not changed but by force, except for
+/// its logical units and its workers.
 #[utoipa::path(put, path = "/v1/exports/{export}",
     params(("export" = String, Path, description = "Its name; of an iSCSI target its iSCSI name"), Force),
     request_body = Export, responses(
@@ -90,11 +91,13 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
     let Some(doors) = overview.servers.doors() else {
         return HashMap::new();
     };
+    let mut served = served(&overview.servers, &doors);
     let vhost = doors.vhost.status().into_iter().map(|export| {
         let state = ExportState {
             connected: export.connected,
             sessions: usize::from(export.connected),
             portals: Vec::new(),
+            served: Vec::new(),
         };
         (export.name, state)
     });
@@ -103,10 +106,15 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
             connected: target.sessions > 0,
             sessions: target.sessions,
             portals: target.portals.iter().map(ToString::to_string).collect(),
+            served: Vec::new(),
         };
         (target.name, state)
     });
-    vhost.chain(iscsi).collect()
+    let states = vhost.chain(iscsi).map(|(name, state)| {
+        let served = served.remove(&name).unwrap_or_default();
+        (name, ExportState { served, ..state })
+    });
+    states.collect()
 }
 
 fn one(overview: &Overview, name: &str) -> Result<Export, Problem> {

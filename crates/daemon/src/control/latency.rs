@@ -156,6 +156,7 @@ mod tests {
             socket: None,
             queues: 1,
             connected: false,
+            served: Vec::new(),
             luns: (0..)
                 .zip(disks)
                 .map(|(lun, disk)| LunStatus {

@@ -24,10 +24,15 @@ pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>,
         Placement::Count(_) => Vec::new(),
         Placement::Cpus(cpus) => cpus.clone(),
     };
-    let counters = blocking(move || overview.servers.pool.counters()).await?;
-    let workers = counters.iter().enumerate().map(|(index, counters)| Worker {
-        index,
-        cpu: cpus.get(index).copied(),
+    let read = move || {
+        let pool = &overview.servers.pool;
+        (pool.counters(), pool.dedicated())
+    };
+    let (counters, mut dedicated) = blocking(read).await?;
+    let workers = counters.into_iter().map(|(index, counters)| Worker {
+        index: index as usize,
+        cpu: cpus.get(index as usize).copied(),
+        export: dedicated.remove(&index),
         busy_turns: counters.busy_turns,
         empty_turns: counters.empty_turns,
         sleeps: counters.sleeps,

@@ -11,6 +11,7 @@ use super::Problem;
 use super::answers::Looks;
 use super::api::Api;
 use super::server::blocking;
+use crate::objects::bodies::Served;
 
 /// What a daemon serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -70,6 +71,9 @@ pub struct ExportStatus {
     pub queues: u16,
     /// Is a client connected?
     pub connected: bool,
+    /// What clients use of it now, and which worker serves it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub served: Vec<Served>,
     /// Its disks: one at target 0, LUN 0 for `vhost-blk`.
     pub luns: Vec<LunStatus>,
 }

@@ -56,6 +56,7 @@ fn status() -> Status {
             socket: None,
             queues: 2,
             connected: true,
+            served: Vec::new(),
             luns: vec![LunStatus {
                 target: 0,
                 lun: 0,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use bdev::{DiskState, RbdLock};
+use reactor::ExportPlacement;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -334,6 +335,12 @@ pub struct VhostBlk {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 256)]
     pub queues: Option<u16>,
+    /// The workers that serve its queues, by their numbers. May be changed at any time; queues that run stay where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<Vec<u32>>,
+    /// A worker of its own serves its queues.
+    #[serde(default)]
+    pub dedicated: bool,
     /// What is so; not looked at in a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ExportState>,
@@ -351,6 +358,12 @@ pub struct VhostScsi {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 254)]
     pub queues: Option<u16>,
+    /// The workers that serve its queues, by their numbers. May be changed at any time; queues that run stay where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<Vec<u32>>,
+    /// A worker of its own serves its queues.
+    #[serde(default)]
+    pub dedicated: bool,
     /// Its logical units.
     #[serde(default)]
     pub lun: Vec<Lun>,
@@ -387,6 +400,13 @@ pub struct Iscsi {
     /// Initiators that may log in.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub acl: Vec<Acl>,
+    /// The workers that serve its connections, by their numbers. May be changed at any time; connections that are there stay
+    /// where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<Vec<u32>>,
+    /// A worker of its own serves its connections.
+    #[serde(default)]
+    pub dedicated: bool,
     /// What is so; not looked at in a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ExportState>,
@@ -416,6 +436,34 @@ pub struct ExportState {
     /// Of a target: its portals as they are bound.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
+    /// What clients use of it now, and which worker serves it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub served: Vec<Served>,
+}
+
+/// A queue or a connection of an export, and the worker that serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Served {
+    /// Of vhost-user: the queue's index.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<u32>,
+    /// Of iSCSI: the session's id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// Of iSCSI: the connection's identifier in its session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connection: Option<u16>,
+    /// The worker's number.
+    pub worker: u32,
+}
+
+/// The workers that a placement names, and whether it wants one of its own.
+fn placement(placement: &ExportPlacement) -> (Option<Vec<u32>>, bool) {
+    match placement {
+        ExportPlacement::Shared => (None, false),
+        ExportPlacement::Workers(workers) => (Some(workers.clone()), false),
+        ExportPlacement::Dedicated => (None, true),
+    }
 }
 
 fn acl(entry: &AclEntry) -> Acl {
@@ -435,18 +483,23 @@ impl Export {
             luns.sort_by_key(|lun| (lun.target, lun.lun));
             luns
         };
+        let (workers, dedicated) = placement(export.placement());
         match export {
             ExportRef::VhostBlk(export) => Export::VhostBlk(VhostBlk {
                 name: export.name.clone(),
                 disk: export.disk.clone(),
                 socket: export.socket.to_string_lossy().into_owned(),
                 queues: Some(export.queues),
+                workers,
+                dedicated,
                 status: None,
             }),
             ExportRef::VhostScsi(export) => Export::VhostScsi(VhostScsi {
                 name: export.name.clone(),
                 socket: export.socket.to_string_lossy().into_owned(),
                 queues: Some(export.queues),
+                workers,
+                dedicated,
                 lun: luns(&export.luns),
                 status: None,
             }),
@@ -462,6 +515,8 @@ impl Export {
                     .as_ref()
                     .map(|path| path.to_string_lossy().into_owned()),
                 acl: export.acl.iter().map(acl).collect(),
+                workers,
+                dedicated,
                 status: None,
             }),
         }
@@ -483,6 +538,16 @@ impl Export {
             Export::VhostScsi(_) => "vhost-scsi",
             Export::Iscsi(_) => "iscsi",
         }
+    }
+
+    /// The workers that it is placed on, and whether it has one of its own.
+    pub fn placement(&self) -> (Option<&[u32]>, bool) {
+        let (workers, dedicated) = match self {
+            Export::VhostBlk(export) => (&export.workers, export.dedicated),
+            Export::VhostScsi(export) => (&export.workers, export.dedicated),
+            Export::Iscsi(export) => (&export.workers, export.dedicated),
+        };
+        (workers.as_deref(), dedicated)
     }
 
     /// How it is, where that was asked for.
@@ -571,6 +636,9 @@ pub struct Worker {
     /// The CPU that it is pinned to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<usize>,
+    /// The export that it is dedicated to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
     /// Turns in which there was work.
     pub busy_turns: u64,
     /// Turns in which polling found nothing.

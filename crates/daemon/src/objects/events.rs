@@ -7,7 +7,7 @@ use tokio::sync::broadcast;
 use utoipa::ToSchema;
 
 use super::owner::Owner;
-use super::plan::{Limit, Plan, Resize};
+use super::plan::{Limit, Placing, Plan, Resize};
 
 /// Events that a listener may be behind before it misses some.
 const BACKLOG: usize = 4096;
@@ -18,7 +18,7 @@ pub struct Event {
     /// Counts the daemon's events, from 1.
     pub id: u64,
     /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`,
-    /// `export.added`, `export.removed`, `lun.added`, `lun.removed`,
+    /// `export.added`, `export.removed`, `export.placed`, `lun.added`, `lun.removed`,
     /// `session.opened`, `session.closed`.
     pub event: String,
     /// The disk, the export, or the export that the LUN or the session is of.
@@ -171,6 +171,9 @@ impl Owner {
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
             self.event_bus.tell("export.added", export.as_ref().name());
+        }
+        for Placing { export, .. } in &plan.place_exports {
+            self.event_bus.tell("export.placed", export);
         }
         for (export, luns) in &plan.add_luns {
             for lun in luns {

@@ -95,7 +95,11 @@ impl Overlay {
         let before: HashMap<&str, ExportRef<'_>> = base.exports().map(|e| (e.name(), e)).collect();
         for export in now.exports() {
             match before.get(export.name()) {
-                Some(known) if known.is_same_door(export) => overlay.luns(*known, export),
+                Some(known)
+                    if known.is_same_door(export) && known.placement() == export.placement() =>
+                {
+                    overlay.luns(*known, export);
+                }
                 _ => overlay.exports.push(export.to_owned()),
             }
         }

@@ -19,7 +19,7 @@ use virtio_scsi::{Event as ScsiEvent, ScsiDevice};
 use super::changes::Change;
 use super::events::EventBus;
 use super::followed::Messages;
-use super::plan::{Limit, Plan, Resize};
+use super::plan::{Limit, Placing, Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::relations;
 use super::servers::{Doors, Servers};
@@ -436,7 +436,7 @@ impl Owner {
                 Some(index) => Some(self.keep_listening(export, inherited.swap_remove(index))),
                 None => self.handed(export),
             };
-            match exports::open(export, disks, &self.servers.units, doors, handed, None) {
+            match exports::open(export, disks, &self.servers, doors, handed, None) {
                 Ok(open) => undo.exports.push(open),
                 Err(reason) => {
                     reasons.push(format!("{} {}: {reason}", export.kind(), export.name()));
@@ -444,6 +444,7 @@ impl Owner {
             }
         }
         failed(&reasons)?;
+        self.place_exports(plan, &mut undo.placed)?;
         let size_of = |disk: &Disk| disk.info().geometry.capacity_bytes();
         let known = plan.resize.iter();
         let known =
@@ -489,8 +490,9 @@ impl Owner {
     /// Nothing of a change that failed stays.
     fn take_back(&mut self, undo: Undo, doors: &Doors) {
         for open in &undo.exports {
-            exports::close(&open.name, doors);
+            exports::close(&open.name, &self.servers.pool, doors);
         }
+        self.replace_as_before(&undo.placed);
         for (disk, shrinking) in undo.shrinking {
             disk.stay_large(shrinking);
         }
@@ -508,8 +510,8 @@ impl Owner {
             let export = export.as_ref();
             let handed = self.handed(export);
             let users = undo.chap_users.get(export.name()).map(|users| &**users);
-            let units = &self.servers.units;
-            match exports::open(export, &self.disks, units, doors, handed, users) {
+            let servers = &self.servers;
+            match exports::open(export, &self.disks, servers, doors, handed, users) {
                 Ok(open) => self.enter(&open.name, &open.device),
                 Err(error) => {
                     let name = export.name();
@@ -640,13 +642,10 @@ impl Owner {
 
     fn remove_export(&mut self, export: &ExportConfig, doors: &Doors) {
         let name = export.as_ref().name();
-        exports::close(name, doors);
+        exports::close(name, &self.servers.pool, doors);
         self.blk.remove(name);
         self.scsi.remove(name);
-        for worker in self.servers.pool.workers() {
-            let name = name.to_owned();
-            worker.send(move |w| w.forget(&name));
-        }
+        self.servers.pool.forget(name);
     }
 
     fn forget_disk(&mut self, name: &str) {
@@ -725,6 +724,8 @@ struct Undo {
     exports: Vec<OpenExport>,
     /// Exports that made room for them.
     replaced: Vec<ExportConfig>,
+    /// Exports that other workers serve by now, with their placement before.
+    placed: Vec<Placing>,
     /// The CHAP users of these, whatever their files say now.
     chap_users: HashMap<String, Arc<ChapUsers>>,
     /// Disks with the size that they had.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use bdev::ClusterConfig;
+use reactor::ExportPlacement;
 
 use super::refusal::Fault;
 use super::relations::absolute;
@@ -33,6 +34,15 @@ pub struct Limit {
     pub limits: LimitsConfig,
 }
 
+/// An export that other workers serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placing {
+    /// The export.
+    pub export: String,
+    /// Which workers.
+    pub placement: ExportPlacement,
+}
+
 /// What has to be done, each list in the order of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -50,6 +60,8 @@ pub struct Plan {
     pub remove_exports: Vec<String>,
     /// Exports that come anew in another form: the name, and the form.
     pub replace_exports: Vec<ExportConfig>,
+    /// Exports that stay, and that other workers shall serve from now on.
+    pub place_exports: Vec<Placing>,
     /// Logical units that come to exports that stay.
     pub add_luns: Vec<ExportLuns>,
     /// Logical units that go from exports that stay.
@@ -238,7 +250,10 @@ impl Plan {
             match before.get(export.name()) {
                 None => self.add_exports.push(export.to_owned()),
                 Some(known) if *known == export => {}
-                Some(known) if known.is_same_door(export) => self.luns(*known, export),
+                Some(known) if known.is_same_door(export) => {
+                    self.luns(*known, export);
+                    self.placing(*known, export);
+                }
                 Some(_) => self.replace_exports.push(export.to_owned()),
             }
         }
@@ -247,6 +262,15 @@ impl Plan {
             .exports()
             .filter(|export| !after.contains(export.name()));
         self.remove_exports = gone.map(|export| export.name().to_owned()).collect();
+    }
+
+    fn placing(&mut self, now: ExportRef<'_>, next: ExportRef<'_>) {
+        if now.placement() != next.placement() {
+            self.place_exports.push(Placing {
+                export: next.name().to_owned(),
+                placement: next.placement().clone(),
+            });
+        }
     }
 
     fn luns(&mut self, now: ExportRef<'_>, next: ExportRef<'_>) {

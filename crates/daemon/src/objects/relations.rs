@@ -5,8 +5,10 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use reactor::ExportPlacement;
+
 use super::refusal::Fault;
-use crate::config::{BlockDeviceConfig, Config, ExportRef, LunConfig};
+use crate::config::{BlockDeviceConfig, Config, ExportRef, LunConfig, WORKERS_MAX, placement};
 
 /// All that does not go together in `next`.
 pub fn check(next: &Config) -> Vec<Fault> {
@@ -22,7 +24,38 @@ pub fn check(next: &Config) -> Vec<Fault> {
         }
         check_luns(export, &disks, &mut faults);
     }
+    check_placements(next, &mut faults);
     faults
+}
+
+/// Workers that exports name exist, and there are not too many with those that are dedicated.
+fn check_placements(next: &Config, faults: &mut Vec<Fault>) {
+    let count = next.workers.placement.count();
+    let mut all = count;
+    for export in next.exports() {
+        match export.placement() {
+            ExportPlacement::Shared => {}
+            ExportPlacement::Dedicated => all += 1,
+            ExportPlacement::Workers(workers) => {
+                let missing = workers.iter().enumerate();
+                for (index, worker) in missing.filter(|(_, worker)| **worker as usize >= count) {
+                    let detail = format!(
+                        "{} for {}: allowed: {}",
+                        placement::no_worker(*worker),
+                        export.name(),
+                        placement::range(count)
+                    );
+                    let fault = Fault::at(format!("/workers/{index}"), detail);
+                    faults.push(fault.help(placement::WORKER_HELP));
+                }
+            }
+        }
+    }
+    if all > WORKERS_MAX {
+        let detail = format!("{all} workers with the dedicated ones: at most {WORKERS_MAX}");
+        let help = "let some exports share workers: leave `dedicated` away";
+        faults.push(Fault::at("/dedicated", detail).help(help));
+    }
 }
 
 fn no_disk(name: &str, shown_by: &str) -> String {

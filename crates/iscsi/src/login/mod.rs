@@ -1,10 +1,12 @@
 //! The login phase, both sides (RFC 7143, 6.3), and what a target's owner decides in it.
 
 mod authenticate;
+mod first;
 mod initiator;
 mod policy;
 mod target;
 
+pub use first::{FIRST_BYTES_MAX, FirstTarget, first_target};
 pub use initiator::{
     Credentials, InitiatorLogin, LoginError, LoginProgress, LoginRequestSettings, LoginResult,
 };

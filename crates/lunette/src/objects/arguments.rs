@@ -126,6 +126,8 @@ Examples:
     lunette export add vhost-blk d0:/run/lunette/d0.sock
     lunette export add vhost-scsi vm0:/run/lunette/vm0.sock
     lunette export add iscsi iqn.2026-11.org.example:t0=d0,d1 --portal 192.0.2.1 --demo-mode ro
+    lunette export place d0 1,3         workers 1 and 3 serve new queues
+    lunette export place d0 dedicated   a worker that serves nothing else
     lunette export remove vm0 --force";
 
 /// What to do with exports.
@@ -144,6 +146,14 @@ pub enum ExportAction {
         #[command(subcommand)]
         export: NewExport,
     },
+    /// Choose the workers that serve an export; what clients use already stays where it is
+    Place {
+        /// Its name
+        export: String,
+        /// Numbers of workers such as 1,3; or dedicated: a worker of its own; or shared: any that exports share
+        #[arg(value_name = "WORKERS|dedicated|shared")]
+        workers: String,
+    },
     /// Remove an export
     Remove {
         /// Its name
@@ -159,19 +169,19 @@ pub enum ExportAction {
 pub enum NewExport {
     /// One disk as virtio-blk on a vhost-user socket
     VhostBlk {
-        /// Then ,name=NAME or ,queues=N
+        /// Then ,name=NAME, ,queues=N, ,workers=1+3 or ,dedicated
         #[arg(value_name = "DISK:SOCKET")]
         export: String,
     },
     /// A virtio-scsi controller on a vhost-user socket
     VhostScsi {
-        /// Then ,queues=N
+        /// Then ,queues=N, ,workers=1+3 or ,dedicated
         #[arg(value_name = "NAME:SOCKET")]
         export: String,
     },
     /// An iSCSI target with these disks as LUNs from 0
     Iscsi {
-        /// Then ,alias=TEXT
+        /// Then ,alias=TEXT, ,workers=1+3 or ,dedicated=on
         #[arg(value_name = "IQN=DISK,...")]
         export: String,
         /// Where it is found [default port: 3260, default portal group: 1]

@@ -57,6 +57,7 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         ("exports added", summary.exports_added),
         ("exports removed", summary.exports_removed),
         ("exports replaced", summary.exports_replaced),
+        ("exports placed", summary.exports_placed),
         ("targets with other CHAP users", summary.chap_users_changed),
         (
             "other CHAP users of discovery",

@@ -3,7 +3,7 @@
 use daemon::config::{ExportConfig, Flags};
 use daemon::control::{Method, escape};
 use daemon::objects::bodies::Export;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::arguments::{Ask, ExportAction, ExportCommand, NewExport};
 use super::table::Table;
@@ -23,6 +23,7 @@ pub fn run(command: ExportCommand) -> Outcome {
             ask.print(&[export], table)
         }
         ExportAction::Add { export } => add(ask, export),
+        ExportAction::Place { export, workers } => place(ask, &export, &workers),
         ExportAction::Remove {
             export,
             force: forced,
@@ -31,6 +32,34 @@ pub fn run(command: ExportCommand) -> Outcome {
             ask.change(Method::DELETE, &path, None)
         }
     }
+}
+
+fn place(ask: &Ask, export: &str, words: &str) -> Outcome {
+    let path = path(export);
+    let client = ask.whom.client()?;
+    let mut body: Value = client.get(&path)?;
+    let (workers, dedicated) = match words {
+        "dedicated" => (Value::Null, true),
+        "shared" => (Value::Null, false),
+        numbers => {
+            let numbers = numbers.split(',').map(str::parse::<u32>);
+            let numbers: Result<Vec<u32>, _> = numbers.collect();
+            let numbers = numbers.map_err(|_| {
+                Failure::because(format!(
+                    "{words:?}: numbers of workers such as 1,3, or dedicated, or shared"
+                ))
+            })?;
+            (json!(numbers), false)
+        }
+    };
+    if let Some(fields) = body.as_object_mut() {
+        fields.remove("workers");
+        if !workers.is_null() {
+            fields.insert("workers".to_owned(), workers);
+        }
+        fields.insert("dedicated".to_owned(), json!(dedicated));
+    }
+    ask.change(Method::PUT, &path, Some(&body))
 }
 
 fn path(export: &str) -> String {
@@ -109,7 +138,7 @@ fn absolute(mut export: ExportConfig) -> ExportConfig {
 }
 
 fn table(exports: &[Export]) -> Table {
-    let head = Table::new(&["NAME", "KIND", "WHERE", "DISKS", "CLIENT"]);
+    let head = Table::new(&["NAME", "KIND", "WHERE", "DISKS", "CLIENT", "WORKERS"]);
     exports.iter().fold(head, |table, export| {
         let (place, disks) = match export {
             Export::VhostBlk(blk) => (blk.socket.clone(), blk.disk.clone()),
@@ -128,8 +157,31 @@ fn table(exports: &[Export]) -> Table {
             place,
             disks,
             client,
+            serving(export).unwrap_or_default(),
         ])
     })
+}
+
+/// The workers that serve an export now, `1 3`; or, while it has no client, those that it is placed on.
+pub fn serving(export: &Export) -> Option<String> {
+    let served = export.status().map(|status| &*status.served);
+    let mut now: Vec<u32> = served
+        .unwrap_or_default()
+        .iter()
+        .map(|s| s.worker)
+        .collect();
+    now.sort_unstable();
+    now.dedup();
+    let (chosen, dedicated) = export.placement();
+    let numbers = match now.is_empty() {
+        true => chosen.unwrap_or_default(),
+        false => &now,
+    };
+    let mut words: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    if dedicated {
+        words.push("dedicated".to_owned());
+    }
+    (!words.is_empty()).then(|| words.join(" "))
 }
 
 fn count(luns: usize) -> String {

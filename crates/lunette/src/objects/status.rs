@@ -7,6 +7,7 @@ use daemon::objects::bodies::{Export, Reservation, Session};
 use latency::{Operation, Snapshot};
 
 use super::arguments::LookArguments;
+use super::export::serving;
 use super::{print_json, size_text};
 use crate::failure::{Failure, Outcome};
 
@@ -66,10 +67,12 @@ pub fn run(arguments: &LookArguments) -> Outcome {
             0 => "no client".to_owned(),
             sessions => count(sessions, "client"),
         };
+        let workers = serving(export).map(|words| format!(", served by {words}"));
         line(format!(
-            "  {:10}  {:40}  {client}",
+            "  {:10}  {:40}  {client}{}",
             export.kind(),
-            export.name()
+            export.name(),
+            workers.unwrap_or_default()
         ));
     }
     if exports.len() > EXPORTS_SHOWN {

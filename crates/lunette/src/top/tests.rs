@@ -38,6 +38,7 @@ fn look(seconds: u64) -> Look {
         socket: None,
         queues: 2,
         connected,
+        served: Vec::new(),
         luns: Vec::new(),
     };
     let disk = |name: &str, reads: u64| {

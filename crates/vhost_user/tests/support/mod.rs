@@ -108,7 +108,9 @@ impl Rig {
 
     pub fn queues_running(&self) -> usize {
         let workers = self.pool.workers();
-        let counts = workers.map(|worker| worker.call(|w| w.source_count()).unwrap());
+        let counts = workers
+            .iter()
+            .map(|worker| worker.call(|w| w.source_count()).unwrap());
         counts.sum()
     }
 

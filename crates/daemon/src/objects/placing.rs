@@ -1,0 +1,70 @@
+//! Exports that other workers shall serve, and who serves what.
+
+use std::collections::HashMap;
+
+use super::bodies::Served;
+use super::owner::{Owner, refused};
+use super::plan::{Placing, Plan};
+use super::refusal::Refusal;
+use super::servers::{Doors, Servers, iscsi_session};
+
+/// What clients use of each export, and which worker serves it.
+pub fn served(servers: &Servers, doors: &Doors) -> HashMap<String, Vec<Served>> {
+    let mut all: HashMap<String, Vec<Served>> = HashMap::new();
+    for vhost in doors.vhost.status() {
+        all.insert(vhost.name, Vec::new());
+    }
+    for owned in servers.pool.queues() {
+        // All connections of a target on a worker are one queue.
+        if let Some(served) = all.get_mut(&owned.export) {
+            served.push(Served {
+                queue: Some(owned.queue),
+                worker: owned.worker,
+                ..Served::default()
+            });
+        }
+    }
+    for served in all.values_mut() {
+        served.sort_by_key(|one| one.queue);
+    }
+    for target in doors.iscsi.status() {
+        let placed = doors.iscsi.placed(&target.name).into_iter();
+        let served = placed.map(|(tsih, connection, worker)| Served {
+            queue: None,
+            session: Some(iscsi_session(tsih)),
+            connection: Some(connection),
+            worker,
+        });
+        all.insert(target.name, served.collect());
+    }
+    all
+}
+
+impl Owner {
+    /// Places exports that stay; `undone` gets each with the placement that it had.
+    pub(super) fn place_exports(
+        &self,
+        plan: &Plan,
+        undone: &mut Vec<Placing>,
+    ) -> Result<(), Refusal> {
+        for Placing { export, placement } in &plan.place_exports {
+            let assigned = self.servers.pool.assign(export, placement);
+            assigned.map_err(|error| refused(vec![format!("export {export}: {error}")]))?;
+            let before = self.present.export(export).map(|export| export.placement());
+            undone.push(Placing {
+                export: export.clone(),
+                placement: before.cloned().unwrap_or_default(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes that back.
+    pub(super) fn replace_as_before(&self, undone: &[Placing]) {
+        for Placing { export, placement } in undone {
+            if let Err(error) = self.servers.pool.assign(export, placement) {
+                tracing::error!(export, "the placement cannot be taken back: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Connections that have come and have no worker yet. While an export is placed, the target that the first Login request
+//! names decides which worker a connection gets, so the accepting thread waits for that request and looks at it.
+//!
+//! Owned by the accepting thread, which does not block on any of them. One that says nothing is closed after the time that
+//! a login may take, or when too many others wait.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use iscsi::login::{FIRST_BYTES_MAX, FirstTarget, first_target};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+/// When the rest of a request that has come in part is looked for.
+const REST: Duration = Duration::from_millis(10);
+
+struct Arrival {
+    stream: TcpStream,
+    peer: SocketAddr,
+    /// When it came.
+    since: Duration,
+    /// A part of the request is there: the socket stays readable, and cannot be waited for.
+    is_partial: bool,
+}
+
+/// A connection that can be placed.
+pub(crate) struct Arrived {
+    pub stream: TcpStream,
+    pub peer: SocketAddr,
+    /// The target that it names, if any.
+    pub target: Option<String>,
+}
+
+enum Look {
+    Waits { is_partial: bool },
+    Names(Option<String>),
+    Gone,
+}
+
+/// The connections, oldest first.
+#[derive(Default)]
+pub(crate) struct Arrivals {
+    waiting: VecDeque<Arrival>,
+}
+
+impl Arrivals {
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A connection has come; beyond `most` the oldest is closed.
+    pub fn add(&mut self, stream: TcpStream, peer: SocketAddr, now: Duration, most: usize) {
+        self.waiting.push_back(Arrival {
+            stream,
+            peer,
+            since: now,
+            is_partial: false,
+        });
+        if self.waiting.len() > most.max(1) {
+            self.waiting.pop_front();
+        }
+    }
+
+    /// The sockets to wait for.
+    pub fn sockets(&self) -> Vec<BorrowedFd<'_>> {
+        let quiet = self.waiting.iter().filter(|one| !one.is_partial);
+        quiet.map(|one| one.stream.as_fd()).collect()
+    }
+
+    /// How long the sockets may be waited for: `None` where there is nothing to look at without a socket's word.
+    pub fn patience(&self, now: Duration, login_time: Duration) -> Option<Duration> {
+        let oldest = self.waiting.front()?;
+        let left = login_time.saturating_sub(now.saturating_sub(oldest.since));
+        match self.waiting.iter().any(|one| one.is_partial) {
+            true => Some(left.min(REST)),
+            false => Some(left),
+        }
+    }
+
+    /// Takes those out whose request is there, and closes those that are gone or took too long.
+    pub fn take(&mut self, now: Duration, login_time: Duration) -> Vec<Arrived> {
+        let mut arrived = Vec::new();
+        let mut bytes = Vec::new();
+        for mut one in std::mem::take(&mut self.waiting) {
+            if now.saturating_sub(one.since) >= login_time {
+                continue;
+            }
+            bytes.resize(FIRST_BYTES_MAX, 0);
+            match look(&one.stream, &mut bytes) {
+                Look::Gone => {}
+                Look::Waits { is_partial } => {
+                    one.is_partial = is_partial;
+                    self.waiting.push_back(one);
+                }
+                Look::Names(target) => arrived.push(Arrived {
+                    stream: one.stream,
+                    peer: one.peer,
+                    target,
+                }),
+            }
+        }
+        arrived
+    }
+}
+
+/// Looks at what has come on a connection, and leaves it there.
+fn look(stream: &TcpStream, bytes: &mut [u8]) -> Look {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let length = match rustix::net::recv(stream, &mut *bytes, flags) {
+        Ok((0, _)) => return Look::Gone,
+        Ok((length, _)) => length,
+        Err(Errno::AGAIN | Errno::INTR) => return Look::Waits { is_partial: false },
+        Err(_) => return Look::Gone,
+    };
+    match first_target(&bytes[..length]) {
+        FirstTarget::Incomplete => Look::Waits { is_partial: true },
+        FirstTarget::Named(name) => Look::Names(Some(name.to_owned())),
+        FirstTarget::None => Look::Names(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(7);
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn connected() -> (TcpStream, TcpStream, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, peer) = listener.accept().unwrap();
+        (client, server, peer)
+    }
+
+    fn login(target: &str) -> Vec<u8> {
+        let text = format!("TargetName={target}\0");
+        let mut bytes = vec![0; 48];
+        bytes[0] = 0x43;
+        bytes[7] = text.len() as u8;
+        bytes.extend_from_slice(text.as_bytes());
+        bytes
+    }
+
+    fn take_one(arrivals: &mut Arrivals) -> Arrived {
+        loop {
+            if let Some(one) = arrivals.take(NOW, LONG).pop() {
+                return one;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn connection_is_placed_when_its_login_request_is_there_and_loses_nothing_of_it() {
+        let (mut client, server, peer) = connected();
+        let mut arrivals = Arrivals::default();
+        arrivals.add(server, peer, NOW, 8);
+        assert!(arrivals.take(NOW, LONG).is_empty());
+        assert_eq!(arrivals.sockets().len(), 1);
+        let bytes = login("iqn.2026-11.org.example:t0");
+        client.write_all(&bytes[..50]).unwrap();
+        while arrivals.sockets().len() == 1 {
+            assert!(arrivals.take(NOW, LONG).is_empty());
+        }
+        assert_eq!(arrivals.patience(NOW, LONG), Some(REST));
+        client.write_all(&bytes[50..]).unwrap();
+        let mut one = take_one(&mut arrivals);
+        assert_eq!(one.target.as_deref(), Some("iqn.2026-11.org.example:t0"));
+        let mut read = vec![0; bytes.len()];
+        one.stream.read_exact(&mut read).unwrap();
+        assert_eq!(read, bytes);
+        assert_eq!(arrivals.patience(NOW, LONG), None);
+    }
+
+    #[test]
+    fn connections_that_say_nothing_are_closed() {
+        let mut arrivals = Arrivals::default();
+        let kept: Vec<_> = (0..3)
+            .map(|_| {
+                let (client, server, peer) = connected();
+                arrivals.add(server, peer, NOW, 2);
+                client
+            })
+            .collect();
+        assert_eq!(arrivals.len(), 2);
+        drop(kept);
+        while arrivals.len() > 0 {
+            assert!(arrivals.take(NOW, LONG).is_empty());
+        }
+        let (_client, server, peer) = connected();
+        arrivals.add(server, peer, NOW, 2);
+        assert!(arrivals.take(NOW + LONG, LONG).is_empty());
+        assert_eq!(arrivals.len(), 0);
+    }
+}
