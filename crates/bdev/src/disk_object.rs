@@ -10,9 +10,10 @@ use std::time::Duration;
 use block::{DiskInfo, Geometry, Identity};
 
 use crate::error::{check_naa, check_physical_block_size, check_size};
+use crate::on_error::OnErrorCell;
 use crate::{
-    Attach, BlockDevice, Conditions, IoChannel, OpenError, RangeLock, RangeLocks, RateLimits,
-    ResizeError, StateCell, Throttle,
+    Attach, BlockDevice, Conditions, IoChannel, OnError, OpenError, RangeLock, RangeLocks,
+    RateLimits, ResizeError, StateCell, Throttle,
 };
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
@@ -86,6 +87,7 @@ pub struct Disk {
     conditions: Arc<Conditions>,
     locks: Arc<RangeLocks>,
     throttle: Arc<Throttle>,
+    on_error: Arc<OnErrorCell>,
     state: Arc<StateCell>,
 }
 
@@ -152,6 +154,7 @@ impl Disk {
             info: Arc::new(RwLock::new(Arc::new(info))),
             locks: Arc::new(RangeLocks::new(conditions.clone())),
             throttle: Arc::new(Throttle::new(conditions.clone())),
+            on_error: Arc::new(OnErrorCell::new(conditions.clone())),
             conditions,
             state: Arc::default(),
         })
@@ -369,6 +372,17 @@ impl Disk {
     /// Sets its limits anew, at any time: they hold for all exports together.
     pub fn set_limits(&self, limits: RateLimits) {
         self.throttle.set(limits);
+    }
+
+    /// Sets what becomes of I/Os that fail, for those that are submitted from now on. Whoever sets it resumes the disk on all
+    /// workers afterwards, so that what waits by the old policy ends by the new one.
+    pub fn set_on_error(&self, on_error: OnError) {
+        self.on_error.set(on_error);
+    }
+
+    /// What becomes of I/Os that fail.
+    pub fn on_error(&self) -> OnError {
+        self.on_error.get()
     }
 
     /// Its limits, as workers keep to them.

@@ -24,6 +24,7 @@ mod faulty;
 mod file;
 mod medium;
 mod null;
+mod on_error;
 mod ram;
 mod range_lock;
 mod rbd;
@@ -47,10 +48,11 @@ pub use file::{CacheMode, File, FileOptions, ImageFormat};
 pub use librbd::{ClusterConfig, ImageName};
 pub use medium::{IdentityRecord, Medium, Stamp};
 pub use null::{Null, NullOptions};
+pub use on_error::OnError;
 pub use ram::{Ram, RamOptions};
 pub use range_lock::{Admission, Barrier, Membership, Participant, RangeLock, RangeLocks};
 pub use rbd::{Rbd, RbdLock, RbdOptions};
-pub use state::{DiskState, StateCell};
+pub use state::{DiskState, StateCell, WaitingIo};
 pub use throttle::{Moment, RateLimits, Throttle};
 
 /// What the submitter calls its I/O.

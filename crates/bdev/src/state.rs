@@ -1,10 +1,12 @@
 //! Whether a disk can do I/O, as its users see it.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use latency::Clock;
+
+use block::IoError;
 
 /// The state of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,9 +60,37 @@ struct Failure {
     next_try: Duration,
 }
 
-/// The state of a disk, told by its workers. Read by the control plane; changed only when a worker attaches, or fails to.
-#[derive(Debug, Default)]
-pub struct StateCell(Mutex<Vec<Failure>>);
+/// I/Os that have failed and wait to be submitted again: see [`crate::OnError`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingIo {
+    /// How many.
+    pub count: usize,
+    /// Why the last of them failed.
+    pub error: IoError,
+}
+
+/// Called when a disk's first I/O begins to wait (true), and when none waits any more.
+type OnWaiting = Box<dyn Fn(bool) + Send + Sync>;
+
+/// The state of a disk, told by its workers. Read by the control plane; changed only when a worker attaches, or fails to, and when
+/// I/Os begin to wait or go on.
+#[derive(Default)]
+pub struct StateCell {
+    failures: Mutex<Vec<Failure>>,
+    /// By worker.
+    waiting: Mutex<Vec<(u32, WaitingIo)>>,
+    on_waiting: OnceLock<OnWaiting>,
+}
+
+impl fmt::Debug for StateCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("StateCell");
+        shown.field("failures", &self.failures);
+        shown
+            .field("waiting", &self.waiting)
+            .finish_non_exhaustive()
+    }
+}
 
 impl StateCell {
     /// The worker `who` cannot attach to the device, and tries again after `wait`.
@@ -70,20 +100,54 @@ impl StateCell {
             reason,
             next_try: Clock::shared().elapsed() + wait,
         };
-        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.retain(|failure| failure.who != who);
         failures.push(failure);
     }
 
     /// The worker `who` has attached, or needs the device no more.
     pub fn cleared(&self, who: u32) {
-        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.retain(|failure| failure.who != who);
+    }
+
+    /// So many I/Os of the worker `who` wait; `error` is that of the last one.
+    pub fn waits(&self, who: u32, count: usize, error: IoError) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = waiting.is_empty();
+        waiting.retain(|(known, _)| *known != who);
+        if count > 0 {
+            waiting.push((who, WaitingIo { count, error }));
+        }
+        let now = waiting.is_empty();
+        if before != now
+            && let Some(on_waiting) = self.on_waiting.get()
+        {
+            // With the lock, so that they are called in the order of the changes.
+            on_waiting(!now);
+        }
+    }
+
+    /// I/Os that wait now, on all workers.
+    pub fn waiting(&self) -> Option<WaitingIo> {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, last) = waiting.last()?;
+        let count = waiting.iter().map(|(_, waiting)| waiting.count).sum();
+        Some(WaitingIo {
+            count,
+            error: last.error,
+        })
+    }
+
+    /// Has `on_waiting` called, on a worker, when the first I/O begins to wait and when none waits any more. Once for a disk; must be
+    /// quick.
+    pub fn on_waiting(&self, on_waiting: impl Fn(bool) + Send + Sync + 'static) {
+        self.on_waiting.set(Box::new(on_waiting)).ok();
     }
 
     /// The state now.
     pub fn get(&self) -> DiskState {
-        let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         match failures.iter().min_by_key(|failure| failure.next_try) {
             None => DiskState::Ready,
             Some(first) => DiskState::Unavailable {
@@ -97,6 +161,29 @@ impl StateCell {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_io_that_waits_and_the_end_of_the_last_one_are_told_whichever_worker_they_are_of() {
+        use std::sync::Arc;
+        let (state, told) = (StateCell::default(), Arc::new(Mutex::new(Vec::new())));
+        let seen = told.clone();
+        state.on_waiting(move |waits| seen.lock().unwrap().push(waits));
+        let full = IoError::from(block::IoErrorKind::NoSpace);
+        let offline = IoError::from(block::IoErrorKind::Offline);
+        state.waits(0, 1, full);
+        state.waits(1, 2, offline);
+        state.waits(0, 2, full);
+        let waiting = state.waiting().unwrap();
+        assert_eq!((waiting.count, waiting.error), (4, full));
+        state.waits(0, 0, full);
+        assert_eq!(state.waiting().map(|waiting| waiting.error), Some(offline));
+        assert_eq!(*told.lock().unwrap(), [true]);
+        state.waits(1, 0, offline);
+        assert_eq!(
+            (state.waiting(), &told.lock().unwrap()[..]),
+            (None, &[true, false][..])
+        );
+    }
 
     #[test]
     fn disk_is_ready_when_no_worker_fails_to_attach() {

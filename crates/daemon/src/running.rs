@@ -378,9 +378,15 @@ impl View for Overview {
         let live = self.live();
         let mut names: Vec<&String> = live.disks.keys().collect();
         names.sort_unstable();
-        let disks = names
-            .into_iter()
-            .map(|name| DiskStatistics::new(name, used.get(name)));
+        let waiting = |name: &str| {
+            let disk = live.disks.get(name);
+            let waiting = disk.and_then(|disk| disk.state().waiting());
+            waiting.map_or(0, |waiting| waiting.count as u64)
+        };
+        let disks = names.into_iter().map(|name| DiskStatistics {
+            waiting: waiting(name),
+            ..DiskStatistics::new(name, used.get(name))
+        });
         let doors = self.servers.doors();
         let initiators = doors.map(|doors| doors.iscsi.initiators());
         let initiators = initiators.unwrap_or_default().into_iter();
@@ -408,6 +414,8 @@ impl View for Overview {
                 serial: status.serial,
                 state: status.state,
                 reason: status.reason,
+                waiting: status.waiting,
+                waiting_reason: status.waiting_reason,
                 next_try_seconds: status.next_try_seconds,
             }
         });

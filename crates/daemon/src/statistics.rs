@@ -137,6 +137,9 @@ pub struct DiskStatistics {
     pub operations: BTreeMap<String, IoStatistics>,
     /// I/Os that the engine has and has not given back.
     pub in_flight: u64,
+    /// Of these, I/Os that have failed and wait until the disk is resumed.
+    #[serde(default)]
+    pub waiting: u64,
     /// I/Os that failed, by class; a class that never happened is absent.
     pub errors: BTreeMap<String, u64>,
     /// I/Os that its limits have held back.
@@ -162,6 +165,7 @@ impl DiskStatistics {
             name: name.to_owned(),
             operations: operations.collect(),
             in_flight: counters.in_flight,
+            waiting: 0,
             errors: errors
                 .map(|(kind, count)| (kind.word().to_owned(), count))
                 .collect(),

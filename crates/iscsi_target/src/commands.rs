@@ -585,7 +585,7 @@ impl Connection {
     }
 
     /// Takes a command back. `wait` is let go of once it can touch no disk any more.
-    pub(crate) fn abort_slot(&mut self, _io: &mut Io, index: u32, wait: Option<&Hold>) {
+    pub(crate) fn abort_slot(&mut self, io: &mut Io, index: u32, wait: Option<&Hold>) {
         if let Some(task) = self.slots.part(index) {
             // Where the protocol gave it up itself there is nothing left to abort.
             self.iscsi.abort(task).ok();
@@ -605,6 +605,8 @@ impl Connection {
         slot.response = None;
         if slot.busy {
             slot.waits.extend(wait.cloned());
+            // Nor does it wait any more for a disk that has failed it.
+            io.cancel_waiting(self.place.source, |slot| slot == index);
         } else {
             self.release(index);
         }

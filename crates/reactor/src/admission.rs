@@ -65,7 +65,13 @@ impl OpenDisk {
             is_paid,
         };
         match verdict {
-            Verdict::Start => return self.start_counted(ring, request, buffer, tag),
+            Verdict::Start => {
+                let submitted = self.start_counted(ring, request, buffer, tag);
+                return match self.conditions.has(Condition::Tracked) {
+                    true => self.track(submitted, request, buffer, tag),
+                    false => submitted,
+                };
+            }
             Verdict::Fail(kind) => return Submission::Done(Err(kind.into())),
             Verdict::WaitForLock => self.deferred.push(deferred(is_paid)),
             Verdict::WaitForLimits => {

@@ -1,9 +1,13 @@
 //! A worker's own handle on each disk that its sources use, and the context in which sources run.
 
+mod held;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use bdev::{Attach, Barrier, Conditions, Disk, Finished, IoChannel, Soon, Submission, Throttle};
+use bdev::{
+    Attach, Barrier, Condition, Conditions, Disk, Finished, IoChannel, Soon, Submission, Throttle,
+};
 use block::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use latency::{Clock, QueueRecord, Stamp};
@@ -14,6 +18,7 @@ use crate::attaching::{Absent, Retry};
 use crate::drain::Drain;
 use crate::ledger::{DiskRecord, Ledger};
 use crate::pacing::Pacing;
+use crate::waiting::Waiting;
 use crate::{SourceId, WorkerHandle};
 
 /// A disk as one worker sees it: an index into its open handles.
@@ -93,6 +98,9 @@ pub(crate) struct OpenDisk {
     pub pacing: Pacing,
     /// I/Os that wait for a range to be released, or for the disk to open to them.
     pub deferred: Vec<Deferred>,
+    waiting: Waiting,
+    /// Of the worker.
+    worker: u32,
 }
 
 impl OpenDisk {
@@ -103,6 +111,7 @@ impl OpenDisk {
             && self.channel.in_flight() == 0
             && self.deferred.is_empty()
             && self.pacing.is_empty()
+            && self.waiting.is_empty()
     }
 }
 
@@ -225,6 +234,8 @@ impl Io {
             throttle: disk.throttle().clone(),
             pacing: Pacing::new(&self.clock),
             deferred: Vec::new(),
+            waiting: Waiting::default(),
+            worker: self.worker.index(),
         });
         self.attach(index);
         DiskHandle(index as u32)
@@ -279,7 +290,8 @@ impl Io {
             tracing::error!(
                 disk,
                 worker,
-                "cannot attach to the device, its I/O fails until that is possible: {error}"
+                on_error = open.disk.on_error().word(),
+                "cannot attach to the device, its I/O fails or waits until that is possible: {error}"
             );
         } else {
             retry.again(&mut self.ring);
@@ -288,14 +300,20 @@ impl Io {
         state.failed(worker, error.to_string(), retry.wait());
     }
 
-    /// The wait for the next attempt to attach to a disk has ended.
+    /// The wait for the next attempt to attach to a disk has ended. What waits for the device goes on when it is there.
     #[cold]
-    pub(crate) fn attach_again(&mut self, disk: u32) {
+    pub(crate) fn attach_again(&mut self, disk: u32, finished: &mut Vec<Finished>) {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
             return;
         };
         if !open.closing {
-            return self.attach(disk as usize);
+            self.attach(disk as usize);
+            if let Some(Some(open)) = self.disks.get_mut(disk as usize)
+                && open.retry.is_none()
+            {
+                open.resume_waiting(&mut self.ring, disk, finished);
+            }
+            return;
         }
         if let Some(retry) = open.retry.take() {
             self.unlisten_all(&[retry.owner]);
@@ -422,6 +440,9 @@ impl Io {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
             let before = finished.len();
             open.channel.complete(&mut self.ring, completion, finished);
+            if open.waiting.has_in_flight() {
+                open.hold_failed(finished, before);
+            }
             for one in &mut finished[before..] {
                 one.tag = open.drain.finished(one.tag);
                 open.record.finished(&one.outcome);
@@ -444,12 +465,16 @@ impl Io {
             open.resume(&mut self.ring, deferred, disk, finished);
         }
         open.arm(&mut self.ring, disk);
+        for one in open.waiting.take_ended() {
+            open.record.finished(&one.outcome);
+            finished.push(one);
+        }
         if open.is_unused() {
             self.close_unused(disk);
         }
     }
 
-    /// A source is about to end: what it has waiting for limits goes at once.
+    /// A source is about to end: what it has waiting for limits goes at once, and what has failed and waits fails.
     pub(crate) fn leave(&mut self, source: SourceId, finished: &mut Vec<Finished>) {
         for disk in 0..self.disks.len() {
             let Some(open) = &mut self.disks[disk] else {
@@ -458,6 +483,9 @@ impl Io {
             for (waited, deferred) in open.pacing.leave(source.0) {
                 open.record.limited(waited);
                 open.resume(&mut self.ring, deferred, disk as u32, finished);
+            }
+            if !open.waiting.is_empty() {
+                open.fail_waiting(finished, |tag| Tag::unpack(tag).source == source);
             }
             if open.is_unused() {
                 self.close_unused(disk as u32);
@@ -533,6 +561,10 @@ impl Io {
         };
         for deferred in std::mem::take(&mut open.deferred) {
             open.resume(&mut self.ring, deferred, disk, finished);
+        }
+        // What a closed disk refuses does not wait for it to be open again.
+        if open.conditions.has(Condition::Closed) && !open.waiting.is_empty() {
+            open.resume_waiting(&mut self.ring, disk, finished);
         }
         if open.is_unused() {
             self.close_unused(disk);

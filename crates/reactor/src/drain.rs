@@ -97,13 +97,19 @@ impl Drain {
         self.flushes += 1;
     }
 
+    /// A tag without the marks.
+    #[inline]
+    pub fn unmarked(tag: Tag) -> Tag {
+        Tag(tag.0 & !(COUNTED | SECOND))
+    }
+
     /// An I/O has finished: its tag without the marks.
     #[inline]
     pub fn finished(&mut self, tag: Tag) -> Tag {
         if tag.0 & (COUNTED | SECOND) != 0 || self.uncounted > 0 {
             self.finished_watched(tag);
         }
-        Tag(tag.0 & !(COUNTED | SECOND))
+        Drain::unmarked(tag)
     }
 
     fn finished_watched(&mut self, tag: Tag) {

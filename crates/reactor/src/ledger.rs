@@ -93,6 +93,20 @@ impl DiskRecord {
         }
     }
 
+    /// An I/O has failed and waits, which is no error of the disk's for its clients.
+    pub fn held(&self, error: IoError) {
+        if let Some(disk) = self.disk.upgrade()
+            && let Some(suppressed) = self.failures.pass()
+        {
+            let disk = disk.name();
+            tracing::warn!(
+                disk,
+                suppressed,
+                "an I/O failed and waits: {error}; hint: lunette disk resume {disk}"
+            );
+        }
+    }
+
     /// What was pending has ended.
     #[inline]
     pub fn finished(&self, outcome: &IoOutcome) {

@@ -20,6 +20,7 @@ mod polling;
 mod pool;
 mod rate_limit;
 mod source;
+mod waiting;
 mod worker;
 
 pub use accepting::Accepting;

@@ -67,7 +67,7 @@ impl Pacing {
             // It makes durable what was answered; nothing that waits was.
             return true;
         }
-        if self.leaving.contains(&source) {
+        if self.is_leaving(source) {
             return true;
         }
         if self.lines.iter().any(|line| line.source == source) {
@@ -136,6 +136,11 @@ impl Pacing {
         waiting
             .into_iter()
             .map(move |(since, deferred)| (now.since(since), deferred))
+    }
+
+    /// Is this source about to end?
+    pub fn is_leaving(&self, source: u32) -> bool {
+        self.leaving.contains(&source)
     }
 
     /// A source has ended.

@@ -250,6 +250,12 @@ impl Worker {
         for place in self.places.iter_mut().flatten() {
             place.source.let_go(&mut self.io, disk);
         }
+        self.io.fail_waiting(disk, &mut self.finished);
+    }
+
+    /// Submits again the I/Os on a disk that have failed and wait.
+    pub fn resume_disk(&mut self, disk: &Arc<Disk>) {
+        self.io.resume_disk(disk, &mut self.finished);
     }
 
     /// Forgets what sources of an export that is gone have measured.
@@ -324,7 +330,7 @@ impl Worker {
         match *listener {
             Listener::Free => {}
             Listener::Disk(disk) => self.io.complete(disk, completion, &mut self.finished),
-            Listener::Retry(disk) => self.io.attach_again(disk),
+            Listener::Retry(disk) => self.io.attach_again(disk, &mut self.finished),
             Listener::Kick(id) => self.kicked(id, completion.more),
             Listener::Mailbox => self.bell_rang = true,
             Listener::Pace => self.io.pace(completion.token, &mut self.finished),

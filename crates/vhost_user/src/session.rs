@@ -465,7 +465,9 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let is_over = self.has_left && self.has_run && !self.runs();
-        self.stop_vrings();
+        for (index, vring) in self.vrings.iter_mut().enumerate() {
+            vring.leave(index as u16, &self.device);
+        }
         // What the front end held, reservations of its nexus among it, ends with it.
         self.device.reset();
         if is_over {

@@ -159,6 +159,15 @@ impl Vring {
 
     /// Stops the queue and waits until everything in flight is answered. Gives where it stands.
     pub fn stop(&mut self, index: u16, device: &Arc<dyn VirtioDevice>) -> Option<u32> {
+        self.end(index, device, false)
+    }
+
+    /// Stops the queue, whose front end is gone: requests that fail are left to the next device, where it can know of them.
+    pub fn leave(&mut self, index: u16, device: &Arc<dyn VirtioDevice>) {
+        self.end(index, device, true);
+    }
+
+    fn end(&mut self, index: u16, device: &Arc<dyn VirtioDevice>, leaves: bool) -> Option<u32> {
         let Running {
             worker,
             source,
@@ -166,6 +175,12 @@ impl Vring {
         } = self.running.take()?;
         let (reply, answer) = mpsc::sync_channel(1);
         worker.send(move |w| {
+            if leaves
+                && let Some((queue, _io)) = w.source(source)
+                && let Some(queue) = control(queue)
+            {
+                queue.leave_failed();
+            }
             w.stop(source, move |mut source, _io| {
                 let base = control(&mut *source).map(|queue| queue.base());
                 // The session waits for it, or the process ends.

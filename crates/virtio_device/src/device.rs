@@ -89,6 +89,10 @@ pub trait QueueControl {
     /// When the ring is not in the client's new memory; the queue has then ended.
     fn change(&mut self, change: QueueChange) -> Result<(), QueueError>;
 
+    /// The queue is about to be stopped and its front end is gone: requests that fail from now on are left unanswered where an
+    /// in-flight region tells the next device of them, which carries them out again.
+    fn leave_failed(&mut self);
+
     /// Where the ring stands, as `GET_VRING_BASE` answers it.
     fn base(&self) -> u32;
 }

@@ -97,6 +97,10 @@ pub struct Queue<P: Protocol> {
     error: Option<Signal>,
     enabled: bool,
     stopping: bool,
+    /// An in-flight region says what is unanswered.
+    is_tracked: bool,
+    /// Requests that fail are left to the next device.
+    leaves_failed: bool,
     broken: bool,
     reaped: Stamp,
     /// When the last turn with requests began.
@@ -117,6 +121,7 @@ impl<P: Protocol> Queue<P> {
     ) -> Result<Queue<P>, QueueError> {
         let size = setup.config.size;
         let mut ring = DeviceQueue::new(setup.config, &setup.memory)?;
+        let is_tracked = setup.inflight.is_some();
         resume::resume(&mut ring, setup.inflight, &setup.labels)?;
         let depth = usize::from(size);
         Ok(Queue {
@@ -147,6 +152,8 @@ impl<P: Protocol> Queue<P> {
             error: setup.error.map(Signal::new),
             enabled: setup.enabled,
             stopping: false,
+            is_tracked,
+            leaves_failed: false,
             broken: false,
             reaped: Stamp::default(),
             noticed: Stamp::default(),
@@ -180,6 +187,12 @@ impl<P: Protocol> Queue<P> {
                 self.done.push(index);
             }
         }
+    }
+
+    /// What the device type remembers of the request in a slot.
+    pub fn state(&mut self, slot: u32) -> Option<&P::State> {
+        let index = u16::try_from(slot).ok()?;
+        Some(&self.slots.get(index).request.state)
     }
 
     /// The slot of the request that waits there, if it is the one that is meant.
@@ -612,6 +625,10 @@ impl<P: Protocol> Source for Queue<P> {
         let Ok(index) = u16::try_from(slot) else {
             return;
         };
+        if self.leaves_failed && outcome.is_err() {
+            self.slots.answer_and_release(index, &self.view, |_| ());
+            return;
+        }
         let id = probes::id(self.probed, slot);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);

@@ -112,9 +112,20 @@ pub(crate) fn runner(place: (WorkerHandle, SourceId)) -> Runner {
                     }
                 }
             });
-            w.wake(source);
+            end_waits_for_disks(w, source);
         });
     })
+}
+
+/// Tasks that were aborted do not wait any more for a disk that has failed them.
+pub(crate) fn end_waits_for_disks(worker: &mut Worker, source: SourceId) {
+    with_queue::<RequestQueue>(worker, source, |queue, io| {
+        io.cancel_waiting(source, |slot| {
+            let task = queue.state(slot);
+            task.is_some_and(|task| task.unusual.aborted.is_some() && !task.task.survives_abort())
+        });
+    });
+    worker.wake(source);
 }
 
 fn queue_of<P: Protocol>(worker: &mut Worker, source: SourceId) -> Option<&mut Queue<P>> {
@@ -187,7 +198,7 @@ impl ControlQueue {
                     found.store(true, Ordering::Release);
                     function == Function::AbortTask && task.abort(S_ABORTED, &hold, waits)
                 });
-                w.wake(source);
+                end_waits_for_disks(w, source);
             });
         }
     }

@@ -264,7 +264,7 @@ impl ScsiDevice {
                         false
                     });
                 });
-                w.wake(source);
+                control::end_waits_for_disks(w, source);
             });
         }
     }

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use bdev::OnError;
 use serde_json::Value;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
@@ -264,6 +265,22 @@ pub fn limits_json(value: &Value) -> Result<LimitsConfig, Diagnostics> {
         let limits = read_limits(&mut reader);
         reader.finish(|_| None);
         limits
+    });
+    settled(read, diagnostics)
+}
+
+/// What becomes of a disk's I/Os that fail, from its JSON.
+///
+/// # Errors
+/// All mistakes, each with the pointer of its field.
+pub fn on_error_json(value: &Value) -> Result<OnError, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let read = object(value, &mut diagnostics).map(|fields| {
+        let mut reader = Reader::new(&fields, "disk", &mut diagnostics);
+        reader.require("on_error", "report, stop or enospc");
+        let on_error = reader.choice("on_error", &OnError::WORDS);
+        reader.finish(|_| None);
+        on_error.map_or(OnError::default(), |at| at.value)
     });
     settled(read, diagnostics)
 }

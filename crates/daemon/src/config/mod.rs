@@ -34,7 +34,8 @@ pub use iscsi::{
 };
 pub use iscsi_limits::{ISCSI_LIMITS_FORM, IscsiLimits};
 pub use json_source::{
-    JsonExport, disk_json, export_json, limits_json, lun_json, luns_json, objects_json, size_json,
+    JsonExport, disk_json, export_json, limits_json, lun_json, luns_json, objects_json,
+    on_error_json, size_json,
 };
 pub use model::{
     AccessConfig, Around, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig,

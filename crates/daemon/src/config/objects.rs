@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bdev::DelayTime;
+use bdev::{DelayTime, OnError};
 
 use super::diagnostics::{Mistake, MistakeKind};
 use super::iscsi::{IscsiDraft, read_iscsi};
@@ -340,6 +340,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let serial = read_serial(&mut reader);
     let (wwn, shown) = read_shown(&mut reader, block_size);
     let limits = read_limits(&mut reader);
+    let on_error = reader.choice("on_error", &OnError::WORDS);
     let size = reader.size("size");
     let size_fits = size
         .as_ref()
@@ -415,6 +416,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
             serial,
             shown,
             limits,
+            on_error: on_error.map_or(OnError::default(), |at| at.value),
         }),
         _ => None,
     };

@@ -105,6 +105,7 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
             "copy_across_targets = {}",
             disk.shown.copy_across_targets
         )?;
+        writeln!(text, "on_error = \"{}\"", disk.on_error.word())?;
         let limits = &disk.limits;
         if let Some(iops) = limits.iops {
             writeln!(text, "iops = {iops}")?;

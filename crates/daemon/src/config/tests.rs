@@ -654,6 +654,7 @@ fn config() -> impl Strategy<Value = Config> {
                                 serial,
                                 shown,
                                 limits,
+                                on_error: bdev::OnError::WORDS[i % 3].1,
                             }
                         },
                     )

@@ -9,8 +9,8 @@ use axum::http::StatusCode;
 use super::Problem;
 use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
-use crate::config::{DiskConfig, disk_json, limits_json, size_json};
-use crate::objects::bodies::{Disk, DiskStatus, Limits, Size};
+use crate::config::{DiskConfig, disk_json, limits_json, on_error_json, size_json};
+use crate::objects::bodies::{Disk, DiskStatus, ErrorPolicy, Limits, Size};
 use crate::objects::{Change, Live, Refusal, users_of_all};
 use crate::running::Overview;
 
@@ -105,6 +105,40 @@ pub(super) async fn limit(
     let limits = limits_json(&json(body)?).map_err(Refusal::from)?;
     let change = Change::LimitDisk(name.clone(), limits);
     api.change(change, false).await?;
+    one(api.overview()?, &name).map(Json)
+}
+
+/// Set what becomes of a disk's I/Os that fail. Those that wait are submitted again, and end by the new policy.
+#[utoipa::path(put, path = "/v1/disks/{disk}/on_error", params(("disk" = String, Path, description = "Its name")),
+    request_body = ErrorPolicy, responses(
+    (status = 200, description = "The disk with its policy", body = Disk),
+    Names, Alters, Takes,
+))]
+pub(super) async fn set_on_error(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Disk>, Problem> {
+    let on_error = on_error_json(&json(body)?).map_err(Refusal::from)?;
+    let change = Change::SetOnError(name.clone(), on_error);
+    api.change(change, false).await?;
+    one(api.overview()?, &name).map(Json)
+}
+
+/// Resume a disk: submit again the I/Os that have failed and wait.
+#[utoipa::path(post, path = "/v1/disks/{disk}/resume", params(("disk" = String, Path, description = "Its name")),
+    responses(
+    (status = 200, description = "The disk, whose I/Os may still be under way", body = Disk),
+    Names, Alters,
+))]
+pub(super) async fn resume(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Result<Json<Disk>, Problem> {
+    let resumed = name.clone();
+    api.manager
+        .ask(move |owner| owner.resume_disk(&resumed))
+        .await?;
     one(api.overview()?, &name).map(Json)
 }
 

@@ -148,6 +148,8 @@ mod tests {
             serial: String::new(),
             state: "ready".to_owned(),
             reason: None,
+            waiting: 0,
+            waiting_reason: None,
             next_try_seconds: None,
         };
         let export = |name: &str, disks: &[&str]| ExportStatus {

@@ -51,6 +51,12 @@ pub struct DiskStatus {
     /// Of an unavailable disk: why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// I/Os that have failed and wait until the disk is resumed.
+    #[serde(default)]
+    pub waiting: u64,
+    /// Of a disk with such I/Os: how the last of them failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_reason: Option<String>,
     /// Of an unavailable disk: seconds until it is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_try_seconds: Option<u64>,

@@ -180,6 +180,11 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
         let seconds = Duration::from_nanos(disk.limited.wait_ns).as_secs_f64();
         limited.sample(&[("disk", &disk.name)], seconds);
     }
+    let help = "I/Os that have failed and wait until their disk is resumed.";
+    let mut waiting = page.family("lunette_disk_io_waiting", Kind::Gauge, help);
+    for disk in &statistics.disks {
+        waiting.sample(&[("disk", &disk.name)], disk.waiting);
+    }
     let help = "I/Os that a disk's engine has and has not given back.";
     let mut in_flight = page.family("lunette_disk_io_in_flight", Kind::Gauge, help);
     for disk in &statistics.disks {

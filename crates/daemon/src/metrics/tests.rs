@@ -48,6 +48,8 @@ fn status() -> Status {
             serial: "back\\slash\nline".to_owned(),
             state: "ready".to_owned(),
             reason: None,
+            waiting: 0,
+            waiting_reason: None,
             next_try_seconds: None,
         }],
         exports: vec![ExportStatus {

@@ -96,6 +96,11 @@ pub struct Disk {
     /// Bytes that may come at once after a pause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth_burst: Option<u64>,
+    /// What becomes of an I/O that fails: `report` (the client gets the error), `stop` (it waits until the disk is resumed, or its
+    /// device is back) or `enospc` (it waits if the device is full). May be changed at any time. Default: `report`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(report|stop|enospc)$")]
+    pub on_error: Option<String>,
     /// What is so; not looked at in a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<DiskStatus>,
@@ -126,6 +131,12 @@ pub struct DiskStatus {
     /// Of an unavailable disk: seconds until it is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_try_seconds: Option<u64>,
+    /// I/Os that have failed and wait until the disk is resumed: see `on_error`.
+    #[serde(default)]
+    pub waiting: u64,
+    /// Of a disk with such I/Os: how the last of them failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_reason: Option<String>,
     /// The kinds of its layers, from the top down to the device.
     pub stack: Vec<String>,
 }
@@ -149,6 +160,7 @@ impl DiskStatus {
             DiskState::Unavailable { reason, next_try } => (Some(reason.clone()), Some(*next_try)),
             DiskState::Ready | DiskState::Opening => (None, None),
         };
+        let waiting = disk.and_then(|disk| disk.state().waiting());
         let geometry = info.as_ref().map(|info| info.geometry);
         let stack = match disk {
             Some(disk) => disk.stack(),
@@ -179,6 +191,8 @@ impl DiskStatus {
             state: state.word().to_owned(),
             reason,
             next_try_seconds: next_try.map(|time| time.as_secs()),
+            waiting: waiting.as_ref().map_or(0, |waiting| waiting.count as u64),
+            waiting_reason: waiting.map(|waiting| waiting.error.to_string()),
             stack: stack.into_iter().map(str::to_owned).collect(),
         }
     }
@@ -240,6 +254,7 @@ impl Disk {
             iops_burst: disk.limits.iops_burst,
             bandwidth: disk.limits.bandwidth,
             bandwidth_burst: disk.limits.bandwidth_burst,
+            on_error: Some(disk.on_error.word().to_owned()),
             status: None,
         }
     }
@@ -307,6 +322,14 @@ pub struct Limits {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub bandwidth_burst: Option<u64>,
+}
+
+/// What becomes of I/Os of a disk that fail.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorPolicy {
+    /// `report`, `stop` or `enospc`.
+    #[schema(pattern = "^(report|stop|enospc)$")]
+    pub on_error: String,
 }
 
 /// An export: `kind` says which.

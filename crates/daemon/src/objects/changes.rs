@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use bdev::OnError;
+
 use super::plan::with_size;
 use super::refusal::{Fault, Refusal};
 use crate::config::{Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig};
@@ -15,6 +17,8 @@ pub enum Change {
     ResizeDisk(String, u64),
     /// The clients of this disk may do so much.
     LimitDisk(String, LimitsConfig),
+    /// This becomes of I/Os of this disk that fail.
+    SetOnError(String, OnError),
     /// This disk is not there.
     RemoveDisk(String),
     /// This export is there, as it is said, with these logical units.
@@ -93,6 +97,10 @@ impl Change {
             Change::LimitDisk(name, limits) => {
                 let disk = next.disks.iter_mut().find(|disk| disk.name == name);
                 disk.ok_or_else(|| not_there("disk", &name))?.limits = limits;
+            }
+            Change::SetOnError(name, on_error) => {
+                let disk = next.disks.iter_mut().find(|disk| disk.name == name);
+                disk.ok_or_else(|| not_there("disk", &name))?.on_error = on_error;
             }
             Change::RemoveDisk(name) => remove_disk(&mut next, &name, force)?,
             Change::PutExport(export) => next.put_export(export),

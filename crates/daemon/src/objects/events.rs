@@ -17,7 +17,8 @@ const BACKLOG: usize = 4096;
 pub struct Event {
     /// Counts the daemon's events, from 1.
     pub id: u64,
-    /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`,
+    /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`, `disk.on_error`,
+    /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
     /// `export.added`, `export.removed`, `export.placed`, `lun.added`, `lun.removed`,
     /// `session.opened`, `session.closed`.
     pub event: String,
@@ -168,6 +169,9 @@ impl Owner {
         }
         for Limit { disk, .. } in &plan.limit {
             self.event_bus.tell("disk.limited", disk);
+        }
+        for (disk, _) in &plan.on_error {
+            self.event_bus.tell("disk.on_error", disk);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
             self.event_bus.tell("export.added", export.as_ref().name());

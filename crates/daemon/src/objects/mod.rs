@@ -12,6 +12,7 @@ pub mod bodies;
 mod changes;
 mod events;
 mod followed;
+mod held;
 mod identity;
 mod overlay;
 mod owner;

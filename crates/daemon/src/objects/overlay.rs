@@ -20,7 +20,7 @@ type Address = (String, u8, u16);
 pub struct Overlay {
     /// Disks that are there, and are not there or otherwise in the file.
     pub disks: Vec<DiskConfig>,
-    /// Disks of the file of which the size or the limits were changed.
+    /// Disks of the file of which the size, the limits or the error policy were changed.
     pub changed: Vec<Changed>,
     /// Disks of the file that are not there.
     pub no_disks: Vec<String>,
@@ -32,7 +32,7 @@ pub struct Overlay {
     pub luns: BTreeMap<Address, Option<String>>,
 }
 
-/// A disk of the file whose size or limits were changed: what else the file says of it stays the file's.
+/// A disk of the file whose size, limits or error policy were changed: what else the file says of it stays the file's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// As the file had it.
@@ -46,6 +46,7 @@ impl Changed {
         let with_changes = DiskConfig {
             backend: with_size(&was.backend, size(&now.backend)),
             limits: now.limits,
+            on_error: now.on_error,
             ..was.clone()
         };
         (with_changes == *now).then(|| Changed {
@@ -62,12 +63,16 @@ impl Changed {
         if self.now.limits != self.was.limits {
             disk.limits = self.now.limits;
         }
+        if self.now.on_error != self.was.on_error {
+            disk.on_error = self.now.on_error;
+        }
     }
 
     fn line(&self) -> String {
         let size = (self.now.backend != self.was.backend).then_some("size");
         let limits = (self.now.limits != self.was.limits).then_some("limits");
-        let what: Vec<&str> = size.into_iter().chain(limits).collect();
+        let on_error = (self.now.on_error != self.was.on_error).then_some("on_error");
+        let what: Vec<&str> = size.into_iter().chain(limits).chain(on_error).collect();
         format!("~ disk {} ({})", self.now.name, what.join(", "))
     }
 }

@@ -382,6 +382,7 @@ impl Owner {
         }
         for (name, disk) in &opened {
             self.follow_size(name, disk);
+            self.follow_waiting(disk);
         }
         self.disks = all;
         for (export, luns) in &plan.add_luns {
@@ -393,6 +394,12 @@ impl Owner {
         for Limit { disk, limits } in &plan.limit {
             if let Some(disk) = self.disks.get(disk) {
                 disk.set_limits(disks::limits(limits));
+            }
+        }
+        for (name, on_error) in &plan.on_error {
+            if let Some(disk) = self.disks.get(name) {
+                disk.set_on_error(*on_error);
+                self.resume(disk);
             }
         }
         self.identities.keep_volatile(next, &self.disks);

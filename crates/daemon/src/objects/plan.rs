@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use bdev::ClusterConfig;
+use bdev::{ClusterConfig, OnError};
 use reactor::ExportPlacement;
 
 use super::refusal::Fault;
@@ -54,6 +54,8 @@ pub struct Plan {
     pub resize: Vec<Resize>,
     /// Disks with other limits.
     pub limit: Vec<Limit>,
+    /// Disks of which errors are handled otherwise.
+    pub on_error: Vec<(String, OnError)>,
     /// Exports that come, logical units included.
     pub add_exports: Vec<ExportConfig>,
     /// Exports that go.
@@ -215,13 +217,16 @@ impl Plan {
         let changed = DiskConfig {
             backend: with_size(&now.backend, size(&next.backend)),
             limits: next.limits,
+            on_error: next.on_error,
             // Of the next start.
             require: next.require,
             ..now.clone()
         };
         if changed != *next {
             let name = &next.name;
-            let detail = format!("only the size and the limits of disk {name} can be changed");
+            let detail = format!(
+                "only the size, the limits and the error policy of disk {name} can be changed"
+            );
             let fault = Fault::at(differing(now, next), detail);
             self.refused
                 .push(fault.help("remove the disk and add it anew"));
@@ -232,6 +237,9 @@ impl Plan {
                 disk: next.name.clone(),
                 limits: next.limits,
             });
+        }
+        if now.on_error != next.on_error {
+            self.on_error.push((next.name.clone(), next.on_error));
         }
         // A file's size that is not said any more stays what it is.
         if let Some(bytes) = size(&next.backend)

@@ -52,6 +52,8 @@ Examples:
     lunette disk resize d1                         as large as its file or block device is by now
     lunette disk limit d1 iops=500,bandwidth=20M   and no others
     lunette disk limit d1 none
+    lunette disk set d1 on_error=enospc            when the device is full, I/O waits
+    lunette disk resume d1
     lunette disk identity d1
     lunette disk identity d1 --new   a copy of another disk becomes one of its own
     lunette disk remove scratch";
@@ -89,6 +91,19 @@ pub enum DiskAction {
         /// All its limits: iops, iops_burst, bandwidth, bandwidth_burst; or none
         #[arg(value_name = "KEY=VALUE,...|none")]
         limits: String,
+    },
+    /// Set what becomes of I/O that fails; holds at once
+    Set {
+        /// Its name
+        disk: String,
+        /// report: clients get the error; stop: I/O waits; enospc: I/O waits if the device is full
+        #[arg(value_name = "on_error=report|stop|enospc")]
+        setting: String,
+    },
+    /// Submit again the I/O that has failed and waits
+    Resume {
+        /// Its name
+        disk: String,
     },
     /// Show which disk it is to its clients, or make it another one
     Identity {

@@ -47,6 +47,18 @@ pub fn run(command: DiskCommand) -> Outcome {
             let path = format!("{}/limits", path(&disk));
             ask.change(Method::PUT, &path, Some(&json!(limits)))
         }
+        DiskAction::Set { disk, setting } => {
+            let Some(("on_error", word)) = setting.split_once('=') else {
+                let told = format!("{setting:?} is no setting: on_error=report|stop|enospc");
+                return Err(Failure::mistake(told));
+            };
+            let path = format!("{}/on_error", path(&disk));
+            ask.change(Method::PUT, &path, Some(&json!({ "on_error": word })))
+        }
+        DiskAction::Resume { disk } => {
+            let path = format!("{}/resume", path(&disk));
+            ask.change(Method::POST, &path, None)
+        }
         DiskAction::Identity { disk, new } => {
             let client = ask.whom.client()?;
             let path = path(&disk);
@@ -161,6 +173,14 @@ fn details(disk: &Disk) -> Table {
     let mut lines = vec![("name", disk.name.clone())];
     if let Some(status) = &disk.status {
         lines.push(("state", state_text(status)));
+        if let Some(reason) = &status.waiting_reason {
+            let name = &disk.name;
+            let waiting = format!(
+                "{} I/Os: {reason}; hint: lunette disk resume {name}",
+                status.waiting
+            );
+            lines.push(("waiting", waiting));
+        }
         lines.push(("stack", status.stack.join(" > ")));
     }
     if let Some(path) = &disk.path {
@@ -173,6 +193,7 @@ fn details(disk: &Disk) -> Table {
         lines.push(("used by", status.used_by.join(" ")));
     }
     lines.push(("read-only", yes(disk.read_only)));
+    lines.push(("on error", disk.on_error.clone().unwrap_or_default()));
     lines.push(("limits", limits_text(disk.iops, disk.bandwidth)));
     let head = Table::new(&["PROPERTY", "VALUE"]);
     lines.into_iter().fold(head, |table, (property, value)| {

@@ -106,6 +106,13 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         let reason = disk.reason.as_deref().unwrap_or("see lunette disk show");
         worries.push(format!("disk {} is {}: {reason}", disk.name, disk.state));
     }
+    for disk in status.disks.iter().filter(|disk| disk.waiting > 0) {
+        let (name, waiting) = (&disk.name, disk.waiting);
+        let reason = disk.waiting_reason.as_deref().unwrap_or("see its log");
+        worries.push(format!(
+            "disk {name}: {waiting} I/Os have failed and wait: {reason}; hint: lunette disk resume {name}"
+        ));
+    }
     for queue in &snapshot.queues {
         let counters = &queue.latencies.counters;
         let who = format!("{}/{}", queue.labels.export, queue.labels.queue);

@@ -37,6 +37,10 @@ impl<P: Protocol> QueueControl for Queue<P> {
         Ok(())
     }
 
+    fn leave_failed(&mut self) {
+        self.leaves_failed = self.is_tracked;
+    }
+
     fn base(&self) -> u32 {
         self.ring.base()
     }

@@ -1,0 +1,43 @@
+//! Disks of which I/Os have failed and wait (`on_error`): clients of the API hear of it, and may resume them.
+
+use std::sync::Arc;
+
+use bdev::Disk;
+
+use super::owner::Owner;
+use super::refusal::{Fault, Refusal};
+
+impl Owner {
+    /// Submits again, on every worker, what has failed on a disk and waits.
+    ///
+    /// # Errors
+    /// When there is no such disk, or it is not open.
+    pub fn resume_disk(&mut self, name: &str) -> Result<(), Refusal> {
+        let disk = self.disks.get(name).ok_or_else(|| {
+            let fault = Fault::new(format!("there is no open disk `{name}`"));
+            Refusal::NotFound(fault)
+        })?;
+        self.resume(disk);
+        Ok(())
+    }
+
+    pub(super) fn resume(&self, disk: &Arc<Disk>) {
+        for worker in self.servers.pool.workers() {
+            let disk = disk.clone();
+            worker.send(move |worker| worker.resume_disk(&disk));
+        }
+    }
+
+    /// Emits an event when the first I/O of a disk that comes waits, and when none waits any more.
+    pub(super) fn follow_waiting(&self, disk: &Arc<Disk>) {
+        let (event_bus, name) = (self.event_bus.clone(), disk.name().to_owned());
+        disk.state().on_waiting(move |waits| {
+            let event = if waits {
+                "disk.waiting"
+            } else {
+                "disk.resumed"
+            };
+            event_bus.tell(event, &name);
+        });
+    }
+}

@@ -1,0 +1,349 @@
+//! I/Os that fail on a disk whose errors are held wait with their data, and go on, fail or are cancelled when they should.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bdev::{
+    Attach, BlockDevice, Disk, Fault, FaultAction, FaultPlan, Faulty, IoChannel, OnError, Ram,
+    RamOptions, Submission,
+};
+use block::{Capacity, DiskInfo, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use latency::{QueueRecord, Stamp};
+use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
+use uring::RingFd;
+
+/// What became of each I/O that was pending, by slot, with its buffer.
+type Ended = Rc<RefCell<Vec<(u32, IoOutcome, IoBuffer)>>>;
+
+struct Client {
+    disk: DiskHandle,
+    in_flight: Rc<RefCell<usize>>,
+    ended: Ended,
+}
+
+impl Source for Client {
+    fn ready(&mut self, _now: Stamp) -> bool {
+        false
+    }
+    fn drain(&mut self, _: &mut Io, _: Stamp) {}
+    fn finish(&mut self, _: &mut Io, slot: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
+        *self.in_flight.borrow_mut() -= 1;
+        self.ended.borrow_mut().push((slot, outcome, buffer));
+    }
+    fn publish(&mut self, _: &mut Io) {}
+    fn arm(&mut self) -> bool {
+        false
+    }
+    fn disarm(&mut self) {}
+    fn in_flight(&self) -> usize {
+        *self.in_flight.borrow()
+    }
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
+    fn stop(&mut self) {}
+    fn let_go(&mut self, io: &mut Io, _: &Arc<Disk>) {
+        io.close(std::mem::take(&mut self.disk));
+    }
+    fn closed(&mut self, io: &mut Io) {
+        io.close(self.disk);
+    }
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        None
+    }
+}
+
+/// A worker with a client and a disk, all of whose writes fail until [`Rig::heal`].
+struct Rig {
+    worker: Worker,
+    disk: Arc<Disk>,
+    source: SourceId,
+    handle: DiskHandle,
+    in_flight: Rc<RefCell<usize>>,
+    ended: Ended,
+}
+
+/// A device that fails until it is healed; `absent`: it cannot be attached to either.
+struct Sick {
+    inner: Faulty,
+    absent: AtomicBool,
+}
+
+impl BlockDevice for Sick {
+    fn info(&self) -> DiskInfo {
+        self.inner.info()
+    }
+    fn capacity(&self) -> &Arc<Capacity> {
+        self.inner.capacity()
+    }
+    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
+        self.inner.set_size(bytes)
+    }
+    fn kind(&self) -> &'static str {
+        "sick"
+    }
+    fn attach(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
+        if self.absent.load(Ordering::Acquire) {
+            return Err(std::io::ErrorKind::NotFound.into());
+        }
+        self.inner.attach(attach)
+    }
+}
+
+fn full() -> IoError {
+    IoError::with_errno(IoErrorKind::NoSpace, 28)
+}
+
+fn sick(times: u64, error: IoError, shuffle: Option<u64>) -> Arc<Sick> {
+    let ram = Ram::create(RamOptions {
+        size: 1 << 20,
+        ..RamOptions::default()
+    });
+    let plan = FaultPlan {
+        faults: vec![Fault {
+            kind: IoKind::Write,
+            skip: 0,
+            times,
+            action: FaultAction::Fail(error),
+        }],
+        shuffle,
+    };
+    Arc::new(Sick {
+        inner: Faulty::new(Arc::new(ram.unwrap()), plan),
+        absent: AtomicBool::new(false),
+    })
+}
+
+impl Rig {
+    fn new(device: Arc<Sick>, on_error: OnError) -> Rig {
+        let disk = Arc::new(Disk::new("d", None, device).unwrap());
+        disk.set_on_error(on_error);
+        let mut worker = Worker::standalone().unwrap();
+        let (in_flight, ended) = (Rc::default(), Ended::default());
+        let (counted, seen) = (Rc::clone(&in_flight), ended.clone());
+        let handle = worker.io().open(&disk);
+        let client = Client {
+            disk: handle,
+            in_flight: counted,
+            ended: seen,
+        };
+        let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
+        let source = added.unwrap();
+        Rig {
+            worker,
+            disk,
+            source,
+            handle,
+            in_flight,
+            ended,
+        }
+    }
+
+    fn submit(&mut self, request: &IoRequest, slot: u32, byte: u8) -> Submission {
+        let mut buffer = IoBuffer::owned(4096);
+        buffer.write_at(0, &[byte; 4096]);
+        let tag = Tag {
+            source: self.source,
+            slot,
+        };
+        let io = self.worker.io();
+        let submitted = io.submit(self.handle, request, &mut buffer, tag);
+        *self.in_flight.borrow_mut() += usize::from(submitted == Submission::Pending);
+        submitted
+    }
+
+    fn write(&mut self, slot: u32) {
+        let request = IoRequest::write(u64::from(slot) * 4096, 4096);
+        let submitted = self.submit(&request, slot, slot as u8 + 1);
+        assert_eq!(submitted, Submission::Pending);
+        self.turn();
+    }
+
+    /// Enough iterations for whatever ends without a device to end.
+    fn turn(&mut self) {
+        for _ in 0..64 {
+            self.worker.turn_now();
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        self.disk
+            .state()
+            .waiting()
+            .map_or(0, |waiting| waiting.count)
+    }
+
+    fn outcomes(&self) -> Vec<(u32, Option<IoErrorKind>)> {
+        let ended = self.ended.borrow();
+        let outcomes = ended.iter();
+        let mut outcomes: Vec<_> = outcomes
+            .map(|(slot, outcome, _)| (*slot, outcome.err().map(|error| error.kind)))
+            .collect();
+        outcomes.sort_unstable_by_key(|(slot, _)| *slot);
+        outcomes
+    }
+
+    /// What lies there, read without the client.
+    fn byte(&mut self, slot: u32) -> u8 {
+        let before = self.ended.borrow().len();
+        let request = IoRequest::read(u64::from(slot) * 4096, 4096);
+        assert_eq!(self.submit(&request, 99, 0), Submission::Pending);
+        self.turn();
+        let (_, outcome, buffer) = self.ended.borrow_mut().remove(before);
+        assert_eq!(outcome, Ok(()));
+        let mut byte = [0];
+        buffer.read_at(0, &mut byte);
+        byte[0]
+    }
+}
+
+#[test]
+fn io_that_fails_waits_with_its_data_and_is_submitted_again_when_the_disk_is_resumed() {
+    // Once it ends at once, and once through the ring.
+    for shuffle in [None, Some(7)] {
+        let mut rig = Rig::new(sick(5, full(), shuffle), OnError::Stop);
+        (0..3).for_each(|slot| rig.write(slot));
+        assert_eq!((rig.waiting(), rig.outcomes()), (3, Vec::new()));
+        let waiting = rig.disk.state().waiting().unwrap();
+        assert_eq!(waiting.error, full());
+        // The device fails two of them once more.
+        let disk = rig.disk.clone();
+        rig.worker.resume_disk(&disk);
+        rig.turn();
+        assert_eq!((rig.waiting(), rig.outcomes()), (2, vec![(2, None)]));
+        rig.worker.resume_disk(&disk);
+        rig.turn();
+        assert_eq!(rig.waiting(), 0);
+        assert_eq!(rig.outcomes(), [(0, None), (1, None), (2, None)]);
+        assert_eq!(rig.disk.state().waiting(), None);
+        if shuffle.is_some() {
+            assert_eq!([0, 1, 2].map(|slot| rig.byte(slot)), [1, 2, 3]);
+        }
+    }
+}
+
+#[test]
+fn only_a_full_device_is_waited_for_where_the_disk_says_so_and_nothing_by_default() {
+    let broken = IoError::from(IoErrorKind::WriteMedium);
+    for (on_error, error, waits) in [
+        (OnError::Report, full(), false),
+        (OnError::Enospc, full(), true),
+        (OnError::Enospc, broken, false),
+        (OnError::Stop, broken, true),
+        (OnError::Stop, IoErrorKind::ClientMemory.into(), false),
+    ] {
+        let mut rig = Rig::new(sick(1, error, Some(3)), on_error);
+        rig.write(0);
+        let expected = if waits {
+            Vec::new()
+        } else {
+            vec![(0, Some(error.kind))]
+        };
+        assert_eq!(rig.outcomes(), expected, "{on_error:?} {error:?}");
+        assert_eq!(rig.waiting(), usize::from(waits), "{on_error:?} {error:?}");
+    }
+}
+
+#[test]
+fn waiting_io_is_reported_when_the_disk_is_told_to_report_errors() {
+    let mut rig = Rig::new(sick(2, full(), None), OnError::Stop);
+    rig.write(0);
+    rig.disk.set_on_error(OnError::Report);
+    let disk = rig.disk.clone();
+    rig.worker.resume_disk(&disk);
+    rig.turn();
+    assert_eq!(rig.outcomes(), [(0, Some(IoErrorKind::NoSpace))]);
+    assert_eq!(rig.waiting(), 0);
+}
+
+#[test]
+fn waiting_io_of_an_aborted_task_is_cancelled_and_others_wait_on() {
+    let mut rig = Rig::new(sick(9, full(), None), OnError::Stop);
+    (0..3).for_each(|slot| rig.write(slot));
+    let source = rig.source;
+    rig.worker.io().cancel_waiting(source, |slot| slot == 1);
+    assert_eq!(rig.waiting(), 2);
+    rig.turn();
+    assert_eq!(rig.outcomes(), [(1, Some(IoErrorKind::Cancelled))]);
+}
+
+#[test]
+fn source_that_stops_gets_its_waiting_ios_back_with_their_errors_and_no_others_wait_for_it() {
+    let mut rig = Rig::new(sick(9, full(), Some(3)), OnError::Stop);
+    rig.write(0);
+    // One more is in flight when the source stops, and fails then.
+    let request = IoRequest::write(4096, 4096);
+    assert_eq!(rig.submit(&request, 1, 2), Submission::Pending);
+    let stopped = Rc::new(RefCell::new(false));
+    let told = stopped.clone();
+    let source = rig.source;
+    rig.worker
+        .stop(source, move |_, _| *told.borrow_mut() = true);
+    rig.turn();
+    assert!(
+        *stopped.borrow(),
+        "{} I/Os in flight",
+        rig.in_flight.borrow()
+    );
+    let no_space = Some(IoErrorKind::NoSpace);
+    assert_eq!(rig.outcomes(), [(0, no_space), (1, no_space)]);
+    assert_eq!(rig.waiting(), 0);
+}
+
+#[test]
+fn disk_that_is_taken_out_of_the_process_ends_what_waits() {
+    let mut rig = Rig::new(sick(9, full(), None), OnError::Stop);
+    rig.write(0);
+    let disk = rig.disk.clone();
+    rig.worker.let_go(&disk);
+    rig.turn();
+    assert_eq!(rig.outcomes(), [(0, Some(IoErrorKind::NoSpace))]);
+    assert_eq!(rig.waiting(), 0);
+}
+
+#[test]
+fn disk_that_is_closed_refuses_what_waits() {
+    let mut rig = Rig::new(sick(9, full(), None), OnError::Stop);
+    rig.write(0);
+    rig.disk.close();
+    rig.turn();
+    assert_eq!(rig.outcomes(), [(0, Some(IoErrorKind::Closed))]);
+}
+
+#[test]
+fn acquirer_of_a_range_does_not_wait_for_an_io_that_waits_and_is_waited_for() {
+    let mut rig = Rig::new(sick(1, full(), Some(3)), OnError::Stop);
+    rig.write(0);
+    let (grant, granted) = std::sync::mpsc::channel();
+    let locks = rig.disk.range_locks().clone();
+    locks.acquire(0, 4096, move |lock| drop(grant.send(lock)));
+    rig.turn();
+    let lock = granted.try_recv().expect("granted");
+    let disk = rig.disk.clone();
+    rig.worker.resume_disk(&disk);
+    rig.turn();
+    assert_eq!((rig.waiting(), rig.outcomes()), (0, Vec::new()));
+    drop(lock);
+    rig.turn();
+    assert_eq!(rig.outcomes(), [(0, None)]);
+}
+
+#[test]
+fn io_waits_for_a_device_that_cannot_be_attached_to_and_goes_on_by_itself_when_it_can() {
+    let device = sick(0, full(), Some(3));
+    device.absent.store(true, Ordering::Release);
+    let mut rig = Rig::new(device.clone(), OnError::Stop);
+    rig.write(0);
+    let waiting = rig.disk.state().waiting().unwrap();
+    assert_eq!(waiting.error.kind, IoErrorKind::Offline);
+    device.absent.store(false, Ordering::Release);
+    // The worker tries again by itself; a client would wait for as long as that takes.
+    while rig.outcomes().is_empty() {
+        rig.turn();
+    }
+    assert_eq!((rig.waiting(), rig.outcomes()), (0, vec![(0, None)]));
+    assert_eq!(rig.byte(0), 1);
+}
