@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{kernel_is_content, number};
-use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
+use end_to_end::{Context, GuestBuilder, IscsiSession, Result, Rig, bail, ensure};
 use guest_memory::IoBuffer;
 use librbd::{Channel, Cluster, ClusterConfig, Finished, Image, ImageName, LockMode, Pool};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -639,5 +639,76 @@ fn changes_of_other_disks_are_made_while_an_image_is_being_opened() -> Result<()
     );
     // Those before the image is asked for are few.
     ensure!(changes >= 10, "{changes} changes in ten seconds");
+    Ok(())
+}
+
+const TARGET: &str = "iqn.2026-11.org.example:rbd";
+
+/// COMPARE AND WRITE(16) of blocks, both halves of one byte each: status and sense key.
+fn compare_and_write(session: &mut IscsiSession, lba: u16, bytes: [u8; 2]) -> Result<(u8, u8)> {
+    compare_and_write_blocks(session, lba, 1, bytes)
+}
+
+fn compare_and_write_blocks(
+    session: &mut IscsiSession,
+    lba: u16,
+    blocks: u8,
+    [expected, new]: [u8; 2],
+) -> Result<(u8, u8)> {
+    let [high, low] = lba.to_be_bytes();
+    let cdb = [0x89, 0, 0, 0, 0, 0, 0, 0, high, low, 0, 0, 0, blocks, 0, 0];
+    let half = 512 * usize::from(blocks);
+    let data = [vec![expected; half], vec![new; half]].concat();
+    let done = session.command(&cdb, Some(&data), 0)?;
+    let key = done.sense.get(2).map_or(0, |byte| byte & 0xf);
+    Ok((done.status, key))
+}
+
+#[test]
+fn compare_and_write_is_one_operation_for_all_daemons_of_an_image() -> Result<()> {
+    const MISCOMPARE: (u8, u8) = (2, 0x0e);
+    const GOOD: (u8, u8) = (0, 0);
+    let ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
+    let mut rigs = Vec::new();
+    for _ in 0..2 {
+        rigs.push(Rig::new(|daemon| {
+            daemon
+                .disk(&format!("a={}", ceph.disk("rbd/a")))
+                .arguments(["--iscsi", &format!("{TARGET}=a")])
+                .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"])
+        })?);
+    }
+    let mut sessions = Vec::new();
+    for rig in &mut rigs {
+        let portal = rig.iscsi_portal(TARGET)?;
+        sessions.push(IscsiSession::login(&portal, TARGET, 1)?);
+    }
+    let [one, other] = &mut sessions[..] else {
+        bail!("two sessions");
+    };
+    ensure!(compare_and_write(one, 9, [0, 1])? == GOOD);
+    ensure!(compare_and_write(other, 9, [0, 2])? == MISCOMPARE);
+    ensure!(compare_and_write(other, 9, [1, 2])? == GOOD);
+    ensure!(compare_and_write(one, 9, [1, 3])? == MISCOMPARE);
+
+    // Each block becomes that of one daemon only, however close together both try.
+    for round in 0..50 {
+        let lba = 100 + round;
+        let winner = std::thread::scope(|scope| -> Result<[(u8, u8); 2]> {
+            let first = scope.spawn(|| compare_and_write(one, lba, [0, 1]));
+            let second = compare_and_write(other, lba, [0, 2])?;
+            let first = first.join().ok().context("a thread panicked")??;
+            Ok([first, second])
+        })?;
+        ensure!(
+            winner == [GOOD, MISCOMPARE] || winner == [MISCOMPARE, GOOD],
+            "round {round}: {winner:?}"
+        );
+    }
+
+    // An object of 4 MiB ends at block 8192: beyond it, it would be two operations.
+    ensure!(compare_and_write_blocks(one, 8190, 2, [0, 4])? == GOOD);
+    ensure!(compare_and_write_blocks(one, 8191, 2, [4, 5])? == (2, 0x05));
     Ok(())
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use block::{Capacity, DiskInfo, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use block::{Capacity, CompareAndWrite, DiskInfo, IoErrorKind, IoKind, IoOutcome, IoRequest};
 
 /// The part of a disk's info that the check reads, flat and small.
 #[derive(Clone, Debug)]
@@ -14,6 +14,7 @@ pub(crate) struct Limits {
     read_only: bool,
     discard: bool,
     write_zeroes: bool,
+    compare_and_write: Option<CompareAndWrite>,
 }
 
 impl Limits {
@@ -24,6 +25,7 @@ impl Limits {
             read_only: info.read_only,
             discard: info.discard_granularity.is_some(),
             write_zeroes: info.write_zeroes,
+            compare_and_write: info.compare_and_write,
         }
     }
 
@@ -45,11 +47,20 @@ impl Limits {
             _ if self.read_only => Err(IoErrorKind::ReadOnly.into()),
             IoKind::Discard if !self.discard => Err(IoErrorKind::Unsupported.into()),
             IoKind::WriteZeroes if !self.write_zeroes => Err(IoErrorKind::Unsupported.into()),
+            IoKind::CompareAndWrite if !self.compares_and_writes(io) => {
+                Err(IoErrorKind::Unsupported.into())
+            }
             IoKind::Read
+            | IoKind::CompareAndWrite
             | IoKind::Flush
             | IoKind::Write
             | IoKind::Discard
             | IoKind::WriteZeroes => Ok(()),
         }
+    }
+
+    fn compares_and_writes(&self, io: &IoRequest) -> bool {
+        let by = self.compare_and_write;
+        by.is_some_and(|by| by.is_done_by_device(io.offset, io.length))
     }
 }

@@ -95,8 +95,8 @@ pub struct Finished {
 
 /// One worker's handle on a disk. Dropped once it has closed, or with the ring.
 pub trait IoChannel {
-    /// Starts an I/O. For reads and writes the buffer's window has just `io.length` bytes; for the other kinds
-    /// the buffer is not touched, only kept.
+    /// Starts an I/O. The buffer's window has just [`IoRequest::buffer_length`] bytes; where that is 0 the buffer is not
+    /// touched, only kept.
     fn submit(
         &mut self,
         ring: &mut Ring,

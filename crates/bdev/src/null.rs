@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use block::{Capacity, DiskInfo, Geometry, Identity, IoRequest};
+use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Ring};
 
@@ -64,6 +64,7 @@ impl Null {
                 anchors: false,
                 // Nothing is kept, and so nothing whole.
                 atomic_writes: None,
+                compare_and_write: Some(CompareAndWrite::Emulated),
                 shared: false,
                 rotational: false,
                 identity: Identity::UNSET,

@@ -10,8 +10,8 @@ use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use block::{
-    AtomicWrites, Capacity, DiskInfo, Geometry, Identity, IoError, IoErrorKind, IoFlags, IoKind,
-    IoOutcome, IoRequest,
+    AtomicWrites, Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, IoError, IoErrorKind,
+    IoFlags, IoKind, IoOutcome, IoRequest,
 };
 use guest_memory::{IoBuffer, Mapping, MappingView};
 use uring::{Completion, Owner, Ring};
@@ -142,6 +142,7 @@ impl Ram {
                 write_zeroes: true,
                 // Of memory that was never used, the kernel either knows that or knows nothing.
                 anchors: !options.read_only && memory.next_used(0).is_empty(),
+                compare_and_write: Some(CompareAndWrite::Emulated),
                 atomic_writes: (!options.read_only).then_some(AtomicWrites {
                     bytes_max: ATOMIC_BYTES_MAX,
                     unit: block_size,
@@ -266,6 +267,7 @@ fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> Io
             Ok(())
         }
         IoKind::Flush => Ok(()),
+        IoKind::CompareAndWrite => Err(IoErrorKind::Unsupported.into()),
         IoKind::Discard | IoKind::WriteZeroes if gives_back(io) => give_back(memory, at, io.length),
         IoKind::Discard | IoKind::WriteZeroes => {
             memory.fill(at as usize, io.length as usize, 0);
@@ -299,7 +301,7 @@ fn gives_back(io: &IoRequest) -> bool {
 /// Bytes of an I/O that are done at once.
 fn at_once(io: &IoRequest) -> u64 {
     match io.kind {
-        IoKind::Read | IoKind::Write | IoKind::Flush => u64::MAX,
+        IoKind::Read | IoKind::Write | IoKind::Flush | IoKind::CompareAndWrite => u64::MAX,
         IoKind::WriteZeroes | IoKind::Discard if gives_back(io) => GIVEN_BACK_AT_ONCE,
         IoKind::WriteZeroes | IoKind::Discard => ZEROED_AT_ONCE,
     }
@@ -450,7 +452,7 @@ impl IoChannel for RamBackend {
         match io.kind {
             IoKind::Read => self.first.expect_read(at, length),
             IoKind::Write => self.first.expect_write(at, length),
-            IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => {}
+            IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes | IoKind::CompareAndWrite => {}
         }
     }
 

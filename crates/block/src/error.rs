@@ -28,11 +28,13 @@ pub enum IoErrorKind {
     Closed,
     /// The I/O was cancelled. A write may have been done in part.
     Cancelled,
+    /// A compare and write found other data, and wrote nothing.
+    Miscompare,
 }
 
 impl IoErrorKind {
     /// How many there are.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 11;
 
     /// All, in order.
     pub const ALL: [IoErrorKind; IoErrorKind::COUNT] = [
@@ -46,6 +48,7 @@ impl IoErrorKind {
         IoErrorKind::Offline,
         IoErrorKind::Closed,
         IoErrorKind::Cancelled,
+        IoErrorKind::Miscompare,
     ];
 
     /// One word, for programs that read it.
@@ -61,6 +64,7 @@ impl IoErrorKind {
             IoErrorKind::Offline => "offline",
             IoErrorKind::Closed => "closed",
             IoErrorKind::Cancelled => "cancelled",
+            IoErrorKind::Miscompare => "miscompare",
         }
     }
 }
@@ -105,6 +109,7 @@ impl fmt::Display for IoErrorKind {
             IoErrorKind::Offline => "disk is offline",
             IoErrorKind::Closed => "disk is being sanitized or formatted, or that failed",
             IoErrorKind::Cancelled => "cancelled",
+            IoErrorKind::Miscompare => "compared data differ",
         })
     }
 }

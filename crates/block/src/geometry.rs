@@ -170,6 +170,28 @@ impl AtomicWrites {
     }
 }
 
+/// Who carries out a compare and write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompareAndWrite {
+    /// Whoever uses the device: reads, compares and writes while it holds the range's lock. Nobody else writes to the device.
+    Emulated,
+    /// The device, atomically for all hosts that share it, where the range crosses no multiple of `boundary` bytes.
+    Device {
+        /// Bytes.
+        boundary: u64,
+    },
+}
+
+impl CompareAndWrite {
+    /// Does the device carry out one of `length` bytes at `offset`?
+    pub const fn is_done_by_device(&self, offset: u64, length: u64) -> bool {
+        match self {
+            CompareAndWrite::Emulated => false,
+            CompareAndWrite::Device { boundary } => length <= *boundary - offset % *boundary,
+        }
+    }
+}
+
 /// All that a door tells its client about a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskInfo {
@@ -194,6 +216,8 @@ pub struct DiskInfo {
     pub anchors: bool,
     /// Writes with [`IoFlags::ATOMIC`](crate::IoFlags::ATOMIC) that the device promises to keep whole; `None`: none.
     pub atomic_writes: Option<AtomicWrites>,
+    /// Who carries out a compare and write; `None`: nobody can, for others write to the device.
+    pub compare_and_write: Option<CompareAndWrite>,
     /// Other hosts write the medium too, past this daemon: reservations and range locks of this daemon do not hold for them.
     pub shared: bool,
     /// Spins: seeks cost more than transfers.
@@ -274,6 +298,14 @@ mod tests {
         for (offset, length) in [(8192, 16384), (0, 8192), (0, 81920), (u64::MAX, u64::MAX)] {
             assert!(!atomic.allow(offset, length), "{offset} {length}");
         }
+    }
+
+    #[test]
+    fn device_compares_and_writes_within_its_boundaries() {
+        let device = CompareAndWrite::Device { boundary: 4096 };
+        assert!(device.is_done_by_device(0, 4096) && device.is_done_by_device(7680, 512));
+        assert!(!device.is_done_by_device(7680, 1024) && !device.is_done_by_device(0, 8192));
+        assert!(!CompareAndWrite::Emulated.is_done_by_device(0, 512));
     }
 
     #[test]

@@ -16,6 +16,6 @@ mod request;
 pub use capacity::Capacity;
 pub use error::{IoError, IoErrorKind, IoOutcome};
 pub use extent::{Allocation, Extent};
-pub use geometry::{AtomicWrites, Blocks, DiskInfo, Geometry, Lba, RangeError};
+pub use geometry::{AtomicWrites, Blocks, CompareAndWrite, DiskInfo, Geometry, Lba, RangeError};
 pub use identity::{Identity, NoIdentity};
 pub use request::{IoFlags, IoKind, IoRequest};

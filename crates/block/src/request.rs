@@ -14,11 +14,15 @@ pub enum IoKind {
     Discard,
     /// Reads of the range return zeroes; with [`IoFlags::UNMAP`] its space may be given back.
     WriteZeroes,
+    /// Put the second half of the buffer onto the disk if the range holds the first half, as one atomic operation; else it fails
+    /// with [`IoErrorKind::Miscompare`](crate::IoErrorKind). Only for devices that do it: see
+    /// [`CompareAndWrite`](crate::CompareAndWrite).
+    CompareAndWrite,
 }
 
 impl IoKind {
     /// How many there are.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 6;
 
     /// All, in order.
     pub const ALL: [IoKind; IoKind::COUNT] = [
@@ -27,6 +31,7 @@ impl IoKind {
         IoKind::Flush,
         IoKind::Discard,
         IoKind::WriteZeroes,
+        IoKind::CompareAndWrite,
     ];
 
     /// One word, for programs that read it.
@@ -37,6 +42,7 @@ impl IoKind {
             IoKind::Flush => "flush",
             IoKind::Discard => "discard",
             IoKind::WriteZeroes => "write_zeroes",
+            IoKind::CompareAndWrite => "compare_and_write",
         }
     }
 }
@@ -136,6 +142,16 @@ impl IoRequest {
         }
     }
 
+    /// A compare and write of `length` bytes at `offset`: the buffer holds twice as many.
+    pub const fn compare_and_write(offset: u64, length: u64) -> Self {
+        IoRequest {
+            kind: IoKind::CompareAndWrite,
+            flags: IoFlags::NONE,
+            offset,
+            length,
+        }
+    }
+
     /// The same I/O with more flags.
     #[must_use]
     pub const fn flagged(self, flags: IoFlags) -> Self {
@@ -154,9 +170,18 @@ impl IoRequest {
         self.kind as u8 & !FLUSH != 0
     }
 
-    /// Does it move data between the disk and a buffer?
+    /// Does it fill a buffer of its length from the disk, or put one onto it?
     pub const fn moves_data(&self) -> bool {
         matches!(self.kind, IoKind::Read | IoKind::Write)
+    }
+
+    /// Bytes of the buffer that it reads or fills.
+    pub const fn buffer_length(&self) -> u64 {
+        match self.kind {
+            IoKind::Read | IoKind::Write => self.length,
+            IoKind::CompareAndWrite => 2 * self.length,
+            IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => 0,
+        }
     }
 }
 
@@ -173,10 +198,11 @@ mod tests {
     }
 
     #[test]
-    fn only_writes_discards_and_zeroes_modify() {
+    fn all_but_reads_and_flushes_modify() {
         assert!(IoRequest::write(0, 512).modifies());
         assert!(IoRequest::discard(0, 512).modifies());
         assert!(IoRequest::write_zeroes(0, 512).modifies());
+        assert!(IoRequest::compare_and_write(0, 512).modifies());
         assert!(!IoRequest::read(0, 512).modifies());
         assert!(!IoRequest::flush().modifies());
     }

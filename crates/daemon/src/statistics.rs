@@ -133,7 +133,7 @@ impl LimitedStatistics {
 pub struct DiskStatistics {
     /// Its name.
     pub name: String,
-    /// By kind: `read`, `write`, `flush`, `discard`, `write_zeroes`.
+    /// By kind: `read`, `write`, `flush`, `discard`, `write_zeroes`, `compare_and_write`.
     pub operations: BTreeMap<String, IoStatistics>,
     /// I/Os that the engine has and has not given back.
     pub in_flight: u64,

@@ -389,7 +389,11 @@ impl Connection {
                         IoKind::Write => {
                             self.has_data(index, length, TaskStep::Data(disk, request))
                         }
-                        IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => true,
+                        // A compare and write is a program's, on scratch memory.
+                        IoKind::Flush
+                        | IoKind::Discard
+                        | IoKind::WriteZeroes
+                        | IoKind::CompareAndWrite => true,
                     };
                     if !ready {
                         return Progress::Pending;

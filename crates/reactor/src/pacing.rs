@@ -37,14 +37,6 @@ pub(crate) struct Pacing {
     timers: u32,
 }
 
-fn bytes(request: &IoRequest) -> u64 {
-    if request.moves_data() {
-        request.length
-    } else {
-        0
-    }
-}
-
 impl Pacing {
     /// By a worker's clock.
     pub fn new(clock: &Clock) -> Pacing {
@@ -74,7 +66,7 @@ impl Pacing {
             return false;
         }
         let (setting, now) = (throttle.setting(), self.now());
-        let start = throttle.reserve(now, bytes(request));
+        let start = throttle.reserve(now, request.buffer_length());
         if start <= now {
             return true;
         }
@@ -102,7 +94,9 @@ impl Pacing {
             if line.setting != setting {
                 line.setting = setting;
                 line.start = match line.waiting.front() {
-                    Some((_, head)) if setting != 0 => throttle.reserve(now, bytes(&head.request)),
+                    Some((_, head)) if setting != 0 => {
+                        throttle.reserve(now, head.request.buffer_length())
+                    }
                     _ => now,
                 };
             }
@@ -116,7 +110,7 @@ impl Pacing {
         let first = line.waiting.pop_front();
         match line.waiting.front() {
             Some((_, head)) if setting != 0 => {
-                line.start = throttle.reserve(now, bytes(&head.request))
+                line.start = throttle.reserve(now, head.request.buffer_length())
             }
             Some(_) => {}
             None => {

@@ -225,6 +225,7 @@ impl Sense {
             IoErrorKind::Offline => (SenseKey::NotReady, SenseCode::LOGICAL_UNIT_NOT_READY),
             IoErrorKind::Closed => (SenseKey::NotReady, SenseCode::SANITIZE_IN_PROGRESS),
             IoErrorKind::Cancelled => (SenseKey::AbortedCommand, SenseCode::NONE),
+            IoErrorKind::Miscompare => (SenseKey::Miscompare, SenseCode::MISCOMPARE_DURING_VERIFY),
         };
         Sense::new(key, code)
     }

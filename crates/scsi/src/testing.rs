@@ -27,6 +27,7 @@ pub(crate) fn info(block_size: u32, bytes: u64) -> DiskInfo {
         write_zeroes: true,
         anchors: true,
         atomic_writes: None,
+        compare_and_write: Some(block::CompareAndWrite::Emulated),
         shared: false,
         rotational: false,
         identity: block::Identity::from_random_bits(1),

@@ -65,6 +65,50 @@ fn compare_and_write_holds_its_range_exclusively_and_needs_both_halves() {
     assert_eq!(run.exclusive, Some(range));
 }
 
+fn bed_whose_device_compares(compare_and_write: Option<block::CompareAndWrite>) -> Bed {
+    let disk = block::DiskInfo {
+        compare_and_write,
+        ..info(512, 2048, 0)
+    };
+    Bed::with(disk, false)
+}
+
+#[test]
+fn compare_and_write_is_one_operation_of_a_device_that_does_it() {
+    let by = block::CompareAndWrite::Device { boundary: 8192 };
+    let mut bed = bed_whose_device_compares(Some(by));
+    let data = [vec![0; 2 * BLOCK], vec![0xb0; 2 * BLOCK]].concat();
+    assert_eq!(compare_and_write(&mut bed, 2, &data).status, Status::Good);
+    assert_eq!(bed.disks.bytes[0][BLOCK..3 * BLOCK], [0xb0; 2 * BLOCK]);
+    let requests: Vec<_> = bed.disks.log.iter().map(|(_, io)| *io).collect();
+    assert_eq!(requests, [IoRequest::compare_and_write(512, 1024)]);
+    let answer = compare_and_write(&mut bed, 2, &data);
+    assert_eq!(answer.code(), (0x0e, 0x1d, 0x00));
+    assert_eq!(bed.disks.bytes[0][BLOCK..3 * BLOCK], [0xb0; 2 * BLOCK]);
+    // Blocks 1 to 16 lie in two objects of the device.
+    let beyond = vec![0; 32 * BLOCK];
+    let answer = compare_and_write(&mut bed, 16, &beyond);
+    assert_eq!(answer.code(), (0x05, 0x24, 0x00));
+    let limits = bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data;
+    assert_eq!(limits[5], 16);
+    assert_eq!(bed.disks.log.len(), 2);
+}
+
+#[test]
+fn compare_and_write_is_not_there_where_others_could_come_between() {
+    let mut bed = bed_whose_device_compares(None);
+    let limits = bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data;
+    assert_eq!(limits[5], 0);
+    let cdb = [0xa3, 0x0c, 0x01, 0x89, 0, 0, 0, 0, 0, 64, 0, 0];
+    assert_eq!(bed.run(0, &cdb, &[], 64).data[1], 0x01);
+    let cdb = [0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+    let all = bed.run(0, &cdb, &[], 4096).data;
+    assert!(all[4..].chunks_exact(8).all(|row| row[0] != 0x89));
+    let answer = compare_and_write(&mut bed, 1, &[0; 2 * BLOCK]);
+    assert_eq!(answer.code(), (0x05, 0x20, 0x00));
+    assert!(bed.disks.log.is_empty(), "{:?}", bed.disks.log);
+}
+
 #[test]
 fn orwrite_combines_with_what_is_there() {
     let mut bed = Bed::new(512, 8192);
@@ -608,6 +652,7 @@ fn get_lba_status_reads_only_where_data_may_be() {
 fn a_disk_that_other_daemons_serve_too_promises_neither_reservations_nor_atomic_comparisons() {
     let disk = block::DiskInfo {
         shared: true,
+        compare_and_write: None,
         ..info(512, 2048, 0)
     };
     let mut shared = Bed::with(disk, false);

@@ -8,7 +8,7 @@ use latency::Operation;
 pub fn operation_of(opcode: u8, direct: Option<&IoRequest>) -> Operation {
     match direct.map(|request| request.kind) {
         Some(IoKind::Read) => Operation::Read,
-        Some(IoKind::Write) => Operation::Write,
+        Some(IoKind::Write | IoKind::CompareAndWrite) => Operation::Write,
         Some(IoKind::Flush) => Operation::Flush,
         Some(IoKind::Discard | IoKind::WriteZeroes) => Operation::Discard,
         // UNMAP and WRITE SAME in several steps.

@@ -259,6 +259,7 @@ mod tests {
                     write_zeroes: false,
                     anchors: false,
                     atomic_writes: None,
+                    compare_and_write: Some(block::CompareAndWrite::Emulated),
                     shared: false,
                     rotational: false,
                     identity: block::Identity::from_random_bits(number.into()),

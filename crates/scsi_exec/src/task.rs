@@ -394,7 +394,9 @@ impl Task {
                 let buffer = IoBuffer::owned(scratch.len());
                 match (request.kind, running.scratch.get(scratch.clone())) {
                     (IoKind::Read, _) => running.reading = Some(scratch),
-                    (IoKind::Write, Some(data)) => buffer.write_at(0, data),
+                    (IoKind::Write | IoKind::CompareAndWrite, Some(data)) => {
+                        buffer.write_at(0, data);
+                    }
                     _ => {}
                 }
                 self.general.doing = Doing::Running(running);

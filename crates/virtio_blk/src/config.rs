@@ -108,6 +108,7 @@ mod tests {
             write_zeroes: true,
             anchors: false,
             atomic_writes: None,
+            compare_and_write: Some(block::CompareAndWrite::Emulated),
             shared: false,
             rotational: false,
             identity: block::Identity::UNSET,

@@ -270,7 +270,7 @@ fn operation(request: &request::Request) -> Operation {
     match request {
         Request::Io(io) => match io.kind {
             IoKind::Read => Operation::Read,
-            IoKind::Write => Operation::Write,
+            IoKind::Write | IoKind::CompareAndWrite => Operation::Write,
             IoKind::Flush => Operation::Flush,
             IoKind::Discard | IoKind::WriteZeroes => Operation::Discard,
         },
@@ -295,7 +295,8 @@ fn status_of(outcome: IoOutcome) -> u8 {
             | IoErrorKind::ClientMemory
             | IoErrorKind::Offline
             | IoErrorKind::Closed
-            | IoErrorKind::Cancelled => S_IOERR,
+            | IoErrorKind::Cancelled
+            | IoErrorKind::Miscompare => S_IOERR,
         },
     }
 }

@@ -267,7 +267,8 @@ fn data(request: &mut Request<Pending>, disk: DiskHandle, io: IoRequest) -> Step
             let length = io.length.min(room);
             chain.buffer.set_window(REQUEST_SIZE, length as usize);
         }
-        IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => {}
+        // A compare and write is a program's, on scratch memory.
+        IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes | IoKind::CompareAndWrite => {}
     }
     request.job = Job { disk, io };
     Step::Data

@@ -139,6 +139,7 @@ impl FileBackend {
             IoKind::Flush => self.sync(ring, index),
             IoKind::Discard => self.discard(ring, index),
             IoKind::WriteZeroes => self.zero(ring, index),
+            IoKind::CompareAndWrite => Some(Err(IoErrorKind::Unsupported.into())),
         }
     }
 

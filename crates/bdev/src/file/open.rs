@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use block::{Capacity, DiskInfo, Geometry, Identity};
+use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use uring::file_lock::{self, Conflict};
@@ -384,6 +384,7 @@ fn describe(
         write_zeroes: writable,
         anchors: writable && discard && !block_device && keeps_space(control),
         // The page cache gives a write away in pieces.
+        compare_and_write: Some(CompareAndWrite::Emulated),
         atomic_writes: match writable && options.cache == CacheMode::None {
             true => atomic_writes(control.as_fd(), block_size),
             false => None,

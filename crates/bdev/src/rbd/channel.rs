@@ -142,6 +142,7 @@ impl RbdChannel {
                 started
             }
             IoKind::Flush => channel.flush(buffer, token),
+            IoKind::CompareAndWrite => channel.compare_and_write(offset, buffer, token),
             IoKind::Discard => channel.discard(offset, length, buffer, token),
             IoKind::WriteZeroes => {
                 let allocate = !flags.has(IoFlags::UNMAP);
@@ -216,9 +217,11 @@ impl IoChannel for RbdChannel {
         if io.length == 0 && io.kind != IoKind::Flush {
             return Submission::Done(Ok(()));
         }
-        if io.moves_data() {
-            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
-        }
+        let expected = io.buffer_length();
+        assert!(
+            expected == 0 || buffer.len() as u64 == expected,
+            "window and I/O differ"
+        );
         if self.generation != self.shared.generation() && !self.change_image() {
             return Submission::Done(Err(IoErrorKind::Offline.into()));
         }

@@ -19,6 +19,8 @@ pub(super) fn classify(kind: IoKind, errno: i32) -> IoError {
         // librbd's answer to a range beyond the end: the image has become smaller.
         libc::EINVAL => IoErrorKind::OutOfRange,
         libc::EOPNOTSUPP | libc::ENOSYS => IoErrorKind::Unsupported,
+        // A compare and write whose comparison failed.
+        libc::EILSEQ if kind == IoKind::CompareAndWrite => IoErrorKind::Miscompare,
         libc::ECANCELED => IoErrorKind::Cancelled,
         _ if kind == IoKind::Read => IoErrorKind::ReadMedium,
         _ => IoErrorKind::WriteMedium,
@@ -45,6 +47,8 @@ mod tests {
             (IoKind::WriteZeroes, 95, K::Unsupported),
             (IoKind::Read, 5, K::ReadMedium),
             (IoKind::Flush, 5, K::WriteMedium),
+            (IoKind::CompareAndWrite, 84, K::Miscompare),
+            (IoKind::Write, 84, K::WriteMedium),
         ] {
             let expected = IoError::with_errno(class, errno);
             assert_eq!(classify(kind, errno), expected, "{kind:?} {errno}");

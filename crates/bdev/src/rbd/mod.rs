@@ -15,7 +15,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use block::{Capacity, DiskInfo, Geometry};
+use block::{Capacity, CompareAndWrite, DiskInfo, Geometry};
 use librbd::{Cluster, ClusterConfig, Image, ImageName};
 
 use self::fence::Fence;
@@ -142,6 +142,7 @@ impl Rbd {
             write_zeroes: image.can_write_zeroes(),
             anchors: false,
             atomic_writes: None,
+            compare_and_write: compare_and_write(shape.stripe_unit, block_size),
             shared: options.lock == RbdLock::Shared,
             rotational: false,
             identity: block::Identity::UNSET,
@@ -167,6 +168,14 @@ impl Rbd {
             }),
         })
     }
+}
+
+/// librbd compares and writes within one object, as one operation of its OSD: other clients of the image never come between.
+fn compare_and_write(stripe_unit: u64, block_size: u32) -> Option<CompareAndWrite> {
+    let is_whole = stripe_unit > 0 && stripe_unit.is_multiple_of(u64::from(block_size));
+    is_whole.then_some(CompareAndWrite::Device {
+        boundary: stripe_unit,
+    })
 }
 
 impl BlockDevice for Rbd {
@@ -215,5 +224,19 @@ impl BlockDevice for Rbd {
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let channel = channel::RbdChannel::new(Arc::clone(&self.shared), attach)?;
         Ok(Box::new(channel))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compare_and_write_needs_blocks_that_lie_within_a_stripe_unit() {
+        let boundary = 4 << 20;
+        let device = Some(CompareAndWrite::Device { boundary });
+        assert_eq!(compare_and_write(boundary, 4096), device);
+        assert_eq!(compare_and_write(1024, 4096), None);
+        assert_eq!(compare_and_write(0, 512), None);
     }
 }

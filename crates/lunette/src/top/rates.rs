@@ -225,7 +225,12 @@ impl Interval {
         let row = |disk: &daemon::statistics::DiskStatistics| {
             let status = self.status.disks.iter().find(|s| s.name == disk.name);
             let (read, write) = (disk.of(IoKind::Read), disk.of(IoKind::Write));
-            let others = [IoKind::Flush, IoKind::Discard, IoKind::WriteZeroes];
+            let others = [
+                IoKind::Flush,
+                IoKind::Discard,
+                IoKind::WriteZeroes,
+                IoKind::CompareAndWrite,
+            ];
             let others = others.map(|kind| disk.of(kind).requests).iter().sum();
             let now = self.now.disks.iter().find(|now| now.name == disk.name);
             let latencies = self.grown.latency.merged_by(|l| l.disk == disk.name);

@@ -1,7 +1,7 @@
 //! Commands that read, compare or combine, and write: COMPARE AND WRITE, ORWRITE, WRITE AND VERIFY
-//! (SBC-4, 5.3, 5.9 and 5.50). The first two hold their range exclusively.
+//! (SBC-4, 5.3, 5.9 and 5.50). The first two hold their range exclusively, but for a COMPARE AND WRITE that the device does.
 
-use block::{IoFlags, IoOutcome, IoRequest};
+use block::{CompareAndWrite as By, DiskInfo, IoFlags, IoOutcome, IoRequest};
 
 use super::read_write::{force_unit_access, write_length};
 use super::verify::Verify;
@@ -12,9 +12,19 @@ use crate::plan::{DATA_OUT_MAX, Exclusive, Pending, Plan, Program, Run, SCRATCH_
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode, SenseKey};
 
-/// Most blocks of COMPARE AND WRITE, told in the block limits page.
-pub(super) fn compare_and_write_blocks_max(block_shift: u32) -> u64 {
-    ((DATA_OUT_MAX as u64 / 2) >> block_shift).min(255)
+/// Most blocks of COMPARE AND WRITE, told in the block limits page; 0: the unit does not have the command.
+pub(super) fn compare_and_write_blocks_max(info: &DiskInfo) -> u64 {
+    let bytes = match info.compare_and_write {
+        None => 0,
+        Some(By::Emulated) => DATA_OUT_MAX as u64 / 2,
+        Some(By::Device { boundary }) => boundary.min(SCRATCH_MAX as u64 / 2),
+    };
+    (bytes >> info.geometry.block_shift()).min(255)
+}
+
+/// Does the unit have COMPARE AND WRITE?
+pub(super) fn is_there(c: &Context<'_>) -> bool {
+    compare_and_write_blocks_max(&c.unit.state().info) > 0
 }
 
 /// A checked range of the unit's disk.
@@ -23,7 +33,6 @@ struct Target {
     disk: DiskId,
     offset: u64,
     length: u64,
-    block_size: u64,
     flags: IoFlags,
 }
 
@@ -44,20 +53,26 @@ impl Target {
 fn target(c: &Context<'_>, lba: u64, blocks: u64, flags: IoFlags) -> Result<Target, Sense> {
     c.check_writable()?;
     let (offset, length) = c.range(lba, blocks)?;
-    let block_size = u64::from(c.unit.geometry().block_size());
     Ok(Target {
         disk: c.unit.disk(),
         offset,
         length,
-        block_size,
         flags,
     })
 }
 
 pub(super) fn compare_and_write(c: &Context<'_>) -> Planned {
+    let (blocks_max, by) = {
+        let state = c.unit.state();
+        let info = &state.info;
+        (compare_and_write_blocks_max(info), info.compare_and_write)
+    };
+    if blocks_max == 0 {
+        return Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
+    }
     let blocks = u64::from(c.cdb[13]);
     let target = target(c, be64(c.cdb, 2), blocks, force_unit_access(c))?;
-    if blocks > compare_and_write_blocks_max(target.block_size.ilog2()) {
+    if blocks > blocks_max {
         return Err(Sense::cdb_field(13));
     }
     // both halves, neither more nor less
@@ -67,6 +82,9 @@ pub(super) fn compare_and_write(c: &Context<'_>) -> Planned {
     }
     if blocks == 0 {
         return good();
+    }
+    if let Some(by @ By::Device { .. }) = by {
+        return on_device(c, by, target);
     }
     Ok(Pending::plan(wanted, c.data_out, move |data: &[u8]| {
         let (compare, write) = data.split_at(data.len() / 2);
@@ -83,6 +101,47 @@ pub(super) fn compare_and_write(c: &Context<'_>) -> Planned {
         };
         Run::exclusive(program, target.scratch(), target.exclusive())
     }))
+}
+
+/// A COMPARE AND WRITE that the device does. Emulating one that it does not would let other hosts come between.
+fn on_device(c: &Context<'_>, by: By, target: Target) -> Planned {
+    if !by.is_done_by_device(target.offset, target.length) {
+        return Err(Sense::cdb_field(13));
+    }
+    let wanted = 2 * target.length;
+    Ok(Pending::plan(wanted, c.data_out, move |data: &[u8]| {
+        let program = OnDevice {
+            target,
+            data: data.to_vec(),
+        };
+        Run::plan(program, wanted as usize)
+    }))
+}
+
+struct OnDevice {
+    target: Target,
+    data: Vec<u8>,
+}
+
+impl Program for OnDevice {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        match last {
+            Some(Ok(())) => return Step::Done(Response::good()),
+            // No INFORMATION: devices do not say reliably where the data differ.
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            None => {}
+        }
+        let length = self.data.len();
+        if let Some(scratch) = scratch.get_mut(..length) {
+            scratch.copy_from_slice(&self.data);
+        }
+        let Target { offset, flags, .. } = self.target;
+        Step::Io {
+            disk: self.target.disk,
+            request: IoRequest::compare_and_write(offset, self.target.length).flagged(flags),
+            scratch: 0..length,
+        }
+    }
 }
 
 struct CompareAndWrite {

@@ -1,7 +1,7 @@
 //! REPORT SUPPORTED OPERATION CODES (SPC-5, 6.35), from the one table of commands, and REPORT SUPPORTED TASK
 //! MANAGEMENT FUNCTIONS.
 
-use super::{Context, Planned, provisioning, read_write};
+use super::{Context, Planned, compare_write, provisioning, read_write};
 use crate::command::{be16, be32, opcode};
 use crate::sense::Sense;
 use crate::table::{COMMANDS, Row};
@@ -34,18 +34,20 @@ pub(super) fn operation_codes(c: &Context<'_>) -> Planned {
 /// The commands of this unit.
 fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
     let may_unmap = provisioning::may_unmap(c);
+    let may_compare_and_write = compare_write::is_there(c);
     let may_write_atomically = read_write::atomic_writes(c).is_some();
     let shared = c.unit.state().info.shared;
     let is_there = move |row: &&Row| match row.opcode() {
         opcode if needs_sole_daemon(opcode) && shared => false,
         opcode::UNMAP => may_unmap,
         opcode::WRITE_ATOMIC_16 => may_write_atomically,
+        opcode::COMPARE_AND_WRITE => may_compare_and_write,
         _ => true,
     };
     COMMANDS.iter().filter(is_there)
 }
 
-/// Promises what only holds while one daemon alone serves the medium: reservations, and comparisons that nothing comes between.
+/// Promises what only holds while one daemon alone serves the medium: reservations, and an ORWRITE that nothing comes between.
 #[inline]
 pub(super) fn needs_sole_daemon(opcode: u8) -> bool {
     matches!(
@@ -56,7 +58,6 @@ pub(super) fn needs_sole_daemon(opcode: u8) -> bool {
             | opcode::RESERVE_10
             | opcode::RELEASE_6
             | opcode::RELEASE_10
-            | opcode::COMPARE_AND_WRITE
             | opcode::ORWRITE_16
     )
 }

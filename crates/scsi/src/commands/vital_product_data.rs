@@ -160,10 +160,7 @@ fn block_limits(info: &DiskInfo) -> Vec<u8> {
     let shift = info.geometry.block_shift();
     let blocks = |bytes: u64| ((bytes >> shift) as u32).to_be_bytes();
     let mut body = [0; 60];
-    // 0: COMPARE AND WRITE is not supported
-    if !info.shared {
-        body[1] = compare_and_write_blocks_max(shift) as u8;
-    }
+    body[1] = compare_and_write_blocks_max(info) as u8;
     let granularity = (info.physical_block_size >> shift).max(1) as u16;
     body[2..4].copy_from_slice(&granularity.to_be_bytes());
     body[4..8].copy_from_slice(&blocks(TRANSFER_MAX));

@@ -20,6 +20,7 @@ pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
         write_zeroes: true,
         anchors: true,
         atomic_writes: None,
+        compare_and_write: Some(block::CompareAndWrite::Emulated),
         shared: false,
         rotational: false,
         identity: block::Identity::from_random_bits(number.into()),
@@ -85,6 +86,13 @@ impl Disks {
             IoKind::Write => bytes[range].copy_from_slice(buffer),
             IoKind::Flush => {}
             IoKind::Discard | IoKind::WriteZeroes => bytes[range].fill(0),
+            IoKind::CompareAndWrite => {
+                let (compared, written) = buffer.split_at(buffer.len() / 2);
+                if bytes[range.clone()] != *compared {
+                    return Err(IoErrorKind::Miscompare.into());
+                }
+                bytes[range].copy_from_slice(written);
+            }
         }
         Ok(())
     }
