@@ -21,6 +21,7 @@ fn info(choice: u8) -> DiskInfo {
         anchors: false,
         atomic_writes: None,
         shared: false,
+        compare_and_write: None,
         rotational: false,
         identity: block::Identity::UNSET,
         serial: String::new(),

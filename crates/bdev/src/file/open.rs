@@ -383,8 +383,8 @@ fn describe(
         discard_zeroes: writable && discard && !block_device,
         write_zeroes: writable,
         anchors: writable && discard && !block_device && keeps_space(control),
-        // The page cache gives a write away in pieces.
         compare_and_write: Some(CompareAndWrite::Emulated),
+        // The page cache gives a write away in pieces.
         atomic_writes: match writable && options.cache == CacheMode::None {
             true => atomic_writes(control.as_fd(), block_size),
             false => None,
