@@ -11,9 +11,9 @@ use bdev::{
 };
 use block::{Capacity, DiskInfo, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use latency::{QueueRecord, Stamp};
+use latency::{Clock, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
-use uring::RingFd;
+use uring::{Ring, RingFd};
 
 /// What became of each I/O that was pending, by slot, with its buffer.
 type Ended = Rc<RefCell<Vec<(u32, IoOutcome, IoBuffer)>>>;
@@ -121,7 +121,7 @@ impl Rig {
     fn new(device: Arc<Sick>, on_error: OnError) -> Rig {
         let disk = Arc::new(Disk::new("d", None, device).unwrap());
         disk.set_on_error(on_error);
-        let mut worker = Worker::standalone().unwrap();
+        let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
         let (in_flight, ended) = (Rc::default(), Ended::default());
         let (counted, seen) = (Rc::clone(&in_flight), ended.clone());
         let handle = worker.io().open(&disk);
