@@ -5,13 +5,12 @@
 //! a login may take, or when too many others wait.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use iscsi::login::{FIRST_BYTES_MAX, FirstTarget, first_target};
-use rustix::io::Errno;
-use rustix::net::RecvFlags;
 
 /// When the rest of a request that has come in part is looked for.
 const REST: Duration = Duration::from_millis(10);
@@ -52,6 +51,9 @@ impl Arrivals {
 
     /// A connection has come; beyond `most` the oldest is closed.
     pub fn add(&mut self, stream: TcpStream, peer: SocketAddr, now: Duration, most: usize) {
+        if stream.set_nonblocking(true).is_err() {
+            return;
+        }
         self.waiting.push_back(Arrival {
             stream,
             peer,
@@ -94,11 +96,15 @@ impl Arrivals {
                     one.is_partial = is_partial;
                     self.waiting.push_back(one);
                 }
-                Look::Names(target) => arrived.push(Arrived {
-                    stream: one.stream,
-                    peer: one.peer,
-                    target,
-                }),
+                // Workers leave the waiting to the kernel.
+                Look::Names(target) if one.stream.set_nonblocking(false).is_ok() => {
+                    arrived.push(Arrived {
+                        stream: one.stream,
+                        peer: one.peer,
+                        target,
+                    });
+                }
+                Look::Names(_) => {}
             }
         }
         arrived
@@ -107,11 +113,12 @@ impl Arrivals {
 
 /// Looks at what has come on a connection, and leaves it there.
 fn look(stream: &TcpStream, bytes: &mut [u8]) -> Look {
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let length = match rustix::net::recv(stream, &mut *bytes, flags) {
-        Ok((0, _)) => return Look::Gone,
-        Ok((length, _)) => length,
-        Err(Errno::AGAIN | Errno::INTR) => return Look::Waits { is_partial: false },
+    let length = match stream.peek(bytes) {
+        Ok(0) => return Look::Gone,
+        Ok(length) => length,
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            return Look::Waits { is_partial: false };
+        }
         Err(_) => return Look::Gone,
     };
     match first_target(&bytes[..length]) {
