@@ -81,7 +81,7 @@ tests_of = $(CARGO) test --workspace --exclude lunette-fuzz --no-fail-fast
 
 unit: ## Unit and property tests; those that need root and loop devices with sudo
 	$(tests_of) --exclude end_to_end
-	$(as_root) $(tests_of) --test machine -- --ignored
+	$(as_root) $(tests_of) --test machine --test followed -- --ignored
 
 # End-to-end tests without guests that wait more than they work
 beside = access api events hostile_initiators iscsi_peers sanitize

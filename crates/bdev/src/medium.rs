@@ -107,6 +107,11 @@ pub trait Medium: Send + Sync {
         None
     }
 
+    /// Major and minor number of a block device; `None`: it is none.
+    fn device_number(&self) -> Option<(u32, u32)> {
+        None
+    }
+
     /// The file as it is now; `None`: a block device or an image.
     fn stamp(&self) -> Option<Stamp>;
 

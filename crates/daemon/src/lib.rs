@@ -21,6 +21,7 @@ mod signals;
 pub mod state;
 pub mod statistics;
 mod tcp_service;
+mod uevents;
 mod watchdog;
 
 pub use disks::warnings;

@@ -25,6 +25,7 @@ use crate::objects::{
     How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, bodies, served,
 };
 use crate::statistics::{DiskStatistics, InitiatorStatistics, Statistics, WorkerStatistics};
+use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
 use crate::{limits, metrics, state};
 
@@ -104,6 +105,8 @@ pub struct Running {
     control: Option<control::Server>,
     api: Option<control::TcpServer>,
     metrics: Option<metrics::Listener>,
+    // Only to end.
+    _uevents: Option<Uevents>,
     manager: Option<ManagerThread>,
     overview: Arc<Overview>,
     ready: Vec<ReadyExport>,
@@ -207,11 +210,22 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         control,
         api,
         metrics,
+        _uevents: listen_to_uevents(&manager),
         manager: Some(manager),
         overview,
         ready: made.ready,
         reload: options.reload,
     })
+}
+
+/// Without uevents nothing else is missing: sizes are followed when somebody looks.
+fn listen_to_uevents(manager: &ManagerThread) -> Option<Uevents> {
+    let uevents = Uevents::start(manager.manager());
+    uevents
+        .inspect_err(|error| {
+            tracing::info!(%error, "no uevents: block devices that grow are followed at `lunette status` and `lunette reload`");
+        })
+        .ok()
 }
 
 /// The configured control socket, or else the usual one, which is not worth failing for.

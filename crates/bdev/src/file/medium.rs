@@ -24,24 +24,21 @@ impl Medium for Shared {
         if !self.block_device {
             return format!("file {}", self.place().display());
         }
-        let device = match rustix::fs::fstat(&self.control) {
-            Ok(stat) => {
-                let number = (
-                    rustix::fs::major(stat.st_rdev),
-                    rustix::fs::minor(stat.st_rdev),
-                );
-                device_key(&PathBuf::from(format!(
-                    "/sys/dev/block/{}:{}",
-                    number.0, number.1
-                )))
-            }
-            Err(_) => None,
-        };
+        let device = self.device_number().and_then(|(major, minor)| {
+            device_key(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
+        });
         // The path as it is configured, for where it leads may change with every start of the machine.
         device.unwrap_or_else(|| {
             let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
             format!("path {}", path.display())
         })
+    }
+
+    fn device_number(&self) -> Option<(u32, u32)> {
+        let stat = rustix::fs::fstat(&self.control).ok()?;
+        let number = stat.st_rdev;
+        self.block_device
+            .then(|| (rustix::fs::major(number), rustix::fs::minor(number)))
     }
 
     fn stamp(&self) -> Option<Stamp> {

@@ -40,7 +40,7 @@ impl Owner {
     }
 
     /// A disk may have another size than its clients know.
-    fn followed(&mut self, name: &str) {
+    pub(super) fn followed(&mut self, name: &str) {
         if let Err(error) = self.take_size_over(name) {
             tracing::warn!("disk {name}: its size cannot be followed: {error}");
         }

@@ -79,6 +79,23 @@ impl Owner {
         }
     }
 
+    /// Disks without a configured size get the size that the block device with this major and minor number has by now; without
+    /// a number, that any block device has.
+    pub(crate) fn device_changed(&mut self, number: Option<(u32, u32)>) {
+        let is_meant = |name: &&str| {
+            let medium = self
+                .disks
+                .get(*name)
+                .and_then(|disk| disk.engine().medium());
+            let device = medium.and_then(bdev::Medium::device_number);
+            device.is_some_and(|device| number.is_none_or(|number| number == device))
+        };
+        let names = following(&self.config).filter(is_meant).map(str::to_owned);
+        for name in names.collect::<Vec<_>>() {
+            self.followed(&name);
+        }
+    }
+
     /// A disk gets the size that its block device or file has by now, also where another size is configured: that is then
     /// the configured one.
     ///
