@@ -1,7 +1,7 @@
 //! What keeps I/Os of a disk from starting at once, as one atomic word.
 //!
 //! Workers load the word for every I/O; while it is clear, as it is nearly always, the I/O starts without another look. Each
-//! condition has one owner that sets and clears it: [`crate::RangeLocks`], [`crate::Throttle`] and the disk's [`crate::OnError`].
+//! condition has one owner that sets and clears it: [`crate::RangeLocks`], [`crate::Throttle`] and the disk's [`crate::ErrorPolicy`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,7 +15,7 @@ pub enum Condition {
     Locked = 2,
     /// The disk has limits.
     Limited = 4,
-    /// I/Os that fail may have to wait, so that workers remember them: [`crate::OnError`].
+    /// I/Os that fail may have to wait, or may take only so long: workers remember them: [`crate::ErrorPolicy`].
     Tracked = 8,
 }
 

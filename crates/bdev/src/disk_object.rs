@@ -10,10 +10,10 @@ use std::time::Duration;
 use block::{DiskInfo, Geometry, Identity};
 
 use crate::error::{check_naa, check_physical_block_size, check_size};
-use crate::on_error::OnErrorCell;
+use crate::on_error::ErrorPolicyCell;
 use crate::{
-    Attach, BlockDevice, Conditions, IoChannel, OnError, OpenError, RangeLock, RangeLocks,
-    RateLimits, ResizeError, StateCell, Throttle,
+    Attach, BlockDevice, Conditions, ErrorPolicy, IoChannel, OnError, OpenError, RangeLock,
+    RangeLocks, RateLimits, ResizeError, StateCell, Throttle,
 };
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
@@ -87,7 +87,7 @@ pub struct Disk {
     conditions: Arc<Conditions>,
     locks: Arc<RangeLocks>,
     throttle: Arc<Throttle>,
-    on_error: Arc<OnErrorCell>,
+    errors: Arc<ErrorPolicyCell>,
     state: Arc<StateCell>,
 }
 
@@ -154,7 +154,7 @@ impl Disk {
             info: Arc::new(RwLock::new(Arc::new(info))),
             locks: Arc::new(RangeLocks::new(conditions.clone())),
             throttle: Arc::new(Throttle::new(conditions.clone())),
-            on_error: Arc::new(OnErrorCell::new(conditions.clone())),
+            errors: Arc::new(ErrorPolicyCell::new(conditions.clone())),
             conditions,
             state: Arc::default(),
         })
@@ -374,15 +374,20 @@ impl Disk {
         self.throttle.set(limits);
     }
 
-    /// Sets what becomes of I/Os that fail, for those that are submitted from now on. Whoever sets it resumes the disk on all
-    /// workers afterwards, so that what waits by the old policy ends by the new one.
-    pub fn set_on_error(&self, on_error: OnError) {
-        self.on_error.set(on_error);
+    /// Sets what becomes of I/Os that fail, and how long they may take, for those that are submitted from now on. Whoever sets it
+    /// resumes the disk on all workers afterwards, so that what waits by the old policy ends by the new one.
+    pub fn set_error_policy(&self, policy: ErrorPolicy) {
+        self.errors.set(policy);
     }
 
     /// What becomes of I/Os that fail.
     pub fn on_error(&self) -> OnError {
-        self.on_error.get()
+        self.errors.on_error()
+    }
+
+    /// How long an I/O may take.
+    pub fn io_timeout(&self) -> Option<Duration> {
+        self.errors.io_timeout()
     }
 
     /// Its limits, as workers keep to them.

@@ -48,7 +48,7 @@ pub use file::{CacheMode, File, FileOptions, ImageFormat};
 pub use librbd::{ClusterConfig, ImageName};
 pub use medium::{IdentityRecord, Medium, Stamp};
 pub use null::{Null, NullOptions};
-pub use on_error::OnError;
+pub use on_error::{ErrorPolicy, OnError};
 pub use ram::{Ram, RamOptions};
 pub use range_lock::{Admission, Barrier, Membership, Participant, RangeLock, RangeLocks};
 pub use rbd::{Rbd, RbdLock, RbdOptions};

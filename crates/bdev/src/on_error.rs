@@ -1,10 +1,12 @@
-//! What becomes of an I/O that fails: it is reported to the client, or waits until somebody resumes the disk.
+//! What becomes of an I/O that fails: it is reported to the client, or waits until somebody resumes the disk. And how long one may
+//! take before it is cancelled and so fails.
 //!
 //! Set by the control plane at any time, read by workers when an I/O is submitted while the disk's [`Conditions`] are not clear and
 //! when one fails. A disk that reports all errors pays nothing.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
 
 use block::{IoError, IoErrorKind};
 
@@ -47,39 +49,58 @@ impl OnError {
                     | IoErrorKind::ReadMedium
                     | IoErrorKind::WriteMedium
                     | IoErrorKind::Offline
+                    | IoErrorKind::TimedOut
             ),
         }
     }
 }
 
-/// The policy of one disk, as its workers read it.
-#[derive(Debug)]
-pub(crate) struct OnErrorCell {
-    conditions: Arc<Conditions>,
-    now: AtomicU8,
+/// How a disk's I/Os may fail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ErrorPolicy {
+    /// What becomes of one that fails.
+    pub on_error: OnError,
+    /// Seconds after which one that its device has not ended is cancelled, where the device can do so; 0: it may take any time.
+    pub io_timeout: u32,
 }
 
-impl OnErrorCell {
+/// The policy of one disk, as its workers read it.
+#[derive(Debug)]
+pub(crate) struct ErrorPolicyCell {
+    conditions: Arc<Conditions>,
+    on_error: AtomicU8,
+    io_timeout: AtomicU32,
+}
+
+impl ErrorPolicyCell {
     /// The disk's conditions say whether there is anything to read here.
-    pub fn new(conditions: Arc<Conditions>) -> OnErrorCell {
-        OnErrorCell {
+    pub fn new(conditions: Arc<Conditions>) -> ErrorPolicyCell {
+        ErrorPolicyCell {
             conditions,
-            now: AtomicU8::new(OnError::Report as u8),
+            on_error: AtomicU8::new(OnError::Report as u8),
+            io_timeout: AtomicU32::new(0),
         }
     }
 
-    pub fn set(&self, on_error: OnError) {
-        self.now.store(on_error as u8, Ordering::Release);
-        let tracked = on_error != OnError::Report;
+    pub fn set(&self, policy: ErrorPolicy) {
+        self.on_error
+            .store(policy.on_error as u8, Ordering::Release);
+        self.io_timeout.store(policy.io_timeout, Ordering::Release);
+        let tracked = policy != ErrorPolicy::default();
         self.conditions.set(Condition::Tracked, tracked);
     }
 
-    pub fn get(&self) -> OnError {
-        match self.now.load(Ordering::Acquire) {
+    pub fn on_error(&self) -> OnError {
+        match self.on_error.load(Ordering::Acquire) {
             1 => OnError::Stop,
             2 => OnError::Enospc,
             _ => OnError::Report,
         }
+    }
+
+    pub fn io_timeout(&self) -> Option<Duration> {
+        let seconds = self.io_timeout.load(Ordering::Acquire);
+        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
     }
 }
 
@@ -90,7 +111,13 @@ mod tests {
     #[test]
     fn only_what_the_device_says_waits_and_with_enospc_only_a_full_device() {
         use IoErrorKind as K;
-        let of_device = [K::NoSpace, K::ReadMedium, K::WriteMedium, K::Offline];
+        let of_device = [
+            K::NoSpace,
+            K::ReadMedium,
+            K::WriteMedium,
+            K::Offline,
+            K::TimedOut,
+        ];
         for kind in K::ALL {
             let error = IoError::from(kind);
             assert!(!OnError::Report.holds(error), "{kind:?}");
@@ -100,17 +127,23 @@ mod tests {
     }
 
     #[test]
-    fn conditions_of_the_disk_say_whether_errors_may_be_held() {
+    fn conditions_of_the_disk_say_whether_ios_have_to_be_remembered() {
         let conditions = Arc::<Conditions>::default();
-        let cell = OnErrorCell::new(conditions.clone());
-        assert!(cell.get() == OnError::Report && conditions.is_clear());
+        let cell = ErrorPolicyCell::new(conditions.clone());
+        assert!(cell.on_error() == OnError::Report && conditions.is_clear());
         for (_, on_error) in OnError::WORDS {
-            cell.set(on_error);
-            let tracked = on_error != OnError::Report;
-            assert_eq!(cell.get(), on_error);
-            assert_eq!(conditions.has(Condition::Tracked), tracked);
+            for io_timeout in [0, 30] {
+                cell.set(ErrorPolicy {
+                    on_error,
+                    io_timeout,
+                });
+                let seconds = cell.io_timeout().map_or(0, |timeout| timeout.as_secs());
+                assert_eq!((cell.on_error(), seconds), (on_error, io_timeout.into()));
+                let tracked = on_error != OnError::Report || io_timeout > 0;
+                assert_eq!(conditions.has(Condition::Tracked), tracked);
+            }
         }
-        cell.set(OnError::Report);
+        cell.set(ErrorPolicy::default());
         assert!(conditions.is_clear());
     }
 }

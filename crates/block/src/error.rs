@@ -30,11 +30,13 @@ pub enum IoErrorKind {
     Cancelled,
     /// A compare and write found other data, and wrote nothing.
     Miscompare,
+    /// It took longer than the disk allows, and was cancelled. A write may have been done in part.
+    TimedOut,
 }
 
 impl IoErrorKind {
     /// How many there are.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 12;
 
     /// All, in order.
     pub const ALL: [IoErrorKind; IoErrorKind::COUNT] = [
@@ -49,6 +51,7 @@ impl IoErrorKind {
         IoErrorKind::Closed,
         IoErrorKind::Cancelled,
         IoErrorKind::Miscompare,
+        IoErrorKind::TimedOut,
     ];
 
     /// One word, for programs that read it.
@@ -65,6 +68,7 @@ impl IoErrorKind {
             IoErrorKind::Closed => "closed",
             IoErrorKind::Cancelled => "cancelled",
             IoErrorKind::Miscompare => "miscompare",
+            IoErrorKind::TimedOut => "timed_out",
         }
     }
 }
@@ -110,6 +114,7 @@ impl fmt::Display for IoErrorKind {
             IoErrorKind::Closed => "disk is being sanitized or formatted, or that failed",
             IoErrorKind::Cancelled => "cancelled",
             IoErrorKind::Miscompare => "compared data differ",
+            IoErrorKind::TimedOut => "took longer than io_timeout",
         })
     }
 }

@@ -130,7 +130,7 @@ fn open(
     let disk = Disk::with_options(&config.name, options, engine.clone())
         .inspect_err(|_| engine.remove_if_created())?;
     disk.set_limits(limits(&config.limits));
-    disk.set_on_error(config.on_error);
+    disk.set_error_policy(config.errors);
     Ok(disk)
 }
 
@@ -245,7 +245,7 @@ mod tests {
                 let flag = format!("d={engine},block_size={block_size},ro={read_only},serial=S-1");
                 let flag = flag
                     + ",wwn=3a5b000000000001,physical_block_size=8192,removable=on,copy_across_targets"
-                    + ",on_error=enospc,iops=1000,bandwidth=1M,bandwidth_burst=2M";
+                    + ",on_error=enospc,io_timeout=30,iops=1000,bandwidth=1M,bandwidth_burst=2M";
                 let (disks, reasons) = opened(std::slice::from_ref(&flag));
                 assert_eq!(reasons, [""; 0], "{flag}");
                 let info = disks["d"].info();
@@ -265,6 +265,8 @@ mod tests {
                 };
                 assert_eq!(disks["d"].throttle().limits(), limits, "{flag}");
                 assert_eq!(disks["d"].on_error(), bdev::OnError::Enospc, "{flag}");
+                let timeout = disks["d"].io_timeout();
+                assert_eq!(timeout, Some(std::time::Duration::from_secs(30)), "{flag}");
             }
         }
     }

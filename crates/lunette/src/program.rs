@@ -173,7 +173,7 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
         serial: None,
         shown: ShownConfig::default(),
         limits: LimitsConfig::default(),
-        on_error: Default::default(),
+        errors: Default::default(),
     })
 }
 

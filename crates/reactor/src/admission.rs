@@ -68,7 +68,7 @@ impl OpenDisk {
             Verdict::Start => {
                 let submitted = self.start_counted(ring, request, buffer, tag);
                 return match self.conditions.has(Condition::Tracked) {
-                    true => self.track(submitted, request, buffer, tag),
+                    true => self.track(submitted, ring, request, buffer, tag, handle),
                     false => submitted,
                 };
             }

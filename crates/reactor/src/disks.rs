@@ -75,10 +75,14 @@ pub(crate) enum Listener {
     Source(SourceId),
     /// I/Os that wait for a disk's limits; the token is the timer's number and the disk's handle.
     Pace,
+    /// I/Os that take too long; the token is the disk's handle.
+    Late,
 }
 
 /// The owner of all timers for limits: see [`Io::new`].
 pub(crate) const PACE: Owner = Owner(1);
+/// The owner of all timers for I/Os that take too long.
+pub(crate) const LATE: Owner = Owner(2);
 
 /// A disk that sources of the worker use. What becomes of an I/O on it: `admission.rs`.
 pub(crate) struct OpenDisk {
@@ -99,6 +103,8 @@ pub(crate) struct OpenDisk {
     /// I/Os that wait for a range to be released, or for the disk to open to them.
     pub deferred: Vec<Deferred>,
     waiting: Waiting,
+    /// A timer for I/Os that take too long is running.
+    late_timer: bool,
     /// Of the worker.
     worker: u32,
 }
@@ -151,7 +157,7 @@ impl Io {
             clock: ledger.clock().clone(),
             ledger,
             worker,
-            listeners: vec![Listener::Mailbox, Listener::Pace],
+            listeners: vec![Listener::Mailbox, Listener::Pace, Listener::Late],
             recording: true,
             pending: 0,
             disks: Vec::new(),
@@ -235,6 +241,7 @@ impl Io {
             pacing: Pacing::new(&self.clock),
             deferred: Vec::new(),
             waiting: Waiting::default(),
+            late_timer: false,
             worker: self.worker.index(),
         });
         self.attach(index);

@@ -85,7 +85,7 @@ impl DiskRecord {
         use IoErrorKind::*;
         self.errors[error.kind as usize].add(1);
         // What the store says is for whoever runs it; what a client may not ask is the client's affair.
-        if let NoSpace | ReadMedium | WriteMedium | Offline = error.kind
+        if let NoSpace | ReadMedium | WriteMedium | Offline | TimedOut = error.kind
             && let Some(disk) = self.disk.upgrade()
             && let Some(suppressed) = self.failures.pass()
         {
@@ -103,6 +103,21 @@ impl DiskRecord {
                 disk,
                 suppressed,
                 "an I/O failed and waits: {error}; hint: lunette disk resume {disk}"
+            );
+        }
+    }
+
+    /// So many I/Os take longer than the disk allows.
+    pub fn late(&self, count: usize, timeout: Duration) {
+        if let Some(disk) = self.disk.upgrade()
+            && let Some(suppressed) = self.failures.pass()
+        {
+            tracing::warn!(
+                disk = disk.name(),
+                count,
+                suppressed,
+                "I/O takes longer than io_timeout ({} s): the device is asked to cancel it; hint: look after the device",
+                timeout.as_secs()
             );
         }
     }

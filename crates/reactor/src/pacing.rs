@@ -49,6 +49,11 @@ impl Pacing {
         }
     }
 
+    /// The worker's.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     fn now(&self) -> Moment {
         Moment::now(&self.clock)
     }

@@ -1,10 +1,12 @@
-//! One worker's I/Os on a disk whose errors may be held ([`bdev::OnError`]): those in flight are remembered, and those that have
-//! failed wait here, with their buffers, until the disk is resumed, the device is back, or their source has no use for them.
+//! One worker's I/Os on a disk with an error policy ([`bdev::ErrorPolicy`]): those in flight are remembered, so that one that takes
+//! too long can be cancelled, and those that have failed wait here, with their buffers, until the disk is resumed, the device is
+//! back, or their source has no use for them.
 //!
 //! A waiting I/O is not in flight: acquirers of a range do not wait for it, and it passes admission again when it goes on.
 //! Owned by the worker's handle on the disk; nothing here is touched while the disk reports its errors.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use bdev::{Disk, Finished, Tag};
 use block::{IoError, IoErrorKind, IoRequest};
@@ -18,20 +20,63 @@ struct Waiter {
     error: IoError,
 }
 
+/// An I/O that the device has.
+struct InFlight {
+    request: IoRequest,
+    /// By which the channel knows it.
+    channel_tag: Tag,
+    /// On the worker's clock.
+    since: Duration,
+    /// It took too long, and the device was asked to cancel it.
+    is_late: bool,
+}
+
+/// What an I/O was that has ended.
+pub(crate) struct Remembered {
+    pub request: IoRequest,
+    /// It took too long: that it was cancelled means this.
+    pub is_late: bool,
+}
+
 /// The I/Os of one disk.
 #[derive(Default)]
 pub(crate) struct Waiting {
     /// In flight, by tag.
-    in_flight: HashMap<Tag, IoRequest>,
+    in_flight: HashMap<Tag, InFlight>,
     waiters: Vec<Waiter>,
     /// Those that do not wait any more: their sources hear of it in the next iteration.
     ended: Vec<Finished>,
 }
 
 impl Waiting {
-    /// Remembers an I/O that is pending.
-    pub fn pended(&mut self, tag: Tag, request: &IoRequest) {
-        self.in_flight.insert(tag, *request);
+    /// Remembers an I/O that is pending, and that the channel knows by another tag.
+    pub fn pended(&mut self, tag: Tag, channel_tag: Tag, request: &IoRequest, now: Duration) {
+        let in_flight = InFlight {
+            request: *request,
+            channel_tag,
+            since: now,
+            is_late: false,
+        };
+        self.in_flight.insert(tag, in_flight);
+    }
+
+    /// Hands out those that have taken `timeout`, each once, by the channel's tags. Returns how long the next one has, if any.
+    pub fn late(
+        &mut self,
+        now: Duration,
+        timeout: Duration,
+        mut late: impl FnMut(Tag),
+    ) -> Option<Duration> {
+        let on_time = self.in_flight.values_mut().filter(|one| !one.is_late);
+        let left = on_time.filter_map(|one| {
+            let left = timeout.saturating_sub(now.saturating_sub(one.since));
+            if left.is_zero() {
+                one.is_late = true;
+                late(one.channel_tag);
+            }
+            (!one.is_late).then_some(left)
+        });
+        left.min()
     }
 
     /// Are any I/Os in flight remembered?
@@ -41,8 +86,11 @@ impl Waiting {
     }
 
     /// An I/O has ended: what it was, if it was remembered.
-    pub fn finished(&mut self, tag: Tag) -> Option<IoRequest> {
-        self.in_flight.remove(&tag)
+    pub fn finished(&mut self, tag: Tag) -> Option<Remembered> {
+        let InFlight {
+            request, is_late, ..
+        } = self.in_flight.remove(&tag)?;
+        Some(Remembered { request, is_late })
     }
 
     /// An I/O that has failed begins to wait.

@@ -334,6 +334,7 @@ impl Worker {
             Listener::Kick(id) => self.kicked(id, completion.more),
             Listener::Mailbox => self.bell_rang = true,
             Listener::Pace => self.io.pace(completion.token, &mut self.finished),
+            Listener::Late => self.io.cancel_late(completion.token),
             Listener::Source(id) => {
                 if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
                     place.source.completed(&mut self.io, completion, noticed);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bdev::{
-    Attach, BlockDevice, Disk, Fault, FaultAction, FaultPlan, Faulty, IoChannel, OnError, Ram,
-    RamOptions, Submission,
+    Attach, BlockDevice, Disk, ErrorPolicy, Fault, FaultAction, FaultPlan, Faulty, IoChannel,
+    OnError, Ram, RamOptions, Submission,
 };
 use block::{Capacity, DiskInfo, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
@@ -66,6 +66,13 @@ struct Rig {
     ended: Ended,
 }
 
+fn policy(on_error: OnError) -> ErrorPolicy {
+    ErrorPolicy {
+        on_error,
+        io_timeout: 0,
+    }
+}
+
 /// A device that fails until it is healed; `absent`: it cannot be attached to either.
 struct Sick {
     inner: Faulty,
@@ -120,7 +127,7 @@ fn sick(times: u64, error: IoError, shuffle: Option<u64>) -> Arc<Sick> {
 impl Rig {
     fn new(device: Arc<Sick>, on_error: OnError) -> Rig {
         let disk = Arc::new(Disk::new("d", None, device).unwrap());
-        disk.set_on_error(on_error);
+        disk.set_error_policy(policy(on_error));
         let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
         let (in_flight, ended) = (Rc::default(), Ended::default());
         let (counted, seen) = (Rc::clone(&in_flight), ended.clone());
@@ -251,7 +258,7 @@ fn only_a_full_device_is_waited_for_where_the_disk_says_so_and_nothing_by_defaul
 fn waiting_io_is_reported_when_the_disk_is_told_to_report_errors() {
     let mut rig = Rig::new(sick(2, full(), None), OnError::Stop);
     rig.write(0);
-    rig.disk.set_on_error(OnError::Report);
+    rig.disk.set_error_policy(policy(OnError::Report));
     let disk = rig.disk.clone();
     rig.worker.resume_disk(&disk);
     rig.turn();

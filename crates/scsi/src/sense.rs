@@ -65,6 +65,8 @@ impl SenseCode {
     pub const INVALID_COPY_OPERATION: SenseCode = SenseCode(0x260c);
     pub const WRITE_PROTECTED: SenseCode = SenseCode(0x2700);
     pub const SPACE_ALLOCATION_FAILED: SenseCode = SenseCode(0x2707);
+    /// COMMAND TIMEOUT DURING PROCESSING.
+    pub const COMMAND_TIMEOUT: SenseCode = SenseCode(0x2e02);
     pub const MEDIUM_MAY_HAVE_CHANGED: SenseCode = SenseCode(0x2800);
     pub const POWER_ON: SenseCode = SenseCode(0x2900);
     pub const BUS_DEVICE_RESET: SenseCode = SenseCode(0x2903);
@@ -226,6 +228,7 @@ impl Sense {
             IoErrorKind::Closed => (SenseKey::NotReady, SenseCode::SANITIZE_IN_PROGRESS),
             IoErrorKind::Cancelled => (SenseKey::AbortedCommand, SenseCode::NONE),
             IoErrorKind::Miscompare => (SenseKey::Miscompare, SenseCode::MISCOMPARE_DURING_VERIFY),
+            IoErrorKind::TimedOut => (SenseKey::AbortedCommand, SenseCode::COMMAND_TIMEOUT),
         };
         Sense::new(key, code)
     }
@@ -354,5 +357,6 @@ mod tests {
         assert_eq!(wire(IoErrorKind::WriteMedium), (0x03, 0x0c, 0x00));
         assert_eq!(wire(IoErrorKind::Offline), (0x02, 0x04, 0x00));
         assert_eq!(wire(IoErrorKind::Closed), (0x02, 0x04, 0x1b));
+        assert_eq!(wire(IoErrorKind::TimedOut), (0x0b, 0x2e, 0x02));
     }
 }

@@ -296,7 +296,8 @@ fn status_of(outcome: IoOutcome) -> u8 {
             | IoErrorKind::Offline
             | IoErrorKind::Closed
             | IoErrorKind::Cancelled
-            | IoErrorKind::Miscompare => S_IOERR,
+            | IoErrorKind::Miscompare
+            | IoErrorKind::TimedOut => S_IOERR,
         },
     }
 }

@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use bdev::OnError;
 use serde_json::Value;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
+use super::error_policy::{ErrorPolicyChange, read_error_policy};
 use super::iscsi::{IscsiConfig, read_iscsi};
 use super::model::{
     Config, DiskConfig, ExportConfig, LimitsConfig, LunConfig, VhostBlkConfig, VhostScsiConfig,
@@ -269,18 +269,17 @@ pub fn limits_json(value: &Value) -> Result<LimitsConfig, Diagnostics> {
     settled(read, diagnostics)
 }
 
-/// What becomes of a disk's I/Os that fail, from its JSON.
+/// What becomes of a disk's I/Os that fail or take too long, from its JSON.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
-pub fn on_error_json(value: &Value) -> Result<OnError, Diagnostics> {
+pub fn error_policy_json(value: &Value) -> Result<ErrorPolicyChange, Diagnostics> {
     let mut diagnostics = Diagnostics::default();
     let read = object(value, &mut diagnostics).map(|fields| {
         let mut reader = Reader::new(&fields, "disk", &mut diagnostics);
-        reader.require("on_error", "report, stop or enospc");
-        let on_error = reader.choice("on_error", &OnError::WORDS);
+        let change = read_error_policy(&mut reader);
         reader.finish(|_| None);
-        on_error.map_or(OnError::default(), |at| at.value)
+        change
     });
     settled(read, diagnostics)
 }

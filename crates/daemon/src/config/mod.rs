@@ -6,6 +6,7 @@
 
 mod check;
 mod diagnostics;
+mod error_policy;
 mod flag_source;
 mod iscsi;
 mod iscsi_limits;
@@ -28,14 +29,15 @@ use std::sync::Arc;
 
 pub use check::Surroundings;
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
+pub use error_policy::ErrorPolicyChange;
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use iscsi::{
     AclEntry, Announced, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users,
 };
 pub use iscsi_limits::{ISCSI_LIMITS_FORM, IscsiLimits};
 pub use json_source::{
-    JsonExport, disk_json, export_json, limits_json, lun_json, luns_json, objects_json,
-    on_error_json, size_json,
+    JsonExport, disk_json, error_policy_json, export_json, limits_json, lun_json, luns_json,
+    objects_json, size_json,
 };
 pub use model::{
     AccessConfig, Around, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig,

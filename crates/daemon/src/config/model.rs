@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bdev::{DelayTime, OnError};
+use bdev::{DelayTime, ErrorPolicy};
 use reactor::ExportPlacement;
 
 use super::iscsi::IscsiConfig;
@@ -362,8 +362,8 @@ pub struct DiskConfig {
     pub shown: ShownConfig,
     /// What all its clients together may do.
     pub limits: LimitsConfig,
-    /// What becomes of an I/O that fails.
-    pub on_error: OnError,
+    /// What becomes of an I/O that fails or takes too long.
+    pub errors: ErrorPolicy,
 }
 
 /// Limits of a disk; `None`: none.

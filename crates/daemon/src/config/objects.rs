@@ -5,9 +5,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bdev::{DelayTime, OnError};
+use bdev::{DelayTime, ErrorPolicy};
 
 use super::diagnostics::{Mistake, MistakeKind};
+use super::error_policy::read_error_policy;
 use super::iscsi::{IscsiDraft, read_iscsi};
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::model::{
@@ -340,7 +341,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let serial = read_serial(&mut reader);
     let (wwn, shown) = read_shown(&mut reader, block_size);
     let limits = read_limits(&mut reader);
-    let on_error = reader.choice("on_error", &OnError::WORDS);
+    let errors = read_error_policy(&mut reader);
     let size = reader.size("size");
     let size_fits = size
         .as_ref()
@@ -416,7 +417,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
             serial,
             shown,
             limits,
-            on_error: on_error.map_or(OnError::default(), |at| at.value),
+            errors: errors.applied_to(ErrorPolicy::default()),
         }),
         _ => None,
     };

@@ -105,7 +105,10 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
             "copy_across_targets = {}",
             disk.shown.copy_across_targets
         )?;
-        writeln!(text, "on_error = \"{}\"", disk.on_error.word())?;
+        writeln!(text, "on_error = \"{}\"", disk.errors.on_error.word())?;
+        if disk.errors.io_timeout > 0 {
+            writeln!(text, "io_timeout = {}", disk.errors.io_timeout)?;
+        }
         let limits = &disk.limits;
         if let Some(iops) = limits.iops {
             writeln!(text, "iops = {iops}")?;

@@ -654,7 +654,10 @@ fn config() -> impl Strategy<Value = Config> {
                                 serial,
                                 shown,
                                 limits,
-                                on_error: bdev::OnError::WORDS[i % 3].1,
+                                errors: bdev::ErrorPolicy {
+                                    on_error: bdev::OnError::WORDS[i % 3].1,
+                                    io_timeout: [0, 1, 86_400][i % 3],
+                                },
                             }
                         },
                     )

@@ -189,7 +189,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(disks::show, disks::put, disks::remove))
         .routes(routes!(disks::resize))
         .routes(routes!(disks::limit))
-        .routes(routes!(disks::set_on_error))
+        .routes(routes!(disks::set_error_policy))
         .routes(routes!(disks::resume))
         .routes(routes!(disks::renew_identity))
         .routes(routes!(exports::list))

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use super::Problem;
 use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
-use crate::config::{DiskConfig, disk_json, limits_json, on_error_json, size_json};
+use crate::config::{DiskConfig, disk_json, error_policy_json, limits_json, size_json};
 use crate::objects::bodies::{Disk, DiskStatus, ErrorPolicy, Limits, Size};
 use crate::objects::{Change, Live, Refusal, users_of_all};
 use crate::running::Overview;
@@ -108,19 +108,19 @@ pub(super) async fn limit(
     one(api.overview()?, &name).map(Json)
 }
 
-/// Set what becomes of a disk's I/Os that fail. Those that wait are submitted again, and end by the new policy.
+/// Set what becomes of a disk's I/Os that fail or take too long. Those that wait are submitted again, and end by the new policy.
 #[utoipa::path(put, path = "/v1/disks/{disk}/on_error", params(("disk" = String, Path, description = "Its name")),
     request_body = ErrorPolicy, responses(
     (status = 200, description = "The disk with its policy", body = Disk),
     Names, Alters, Takes,
 ))]
-pub(super) async fn set_on_error(
+pub(super) async fn set_error_policy(
     State(api): State<Api>,
     Path(name): Path<String>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Disk>, Problem> {
-    let on_error = on_error_json(&json(body)?).map_err(Refusal::from)?;
-    let change = Change::SetOnError(name.clone(), on_error);
+    let policy = error_policy_json(&json(body)?).map_err(Refusal::from)?;
+    let change = Change::SetErrorPolicy(name.clone(), policy);
     api.change(change, false).await?;
     one(api.overview()?, &name).map(Json)
 }

@@ -101,6 +101,11 @@ pub struct Disk {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^(report|stop|enospc)$")]
     pub on_error: Option<String>,
+    /// Seconds after which an I/O that the device has not ended is cancelled, where the device can do so, and has failed; 0, the
+    /// default: it may take any time. May be changed at any time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 86400)]
+    pub io_timeout: Option<u32>,
     /// What is so; not looked at in a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<DiskStatus>,
@@ -254,7 +259,8 @@ impl Disk {
             iops_burst: disk.limits.iops_burst,
             bandwidth: disk.limits.bandwidth,
             bandwidth_burst: disk.limits.bandwidth_burst,
-            on_error: Some(disk.on_error.word().to_owned()),
+            on_error: Some(disk.errors.on_error.word().to_owned()),
+            io_timeout: Some(disk.errors.io_timeout).filter(|seconds| *seconds > 0),
             status: None,
         }
     }
@@ -324,12 +330,17 @@ pub struct Limits {
     pub bandwidth_burst: Option<u64>,
 }
 
-/// What becomes of I/Os of a disk that fail.
+/// What becomes of I/Os of a disk that fail or take too long. What is not said stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorPolicy {
     /// `report`, `stop` or `enospc`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^(report|stop|enospc)$")]
-    pub on_error: String,
+    pub on_error: Option<String>,
+    /// Seconds; 0: an I/O may take any time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 86400)]
+    pub io_timeout: Option<u32>,
 }
 
 /// An export: `kind` says which.

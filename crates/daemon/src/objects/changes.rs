@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use bdev::OnError;
-
 use super::plan::with_size;
 use super::refusal::{Fault, Refusal};
-use crate::config::{Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig};
+use crate::config::{
+    Config, DiskConfig, ErrorPolicyChange, ExportConfig, ExportRef, LimitsConfig, LunConfig,
+};
 
 /// One change, by the names of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub enum Change {
     ResizeDisk(String, u64),
     /// The clients of this disk may do so much.
     LimitDisk(String, LimitsConfig),
-    /// This becomes of I/Os of this disk that fail.
-    SetOnError(String, OnError),
+    /// This becomes of I/Os of this disk that fail or take too long.
+    SetErrorPolicy(String, ErrorPolicyChange),
     /// This disk is not there.
     RemoveDisk(String),
     /// This export is there, as it is said, with these logical units.
@@ -98,9 +98,10 @@ impl Change {
                 let disk = next.disks.iter_mut().find(|disk| disk.name == name);
                 disk.ok_or_else(|| not_there("disk", &name))?.limits = limits;
             }
-            Change::SetOnError(name, on_error) => {
+            Change::SetErrorPolicy(name, change) => {
                 let disk = next.disks.iter_mut().find(|disk| disk.name == name);
-                disk.ok_or_else(|| not_there("disk", &name))?.on_error = on_error;
+                let disk = disk.ok_or_else(|| not_there("disk", &name))?;
+                disk.errors = change.applied_to(disk.errors);
             }
             Change::RemoveDisk(name) => remove_disk(&mut next, &name, force)?,
             Change::PutExport(export) => next.put_export(export),

@@ -170,7 +170,7 @@ impl Owner {
         for Limit { disk, .. } in &plan.limit {
             self.event_bus.tell("disk.limited", disk);
         }
-        for (disk, _) in &plan.on_error {
+        for (disk, _) in &plan.errors {
             self.event_bus.tell("disk.on_error", disk);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {

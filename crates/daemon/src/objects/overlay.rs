@@ -46,7 +46,7 @@ impl Changed {
         let with_changes = DiskConfig {
             backend: with_size(&was.backend, size(&now.backend)),
             limits: now.limits,
-            on_error: now.on_error,
+            errors: now.errors,
             ..was.clone()
         };
         (with_changes == *now).then(|| Changed {
@@ -63,16 +63,16 @@ impl Changed {
         if self.now.limits != self.was.limits {
             disk.limits = self.now.limits;
         }
-        if self.now.on_error != self.was.on_error {
-            disk.on_error = self.now.on_error;
+        if self.now.errors != self.was.errors {
+            disk.errors = self.now.errors;
         }
     }
 
     fn line(&self) -> String {
         let size = (self.now.backend != self.was.backend).then_some("size");
         let limits = (self.now.limits != self.was.limits).then_some("limits");
-        let on_error = (self.now.on_error != self.was.on_error).then_some("on_error");
-        let what: Vec<&str> = size.into_iter().chain(limits).chain(on_error).collect();
+        let errors = (self.now.errors != self.was.errors).then_some("error policy");
+        let what: Vec<&str> = size.into_iter().chain(limits).chain(errors).collect();
         format!("~ disk {} ({})", self.now.name, what.join(", "))
     }
 }

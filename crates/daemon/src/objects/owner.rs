@@ -396,9 +396,9 @@ impl Owner {
                 disk.set_limits(disks::limits(limits));
             }
         }
-        for (name, on_error) in &plan.on_error {
+        for (name, policy) in &plan.errors {
             if let Some(disk) = self.disks.get(name) {
-                disk.set_on_error(*on_error);
+                disk.set_error_policy(*policy);
                 self.resume(disk);
             }
         }

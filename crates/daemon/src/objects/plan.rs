@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use bdev::{ClusterConfig, OnError};
+use bdev::{ClusterConfig, ErrorPolicy};
 use reactor::ExportPlacement;
 
 use super::refusal::Fault;
@@ -55,7 +55,7 @@ pub struct Plan {
     /// Disks with other limits.
     pub limit: Vec<Limit>,
     /// Disks of which errors are handled otherwise.
-    pub on_error: Vec<(String, OnError)>,
+    pub errors: Vec<(String, ErrorPolicy)>,
     /// Exports that come, logical units included.
     pub add_exports: Vec<ExportConfig>,
     /// Exports that go.
@@ -217,7 +217,7 @@ impl Plan {
         let changed = DiskConfig {
             backend: with_size(&now.backend, size(&next.backend)),
             limits: next.limits,
-            on_error: next.on_error,
+            errors: next.errors,
             // Of the next start.
             require: next.require,
             ..now.clone()
@@ -238,8 +238,8 @@ impl Plan {
                 limits: next.limits,
             });
         }
-        if now.on_error != next.on_error {
-            self.on_error.push((next.name.clone(), next.on_error));
+        if now.errors != next.errors {
+            self.errors.push((next.name.clone(), next.errors));
         }
         // A file's size that is not said any more stays what it is.
         if let Some(bytes) = size(&next.backend)

@@ -92,12 +92,13 @@ pub enum DiskAction {
         #[arg(value_name = "KEY=VALUE,...|none")]
         limits: String,
     },
-    /// Set what becomes of I/O that fails; holds at once
+    /// Set what becomes of I/O that fails or takes too long; holds at once
     Set {
         /// Its name
         disk: String,
-        /// report: clients get the error; stop: I/O waits; enospc: I/O waits if the device is full
-        #[arg(value_name = "on_error=report|stop|enospc")]
+        /// on_error: report (clients get the error), stop (I/O waits) or enospc (I/O waits if the device is full); io_timeout: seconds that
+        /// an I/O may take before it is cancelled, or none
+        #[arg(value_name = "KEY=VALUE,...")]
         setting: String,
     },
     /// Submit again the I/O that has failed and waits

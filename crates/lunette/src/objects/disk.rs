@@ -3,7 +3,7 @@
 use daemon::config::{self as configuration, Flags, Surroundings, parse_size};
 use daemon::control::{Method, escape};
 use daemon::objects::bodies::{Disk, DiskStatus, Limits};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::arguments::{Ask, DiskAction, DiskCommand};
 use super::table::Table;
@@ -48,12 +48,9 @@ pub fn run(command: DiskCommand) -> Outcome {
             ask.change(Method::PUT, &path, Some(&json!(limits)))
         }
         DiskAction::Set { disk, setting } => {
-            let Some(("on_error", word)) = setting.split_once('=') else {
-                let told = format!("{setting:?} is no setting: on_error=report|stop|enospc");
-                return Err(Failure::mistake(told));
-            };
+            let body = error_policy(&setting).map_err(Failure::mistake)?;
             let path = format!("{}/on_error", path(&disk));
-            ask.change(Method::PUT, &path, Some(&json!({ "on_error": word })))
+            ask.change(Method::PUT, &path, Some(&body))
         }
         DiskAction::Resume { disk } => {
             let path = format!("{}/resume", path(&disk));
@@ -194,11 +191,37 @@ fn details(disk: &Disk) -> Table {
     }
     lines.push(("read-only", yes(disk.read_only)));
     lines.push(("on error", disk.on_error.clone().unwrap_or_default()));
+    if let Some(seconds) = disk.io_timeout {
+        lines.push(("I/O timeout", format!("{seconds} s")));
+    }
     lines.push(("limits", limits_text(disk.iops, disk.bandwidth)));
     let head = Table::new(&["PROPERTY", "VALUE"]);
     lines.into_iter().fold(head, |table, (property, value)| {
         table.row([property.to_owned(), value])
     })
+}
+
+/// The body of a change of the error policy, from `on_error=stop,io_timeout=30`.
+fn error_policy(setting: &str) -> Result<Value, String> {
+    let mut body = serde_json::Map::new();
+    for one in setting.split(',') {
+        let value = match one.split_once('=') {
+            Some(("on_error", word)) => Value::from(word),
+            Some(("io_timeout", "none")) => Value::from(0),
+            Some(("io_timeout", seconds)) => {
+                seconds.parse::<u32>().map(Value::from).map_err(|_| {
+                    format!("io_timeout={seconds:?}: expected seconds from 1 to 86400, or none")
+                })?
+            }
+            _ => {
+                let allowed = "on_error=report|stop|enospc, io_timeout=SECONDS|none";
+                return Err(format!("{one:?} is no setting: {allowed}"));
+            }
+        };
+        let key = one.split('=').next().unwrap_or_default();
+        body.insert(key.to_owned(), value);
+    }
+    Ok(Value::Object(body))
 }
 
 /// `ready`, or `unavailable: REASON, next try in 4 s`.

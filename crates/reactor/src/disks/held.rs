@@ -1,14 +1,14 @@
-//! I/Os that have failed and wait, on disks whose errors are held: when they begin to wait, and when they go on or end.
+//! I/Os of disks with an error policy: when one has failed and begins to wait, when it goes on or ends, and when one takes too long.
 //! What is remembered of them: [`crate::waiting`]. Tests: `tests/waiting.rs`.
 
 use std::sync::Arc;
 
 use bdev::{Disk, Finished, OnError, Submission};
-use block::{IoError, IoRequest};
+use block::{IoError, IoErrorKind, IoKind, IoRequest};
 use guest_memory::IoBuffer;
 use uring::Ring;
 
-use super::{Io, OpenDisk, PACE, Tag};
+use super::{Io, LATE, OpenDisk, PACE, Tag};
 use crate::SourceId;
 use crate::drain::Drain;
 
@@ -18,12 +18,25 @@ impl OpenDisk {
     pub(crate) fn track(
         &mut self,
         submitted: Submission,
+        ring: &mut Ring,
         request: &IoRequest,
         buffer: &mut IoBuffer,
         tag: bdev::Tag,
+        handle: u32,
     ) -> Submission {
         match submitted {
-            Submission::Pending => self.waiting.pended(tag, request),
+            Submission::Pending => {
+                let channel_tag = match request.kind {
+                    IoKind::Flush => self.drain.flush_tag(tag),
+                    _ => self.drain.counted_tag(tag),
+                };
+                let now = self.pacing.clock().elapsed();
+                self.waiting.pended(tag, channel_tag, request, now);
+                if let (Some(timeout), false) = (self.disk.io_timeout(), self.late_timer) {
+                    self.late_timer = true;
+                    ring.timer(LATE, handle.into(), timeout);
+                }
+            }
             Submission::Done(Err(error)) if self.holds(error, tag) => {
                 self.hold(request, buffer, tag, error);
                 return Submission::Pending;
@@ -52,15 +65,43 @@ impl OpenDisk {
         let mut index = from;
         while let Some(one) = finished.get_mut(index) {
             let tag = Drain::unmarked(one.tag);
-            let request = self.waiting.finished(tag);
-            match (request, one.outcome) {
-                (Some(request), Err(error)) if self.holds(error, tag) => {
+            let remembered = self.waiting.finished(tag);
+            if let (Some(known), Err(error)) = (&remembered, &mut one.outcome)
+                && known.is_late
+                && error.kind == IoErrorKind::Cancelled
+            {
+                *error = IoErrorKind::TimedOut.into();
+            }
+            match (remembered, one.outcome) {
+                (Some(known), Err(error)) if self.holds(error, tag) => {
                     self.drain.finished(one.tag);
-                    self.hold(&request, &mut one.buffer, tag, error);
+                    self.hold(&known.request, &mut one.buffer, tag, error);
                     finished.remove(index);
                 }
                 _ => index += 1,
             }
+        }
+    }
+
+    /// Has the device cancel the I/Os that take longer than the disk allows. What it cannot cancel goes on.
+    #[cold]
+    fn cancel_late(&mut self, ring: &mut Ring, handle: u32) {
+        self.late_timer = false;
+        let Some(timeout) = self.disk.io_timeout() else {
+            return;
+        };
+        let (now, channel) = (self.pacing.clock().elapsed(), &mut self.channel);
+        let mut count = 0;
+        let next = self.waiting.late(now, timeout, |tag| {
+            count += 1;
+            channel.abort(ring, tag);
+        });
+        if count > 0 {
+            self.record.late(count, timeout);
+        }
+        if let Some(next) = next {
+            self.late_timer = true;
+            ring.timer(LATE, handle.into(), next);
         }
     }
 
@@ -109,6 +150,14 @@ impl Io {
                 Some(retry) if disk.on_error() != OnError::Report => retry.cancel(&mut self.ring),
                 _ => open.resume_waiting(&mut self.ring, index as u32, finished),
             }
+        }
+    }
+
+    /// The timer for a disk's I/Os that take too long has fired. A disk that has the handle by now looks in vain.
+    #[cold]
+    pub(crate) fn cancel_late(&mut self, disk: u64) {
+        if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
+            open.cancel_late(&mut self.ring, disk as u32);
         }
     }
 

@@ -1,0 +1,217 @@
+//! An I/O that takes longer than its disk allows is cancelled by the device, and has failed; what the device cannot cancel goes on.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdev::{
+    Attach, BlockDevice, Disk, ErrorPolicy, Finished, IoChannel, OnError, Ram, RamOptions,
+    Submission,
+};
+use block::{Capacity, DiskInfo, IoErrorKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use latency::{Clock, QueueRecord, Stamp};
+use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
+use uring::{Completion, Owner, Ring, RingFd};
+
+/// What became of each I/O, by slot.
+type Ended = Rc<RefCell<Vec<(u32, IoOutcome)>>>;
+
+struct Client {
+    disk: DiskHandle,
+    ended: Ended,
+}
+
+impl Source for Client {
+    fn ready(&mut self, _now: Stamp) -> bool {
+        false
+    }
+    fn drain(&mut self, _: &mut Io, _: Stamp) {}
+    fn finish(&mut self, _: &mut Io, slot: u32, _: IoBuffer, outcome: IoOutcome, _: Stamp) {
+        self.ended.borrow_mut().push((slot, outcome));
+    }
+    fn publish(&mut self, _: &mut Io) {}
+    fn arm(&mut self) -> bool {
+        false
+    }
+    fn disarm(&mut self) {}
+    fn in_flight(&self) -> usize {
+        0
+    }
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
+    fn stop(&mut self) {}
+    fn let_go(&mut self, io: &mut Io, _: &Arc<Disk>) {
+        io.close(std::mem::take(&mut self.disk));
+    }
+    fn closed(&mut self, io: &mut Io) {
+        io.close(self.disk);
+    }
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        None
+    }
+}
+
+/// A device that ends nothing by itself; reads can be aborted, writes are over after [`WRITES_TAKE`].
+struct Stuck(Ram);
+
+const WRITES_TAKE: Duration = Duration::from_millis(2500);
+
+impl BlockDevice for Stuck {
+    fn info(&self) -> DiskInfo {
+        self.0.info()
+    }
+    fn capacity(&self) -> &Arc<Capacity> {
+        self.0.capacity()
+    }
+    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
+        self.0.set_size(bytes)
+    }
+    fn kind(&self) -> &'static str {
+        "stuck"
+    }
+    fn attach(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
+        Ok(Box::new(StuckChannel {
+            owner: attach.owner(),
+            pending: Vec::new(),
+        }))
+    }
+}
+
+struct StuckChannel {
+    owner: Owner,
+    pending: Vec<Option<Finished>>,
+}
+
+impl IoChannel for StuckChannel {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: bdev::Tag,
+    ) -> Submission {
+        let index = self.pending.len() as u64;
+        let outcome = match io.modifies() {
+            true => Ok(()),
+            false => Err(IoErrorKind::Cancelled.into()),
+        };
+        self.pending.push(Some(Finished {
+            tag,
+            buffer: std::mem::take(buffer),
+            outcome,
+        }));
+        if io.modifies() {
+            ring.timer(self.owner, index, WRITES_TAKE);
+        }
+        Submission::Pending
+    }
+
+    fn complete(&mut self, _: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        finished.extend(self.pending[completion.token as usize].take());
+    }
+
+    fn abort(&mut self, ring: &mut Ring, tag: bdev::Tag) {
+        let named = |one: &Option<Finished>| one.as_ref().is_some_and(|one| one.tag == tag);
+        let index = self.pending.iter().position(named).expect("a tag of mine");
+        let cancels = |one: &Finished| one.outcome.is_err();
+        if self.pending[index].as_ref().is_some_and(cancels) {
+            ring.nop(self.owner, index as u64);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.iter().flatten().count()
+    }
+}
+
+struct Rig {
+    worker: Worker,
+    disk: Arc<Disk>,
+    source: SourceId,
+    handle: DiskHandle,
+    ended: Ended,
+}
+
+fn rig(on_error: OnError) -> Rig {
+    let ram = Ram::create(RamOptions {
+        size: 1 << 20,
+        ..RamOptions::default()
+    });
+    let disk = Arc::new(Disk::new("d", None, Arc::new(Stuck(ram.unwrap()))).unwrap());
+    disk.set_error_policy(ErrorPolicy {
+        on_error,
+        io_timeout: 1,
+    });
+    let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
+    let ended = Ended::default();
+    let handle = worker.io().open(&disk);
+    let client = Client {
+        disk: handle,
+        ended: ended.clone(),
+    };
+    let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
+    Rig {
+        worker,
+        disk,
+        source: added.unwrap(),
+        handle,
+        ended,
+    }
+}
+
+impl Rig {
+    fn submit(&mut self, request: &IoRequest, slot: u32) {
+        let tag = Tag {
+            source: self.source,
+            slot,
+        };
+        let mut buffer = IoBuffer::owned(request.buffer_length() as usize);
+        let io = self.worker.io();
+        let submitted = io.submit(self.handle, request, &mut buffer, tag);
+        assert_eq!(submitted, Submission::Pending);
+    }
+
+    fn until(&mut self, is_so: impl Fn(&Rig) -> bool) {
+        while !is_so(self) {
+            self.worker.turn_now();
+        }
+    }
+}
+
+#[test]
+fn an_io_that_takes_too_long_is_cancelled_and_one_that_cannot_be_goes_on() {
+    let mut rig = rig(OnError::Report);
+    rig.submit(&IoRequest::write(0, 4096), 0);
+    rig.submit(&IoRequest::read(4096, 4096), 1);
+    // A flush has a tag of another kind.
+    rig.submit(&IoRequest::flush(), 2);
+    rig.until(|rig| rig.ended.borrow().len() == 3);
+    let mut ended = rig.ended.take();
+    // The write ends last, and as the device says.
+    assert_eq!(ended.pop(), Some((0, Ok(()))));
+    ended.sort_unstable_by_key(|(slot, _)| *slot);
+    let late = Err(IoErrorKind::TimedOut.into());
+    assert_eq!(ended, [(1, late), (2, late)]);
+}
+
+#[test]
+fn an_io_that_takes_too_long_waits_where_the_disk_holds_errors() {
+    let mut rig = rig(OnError::Stop);
+    rig.submit(&IoRequest::read(0, 4096), 7);
+    rig.until(|rig| rig.disk.state().waiting().is_some());
+    let waiting = rig.disk.state().waiting().unwrap();
+    let late = IoErrorKind::TimedOut;
+    assert_eq!((waiting.count, waiting.error.kind), (1, late));
+    // Resumed, it takes too long once more, and is reported now.
+    rig.disk.set_error_policy(ErrorPolicy {
+        on_error: OnError::Report,
+        io_timeout: 1,
+    });
+    let disk = rig.disk.clone();
+    rig.worker.resume_disk(&disk);
+    rig.until(|rig| !rig.ended.borrow().is_empty());
+    assert_eq!(rig.ended.take(), [(7, Err(late.into()))]);
+}
