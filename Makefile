@@ -43,7 +43,7 @@ build: ## Builds the optimised program
 	@$(if $(profile),:,echo "build: no profile for this compiler in profile/ or RUSTFLAGS set: somewhat slower; make profile makes one")
 	$(release) -p lunette
 
-profile: ## Counts what is hot while every door is driven and notes it in profile/, by which build and the benchmarks go
+profile: ## Counts what is hot while every transport is driven and notes it in profile/, by which build and the benchmarks go
 	@scripts/setup profile
 	@scripts/profile $(target_directory) $(compiler) $(DRIVER_CPU) $(DEVICE_CPU)
 
@@ -53,14 +53,14 @@ demo: ## Serves two disks to a real guest, measures them there and shows where t
 	@$(release) --quiet -p lunette -p vm
 	@LUNETTE_BIN=$(abspath $(target_directory))/release/lunette $(target_directory)/release/vm demo
 
-bench: ## Measures both doors beside qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
+bench: ## Measures virtio-blk and virtio-scsi beside qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench
 	@echo "bench: building in release"
 	@$(release) --quiet -p lunette
 	@$(target_directory)/release/lunette bench table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
-bench-iscsi: ## Measures the iSCSI door beside tgt and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
+bench-iscsi: ## Measures iSCSI beside tgt and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench-iscsi
 	@echo "bench-iscsi: building in release"
 	@$(release) --quiet -p lunette
