@@ -33,7 +33,7 @@ export LUNETTE_PROFILE := $(if $(profile),$(compiler))
 release = $(CARGO) build --release $(if $(profile),--config 'build.rustflags=["-Cprofile-use=$(profile)"]')
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build profile demo bench bench-iscsi test check unit guests fuzz install uninstall clean
+.PHONY: help build profile demo bench bench-iscsi test test-fast test-one check unit guests fuzz install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,15 @@ bench-iscsi: ## Measures iSCSI beside tgt and notes the table in docs/lab (DRIVE
 test: ## Formatting, clippy, unit and property tests, then tests in real guests
 	@scripts/setup test
 	@$(MAKE) --no-print-directory --keep-going check unit guests
+
+test-fast: check unit ## Formatting, clippy, unit and property tests: all that boots no guest
+
+test-one: ## One file of end-to-end tests: make test-one T=durability; or of those one test: T='durability errors'
+	@test -n "$(T)" || { echo "test-one: which? hint: make test-one T=durability" >&2; ls tests/tests | sed 's/^/  /; s/\.rs$$//' >&2; exit 2; }
+	@test -f "tests/tests/$(firstword $(T)).rs" || { echo "test-one: there is no tests/tests/$(firstword $(T)).rs" >&2; exit 2; }
+	@scripts/setup test
+	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
+	LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test $(firstword $(T)) -- --test-threads=1 $(wordlist 2,99,$(T))
 
 check: ## Formatting and clippy, warnings denied; of the fuzz targets too, which are built with a compiler of their own
 	$(CARGO) fmt --all --check
