@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{kernel_is_content, number};
-use end_to_end::{Context, GuestBuilder, IscsiSession, Result, Rig, bail, ensure};
+use end_to_end::{
+    Context, DaemonBuilder, GuestBuilder, IscsiSession, Result, Rig, Scratch, bail, ensure,
+};
 use guest_memory::IoBuffer;
 use librbd::{Channel, Cluster, ClusterConfig, Finished, Image, ImageName, LockMode, Pool};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -551,6 +553,17 @@ fn the_identity_is_the_images_whatever_it_is_called_and_another_images_is_anothe
 /// How long a daemon that was refused an image may take to have it, when nobody else has it any more.
 const LOCK_LIMIT: Duration = Duration::from_secs(90);
 
+/// Waits until the disk `d` is shown in this state, for this reason.
+fn wait_for_state(rig: &Rig, state: &str, reason: &str) -> Result<()> {
+    let show = || rig.daemon.lunette(&["disk", "show", "d"]);
+    let shown = wait_until(LIMIT, || {
+        let shown = show().ok()?;
+        (shown.contains(state) && shown.contains(reason)).then_some(())
+    });
+    ensure!(shown.is_some(), "not {state}: {}", show()?);
+    Ok(())
+}
+
 #[test]
 fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -> Result<()> {
     let ceph = Ceph::start()?;
@@ -570,16 +583,12 @@ fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -
     ensure!(other.read(0, 512)? == [1; 512]);
     ensure!(queue.write(512, &[3; 512])? == status::OK);
     let mut late = rig.beside(|daemon| daemon.disk(&disk("rbd/x", "exclusive")))?;
-    let shown = late.daemon.lunette(&["disk", "show", "d"])?;
-    ensure!(
-        shown.contains("unavailable") && shown.contains("rbd lock ls rbd/x"),
-        "{shown}"
-    );
+    wait_for_state(&late, "unavailable", "rbd lock ls rbd/x")?;
     drop((queue, front_end, other, image));
     rig.daemon.stop(STOP_LIMIT)?;
     let came = wait_until(LOCK_LIMIT, || {
         let shown = late.daemon.lunette(&["disk", "show", "d"]).ok()?;
-        (!shown.contains("unavailable")).then_some(())
+        shown.contains("ready").then_some(())
     });
     ensure!(came.is_some(), "{}", late.daemon.process().log_tail());
     drop((late, rig));
@@ -604,10 +613,47 @@ fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -
         ensure!(queues[reader].read(at, &mut bytes)? == status::OK && bytes == [round; 512]);
     }
     let wrong = first.beside(|daemon| daemon.disk(&disk("rbd/x", "shared")))?;
-    let shown = wrong.daemon.lunette(&["disk", "show", "d"])?;
+    wait_for_state(&wrong, "unavailable", "hint: rbd feature disable rbd/x ")
+}
+
+/// A disk of a cluster whose monitors do not answer, and how many seconds it takes to find that out.
+fn unreachable(name: &str, seconds: u32) -> String {
+    format!(
+        "{name}=rbd:rbd/a,mon_host=127.0.0.1:1,option.client_mount_timeout={seconds},\
+         option.auth_client_required=none"
+    )
+}
+
+#[test]
+fn start_and_reload_do_not_wait_for_a_cluster_that_does_not_answer() -> Result<()> {
+    let rig = Rig::prepared(|scratch, daemon| {
+        std::fs::write(scratch.file("lunette.toml"), "")?;
+        let config = scratch.file("lunette.toml");
+        Ok(daemon
+            .arguments(["--config", &config.to_string_lossy()])
+            .disk("r=ram:1M")
+            .disk(&unreachable("d", 20)))
+    })?;
+    let state = |disk: &str| rig.daemon.lunette(&["disk", "show", disk]);
+    ensure!(state("r")?.contains("ready"), "{}", state("r")?);
+    ensure!(state("d")?.contains("opening"), "{}", state("d")?);
+    let text = "[[disk]]\nname = \"n\"\nbackend = \"rbd\"\nimage = \"rbd/a\"\nmon_host = \"127.0.0.1:2\"\n\
+                option = { client_mount_timeout = \"20\", auth_client_required = \"none\" }\n";
+    std::fs::write(rig.scratch.file("lunette.toml"), text)?;
+    rig.daemon.lunette(&["reload"])?;
+    ensure!(state("n")?.contains("opening"), "{}", state("n")?);
+    wait_for_state(&rig, "unavailable", "see that monitors run")?;
+    // It is removed while it is being opened again, or waits for that.
+    rig.daemon.lunette(&["disk", "remove", "d"])?;
+    ensure!(state("d").is_err(), "a removed disk");
+
+    let required = format!("{},require", unreachable("d", 1));
+    let scratch = Scratch::new()?;
+    let refusing = DaemonBuilder::new(&scratch).disk(&required);
+    let (status, said) = refusing.start_refused()?;
     ensure!(
-        shown.contains("hint: rbd feature disable rbd/x ") && shown.contains("exclusive-lock"),
-        "{shown}"
+        !status.success() && said.contains("see that monitors run"),
+        "{status}: {said}"
     );
     Ok(())
 }
@@ -615,11 +661,10 @@ fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -
 #[test]
 fn changes_of_other_disks_are_made_while_an_image_is_being_opened() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk("r=ram:1M"))?;
-    let unreachable = "m=rbd:rbd/a,mon_host=127.0.0.1:1,option.client_mount_timeout=10,\
-                       option.auth_client_required=none";
+    let unreachable = unreachable("m", 10);
     let program = vm::lunette_program(end_to_end::Profile::Dev)?;
     let mut adding = std::process::Command::new(program)
-        .args(["disk", "add", unreachable, "--socket"])
+        .args(["disk", "add", &unreachable, "--socket"])
         .arg(rig.daemon.control())
         .stderr(std::process::Stdio::piped())
         .spawn()?;

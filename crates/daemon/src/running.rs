@@ -151,7 +151,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     let limits = config.iscsi_limits.door();
     let servers = Arc::new(Servers::start(pool, units, limits)?);
     let keeps = state_store.is_some();
-    let mut owner = Owner::new(config, Arc::clone(&servers), state_store);
+    let (mut owner, inbox) = Owner::new(config, Arc::clone(&servers), state_store);
     let overview = Arc::new(Overview {
         live: owner.live(),
         servers,
@@ -159,14 +159,14 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         keeps,
         log: options.log,
     });
-    let made = owner.begin(options.inherited).map_err(|refusal| {
+    let made = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
         StartError {
             reasons: refusal.faults().iter().map(ToString::to_string).collect(),
         }
     })?;
     let events = owner.events();
-    let manager = Manager::start(owner).map_err(|error| error.to_string())?;
+    let manager = Manager::start(owner, inbox).map_err(|error| error.to_string())?;
     let asked = Api {
         view: overview.clone(),
         manager: manager.manager(),

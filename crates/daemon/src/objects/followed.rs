@@ -1,29 +1,16 @@
 //! Disks whose size others change: an image that another client resizes. The owner takes the new size over and tells clients.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use bdev::Disk;
 
 use super::Message;
 use super::owner::Owner;
 
-/// The way to the owner.
-pub type Messages = mpsc::Sender<Message>;
-
 impl Owner {
-    /// From now on messages are read: sizes of all disks, also of those that come, are followed.
-    pub fn follow_sizes(&mut self, messages: Messages) {
-        self.messages = Some(messages);
-        for (name, disk) in &self.disks {
-            self.follow_size(name, disk);
-        }
-    }
-
     /// Follows the size of a disk that comes.
     pub(super) fn follow_size(&self, name: &str, disk: &Arc<Disk>) {
-        let Some(messages) = self.messages.clone() else {
-            return;
-        };
+        let messages = self.messages.clone();
         let name = name.to_owned();
         disk.engine().on_resized(Box::new(move || {
             let name = name.clone();
@@ -32,11 +19,9 @@ impl Owner {
             messages.send(message).ok();
         }));
         // What has changed before that.
-        if let Some(messages) = &self.messages {
-            let name = disk.name().to_owned();
-            let message: Message = Box::new(move |owner| owner.followed(&name));
-            messages.send(message).ok();
-        }
+        let name = disk.name().to_owned();
+        let message: Message = Box::new(move |owner| owner.followed(&name));
+        self.messages.send(message).ok();
     }
 
     /// A disk may have another size than its clients know.

@@ -43,6 +43,9 @@ pub use waiting::WaitingDisks;
 
 type Message = Box<dyn FnOnce(&mut Owner) + Send>;
 
+/// Where an owner's messages come in: read by its thread, and while it starts by itself.
+pub type Inbox = mpsc::Receiver<Message>;
+
 /// Sends work to the owner of all objects, which does it piece by piece.
 #[derive(Clone)]
 pub struct Manager {
@@ -61,9 +64,8 @@ impl Manager {
     ///
     /// # Errors
     /// When the kernel gives no thread.
-    pub fn start(mut owner: Owner) -> std::io::Result<ManagerThread> {
-        let (messages, inbox) = mpsc::channel::<Message>();
-        owner.follow_sizes(messages.clone());
+    pub fn start(mut owner: Owner, inbox: Inbox) -> std::io::Result<ManagerThread> {
+        let messages = owner.messages.clone();
         let thread = std::thread::Builder::new()
             .name("objects".to_owned())
             .spawn(move || {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use std::time::Duration;
 
 use bdev::{Disk, Shrinking};
@@ -18,13 +18,13 @@ use virtio_scsi::{Event as ScsiEvent, ScsiDevice};
 
 use super::changes::Change;
 use super::events::EventBus;
-use super::followed::Messages;
 use super::plan::{Limit, Placing, Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::relations;
 use super::servers::{Doors, Servers};
 use super::state_store::{Resizing, StateStore};
 use super::waiting::WaitingDisks;
+use super::{Inbox, Message};
 use crate::config::{BlockDeviceConfig, Config, ExportConfig, ExportRef, LunConfig};
 use crate::disks::{self, Disks, Engines};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
@@ -96,15 +96,22 @@ pub struct Owner {
     handed: HashMap<PathBuf, OwnedFd>,
     /// Tells what has changed.
     pub(super) event_bus: EventBus,
-    /// For what comes to this owner by itself, once it runs: see [`Owner::follow_sizes`].
-    pub(super) messages: Option<Messages>,
+    /// For what comes to this owner by itself.
+    pub(super) messages: mpsc::Sender<Message>,
+    /// While it starts: devices that were opened on threads of their own.
+    pub(super) starting: Option<Engines>,
     /// Nothing more is done after this.
     pub(super) ending: bool,
 }
 
 impl Owner {
     /// An owner of nothing yet; `base` is what the file and the flags say.
-    pub fn new(base: Config, servers: Arc<Servers>, state_store: Option<StateStore>) -> Owner {
+    pub fn new(
+        base: Config,
+        servers: Arc<Servers>,
+        state_store: Option<StateStore>,
+    ) -> (Owner, Inbox) {
+        let (messages, inbox) = mpsc::channel();
         let config = base.without_objects();
         let live = Live {
             config: Arc::new(config.clone()),
@@ -114,7 +121,7 @@ impl Owner {
         };
         let event_bus = EventBus::default();
         servers.tell_sessions(&event_bus);
-        Owner {
+        let owner = Owner {
             present: config.clone(),
             config,
             waiting: WaitingDisks::default(),
@@ -128,9 +135,11 @@ impl Owner {
             state_store,
             handed: HashMap::new(),
             event_bus,
-            messages: None,
+            messages,
+            starting: None,
             ending: false,
-        }
+        };
+        (owner, inbox)
     }
 
     /// What others see of it.
@@ -147,7 +156,7 @@ impl Owner {
     ///
     /// # Errors
     /// All reasons why it cannot be.
-    pub fn begin(&mut self, inherited: Vec<Inherited>) -> Result<Made, Refusal> {
+    pub fn begin(&mut self, inherited: Vec<Inherited>, inbox: &Inbox) -> Result<Made, Refusal> {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
         // Before anybody can come to a portal.
         let finders = exports::discovery_users(&self.base).map_err(failed)?;
@@ -169,7 +178,8 @@ impl Owner {
             state_store.finish_resize(&next);
         }
         let inherited = self.keep_what_moved(inherited, &next);
-        let opened = self.open_or_wait(&next.disks, Engines::new());
+        let opened = self.open_first(&next.disks, inbox);
+        let inherited = self.keep_what_waits(inherited, &next);
         let how = How {
             inherited,
             first: true,
@@ -250,8 +260,8 @@ impl Owner {
         }
     }
 
-    /// Makes `next` of what is there, or refuses with all reasons.
-    pub(super) fn become_(&mut self, mut next: Config, how: How) -> Result<Made, Refusal> {
+    /// Makes `next` of what is there and of what waits, or refuses with all reasons.
+    pub(super) fn become_with(&mut self, mut next: Config, how: How) -> Result<Made, Refusal> {
         let faults = relations::check(&next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
@@ -563,7 +573,11 @@ impl Owner {
     }
 
     /// Remembers a socket that was handed over for an export, if it is one that listens.
-    fn keep_listening(&mut self, export: ExportRef<'_>, inherited: Inherited) -> Inherited {
+    pub(super) fn keep_listening(
+        &mut self,
+        export: ExportRef<'_>,
+        inherited: Inherited,
+    ) -> Inherited {
         let listens = rustix::net::sockopt::socket_acceptconn(&inherited.socket) == Ok(true);
         if let (Some(path), true) = (export.socket(), listens)
             && let Ok(socket) = inherited.socket.try_clone()

@@ -9,22 +9,26 @@ use std::time::{Duration, Instant};
 
 use bdev::{BlockDevice, DiskState, OpenError};
 
-use super::Message;
-use super::owner::{How, Owner};
-use super::refusal::Fault;
-use crate::config::{Config, DiskConfig};
+use super::owner::{How, Made, Owner};
+use super::refusal::{Fault, Refusal};
+use super::{Inbox, Message};
+use crate::config::{Config, DiskConfig, ExportRef};
 use crate::disks::{self, Disks, Engines};
+use crate::running::Inherited;
 
 /// The first wait; each later one is twice as long, up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LONGEST: Duration = Duration::from_secs(30);
+/// How long the start waits for disks that may take long, so that whoever connects right after it finds them.
+const START_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A disk that waits.
 #[derive(Clone, Debug)]
 struct Wait {
     /// As it was when it was tried: a disk that is configured otherwise is another one.
     disk: DiskConfig,
-    reason: String,
+    /// Why it could not be opened; `None`: it is being opened for the first time.
+    reason: Option<String>,
     wait: Duration,
     /// `None`: it is being opened, on a thread of its own.
     next_try: Option<Instant>,
@@ -43,10 +47,11 @@ impl WaitingDisks {
     /// A disk could not be opened: for the first time, or once more.
     pub fn failed(&mut self, disk: &DiskConfig, reason: String, now: Instant) {
         let before = self.0.get(&disk.name).filter(|known| known.disk == *disk);
-        let wait = before.map_or(WAIT_FIRST, |known| (known.wait * 2).min(WAIT_LONGEST));
+        let before = before.map_or(Duration::ZERO, |known| known.wait);
+        let wait = (before * 2).clamp(WAIT_FIRST, WAIT_LONGEST);
         let waits = Wait {
             disk: disk.clone(),
-            reason,
+            reason: Some(reason),
             wait,
             next_try: Some(now + wait),
         };
@@ -79,10 +84,21 @@ impl WaitingDisks {
     }
 
     /// A disk is being opened: it is not tried until that has failed.
-    fn opening(&mut self, name: &str) {
-        if let Some(known) = self.0.get_mut(name) {
-            known.next_try = None;
-        }
+    pub fn opening(&mut self, disk: &DiskConfig) {
+        let known = self.0.remove(&disk.name);
+        let known = known.filter(|known| known.disk == *disk);
+        let waits = Wait {
+            disk: disk.clone(),
+            reason: known.as_ref().and_then(|known| known.reason.clone()),
+            wait: known.map_or(Duration::ZERO, |known| known.wait),
+            next_try: None,
+        };
+        self.0.insert(disk.name.clone(), waits);
+    }
+
+    /// Could this disk not be opened the last time?
+    fn has_failed(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|known| known.reason.is_some())
     }
 
     /// Is this disk being opened, configured as it is here?
@@ -97,7 +113,7 @@ impl WaitingDisks {
         Some(match known.next_try {
             None => DiskState::Opening,
             Some(next_try) => DiskState::Unavailable {
-                reason: known.reason.clone(),
+                reason: known.reason.clone().unwrap_or_default(),
                 next_try: next_try.saturating_duration_since(Instant::now()),
             },
         })
@@ -122,6 +138,11 @@ impl WaitingDisks {
     }
 }
 
+/// A disk without which the daemon does not start is opened where all wait for it.
+fn is_opened_elsewhere(disk: &DiskConfig) -> bool {
+    !disk.require && disks::takes_long(disk)
+}
+
 impl Owner {
     /// This is wanted from now on, and runs but for what needs a disk that waits.
     pub(super) fn set_config(&mut self, wanted: Config) {
@@ -140,7 +161,7 @@ impl Owner {
             let Some(config) = config.filter(|config| !config.require) else {
                 continue;
             };
-            let first = self.waiting.state(disk).is_none();
+            let first = !self.waiting.has_failed(disk);
             self.waiting.failed(config, reason.clone(), Instant::now());
             if first {
                 tracing::error!(
@@ -154,6 +175,37 @@ impl Owner {
             self.waiting.opened(disk);
         }
         opened
+    }
+
+    /// Makes `next` of what is there, or refuses with all reasons.
+    pub(super) fn become_(&mut self, next: Config, how: How) -> Result<Made, Refusal> {
+        let waiting = self.waiting.clone();
+        let slow = self.slow_disks_to_come(&next, &how);
+        slow.iter().for_each(|disk| self.waiting.opening(disk));
+        let made = self.become_with(next, how);
+        match &made {
+            Ok(_) => slow.iter().for_each(|disk| self.open_slow_disk(disk)),
+            Err(_) => self.waiting = waiting,
+        }
+        made
+    }
+
+    /// A socket that was handed over for an export that waits for its disk is for that export when it comes.
+    pub(super) fn keep_what_waits(
+        &mut self,
+        inherited: Vec<Inherited>,
+        next: &Config,
+    ) -> Vec<Inherited> {
+        let present = self.waiting.without(next);
+        let (now, later): (Vec<_>, Vec<_>) = inherited
+            .into_iter()
+            .partition(|one| present.export(&one.export).is_some());
+        for one in later {
+            if let Some(export) = next.export(&one.export).map(ExportRef::to_owned) {
+                self.keep_listening(export.as_ref(), one);
+            }
+        }
+        now
     }
 
     /// When a disk that waits is to be tried again.
@@ -171,11 +223,47 @@ impl Owner {
         self.bring_in(&quick, Engines::new());
     }
 
-    fn open_slow_disk(&mut self, disk: &DiskConfig) {
-        let Some(messages) = self.messages.clone() else {
-            return;
+    /// Opens the disks of the start. Those that may take long are opened at the same time, on threads of their own; what is not
+    /// there in time comes later, for the other disks do not wait for it.
+    pub(super) fn open_first(&mut self, configs: &[DiskConfig], inbox: &Inbox) -> Disks {
+        let slow = configs.iter().filter(|disk| is_opened_elsewhere(disk));
+        let slow: Vec<&DiskConfig> = slow.collect();
+        self.starting = Some(Engines::new());
+        for disk in &slow {
+            self.open_slow_disk(disk);
+        }
+        let end = Instant::now() + START_PATIENCE;
+        while slow.iter().any(|disk| self.waiting.is_opening(disk))
+            && let Ok(message) = inbox.recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
+            message(self);
+        }
+        let engines = self.starting.take().unwrap_or_default();
+        let configs = configs.iter();
+        let configs = configs.filter(|disk| !self.waiting.is_opening(disk));
+        let configs: Vec<DiskConfig> = configs.cloned().collect();
+        self.open_or_wait(&configs, engines)
+    }
+
+    /// The disks of a change that are opened on threads of their own.
+    fn slow_disks_to_come(&self, next: &Config, how: &How) -> Vec<DiskConfig> {
+        let is_there = |name: &str| {
+            self.disks.contains_key(name)
+                || how.opened.contains_key(name)
+                || how.engines.contains_key(name)
         };
-        self.waiting.opening(&disk.name);
+        let is_waiting = |disk: &DiskConfig| {
+            let known = self.waiting.0.get(&disk.name);
+            known.is_some_and(|known| known.disk == *disk)
+        };
+        let slow = next.disks.iter().filter(|disk| is_opened_elsewhere(disk));
+        let slow = slow.filter(|disk| !is_there(&disk.name) && !is_waiting(disk));
+        slow.cloned().collect()
+    }
+
+    fn open_slow_disk(&mut self, disk: &DiskConfig) {
+        let messages = self.messages.clone();
+        self.waiting.opening(disk);
         let opened = disks::open_elsewhere(disk.clone(), move |disk, engine| {
             let message: Message = Box::new(move |owner| owner.opened_slow_disk(disk, engine));
             // Without an owner the device is closed here.
@@ -193,7 +281,13 @@ impl Owner {
         engine: Result<Arc<dyn BlockDevice>, OpenError>,
     ) {
         // Meanwhile it may have been removed, or configured otherwise.
-        if self.waiting.is_opening(&disk) {
+        if !self.waiting.is_opening(&disk) {
+            return;
+        }
+        if let Some(starting) = &mut self.starting {
+            starting.insert(disk.name.clone(), engine);
+            self.waiting.opened(&disk.name);
+        } else {
             let engines = [(disk.name.clone(), engine)].into();
             self.bring_in(&[disk], engines);
         }
@@ -308,7 +402,7 @@ mod tests {
         assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30, 30]);
         // While it is being opened nobody tries it again.
         let disk = wanted.disk("b").unwrap();
-        waiting.opening("b");
+        waiting.opening(disk);
         assert!(waiting.is_opening(disk) && waiting.next_try().is_none());
         assert_eq!(waiting.state("b"), Some(DiskState::Opening));
         assert!(waiting.due(now + Duration::from_secs(60)).is_empty());
