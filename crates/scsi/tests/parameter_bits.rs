@@ -241,6 +241,182 @@ fn lists() -> Vec<List> {
             ],
             fields: &[],
         },
+        // Of its descriptors: LU ID TYPE, the initiator port, PAD and CAT say nothing here; DC is honoured. Byte offsets are refused as
+        // numbers: see below.
+        List {
+            what: "EXTENDED COPY(LID1): block to block",
+            cdb: &[0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 76, 0, 0],
+            list: zeroes(
+                76,
+                &[
+                    (3, 32),
+                    (11, 28),
+                    (16, 0xe4),
+                    (20, 1),
+                    (21, 3),
+                    (23, 8),
+                    (24, 0x30),
+                    (46, 2),
+                    (48, 0x02),
+                    (51, 24),
+                    (59, 1),
+                    (75, 1),
+                ],
+            ),
+            may: &[
+                (0, X),
+                (1, 0x3f),
+                (2, X),
+                (3, X),
+                (8, X),
+                (9, X),
+                (10, X),
+                (11, X),
+                (12, X),
+                (13, X),
+                (14, X),
+                (15, X),
+                (16, X),
+                (17, 0xdf),
+                (18, X),
+                (19, X),
+                (20, 0x0f),
+                (21, 0x3f),
+                (23, X),
+                (24, X),
+                (25, X),
+                (26, X),
+                (27, X),
+                (28, X),
+                (29, X),
+                (30, X),
+                (31, X),
+                (44, 0x04),
+                (45, X),
+                (46, X),
+                (47, X),
+                (48, X),
+                (49, 0x03),
+                (50, X),
+                (51, X),
+                (52, X),
+                (53, X),
+                (54, X),
+                (55, X),
+                (58, X),
+                (59, X),
+                (60, X),
+                (61, X),
+                (62, X),
+                (63, X),
+                (64, X),
+                (65, X),
+                (66, X),
+                (67, X),
+                (68, X),
+                (69, X),
+                (70, X),
+                (71, X),
+                (72, X),
+                (73, X),
+                (74, X),
+                (75, X),
+            ],
+            fields: &[],
+        },
+        List {
+            what: "EXTENDED COPY(LID4): block to block with offset",
+            cdb: &[0x83, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 112, 0, 0],
+            list: zeroes(
+                112,
+                &[
+                    (0, 1),
+                    (3, 0x20),
+                    (16, X),
+                    (43, 32),
+                    (45, 32),
+                    (48, 0xe4),
+                    (52, 1),
+                    (53, 3),
+                    (55, 8),
+                    (56, 0x30),
+                    (78, 2),
+                    (80, 0x0a),
+                    (83, 28),
+                    (90, 2),
+                    (107, 1),
+                ],
+            ),
+            may: &[
+                (0, X),
+                (1, 0x3f),
+                (2, X),
+                (3, X),
+                (16, X),
+                (20, X),
+                (21, X),
+                (22, X),
+                (23, X),
+                (42, X),
+                (43, X),
+                (44, X),
+                (45, X),
+                (46, X),
+                (47, X),
+                (48, X),
+                (49, 0xdf),
+                (50, X),
+                (51, X),
+                (52, 0x0f),
+                (53, 0x3f),
+                (55, X),
+                (56, X),
+                (57, X),
+                (58, X),
+                (59, X),
+                (60, X),
+                (61, X),
+                (62, X),
+                (63, X),
+                (76, 0x04),
+                (77, X),
+                (78, X),
+                (79, X),
+                (80, X),
+                (81, 0x01),
+                (82, X),
+                (83, X),
+                (84, X),
+                (85, X),
+                (86, X),
+                (87, X),
+                (88, X),
+                (89, X),
+                (90, X),
+                (91, X),
+                (92, X),
+                (93, X),
+                (94, X),
+                (95, X),
+                (96, X),
+                (97, X),
+                (98, X),
+                (99, X),
+                (100, X),
+                (101, X),
+                (102, X),
+                (103, X),
+                (104, X),
+                (105, X),
+                (106, X),
+                (107, X),
+                (108, X),
+                (109, X),
+                (110, X),
+                (111, X),
+            ],
+            fields: &[],
+        },
     ]
 }
 
@@ -282,6 +458,31 @@ fn the_lists_themselves_are_served() {
         let mut bed = Bed::new(512, 2048);
         let answer = bed.run(0, list.cdb, &list.list, 0);
         assert_eq!(answer.status, Status::Good, "{}", list.what);
+    }
+}
+
+/// Byte, value, and the byte that is pointed to, in the last list of the table.
+#[test]
+fn numbers_of_copy_descriptors_that_are_not_honoured_are_pointed_to() {
+    let mut lists = lists();
+    let list = lists.pop().unwrap();
+    assert!(list.what.contains("with offset"));
+    for (at, value, pointer) in [
+        (48 + 7, 21, 48 + 7),   // a designator longer than its place
+        (48 + 30, 4, 48 + 29),  // DISK BLOCK LENGTH 1024
+        (80 + 3, 24, 80 + 2),   // DESCRIPTOR LENGTH
+        (80 + 8, 0x80, 80 + 8), // NUMBER OF BYTES: 2 GiB
+        (80 + 28, 1, 80 + 28),  // SOURCE BLOCK DEVICE BYTE OFFSET
+        (80 + 29, 1, 80 + 28),
+        (80 + 31, 1, 80 + 30), // DESTINATION BLOCK DEVICE BYTE OFFSET
+    ] {
+        let mut bed = Bed::new(512, 2048);
+        let mut bytes = list.list.clone();
+        bytes[at] = value;
+        let answer = bed.run(0, list.cdb, &bytes, 0);
+        assert_eq!(answer.code(), (0x05, 0x26, 0x00), "byte {at}");
+        assert_eq!(answer.sense[15..18], [0x80, 0, pointer], "byte {at}");
+        assert_eq!(bed.disks.log, [], "byte {at}");
     }
 }
 

@@ -86,13 +86,18 @@ struct List {
 }
 
 /// An identification descriptor.
+#[derive(Clone, Copy)]
 struct CopyTarget {
     naa: Option<u64>,
     block_length: u32,
+    /// Where it is in the parameter list.
+    at: u16,
 }
 
 /// A block to block segment.
 struct Segment {
+    /// Where it is in the parameter list.
+    at: u16,
     source: usize,
     destination: usize,
     source_lba: u64,
@@ -108,8 +113,10 @@ enum Length {
 
 impl List {
     fn parse(list: &[u8], lid4: bool) -> Result<List, Sense> {
-        let header_length = if lid4 { 48 } else { 16 };
-        let (header, rest) = list.split_at_checked(header_length).ok_or(length_error())?;
+        let header_length: u16 = if lid4 { 48 } else { 16 };
+        let (header, rest) = list
+            .split_at_checked(header_length.into())
+            .ok_or(length_error())?;
         let be = |at: usize, length: usize| {
             let bytes = header.get(at..at + length).unwrap_or_default();
             bytes
@@ -140,6 +147,8 @@ impl List {
                 SenseCode::INLINE_DATA_LENGTH_EXCEEDED,
             ));
         }
+        // At most DESCRIPTORS_LENGTH_MAX more.
+        let segments_at = header_length + targets as u16;
         let (targets, rest) = rest.split_at_checked(targets).ok_or(length_error())?;
         let (segments, _) = rest.split_at_checked(segments).ok_or(length_error())?;
         let wanted = match (header[1] >> 3) & 0b11 {
@@ -150,43 +159,59 @@ impl List {
         };
         Ok(List {
             identifier: wanted,
-            targets: parse_targets(targets)?,
-            segments: parse_segments(segments)?,
+            targets: parse_targets(targets, header_length)?,
+            segments: parse_segments(segments, segments_at)?,
         })
     }
 }
 
-fn parse_targets(descriptors: &[u8]) -> Result<Vec<CopyTarget>, Sense> {
+/// `at`: where the descriptors are in the parameter list.
+fn parse_targets(descriptors: &[u8], at: u16) -> Result<Vec<CopyTarget>, Sense> {
     let (descriptors, _) = descriptors.as_chunks::<32>();
     if descriptors.len() > TARGETS_MAX {
         return Err(Sense::illegal_request(
             SenseCode::TOO_MANY_TARGET_DESCRIPTORS,
         ));
     }
-    let parse = |descriptor: &[u8; 32]| {
-        if descriptor[0] != IDENTIFICATION || descriptor[1] & 0x1f != 0 {
-            return Err(Sense::illegal_request(
-                SenseCode::UNSUPPORTED_TARGET_DESCRIPTOR,
-            ));
-        }
-        // LU ID TYPE is not looked at (SPC-4); only an NAA designator of a logical unit is known here
-        let [_, _, _, _, code_set, kind, _, length, naa @ ..] = descriptor;
-        let is_naa = code_set & 0x0f == 0x01 && kind & 0x3f == 0x03 && *length == 8;
-        let naa = naa
-            .first_chunk()
-            .filter(|_| is_naa)
-            .map(|naa| u64::from_be_bytes(*naa));
-        let block_length = u32::from_be_bytes([0, descriptor[29], descriptor[30], descriptor[31]]);
-        Ok(CopyTarget { naa, block_length })
-    };
-    descriptors.iter().map(parse).collect()
+    let places = (at..).step_by(32);
+    let parse = |(at, descriptor): (u16, &[u8; 32])| parse_target(descriptor, at);
+    places.zip(descriptors).map(parse).collect()
 }
 
-fn parse_segments(mut rest: &[u8]) -> Result<Vec<Segment>, Sense> {
+/// An identification descriptor (SPC-4, 6.4.5.2).
+fn parse_target(d: &[u8; 32], at: u16) -> Result<CopyTarget, Sense> {
+    if d[0] != IDENTIFICATION || d[1] & 0x1f != 0 {
+        return Err(Sense::illegal_request(
+            SenseCode::UNSUPPORTED_TARGET_DESCRIPTOR,
+        ));
+    }
+    // LU ID TYPE says nothing in this descriptor, nor does the initiator port (bytes 2 and 3): none is needed to get to a unit
+    // of this device. NUL is refused: it is no null device that is described.
+    check_bits(at + 1, d[1], 0xdf, &[])?;
+    check_bits(at + 4, d[4], 0x0f, &[])?;
+    check_bits(at + 5, d[5], 0x3f, &[])?;
+    check_zero(at + 6, &d[6..7])?;
+    let designator = d[8..28].split_at_checked(d[7].into());
+    let (designator, rest) = designator.ok_or(Sense::parameter_field(at + 7))?;
+    check_zero(at + 8 + u16::from(d[7]), rest)?;
+    // PAD is about blocks that are not whole, which are never copied
+    check_bits(at + 28, d[28], 0x04, &[])?;
+    // only an NAA designator of a logical unit is known here
+    let is_naa = d[4] == 0x01 && d[5] == 0x03;
+    let naa = designator.try_into().ok().filter(|_| is_naa);
+    Ok(CopyTarget {
+        naa: naa.map(u64::from_be_bytes),
+        block_length: u32::from_be_bytes([0, d[29], d[30], d[31]]),
+        at,
+    })
+}
+
+/// `at`: where the descriptors are in the parameter list.
+fn parse_segments(mut rest: &[u8], mut at: u16) -> Result<Vec<Segment>, Sense> {
     let mut segments = Vec::new();
     while !rest.is_empty() {
         let head = rest.first_chunk::<4>().ok_or(length_error())?;
-        let length = match head[0] {
+        let length: u16 = match head[0] {
             BLOCK_TO_BLOCK => 28,
             BLOCK_TO_BLOCK_OFFSET => 32,
             _ => {
@@ -200,40 +225,49 @@ fn parse_segments(mut rest: &[u8]) -> Result<Vec<Segment>, Sense> {
                 SenseCode::TOO_MANY_SEGMENT_DESCRIPTORS,
             ));
         }
-        let (descriptor, after) = rest.split_at_checked(length).ok_or(length_error())?;
-        segments.push(parse_segment(descriptor)?);
-        rest = after;
+        let (descriptor, after) = rest.split_at_checked(length.into()).ok_or(length_error())?;
+        segments.push(parse_segment(descriptor, at)?);
+        (rest, at) = (after, at + length);
     }
     Ok(segments)
 }
 
-fn parse_segment(descriptor: &[u8]) -> Result<Segment, Sense> {
+/// A block to block segment, with or without byte offsets (SPC-4, 6.4.6.4 and 6.4.6.12).
+fn parse_segment(descriptor: &[u8], at: u16) -> Result<Segment, Sense> {
     let d: &[u8; 28] = descriptor.first_chunk().ok_or(length_error())?;
     let described = usize::from(u16::from_be_bytes([d[2], d[3]])) + 4;
     if described != descriptor.len() {
-        return Err(Sense::parameter_field(2));
+        return Err(Sense::parameter_field(at + 2));
     }
     let eight = |at: usize| {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&d[at..at + 8]);
         u64::from_be_bytes(bytes)
     };
-    let blocks = u16::from_be_bytes([d[10], d[11]]);
-    let length = match (d[0], d[1] & 0x02 != 0) {
-        (BLOCK_TO_BLOCK, false) => Length::SourceBlocks(blocks),
-        (BLOCK_TO_BLOCK, true) => Length::DestinationBlocks(blocks),
-        _ => Length::Bytes(u32::from_be_bytes([d[8], d[9], d[10], d[11]])),
+    // CAT is, as PAD, about blocks that are not whole; DC says whose blocks are counted
+    let length = if d[0] == BLOCK_TO_BLOCK {
+        check_bits(at + 1, d[1], 0x03, &[])?;
+        check_zero(at + 8, &d[8..10])?;
+        let blocks = u16::from_be_bytes([d[10], d[11]]);
+        match d[1] & 0x02 {
+            0 => Length::SourceBlocks(blocks),
+            _ => Length::DestinationBlocks(blocks),
+        }
+    } else {
+        check_bits(at + 1, d[1], 0x01, &[])?;
+        Length::Bytes(u32::from_be_bytes([d[8], d[9], d[10], d[11]]))
     };
-    // whole blocks only: byte offsets within a block are not offered
-    if descriptor
-        .get(28..)
-        .unwrap_or_default()
-        .iter()
-        .any(|&byte| byte != 0)
+    // whole blocks only: byte offsets within a block, of the source and of the destination, are not offered
+    let (offsets, _) = descriptor.get(28..).unwrap_or_default().as_chunks::<2>();
+    if let Some(offset) = (at + 28..)
+        .step_by(2)
+        .zip(offsets)
+        .find(|(_, offset)| **offset != [0; 2])
     {
-        return Err(Sense::parameter_field(28));
+        return Err(Sense::parameter_field(offset.0));
     }
     Ok(Segment {
+        at,
         source: u16::from_be_bytes([d[4], d[5]]).into(),
         destination: u16::from_be_bytes([d[6], d[7]]).into(),
         source_lba: eight(12),
@@ -283,12 +317,7 @@ impl Copy {
         let targets: Vec<_> = list
             .targets
             .iter()
-            .map(|target| {
-                target
-                    .naa
-                    .and_then(&find)
-                    .map(|unit| (unit, target.block_length))
-            })
+            .map(|target| target.naa.and_then(&find).map(|unit| (unit, *target)))
             .collect();
         let moves: Vec<_> = list
             .segments
@@ -337,16 +366,14 @@ impl Copy {
     }
 }
 
-type Found = Option<(Arc<LogicalUnit>, u32)>;
+type Found = Option<(Arc<LogicalUnit>, CopyTarget)>;
 
 fn prepare(segment: &Segment, targets: &[Found], nexus: &Nexus) -> Result<Move, Obstacle> {
     let target = |index: usize| match targets.get(index) {
-        Some(Some((unit, block_length))) if *block_length == unit.geometry().block_size() => {
+        Some(Some((unit, target))) if target.block_length == unit.geometry().block_size() => {
             Ok(unit)
         }
-        Some(Some(_)) => Err(Obstacle::Sense(Sense::parameter_field(
-            16 + 32 * index as u16 + 29,
-        ))),
+        Some(Some((_, target))) => Err(Obstacle::Sense(Sense::parameter_field(target.at + 29))),
         Some(None) => Err(Obstacle::Sense(aborted(
             SenseCode::COPY_TARGET_NOT_REACHABLE,
         ))),
@@ -360,7 +387,7 @@ fn prepare(segment: &Segment, targets: &[Found], nexus: &Nexus) -> Result<Move, 
         Length::Bytes(bytes) => bytes.into(),
     };
     if length > SEGMENT_BYTES_MAX {
-        return Err(Obstacle::Sense(Sense::parameter_field(8)));
+        return Err(Obstacle::Sense(Sense::parameter_field(segment.at + 8)));
     }
     let beyond = || Obstacle::Sense(aborted(SenseCode::NONE));
     let range = |geometry: Geometry, lba: u64| {
