@@ -373,7 +373,7 @@ impl Connection {
                         data.truncate(buffer.total_len());
                         buffer.read_whole(0, &mut data);
                     }
-                    slot.task.with_data(&data)
+                    slot.task.with_data(data)
                 }
                 TaskStep::Data(disk, request) => {
                     if self.lend(io, index, disk, &request) {

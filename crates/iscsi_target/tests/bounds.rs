@@ -205,6 +205,24 @@ fn commands_that_work_in_memory_work_in_no_more_than_is_allowed() {
     }
 }
 
+/// Its data come in memory of the session, and it works with them in as much again.
+#[test]
+fn command_that_compares_takes_as_much_as_the_block_limits_say() {
+    let door = Door::open(ram(64), target(), DoorLimits::default());
+    let mut client = client(&door, Offer::default());
+    let blocks = (32 << 20) / BLOCK as u32;
+    let data: Vec<u8> = (0..32 << 20).map(|at| (at / 700) as u8).collect();
+    let [a, b, c, d] = blocks.to_be_bytes();
+    // WRITE AND VERIFY(16), VERIFY(16) with BYTCHK, ORWRITE(16); each twice: what was held is given back.
+    for (opcode, byte1) in [(0x8e, 0x02), (0x8f, 0x02), (0x8b, 0)] {
+        let cdb = [opcode, byte1, 0, 0, 0, 0, 0, 0, 0, 8, a, b, c, d, 0, 0];
+        for _ in 0..2 {
+            let done = client.run(0, Initiator::write(0, &cdb, data.clone()));
+            assert_eq!(done.status, 0, "{opcode:x}h: {:x?}", done.sense);
+        }
+    }
+}
+
 const CONNECTIONS: u16 = 16;
 
 /// A door that allows so much, with 16 connections of one session on two workers.

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use block::{IoErrorKind, IoOutcome, IoRequest};
 
+use crate::commands::TRANSFER_MAX;
 use crate::logical_unit::{DiskId, UnitId};
 use crate::response::{Residual, Response, Status};
 use crate::sense::Sense;
@@ -181,7 +182,7 @@ impl Answering {
     }
 }
 
-type Resume = Box<dyn FnOnce(&[u8]) -> Plan + Send>;
+type Resume = Box<dyn FnOnce(Vec<u8>) -> Plan + Send>;
 
 /// A command that waits for its data-out.
 pub struct Pending {
@@ -195,6 +196,15 @@ impl Pending {
         wanted: u64,
         available: u64,
         resume: impl FnOnce(&[u8]) -> Plan + Send + 'static,
+    ) -> Plan {
+        Pending::keeping(wanted, available, move |data| resume(&data))
+    }
+
+    /// A command that goes on working with its data-out.
+    pub(crate) fn keeping(
+        wanted: u64,
+        available: u64,
+        resume: impl FnOnce(Vec<u8>) -> Plan + Send + 'static,
     ) -> Plan {
         let length = usize::try_from(wanted.min(available)).unwrap_or(0);
         let answering = Answering {
@@ -220,10 +230,11 @@ impl Pending {
     }
 
     /// Goes on with the data, of which there must be [`Pending::length`] bytes.
-    pub fn with_data(self, data: &[u8]) -> Plan {
-        let Some(data) = data.get(..self.length) else {
+    pub fn with_data(self, mut data: Vec<u8>) -> Plan {
+        if data.len() < self.length {
             return Plan::Done(self.answering.finish(Response::aborted()));
-        };
+        }
+        data.truncate(self.length);
         self.answering.finish_plan((self.resume)(data))
     }
 }
@@ -298,8 +309,8 @@ pub(crate) trait Program: Send {
 /// Most scratch memory that a [`Run`] asks for.
 pub const SCRATCH_MAX: usize = 1 << 20;
 
-/// Most data-out that a [`Pending`] asks for: the longest transfer of a command that compares.
-pub const DATA_OUT_MAX: usize = 4 << 20;
+/// Most data-out that a [`Pending`] asks for: the longest transfer, of a command that works with its data.
+pub const DATA_OUT_MAX: usize = TRANSFER_MAX as usize;
 
 impl Run {
     pub(crate) fn plan(program: impl Program + 'static, scratch_length: usize) -> Plan {

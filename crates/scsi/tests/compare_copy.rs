@@ -54,7 +54,7 @@ fn compare_and_write_holds_its_range_exclusively_and_needs_both_halves() {
         panic!("{plan:?}")
     };
     assert_eq!(pending.length(), 1024);
-    let Plan::Run(run) = pending.with_data(&[0; 1024]) else {
+    let Plan::Run(run) = pending.with_data(vec![0; 1024]) else {
         panic!("no run")
     };
     let range = Exclusive {
@@ -127,6 +127,41 @@ fn orwrite_combines_with_what_is_there() {
             .iter()
             .all(|&byte| byte == 0x50)
     );
+}
+
+/// What the block limits page says holds for all commands that move blocks.
+#[test]
+fn commands_that_compare_or_combine_take_as_much_as_the_block_limits_say() {
+    let blocks = 2 * TRANSFER_MAX as usize / BLOCK;
+    let mut bed = Bed::new(512, blocks as u64);
+    let page = bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data;
+    let most = u32::from_be_bytes([page[8], page[9], page[10], page[11]]);
+    assert_eq!(most, 65_536, "32 MiB");
+    let cdb = |opcode, byte1, blocks: u32| {
+        let [a, b, c, d] = blocks.to_be_bytes();
+        [opcode, byte1, 0, 0, 0, 0, 0, 0, 0, 8, a, b, c, d, 0, 0]
+    };
+    let data: Vec<u8> = (0..(most as usize + 1) * BLOCK)
+        .map(|at| (at / 700) as u8)
+        .collect();
+    let length = most as usize * BLOCK;
+    let place = 8 * BLOCK..8 * BLOCK + length;
+    // WRITE AND VERIFY(16), VERIFY(16) with BYTCHK, ORWRITE(16)
+    for (opcode, byte1) in [(0x8e, 0x02), (0x8f, 0x02), (0x8b, 0)] {
+        let answer = bed.run(0, &cdb(opcode, byte1, most), &data[..length], 0);
+        assert_eq!(answer.status, Status::Good, "{opcode:x}h");
+        assert!(
+            bed.disks.bytes[0][place.clone()] == data[..length],
+            "{opcode:x}h"
+        );
+        let answer = bed.run(0, &cdb(opcode, byte1, most + 1), &data, 0);
+        assert_eq!(answer.code(), (0x05, 0x24, 0x00), "{opcode:x}h");
+        assert_eq!(answer.sense[15..18], [0xc0, 0, 10], "{opcode:x}h");
+    }
+    // A difference in the last block is seen.
+    bed.disks.bytes[0][place.end - 1] ^= 1;
+    let answer = bed.run(0, &cdb(0x8f, 0x02, most), &data[..length], 0);
+    assert_eq!(answer.code(), (0x0e, 0x1d, 0x00));
 }
 
 #[test]
@@ -420,7 +455,7 @@ fn extended_copy_writes_no_more_when_its_initiator_is_fenced_off() {
     let Plan::NeedData(pending) = plan else {
         panic!("{plan:?}")
     };
-    let Plan::Run(mut run) = pending.with_data(&list) else {
+    let Plan::Run(mut run) = pending.with_data(list) else {
         panic!("it does not begin")
     };
     let mut scratch = vec![0; run.scratch_length];

@@ -90,7 +90,7 @@ fn begin(bed: &mut Bed) -> (Box<Run>, Vec<u8>) {
     let Plan::NeedData(pending) = plan else {
         panic!("{plan:?}")
     };
-    let Plan::Run(mut run) = pending.with_data(&list) else {
+    let Plan::Run(mut run) = pending.with_data(list) else {
         panic!("no run")
     };
     assert!(run.survives_abort);

@@ -235,7 +235,7 @@ fn preempt_and_abort_takes_over_and_names_the_tasks() {
     let Plan::NeedData(pending) = plan else {
         panic!("{plan:?}")
     };
-    let Plan::Done(response) = pending.with_data(&list(2, 1, 0)) else {
+    let Plan::Done(response) = pending.with_data(list(2, 1, 0)) else {
         panic!("no answer")
     };
     assert_eq!(response.status, Status::Good);
@@ -500,7 +500,7 @@ fn all_tg_pt_registers_at_every_port_of_the_unit_and_nothing_else_does() {
                 data_in_length: 0,
             });
             let plan = match plan {
-                Plan::NeedData(pending) => pending.with_data(data),
+                Plan::NeedData(pending) => pending.with_data(data.to_vec()),
                 plan => plan,
             };
             match plan {

@@ -278,7 +278,7 @@ fn while_sanitizing_other_commands_see_the_progress() {
     let Plan::NeedData(pending) = plan else {
         panic!("{plan:?}")
     };
-    let Plan::Run(mut run) = pending.with_data(&list) else {
+    let Plan::Run(mut run) = pending.with_data(list) else {
         panic!("no run")
     };
     assert!(run.survives_abort);
@@ -358,7 +358,7 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
     let Plan::NeedData(pending) = plan else {
         panic!("{plan:?}")
     };
-    let Plan::Run(mut run) = pending.with_data(&list) else {
+    let Plan::Run(mut run) = pending.with_data(list) else {
         panic!("no run")
     };
     let mut scratch = vec![0; run.scratch_length];

@@ -20,7 +20,7 @@ fn begin(view: &TargetView, nexus: &Arc<Nexus>, cdb: &[u8], data_out: &[u8]) -> 
         data_in_length: 512,
     });
     let plan = match plan {
-        Plan::NeedData(pending) => pending.with_data(data_out),
+        Plan::NeedData(pending) => pending.with_data(data_out.to_vec()),
         plan => plan,
     };
     match plan {

@@ -25,10 +25,11 @@ impl WorkMemory {
         })
     }
 
-    fn take(&self, bytes: usize) -> bool {
+    /// So many bytes more for a command that has `own`.
+    fn take(&self, own: usize, bytes: usize) -> bool {
         let more = |held: usize| {
             let all = held.checked_add(bytes)?;
-            (held == 0 || all <= self.most).then_some(all)
+            (held == own || all <= self.most).then_some(all)
         };
         let taken = self
             .held
@@ -49,8 +50,8 @@ pub struct Held {
 impl Held {
     /// Is there room for so much data of a command?
     pub fn take_for_data(&mut self, memory: &Arc<WorkMemory>, length: usize) -> bool {
-        // Once as it came, and once as it is worked with.
-        self.extend(memory, 2 * length)
+        // It came in memory that the transport counts, and is worked with in this.
+        self.extend(memory, length)
     }
 
     /// Is there room for what the task works on, or has it begun to? What no abort ends is not refused. `data_in`: what its
@@ -67,7 +68,7 @@ impl Held {
 
     /// So many bytes more; false: there are not so many.
     fn extend(&mut self, memory: &Arc<WorkMemory>, bytes: usize) -> bool {
-        let taken = memory.take(bytes);
+        let taken = memory.take(self.bytes, bytes);
         if taken {
             self.memory = Some(memory.clone());
             self.bytes += bytes;
@@ -130,6 +131,8 @@ mod tests {
         drop(small);
         assert!(large.extend(&memory, 200));
         assert!(!Held::default().extend(&memory, 1));
+        // First for its data, then for what it works on.
+        assert!(large.extend(&memory, 50));
         drop(large);
         assert!(Held::default().extend(&memory, 128));
     }

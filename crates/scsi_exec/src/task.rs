@@ -267,7 +267,7 @@ impl Task {
     }
 
     /// Goes on with the data-out that [`TaskStep::NeedData`] asked for.
-    pub fn with_data(&mut self, data: &[u8]) -> TaskStep {
+    pub fn with_data(&mut self, data: Vec<u8>) -> TaskStep {
         match std::mem::take(&mut self.general.doing) {
             Doing::Waiting(pending) => self.start_slowly(pending.with_data(data)),
             _ => self.answer(Response::aborted()),

@@ -428,3 +428,41 @@ fn commands_that_hold_memory_hold_no_more_than_a_controller_may() {
         assert_eq!(good + full, COMMANDS);
     }
 }
+
+#[test]
+fn command_that_compares_takes_as_much_as_the_block_limits_say() {
+    const BYTES: usize = 32 << 20;
+    let rig = Rig::new(1);
+    let units = Units::new(Box::<MemoryStore>::default());
+    let options = ScsiOptions {
+        name: "c".into(),
+        queues: 1,
+    };
+    let controller = Arc::new(ScsiDevice::new(units, options));
+    let disk = Arc::new(Disk::new("a", None, ram(64 << 20)).unwrap());
+    controller.add_lun(0, 0, &disk).unwrap();
+    let socket = rig.socket("c");
+    rig.server.listen(&socket, controller).unwrap();
+    let options = Options {
+        memory: 256 << 20,
+        ..Options::default()
+    };
+    let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
+    let options = QueueOptions::default();
+    let mut queue =
+        ScsiQueue::start(&mut front_end, REQUESTS, &options, 1, BYTES, Cuts::Merged).unwrap();
+    settle(&mut queue, 0, 0);
+    let data: Vec<u8> = (0..BYTES).map(|at| (at / 700) as u8).collect();
+    let [a, b, c, d] = (BYTES as u32 / 512).to_be_bytes();
+    // WRITE AND VERIFY(16), VERIFY(16) with BYTCHK, ORWRITE(16)
+    for (opcode, byte1) in [(0x8e, 0x02), (0x8f, 0x02), (0x8b, 0)] {
+        let cdb = [opcode, byte1, 0, 0, 0, 0, 0, 0, 0, 8, a, b, c, d, 0, 0];
+        let done = queue.run(&request(0, 0, &cdb), &data, &mut []).unwrap();
+        assert_eq!(
+            (done.response, done.status),
+            (0, GOOD),
+            "{opcode:x}h: {:x?}",
+            done.sense
+        );
+    }
+}

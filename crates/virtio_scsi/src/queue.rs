@@ -202,7 +202,7 @@ impl RequestQueue {
                     data.truncate(offered);
                 }
                 chain.buffer.read_whole(REQUEST_SIZE, &mut data);
-                let next = request.state.task.with_data(&data);
+                let next = request.state.task.with_data(data);
                 self.step(io, request, next)
             }
             TaskStep::Scratch(..) if !self.may_work(&mut request.state) => self.full(io, request),

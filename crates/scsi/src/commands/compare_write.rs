@@ -1,6 +1,8 @@
 //! Commands that read, compare or combine, and write: COMPARE AND WRITE, ORWRITE, WRITE AND VERIFY
 //! (SBC-4, 5.3, 5.9 and 5.50). The first two hold their range exclusively, but for a COMPARE AND WRITE that the device does.
 
+use std::sync::Arc;
+
 use block::{CompareAndWrite as By, DiskInfo, IoFlags, IoOutcome, IoRequest};
 
 use super::read_write::{force_unit_access, write_length};
@@ -12,11 +14,15 @@ use crate::plan::{DATA_OUT_MAX, Exclusive, Pending, Plan, Program, Run, SCRATCH_
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode, SenseKey};
 
+/// Most bytes that COMPARE AND WRITE compares: as many again are written.
+const COMPARE_AND_WRITE_MAX: u64 = 2 << 20;
+const _: () = assert!(2 * COMPARE_AND_WRITE_MAX <= DATA_OUT_MAX as u64);
+
 /// Most blocks of COMPARE AND WRITE, told in the block limits page; 0: the unit does not have the command.
 pub(super) fn compare_and_write_blocks_max(info: &DiskInfo) -> u64 {
     let bytes = match info.compare_and_write {
         None => 0,
-        Some(By::Emulated) => DATA_OUT_MAX as u64 / 2,
+        Some(By::Emulated) => COMPARE_AND_WRITE_MAX,
         Some(By::Device { boundary }) => boundary.min(SCRATCH_MAX as u64 / 2),
     };
     (bytes >> info.geometry.block_shift()).min(255)
@@ -86,14 +92,14 @@ pub(super) fn compare_and_write(c: &Context<'_>) -> Planned {
     if let Some(by @ By::Device { .. }) = by {
         return on_device(c, by, target);
     }
-    Ok(Pending::plan(wanted, c.data_out, move |data: &[u8]| {
-        let (compare, write) = data.split_at(data.len() / 2);
+    Ok(Pending::keeping(wanted, c.data_out, move |mut compare| {
+        let write = compare.split_off(compare.len() / 2);
         let program = CompareAndWrite {
             target,
-            compare: compare.to_vec(),
+            compare,
             write: Write {
                 target,
-                data: write.to_vec(),
+                data: Arc::new(write),
                 done: 0,
             },
             done: 0,
@@ -109,11 +115,8 @@ fn on_device(c: &Context<'_>, by: By, target: Target) -> Planned {
         return Err(Sense::cdb_field(13));
     }
     let wanted = 2 * target.length;
-    Ok(Pending::plan(wanted, c.data_out, move |data: &[u8]| {
-        let program = OnDevice {
-            target,
-            data: data.to_vec(),
-        };
+    Ok(Pending::keeping(wanted, c.data_out, move |data| {
+        let program = OnDevice { target, data };
         Run::plan(program, wanted as usize)
     }))
 }
@@ -191,7 +194,7 @@ impl Program for CompareAndWrite {
 /// Writes data piece by piece through scratch memory.
 struct Write {
     target: Target,
-    data: Vec<u8>,
+    data: Arc<Vec<u8>>,
     done: usize,
 }
 
@@ -241,11 +244,11 @@ fn with_whole_blocks(
         Ok(fits) => fits,
         Err(response) => return Ok(Plan::Done(response)),
     };
-    Ok(Pending::plan(
+    Ok(Pending::keeping(
         target.length,
         c.data_out,
-        move |data: &[u8]| {
-            let data = data.get(..fits as usize).unwrap_or_default().to_vec();
+        move |mut data| {
+            data.truncate(fits as usize);
             plan(
                 Target {
                     length: fits,
@@ -336,14 +339,20 @@ fn write_and_verify(c: &Context<'_>, lba: u64, blocks: u64, length_at: u16) -> P
         _ => return Err(Sense::cdb_bit(1, 2)),
     };
     with_whole_blocks(c, target, length_at, move |target, data| {
-        let expected = if compares { data.clone() } else { Vec::new() };
+        let data = Arc::new(data);
+        let expected = compares.then(|| Arc::clone(&data));
         let program = WriteAndVerify {
             write: Write {
                 target,
                 data,
                 done: 0,
             },
-            verify: Verify::new(target.disk, target.offset, target.length, expected),
+            verify: Verify::new(
+                target.disk,
+                target.offset,
+                target.length,
+                expected.unwrap_or_default(),
+            ),
             written: false,
         };
         Run::plan(program, target.scratch())

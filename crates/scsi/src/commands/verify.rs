@@ -1,5 +1,7 @@
 //! VERIFY (SBC-4, 5.40 to 5.42): reads the medium, and compares where BYTCHK says so.
 
+use std::sync::Arc;
+
 use block::{IoOutcome, IoRequest};
 
 use super::{Context, Planned, good};
@@ -37,19 +39,19 @@ fn verify(c: &Context<'_>, lba: u64, blocks: u64, length_at: u16) -> Planned {
     }
     let disk = c.unit.disk();
     if data == 0 {
-        return Ok(Verify::plan(disk, offset, length, Vec::new()));
+        return Ok(Verify::plan(disk, offset, length, Arc::default()));
     }
     let repeats = data < length;
-    Ok(Pending::plan(data, c.data_out, move |data: &[u8]| {
+    Ok(Pending::keeping(data, c.data_out, move |mut data| {
         // without the whole of it, what came is compared and the rest is told as overflow
         let whole = data.len() as u64 / block_size * block_size;
-        let data = data.get(..whole as usize).unwrap_or_default();
+        data.truncate(whole as usize);
         let length = if repeats && whole > 0 {
             length
         } else {
             length.min(whole)
         };
-        Verify::plan(disk, offset, length, data.to_vec())
+        Verify::plan(disk, offset, length, Arc::new(data))
     }))
 }
 
@@ -59,11 +61,11 @@ pub(super) struct Verify {
     offset: u64,
     length: u64,
     done: u64,
-    data: Vec<u8>,
+    data: Arc<Vec<u8>>,
 }
 
 impl Verify {
-    pub fn new(disk: DiskId, offset: u64, length: u64, data: Vec<u8>) -> Verify {
+    pub fn new(disk: DiskId, offset: u64, length: u64, data: Arc<Vec<u8>>) -> Verify {
         Verify {
             disk,
             offset,
@@ -73,7 +75,7 @@ impl Verify {
         }
     }
 
-    fn plan(disk: DiskId, offset: u64, length: u64, data: Vec<u8>) -> Plan {
+    fn plan(disk: DiskId, offset: u64, length: u64, data: Arc<Vec<u8>>) -> Plan {
         let verify = Verify::new(disk, offset, length, data);
         Run::plan(verify, length.min(SCRATCH_MAX as u64) as usize)
     }

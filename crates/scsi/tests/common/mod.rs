@@ -254,7 +254,7 @@ impl Bed {
             Plan::NeedData(pending) => {
                 let length = pending.length();
                 assert!(length <= DATA_OUT_MAX && length <= data_out.len());
-                let plan = pending.with_data(&data_out[..length]);
+                let plan = pending.with_data(data_out[..length].to_vec());
                 self.carry_out(plan, data_out, data_in)
             }
             Plan::Run(mut run) => {
