@@ -715,17 +715,16 @@ fn compare_and_write_is_one_operation_for_all_daemons_of_an_image() -> Result<()
     const GOOD: (u8, u8) = (0, 0);
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
-    let mut rigs = Vec::new();
-    for _ in 0..2 {
-        rigs.push(Rig::new(|daemon| {
-            daemon
-                .disk(&format!("a={}", ceph.disk("rbd/a")))
-                .arguments(["--iscsi", &format!("{TARGET}=a")])
-                .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"])
-        })?);
-    }
+    let serve = |daemon: DaemonBuilder| {
+        daemon
+            .disk(&format!("a={}", ceph.disk("rbd/a")))
+            .arguments(["--iscsi", &format!("{TARGET}=a")])
+            .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"])
+    };
+    let mut first = Rig::new(serve)?;
+    let mut second = first.beside(serve)?;
     let mut sessions = Vec::new();
-    for rig in &mut rigs {
+    for rig in [&mut first, &mut second] {
         let portal = rig.iscsi_portal(TARGET)?;
         sessions.push(IscsiSession::login(&portal, TARGET, 1)?);
     }

@@ -157,6 +157,10 @@ impl Throttle {
     /// Sets or lifts a pace that binds besides the limits, in bytes per second.
     pub(crate) fn set_pace(&self, pace: Option<u64>) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        if setting.pace == pace {
+            // Setting it anew would allow another burst.
+            return;
+        }
         setting.pace = pace;
         self.apply(&mut setting);
     }

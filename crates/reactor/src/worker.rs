@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use bdev::{Disk, Finished};
 use latency::{Clock, Stamp};
-use uring::{Completion, Event, Owner, Ring, Wait, WatchId};
+use uring::{Completion, Owner, Ring, Wait, WatchId};
 
 use crate::disk_waits::DiskWaits;
 use crate::disks::{Io, Listener, Tag};
@@ -119,7 +119,7 @@ impl Worker {
     /// # Errors
     /// When there is no descriptor left for its mailbox.
     pub fn standalone(ring: Ring, clock: Clock) -> std::io::Result<Worker> {
-        let mailbox = Mailbox::new(Event::new()?);
+        let mailbox = Mailbox::new(ring.event()?);
         Worker::new(
             mailbox,
             0,

@@ -1,4 +1,4 @@
-//! What wakes a worker from another thread: an eventfd.
+//! What wakes a worker from another thread: an eventfd; a flag where the worker's ring is simulated.
 //!
 //! Shared by the worker, whose ring watches it, and by whoever has something for the worker. Never blocks.
 
@@ -7,11 +7,21 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::kernel::Kernel;
 use crate::{Owner, Ring, WatchId};
+#[cfg(feature = "simulated")]
+use {crate::slab::Use, guest_memory::IoBuffer};
 
 /// Wakes the worker whose ring [watches](Ring::watch_event) it.
 #[derive(Debug)]
-pub struct Event(OwnedFd);
+pub struct Event(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Descriptor(OwnedFd),
+    #[cfg(feature = "simulated")]
+    Flag(std::sync::Arc<std::sync::atomic::AtomicBool>),
+}
 
 impl Event {
     /// Not notified yet.
@@ -20,23 +30,53 @@ impl Event {
     /// When there is no descriptor left.
     pub fn new() -> io::Result<Event> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(Event(eventfd(0, flags)?))
+        Ok(Event(Kind::Descriptor(eventfd(0, flags)?)))
     }
 
     /// Completes a watch. Several notifications may be one completion.
     pub fn notify(&self) {
-        // Only a counter at its maximum refuses, and then a notification is pending anyway.
-        rustix::io::write(&self.0, &1u64.to_ne_bytes()).ok();
+        match &self.0 {
+            // Only a counter at its maximum refuses, and then a notification is pending anyway.
+            Kind::Descriptor(fd) => drop(rustix::io::write(fd, &1u64.to_ne_bytes())),
+            #[cfg(feature = "simulated")]
+            Kind::Flag(flag) => flag.store(true, std::sync::atomic::Ordering::Release),
+        }
     }
 }
 
 impl Ring {
+    /// An event of the kind that this ring can watch; others may do so too, if they are of the same kind.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn event(&self) -> io::Result<Event> {
+        match &self.io {
+            Kernel::Real(_) => Event::new(),
+            #[cfg(feature = "simulated")]
+            Kernel::Simulated(_) => Ok(Event(Kind::Flag(std::sync::Arc::default()))),
+        }
+    }
+
     /// Watches an event until [`Ring::unwatch`]; it need not be cleared.
     ///
     /// # Errors
     /// When there is no descriptor left.
     pub fn watch_event(&mut self, owner: Owner, token: u64, event: &Event) -> io::Result<WatchId> {
-        let fd = event.0.try_clone()?;
-        Ok(self.watch(owner, token, fd))
+        match &event.0 {
+            Kind::Descriptor(fd) => {
+                let fd = fd.try_clone()?;
+                Ok(self.watch(owner, token, fd))
+            }
+            #[cfg(feature = "simulated")]
+            Kind::Flag(flag) => {
+                let slot = self.occupy(owner, token, Use::Watch, None, IoBuffer::default());
+                self.watches += 1;
+                match &mut self.io {
+                    Kernel::Simulated(kernel) => kernel.watch(slot, flag.clone()),
+                    Kernel::Real(_) => panic!("event of a simulated ring"),
+                }
+                Ok(self.watch_id(slot))
+            }
+        }
     }
 }

@@ -10,6 +10,7 @@ mod event;
 mod fd;
 pub mod file_lock;
 pub mod guard;
+mod kernel;
 mod memory;
 mod message;
 mod now;
@@ -17,6 +18,8 @@ mod ramp;
 mod ring;
 mod setup;
 mod signal;
+#[cfg(feature = "simulated")]
+mod simulated;
 mod slab;
 mod unwritten;
 

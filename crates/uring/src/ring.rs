@@ -4,21 +4,25 @@
 //! handed to the kernel on the spot; what the kernel does not take waits in a backlog. An operation's buffer,
 //! segment array, time and descriptor stay in its slot (`slab`) until its last completion has been read.
 
+mod sockets;
+
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
 use guest_memory::IoBuffer;
-use io_uring::squeue::{Entry, Flags};
+use io_uring::squeue::Entry;
 use io_uring::types::{FsyncFlags, SubmitArgs, TimeoutFlags, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode};
 
 use crate::fd::{Registry, RingFd};
+use crate::kernel::Kernel;
 use crate::memory::Memory;
-use crate::message::Message;
 use crate::ramp::Ramp;
 use crate::slab::{Slab, Use};
 use crate::{Completion, Owner, setup};
+
+pub use sockets::Receive;
 
 /// Shall a turn wait?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,17 +31,6 @@ pub enum Wait {
     No,
     /// Until something completes, at most this long. `None`: as long as it takes.
     Until(Option<Duration>),
-}
-
-/// What a receive takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Receive {
-    /// What is there.
-    Some,
-    /// The same; nothing is expected to be there yet, so that it is not looked for before something comes.
-    Later,
-    /// As much as fits.
-    Whole,
 }
 
 /// Names a watch, to end it.
@@ -49,8 +42,8 @@ pub struct WatchId {
 
 /// One worker's io_uring.
 pub struct Ring {
-    io: IoUring,
-    slab: Slab,
+    pub(crate) io: Kernel,
+    pub(crate) slab: Slab,
     /// Entries that the kernel had no room for.
     backlog: VecDeque<Entry>,
     /// Watches to be armed again or ended once the completion queue has been read.
@@ -61,7 +54,7 @@ pub struct Ring {
     knows_poll_first: bool,
     /// Flags of an enter that waits.
     waiting: u32,
-    watches: usize,
+    pub(crate) watches: usize,
     ramp: Ramp,
     registry: Registry,
     memory: Memory,
@@ -80,9 +73,6 @@ enum Again {
 /// `user_data` of operations that nobody waits for.
 const NOBODY: u64 = u64::MAX;
 
-/// `IORING_RECVSEND_POLL_FIRST`.
-const POLL_FIRST: u16 = 1;
-
 /// The most that one read or write moves (Linux: `MAX_RW_COUNT`).
 const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
@@ -99,12 +89,27 @@ impl Ring {
         Ok(Ring::over(setup::build(entries)?))
     }
 
+    /// A ring without a kernel, by `now`'s time: what ends when follows from the seed. It has timers, operations that do nothing,
+    /// [events](Ring::event) and cancelling; others panic.
+    #[cfg(feature = "simulated")]
+    pub fn simulated(seed: u64, now: impl Fn() -> Duration + 'static) -> Ring {
+        let simulated = crate::simulated::Simulated::new(seed, now);
+        Ring::with(Kernel::Simulated(simulated), false, false, 0)
+    }
+
     fn over(io: IoUring) -> Ring {
+        let can_be_quiet = io.params().is_feature_skip_cqe_on_success();
+        // Linux 6.0; poll first came before it.
+        let knows_poll_first = io.params().is_setup_single_issuer();
+        let waiting = setup::flags_of_waiting(&io);
+        Ring::with(Kernel::Real(io), can_be_quiet, knows_poll_first, waiting)
+    }
+
+    fn with(io: Kernel, can_be_quiet: bool, knows_poll_first: bool, waiting: u32) -> Ring {
         Ring {
-            can_be_quiet: io.params().is_feature_skip_cqe_on_success(),
-            // Linux 6.0; poll first came before it.
-            knows_poll_first: io.params().is_setup_single_issuer(),
-            waiting: setup::flags_of_waiting(&io),
+            can_be_quiet,
+            knows_poll_first,
+            waiting,
             io,
             slab: Slab::default(),
             backlog: VecDeque::new(),
@@ -238,75 +243,6 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
-    /// Receives from a socket into the window of `buffer`, which is one segment. 0 bytes: the peer sends no more.
-    ///
-    /// # Panics
-    /// When the window has several segments.
-    pub fn receive(
-        &mut self,
-        owner: Owner,
-        token: u64,
-        fd: &RingFd,
-        buffer: IoBuffer,
-        how: Receive,
-    ) {
-        let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
-        let (flags, first) = match how {
-            Receive::Some => (0, 0),
-            Receive::Later if self.knows_poll_first => (0, POLL_FIRST),
-            Receive::Later => (0, 0),
-            Receive::Whole => (libc::MSG_WAITALL, 0),
-        };
-        let [one] = self.slab.slot(slot).buffer.segments() else {
-            panic!("receive buffer is not one segment")
-        };
-        let entry = opcode::Recv::new(fd.number(), one.base(), transfer_length(one.len()))
-            .flags(flags)
-            .ioprio(first)
-            .build();
-        self.push_for(fd, slot, entry);
-    }
-
-    /// Sends what is left of a message on a socket; it comes back with the completion, whose result says how many
-    /// bytes to tell [`Message::sent`].
-    pub fn send(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
-        self.send_message(owner, token, fd, message, Use::Message);
-    }
-
-    /// As [`Ring::send`], for what nobody waits for: where the socket takes all of it at once, as it nearly always does
-    /// with a short message, the completion is told by the turn that sends it, but does not end that turn's wait. So a
-    /// turn that sends an answer and waits for the next request is one system call. What the socket does not take at
-    /// once completes with fewer bytes, or with `EAGAIN`.
-    pub fn send_quietly(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
-        let quiet = self.can_be_quiet && message.is_one_header();
-        let used = if quiet { Use::Quiet } else { Use::Message };
-        self.send_message(owner, token, fd, message, used);
-    }
-
-    fn send_message(
-        &mut self,
-        owner: Owner,
-        token: u64,
-        fd: &RingFd,
-        message: Box<Message>,
-        used: Use,
-    ) {
-        let index = self.occupy(owner, token, used, Some(fd), IoBuffer::default());
-        let slot = self.slab.slot(index);
-        let header = slot.message.insert(message).header();
-        let mut flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-        let mut skip = Flags::empty();
-        if used == Use::Quiet {
-            self.quiet.push((index, slot.generation));
-            flags |= libc::MSG_DONTWAIT;
-            skip = Flags::SKIP_SUCCESS;
-        }
-        let entry = opcode::SendMsg::new(fd.number(), header)
-            .flags(flags as u32)
-            .build();
-        self.push_for(fd, index, entry.flags(skip));
-    }
-
     /// Makes a file's data durable; with `data_only` without metadata that is not needed to read it back.
     pub fn fsync(&mut self, owner: Owner, token: u64, fd: &RingFd, data_only: bool) {
         self.fsync_range(owner, token, fd, 0, 0, data_only);
@@ -383,6 +319,10 @@ impl Ring {
         let slot = self.occupy(owner, token, Use::Plain, None, IoBuffer::default());
         let time = &mut self.slab.slot(slot).time;
         *time = Timespec::from(after);
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.timer(slot, after);
+        }
         let entry = opcode::Timeout::new(std::ptr::from_ref(time))
             .flags(TimeoutFlags::empty())
             .build();
@@ -392,6 +332,10 @@ impl Ring {
     /// Completes at the next turn.
     pub fn nop(&mut self, owner: Owner, token: u64) {
         let slot = self.occupy(owner, token, Use::Plain, None, IoBuffer::default());
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.nop(slot);
+        }
         self.push(opcode::Nop::new().build().user_data(slot.into()));
     }
 
@@ -404,6 +348,10 @@ impl Ring {
         let slot = self.occupy(owner, token, Use::Watch, Some(&fd), IoBuffer::default());
         self.watches += 1;
         self.arm(slot);
+        self.watch_id(slot)
+    }
+
+    pub(crate) fn watch_id(&mut self, slot: u32) -> WatchId {
         WatchId {
             slot,
             generation: self.slab.slot(slot).generation,
@@ -438,6 +386,10 @@ impl Ring {
 
     /// Entries stay in order, so this one cannot hit a later user of the slot.
     fn cancel_slot(&mut self, slot: u32) {
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.cancel(slot);
+        }
         // Not PollRemove: that fails while an event of the poll is being worked off.
         let entry = opcode::AsyncCancel::new(slot.into()).build();
         self.push(entry.user_data(NOBODY));
@@ -466,6 +418,11 @@ impl Ring {
     /// When the kernel refuses to work on the ring at all; the ring is then unusable.
     #[inline]
     pub fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            self.watches -= kernel.turn(&mut self.slab, self.closing, out);
+            return Ok(());
+        }
         if matches!(wait, Wait::No) && self.has_nothing() {
             return Ok(());
         }
@@ -527,31 +484,6 @@ impl Ring {
             }
         }
         Ok(())
-    }
-
-    /// Quiet sends that the kernel has taken and that have not failed are done: it works them off, and tells of failures,
-    /// before it takes the next entry.
-    fn settle_quiet(&mut self, out: &mut Vec<Completion>) {
-        if self.quiet.is_empty() || self.queued() > 0 || !self.backlog.is_empty() {
-            return;
-        }
-        while let Some((index, generation)) = self.quiet.pop() {
-            let slot = self.slab.slot(index);
-            if slot.used != Use::Quiet || slot.generation != generation {
-                continue;
-            }
-            let message = slot.message.take();
-            let bytes = message.as_ref().map_or(0, |message| message.left());
-            out.push(Completion {
-                owner: slot.owner,
-                token: slot.token,
-                result: Ok(bytes as u32),
-                buffer: None,
-                message,
-                more: false,
-            });
-            self.slab.give_back(index);
-        }
     }
 
     fn queued(&mut self) -> usize {
@@ -658,7 +590,7 @@ impl Ring {
         }
     }
 
-    fn occupy(
+    pub(crate) fn occupy(
         &mut self,
         owner: Owner,
         token: u64,
@@ -746,6 +678,10 @@ impl Drop for Ring {
                 // The kernel may still write to these buffers: better lost than reused.
                 std::mem::forget(std::mem::take(&mut self.slab));
             }
+        }
+        #[cfg(feature = "simulated")]
+        if matches!(self.io, Kernel::Simulated(_)) {
+            return;
         }
         self.registry.close(&self.io.submitter());
         self.memory.close(&self.io.submitter());

@@ -66,8 +66,8 @@ fn worker_that_waits() -> (Worker, Rc<RefCell<Seen>>) {
 fn worker_with(kick: Option<RingFd>) -> (Worker, Rc<RefCell<Seen>>) {
     let (clock, _) = Clock::simulated();
     let ledger = Ledger::new(clock);
-    let mailbox = Mailbox::new(Event::new().unwrap());
     let (poll, ring) = (PollLimit::Micros(50).into(), Ring::new(64).unwrap());
+    let mailbox = Mailbox::new(ring.event().unwrap());
     let mut worker = Worker::new(mailbox, 0, poll, ring, ledger).unwrap();
     let seen = Rc::new(RefCell::new(Seen::default()));
     let client = Client(seen.clone(), kick);

@@ -1,0 +1,121 @@
+//! Receives and sends on sockets.
+
+use guest_memory::IoBuffer;
+use io_uring::opcode;
+use io_uring::squeue::Flags;
+
+use super::{Ring, transfer_length};
+use crate::fd::RingFd;
+use crate::message::Message;
+use crate::slab::Use;
+use crate::{Completion, Owner};
+
+/// What a receive takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receive {
+    /// What is there.
+    Some,
+    /// The same; nothing is expected to be there yet, so that it is not looked for before something comes.
+    Later,
+    /// As much as fits.
+    Whole,
+}
+
+/// `IORING_RECVSEND_POLL_FIRST`.
+const POLL_FIRST: u16 = 1;
+
+impl Ring {
+    /// Receives from a socket into the window of `buffer`, which is one segment. 0 bytes: the peer sends no more.
+    ///
+    /// # Panics
+    /// When the window has several segments.
+    pub fn receive(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        buffer: IoBuffer,
+        how: Receive,
+    ) {
+        let slot = self.occupy(owner, token, Use::Buffered, Some(fd), buffer);
+        let (flags, first) = match how {
+            Receive::Some => (0, 0),
+            Receive::Later if self.knows_poll_first => (0, POLL_FIRST),
+            Receive::Later => (0, 0),
+            Receive::Whole => (libc::MSG_WAITALL, 0),
+        };
+        let [one] = self.slab.slot(slot).buffer.segments() else {
+            panic!("receive buffer is not one segment")
+        };
+        let entry = opcode::Recv::new(fd.number(), one.base(), transfer_length(one.len()))
+            .flags(flags)
+            .ioprio(first)
+            .build();
+        self.push_for(fd, slot, entry);
+    }
+
+    /// Sends what is left of a message on a socket; it comes back with the completion, whose result says how many
+    /// bytes to tell [`Message::sent`].
+    pub fn send(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
+        self.send_message(owner, token, fd, message, Use::Message);
+    }
+
+    /// As [`Ring::send`], for what nobody waits for: where the socket takes all of it at once, as it nearly always does
+    /// with a short message, the completion is told by the turn that sends it, but does not end that turn's wait. So a
+    /// turn that sends an answer and waits for the next request is one system call. What the socket does not take at
+    /// once completes with fewer bytes, or with `EAGAIN`.
+    pub fn send_quietly(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
+        let quiet = self.can_be_quiet && message.is_one_header();
+        let used = if quiet { Use::Quiet } else { Use::Message };
+        self.send_message(owner, token, fd, message, used);
+    }
+
+    fn send_message(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        message: Box<Message>,
+        used: Use,
+    ) {
+        let index = self.occupy(owner, token, used, Some(fd), IoBuffer::default());
+        let slot = self.slab.slot(index);
+        let header = slot.message.insert(message).header();
+        let mut flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let mut skip = Flags::empty();
+        if used == Use::Quiet {
+            self.quiet.push((index, slot.generation));
+            flags |= libc::MSG_DONTWAIT;
+            skip = Flags::SKIP_SUCCESS;
+        }
+        let entry = opcode::SendMsg::new(fd.number(), header)
+            .flags(flags as u32)
+            .build();
+        self.push_for(fd, index, entry.flags(skip));
+    }
+
+    /// Quiet sends that the kernel has taken and that have not failed are done: it works them off, and tells of failures,
+    /// before it takes the next entry.
+    pub(super) fn settle_quiet(&mut self, out: &mut Vec<Completion>) {
+        if self.quiet.is_empty() || self.queued() > 0 || !self.backlog.is_empty() {
+            return;
+        }
+        while let Some((index, generation)) = self.quiet.pop() {
+            let slot = self.slab.slot(index);
+            if slot.used != Use::Quiet || slot.generation != generation {
+                continue;
+            }
+            let message = slot.message.take();
+            let bytes = message.as_ref().map_or(0, |message| message.left());
+            out.push(Completion {
+                owner: slot.owner,
+                token: slot.token,
+                result: Ok(bytes as u32),
+                buffer: None,
+                message,
+                more: false,
+            });
+            self.slab.give_back(index);
+        }
+    }
+}
