@@ -142,7 +142,7 @@ impl Rbd {
             write_zeroes: image.can_write_zeroes(),
             anchors: false,
             atomic_writes: None,
-            compare_and_write: compare_and_write(shape.stripe_unit, block_size),
+            compare_and_write: compare_and_write(block_size),
             shared: options.lock == RbdLock::Shared,
             rotational: false,
             identity: block::Identity::UNSET,
@@ -170,12 +170,13 @@ impl Rbd {
     }
 }
 
-/// librbd compares and writes within one object, as one operation of its OSD: other clients of the image never come between.
-fn compare_and_write(stripe_unit: u64, block_size: u32) -> Option<CompareAndWrite> {
-    let is_whole = stripe_unit > 0 && stripe_unit.is_multiple_of(u64::from(block_size));
-    is_whole.then_some(CompareAndWrite::Device {
-        boundary: stripe_unit,
-    })
+/// What every release of librbd compares and writes: one sector. Newer ones take up to a stripe unit and none says which it does.
+const SECTOR: u32 = 512;
+
+/// librbd compares and writes as one operation of an OSD: other clients of the image never come between.
+fn compare_and_write(block_size: u32) -> Option<CompareAndWrite> {
+    let boundary = u64::from(SECTOR);
+    (block_size == SECTOR).then_some(CompareAndWrite::Device { boundary })
 }
 
 impl BlockDevice for Rbd {
@@ -232,11 +233,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn compare_and_write_needs_blocks_that_lie_within_a_stripe_unit() {
-        let boundary = 4 << 20;
-        let device = Some(CompareAndWrite::Device { boundary });
-        assert_eq!(compare_and_write(boundary, 4096), device);
-        assert_eq!(compare_and_write(1024, 4096), None);
-        assert_eq!(compare_and_write(0, 512), None);
+    fn compare_and_write_is_of_one_sector() {
+        let device = Some(CompareAndWrite::Device { boundary: 512 });
+        assert_eq!(compare_and_write(512), device);
+        assert_eq!(compare_and_write(4096), None);
     }
 }
