@@ -1,6 +1,7 @@
 //! Disks come, grow, shrink and go while a guest runs, through the command line.
 #![forbid(unsafe_code)]
 
+use end_to_end::rig::number;
 use end_to_end::{Guest, GuestBuilder, Result, Rig, ensure};
 use std::time::{Duration, Instant};
 
@@ -170,5 +171,65 @@ fn a_guest_sees_a_disk_grow_and_shrink_without_a_reboot() -> Result<()> {
     }
     let size = std::fs::metadata(rig.scratch.file("a.raw"))?.len();
     ensure!(size == 48 << 20, "the file has {size} bytes");
+    Ok(())
+}
+
+/// The guest has the old disk open, and writes to it, while it is replaced; the two differ in size and in block size.
+#[test]
+fn a_unit_that_is_replaced_is_a_new_disk_to_the_guest_and_gets_no_write_meant_for_the_old_one()
+-> Result<()> {
+    const BYTE: u8 = 0x55;
+    const WRITTEN: std::ops::Range<usize> = 40960..45056;
+    let rig = Rig::new(|daemon| {
+        daemon
+            .disk("a=file:a.raw,size=32M")
+            .disk("b=file:b.raw,size=64M,block_size=4096")
+            .vhost_scsi("c")
+            .lun("c/4:0=a")
+            .arguments(["--workers", "2"])
+    })?;
+    let mut guest = GuestBuilder::new("replaced")
+        .cpus(2)
+        .vhost_user_scsi(&rig.socket("c"), 2)
+        .boot()?;
+    let place = "/sys/class/scsi_device/0:0:4:0/device/block/sd*";
+    // Sectors of 512 bytes, and bytes of a block.
+    let disks = [("b", 131_072, 4096), ("a", 65_536, 512)];
+    for round in 0..4 {
+        let (name, sectors, block_size) = disks[round % 2];
+        let old = guest.scsi_disk(0, 4, 0)?;
+        let holder = guest.start(&format!(
+            "rm -f /tmp/replaced; exec 3<>/dev/{old}; touch /tmp/open{round}; \
+             until [ -e /tmp/replaced ]; do sleep 0.1; done; \
+             tr '\\0' '\\252' </dev/zero | dd bs=4096 count=1 seek=10 iflag=fullblock conv=notrunc,fsync >&3"
+        ))?;
+        until(&mut guest, &format!("[ -e /tmp/open{round} ]"))?;
+        let load = guest.start(&format!(
+            "guest-agent load --file /dev/{old} --rw randwrite --depth 8 --runtime 20"
+        ))?;
+        guest.ok("sleep 1")?;
+        let file = rig.scratch.file(&format!("{name}.raw"));
+        let mut content = std::fs::read(&file)?;
+        rig.daemon
+            .lunette(&["lun", "add", "c", "4:0", name, "--force"])?;
+        until(
+            &mut guest,
+            &format!("[ \"$(cat {place}/size 2>/dev/null)\" = {sectors} ]"),
+        )?;
+        guest.ok("touch /tmp/replaced")?;
+        let load = guest.wait(load, Duration::from_secs(120))?;
+        let held = guest.wait(holder, Duration::from_secs(60))?;
+        ensure!(held.code != 0, "the old disk took a write: {held:?}");
+        ensure!(std::fs::read(&file)? == content, "{name}: {load:?}");
+
+        let new = guest.scsi_disk(0, 4, 0)?;
+        let seen = number(&mut guest, &new, "queue/logical_block_size")?;
+        ensure!(seen == block_size, "{name}: blocks of {seen} bytes");
+        guest.ok(&format!(
+            "tr '\\0' '\\125' </dev/zero | dd of=/dev/{new} bs=4096 count=1 seek=10 iflag=fullblock oflag=direct"
+        ))?;
+        content[WRITTEN].fill(BYTE);
+        ensure!(std::fs::read(&file)? == content, "{name}: another place");
+    }
     Ok(())
 }

@@ -1,17 +1,21 @@
-//! A reservation with APTPL holds at every door after the daemon was killed, until its holder lets it go.
+//! A reservation with APTPL holds at every door after the daemon was killed, until its holder lets it go, and stays with its file.
 #![forbid(unsafe_code)]
 
-use end_to_end::{Guest, GuestBuilder, IscsiSession, Result, Rig, ensure};
+use end_to_end::rig::free_portal;
+use end_to_end::{Context, Guest, GuestBuilder, IscsiSession, Result, Rig, bail, ensure};
 use serde_json::Value;
+use std::path::Path;
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 const GOOD: u8 = 0;
+const CHECK_CONDITION: u8 = 2;
 const CONFLICT: u8 = 0x18;
 /// What Linux makes of RESERVATION CONFLICT.
 const EBADE: i64 = 52;
 /// WRITE(10) of 8 blocks at 0; READ(10) of the same.
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0];
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// PERSISTENT RESERVE OUT, type 1 (write exclusive): service action, both keys, APTPL where it registers.
 fn reserve(session: &mut IscsiSession, action: u8, own: u64, new: u64) -> Result<()> {
@@ -173,5 +177,117 @@ fn registrations_stay_with_their_ports_whatever_comes_first_after_a_restart() ->
         "the same initiator by another port: status {}",
         done.status
     );
+    Ok(())
+}
+
+/// Status of a write of 4096 bytes to a LUN; what its unit has to tell first is taken, and the capacity of a new one is read.
+fn write_status(session: &mut IscsiSession, lun: u8) -> Result<u8> {
+    for _ in 0..8 {
+        session.command_on(lun, &READ_CAPACITY, None, 8)?;
+        let done = session.command_on(lun, &WRITE, Some(&[5; 4096]), 0)?;
+        if done.status != CHECK_CONDITION {
+            return Ok(done.status);
+        }
+    }
+    bail!("LUN {lun} has no end of things to tell")
+}
+
+/// Two sessions: of the holder, initiator 1, and of another initiator.
+fn log_in_both(portal: &str) -> Result<[IscsiSession; 2]> {
+    let login = |number| {
+        let session = || IscsiSession::login(portal, TARGET, number).ok();
+        let session = vm::wait_until(std::time::Duration::from_secs(30), session);
+        session.with_context(|| format!("initiator {number} cannot log in"))
+    };
+    Ok([login(1)?, login(2)?])
+}
+
+/// By LUN: is it reserved for the first session?
+fn reserved(sessions: &mut [IscsiSession; 2], luns: u8) -> Result<Vec<bool>> {
+    let [holder, other] = sessions;
+    let one = |lun| {
+        ensure!(write_status(holder, lun)? == GOOD, "LUN {lun}: its holder");
+        match write_status(other, lun)? {
+            GOOD => Ok(false),
+            CONFLICT => Ok(true),
+            status => bail!("LUN {lun}: status {status}"),
+        }
+    };
+    (0..luns).map(one).collect()
+}
+
+/// Disks by name and file, as LUNs from 0 on.
+fn configure(config: &Path, portal: &str, disks: &[(&str, &Path)]) -> Result<()> {
+    let mut text = String::new();
+    let mut names = Vec::new();
+    for (name, path) in disks {
+        let path = path.display();
+        text += &format!("[[disk]]\nname = {name:?}\nbackend = \"file\"\npath = \"{path}\"\n");
+        text += "size = \"1M\"\n";
+        names.push(*name);
+    }
+    text += &format!("[[iscsi]]\nname = \"{TARGET}\"\ndisks = {names:?}\n");
+    text += &format!("portals = [\"{portal}\"]\ndemo_mode = \"rw\"\n");
+    Ok(std::fs::write(config, text)?)
+}
+
+#[test]
+fn reservation_follows_its_file_and_not_the_name_of_the_disk_or_of_the_file() -> Result<()> {
+    let portal = free_portal()?.to_string();
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        let config = scratch.file("lunette.toml");
+        configure(&config, &portal, &[("d", &scratch.file("a.raw"))])?;
+        Ok(daemon.arguments(["--config", &config.display().to_string()]))
+    })?;
+    let config = rig.scratch.file("lunette.toml");
+    let (a, b, c) = (
+        rig.scratch.file("a.raw"),
+        rig.scratch.file("b.raw"),
+        rig.scratch.file("c.raw"),
+    );
+    let mut sessions = log_in_both(&portal)?;
+    reserve(&mut sessions[0], 0, 0, 7)?;
+    reserve(&mut sessions[0], 1, 7, 0)?;
+    ensure!(reserved(&mut sessions, 1)? == [true]);
+
+    // The file is renamed while it is served. Then nothing serves it, and in the end a disk of another name; its name is
+    // that of a disk on another file.
+    std::fs::rename(&a, &b)?;
+    ensure!(reserved(&mut sessions, 1)? == [true]);
+    configure(&config, &portal, &[("other", &rig.scratch.file("x.raw"))])?;
+    rig.daemon.lunette(&["reload", "--force"])?;
+    ensure!(reserved(&mut sessions, 1)? == [false], "another disk");
+    configure(&config, &portal, &[("d", &c), ("e", &b)])?;
+    rig.daemon.lunette(&["reload", "--force"])?;
+    ensure!(
+        reserved(&mut sessions, 2)? == [false, true],
+        "after a reload"
+    );
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    sessions = log_in_both(&portal)?;
+    ensure!(
+        reserved(&mut sessions, 2)? == [false, true],
+        "after a restart"
+    );
+
+    // Two files change their names while nobody serves them, and the configuration stays.
+    rig.daemon.kill()?;
+    std::fs::rename(&b, &a)?;
+    std::fs::rename(&c, &b)?;
+    std::fs::rename(&a, &c)?;
+    rig.daemon.start_again()?;
+    sessions = log_in_both(&portal)?;
+    ensure!(
+        reserved(&mut sessions, 2)? == [true, false],
+        "names changed"
+    );
+
+    // A new file in the place of the reserved one, which is gone.
+    rig.daemon.kill()?;
+    std::fs::remove_file(&c)?;
+    rig.daemon.start_again()?;
+    sessions = log_in_both(&portal)?;
+    ensure!(reserved(&mut sessions, 2)? == [false, false], "a new file");
     Ok(())
 }
