@@ -428,11 +428,15 @@ fn a_guest_works_on_through_a_kill_of_the_osd_and_wrong_images_are_refused() -> 
     let mut ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
     let disk = format!("a={}", ceph.disk("rbd/a"));
-    let rig = Rig::new(|daemon| daemon.disk(&disk).vhost_scsi("c").lun("c/0:0=a"))?;
+    let rig = Rig::new(|daemon| {
+        let daemon = daemon.disk(&disk).vhost_scsi("c").lun("c/0:0=a");
+        daemon.vhost_blk("a")
+    })?;
     let mut guest = GuestBuilder::new("rbd")
         .vhost_user_scsi(&rig.socket("c"), 1)
+        .vhost_user_blk(&rig.socket("a"), 1)
         .boot()?;
-    guest.wait_for_disks(&["sda"])?;
+    guest.wait_for_disks(&["sda", "vda"])?;
     let granularity = number(&mut guest, "sda", "queue/discard_granularity")?;
     ensure!(granularity == 4096, "discard granularity {granularity}");
     ensure!(number(&mut guest, "sda", "queue/optimal_io_size")? == 4 << 20);
@@ -444,6 +448,15 @@ fn a_guest_works_on_through_a_kill_of_the_osd_and_wrong_images_are_refused() -> 
     let report = guest.wait_ok(soak, Duration::from_secs(90))?;
     ensure!(report.contains("\"mismatches\":0"), "{report}");
     kernel_is_content(&mut guest)?;
+
+    // Somebody else resizes the image: the guest's kernel has the new size on both transports, without being asked to look.
+    ceph.rbd(&["resize", "rbd/a", "--size", "96M", "--no-progress"])?;
+    for device in ["sda", "vda"] {
+        let grown = wait_until(LIMIT, || {
+            (number(&mut guest, device, "size").ok()? == 96 << 11).then_some(())
+        });
+        ensure!(grown.is_some(), "{device} has its old size");
+    }
     guest.kill()?;
 
     // Another disk of the same image would take the lock from the first.

@@ -102,6 +102,7 @@ impl Ceph {
              osd_pool_default_min_size = 1\n\
              osd_pool_default_pg_autoscale_mode = off\n\
              mon_allow_pool_size_one = true\n\
+             mon_allow_pool_delete = true\n\
              mon_warn_on_pool_no_redundancy = false\n\
              mon_data_avail_warn = 2\n\
              mon_data_avail_crit = 1\n\
@@ -112,6 +113,8 @@ impl Ceph {
              osd_crush_chooseleaf_type = 0\n\
              osd_class_load_list = *\n\
              osd_class_default_list = *\n\
+             [client.{CEPH_USER}]\n\
+             keyring = {here}/user.keyring\n\
              [mon]\n\
              mon_data = {here}/mon\n\
              [osd]\n\
