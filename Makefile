@@ -33,7 +33,7 @@ export LUNETTE_PROFILE := $(if $(profile),$(compiler))
 release = $(CARGO) build --release $(if $(profile),--config 'build.rustflags=["-Cprofile-use=$(profile)"]')
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build profile demo bench bench-iscsi test test-fast test-one check unit guests fuzz install uninstall clean
+.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check unit guests fuzz install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,13 @@ bench-iscsi: ## Measures iSCSI beside tgt and notes the table in docs/lab (DRIVE
 	@echo "bench-iscsi: building in release"
 	@$(release) --quiet -p lunette
 	@$(as_root) $(target_directory)/release/lunette bench iscsi-table \
+		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
+
+bench-rbd: ## Measures images of a Ceph cluster on this machine beside qemu-storage-daemon and notes the table in docs/lab
+	@scripts/setup bench-rbd
+	@echo "bench-rbd: building in release"
+	@$(release) --quiet -p lunette -p vm
+	@$(target_directory)/release/vm ceph $(target_directory)/release/lunette bench rbd-table --repetitions 10 --turn-ms 500 \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 test: ## Formatting, clippy, unit and property tests, then tests in real guests

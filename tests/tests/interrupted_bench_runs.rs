@@ -261,6 +261,16 @@ fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
         ),
         (&["table", "--only=nosuch"], 1, "RAM QD32"),
         (&["iscsi-table", "--only=nosuch"], 1, "4k read QD32"),
+        (
+            &[
+                "rbd-table",
+                "--image=p/a",
+                "--peer-image=p/b",
+                "--only=nosuch",
+            ],
+            1,
+            "4k read QD32",
+        ),
         (&["matrix", "--workers=4096"], 1, "4096"),
         (
             &["matrix", "--workers=0", "--queues=9"],

@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::time::Instant;
-use vm::GuestBuilder;
+use vm::{CEPH_USER, Ceph, GuestBuilder};
 
 #[derive(Parser)]
 #[command(about = "Guests for demonstrations and tests")]
@@ -18,6 +18,12 @@ struct Command {
 enum Action {
     /// Serves two disks to a guest through both doors, measures, and stops everything
     Demo,
+    /// Starts a Ceph cluster with two images, runs a command with --conf, --id, --image and --peer-image, and stops the cluster
+    Ceph {
+        /// The command and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
     /// Boots a guest with disks of a running back end and runs one script in it
     Boot {
         /// Socket of a virtio-blk disk; may be given again
@@ -40,10 +46,30 @@ enum Action {
     },
 }
 
+/// Gives the command's exit status; the cluster is gone then.
+fn in_cluster(command: &[String]) -> Result<i32> {
+    let ceph = Ceph::start()?;
+    for image in ["rbd/lunette", "rbd/peer"] {
+        ceph.rbd(&["create", image, "--size", "512M"])?;
+    }
+    let status = std::process::Command::new(&command[0])
+        .args(&command[1..])
+        .arg("--conf")
+        .arg(ceph.conf())
+        .args(["--id", CEPH_USER])
+        .args(["--image", "rbd/lunette", "--peer-image", "rbd/peer"])
+        .status()?;
+    Ok(status.code().unwrap_or(1))
+}
+
 fn main() -> Result<()> {
     vm::watch()?;
     match Command::parse().action {
         Action::Demo => vm::demo::run(),
+        Action::Ceph { command } => {
+            let code = in_cluster(&command)?;
+            std::process::exit(code)
+        }
         Action::Boot {
             blk,
             scsi,

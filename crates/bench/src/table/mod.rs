@@ -7,6 +7,7 @@
 mod empty;
 mod iscsi;
 mod peers;
+mod rbd;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use latency::Clock;
 
 pub use iscsi::iscsi_table;
 pub use peers::Place;
+pub use rbd::{RbdPlace, rbd_table};
 
 use crate::children::Daemon;
 use crate::driver::{Demand, DriverOptions, Session, Subject};
@@ -423,6 +425,18 @@ fn render(
     text
 }
 
+/// Columns that have more than a heading.
+fn filled(mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
+    let width = rows.first().map_or(0, Vec::len);
+    let is_filled = |at: usize| rows.iter().skip(1).any(|row| !row[at].is_empty());
+    let kept: Vec<bool> = (0..width).map(is_filled).collect();
+    for row in &mut rows {
+        let mut kept = kept.iter();
+        row.retain(|_| kept.next() == Some(&true));
+    }
+    rows
+}
+
 fn head(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
@@ -444,7 +458,7 @@ fn rates(lines: &[Line]) -> String {
         row.push(way(line));
         rows.push(row);
     }
-    columns(&rows)
+    columns(&filled(rows))
 }
 
 /// How far driver and device were from each other: median, shortest and longest.
@@ -482,7 +496,7 @@ fn ratios(lines: &[Line]) -> String {
             between(BLK, BARE),
         ]);
     }
-    columns(&rows)
+    columns(&filled(rows))
 }
 
 fn costs(lines: &[Line]) -> String {
@@ -499,5 +513,5 @@ fn costs(lines: &[Line]) -> String {
         }
         rows.push(row);
     }
-    columns(&rows)
+    columns(&filled(rows))
 }

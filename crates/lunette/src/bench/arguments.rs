@@ -67,6 +67,8 @@ pub enum BenchCommand {
     Table(TableArguments),
     /// Measure the iSCSI door beside tgt, in under five minutes
     IscsiTable(TableArguments),
+    /// Measure images of a Ceph cluster beside qemu-storage-daemon's rbd driver; both images are overwritten
+    RbdTable(RbdTableArguments),
     /// Measure what stamps cost: the same load with and without them, in turns
     StampCost(StampArguments),
     /// Is the tool right? Known service times, exact percentiles, and fio on the same device
@@ -277,6 +279,26 @@ pub struct TableArguments {
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
+}
+
+/// `lunette bench rbd-table`
+#[derive(Debug, Args)]
+pub struct RbdTableArguments {
+    /// What all tables take
+    #[command(flatten)]
+    pub table: TableArguments,
+    /// Ceph's configuration file, which also names the user's keyring
+    #[arg(long, value_name = "FILE", default_value = "/etc/ceph/ceph.conf")]
+    pub conf: PathBuf,
+    /// The user, without `client.`
+    #[arg(long, value_name = "USER", default_value = "admin")]
+    pub id: String,
+    /// Image that Lunette serves; its content is lost
+    #[arg(long, value_name = "POOL/IMAGE")]
+    pub image: String,
+    /// Image of the same size that qemu-storage-daemon serves; its content is lost
+    #[arg(long, value_name = "POOL/IMAGE")]
+    pub peer_image: String,
 }
 
 /// `lunette bench stamp-cost`

@@ -30,8 +30,9 @@ use crate::failure::{Failure, Outcome, say};
 pub fn run(arguments: BenchArguments) -> Outcome {
     match arguments.command {
         Some(BenchCommand::Compare { first, second }) => compare(&first, &second),
-        Some(BenchCommand::Table(arguments)) => table::run(arguments, &table::VHOST),
-        Some(BenchCommand::IscsiTable(arguments)) => table::run(arguments, &table::ISCSI),
+        Some(BenchCommand::Table(arguments)) => table::vhost(arguments),
+        Some(BenchCommand::IscsiTable(arguments)) => table::iscsi(arguments),
+        Some(BenchCommand::RbdTable(arguments)) => table::rbd(arguments),
         Some(BenchCommand::StampCost(arguments)) => glass::stamp_cost(&arguments),
         Some(BenchCommand::SelfCheck(arguments)) => glass::self_check(&arguments),
         Some(BenchCommand::Matrix(arguments)) => matrix::run(&arguments),

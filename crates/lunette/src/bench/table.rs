@@ -1,4 +1,4 @@
-//! `lunette bench table` and `iscsi-table`: what `make bench` and `make bench-iscsi` run.
+//! `lunette bench table`, `iscsi-table` and `rbd-table`: what `make bench`, `make bench-iscsi` and `make bench-rbd` run.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,32 +9,43 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bench::run::Progress;
-use bench::table::{TableOptions, iscsi_table, table};
+use bench::table::{RbdPlace, TableOptions, iscsi_table, rbd_table, table};
 
-use super::arguments::TableArguments;
+use super::arguments::{RbdTableArguments, TableArguments};
 use super::{interrupted, to_its_end, unless_interrupted};
 use crate::failure::{Failure, Outcome};
 
-/// A table, and the goal of `make` that makes it.
-pub struct Table {
-    goal: &'static str,
-    make: fn(&TableOptions, &Arc<AtomicBool>, &Progress) -> Result<String>,
+/// Makes the table of the transports for guests.
+pub fn vhost(arguments: TableArguments) -> Outcome {
+    run(arguments, "bench", table)
 }
 
-/// The doors for guests.
-pub const VHOST: Table = Table {
-    goal: "bench",
-    make: table,
-};
+/// Makes the table of the transport for initiators.
+pub fn iscsi(arguments: TableArguments) -> Outcome {
+    run(arguments, "bench-iscsi", iscsi_table)
+}
 
-/// The door for initiators.
-pub const ISCSI: Table = Table {
-    goal: "bench-iscsi",
-    make: iscsi_table,
-};
+/// Makes the table of images of a Ceph cluster.
+pub fn rbd(arguments: RbdTableArguments) -> Outcome {
+    let place = RbdPlace {
+        conf: arguments.conf,
+        id: arguments.id,
+        image: arguments.image,
+        peer_image: arguments.peer_image,
+    };
+    run(
+        arguments.table,
+        "bench-rbd",
+        |options, interrupted, progress| rbd_table(options, &place, interrupted, progress),
+    )
+}
 
-/// Makes a table, prints it, and notes it where asked.
-pub fn run(arguments: TableArguments, table: &Table) -> Outcome {
+/// Makes a table, prints it, and notes it where asked, as made by this goal of `make`.
+fn run(
+    arguments: TableArguments,
+    goal: &str,
+    make: impl FnOnce(&TableOptions, &Arc<AtomicBool>, &Progress) -> Result<String>,
+) -> Outcome {
     let options = TableOptions {
         program: std::env::current_exe()?,
         place: arguments.place,
@@ -46,13 +57,13 @@ pub fn run(arguments: TableArguments, table: &Table) -> Outcome {
     };
     let progress = Progress::new(None);
     let interrupted = interrupted()?;
-    let made = (table.make)(&options, &interrupted, &progress);
+    let made = make(&options, &interrupted, &progress);
     let text = unless_interrupted(made, &interrupted)?;
     drop(progress);
     write!(std::io::stdout(), "{text}")?;
     to_its_end(&interrupted)?;
     if let Some(folder) = arguments.notes {
-        note(&folder, table.goal, &text)?;
+        note(&folder, goal, &text)?;
     }
     Ok(())
 }
