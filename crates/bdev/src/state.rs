@@ -111,7 +111,7 @@ impl StateCell {
         failures.retain(|failure| failure.who != who);
     }
 
-    /// So many I/Os of the worker `who` wait; `error` is that of the last one.
+    /// Sets how many I/Os of the worker `who` wait, and how the last of them failed.
     pub fn waits(&self, who: u32, count: usize, error: IoError) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let before = waiting.is_empty();

@@ -107,7 +107,7 @@ impl DiskRecord {
         }
     }
 
-    /// So many I/Os take longer than the disk allows.
+    /// Logs how many I/Os take longer than the disk allows.
     pub fn late(&self, count: usize, timeout: Duration) {
         if let Some(disk) = self.disk.upgrade()
             && let Some(suppressed) = self.failures.pass()

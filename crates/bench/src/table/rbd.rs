@@ -1,4 +1,4 @@
-//! `make bench-rbd`: our doors beside qemu-storage-daemon, each on an image of one Ceph cluster, in turns, one table.
+//! `make bench-rbd`: Lunette's transports beside qemu-storage-daemon, each on an image of one Ceph cluster, in turns, one table.
 //!
 //! The cluster is there already; both images are overwritten. Both daemons run on one CPU, with librbd's threads, and have
 //! no cache. The driver waits for interrupts, so that the cluster has a CPU where it runs on the same machine.
@@ -96,7 +96,7 @@ pub fn rbd_table(
             "without qemu-storage-daemon (Debian: apt-get install qemu-system-common qemu-block-extra): {error:#}"
         )),
     }
-    // The second door leads to the same image.
+    // The second transport serves the same image.
     let first = |daemon: &Served| daemon.subjects().next();
     let images: Result<Vec<Subject>> = daemons.iter().filter_map(first).collect();
     fill(images?, &clock, interrupted)?;

@@ -17,7 +17,7 @@ const WORKERS_ALLOWED: &str =
 pub struct PlacementDraft {
     /// The workers that were named.
     pub workers: Vec<At<u32>>,
-    /// Was one of its own asked for?
+    /// Is a worker of its own configured?
     pub dedicated: bool,
 }
 
