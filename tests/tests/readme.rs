@@ -1,5 +1,6 @@
-//! The README's examples work as printed. Only places are changed: sockets and files go to the test's own directories,
-//! and a guest is emulated where KVM does not work.
+//! The examples of README.md and of docs/getting-started.md work as printed. Only places are changed: sockets and files go
+//! to the test's own directories, and a guest is emulated where KVM does not work. Needs the built program and QEMU; half a
+//! minute.
 #![forbid(unsafe_code)]
 
 use end_to_end::client::{Client, VERSION_1};
@@ -10,9 +11,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use vm::{Accelerator, Process, guest_directory, lunette_program, wait_until, workspace};
 
-/// The blocks of a language in the README that hold `word`.
-fn blocks(language: &str, word: &str) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(workspace().join("README.md"))?;
+const README: &str = "README.md";
+const GETTING_STARTED: &str = "docs/getting-started.md";
+
+/// The blocks of a language in a document that hold `word`.
+fn blocks(document: &str, language: &str, word: &str) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(workspace().join(document))?;
     let opening = format!("```{language}\n");
     Ok(text
         .split(&opening)
@@ -23,11 +27,11 @@ fn blocks(language: &str, word: &str) -> Result<Vec<String>> {
         .collect())
 }
 
-fn only(language: &str, word: &str) -> Result<String> {
-    let mut found = blocks(language, word)?;
+fn only(document: &str, language: &str, word: &str) -> Result<String> {
+    let mut found = blocks(document, language, word)?;
     ensure!(
         found.len() == 1,
-        "README.md has {} {language} blocks with {word}",
+        "{document} has {} {language} blocks with {word}",
         found.len()
     );
     found.pop().context("none")
@@ -49,9 +53,10 @@ fn the_qemu_example_boots_a_guest_that_sees_both_disks() -> Result<()> {
     let place = |text: String| text.replace("/tmp/", &format!("{}/", scratch.sockets().display()));
 
     let mut serve = Command::new("sh");
-    serve
-        .arg("-c")
-        .arg(format!("exec {}", place(only("sh", "--vhost-blk")?)));
+    serve.arg("-c").arg(format!(
+        "exec {}",
+        place(only(README, "sh", "--vhost-blk")?)
+    ));
     serve.current_dir(scratch.files());
     let mut daemon = Process::start("lunette serve", &serve, &scratch.file("serve.log"))?;
     let ready = wait_until(Duration::from_secs(60), || {
@@ -67,7 +72,7 @@ fn the_qemu_example_boots_a_guest_that_sees_both_disks() -> Result<()> {
         daemon.log_tail()
     );
 
-    let mut line = place(only("sh", "qemu-system-x86_64")?);
+    let mut line = place(only(README, "sh", "qemu-system-x86_64")?);
     if Accelerator::detect()? == Accelerator::Tcg {
         line = line.replace("-accel kvm -cpu host", "-accel tcg -cpu max");
     }
@@ -106,8 +111,8 @@ fn the_qemu_example_boots_a_guest_that_sees_both_disks() -> Result<()> {
 fn the_configuration_example_is_valid_and_serves() -> Result<()> {
     let scratch = Scratch::new()?;
     let file = scratch.file("lunette.toml");
-    let text =
-        only("toml", "[[disk]]")?.replace("/tmp/", &format!("{}/", scratch.sockets().display()));
+    let text = only(GETTING_STARTED, "toml", "[[disk]]")?
+        .replace("/tmp/", &format!("{}/", scratch.sockets().display()));
     std::fs::write(&file, text)?;
     let check = Command::new(lunette_program(Profile::Dev)?)
         .args(["check", "--config"])
@@ -144,7 +149,7 @@ fn the_iscsi_example_serves() -> Result<()> {
         scratch.file("target/release/lunette"),
     )?;
     // Another port, for 3260 may be in use here.
-    let example = only("sh", "--iscsi")?.replace("127.0.0.1:3260", "127.0.0.1:0");
+    let example = only(README, "sh", "--iscsi")?.replace("127.0.0.1:3260", "127.0.0.1:0");
     let mut serve = Command::new("sh");
     serve.arg("-c").arg(format!("exec {example}"));
     serve.current_dir(scratch.files());
