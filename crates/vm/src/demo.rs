@@ -104,7 +104,7 @@ fn show() -> Result<()> {
     let devices = devices(&mut guest)?;
     let kernel = guest.ok("uname -r")?;
     println!(
-        "  guest up in {:.1} s: Linux {}, {CPUS} CPUs, {how}",
+        "  guest up in {:.1} s: Linux {}, {CPUS} CPUs, booted with mitigations=off, {how}",
         started.elapsed().as_secs_f64(),
         kernel.trim()
     );
