@@ -331,7 +331,7 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
     ensure!(early.contains("Polling or not: not compared"), "{early}");
     // A crash in the middle of a line.
     let mut text = std::fs::read_to_string(&results)?;
-    text.push_str("{\"configuration\":{\"door\":\"bl");
+    text.push_str("{\"configuration\":{\"transport\":\"bl");
     std::fs::write(&results, &text)?;
 
     // Ended again in its last part, the comparison of polling with not polling.
@@ -356,7 +356,7 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
     let different: HashSet<&String> = after.iter().collect();
     ensure!(
         after.len() == 30,
-        "{} runs, not 2 doors times 15 cases",
+        "{} runs, not 2 transports times 15 cases",
         after.len()
     );
     ensure!(different.len() == 30, "a run was made twice");

@@ -82,7 +82,7 @@ fn discard_shrinks_the_file_and_zeroed_ranges_read_as_zeroes() -> Result<()> {
 }
 
 #[test]
-fn a_read_only_disk_is_read_only_at_both_doors() -> Result<()> {
+fn a_read_only_disk_is_read_only_at_both_transports() -> Result<()> {
     let content = vec![0x5a; 4 << 20];
     let rig = Rig::prepared(|scratch, daemon| {
         std::fs::write(scratch.file("ro.raw"), &content)?;

@@ -69,7 +69,7 @@ fn every_change_is_told_in_order() -> Result<()> {
         last = id;
     }
 
-    // Sessions of both doors, which come by themselves.
+    // Sessions of both transports, which come by themselves.
     let front_end = json!({"name": "d", "session": "vhost-d"});
     let mut session = client::Client::connect(&rig.socket("d"))?;
     session.features()?;

@@ -1,4 +1,4 @@
-//! iSCSI as others speak it: libiscsi's conformance suite and tools, qemu-img; and one disk behind two doors.
+//! iSCSI as others speak it: libiscsi's conformance suite and tools, qemu-img; and one disk behind two transports.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, IscsiSession, Result, Rig, bail, ensure};
@@ -474,7 +474,7 @@ const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0];
 const CONFLICT: u8 = 0x18;
 
 #[test]
-fn reservation_through_one_door_stops_writes_through_the_other() -> Result<()> {
+fn reservation_through_one_transport_stops_writes_through_the_other() -> Result<()> {
     let (rig, portal) = {
         let mut rig = Rig::new(|daemon| {
             daemon

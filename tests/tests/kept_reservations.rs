@@ -1,4 +1,4 @@
-//! A reservation with APTPL holds at every door after the daemon was killed, until its holder lets it go, and stays with its file.
+//! A reservation with APTPL holds at every transport after the daemon was killed, until its holder lets it go, and stays with its file.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::free_portal;
@@ -41,8 +41,8 @@ fn written(guest: &mut Guest, disk: &str) -> Result<Option<i64>> {
 }
 
 #[test]
-fn aptpl_reservation_of_either_door_survives_kills_and_stops_writes_through_the_other() -> Result<()>
-{
+fn aptpl_reservation_of_either_transport_survives_kills_and_stops_writes_through_the_other()
+-> Result<()> {
     let mut rig = Rig::new(|daemon| {
         daemon
             .disk("d=file:d.raw,size=64M,cache=none")

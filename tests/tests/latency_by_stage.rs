@@ -99,7 +99,7 @@ fn failed_ios_are_logged_with_their_disk() -> Result<()> {
 }
 
 #[test]
-fn slowest_requests_are_told_whole_at_every_door() -> Result<()> {
+fn slowest_requests_are_told_whole_at_every_transport() -> Result<()> {
     let mut rig = rig()?;
     drive(&format!("vhost-user-blk:{}", rig.socket("d0").display()))?;
     drive(&format!("vhost-user-scsi:{}", rig.socket("c0").display()))?;
@@ -144,8 +144,8 @@ fn slowest_requests_are_told_whole_at_every_door() -> Result<()> {
     Ok(())
 }
 
-/// Two disks behind one controller and one target, one of them slow: each has its own table through every door, what a
-/// door measured is the sum, and what is not told apart is said.
+/// Two disks behind one controller and one target, one of them slow: each has its own table through every transport, what a
+/// transport measured is the sum, and what is not told apart is said.
 #[test]
 fn disks_that_share_queues_have_tables_of_their_own() -> Result<()> {
     let target = format!("{TARGET}=fast,slow");

@@ -1,4 +1,4 @@
-//! Limits hold over all doors of a disk together, are shared evenly, and do not touch other disks.
+//! Limits hold over all transports of a disk together, are shared evenly, and do not touch other disks.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Profile, Result, Rig, ensure};
@@ -43,7 +43,7 @@ fn rates(driver: Child) -> Result<(f64, f64)> {
 }
 
 #[test]
-fn two_doors_of_a_disk_share_its_limits_and_another_disk_has_none() -> Result<()> {
+fn two_transports_of_a_disk_share_its_limits_and_another_disk_has_none() -> Result<()> {
     let rig = Rig::new(|daemon| {
         daemon
             .disk("d=null:1G,iops=1000")

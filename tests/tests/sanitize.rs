@@ -1,4 +1,4 @@
-//! SANITIZE over iSCSI: it outlives a kill, and while it runs no door of the disk lets anything pass.
+//! SANITIZE over iSCSI: it outlives a kill, and while it runs no transport of the disk lets anything pass.
 #![forbid(unsafe_code)]
 
 use end_to_end::{IscsiSession, Result, Rig, bail, ensure};

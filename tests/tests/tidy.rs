@@ -17,7 +17,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
     ("protocols", &["virtqueue", "scsi", "iscsi"]),
     ("engines", &["uring", "librbd", "bdev", "reactor"]),
     (
-        "doors",
+        "transports",
         &[
             "virtio_device",
             "virtio_blk",

@@ -1,6 +1,6 @@
-//! What every engine checks before it does an I/O: so an option cannot mean one thing here and another there.
+//! What every block device checks before it does an I/O: so an option cannot mean one thing here and another there.
 //!
-//! Doors have checked a peer's range already; this is the second fence, and it costs two compares.
+//! Transports have checked a peer's range already; this is the second fence, and it costs two compares.
 
 use std::sync::Arc;
 

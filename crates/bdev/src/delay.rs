@@ -1,4 +1,4 @@
-//! An engine that takes its time: a service time, fixed or drawn, added to every I/O of another engine.
+//! A block device that takes its time: a service time, fixed or drawn, added to every I/O of another block device.
 //!
 //! For benchmarks and tests of what is around a disk: with it a RAM disk behaves like a device with that latency
 //! and no limit to its depth. Uses ring timers, which come some tens of microseconds late on a machine that has to wake
@@ -107,14 +107,14 @@ fn duration(text: &str) -> Option<Duration> {
     (time <= DelayTime::MAX).then_some(time)
 }
 
-/// An engine with a service time.
+/// A block device with a service time.
 pub struct Delay {
     inner: Arc<dyn BlockDevice>,
     time: DelayTime,
 }
 
 impl Delay {
-    /// Adds `time` to every I/O of an engine.
+    /// Adds `time` to every I/O of a block device.
     pub fn new(inner: Arc<dyn BlockDevice>, time: impl Into<DelayTime>) -> Delay {
         Delay {
             inner,

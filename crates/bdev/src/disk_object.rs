@@ -1,4 +1,4 @@
-//! A named disk: an engine and the identity that every export of it shows.
+//! A named disk: a block device and the identity that every export of it shows.
 //!
 //! Serial number and NAA identifier derive from the identity, which whoever makes the disk keeps with it (see
 //! [`crate::Medium`]); either may be given instead. Made by the control plane; shared by all workers.
@@ -22,7 +22,7 @@ const SERIAL_BYTES_MAX: usize = 20;
 /// A device that answers answers by then.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a disk shows to its clients besides what its engine says.
+/// What a disk shows to its clients besides what its block device says.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskOptions<'a> {
     /// Which disk it is; `None`: one that nobody has seen before.
@@ -31,7 +31,7 @@ pub struct DiskOptions<'a> {
     pub serial: Option<&'a str>,
     /// NAA identifier of 64 bits; `None`: that of the identity.
     pub wwn: Option<u64>,
-    /// Physical block size in bytes; `None`: what the engine says.
+    /// Physical block size in bytes; `None`: what the block device says.
     pub physical_block_size: Option<u32>,
     /// Its medium can be ejected and loaded by SCSI initiators.
     pub removable: bool,
@@ -82,7 +82,7 @@ pub struct Disk {
     given: Arc<Given>,
     removable: bool,
     copy_across_targets: bool,
-    engine: Arc<dyn BlockDevice>,
+    device: Arc<dyn BlockDevice>,
     info: Arc<RwLock<Arc<DiskInfo>>>,
     conditions: Arc<Conditions>,
     locks: Arc<RangeLocks>,
@@ -92,30 +92,30 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Gives an engine a name and a new identity, and leaves all else as the engine says.
+    /// Gives a block device a name and a new identity, and leaves all else as the block device says.
     ///
     /// # Errors
     /// When the serial does not fit into 20 printable ASCII characters.
     pub fn new(
         name: &str,
         serial: Option<&str>,
-        engine: Arc<dyn BlockDevice>,
+        device: Arc<dyn BlockDevice>,
     ) -> Result<Disk, OpenError> {
         let options = DiskOptions {
             serial,
             ..DiskOptions::default()
         };
-        Disk::with_options(name, options, engine)
+        Disk::with_options(name, options, device)
     }
 
-    /// Gives an engine a name, an identity and what else clients see.
+    /// Gives a block device a name, an identity and what else clients see.
     ///
     /// # Errors
-    /// When an option does not fit, or does not fit the engine.
+    /// When an option does not fit, or does not fit the block device.
     pub fn with_options(
         name: &str,
         options: DiskOptions<'_>,
-        engine: Arc<dyn BlockDevice>,
+        device: Arc<dyn BlockDevice>,
     ) -> Result<Disk, OpenError> {
         let DiskOptions {
             identity,
@@ -125,7 +125,7 @@ impl Disk {
             removable,
             copy_across_targets,
         } = options;
-        let told = engine.info();
+        let told = device.info();
         let wwn = wwn.map(check_naa).transpose()?;
         let physical_block_size = match physical_block_size {
             Some(found) => check_physical_block_size(found, told.geometry.block_size())?,
@@ -150,7 +150,7 @@ impl Disk {
             given: Arc::new(given),
             removable,
             copy_across_targets,
-            engine,
+            device,
             info: Arc::new(RwLock::new(Arc::new(info))),
             locks: Arc::new(RangeLocks::new(conditions.clone())),
             throttle: Arc::new(Throttle::new(conditions.clone())),
@@ -177,13 +177,13 @@ impl Disk {
         *info = Arc::new(self.given.show(identity, DiskInfo::clone(&info)));
     }
 
-    /// Grows or shrinks the disk. The caller tells the doors afterwards. May block until changes that are in flight
+    /// Grows or shrinks the disk. The caller tells the transports afterwards. May block until changes that are in flight
     /// beyond a new end have ended.
     ///
     /// # Errors
     /// Nothing has changed then.
     pub fn resize(&self, size: u64) -> Result<(), ResizeError> {
-        let capacity = self.engine.capacity();
+        let capacity = self.device.capacity();
         let before = capacity.bytes();
         let block_size = self.info().geometry.block_size();
         check_size(size, block_size).map_err(ResizeError::Size)?;
@@ -192,7 +192,7 @@ impl Disk {
             let shrinking = self.begin_shrink(size)?;
             return self.shrink(shrinking);
         }
-        self.engine.set_size(size).map_err(refused)?;
+        self.device.set_size(size).map_err(refused)?;
         capacity.set(size);
         self.has_size(size);
         Ok(())
@@ -223,7 +223,7 @@ impl Disk {
     }
 
     fn end_at(&self, size: u64) -> Result<Shrinking, ResizeError> {
-        let capacity = self.engine.capacity();
+        let capacity = self.device.capacity();
         let before = capacity.bytes();
         capacity.set(size);
         match self.hold(size, before.saturating_sub(size)) {
@@ -245,7 +245,7 @@ impl Disk {
     /// The disk is as it was then.
     pub fn shrink(&self, shrinking: Shrinking) -> Result<(), ResizeError> {
         let size = shrinking.size;
-        if let Err(source) = self.engine.set_size(size) {
+        if let Err(source) = self.device.set_size(size) {
             self.stay_large(shrinking);
             return Err(ResizeError::System { size, source });
         }
@@ -255,7 +255,7 @@ impl Disk {
 
     /// It is not made smaller after all.
     pub fn stay_large(&self, shrinking: Shrinking) {
-        self.engine.capacity().set(shrinking.before);
+        self.device.capacity().set(shrinking.before);
     }
 
     /// How large what it lies in is now, for [`Disk::follow_size`] to take over.
@@ -265,7 +265,7 @@ impl Disk {
     pub fn found_size(&self) -> Result<u64, ResizeError> {
         let found = self
             .bytes_found()?
-            .unwrap_or(self.engine.capacity().bytes());
+            .unwrap_or(self.device.capacity().bytes());
         check_size(found, self.info().geometry.block_size()).map_err(ResizeError::Size)
     }
 
@@ -273,7 +273,7 @@ impl Disk {
     pub fn has_other_size(&self) -> bool {
         let now = self.info().geometry;
         let found = self.bytes_found().ok().flatten();
-        let found = found.unwrap_or(self.engine.capacity().bytes());
+        let found = found.unwrap_or(self.device.capacity().bytes());
         let found = now.resized(found).capacity_bytes();
         found != 0 && found != now.capacity_bytes()
     }
@@ -285,7 +285,7 @@ impl Disk {
     /// When nothing is left, or that cannot be known: the disk keeps its size, and I/Os say what is wrong.
     pub fn follow_size(&self) -> Result<Option<u64>, ResizeError> {
         let before = self.info().geometry;
-        let capacity = self.engine.capacity();
+        let capacity = self.device.capacity();
         let found = self.bytes_found()?;
         let size = before.resized(found.unwrap_or(capacity.bytes()));
         let size = check_size(size.capacity_bytes(), before.block_size());
@@ -293,7 +293,7 @@ impl Disk {
         if size == before.capacity_bytes() {
             return Ok(None);
         }
-        // An engine that follows by itself has said so, and may have a newer one by now.
+        // A block device that follows by itself has said so, and may have a newer one by now.
         if found.is_some() {
             capacity.set(size);
         }
@@ -303,7 +303,7 @@ impl Disk {
 
     fn bytes_found(&self) -> Result<Option<u64>, ResizeError> {
         let size = self.info().geometry.capacity_bytes();
-        let found = self.engine.found_size();
+        let found = self.device.found_size();
         found.map_err(|source| ResizeError::System { size, source })
     }
 
@@ -339,9 +339,9 @@ impl Disk {
     /// Attaches a worker: [`BlockDevice::attach`].
     ///
     /// # Errors
-    /// What the engine says.
+    /// What the block device says.
     pub fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        self.engine.attach(attach)
+        self.device.attach(attach)
     }
 
     /// Ranges that are held against all other reads and changes.
@@ -402,14 +402,14 @@ impl Disk {
 
     /// The kinds of its layers, from the top down to the device.
     pub fn stack(&self) -> Vec<&'static str> {
-        let top: Option<&dyn BlockDevice> = Some(&*self.engine);
+        let top: Option<&dyn BlockDevice> = Some(&*self.device);
         let layers = std::iter::successors(top, |layer| layer.below());
         layers.map(|layer| layer.kind()).collect()
     }
 
     /// What does its I/O.
-    pub fn engine(&self) -> &Arc<dyn BlockDevice> {
-        &self.engine
+    pub fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.device
     }
 }
 
@@ -434,11 +434,11 @@ mod tests {
     use crate::{Null, NullOptions};
 
     fn disk(name: &str, serial: Option<&str>) -> Result<Disk, OpenError> {
-        let engine = Null::create(NullOptions {
+        let device = Null::create(NullOptions {
             size: 1 << 20,
             ..NullOptions::default()
         })?;
-        Disk::new(name, serial, Arc::new(engine))
+        Disk::new(name, serial, Arc::new(device))
     }
 
     /// 64 MiB/s, or what lets a pass end within 8 seconds.
@@ -457,7 +457,7 @@ mod tests {
         assert_ne!(a.info().naa, b.info().naa);
         let identity = "6f9619ff-8b86-4011-b42d-00c04fc964ff".parse().unwrap();
         let with = |serial, wwn| {
-            let engine = Null::create(NullOptions {
+            let device = Null::create(NullOptions {
                 size: 1 << 20,
                 ..NullOptions::default()
             });
@@ -467,7 +467,7 @@ mod tests {
                 wwn,
                 ..DiskOptions::default()
             };
-            Disk::with_options("d0", options, Arc::new(engine.unwrap())).unwrap()
+            Disk::with_options("d0", options, Arc::new(device.unwrap())).unwrap()
         };
         let wwn = 0x5000_0000_0000_0001;
         for (serial, given, shown, naa) in [
@@ -500,7 +500,7 @@ mod tests {
         disk.resize(2 << 20).unwrap();
         assert_eq!(clone.info().geometry.capacity_bytes(), 2 << 20);
         disk.resize(512).unwrap();
-        assert_eq!(clone.engine().info().geometry.capacity_bytes(), 512);
+        assert_eq!(clone.device().info().geometry.capacity_bytes(), 512);
         assert!(disk.resize(100).is_err() && disk.resize(0).is_err());
         assert_eq!(clone.info().geometry.capacity_bytes(), 512);
     }
@@ -518,12 +518,12 @@ mod tests {
     #[test]
     fn options_are_shown_or_refused() {
         let with = |options| {
-            let engine = Null::create(NullOptions {
+            let device = Null::create(NullOptions {
                 size: 1 << 20,
                 block_size: 4096,
                 ..NullOptions::default()
             });
-            Disk::with_options("d", options, Arc::new(engine.unwrap()))
+            Disk::with_options("d", options, Arc::new(device.unwrap()))
         };
         let plain = with(DiskOptions::default()).unwrap();
         assert!(!plain.is_removable() && !plain.may_be_copied_across_targets());

@@ -97,7 +97,7 @@ pub enum ResizeError {
     },
 }
 
-/// Is it a block size that every door can serve?
+/// Is it a block size that every transport can serve?
 pub(crate) fn check_block_size(found: u32) -> Result<u32, OpenError> {
     match found {
         512 | 1024 | 2048 | 4096 => Ok(found),

@@ -1,4 +1,4 @@
-//! An engine that fails on purpose, around any other: for tests. It injects, exactly as its plan says:
+//! A block device that fails on purpose, around any other: for tests. It injects, exactly as its plan says:
 //!
 //! - **fail**: an I/O of a kind fails with an error and is not done;
 //! - **torn**: a write does its first bytes, then fails (an atomic one does none); **undone**: an I/O is done, but answered as failed;
@@ -78,14 +78,14 @@ impl Plan {
     }
 }
 
-/// An engine with faults.
+/// A block device with faults.
 pub struct Faulty {
     inner: Arc<dyn BlockDevice>,
     plan: Arc<Plan>,
 }
 
 impl Faulty {
-    /// Puts faults around an engine.
+    /// Puts faults around a block device.
     pub fn new(inner: Arc<dyn BlockDevice>, plan: FaultPlan) -> Faulty {
         Faulty {
             inner,
@@ -173,14 +173,14 @@ enum Answer {
 struct Slot {
     tag: Tag,
     answer: Answer,
-    /// Instead of what the engine says.
+    /// Instead of what the block device says.
     forced: Option<IoError>,
-    /// The client's buffer while the engine has a part of it.
+    /// The client's buffer while the block device has a part of it.
     whole: Option<IoBuffer>,
     over: Option<(IoBuffer, IoOutcome)>,
 }
 
-/// The token of a turn in which one of the shuffled answers is due; the others are slot numbers.
+/// The token of an iteration in which one of the shuffled answers is due; the others are slot numbers.
 const SHUFFLE: u64 = u64::MAX;
 
 /// How often it is looked whether held I/Os have been released.

@@ -1,6 +1,6 @@
 //! `file`: a raw file or a block device, through io_uring.
 //!
-//! The engine holds the locks and what all workers share: one word that says whether making data durable has
+//! The block device holds the locks and what all workers share: one word that says whether making data durable has
 //! ever failed, and what the file system turned out not to do. Each worker's handle has an open file description
 //! of its own (`handle`): no shared reference count per I/O, and the kernel tells each of them of a failed
 //! write-back. `open` does the opening, `durability` the sticky error, `bounce` the unaligned, `errno` the errors.
@@ -150,7 +150,7 @@ impl Shared {
     }
 }
 
-/// The engine `file`.
+/// The block device `file`.
 #[derive(Debug)]
 pub struct File {
     shared: Arc<Shared>,
@@ -324,7 +324,7 @@ mod tests {
         fn finish(&mut self) -> IoOutcome {
             let (mut completions, mut finished) = (Vec::new(), Vec::new());
             while finished.is_empty() {
-                self.0.turn(Wait::Until(None), &mut completions).unwrap();
+                self.0.enter(Wait::Until(None), &mut completions).unwrap();
                 for completion in completions.drain(..) {
                     self.1.complete(&mut self.0, completion, &mut finished);
                 }
@@ -463,7 +463,7 @@ mod tests {
             assert_eq!(submitted, Submission::Pending);
             let (mut taken, mut completions, mut finished) = (0, Vec::new(), Vec::new());
             while finished.is_empty() {
-                ring.turn(Wait::Until(None), &mut completions).unwrap();
+                ring.enter(Wait::Until(None), &mut completions).unwrap();
                 for completion in completions.drain(..) {
                     taken += 1;
                     backend.complete(&mut ring, completion, &mut finished);

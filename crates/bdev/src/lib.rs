@@ -71,16 +71,16 @@ pub enum Submission {
 
 /// How soon an I/O comes that a backend is told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Soon {
+pub enum Prefetch {
     /// After the one that is about to be submitted.
     Next,
-    /// [`LATER`] after the one that is about to be submitted.
+    /// [`PREFETCH_DISTANCE`] after the one that is about to be submitted.
     Later,
 }
 
 /// How many I/Os before it is submitted a backend is told of one for the first time. What takes longest to find out is where
 /// its memory is: longer than an I/O of 4 KiB takes, in a virtual machine.
-pub const LATER: usize = 3;
+pub const PREFETCH_DISTANCE: usize = 3;
 
 /// An I/O that was pending and is over.
 #[derive(Debug)]
@@ -106,24 +106,24 @@ pub trait IoChannel {
     ) -> Submission;
 
     /// Is it worth telling what comes next, by [`IoChannel::expect`]?
-    fn wants_to_know(&self) -> bool {
+    fn wants_prefetch(&self) -> bool {
         false
     }
 
     /// This I/O comes soon, as a rule: time to fetch what it begins with.
-    fn expect(&self, io: &IoRequest, soon: Soon) {
+    fn prefetch(&self, io: &IoRequest, soon: Prefetch) {
         let _ = (io, soon);
     }
 
     /// Where a disk's content lies in memory: points the buffer at what a read would bring, and nothing needs to be
     /// copied. Whoever looks sees later changes too. False: it has to be read, or may not be.
     #[inline]
-    fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
+    fn borrow(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
         let _ = (io, buffer);
         false
     }
 
-    /// Does a buffer still lie in the disk's memory, to which [`IoChannel::look`] has pointed it?
+    /// Does a buffer still lie in the disk's memory, to which [`IoChannel::borrow`] has pointed it?
     fn is_borrowed(&self) -> bool {
         false
     }
@@ -152,7 +152,7 @@ pub trait IoChannel {
     fn in_flight(&self) -> usize;
 }
 
-/// A disk's engine. Shared by all workers.
+/// A disk's block device. Shared by all workers.
 pub trait BlockDevice: Send + Sync {
     /// Shape and abilities; who the disk is, is not known here: [`Disk::info`] fills it in.
     fn info(&self) -> DiskInfo;
@@ -173,7 +173,7 @@ pub trait BlockDevice: Send + Sync {
         drop(resized);
     }
 
-    /// How large what it lies in is now, for an engine that has to be asked whether others have changed that. May block.
+    /// How large what it lies in is now, for a block device that has to be asked whether others have changed that. May block.
     ///
     /// # Errors
     /// What the system says.
@@ -202,7 +202,7 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
-    /// What the bytes from `offset` on, below the capacity, have behind them, for an engine that knows. May take for data
+    /// What the bytes from `offset` on, below the capacity, have behind them, for a block device that knows. May take for data
     /// what is none; [`DiskInfo::anchors`] promises that it takes no hole for anything else. Quick, for workers ask.
     fn extent(&self, offset: u64) -> Extent {
         let _ = offset;

@@ -35,7 +35,7 @@ impl Default for NullOptions {
     }
 }
 
-/// The engine `null`.
+/// The block device `null`.
 #[derive(Debug)]
 pub struct Null {
     info: DiskInfo,

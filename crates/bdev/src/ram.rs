@@ -1,6 +1,6 @@
 //! `ram`: a disk in this process' memory, gone when the process ends.
 //!
-//! I/O is a copy, done before `submit` returns; what zeroes or gives back much goes on piece by piece, a turn each, so that a
+//! I/O is a copy, done before `submit` returns; what zeroes or gives back much goes on piece by piece, an iteration each, so that a
 //! worker's other clients are served in between. Memory is taken when it is first written, and given back by
 //! discard and by write-zeroes with unmap. Huge pages are asked for by default: random 4 KiB reads are bound by
 //! address translation otherwise. Their price is that the first write takes 2 MiB at once; `huge_pages: false` is
@@ -18,12 +18,12 @@ use uring::{Completion, Owner, Ring};
 
 use crate::admit::Limits;
 use crate::error::{check_block_size, check_size};
-use crate::{Attach, BlockDevice, Finished, IoChannel, OpenError, Soon, Submission, Tag};
+use crate::{Attach, BlockDevice, Finished, IoChannel, OpenError, Prefetch, Submission, Tag};
 
 /// Memory is given back in pages of this many bytes.
 const PAGE: u64 = 4096;
 
-/// Bytes that one turn of a worker zeroes, or gives back, of one disk, for however many requests: some tenths of a millisecond.
+/// Bytes that one iteration of a worker zeroes, or gives back, of one disk, for however many requests: some tenths of a millisecond.
 /// Powers of two, no less than a page.
 const ZEROED_AT_ONCE: u64 = 1 << 20;
 const GIVEN_BACK_AT_ONCE: u64 = 16 << 20;
@@ -98,7 +98,7 @@ impl Memory {
     }
 }
 
-/// The engine `ram`.
+/// The block device `ram`.
 #[derive(Debug)]
 pub struct Ram {
     info: DiskInfo,
@@ -219,7 +219,7 @@ impl BlockDevice for Ram {
         Ok(Box::new(RamBackend {
             owner: attach.owner(),
             long: Vec::new(),
-            turn: 0,
+            iteration: 0,
             spent: 0,
             limits: Limits::of(&self.info, &self.capacity),
             first: MappingView::new(&extents[0].memory),
@@ -241,8 +241,8 @@ struct RamBackend {
     owner: Owner,
     /// By token.
     long: Vec<Option<Long>>,
-    /// The ring's turn, and what of the bytes that it may zero are zeroed.
-    turn: u64,
+    /// The ring's iteration, and what of the bytes that it may zero are zeroed.
+    iteration: u64,
     spent: u64,
     limits: Limits,
     /// The first extent's memory, to point buffers at.
@@ -307,7 +307,7 @@ fn at_once(io: &IoRequest) -> u64 {
     }
 }
 
-/// What so many bytes of an I/O take of a turn, as bytes that are zeroed.
+/// What so many bytes of an I/O take of an iteration, as bytes that are zeroed.
 fn cost(io: &IoRequest, length: u64) -> u64 {
     match gives_back(io) {
         true => length / (GIVEN_BACK_AT_ONCE / ZEROED_AT_ONCE),
@@ -348,15 +348,15 @@ impl RamBackend {
         }
     }
 
-    /// What may still be zeroed in this turn.
+    /// What may still be zeroed in this iteration.
     fn left(&mut self, ring: &Ring) -> u64 {
-        if self.turn != ring.turns() {
-            (self.turn, self.spent) = (ring.turns(), 0);
+        if self.iteration != ring.iterations() {
+            (self.iteration, self.spent) = (ring.iterations(), 0);
         }
         ZEROED_AT_ONCE.saturating_sub(self.spent)
     }
 
-    /// Zeroes, or gives back: at once, or, where this turn has done enough of that, piece by piece in others.
+    /// Zeroes, or gives back: at once, or, where this iteration has done enough of that, piece by piece in others.
     #[cold]
     fn clear(
         &mut self,
@@ -375,7 +375,7 @@ impl RamBackend {
         Submission::Done(self.carry_out(io, buffer))
     }
 
-    /// Begins an I/O that goes on piece by piece, each when one of the ring's turns has room for it.
+    /// Begins an I/O that goes on piece by piece, each when one of the ring's iterations has room for it.
     fn begin_long(&mut self, ring: &mut Ring, long: Long) {
         let free = self.long.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -438,16 +438,16 @@ impl IoChannel for RamBackend {
         Submission::Done(self.carry_out(io, buffer))
     }
 
-    fn wants_to_know(&self) -> bool {
+    fn wants_prefetch(&self) -> bool {
         true
     }
 
     /// Not admitted yet: a range may be any.
-    fn expect(&self, io: &IoRequest, soon: Soon) {
+    fn prefetch(&self, io: &IoRequest, soon: Prefetch) {
         let at = io.offset as usize;
         let length = match soon {
-            Soon::Next => io.length as usize,
-            Soon::Later => io.length.min(1) as usize,
+            Prefetch::Next => io.length as usize,
+            Prefetch::Later => io.length.min(1) as usize,
         };
         match io.kind {
             IoKind::Read => self.first.expect_read(at, length),
@@ -457,7 +457,7 @@ impl IoChannel for RamBackend {
     }
 
     #[inline]
-    fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
+    fn borrow(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
         let allowed = io.kind == IoKind::Read && self.limits.admit(io).is_ok();
         let allowed = allowed && io.offset + io.length <= self.first.len() as u64;
         if allowed {

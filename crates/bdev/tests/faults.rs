@@ -1,4 +1,4 @@
-//! The engines around engines do what their plan says, and nothing else.
+//! The block devices around block devices do what their plan says, and nothing else.
 
 mod common;
 
@@ -140,8 +140,8 @@ fn wrappers_can_be_nested_both_ways() {
     };
     let outer = Delay::new(Arc::new(Faulty::new(ram(), shuffle())), time);
     let inner = Faulty::new(Arc::new(Delay::new(ram(), time)), shuffle());
-    for engine in [&outer as &dyn BlockDevice, &inner] {
-        let mut worker = Worker::new(engine);
+    for device in [&outer as &dyn BlockDevice, &inner] {
+        let mut worker = Worker::new(device);
         let tags: Vec<u64> = (0..10)
             .map(|n| worker.submit(IoRequest::write(n * 512, 512), filled(&[n as u8; 512])))
             .collect();

@@ -211,7 +211,7 @@ fn second_writer_is_kept_out_and_told_who_may_be_in_the_way() {
         ..buffered(&path)
     };
     says(&refusal(reader.clone()), &["open for writing"]);
-    // A worker's handle outlives the engine, and so does the lock.
+    // A worker's handle outlives the block device, and so does the lock.
     let worker = Worker::new(&*first);
     drop(first);
     refusal(buffered(&path));

@@ -1,4 +1,4 @@
-//! What an engine says of its space: no hole has data, what is anchored has space, and for good.
+//! What a block device says of its space: no hole has data, what is anchored has space, and for good.
 
 mod common;
 
@@ -9,12 +9,12 @@ use common::Worker;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
 
-/// All of an engine's space.
-fn extents(engine: &dyn BlockDevice) -> Vec<(u64, Extent)> {
+/// All of a block device's space.
+fn extents(device: &dyn BlockDevice) -> Vec<(u64, Extent)> {
     let mut all = Vec::new();
     let mut offset = 0;
     while offset < SIZE {
-        let extent = engine.extent(offset);
+        let extent = device.extent(offset);
         assert!(extent.end > offset, "{extent:?} from {offset}");
         all.push((offset, extent));
         offset = extent.end;
@@ -23,17 +23,17 @@ fn extents(engine: &dyn BlockDevice) -> Vec<(u64, Extent)> {
 }
 
 /// What there is at one place.
-fn at(engine: &dyn BlockDevice, offset: u64) -> Allocation {
-    engine.extent(offset).allocation
+fn at(device: &dyn BlockDevice, offset: u64) -> Allocation {
+    device.extent(offset).allocation
 }
 
-fn check(name: &str, engine: &dyn BlockDevice) {
-    let mut worker = Worker::new(engine);
+fn check(name: &str, device: &dyn BlockDevice) {
+    let mut worker = Worker::new(device);
     let written = [0, 3 * MIB + 4096, 40 * MIB, SIZE - 4096];
     for at in written {
         worker.write(at, &[7; 4096]).unwrap();
     }
-    for (from, extent) in extents(engine) {
+    for (from, extent) in extents(device) {
         let has_data = written.iter().any(|at| (from..extent.end).contains(at));
         let is_data = extent.allocation == Allocation::Data;
         assert!(is_data || !has_data, "{name}: {extent:?} from {from}");
@@ -41,9 +41,9 @@ fn check(name: &str, engine: &dyn BlockDevice) {
 }
 
 /// Zeroes that do not unmap take space; those that do, and discards, give it back.
-fn check_anchors(name: &str, engine: &dyn BlockDevice) {
-    assert!(engine.info().anchors, "{name}");
-    let mut worker = Worker::new(engine);
+fn check_anchors(name: &str, device: &dyn BlockDevice) {
+    assert!(device.info().anchors, "{name}");
+    let mut worker = Worker::new(device);
     let zeroes = IoRequest::write_zeroes(8 * MIB, 4 * MIB);
     let place = 8 * MIB..12 * MIB;
     let pages = || place.clone().step_by(4096);
@@ -57,14 +57,14 @@ fn check_anchors(name: &str, engine: &dyn BlockDevice) {
             }
             worker.do_plain(zeroes).unwrap();
             for page in pages() {
-                assert_ne!(at(engine, page), Allocation::Hole, "{name}: {page}");
+                assert_ne!(at(device, page), Allocation::Hole, "{name}: {page}");
             }
             // It is still told as data, or not at all, while what was written there is in some cache.
             worker.write(9 * MIB, &[7; 4096]).unwrap();
-            assert_eq!(at(engine, 9 * MIB), Allocation::Data, "{name}");
+            assert_eq!(at(device, 9 * MIB), Allocation::Data, "{name}");
             worker.do_plain(given_back).unwrap();
             for page in pages() {
-                assert_eq!(at(engine, page), Allocation::Hole, "{name}: {page}");
+                assert_eq!(at(device, page), Allocation::Hole, "{name}: {page}");
             }
         }
     }

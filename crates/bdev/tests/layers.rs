@@ -74,7 +74,7 @@ fn abort_ends_an_io_that_waits_in_a_layer_below() {
         faults: vec![delayed],
         shuffle: None,
     };
-    let engines: [Arc<dyn BlockDevice>; 3] = [
+    let devices: [Arc<dyn BlockDevice>; 3] = [
         Arc::new(Delay::new(ram(), HOUR)),
         Arc::new(Faulty::new(Arc::new(Delay::new(ram(), HOUR)), shuffle(7))),
         Arc::new(Delay::new(
@@ -82,9 +82,9 @@ fn abort_ends_an_io_that_waits_in_a_layer_below() {
             Duration::ZERO,
         )),
     ];
-    for engine in engines {
+    for device in devices {
         let begun = Instant::now();
-        let mut worker = Worker::new(&*engine);
+        let mut worker = Worker::new(&*device);
         let tag = worker.submit(IoRequest::write(0, 512), filled(&[1; 512]));
         assert_eq!(worker.backend.in_flight(), 1);
         worker.backend.abort(&mut worker.ring, Tag(tag + 1));

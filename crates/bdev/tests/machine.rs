@@ -221,7 +221,7 @@ fn block_device_takes_the_ring_command_for_discard() {
         (1, 512),
     ] {
         ring.discard_blocks(uring::Owner(0), offset, &fd, offset, length);
-        ring.turn(uring::Wait::Until(None), &mut out).unwrap();
+        ring.enter(uring::Wait::Until(None), &mut out).unwrap();
     }
     let results: Vec<_> = out.iter().map(|c| c.result).collect();
     let invalid = Err(libc::EINVAL);
@@ -283,7 +283,7 @@ fn failed_flush_stays_failed_on_every_worker_until_the_disk_is_reopened() {
 
 #[test]
 #[ignore = "needs qemu-utils: see the head of this file"]
-fn qemu_and_this_engine_keep_each_other_out() {
+fn qemu_and_this_device_keep_each_other_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let shown = path.to_str().unwrap();
@@ -331,7 +331,7 @@ fn block_device_that_grew_and_shrank_is_followed() {
     let file = open(FileOptions::new(&device.device));
     let disk = Disk::new("d", None, file).unwrap();
     let size = |disk: &Disk| disk.info().geometry.capacity_bytes();
-    let mut worker = Worker::new(&**disk.engine());
+    let mut worker = Worker::new(&**disk.device());
     assert_eq!((size(&disk), disk.has_other_size()), (16 * MIB, false));
     for bytes in [24 * MIB, 8 * MIB] {
         let backing = std::fs::File::options().write(true).open(&device.backing);

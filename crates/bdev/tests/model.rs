@@ -1,4 +1,4 @@
-//! Every engine against a vector of bytes: batches of I/Os of all kinds, aligned memory or not, one segment or many.
+//! Every block device against a vector of bytes: batches of I/Os of all kinds, aligned memory or not, one segment or many.
 
 mod common;
 
@@ -65,10 +65,10 @@ fn request(step: &Step, block: u64) -> IoRequest {
 }
 
 /// Runs batches; the I/Os of a batch are in flight together, so those that would race are left out.
-fn agrees(engine: &dyn BlockDevice, batches: &[Vec<Step>]) {
-    let block = u64::from(engine.info().geometry.block_size());
+fn agrees(device: &dyn BlockDevice, batches: &[Vec<Step>]) {
+    let block = u64::from(device.info().geometry.block_size());
     let mut model = vec![0_u8; (BLOCKS * block) as usize];
-    let mut worker = Worker::new(engine);
+    let mut worker = Worker::new(device);
     for batch in batches {
         let mut taken: Vec<(u64, u64)> = Vec::new();
         let mut running = Vec::new();
@@ -135,12 +135,12 @@ fn file(folder: &str, cache: CacheMode, block_size: u32) -> (tempfile::TempDir, 
     (folder, open(options))
 }
 
-fn shuffled(engine: Arc<dyn BlockDevice>, seed: u64) -> Faulty {
+fn shuffled(device: Arc<dyn BlockDevice>, seed: u64) -> Faulty {
     let plan = FaultPlan {
         shuffle: Some(seed),
         ..FaultPlan::default()
     };
-    Faulty::new(engine, plan)
+    Faulty::new(device, plan)
 }
 
 proptest! {

@@ -1,4 +1,4 @@
-//! Every engine honours or refuses every option: one table.
+//! Every block device honours or refuses every option: one table.
 //!
 //! The struct patterns have no `..`, so an option that is added does not compile until it is in here.
 
@@ -13,7 +13,7 @@ use bdev::{
 use block::{IoErrorKind, IoRequest};
 use common::Worker;
 
-/// The options that all engines have.
+/// The options that all block devices have.
 #[derive(Clone, Copy)]
 struct Common {
     size: u64,
@@ -86,7 +86,7 @@ const ENGINES: [(&str, Make); 5] = [
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn every_engine_honours_size_block_size_and_read_only() {
+fn every_device_honours_size_block_size_and_read_only() {
     for (name, make) in ENGINES {
         for block_size in [512, 1024, 2048, 4096] {
             for read_only in [false, true] {
@@ -97,20 +97,20 @@ fn every_engine_honours_size_block_size_and_read_only() {
                     block_size,
                     read_only,
                 };
-                let engine = make(path, common).unwrap_or_else(|e| panic!("{name}: {e}"));
-                let info = engine.info();
+                let device = make(path, common).unwrap_or_else(|e| panic!("{name}: {e}"));
+                let info = device.info();
                 assert_eq!(info.geometry.block_size(), block_size, "{name}");
                 assert_eq!(info.geometry.capacity_bytes(), MIB, "{name}");
                 assert_eq!(info.read_only, read_only, "{name}");
                 assert!(info.physical_block_size >= block_size, "{name}");
-                behaves(name, &*engine, read_only, u64::from(block_size));
+                behaves(name, &*device, read_only, u64::from(block_size));
             }
         }
     }
 }
 
-fn behaves(name: &str, engine: &dyn BlockDevice, read_only: bool, block: u64) {
-    let mut worker = Worker::new(engine);
+fn behaves(name: &str, device: &dyn BlockDevice, read_only: bool, block: u64) {
+    let mut worker = Worker::new(device);
     let one = vec![1; block as usize];
     let kind = |outcome: block::IoOutcome| outcome.map_err(|e| e.kind);
     let expected = if read_only {
@@ -139,7 +139,7 @@ fn behaves(name: &str, engine: &dyn BlockDevice, read_only: bool, block: u64) {
 }
 
 #[test]
-fn every_engine_refuses_the_same_sizes_in_words() {
+fn every_device_refuses_the_same_sizes_in_words() {
     for (name, make) in ENGINES {
         for (size, block_size, value) in [
             (MIB, 0, "block size 0 "),

@@ -35,14 +35,18 @@ fn others_are_served_in_between() {
         worker.write(0, &vec![7; SIZE as usize]).unwrap();
         let tag = worker.submit(long, IoBuffer::default());
         assert_eq!(worker.backend.in_flight(), 1);
-        let mut turns = 0;
+        let mut iterations = 0;
         while worker.backend.in_flight() > 0 {
             // The last byte is the last to go.
-            assert_eq!(worker.read(SIZE - 512, 512).unwrap(), [7; 512], "{turns}");
-            assert!(worker.turn());
-            turns += 1;
+            assert_eq!(
+                worker.read(SIZE - 512, 512).unwrap(),
+                [7; 512],
+                "{iterations}"
+            );
+            assert!(worker.iterate());
+            iterations += 1;
         }
-        assert!((4..=96).contains(&turns), "{turns} turns");
+        assert!((4..=96).contains(&iterations), "{iterations} iterations");
         assert_eq!(worker.wait(tag).0, Ok(()));
         assert_eq!(worker.read(SIZE - 512, 512).unwrap(), [0; 512]);
     }
@@ -109,12 +113,12 @@ fn a_hole_of_a_terabyte_is_given_back_at_once() {
     let mut worker = Worker::new(&ram);
     worker.write(1 << 39, &[7; 512]).unwrap();
     let tag = worker.submit(IoRequest::discard(0, 1 << 40), IoBuffer::default());
-    let mut turns = 0;
+    let mut iterations = 0;
     while worker.backend.in_flight() > 0 {
-        assert!(worker.turn());
-        turns += 1;
+        assert!(worker.iterate());
+        iterations += 1;
     }
-    assert!(turns < 10, "{turns} turns");
+    assert!(iterations < 10, "{iterations} iterations");
     assert_eq!(worker.wait(tag).0, Ok(()));
     assert_eq!(worker.read(1 << 39, 512).unwrap(), [0; 512]);
 }
@@ -136,12 +140,12 @@ fn many_short_ones_share_what_a_turn_may_take() {
         let share = if way == 0 { MIB } else { 16 * MIB };
         let least = count * length / share - 1;
         assert!(worker.backend.in_flight() as u64 >= least);
-        let mut turns = 0;
+        let mut iterations = 0;
         while worker.backend.in_flight() > 0 {
-            assert!(worker.turn());
-            turns += 1;
+            assert!(worker.iterate());
+            iterations += 1;
         }
-        assert!(turns >= least, "{turns} turns");
+        assert!(iterations >= least, "{iterations} iterations");
         for tag in tags {
             assert_eq!(worker.wait(tag).0, Ok(()));
         }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use bdev::{IoChannel, Ram, RamOptions, Soon};
+use bdev::{IoChannel, Prefetch, Ram, RamOptions};
 use block::{IoFlags, IoRequest};
 use common::Worker;
 
@@ -17,10 +17,10 @@ fn resident_mib() -> u64 {
 
 /// Tells the disk of I/Os that never come, some of them beyond its end.
 fn expect_much(backend: &dyn IoChannel) {
-    assert!(backend.wants_to_know());
+    assert!(backend.wants_prefetch());
     let expect = |io: IoRequest| {
-        backend.expect(&io, Soon::Later);
-        backend.expect(&io, Soon::Next);
+        backend.prefetch(&io, Prefetch::Later);
+        backend.prefetch(&io, Prefetch::Next);
     };
     for n in 0..64 {
         expect(IoRequest::read(n * MIB, MIB));

@@ -48,7 +48,7 @@ const DEPTH_ONE_NS_MAX: f64 = 50.0;
 
 struct Case {
     name: &'static str,
-    door: &'static str,
+    transport: &'static str,
     depth: &'static str,
 }
 
@@ -58,32 +58,32 @@ const WARM_UP: Duration = Duration::from_millis(20);
 const CASES: [Case; 6] = [
     Case {
         name: "blk QD1",
-        door: "blk",
+        transport: "blk",
         depth: "1",
     },
     Case {
         name: "blk QD32",
-        door: "blk",
+        transport: "blk",
         depth: "32",
     },
     Case {
         name: "blk QD128",
-        door: "blk",
+        transport: "blk",
         depth: "128",
     },
     Case {
         name: "scsi QD1",
-        door: "scsi",
+        transport: "scsi",
         depth: "1",
     },
     Case {
         name: "scsi QD32",
-        door: "scsi",
+        transport: "scsi",
         depth: "32",
     },
     Case {
         name: "scsi QD128",
-        door: "scsi",
+        transport: "scsi",
         depth: "128",
     },
 ];
@@ -165,11 +165,11 @@ pub fn stamp_cost(
             }
             let mut subjects = Vec::new();
             for without in order {
-                let socket = folder.path().join(socket_name(case.door, without));
+                let socket = folder.path().join(socket_name(case.transport, without));
                 let (socket, name) = (socket.display(), names[usize::from(without)]);
                 let text = format!(
                     "vhost-user-{}:{socket},name={} {name}",
-                    case.door, case.name
+                    case.transport, case.name
                 );
                 subjects.push(Subject::parse(&text)?);
             }
@@ -214,13 +214,13 @@ impl StampCost {
     }
 }
 
-fn socket_name(door: &str, without: bool) -> String {
-    format!("{door}-{without}")
+fn socket_name(transport: &str, without: bool) -> String {
+    format!("{transport}-{without}")
 }
 
 fn serve(options: &StampOptions, folder: &std::path::Path, without: bool) -> Result<Daemon> {
     let cpu = options.device_cpu.to_string();
-    let [blk, scsi] = ["blk", "scsi"].map(|door| folder.join(socket_name(door, without)));
+    let [blk, scsi] = ["blk", "scsi"].map(|transport| folder.join(socket_name(transport, without)));
     let control = folder.join(format!("control-{without}"));
     let mut command = Start::new(&options.program, Some(options.device_cpu));
     command.args(["--log", "warn", "serve", "--cpus", &cpu]);

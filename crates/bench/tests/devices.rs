@@ -284,13 +284,13 @@ fn what_is_measured_is_as_long_as_was_asked_for() {
 fn an_injected_service_time_is_what_is_measured_or_more() {
     let rig = Rig::new();
     let delay = Duration::from_millis(2);
-    let engine = Arc::new(Delay::new(null(1 << 20), delay));
+    let device = Arc::new(Delay::new(null(1 << 20), delay));
     let jobs = vec![job(&[
         ("rw", "randread"),
         ("io_size", "128k"),
         ("iodepth", "2"),
     ])];
-    let plan = plan(vec![rig.blk(engine, 1)], jobs, DriverOptions::default());
+    let plan = plan(vec![rig.blk(device, 1)], jobs, DriverOptions::default());
     let outcome = outcome(&plan);
     let latency = outcome.subjects[0].repetitions[0].latency();
     assert_eq!(latency.count, 32);
@@ -397,7 +397,7 @@ impl IoChannel for LiarBackend {
 #[test]
 fn one_flipped_bit_in_a_gigabyte_is_found() {
     let rig = Rig::new();
-    let engine = Arc::new(Liar {
+    let device = Arc::new(Liar {
         inner: ram(1 << 30),
         wrong: Wrong::FlipsABit,
         left: Arc::new(AtomicU64::new(1)),
@@ -410,7 +410,7 @@ fn one_flipped_bit_in_a_gigabyte_is_found() {
         ("verify", "crc32c"),
     ];
     let jobs = vec![job(&options)];
-    let plan = plan(vec![rig.blk(engine, 1)], jobs, DriverOptions::default());
+    let plan = plan(vec![rig.blk(device, 1)], jobs, DriverOptions::default());
     let outcome = outcome(&plan);
     let result = &outcome.subjects[0].repetitions[0].jobs[0];
     assert_eq!(result.differences, 1, "{:?}", result.complaints);
@@ -419,7 +419,7 @@ fn one_flipped_bit_in_a_gigabyte_is_found() {
 
 fn complaints(wrong: Wrong, loops: &str) -> Vec<String> {
     let rig = Rig::new();
-    let engine = Arc::new(Liar {
+    let device = Arc::new(Liar {
         inner: ram(4 << 20),
         wrong,
         left: Arc::new(AtomicU64::new(1)),
@@ -432,7 +432,7 @@ fn complaints(wrong: Wrong, loops: &str) -> Vec<String> {
         ("loops", loops),
     ];
     let plan = plan(
-        vec![rig.blk(engine, 1)],
+        vec![rig.blk(device, 1)],
         vec![job(&options)],
         DriverOptions::default(),
     );

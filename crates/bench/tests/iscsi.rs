@@ -1,4 +1,4 @@
-//! The iSCSI driver against a door of this process: content, counts, digests, several sessions, a target that leaves.
+//! The iSCSI driver against a transport of this process: content, counts, digests, several sessions, a target that leaves.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bdev::{BlockDevice, Disk, Ram, RamOptions};
 use bench::driver::{DriverOptions, Subject};
-use iscsi_target::{DemoMode, DoorLimits, Server, TargetOptions};
+use iscsi_target::{DemoMode, Server, ServerLimits, TargetOptions};
 use reactor::{PollLimit, Pool, WorkerOptions};
 use scsi::MemoryStore;
 use scsi_exec::Units;
@@ -32,7 +32,7 @@ fn serve() -> (Server, String) {
     };
     let pool = Arc::new(Pool::start(&workers).unwrap());
     let units = Units::new(Box::new(MemoryStore::default()));
-    let server = Server::start(pool, units, DoorLimits::default()).unwrap();
+    let server = Server::start(pool, units, ServerLimits::default()).unwrap();
     let options = TargetOptions {
         name: TARGET.to_owned(),
         portals: vec!["127.0.0.1:0".parse().unwrap()],

@@ -116,14 +116,14 @@ impl VirtioDevice for SilentDevice {
 #[test]
 fn a_request_that_comes_back_without_an_answer_is_an_error() {
     let rig = Rig::new();
-    let engine = Arc::new(
+    let device = Arc::new(
         Null::create(NullOptions {
             size: 4 << 20,
             ..NullOptions::default()
         })
         .unwrap(),
     );
-    let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
+    let disk = Arc::new(Disk::new("d0", None, device).unwrap());
     let options = BlkOptions {
         name: "d0".into(),
         queues: 1,

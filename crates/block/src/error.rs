@@ -5,7 +5,7 @@ use std::fmt;
 /// What became of an I/O.
 pub type IoOutcome = Result<(), IoError>;
 
-/// The few classes of failure that a door tells apart on the wire.
+/// The few classes of failure that a transport tells apart on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoErrorKind {
     /// The range lies (partly) beyond the end of the disk.

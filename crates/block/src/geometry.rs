@@ -1,4 +1,4 @@
-//! A disk's shape, and the one range check that every door uses. Plain SCSI commands have a short way of it, which only says yes
+//! A disk's shape, and the one range check that every transport uses. Plain SCSI commands have a short way of it, which only says yes
 //! or no; a test holds that the two agree.
 
 use std::fmt;
@@ -192,7 +192,7 @@ impl CompareAndWrite {
     }
 }
 
-/// All that a door tells its client about a disk.
+/// All that a transport tells its client about a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskInfo {
     /// Logical block size and capacity.

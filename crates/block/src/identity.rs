@@ -13,7 +13,7 @@ const HYPHENS: [usize; 4] = [8, 13, 18, 23];
 const TEXT_BYTES: usize = 36;
 
 impl Identity {
-    /// What an engine says, which knows of none.
+    /// What a block device says, which knows of none.
     pub const UNSET: Identity = Identity::from_random_bits(0);
 
     /// A new one, which no other disk has.

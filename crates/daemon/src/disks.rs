@@ -1,4 +1,4 @@
-//! Disks from their configuration: each engine made, each option honoured.
+//! Disks from their configuration: each block device made, each option honoured.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const BLOCK_SIZE_DEFAULT: u32 = 512;
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 
 /// Devices that were opened before their disks are made, or why they could not be, by the disk's name.
-pub(crate) type Engines = HashMap<String, Result<Arc<dyn BlockDevice>, OpenError>>;
+pub(crate) type Devices = HashMap<String, Result<Arc<dyn BlockDevice>, OpenError>>;
 
 /// Disks that are being opened.
 #[derive(Default)]
@@ -57,19 +57,19 @@ impl Opening {
 /// Opens disks, beside those that are known. `ready`: their devices, as far as these are open already.
 pub(crate) fn open_all<'a>(
     configs: impl IntoIterator<Item = &'a DiskConfig>,
-    mut ready: Engines,
+    mut ready: Devices,
     known: &Disks,
     identities: &Identities,
     store: &dyn Store,
 ) -> Opening {
     let mut opening = Opening::default();
-    let (mut engines, mut claims) = (Vec::new(), Vec::new());
+    let (mut devices, mut claims) = (Vec::new(), Vec::new());
     for config in configs {
-        let engine = ready.remove(&config.name);
-        match engine.unwrap_or_else(|| engine_of(config)) {
-            Ok(engine) => {
-                claims.push((config, identities.claim(config, &*engine, store)));
-                engines.push(engine);
+        let device = ready.remove(&config.name);
+        match device.unwrap_or_else(|| open_device(config)) {
+            Ok(device) => {
+                claims.push((config, identities.claim(config, &*device, store)));
+                devices.push(device);
             }
             Err(error) => opening
                 .failed
@@ -77,12 +77,12 @@ pub(crate) fn open_all<'a>(
         }
     }
     identities::settle(&mut claims, known, &mut opening.failed);
-    for (engine, (config, claim)) in engines.into_iter().zip(claims) {
+    for (device, (config, claim)) in devices.into_iter().zip(claims) {
         if opening.failed.iter().any(|(name, _)| *name == config.name) {
-            engine.remove_if_created();
+            device.remove_if_created();
             continue;
         }
-        match open(config, claim.identity, engine) {
+        match open(config, claim.identity, device) {
             Ok(disk) => opening.opened.push((Arc::new(disk), claim)),
             Err(error) => opening
                 .failed
@@ -117,7 +117,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
 fn open(
     config: &DiskConfig,
     identity: Identity,
-    engine: Arc<dyn BlockDevice>,
+    device: Arc<dyn BlockDevice>,
 ) -> Result<Disk, OpenError> {
     let options = DiskOptions {
         identity: Some(identity),
@@ -127,8 +127,8 @@ fn open(
         removable: config.shown.removable,
         copy_across_targets: config.shown.copy_across_targets,
     };
-    let disk = Disk::with_options(&config.name, options, engine.clone())
-        .inspect_err(|_| engine.remove_if_created())?;
+    let disk = Disk::with_options(&config.name, options, device.clone())
+        .inspect_err(|_| device.remove_if_created())?;
     disk.set_limits(limits(&config.limits));
     disk.set_error_policy(config.errors);
     Ok(disk)
@@ -146,13 +146,13 @@ pub(crate) fn open_elsewhere(
 ) -> std::io::Result<()> {
     let thread = std::thread::Builder::new().name("open-disk".to_owned());
     let open = move || {
-        let engine = engine_of(&config);
-        opened(config, engine);
+        let device = open_device(&config);
+        opened(config, device);
     };
     thread.spawn(open).map(drop)
 }
 
-fn engine_of(config: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
+fn open_device(config: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let block_size = config.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
     Ok(match &config.backend {
         BlockDeviceConfig::Ram { size } => Arc::new(Ram::create(RamOptions {
@@ -174,7 +174,7 @@ fn engine_of(config: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
                 },
                 ..config.clone()
             };
-            Arc::new(Delay::new(engine_of(&inner)?, *time))
+            Arc::new(Delay::new(open_device(&inner)?, *time))
         }
         BlockDeviceConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
             size: *size,
@@ -226,7 +226,7 @@ mod tests {
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let (known, store) = (Disks::new(), MemoryStore::default());
         let identities = Identities::default();
-        let opening = open_all(&config.disks, Engines::new(), &known, &identities, &store);
+        let opening = open_all(&config.disks, Devices::new(), &known, &identities, &store);
         (opening.disks(), opening.reasons())
     }
 
@@ -234,7 +234,7 @@ mod tests {
     fn every_back_end_honours_size_block_size_read_only_and_serial() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("f.raw");
-        for engine in [
+        for device in [
             "ram:1M",
             "null:1M",
             "delay:1ms,size=1M",
@@ -242,7 +242,7 @@ mod tests {
             &format!("file:{},size=1M", file.display()),
         ] {
             for (block_size, read_only) in [(512, "off"), (4096, "off"), (4096, "on")] {
-                let flag = format!("d={engine},block_size={block_size},ro={read_only},serial=S-1");
+                let flag = format!("d={device},block_size={block_size},ro={read_only},serial=S-1");
                 let flag = flag
                     + ",wwn=3a5b000000000001,physical_block_size=8192,removable=on,copy_across_targets"
                     + ",on_error=enospc,io_timeout=30,iops=1000,bandwidth=1M,bandwidth_burst=2M";

@@ -21,7 +21,7 @@ use crate::config::{
     Config, ExportRef, IscsiConfig, VhostBlkConfig, VhostScsiConfig, read_chap_users,
 };
 use crate::disks::Disks;
-use crate::objects::{Doors, Servers, absolute};
+use crate::objects::{Servers, Transports, absolute};
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
 
@@ -36,12 +36,12 @@ pub struct ReadyExport {
     /// The export's name.
     pub name: String,
     /// Where clients come in.
-    pub door: Door,
+    pub endpoint: Endpoint,
 }
 
 /// Where an export's clients come in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum Endpoint {
     /// The socket at this path.
     Path(PathBuf),
     /// A listening socket that was inherited.
@@ -55,16 +55,18 @@ pub enum Door {
 impl fmt::Display for ReadyExport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ready {} {}", self.kind, self.name)?;
-        match &self.door {
-            Door::Path(socket) => write!(f, " {}", socket.display()),
-            Door::Portals(portals) => portals.iter().try_for_each(|portal| write!(f, " {portal}")),
-            Door::Listening => f.write_str(" inherited socket"),
-            Door::Connection => f.write_str(" inherited connection"),
+        match &self.endpoint {
+            Endpoint::Path(socket) => write!(f, " {}", socket.display()),
+            Endpoint::Portals(portals) => {
+                portals.iter().try_for_each(|portal| write!(f, " {portal}"))
+            }
+            Endpoint::Listening => f.write_str(" inherited socket"),
+            Endpoint::Connection => f.write_str(" inherited connection"),
         }
     }
 }
 
-/// One registry, so that a disk is the same logical unit through every door.
+/// One registry, so that a disk is the same logical unit through every transport.
 pub(crate) fn units(config: &Config) -> Arc<Units> {
     Units::new(store(config))
 }
@@ -82,13 +84,13 @@ fn store(config: &Config) -> Box<dyn Store> {
     }
 }
 
-/// What is behind an export's door.
+/// The device behind an export's endpoint.
 pub(crate) enum Device {
     /// One disk.
     Blk(Arc<BlkDevice>),
     /// A controller.
     Scsi(Arc<ScsiDevice>),
-    /// A target, which the iSCSI door knows by its name.
+    /// A target, which the iSCSI transport knows by its name.
     Iscsi,
 }
 
@@ -107,7 +109,7 @@ pub(crate) fn open(
     export: ExportRef<'_>,
     disks: &Disks,
     servers: &Servers,
-    doors: &Doors,
+    transports: &Transports,
     inherited: Option<Inherited>,
     users: Option<&ChapUsers>,
 ) -> Result<OpenExport, String> {
@@ -115,7 +117,7 @@ pub(crate) fn open(
     // Before the first client comes.
     pool.assign(export.name(), export.placement())
         .map_err(|error| error.to_string())?;
-    let opened = open_placed(export, disks, units, doors, inherited, users);
+    let opened = open_placed(export, disks, units, transports, inherited, users);
     if opened.is_err() {
         share(pool, export.name());
     }
@@ -133,24 +135,24 @@ fn open_placed(
     export: ExportRef<'_>,
     disks: &Disks,
     units: &Arc<Units>,
-    doors: &Doors,
+    transports: &Transports,
     inherited: Option<Inherited>,
     users: Option<&ChapUsers>,
 ) -> Result<OpenExport, String> {
-    let (device, door) = match export {
+    let (device, endpoint) = match export {
         ExportRef::VhostBlk(config) => {
             let device = blk_device(config, disks, units)?;
-            let door = listen(&doors.vhost, device.clone(), &config.socket, inherited)?;
-            (Device::Blk(device), door)
+            let endpoint = listen(&transports.vhost, device.clone(), &config.socket, inherited)?;
+            (Device::Blk(device), endpoint)
         }
         ExportRef::VhostScsi(config) => {
             let device = scsi_device(config, disks, units)?;
-            let door = listen(&doors.vhost, device.clone(), &config.socket, inherited)?;
-            (Device::Scsi(device), door)
+            let endpoint = listen(&transports.vhost, device.clone(), &config.socket, inherited)?;
+            (Device::Scsi(device), endpoint)
         }
         ExportRef::Iscsi(config) => {
-            let portals = iscsi_target(config, disks, &doors.iscsi, users)?;
-            (Device::Iscsi, Door::Portals(portals))
+            let portals = iscsi_target(config, disks, &transports.iscsi, users)?;
+            (Device::Iscsi, Endpoint::Portals(portals))
         }
     };
     Ok(OpenExport {
@@ -159,18 +161,18 @@ fn open_placed(
         ready: ReadyExport {
             kind: export.kind(),
             name: export.name().to_owned(),
-            door,
+            endpoint,
         },
     })
 }
 
 /// Closes an export: its sessions end once what is in flight has been answered.
-pub(crate) fn close(name: &str, pool: &Pool, doors: &Doors) {
-    if doors.vhost.remove(name) {
+pub(crate) fn close(name: &str, pool: &Pool, transports: &Transports) {
+    if transports.vhost.remove(name) {
         return share(pool, name);
     }
     let (hold, ended) = Holding::new();
-    doors.iscsi.remove_target(name, &hold);
+    transports.iscsi.remove_target(name, &hold);
     drop(hold);
     if !ended.wait(END_PATIENCE) {
         tracing::warn!("sessions of {name} are still in flight; going on without them");
@@ -179,10 +181,10 @@ pub(crate) fn close(name: &str, pool: &Pool, doors: &Doors) {
 }
 
 /// The exports that have a client.
-pub(crate) fn connected(doors: &Doors) -> HashSet<String> {
-    let vhost = doors.vhost.status().into_iter();
+pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
+    let vhost = transports.vhost.status().into_iter();
     let vhost = vhost.filter(|export| export.connected).map(|e| e.name);
-    let iscsi = doors.iscsi.status().into_iter();
+    let iscsi = transports.iscsi.status().into_iter();
     let iscsi = iscsi.filter(|target| target.sessions > 0).map(|t| t.name);
     vhost.chain(iscsi).collect()
 }
@@ -243,10 +245,10 @@ fn listen(
     device: Arc<dyn VirtioDevice>,
     path: &Path,
     inherited: Option<Inherited>,
-) -> Result<Door, String> {
+) -> Result<Endpoint, String> {
     match inherited {
         None => match server.listen(path, device) {
-            Ok(()) => Ok(Door::Path(path.to_owned())),
+            Ok(()) => Ok(Endpoint::Path(path.to_owned())),
             Err(error) => Err(error.to_string()),
         },
         Some(inherited) => serve_inherited(server, device, inherited.socket)
@@ -259,13 +261,13 @@ fn serve_inherited(
     server: &vhost_user::Server,
     device: Arc<dyn VirtioDevice>,
     socket: OwnedFd,
-) -> std::io::Result<Door> {
+) -> std::io::Result<Endpoint> {
     if rustix::net::sockopt::socket_acceptconn(&socket)? {
         server.listen_on(UnixListener::from(socket), device)?;
-        Ok(Door::Listening)
+        Ok(Endpoint::Listening)
     } else {
         server.serve_on(UnixStream::from(socket), device)?;
-        Ok(Door::Connection)
+        Ok(Endpoint::Connection)
     }
 }
 
@@ -300,7 +302,7 @@ fn blk_device(
     let device = BlkDevice::new(Arc::clone(disk), options);
     let device = device.with_choice(kept.as_deref() != Some(writethrough), keep);
     let device = remember_disk(device, &config.socket, units);
-    // A sanitize operation that a restart interrupted goes on, whichever door its disk has.
+    // A sanitize operation that a restart interrupted goes on, whichever transport its disk has.
     let unit = units.unit(disk);
     if disk.is_removable() {
         // virtio-blk has no word for a medium that is gone: SCSI initiators cannot eject it meanwhile.

@@ -97,10 +97,10 @@ impl Identities {
     pub(crate) fn claim(
         &self,
         config: &DiskConfig,
-        engine: &dyn BlockDevice,
+        device: &dyn BlockDevice,
         store: &dyn Store,
     ) -> Claim {
-        match engine.medium() {
+        match device.medium() {
             Some(medium) => claim_medium(&config.name, medium, store),
             None => self.claim_volatile(config),
         }
@@ -129,7 +129,7 @@ impl Identities {
                 let is_same = known.backend == config.backend.word();
                 return is_same.then(|| (config.name.clone(), known.clone()));
             };
-            if disk.engine().medium().is_some() {
+            if disk.device().medium().is_some() {
                 return None;
             }
             let volatile = Volatile {
@@ -159,7 +159,7 @@ impl Identities {
     /// Why it cannot be kept; the disk has the one that it had then.
     pub(crate) fn renew(disk: &Disk, store: &dyn Store) -> Result<(), String> {
         let identity = Identity::random();
-        if let Some(medium) = disk.engine().medium() {
+        if let Some(medium) = disk.device().medium() {
             let record = record(identity, medium);
             if let Err(refused) = medium.set_attribute(&record.encode()) {
                 let has_attribute = matches!(medium.attribute(), Ok(Some(_)));
@@ -185,7 +185,7 @@ impl Identities {
 pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
     let mut changed: Vec<OwnedFd> = Vec::new();
     for (disk, claim) in claims.iter().filter(|(_, claim)| claim.is_stale) {
-        let Some(medium) = disk.engine().medium() else {
+        let Some(medium) = disk.device().medium() else {
             continue;
         };
         let record = record(claim.identity, medium);
@@ -289,7 +289,7 @@ fn refuse_one_medium_twice(
     }
     let mut taken: HashMap<String, &str> = known
         .iter()
-        .filter_map(|(name, disk)| Some((disk.engine().medium()?.key(), name.as_str())))
+        .filter_map(|(name, disk)| Some((disk.device().medium()?.key(), name.as_str())))
         .collect();
     for (config, claim) in opening {
         let Some(key) = &claim.key else { continue };

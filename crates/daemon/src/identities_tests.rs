@@ -7,7 +7,7 @@ use scsi::{MemoryStore, Store};
 
 use super::*;
 use crate::config::{Flags, Surroundings, parse};
-use crate::disks::{Engines, open_all};
+use crate::disks::{Devices, open_all};
 
 const ATTRIBUTE: &str = "user.lunette.identity";
 
@@ -30,7 +30,7 @@ fn opened_beside(
     // Each by itself, for two ways to one file are refused here too.
     let configs = flags.iter().flat_map(|flag| config(&[*flag]).disks);
     let configs: Vec<DiskConfig> = configs.collect();
-    let opening = open_all(&configs, Engines::new(), known, identities, store);
+    let opening = open_all(&configs, Devices::new(), known, identities, store);
     if !opening.failed.is_empty() {
         return Err(opening.reasons());
     }

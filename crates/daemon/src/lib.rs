@@ -25,7 +25,7 @@ mod uevents;
 mod watchdog;
 
 pub use disks::warnings;
-pub use exports::{Door, ReadyExport};
+pub use exports::{Endpoint, ReadyExport};
 pub use logs::{LogHandle, LogLevels};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
 pub use running::{Inherited, PassedControl, Reload, Running, StartError, StartOptions, start};

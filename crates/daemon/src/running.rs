@@ -18,7 +18,7 @@ use crate::config::{
 use crate::control::{
     self, Api, BindError, DiskStatus, ExportStatus, LunStatus, Status, Tokens, View,
 };
-use crate::exports::{self, Door, ReadyExport};
+use crate::exports::{self, Endpoint, ReadyExport};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
@@ -148,7 +148,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     let units = exports::units(&config);
     let pool = Arc::new(pool);
     units.run_on(&pool);
-    let limits = config.iscsi_limits.door();
+    let limits = config.iscsi_limits.server();
     let servers = Arc::new(Servers::start(pool, units, limits)?);
     let keeps = state_store.is_some();
     let (mut owner, inbox) = Owner::new(config, Arc::clone(&servers), state_store);
@@ -296,14 +296,14 @@ impl Running {
         let gone = |ready: &ReadyExport| {
             let status = self.overview.export_status();
             let found = status.iter().find(|export| export.name == ready.name);
-            ready.door == Door::Connection && found.is_none_or(|export| !export.connected)
+            ready.endpoint == Endpoint::Connection && found.is_none_or(|export| !export.connected)
         };
         self.ready.iter().any(gone)
     }
 
     /// Does this daemon serve one inherited connection? Then it is to be asked for [`Running::is_left`].
     pub fn has_one_client(&self) -> bool {
-        let is_connection = |ready: &ReadyExport| ready.door == Door::Connection;
+        let is_connection = |ready: &ReadyExport| ready.endpoint == Endpoint::Connection;
         self.ready.iter().any(is_connection)
     }
 
@@ -312,7 +312,7 @@ impl Running {
         self.control.as_ref().map(control::Server::path)
     }
 
-    /// Tells the service manager at least every `time` that the workers take their turns, until it is dropped.
+    /// Tells the service manager at least every `time` that the workers make progress, until it is dropped.
     ///
     /// # Errors
     /// When there is no thread for it.
@@ -401,8 +401,8 @@ impl View for Overview {
             waiting: waiting(name),
             ..DiskStatistics::new(name, used.get(name))
         });
-        let doors = self.servers.doors();
-        let initiators = doors.map(|doors| doors.iscsi.initiators());
+        let transports = self.servers.transports();
+        let initiators = transports.map(|transports| transports.iscsi.initiators());
         let initiators = initiators.unwrap_or_default().into_iter();
         Statistics {
             initiators: initiators.map(InitiatorStatistics::from).collect(),
@@ -453,13 +453,18 @@ impl Overview {
 
     fn export_status(&self) -> Vec<ExportStatus> {
         let live = self.live();
-        let doors = self.servers.doors();
-        let connected = doors.as_ref().map(exports::connected).unwrap_or_default();
-        let mut served_by = match &doors {
-            Some(doors) => served(&self.servers, doors),
+        let transports = self.servers.transports();
+        let connected = transports
+            .as_ref()
+            .map(exports::connected)
+            .unwrap_or_default();
+        let mut served_by = match &transports {
+            Some(transports) => served(&self.servers, transports),
             None => HashMap::new(),
         };
-        let served = doors.map(|doors| doors.vhost.status()).unwrap_or_default();
+        let served = transports
+            .map(|transports| transports.vhost.status())
+            .unwrap_or_default();
         let paths: HashMap<String, Option<PathBuf>> =
             served.into_iter().map(|e| (e.name, e.path)).collect();
         let lun = |lun: &LunConfig| LunStatus {
@@ -555,7 +560,7 @@ mod tests {
             ..StartOptions::default()
         };
         let running = start(config, options).unwrap();
-        assert_eq!(running.ready()[0].door, Door::Connection);
+        assert_eq!(running.ready()[0].endpoint, Endpoint::Connection);
         assert!(running.has_one_client() && !running.is_left());
         assert!(!folder.path().join("d0.sock").exists());
         drop(client);

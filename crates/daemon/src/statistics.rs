@@ -32,10 +32,10 @@ pub struct Statistics {
 pub struct WorkerStatistics {
     /// Its number.
     pub worker: u32,
-    /// Turns in which there was work.
-    pub busy_turns: u64,
-    /// Turns in which polling found nothing.
-    pub empty_turns: u64,
+    /// Iterations in which there was work.
+    pub busy_iterations: u64,
+    /// Iterations in which polling found nothing.
+    pub empty_iterations: u64,
     /// Times it slept.
     pub sleeps: u64,
     /// Messages it ran.
@@ -47,8 +47,8 @@ impl WorkerStatistics {
     pub fn new(worker: u32, counters: WorkerCounters) -> WorkerStatistics {
         WorkerStatistics {
             worker,
-            busy_turns: counters.busy_turns,
-            empty_turns: counters.empty_turns,
+            busy_iterations: counters.busy_iterations,
+            empty_iterations: counters.empty_iterations,
             sleeps: counters.sleeps,
             messages: counters.messages,
         }
@@ -128,14 +128,14 @@ impl LimitedStatistics {
     }
 }
 
-/// What was asked of a disk, through all doors.
+/// What was asked of a disk, through all transports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStatistics {
     /// Its name.
     pub name: String,
     /// By kind: `read`, `write`, `flush`, `discard`, `write_zeroes`, `compare_and_write`.
     pub operations: BTreeMap<String, IoStatistics>,
-    /// I/Os that the engine has and has not given back.
+    /// I/Os that the block device has and has not given back.
     pub in_flight: u64,
     /// Of these, I/Os that have failed and wait until the disk is resumed.
     #[serde(default)]

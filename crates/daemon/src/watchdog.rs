@@ -1,6 +1,6 @@
-//! Says that the daemon is alive for as long as its workers take their turns.
+//! Says that the daemon is alive for as long as its workers make progress.
 //!
-//! Every worker is sent a message, which it runs between two turns; only when all have run theirs is the service manager
+//! Every worker is sent a message, which it runs between two iterations; only when all have run theirs is the service manager
 //! told, and the next round begins. A worker that is stuck stops that, and the service manager restarts the daemon.
 
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Round {
         }
     }
 
-    /// The workers that have not taken a turn since the round began. A dedicated one that has ended is not missing.
+    /// The workers that have not taken an iteration since the round began. A dedicated one that has ended is not missing.
     fn missing(&self) -> Vec<u32> {
         let missing = self.answered.iter();
         missing
@@ -71,7 +71,7 @@ impl Watchdog {
                         round = Round::begin(&pool);
                         told = false;
                     } else if !std::mem::replace(&mut told, true) {
-                        tracing::error!(workers = ?missing, "workers take no turns; the watchdog waits for them");
+                        tracing::error!(workers = ?missing, "workers make no progress; the watchdog waits for them");
                     }
                 }
             })?;

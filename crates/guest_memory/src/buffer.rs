@@ -1,6 +1,6 @@
 //! What an I/O reads or writes: segments of memory, kept mapped by whoever holds the buffer.
 //!
-//! A buffer is owned by the request's slot, then by the engine while the I/O runs, then by the slot again; it
+//! A buffer is owned by the request's slot, then by the block device while the I/O runs, then by the slot again; it
 //! never leaves its worker. A *window* selects the data part of a descriptor chain, so that one buffer, with
 //! one pin, carries a request's header, data and status. Refilling a used buffer allocates nothing: it keeps its
 //! heap space. Offsets are asserted: they are ours, never a peer's.

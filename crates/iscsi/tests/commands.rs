@@ -16,7 +16,7 @@ fn read_rides_its_status_on_the_last_data_in() {
     raw.disk[512..2048].copy_from_slice(&[7; 1536]);
     let header = raw.command(0x0102_0304, 0xc0, 1536, &read10(1, 3));
     let answers = raw.send(header.to_bhs(), &[], &[]);
-    // 512 and 1,024 bytes, for the door gives its data in two pieces
+    // 512 and 1,024 bytes, for the target gives its data in two pieces
     assert_eq!(
         answers
             .iter()
@@ -217,7 +217,7 @@ fn data_out_with_a_wrong_data_sn_fails_the_command() {
             answers = raw.send(header, &[], &vec![3; length]);
         }
         assert_check_condition(&answers, [0x0b, 0x47, 0x05]);
-        assert_eq!(raw.door.abandoned, 1);
+        assert_eq!(raw.target_end.abandoned, 1);
         assert!(
             raw.disk.iter().all(|byte| *byte == 0),
             "nothing was written"
@@ -261,8 +261,8 @@ fn unsolicited_data_against_the_agreement_fails_the_command() {
 fn early_response_waits_for_the_data_that_was_asked_for() {
     let mut raw = Raw::new(&CLOSED_BURSTS);
     let ttt = asked_for(&mut raw);
-    let task = raw.door.connection.tasks().next().unwrap();
-    raw.door
+    let task = raw.target_end.connection.tasks().next().unwrap();
+    raw.target_end
         .connection
         .respond(
             task,
@@ -284,12 +284,12 @@ fn early_response_waits_for_the_data_that_was_asked_for() {
 fn aborted_write_takes_late_data_off_the_stream() {
     let mut raw = Raw::new(&CLOSED_BURSTS);
     let ttt = asked_for(&mut raw);
-    let task = raw.door.connection.tasks().next().unwrap();
-    raw.door.connection.abort(task).unwrap();
+    let task = raw.target_end.connection.tasks().next().unwrap();
+    raw.target_end.connection.abort(task).unwrap();
     assert_eq!(raw.send(data_out(9, ttt, 0, 0, true), &[], &[3; 1024]), []);
     raw.still_serves();
     assert!(
-        raw.door
+        raw.target_end
             .connection
             .respond(task, &Completion::default())
             .is_err(),
@@ -309,9 +309,9 @@ fn as_many_writes_as_the_window_holds_may_be_aborted_before_their_data_come() {
             (itt, r2t.word(20))
         })
         .collect();
-    let tasks: Vec<_> = raw.door.connection.tasks().collect();
+    let tasks: Vec<_> = raw.target_end.connection.tasks().collect();
     for task in tasks {
-        raw.door.connection.abort(task).unwrap();
+        raw.target_end.connection.abort(task).unwrap();
     }
     for (itt, ttt) in asked {
         let header = data_out(itt, ttt, 0, 0, true);
@@ -370,7 +370,10 @@ fn broken_header_digest_or_length_ends_the_connection() {
     encode(&mut bytes, header.to_bhs(), &[], &[], raw.digests);
     bytes[20] ^= 1;
     assert_eq!(raw.send_bytes(&bytes), []);
-    assert!(matches!(raw.door.closed, Some(CloseReason::Format(_))));
+    assert!(matches!(
+        raw.target_end.closed,
+        Some(CloseReason::Format(_))
+    ));
     let mut raw = Raw::new(&[]);
     let header = raw.command(10, 0xa0, 4096, &write10(0, 8));
     assert_eq!(
@@ -378,7 +381,10 @@ fn broken_header_digest_or_length_ends_the_connection() {
         [],
         "MaxRecvDataSegmentLength is 1,024"
     );
-    assert!(matches!(raw.door.closed, Some(CloseReason::Format(_))));
+    assert!(matches!(
+        raw.target_end.closed,
+        Some(CloseReason::Format(_))
+    ));
 }
 
 #[test]
@@ -400,7 +406,11 @@ fn additional_headers_of_length_zero_are_rejected_and_of_the_largest_length_take
     let mut ahs = vec![0, 17, 1, 0];
     ahs.extend(100..116);
     assert_eq!(raw.send(header.to_bhs(), &ahs, &[]), []);
-    let command = raw.door.connection.command(raw.door.held[0]).unwrap();
+    let command = raw
+        .target_end
+        .connection
+        .command(raw.target_end.held[0])
+        .unwrap();
     assert_eq!(
         (command.cdb.len(), command.cdb[16], command.cdb[31]),
         (32, 100, 115)
@@ -413,8 +423,8 @@ fn bidirectional_command_has_two_residuals() {
     let mut raw = Raw::new(&CLOSED_BURSTS);
     let header = raw.command(12, 0xe0, 1024, &[0xff]);
     raw.send(header.to_bhs(), &[0, 5, 2, 0, 0, 0, 0x02, 0x00], &[]);
-    let task = raw.door.held[0];
-    raw.door.connection.solicit(task, 1000).unwrap();
+    let task = raw.target_end.held[0];
+    raw.target_end.connection.solicit(task, 1000).unwrap();
     let r2t = raw.answers().remove(0);
     assert_eq!(r2t.word(44), 1000);
     raw.send(data_out(12, r2t.word(20), 0, 0, true), &[], &[1; 1000]);
@@ -425,17 +435,17 @@ fn bidirectional_residuals_are_told_in_the_response() {
     let mut raw = Raw::new(&CLOSED_BURSTS);
     let header = raw.command(12, 0xe0, 1024, &[0xff]);
     raw.send(header.to_bhs(), &[0, 5, 2, 0, 0, 0, 0x02, 0x00], &[]);
-    let task = raw.door.held[0];
+    let task = raw.target_end.held[0];
     let transfer = Transfer {
         data_in: 100,
         data_out: 4096,
     };
-    raw.door.sending.insert(900, vec![5; 100]);
+    raw.target_end.sending.insert(900, vec![5; 100]);
     let status = Then::Status {
         status: 0,
         transfer,
     };
-    raw.door
+    raw.target_end
         .connection
         .data_in(task, 900, 0, &[5; 100], status)
         .unwrap();
@@ -498,9 +508,9 @@ fn task_aborted_in_the_middle_of_its_data_leaves_the_stream_whole() {
     );
     let (first, second) = bytes.split_at(500);
     assert_eq!(raw.send_bytes(first), []);
-    let task = raw.door.connection.tasks().next().unwrap();
-    raw.door.connection.abort(task).unwrap();
-    raw.door.buffers.remove(&task);
+    let task = raw.target_end.connection.tasks().next().unwrap();
+    raw.target_end.connection.abort(task).unwrap();
+    raw.target_end.buffers.remove(&task);
     assert_eq!(raw.send_bytes(second), []);
     assert!(raw.disk.iter().all(|byte| *byte == 0));
     raw.still_serves();

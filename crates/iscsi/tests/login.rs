@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Door, INITIATOR, Messages, Pipes, Policy, TARGET, settings, small_offer, user};
+use common::{INITIATOR, Messages, Pipes, Policy, TARGET, TargetEnd, settings, small_offer, user};
 use iscsi::Limits;
 use iscsi::chap::{Algorithm, Secret};
 use iscsi::initiator::{Event, InitiatorError, InitiatorSettings};
@@ -41,8 +41,8 @@ fn text(pairs: &[(&str, &str)]) -> Vec<u8> {
 
 const NAMES: [(&str, &str); 2] = [("InitiatorName", INITIATOR), ("TargetName", TARGET)];
 
-fn door(policy: Policy) -> Door {
-    Door::new(Arc::new(policy), Limits::default())
+fn target_end(policy: Policy) -> TargetEnd {
+    TargetEnd::new(Arc::new(policy), Limits::default())
 }
 
 struct Answer {
@@ -52,9 +52,9 @@ struct Answer {
     text: String,
 }
 
-fn ask(door: &mut Door, pdu: &[u8]) -> Answer {
-    door.feed(pdu, &mut [], &mut Messages::default());
-    let bytes = door.take_bytes();
+fn ask(target_end: &mut TargetEnd, pdu: &[u8]) -> Answer {
+    target_end.feed(pdu, &mut [], &mut Messages::default());
+    let bytes = target_end.take_bytes();
     if bytes.is_empty() {
         return Answer {
             flags: 0,
@@ -79,10 +79,10 @@ fn ask(door: &mut Door, pdu: &[u8]) -> Answer {
 
 #[test]
 fn first_response_echoes_isid_itt_and_numbers_and_tells_the_portal_group() {
-    let mut door = door(Policy::open(small_offer()));
+    let mut target_end = target_end(Policy::open(small_offer()));
     let mut request = text(&NAMES);
     request.extend(text(&[("AuthMethod", "None")]));
-    let answer = ask(&mut door, &login_request(0x81, 0, 3, &request));
+    let answer = ask(&mut target_end, &login_request(0x81, 0, 3, &request));
     assert_eq!((answer.flags, answer.status), (0x81, 0));
     assert_eq!(
         answer.text,
@@ -99,7 +99,7 @@ fn first_response_echoes_isid_itt_and_numbers_and_tells_the_portal_group() {
         "StatSN, ExpCmdSN"
     );
     let answer = ask(
-        &mut door,
+        &mut target_end,
         &login_request(0x87, 0, 3, &text(&[("HeaderDigest", "None,CRC32C")])),
     );
     assert_eq!((answer.flags, answer.status), (0x87, 0));
@@ -113,7 +113,7 @@ fn first_response_echoes_isid_itt_and_numbers_and_tells_the_portal_group() {
         [0, 0, 0, 10, 0, 0, 0, 5, 0, 0, 0, 0x84],
         "StatSN, ExpCmdSN, MaxCmdSN"
     );
-    assert_eq!(door.connection.key().unwrap().cid, 3);
+    assert_eq!(target_end.connection.key().unwrap().cid, 3);
 }
 
 #[test]
@@ -211,12 +211,12 @@ fn refusals_carry_the_status_of_table_11_13() {
             0x0201,
         ),
     ] {
-        let mut door = door(Policy::open(small_offer()));
-        let answer = ask(&mut door, &pdu);
+        let mut target_end = target_end(Policy::open(small_offer()));
+        let answer = ask(&mut target_end, &pdu);
         assert_eq!(answer.status, status, "{what}");
         assert_eq!(answer.flags & 0x83, 0, "{what}: no transit");
         assert!(
-            matches!(door.closed, Some(CloseReason::LoginFailed(_))),
+            matches!(target_end.closed, Some(CloseReason::LoginFailed(_))),
             "{what}"
         );
     }
@@ -224,9 +224,9 @@ fn refusals_carry_the_status_of_table_11_13() {
 
 #[test]
 fn moved_target_tells_its_address() {
-    let mut door = door(Policy::open(small_offer()));
+    let mut target_end = target_end(Policy::open(small_offer()));
     let names = text(&[NAMES[0], ("TargetName", "iqn.2026-11.org.example:moved")]);
-    let answer = ask(&mut door, &login_request(0x87, 0, 0, &names));
+    let answer = ask(&mut target_end, &login_request(0x87, 0, 0, &names));
     assert_eq!(
         (answer.status, answer.text.as_str()),
         (0x0101, "TargetAddress=192.0.2.9:3260;")
@@ -235,15 +235,15 @@ fn moved_target_tells_its_address() {
 
 #[test]
 fn keys_may_be_cut_over_pdus_with_the_c_bit() {
-    let mut door = door(Policy::open(small_offer()));
+    let mut target_end = target_end(Policy::open(small_offer()));
     let whole = [text(&NAMES), text(&[("ErrorRecoveryLevel", "2")])].concat();
     let (first, second) = whole.split_at(29);
-    let answer = ask(&mut door, &login_request(0x44, 0, 0, first));
+    let answer = ask(&mut target_end, &login_request(0x44, 0, 0, first));
     assert_eq!(
         (answer.flags, answer.status, answer.text.as_str()),
         (0x04, 0, "")
     );
-    let answer = ask(&mut door, &login_request(0x87, 0, 0, second));
+    let answer = ask(&mut target_end, &login_request(0x87, 0, 0, second));
     assert_eq!((answer.flags, answer.status), (0x87, 0));
     assert!(
         answer.text.contains("ErrorRecoveryLevel=0;"),
@@ -259,12 +259,12 @@ fn names_may_be_said_again_but_not_changed() {
         ("IQN.2026-11.ORG.EXAMPLE:I0", 0),
         ("iqn.2026-11.org.example:other", 0x0200),
     ] {
-        let mut door = door(Policy::open(small_offer()));
+        let mut target_end = target_end(Policy::open(small_offer()));
         let hello = [text(&NAMES), text(&[("AuthMethod", "None")])].concat();
-        ask(&mut door, &login_request(0x81, 0, 0, &hello));
+        ask(&mut target_end, &login_request(0x81, 0, 0, &hello));
         let again = text(&[("InitiatorName", name), NAMES[1], ("SessionType", "Normal")]);
         assert_eq!(
-            ask(&mut door, &login_request(0x87, 0, 0, &again)).status,
+            ask(&mut target_end, &login_request(0x87, 0, 0, &again)).status,
             status
         );
     }
@@ -272,17 +272,17 @@ fn names_may_be_said_again_but_not_changed() {
 
 #[test]
 fn endless_login_with_the_c_bit_is_ended() {
-    let mut door = door(Policy::open(small_offer()));
+    let mut target_end = target_end(Policy::open(small_offer()));
     let mut requests = 0;
-    while door.closed.is_none() {
-        ask(&mut door, &login_request(0x44, 0, 0, &[b'a'; 1000]));
+    while target_end.closed.is_none() {
+        ask(&mut target_end, &login_request(0x44, 0, 0, &[b'a'; 1000]));
         requests += 1;
         assert!(requests < 100);
     }
-    let mut door = self::door(Policy::open(small_offer()));
-    ask(&mut door, &login_request(0x04, 0, 0, &text(&NAMES)));
-    while door.closed.is_none() {
-        ask(&mut door, &login_request(0x04, 0, 0, b""));
+    let mut target_end = self::target_end(Policy::open(small_offer()));
+    ask(&mut target_end, &login_request(0x04, 0, 0, &text(&NAMES)));
+    while target_end.closed.is_none() {
+        ask(&mut target_end, &login_request(0x04, 0, 0, b""));
         requests += 1;
         assert!(requests < 300);
     }
@@ -291,12 +291,12 @@ fn endless_login_with_the_c_bit_is_ended() {
 #[test]
 fn other_pdus_before_login_end_the_connection_without_an_answer() {
     for opcode in [0x00, 0x01, 0x04, 0x05, 0x06, 0x23, 0x3f, 0x1f] {
-        let mut door = door(Policy::open(small_offer()));
+        let mut target_end = target_end(Policy::open(small_offer()));
         let mut pdu = [0; 48];
         pdu[0] = opcode;
-        assert!(ask(&mut door, &pdu).pdu.is_empty());
+        assert!(ask(&mut target_end, &pdu).pdu.is_empty());
         assert_eq!(
-            door.closed,
+            target_end.closed,
             Some(CloseReason::NotLoggedIn),
             "opcode {opcode:#x}"
         );
@@ -339,7 +339,10 @@ fn log_in(policy: Policy, settings: InitiatorSettings) -> Result<(), InitiatorEr
     let cid = pipes.connect();
     match pipes.error.take() {
         None if pipes.initiator.is_ready(cid) => Ok(()),
-        None => panic!("login neither done nor failed: {:?}", pipes.doors[0].closed),
+        None => panic!(
+            "login neither done nor failed: {:?}",
+            pipes.target_ends[0].closed
+        ),
         Some(error) => Err(error),
     }
 }
@@ -404,13 +407,13 @@ fn who_need_not_authenticate_does_where_it_offers_nothing_but_chap() {
         ("CHAP", 0x00, "AuthMethod=CHAP;"),
         ("KRB5,CHAP", 0x00, "AuthMethod=CHAP;"),
     ] {
-        let mut door = door(optional());
+        let mut target_end = target_end(optional());
         let hello = text(&[
             NAMES[0],
             ("SessionType", "Discovery"),
             ("AuthMethod", offered),
         ]);
-        let answer = ask(&mut door, &login_request(0x81, 0, 0, &hello));
+        let answer = ask(&mut target_end, &login_request(0x81, 0, 0, &hello));
         assert_eq!((answer.flags, answer.status), (flags, 0), "{offered}");
         assert_eq!(answer.text, taken, "{offered}");
     }
@@ -424,10 +427,10 @@ fn who_need_not_authenticate_does_where_it_offers_nothing_but_chap() {
     );
     assert!(log_in(optional(), discovery("not the secret")).is_err());
     // Having begun, it cannot leave the proof out.
-    let mut door = door(optional());
+    let mut target_end = target_end(optional());
     let hello = [text(&NAMES), text(&[("AuthMethod", "CHAP")])].concat();
-    ask(&mut door, &login_request(0x81, 0, 0, &hello));
-    let answer = ask(&mut door, &login_request(0x81, 0, 0, b""));
+    ask(&mut target_end, &login_request(0x81, 0, 0, &hello));
+    let answer = ask(&mut target_end, &login_request(0x81, 0, 0, b""));
     assert_eq!(answer.status, 0x0201);
 }
 
@@ -479,9 +482,9 @@ fn chap_fails_with_a_wrong_secret_name_or_one_way_only() {
 }
 
 /// Brings a login to where the challenge is out; gives it.
-fn challenged(door: &mut Door, algorithms: &str) -> Answer {
+fn challenged(target_end: &mut TargetEnd, algorithms: &str) -> Answer {
     let hello = [text(&NAMES), text(&[("AuthMethod", "CHAP,None")])].concat();
-    let answer = ask(door, &login_request(0x81, 0, 0, &hello));
+    let answer = ask(target_end, &login_request(0x81, 0, 0, &hello));
     assert_eq!(
         (answer.flags, answer.status),
         (0, 0),
@@ -489,20 +492,20 @@ fn challenged(door: &mut Door, algorithms: &str) -> Answer {
     );
     assert!(answer.text.ends_with("AuthMethod=CHAP;"));
     ask(
-        door,
+        target_end,
         &login_request(0x00, 0, 0, &text(&[("CHAP_A", algorithms)])),
     )
 }
 
 #[test]
 fn first_known_algorithm_is_taken_and_unknown_ones_fail() {
-    let answer = challenged(&mut door(chap_policy(None)), "5,6,7,8");
+    let answer = challenged(&mut target_end(chap_policy(None)), "5,6,7,8");
     assert!(
         answer.text.starts_with("CHAP_A=5;CHAP_I="),
         "{}",
         answer.text
     );
-    let answer = challenged(&mut door(chap_policy(None)), "9,7,5");
+    let answer = challenged(&mut target_end(chap_policy(None)), "9,7,5");
     assert!(
         answer.text.starts_with("CHAP_A=7;CHAP_I="),
         "{}",
@@ -510,7 +513,7 @@ fn first_known_algorithm_is_taken_and_unknown_ones_fail() {
     );
     for bad in ["56", "", "5x", "0", "-5"] {
         assert_eq!(
-            challenged(&mut door(chap_policy(None)), bad).status,
+            challenged(&mut target_end(chap_policy(None)), bad).status,
             0x0201,
             "CHAP_A={bad}"
         );
@@ -519,8 +522,8 @@ fn first_known_algorithm_is_taken_and_unknown_ones_fail() {
 
 #[test]
 fn reflected_challenge_is_refused() {
-    let mut door = door(chap_policy(Some(("target", "the target's own secret"))));
-    let answer = challenged(&mut door, "5");
+    let mut target_end = target_end(chap_policy(Some(("target", "the target's own secret"))));
+    let answer = challenged(&mut target_end, "5");
     let pairs = answer.text.replace(';', "\0");
     let pairs = parse(pairs.as_bytes()).unwrap();
     let challenge = iscsi::text::parse_binary(pairs[2].value, 1024).unwrap();
@@ -537,7 +540,7 @@ fn reflected_challenge_is_refused() {
         ("CHAP_C", pairs[2].value),
     ]);
     assert_eq!(
-        ask(&mut door, &login_request(0x81, 0, 0, &proof)).status,
+        ask(&mut target_end, &login_request(0x81, 0, 0, &proof)).status,
         0x0201
     );
 }
@@ -547,7 +550,7 @@ fn proof_is_needed_before_any_other_stage() {
     let names = text(&NAMES);
     assert_eq!(
         ask(
-            &mut door(chap_policy(None)),
+            &mut target_end(chap_policy(None)),
             &login_request(0x87, 0, 0, &names)
         )
         .status,
@@ -555,7 +558,7 @@ fn proof_is_needed_before_any_other_stage() {
     );
     assert_eq!(
         ask(
-            &mut door(chap_policy(None)),
+            &mut target_end(chap_policy(None)),
             &login_request(0x83, 0, 0, &names)
         )
         .status,
@@ -564,16 +567,16 @@ fn proof_is_needed_before_any_other_stage() {
     let none = [names, text(&[("AuthMethod", "None")])].concat();
     assert_eq!(
         ask(
-            &mut door(chap_policy(None)),
+            &mut target_end(chap_policy(None)),
             &login_request(0x83, 0, 0, &none)
         )
         .status,
         0x0201
     );
-    let mut door = door(chap_policy(None));
-    challenged(&mut door, "5");
+    let mut target_end = target_end(chap_policy(None));
+    challenged(&mut target_end, "5");
     assert_eq!(
-        ask(&mut door, &login_request(0x83, 0, 0, b"")).status,
+        ask(&mut target_end, &login_request(0x83, 0, 0, b"")).status,
         0x0201
     );
 }
@@ -596,11 +599,11 @@ fn secrets_are_not_in_debug_output() {
 #[test]
 fn second_login_with_the_same_isid_reinstates_the_session() {
     let mut pipes = Pipes::ready(Policy::open(small_offer()), settings(small_offer()), 1, 1);
-    let old = pipes.doors[0].connection.key().unwrap();
+    let old = pipes.target_ends[0].connection.key().unwrap();
     pipes.initiator = iscsi::initiator::Initiator::new(settings(small_offer()));
     let cid = pipes.initiator.connect();
     let bytes = std::mem::take(pipes.initiator.outgoing(cid));
-    let mut fresh = Door::new(pipes.policy.clone(), Limits::default());
+    let mut fresh = TargetEnd::new(pipes.policy.clone(), Limits::default());
     let mut messages = Messages::default();
     fresh.feed(&bytes, &mut [], &mut messages);
     while !pipes.initiator.is_ready(cid) {
@@ -609,10 +612,10 @@ fn second_login_with_the_same_isid_reinstates_the_session() {
         fresh.feed(&bytes, &mut [], &mut messages);
     }
     assert_eq!(messages.drop, [old]);
-    pipes.doors[0].feed(&[], &mut [], &mut messages);
-    assert_eq!(pipes.doors[0].closed, Some(CloseReason::SessionGone));
+    pipes.target_ends[0].feed(&[], &mut [], &mut messages);
+    assert_eq!(pipes.target_ends[0].closed, Some(CloseReason::SessionGone));
     assert_eq!(
-        pipes.doors[0].connection.close().drop,
+        pipes.target_ends[0].connection.close().drop,
         [],
         "the new session stays"
     );
@@ -686,10 +689,10 @@ proptest! {
     fn arbitrary_login_text_never_panics(
         requests in prop::collection::vec((any::<u8>(), prop::collection::vec(any::<u8>(), 0..200)), 1..6),
     ) {
-        let mut door = door(chap_policy(None));
+        let mut target_end = target_end(chap_policy(None));
         for (flags, text) in requests {
-            door.feed(&login_request(flags, 0, 0, &text), &mut [], &mut Messages::default());
-            door.take_bytes();
+            target_end.feed(&login_request(flags, 0, 0, &text), &mut [], &mut Messages::default());
+            target_end.take_bytes();
         }
     }
 
@@ -698,12 +701,12 @@ proptest! {
         pairs in prop::collection::vec(("[A-Z][A-Za-z0-9]{0,8}|CHAP_[ANRIC]|AuthMethod|MaxBurstLength|InitiatorName|TargetName|SessionType", "[ -~]{0,20}"), 0..12),
         flags in any::<u8>(),
     ) {
-        let mut door = door(chap_policy(None));
+        let mut target_end = target_end(chap_policy(None));
         let mut text = text(&NAMES);
         for (key, value) in &pairs {
             push_pair(&mut text, key, value);
         }
-        door.feed(&login_request(flags & 0x87, 0, 0, &text), &mut [], &mut Messages::default());
-        door.feed(&login_request(flags & 0x87, 0, 0, &text), &mut [], &mut Messages::default());
+        target_end.feed(&login_request(flags & 0x87, 0, 0, &text), &mut [], &mut Messages::default());
+        target_end.feed(&login_request(flags & 0x87, 0, 0, &text), &mut [], &mut Messages::default());
     }
 }

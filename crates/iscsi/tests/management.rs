@@ -30,27 +30,27 @@ fn nop_out_comes_back_with_its_data_and_pings_are_answered() {
         (0xffff_ffff, b"nopping\0".as_slice())
     );
     let stat_sn = answers[0].word(24);
-    assert!(raw.door.connection.ping());
+    assert!(raw.target_end.connection.ping());
     let ping = raw.answers().remove(0);
     assert_eq!(
         (ping.opcode(), ping.word(16), ping.word(24)),
         (0x20, 0xffff_ffff, stat_sn + 1)
     );
-    assert_eq!(raw.door.connection.pings_outstanding(), 1);
+    assert_eq!(raw.target_end.connection.pings_outstanding(), 1);
     let mut pong = NopOut::idle();
     pong.opcode = 0x40;
     pong.ttt = U32::new(ping.word(20));
     assert_eq!(raw.send(pong.to_bhs(), &[], &[]), []);
-    assert_eq!(raw.door.connection.pings_outstanding(), 0);
+    assert_eq!(raw.target_end.connection.pings_outstanding(), 0);
     assert_eq!(
         raw.test_unit_ready(1)[0].word(24),
         stat_sn + 1,
         "a ping uses no StatSN up"
     );
     for _ in 0..Limits::default().outstanding_pings {
-        assert!(raw.door.connection.ping());
+        assert!(raw.target_end.connection.ping());
     }
-    assert!(!raw.door.connection.ping());
+    assert!(!raw.target_end.connection.ping());
 }
 
 fn text_request(itt: u32, ttt: u32, flags: u8) -> Bhs {
@@ -175,7 +175,7 @@ fn abort_task_finds_the_task_or_says_what_became_of_it() {
     raw.send(held.to_bhs(), &[], &[]);
     assert_eq!(manage(&mut raw, function(1, 6, 5, 2, 1)), 0);
     assert_eq!(raw.messages.functions.len(), 1);
-    assert_eq!(raw.door.connection.tasks().count(), 0);
+    assert_eq!(raw.target_end.connection.tasks().count(), 0);
     // gone, and its number long past: it does not exist
     assert_eq!(manage(&mut raw, function(1, 7, 5, 2, 1)), 1);
     // number 2 is on its way: counts as received, and is ignored when it comes
@@ -193,7 +193,10 @@ fn abort_task_takes_back_a_command_whose_turn_has_not_come() {
     let second = raw.command(2, 0xa0, 512, &write10(0, 1));
     raw.send(second.to_bhs(), &[], &[1; 512]);
     assert_eq!(manage(&mut raw, function(1, 8, 2, 3, 2)), 0);
-    assert_eq!(raw.door.abandoned, 1, "its immediate data had been placed");
+    assert_eq!(
+        raw.target_end.abandoned, 1,
+        "its immediate data had been placed"
+    );
     assert_eq!(raw.send(first.to_bhs(), &[], &[]).len(), 1);
     assert_eq!(raw.messages.begun, [1]);
     raw.still_serves();
@@ -250,38 +253,38 @@ fn logout_for_every_reason() {
             (answers[0].opcode(), answers[0].bhs[2], answers[0].word(40)),
             (0x26, response, 0x0002_0014)
         );
-        assert_eq!(raw.door.closed, None);
+        assert_eq!(raw.target_end.closed, None);
     }
     let header = logout(3, 0);
     assert_rejected(&raw.send(header, &[], &[]), 0x09, &header);
     let answers = raw.send(logout(0, 0), &[], &[]);
     assert_eq!((answers[0].opcode(), answers[0].bhs[2]), (0x26, 0));
     assert_eq!(
-        raw.door.closed,
+        raw.target_end.closed,
         Some(CloseReason::LoggedOut {
             whole_session: true
         })
     );
-    assert_eq!(raw.door.connection.close().drop, []);
+    assert_eq!(raw.target_end.connection.close().drop, []);
     assert!(raw.policy.table.sessions().is_empty());
 }
 
 #[test]
 fn logout_is_answered_when_its_cleanup_is_over_and_nothing_counts_until_then() {
     let mut raw = Raw::new(&[]);
-    raw.door.answers_logouts = false;
+    raw.target_end.answers_logouts = false;
     assert_eq!(raw.send(logout(0, 0), &[], &[]), []);
     assert_eq!(raw.test_unit_ready(1), []);
     assert_eq!(raw.messages.begun, [], "a command after the logout");
-    assert_eq!(raw.door.closed, None);
-    raw.door.connection.logout_response(0x10).unwrap();
-    let again = raw.door.connection.logout_response(0x10);
+    assert_eq!(raw.target_end.closed, None);
+    raw.target_end.connection.logout_response(0x10).unwrap();
+    let again = raw.target_end.connection.logout_response(0x10);
     assert!(again.is_err(), "answered once");
     let answers = raw.send_bytes(&[]);
     assert_eq!((answers[0].opcode(), answers[0].bhs[2]), (0x26, 0));
     let whole_session = true;
     assert_eq!(
-        raw.door.closed,
+        raw.target_end.closed,
         Some(CloseReason::LoggedOut { whole_session })
     );
 }
@@ -293,22 +296,25 @@ fn connection_logs_out_itself_or_another_and_the_session_goes_on() {
     let mut third = first.join(2);
     second.send(logout(1, 1), &[], &[]);
     assert_eq!(
-        second.door.closed,
+        second.target_end.closed,
         Some(CloseReason::LoggedOut {
             whole_session: false
         })
     );
-    assert_eq!(second.door.connection.close().drop, []);
+    assert_eq!(second.target_end.connection.close().drop, []);
     first.send(logout(1, 2), &[], &[]);
-    assert_eq!(first.messages.drop, [third.door.connection.key().unwrap()]);
+    assert_eq!(
+        first.messages.drop,
+        [third.target_end.connection.key().unwrap()]
+    );
     first.still_serves();
     // lost without a logout: at error recovery level 0 the session ends
     assert_eq!(
-        third.door.connection.close().drop,
-        [first.door.connection.key().unwrap()]
+        third.target_end.connection.close().drop,
+        [first.target_end.connection.key().unwrap()]
     );
     first.send_bytes(&[]);
-    assert_eq!(first.door.closed, Some(CloseReason::SessionGone));
+    assert_eq!(first.target_end.closed, Some(CloseReason::SessionGone));
 }
 
 #[test]
@@ -327,7 +333,7 @@ fn connection_that_logs_out_gives_its_commands_back_to_the_window() {
     first.cmd_sn = 13;
     assert_eq!(first.test_unit_ready(1), []);
     second.send(logout(1, 1), &[], &[]);
-    let closed = second.door.connection.close();
+    let closed = second.target_end.connection.close();
     assert_eq!(
         (closed.drop.len(), closed.wake.len()),
         (0, 0),
@@ -387,8 +393,8 @@ fn held_commands_close_the_window_and_answers_open_it() {
     }
     assert_eq!(raw.test_unit_ready(0xffff), [], "beyond MaxCmdSN");
     raw.cmd_sn -= 1;
-    let task = raw.door.held[7];
-    raw.door
+    let task = raw.target_end.held[7];
+    raw.target_end
         .connection
         .respond(task, &Completion::default())
         .unwrap();
@@ -427,14 +433,14 @@ fn function_waits_behind_as_many_commands_as_the_window_holds() {
 #[test]
 fn asynchronous_message_asks_for_logout() {
     let mut raw = Raw::new(&[]);
-    raw.door.connection.request_logout(30).unwrap();
+    raw.target_end.connection.request_logout(30).unwrap();
     let answer = raw.answers().remove(0);
     assert_eq!(
         (answer.opcode(), answer.bhs[36], answer.word(16)),
         (0x32, 1, 0xffff_ffff)
     );
     assert_eq!(answer.bhs[38..44], [0, 0, 0, 0, 0, 30], "Parameter1 to 3");
-    raw.door
+    raw.target_end
         .connection
         .async_message(AsyncEvent::TasksTerminated, [1; 8], [0; 3], &[])
         .unwrap();
@@ -468,7 +474,7 @@ fn commands_of_connections_on_four_threads_begin_in_order() {
                 let mut patience = 0;
                 while answered < wanted {
                     // within the window: the last number that may be out depends on all connections
-                    let window = &raw.door.connection.session().unwrap().window;
+                    let window = &raw.target_end.connection.session().unwrap().window;
                     let next = left.last().copied().filter(|n| *n < window.max_cmd_sn());
                     let answers = match next {
                         Some(n) => {
@@ -510,7 +516,7 @@ proptest! {
     #[test]
     fn arbitrary_bytes_after_login_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         let mut raw = Raw::new(&[("InitialR2T", "No")]);
-        raw.door.feed(&bytes, &mut raw.disk, &mut raw.messages);
+        raw.target_end.feed(&bytes, &mut raw.disk, &mut raw.messages);
     }
 
     /// PDUs with plausible headers and hostile fields; another connection of the target is not touched by any.
@@ -540,15 +546,15 @@ proptest! {
             header.cdb[4..12].copy_from_slice(&[0, 0, 0, 0, (word >> 8) as u8 & 3, 0, (word >> 16) as u8 & 7, 0]);
             let mut bytes = Vec::new();
             encode(&mut bytes, header.to_bhs(), &[0, 5, 2, 0, 0, 0, 1, 0][..ahs.min(1) * 8], &data, Digests::default());
-            raw.door.feed(&bytes, &mut raw.disk, &mut raw.messages);
-            if raw.door.closed.is_some() { break; }
-            if let Some(task) = raw.door.held.pop().filter(|_| word & 1 == 0) {
+            raw.target_end.feed(&bytes, &mut raw.disk, &mut raw.messages);
+            if raw.target_end.closed.is_some() { break; }
+            if let Some(task) = raw.target_end.held.pop().filter(|_| word & 1 == 0) {
                 // whatever its data does, the answer is taken once
-                prop_assert!(raw.door.connection.respond(task, &Completion::default()).is_ok() || raw.door.abandoned > 0 );
+                prop_assert!(raw.target_end.connection.respond(task, &Completion::default()).is_ok() || raw.target_end.abandoned > 0 );
             }
-            raw.cmd_sn = raw.door.connection.session().unwrap().window.exp_cmd_sn();
+            raw.cmd_sn = raw.target_end.connection.session().unwrap().window.exp_cmd_sn();
         }
-        raw.door.take_bytes();
+        raw.target_end.take_bytes();
         let mut other = Raw::new(&[]);
         other.still_serves();
     }

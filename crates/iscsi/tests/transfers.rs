@@ -121,7 +121,7 @@ proptest! {
         let order: Vec<u32> = pipes.messages.begun.iter().map(|n| n.wrapping_sub(first)).collect();
         prop_assert_eq!(order, (0..2 * sizes.len() as u32).collect::<Vec<_>>());
         prop_assert_eq!(pipes.initiator.tasks_len(), 0);
-        prop_assert!(pipes.doors.iter().all(|door| door.connection.tasks().count() == 0 && door.buffers.is_empty()));
+        prop_assert!(pipes.target_ends.iter().all(|target_end| target_end.connection.tasks().count() == 0 && target_end.buffers.is_empty()));
     }
 }
 

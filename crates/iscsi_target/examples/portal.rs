@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bdev::{Disk, Ram, RamOptions};
-use iscsi_target::{DemoMode, DoorLimits, Server, TargetOptions};
+use iscsi_target::{DemoMode, Server, ServerLimits, TargetOptions};
 use reactor::{PollLimit, Pool, WorkerOptions};
 use scsi::MemoryStore;
 use scsi_exec::Units;
@@ -16,8 +16,8 @@ fn main() {
         block_size: word(2, "512").parse().expect("a block size"),
         ..RamOptions::default()
     };
-    let engine = Arc::new(Ram::create(options).expect("memory"));
-    let disk = Arc::new(Disk::new("d0", None, engine).expect("a disk"));
+    let device = Arc::new(Ram::create(options).expect("memory"));
+    let disk = Arc::new(Disk::new("d0", None, device).expect("a disk"));
     let workers = WorkerOptions {
         count: 1,
         cpus: Vec::new(),
@@ -25,7 +25,7 @@ fn main() {
     };
     let pool = Arc::new(Pool::start(&workers).expect("workers"));
     let units = Units::new(Box::new(MemoryStore::default()));
-    let server = Server::start(pool, units, DoorLimits::default()).expect("a server");
+    let server = Server::start(pool, units, ServerLimits::default()).expect("a server");
     let target = TargetOptions {
         name: "iqn.2026-11.org.example:t0".to_owned(),
         portals: vec![word(0, "127.0.0.1:3260").parse().expect("a portal")],

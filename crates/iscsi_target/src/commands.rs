@@ -1,6 +1,6 @@
 //! Commands through the SCSI core, and their plans through their I/Os. Their answers: `answers`.
 
-use bdev::{LATER, Soon};
+use bdev::{PREFETCH_DISTANCE, Prefetch};
 use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
@@ -12,7 +12,7 @@ use scsi_exec::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background,
 use crate::connection::Connection;
 use crate::slots::SlotId;
 
-/// Steps of one command in one turn, I/Os on scratch memory of all commands that end at once in it, and bytes of these that count as
+/// Steps of one command in one iteration, I/Os on scratch memory of all commands that end at once in it, and bytes of these that count as
 /// one more: long ones give way to the worker's other work.
 const STEPS_MAX: usize = 32;
 const STEP_BYTES: usize = 128 << 10;
@@ -243,7 +243,7 @@ impl Connection {
         let stamps = stamps.unwrap_or(&mut own);
         stamps.mark(Stage::Submitted, now);
         let mut batch = std::mem::take(&mut self.batch);
-        let tell = io.wants_to_know();
+        let tell = io.wants_prefetch();
         for at in 0..batch.len() {
             let id = batch[at];
             if tell {
@@ -312,13 +312,16 @@ impl Connection {
     /// Of these the first is submitted after the one that is about to be, unless its data have yet to come. What lies in memory and
     /// is read leaves soon, too: the kernel copies it.
     fn tell_next(&mut self, io: &mut Io, following: &[SlotId]) {
-        for (at, soon) in [(0, Soon::Next), (LATER - 1, Soon::Later)] {
+        for (at, soon) in [
+            (0, Prefetch::Next),
+            (PREFETCH_DISTANCE - 1, Prefetch::Later),
+        ] {
             let slot = following.get(at).and_then(|id| self.slots.current(*id));
             if let Some(&TaskStep::Data(disk, request)) = slot.and_then(|slot| slot.step.as_ref())
                 && request.moves_data()
                 && let Some(handle) = self.disk(io, disk)
             {
-                io.expect(handle, &request, soon);
+                io.prefetch(handle, &request, soon);
             }
         }
     }
@@ -462,7 +465,7 @@ impl Connection {
             return false;
         }
         let mut shell = self.buffers.take_shell();
-        if !io.look(handle, request, &mut shell) {
+        if !io.borrow(handle, request, &mut shell) {
             self.buffers.give_shell(shell);
             return false;
         }
@@ -491,7 +494,7 @@ impl Connection {
         true
     }
 
-    /// Goes on in another turn.
+    /// Goes on in another iteration.
     fn rest(&mut self, index: u32) {
         self.resting.push(self.slots.id(index));
         if self.resting.len() == 1 {

@@ -88,9 +88,9 @@ pub(crate) struct Connection {
     pub(crate) done: Vec<SlotId>,
     /// Slots that wait for memory.
     pub(crate) starved: VecDeque<SlotId>,
-    /// Slots that have taken many steps in this turn and give way to others.
+    /// Slots that have taken many steps in this iteration and give way to others.
     pub(crate) resting: Vec<SlotId>,
-    /// What their I/Os on scratch memory have taken of this turn.
+    /// What their I/Os on scratch memory have taken of this iteration.
     pub(crate) scratch_steps: usize,
     /// Flush what is queued, then end.
     pub(crate) closing: bool,
@@ -112,14 +112,14 @@ pub(crate) struct Connection {
     /// The initiator was asked to log out; in this second it is dismissed.
     leaves_at: Option<u64>,
     pub(crate) timeline: Option<QueueTimeline>,
-    /// Requests of this turn that completed at once, by operation, with the stamps that they share.
-    pub(crate) turns: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
+    /// Requests of this iteration that completed at once, by operation, with the stamps that they share.
+    pub(crate) iterations: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
     /// Commands of the batch that is being submitted, while they are for several disks.
     pub(crate) mixed: MixedBatch,
     pub(crate) reaped: Stamp,
     /// When the completion that is being looked at was noticed.
     pub(crate) heard: Stamp,
-    /// Commands of this turn that may be among the slowest.
+    /// Commands of this iteration that may be among the slowest.
     pub(crate) slow: Vec<SlowRequest>,
     /// What its commands' IDs begin with.
     pub(crate) probed: u64,
@@ -171,7 +171,7 @@ impl Connection {
             moved: shared.seconds(),
             leaves_at: None,
             timeline: None,
-            turns: Vec::new(),
+            iterations: Vec::new(),
             mixed: MixedBatch::default(),
             reaped: Stamp::default(),
             heard: Stamp::default(),

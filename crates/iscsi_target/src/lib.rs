@@ -1,4 +1,4 @@
-//! The iSCSI door: portals, connections and sessions on workers, around the sans-IO crate `iscsi` and the SCSI core.
+//! The iSCSI transport: portals, connections and sessions on workers, around the sans-IO crate `iscsi` and the SCSI core.
 //!
 //! [`Server`] accepts on one control thread and puts each connection on a worker, where a `connection` owns it from
 //! then on: `receive` takes the stream apart, `commands` takes commands through the core and their I/Os, `output` sends.
@@ -33,7 +33,7 @@ pub use iscsi::Limits as ProtocolLimits;
 pub use iscsi::chap::Secret;
 pub use iscsi::login::ChapUser;
 pub use iscsi_name::is_iscsi_name;
-pub use limits::DoorLimits;
+pub use limits::ServerLimits;
 pub use server::{Server, ServerError, SessionStatus, TargetStatus};
 pub use shared::SessionChange;
 pub use tallies::InitiatorStatus;

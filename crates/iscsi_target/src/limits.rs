@@ -1,10 +1,10 @@
-//! What peers may make this door hold. The protocol's own bounds are in `iscsi::Limits`.
+//! What peers may make this transport hold. The protocol's own bounds are in `iscsi::Limits`.
 
 use std::time::Duration;
 
 /// Bounds of a server.
 #[derive(Clone, Debug)]
-pub struct DoorLimits {
+pub struct ServerLimits {
     /// TCP connections at a time.
     pub connections: usize,
     /// Of these, connections that have not logged in to a target, discovery sessions too; one more ends the oldest of them.
@@ -28,9 +28,9 @@ pub struct DoorLimits {
     pub protocol: iscsi::Limits,
 }
 
-impl Default for DoorLimits {
+impl Default for ServerLimits {
     fn default() -> Self {
-        DoorLimits {
+        ServerLimits {
             connections: 1024,
             half_open: 128,
             sessions: 512,

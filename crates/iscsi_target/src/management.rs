@@ -156,7 +156,7 @@ impl Connection {
         }
     }
 
-    /// Aborts the tasks of a scope through every door, this connection's at once. Of its own session's tasks those are meant
+    /// Aborts the tasks of a scope through every transport, this connection's at once. Of its own session's tasks those are meant
     /// that are older than CmdSN `number`, of whatever connection (RFC 7143, 4.2.2.3.4).
     pub(crate) fn abort_everywhere(
         &mut self,
@@ -338,7 +338,7 @@ impl Connection {
     }
 
     fn function_done(&mut self, tag: u32, answer: TaskFunctionResponse) {
-        // Its connection may be in its last turn.
+        // Its connection may be in its last iteration.
         self.iscsi.task_management_response(tag, answer).ok();
     }
 }

@@ -6,7 +6,7 @@ use scsi::{Lun, LunAddress, Response, Status};
 
 use crate::connection::Connection;
 
-/// Most commands of one turn that are looked at as possibly slow.
+/// Most commands of one iteration that are looked at as possibly slow.
 const SLOW_MAX: usize = 64;
 
 impl Connection {
@@ -42,7 +42,7 @@ impl Connection {
         if counts.at_once != [0; Operation::COUNT] {
             let mut stamps = *stamps;
             stamps.mark(Stage::Reaped, reaped);
-            self.turns.push((stamps, counts.at_once, counts.part));
+            self.iterations.push((stamps, counts.at_once, counts.part));
         }
     }
 
@@ -113,18 +113,18 @@ impl Connection {
         }
     }
 
-    /// Hop 7 is over: what this turn measured.
+    /// Hop 7 is over: what this iteration measured.
     pub(crate) fn record(&mut self, clock: &Clock, answered: Stamp, notified: Stamp) {
         let Some(timeline) = &mut self.timeline else {
             return;
         };
-        for (mut stamps, counts, part) in self.turns.drain(..) {
+        for (mut stamps, counts, part) in self.iterations.drain(..) {
             timeline.select(part);
             stamps.mark(Stage::Answered, answered);
             stamps.mark(Stage::Notified, notified);
-            timeline.record_turn(&counts, &stamps);
+            timeline.record_iteration(&counts, &stamps);
         }
-        // Without a completion in this turn the I/Os have ended at once, just now.
+        // Without a completion in this iteration the I/Os have ended at once, just now.
         if self.reaped == Stamp::default() {
             self.reaped = answered;
         }

@@ -57,7 +57,7 @@ impl SessionMemory {
             return;
         }
         for place in std::mem::take(&mut *lock(&self.waiting)) {
-            // It looks at what waits at the end of its turn.
+            // It looks at what waits at the end of its iteration.
             place.tell(|_, _| {});
         }
     }
@@ -124,7 +124,7 @@ impl MemoryShare {
 
     #[cold]
     fn overdraw(&mut self, bytes: usize) -> bool {
-        // Its own turn lasts until what it took is given back.
+        // Its own iteration lasts until what it took is given back.
         let first = self.overdrawn == 0 && !self.memory.overdrawn.swap(true, Ordering::SeqCst);
         if first {
             self.overdrawn = bytes - self.bytes;

@@ -21,7 +21,7 @@ use scsi_exec::{Hold, Units};
 use crate::access::Portal;
 use crate::arrivals::Arrivals;
 use crate::connection::Connection;
-use crate::limits::DoorLimits;
+use crate::limits::ServerLimits;
 use crate::portals::Portals;
 use crate::shared::{Place, SessionChange, Shared, lock};
 use crate::tallies::InitiatorStatus;
@@ -135,7 +135,7 @@ impl Server {
     ///
     /// # Errors
     /// When the kernel gives no thread or descriptor.
-    pub fn start(pool: Arc<Pool>, units: Arc<Units>, limits: DoorLimits) -> io::Result<Server> {
+    pub fn start(pool: Arc<Pool>, units: Arc<Units>, limits: ServerLimits) -> io::Result<Server> {
         let state = Arc::new(State {
             shared: Arc::new(Shared::new(units, limits)),
             pool,

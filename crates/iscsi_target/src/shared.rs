@@ -14,7 +14,7 @@ use scsi_exec::{Hold, Units};
 
 use crate::alarms::Alarms;
 use crate::connection::Connection;
-use crate::limits::DoorLimits;
+use crate::limits::ServerLimits;
 use crate::memory::SessionMemory;
 use crate::tallies::Tallies;
 use crate::target::IscsiTarget;
@@ -132,7 +132,7 @@ const DOOMED_MAX: usize = 1024;
 
 pub(crate) struct Shared {
     pub units: Arc<Units>,
-    pub limits: DoorLimits,
+    pub limits: ServerLimits,
     /// By their names, normalised.
     pub targets: Mutex<BTreeMap<String, Arc<IscsiTarget>>>,
     /// CHAP users of discovery sessions; with any, every one of these has to be one.
@@ -167,7 +167,7 @@ pub struct SessionChange {
 pub(crate) type SessionWatcher = Box<dyn Fn(SessionChange) + Send + Sync>;
 
 impl Shared {
-    pub fn new(units: Arc<Units>, limits: DoorLimits) -> Shared {
+    pub fn new(units: Arc<Units>, limits: ServerLimits) -> Shared {
         let window = limits.protocol.commands_per_session;
         Shared {
             units,

@@ -8,32 +8,32 @@ use std::time::Duration;
 
 use bdev::{BlockDevice, Fault, FaultAction, FaultPlan, Faulty};
 use block::IoKind;
-use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
 use iscsi::initiator::{Event, Initiator, Request, TaskManagementRequestFields};
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{LogoutReason, TaskFunction};
-use iscsi_target::DoorLimits;
+use iscsi_target::ServerLimits;
 
 const SIMPLE: u8 = 1;
 const ORDERED: u8 = 2;
 
-fn login(door: &Door, number: u8) -> Client {
-    let mut client = Client::login(door.portal, settings(number, Offer::default()), 1);
+fn login(rig: &Rig, number: u8) -> Client {
+    let mut client = Client::login(rig.portal, settings(number, Offer::default()), 1);
     client.settle();
     client
 }
 
-/// A door whose disk keeps the next write to itself until it is released.
-fn door_that_holds_a_write() -> (Arc<Faulty>, Door) {
-    let engine = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
-    engine.inject(Fault {
+/// A server whose disk keeps the next write to itself until it is released.
+fn door_that_holds_a_write() -> (Arc<Faulty>, Rig) {
+    let device = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
+    device.inject(Fault {
         kind: IoKind::Write,
         skip: 0,
         times: 1,
         action: FaultAction::Hold,
     });
-    let door = Door::open(engine.clone(), target(), DoorLimits::default());
-    (engine, door)
+    let rig = Rig::open(device.clone(), target(), ServerLimits::default());
+    (device, rig)
 }
 
 fn write(lba: u32, byte: u8, attribute: u8) -> Request {
@@ -56,14 +56,14 @@ fn pump_a_while(client: &mut Client) {
 /// generate a NOP-In" (RFC 7143, 11.4.10): a full window that a reset by another has emptied is open again at once.
 #[test]
 fn initiator_whose_window_others_have_emptied_is_told() {
-    let door = Door::ram();
+    let rig = Rig::ram();
     let mut offer = Offer::default();
     (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
-    let mut full = Client::login(door.portal, settings(1, offer), 1);
+    let mut full = Client::login(rig.portal, settings(1, offer), 1);
     full.settle();
-    let mut other = login(&door, 2);
+    let mut other = login(&rig, 2);
     let last = full.initiator.max_cmd_sn();
-    for _ in 0..DoorLimits::default().protocol.commands_per_session {
+    for _ in 0..ServerLimits::default().protocol.commands_per_session {
         let request = write(0, 1, SIMPLE);
         full.initiator.command(0, request).unwrap();
     }
@@ -83,12 +83,12 @@ fn initiator_whose_window_others_have_emptied_is_told() {
     // Long before an idle connection is pinged.
     pump_a_while(&mut full);
     let told = full.initiator.max_cmd_sn().wrapping_sub(last);
-    assert_eq!(told, DoorLimits::default().protocol.commands_per_session);
+    assert_eq!(told, ServerLimits::default().protocol.commands_per_session);
 }
 
 fn waiting_command_is_ended_by(function: TaskFunction, by_another: bool) {
-    let (engine, door) = door_that_holds_a_write();
-    let (mut writer, mut other) = (login(&door, 1), login(&door, 2));
+    let (device, rig) = door_that_holds_a_write();
+    let (mut writer, mut other) = (login(&rig, 1), login(&rig, 2));
     writer.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
     writer.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
     let ordered = writer.initiator.command(0, write(8, 7, ORDERED)).unwrap();
@@ -103,7 +103,7 @@ fn waiting_command_is_ended_by(function: TaskFunction, by_another: bool) {
     };
     let asked = asks.initiator.task_management(0, fields).unwrap();
     pump_a_while(asks);
-    engine.release();
+    device.release();
     asks.until(|client| {
         let complete = |event: &Event| matches!(event, Event::TaskManagement { itt, response: 0 } if *itt == asked);
         client.events.iter().any(|(_, event)| complete(event))
@@ -128,13 +128,13 @@ fn command_that_waits_for_its_turn_is_ended_as_one_that_runs() {
 
 /// The usual recovery of an initiator whose connection broke, or who has logged out in a hurry: what it sends next must not be
 /// overtaken by a write from before.
-fn new_session_waits_after(end: impl FnOnce(&Door, &mut Client)) {
-    let (engine, door) = door_that_holds_a_write();
-    let (mut other, mut first) = (login(&door, 2), login(&door, 1));
+fn new_session_waits_after(end: impl FnOnce(&Rig, &mut Client)) {
+    let (device, rig) = door_that_holds_a_write();
+    let (mut other, mut first) = (login(&rig, 2), login(&rig, 1));
     first.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
     first.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
-    end(&door, &mut first);
-    let mut second = Client::login(door.portal, settings(1, Offer::default()), 1);
+    end(&rig, &mut first);
+    let mut second = Client::login(rig.portal, settings(1, Offer::default()), 1);
     second.initiator.nop_out(0, Vec::new(), false).unwrap();
     pump_a_while(&mut second);
     let is_served = |client: &Client| {
@@ -145,23 +145,23 @@ fn new_session_waits_after(end: impl FnOnce(&Door, &mut Client)) {
     };
     assert!(!is_served(&second), "while a write of before is in flight");
     // And not because somebody else was there in between.
-    let mut third = Client::login(door.portal, settings(1, Offer::default()), 1);
+    let mut third = Client::login(rig.portal, settings(1, Offer::default()), 1);
     third.initiator.nop_out(0, Vec::new(), false).unwrap();
     pump_a_while(&mut third);
     assert!(
         !is_served(&third),
         "while a write of the last but one is in flight"
     );
-    engine.release();
+    device.release();
     third.until(|client| is_served(client));
     third.settle();
     assert_eq!(third.write(0, 0, vec![2; BLOCK]).status, 0);
     assert_eq!(other.read(0, 0, 1).data, [2; BLOCK]);
 }
 
-fn is_gone(door: &Door) {
+fn is_gone(rig: &Rig) {
     for _ in 0..2_000 {
-        if door.server.sessions().len() == 1 {
+        if rig.server.sessions().len() == 1 {
             return;
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -172,25 +172,25 @@ fn is_gone(door: &Door) {
 #[test]
 fn new_session_waits_for_writes_of_those_before_it() {
     new_session_waits_after(|_, _| {});
-    new_session_waits_after(|door, client| {
+    new_session_waits_after(|rig, client| {
         client.hang_up(0);
-        is_gone(door);
+        is_gone(rig);
     });
-    new_session_waits_after(|door, client| {
+    new_session_waits_after(|rig, client| {
         let reason = LogoutReason::CloseSession;
         client.initiator.logout(0, reason, 0).unwrap();
         pump_a_while(client);
         client.hang_up(0);
-        is_gone(door);
+        is_gone(rig);
     });
 }
 
 /// RFC 7143, 11.15: the response to a logout says that the cleanup is completed. Who hears that may let another initiator at
 /// the disk.
 fn logout_is_answered_when_nothing_is_in_flight(reason: LogoutReason, from: u16, of: u16) {
-    let (engine, door) = door_that_holds_a_write();
-    let mut other = login(&door, 2);
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let (device, rig) = door_that_holds_a_write();
+    let mut other = login(&rig, 2);
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
     let late = client.initiator.command(1, write(0, 1, SIMPLE)).unwrap();
     client.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
@@ -201,7 +201,7 @@ fn logout_is_answered_when_nothing_is_in_flight(reason: LogoutReason, from: u16,
         client.events.iter().any(|(_, event)| yes(event))
     };
     assert!(!answered(&client), "{reason:?}: a write is in flight");
-    engine.release();
+    device.release();
     client.until(|client| answered(client));
     assert_eq!(other.write(0, 0, vec![2; BLOCK]).status, 0);
     pump_a_while(&mut client);
@@ -229,14 +229,14 @@ fn logout_of_whatever_scope_is_answered_when_nothing_is_in_flight() {
 /// younger one that was aborted in silence would never be answered.
 #[test]
 fn function_spares_younger_commands_of_other_connections() {
-    let door = Door::ram();
+    let rig = Rig::ram();
     let mut offer = Offer::default();
     // A write is there for a while: its data are asked for.
     (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
-    let mut client = Client::login(door.portal, settings(1, offer), 2);
+    let mut client = Client::login(rig.portal, settings(1, offer), 2);
     client.settle();
-    for turn in 0..3_000 {
-        let (asks, writes) = (turn % 2, (turn + 1) % 2);
+    for iteration in 0..3_000 {
+        let (asks, writes) = (iteration % 2, (iteration + 1) % 2);
         let fields = TaskManagementRequestFields {
             function: TaskFunction::AbortTaskSet,
             lun: [0; 8],
@@ -262,11 +262,11 @@ fn function_spares_younger_commands_of_other_connections() {
 #[test]
 fn write_atomic_whose_data_do_not_come_holds_nobody_up() {
     const BLOCKS: u8 = 8;
-    let door = Door::ram();
-    let mut other = login(&door, 2);
+    let rig = Rig::ram();
+    let mut other = login(&rig, 2);
     let mut offer = Offer::default();
     (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
-    let mut client = Client::login(door.portal, settings(1, offer), 1);
+    let mut client = Client::login(rig.portal, settings(1, offer), 1);
     client.settle();
     let mut cdb = [0; 16];
     (cdb[0], cdb[13]) = (0x9c, BLOCKS);
@@ -293,9 +293,9 @@ fn reserve_out(action: u8, kind: u8, key: u64, service_key: u64) -> Request {
 
 #[test]
 fn preempt_and_abort_that_waits_is_ended_by_a_reset() {
-    let (engine, door) = door_that_holds_a_write();
-    let (mut victim, mut preempts) = (login(&door, 1), login(&door, 2));
-    let mut resets = login(&door, 3);
+    let (device, rig) = door_that_holds_a_write();
+    let (mut victim, mut preempts) = (login(&rig, 1), login(&rig, 2));
+    let mut resets = login(&rig, 3);
     assert_eq!(victim.run(0, reserve_out(6, 0, 0, 1)).status, 0);
     assert_eq!(preempts.run(0, reserve_out(6, 0, 0, 2)).status, 0);
     victim.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
@@ -311,7 +311,7 @@ fn preempt_and_abort_that_waits_is_ended_by_a_reset() {
     };
     let asked = resets.initiator.task_management(0, fields).unwrap();
     pump_a_while(&mut resets);
-    engine.release();
+    device.release();
     resets.until(|client| {
         let complete = |event: &Event| matches!(event, Event::TaskManagement { itt, response: 0 } if *itt == asked);
         client.events.iter().any(|(_, event)| complete(event))
@@ -382,8 +382,8 @@ fn preempt_and_abort_waits_for_the_write_of_a_copy_from_another_unit() {
         action: FaultAction::Hold,
     });
     let disks: [Arc<dyn BlockDevice>; 2] = [ram(16), to.clone()];
-    let door = Door::with_disks(&disks, target(), DoorLimits::default());
-    let (mut victim, mut preempts) = (login(&door, 1), login(&door, 2));
+    let rig = Rig::with_disks(&disks, target(), ServerLimits::default());
+    let (mut victim, mut preempts) = (login(&rig, 1), login(&rig, 2));
     assert_eq!(victim.write(0, 0, vec![1; BLOCK]).status, 0);
     let on_lun_1 = |request: Request| Request {
         lun: LUN_1.to_be_bytes(),
@@ -417,8 +417,8 @@ fn preempt_and_abort_waits_for_the_write_of_a_copy_from_another_unit() {
 /// A command whose turn in the order of CmdSN has not come is in no task set yet, and its LUN has not been looked at.
 #[test]
 fn unit_that_goes_leaves_alone_what_has_not_had_its_turn() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
     let window = |client: &Client| {
         let last = client.initiator.max_cmd_sn();
@@ -431,7 +431,7 @@ fn unit_that_goes_leaves_alone_what_has_not_had_its_turn() {
     client.push_in_pieces(1, 1 << 16);
     std::thread::sleep(Duration::from_millis(100));
     let (hold, holding) = scsi_exec::Holding::new();
-    door.server.end_tasks(common::TARGET, &[0], true, &hold);
+    rig.server.end_tasks(common::TARGET, &[0], true, &hold);
     drop(hold);
     assert!(holding.wait(Duration::from_secs(30)));
     for itt in [first, second] {

@@ -1,26 +1,26 @@
-//! What one session may make the door hold, and what its order promises while its data are still here.
+//! What one session may make the server hold, and what its order promises while its data are still here.
 
 mod common;
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
 use iscsi::initiator::{Event, Initiator, Request};
 use iscsi::negotiation::{Offer, SessionParameters};
-use iscsi_target::{DoorLimits, TargetOptions};
+use iscsi_target::{ServerLimits, TargetOptions};
 
 /// Far above what anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
 const LARGE: u32 = 256 << 10;
 
-fn client(door: &Door, offer: Offer) -> Client {
-    client_of(door, offer, 1)
+fn client(rig: &Rig, offer: Offer) -> Client {
+    client_of(rig, offer, 1)
 }
 
-fn client_of(door: &Door, mut offer: Offer, connections: u16) -> Client {
+fn client_of(rig: &Rig, mut offer: Offer, connections: u16) -> Client {
     offer.session.max_connections = connections;
-    let mut client = Client::login(door.portal, settings(1, offer), connections.into());
+    let mut client = Client::login(rig.portal, settings(1, offer), connections.into());
     client.settle();
     client
 }
@@ -31,7 +31,7 @@ fn push(client: &mut Client, until: impl Fn() -> bool) {
     while !until() {
         client.push();
         std::thread::sleep(Duration::from_millis(1));
-        assert!(begun.elapsed() < LIMIT, "the door does not get so far");
+        assert!(begun.elapsed() < LIMIT, "the rig does not get so far");
     }
 }
 
@@ -55,8 +55,8 @@ fn answers(client: &mut Client, count: usize) -> Vec<iscsi::initiator::CommandDo
 
 #[test]
 fn ordered_write_does_not_change_what_reads_before_it_have_yet_to_send() {
-    let door = Door::ram();
-    let mut client = client(&door, Offer::default());
+    let rig = Rig::ram();
+    let mut client = client(&rig, Offer::default());
     // 8 MiB: more than the sockets take.
     for lba in 0..32u32 {
         let blocks = LARGE as usize / BLOCK;
@@ -89,20 +89,20 @@ fn ordered_write_does_not_change_what_reads_before_it_have_yet_to_send() {
 #[test]
 fn reads_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
     let allowed = 1 << 20;
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         data_bytes: allowed,
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
     // Behind a delay the content does not lie in memory, so that it has to be read.
     let delay = bdev::Delay::new(ram(64), Duration::ZERO);
-    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
-    let mut client = client(&door, Offer::default());
+    let rig = Rig::open(std::sync::Arc::new(delay), target(), limits);
+    let mut client = client(&rig, Offer::default());
     for lba in 0..100 {
         client.initiator.command(0, read(lba * 512)).unwrap();
     }
     let pause = Instant::now();
     push(&mut client, || pause.elapsed() > Duration::from_millis(200));
-    let held = door.server.memory_in_use();
+    let held = rig.server.memory_in_use();
     // One buffer beyond the limit may be on its way, and headers.
     let most = allowed as u64 + 2 * u64::from(LARGE);
     assert!(
@@ -118,15 +118,15 @@ fn reads_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
 
 #[test]
 fn write_atomic_that_waits_for_memory_goes_on_when_there_is_some() {
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         data_bytes: 1 << 20,
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
     let delay = bdev::Delay::new(ram(64), Duration::ZERO);
-    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
+    let rig = Rig::open(std::sync::Arc::new(delay), target(), limits);
     let mut offer = Offer::default();
     (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
-    let mut client = client(&door, offer);
+    let mut client = client(&rig, offer);
     for lba in 0..60 {
         client.initiator.command(0, read(lba * 512)).unwrap();
     }
@@ -145,11 +145,11 @@ fn write_atomic_that_waits_for_memory_goes_on_when_there_is_some() {
 #[test]
 fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
     let allowed = 1 << 20;
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         data_bytes: allowed,
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
-    let door = Door::open(ram(64), target(), limits);
+    let rig = Rig::open(ram(64), target(), limits);
     let solicited = Offer {
         session: SessionParameters {
             initial_r2t: true,
@@ -158,7 +158,7 @@ fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
         },
         ..Offer::default()
     };
-    let mut client = client(&door, solicited);
+    let mut client = client(&rig, solicited);
     for lba in 0..100 {
         let cdb = cdb10(0x2a, lba * 512, (LARGE as usize / BLOCK) as u16);
         let write = Initiator::write(0, &cdb, vec![1; LARGE as usize]);
@@ -167,7 +167,7 @@ fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
     // The commands leave, the answers to R2Ts do not: nothing is received.
     let pause = Instant::now();
     push(&mut client, || pause.elapsed() > Duration::from_millis(200));
-    let held = door.server.memory_in_use();
+    let held = rig.server.memory_in_use();
     let most = allowed as u64 + 2 * u64::from(LARGE);
     assert!(held <= most, "{held} bytes held, {most} allowed");
     assert!(
@@ -181,13 +181,13 @@ fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
 #[test]
 fn commands_that_work_in_memory_work_in_no_more_than_is_allowed() {
     const TASK_SET_FULL: u8 = 0x28;
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         data_bytes: 4 << 20,
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
     let delay = bdev::Delay::new(ram(64), Duration::from_millis(300));
-    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
-    let mut client = client(&door, Offer::default());
+    let rig = Rig::open(std::sync::Arc::new(delay), target(), limits);
+    let mut client = client(&rig, Offer::default());
     let verify = |blocks| Initiator::read(0, &cdb10(0x2f, 0, blocks), 0);
     let mebibyte = ((1 << 20) / BLOCK) as u16;
     for _ in 0..40 {
@@ -208,8 +208,8 @@ fn commands_that_work_in_memory_work_in_no_more_than_is_allowed() {
 /// Its data come in memory of the session, and it works with them in as much again.
 #[test]
 fn command_that_compares_takes_as_much_as_the_block_limits_say() {
-    let door = Door::open(ram(64), target(), DoorLimits::default());
-    let mut client = client(&door, Offer::default());
+    let rig = Rig::open(ram(64), target(), ServerLimits::default());
+    let mut client = client(&rig, Offer::default());
     let blocks = (32 << 20) / BLOCK as u32;
     let data: Vec<u8> = (0..32 << 20).map(|at| (at / 700) as u8).collect();
     let [a, b, c, d] = blocks.to_be_bytes();
@@ -225,22 +225,22 @@ fn command_that_compares_takes_as_much_as_the_block_limits_say() {
 
 const CONNECTIONS: u16 = 16;
 
-/// A door that allows so much, with 16 connections of one session on two workers.
-fn session_of_sixteen(allowed: usize, offer: Offer) -> (Door, Client) {
-    let limits = DoorLimits {
+/// A server that allows so much, with 16 connections of one session on two workers.
+fn session_of_sixteen(allowed: usize, offer: Offer) -> (Rig, Client) {
+    let limits = ServerLimits {
         data_bytes: allowed,
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
     let delay = bdev::Delay::new(ram(64), Duration::ZERO);
-    let door = Door::open(std::sync::Arc::new(delay), target(), limits);
-    let client = client_of(&door, offer, CONNECTIONS);
-    (door, client)
+    let rig = Rig::open(std::sync::Arc::new(delay), target(), limits);
+    let client = client_of(&rig, offer, CONNECTIONS);
+    (rig, client)
 }
 
 #[test]
 fn connections_of_a_session_share_what_it_may_hold() {
     let allowed = 4 << 20;
-    let (door, mut client) = session_of_sixteen(allowed, Offer::default());
+    let (rig, mut client) = session_of_sixteen(allowed, Offer::default());
     // Far more for each connection than its sockets take.
     let length = 2u32 << 20;
     let cdb = cdb10(0x28, 0, (length as usize / BLOCK) as u16);
@@ -253,7 +253,7 @@ fn connections_of_a_session_share_what_it_may_hold() {
     }
     let pause = Instant::now();
     push(&mut client, || pause.elapsed() > Duration::from_millis(300));
-    let held = door.server.memory_in_use();
+    let held = rig.server.memory_in_use();
     // One command beyond the limit, and a header for each connection.
     let most = allowed as u64 + u64::from(length) + u64::from(CONNECTIONS) * 4096;
     assert!(
@@ -269,7 +269,7 @@ fn connections_of_a_session_share_what_it_may_hold() {
 #[test]
 fn begun_writes_of_many_connections_hold_what_a_session_may_and_all_end() {
     let allowed = 2 << 20;
-    let (door, mut client) = session_of_sixteen(allowed, Offer::default());
+    let (rig, mut client) = session_of_sixteen(allowed, Offer::default());
     // Twice FirstBurstLength: half of each comes unasked, and for the rest there is room for some only.
     let (length, first) = (512 << 10, 256 << 10);
     assert_eq!(Offer::default().session.first_burst_length, first);
@@ -283,7 +283,7 @@ fn begun_writes_of_many_connections_hold_what_a_session_may_and_all_end() {
     }
     let pause = Instant::now();
     push(&mut client, || pause.elapsed() > Duration::from_millis(300));
-    let held = door.server.memory_in_use();
+    let held = rig.server.memory_in_use();
     let unasked = u64::from(writes) * u64::from(first);
     let most = allowed as u64 + unasked + length as u64 + u64::from(CONNECTIONS) * 4096;
     assert!(
@@ -296,7 +296,7 @@ fn begun_writes_of_many_connections_hold_what_a_session_may_and_all_end() {
         let read = client.read(0, number * u32::from(blocks), 1);
         assert!(read.data.iter().all(|byte| *byte == number as u8));
     }
-    assert_eq!(door.server.memory_in_use(), 0, "all is given back");
+    assert_eq!(rig.server.memory_in_use(), 0, "all is given back");
 }
 
 /// Of one command, or of as many as the window holds.
@@ -304,16 +304,16 @@ fn begun_writes_of_many_connections_hold_what_a_session_may_and_all_end() {
 fn long_commands_share_what_a_turn_may_take() {
     const COMMANDS: u32 = 32;
     const BLOCKS: u32 = 8 << 11;
-    let door = Door::ram();
-    let mut client = client(&door, Offer::default());
-    let turns = || -> u64 {
-        door.pool
+    let rig = Rig::ram();
+    let mut client = client(&rig, Offer::default());
+    let iterations = || -> u64 {
+        rig.pool
             .counters()
             .iter()
-            .map(|(_, turns)| turns.busy_turns)
+            .map(|(_, iterations)| iterations.busy_iterations)
             .sum()
     };
-    let before = turns();
+    let before = iterations();
     for _ in 0..COMMANDS {
         // WRITE SAME(16) of 8 MiB, all of it a pattern
         let mut cdb = [0; 16];
@@ -325,8 +325,8 @@ fn long_commands_share_what_a_turn_may_take() {
     let all = answers(&mut client, COMMANDS as usize);
     assert!(all.iter().all(|done| done.status == 0));
     // of some 4 MiB
-    let turns = turns() - before;
-    assert!(turns >= u64::from(COMMANDS), "{turns} turns");
+    let iterations = iterations() - before;
+    assert!(iterations >= u64::from(COMMANDS), "{iterations} iterations");
 }
 
 /// A PDU as bytes: opcode, flags, ITT, TTT or what else stands at byte 20, and CmdSN.
@@ -348,19 +348,19 @@ fn answers_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
     const TARGETS: usize = 100;
     const REQUESTS: u32 = 900;
     let allowed = 64 << 10;
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         output_bytes: allowed,
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
-    let door = Door::open(ram(16), target(), limits);
+    let rig = Rig::open(ram(16), target(), limits);
     for number in 1..TARGETS {
         let options = TargetOptions {
             name: format!("iqn.2026-11.org.example:t{number}"),
             ..target()
         };
-        door.server.add_target(options, &[]).unwrap();
+        rig.server.add_target(options, &[]).unwrap();
     }
-    let mut stream = door.connect();
+    let mut stream = rig.connect();
     let keys = b"InitiatorName=iqn.2026-11.org.example:i1\0SessionType=Discovery\0MaxRecvDataSegmentLength=65536\0";
     stream.write_all(&pdu(0x43, 0x87, 1, 0, 1, keys)).unwrap();
     let receive = |stream: &mut std::net::TcpStream| {
@@ -378,7 +378,7 @@ fn answers_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
     let all: Vec<u8> = (0..REQUESTS).flat_map(asked).collect();
     stream.write_all(&all).unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    let held = door.server.memory_in_use();
+    let held = rig.server.memory_in_use();
     let (_, list) = receive(&mut stream);
     // What was looked at together is answered together.
     let most = allowed + 40 * list.len() as u64;

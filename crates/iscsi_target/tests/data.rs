@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{Client, Door, image, settings, target, verify, verify_image};
+use common::{Client, Rig, image, settings, target, verify, verify_image};
 use iscsi::negotiation::{DigestOffer, Offer};
-use iscsi_target::DoorLimits;
+use iscsi_target::ServerLimits;
 
 fn small() -> Offer {
     let mut offer = Offer {
@@ -18,32 +18,32 @@ fn small() -> Offer {
 
 #[test]
 fn blocks_read_back_over_one_connection() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 1);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 1);
     client.settle();
     verify(&mut client, 1, 40, 7);
-    assert_eq!(door.server.status()[0].connections, 1);
+    assert_eq!(rig.server.status()[0].connections, 1);
 }
 
 #[test]
 fn blocks_read_back_with_solicited_data_only_and_short_bursts() {
-    let door = Door::ram();
+    let rig = Rig::ram();
     let mut offer = small();
     (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
-    let mut client = Client::login(door.portal, settings(1, offer), 1);
+    let mut client = Client::login(rig.portal, settings(1, offer), 1);
     client.settle();
     verify(&mut client, 1, 20, 8);
 }
 
 #[test]
 fn blocks_read_back_with_digests() {
-    let door = Door::ram();
+    let rig = Rig::ram();
     let offer = Offer {
         header_digest: DigestOffer::Crc32c,
         data_digest: DigestOffer::Crc32c,
         ..small()
     };
-    let mut client = Client::login(door.portal, settings(1, offer), 1);
+    let mut client = Client::login(rig.portal, settings(1, offer), 1);
     client.settle();
     verify(&mut client, 1, 20, 9);
 }
@@ -63,8 +63,8 @@ fn one_at_a_time(client: &mut Client, image: &mut [u8], seed: u8) {
 
 #[test]
 fn client_that_asks_singly_and_much_at_once_by_turns_gets_its_answers() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 1);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 1);
     client.settle();
     let mut known = image();
     for round in 0..4 {
@@ -73,13 +73,13 @@ fn client_that_asks_singly_and_much_at_once_by_turns_gets_its_answers() {
     }
     one_at_a_time(&mut client, &mut known, 9);
     drop(client);
-    door.wait_for_connections(0);
+    rig.wait_for_connections(0);
 }
 
 #[test]
 fn commands_that_come_singly_and_in_pieces_are_put_together() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, small()), 1);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, small()), 1);
     client.settle();
     for piece in [1500, 20, 47, 49, 5000] {
         one_at_a_time(&mut client, &mut image(), piece as u8);
@@ -101,20 +101,20 @@ fn commands_that_come_singly_and_in_pieces_are_put_together() {
 
 #[test]
 fn blocks_read_back_over_four_connections_on_two_workers() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 4);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 4);
     client.settle();
     verify(&mut client, 4, 40, 10);
-    let status = &door.server.status()[0];
+    let status = &rig.server.status()[0];
     assert_eq!((status.sessions, status.connections), (1, 4));
     drop(client);
-    door.wait_for_connections(0);
+    rig.wait_for_connections(0);
 }
 
 #[test]
 fn blocks_read_back_over_sixteen_connections_and_there_is_no_seventeenth() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 16);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 16);
     client.settle();
     verify(&mut client, 16, 20, 11);
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -122,36 +122,36 @@ fn blocks_read_back_over_sixteen_connections_and_there_is_no_seventeenth() {
         client.until(|client| client.initiator.is_ready(cid));
     }));
     assert!(refused.is_err(), "a seventeenth connection has joined");
-    let status = &door.server.status()[0];
+    let status = &rig.server.status()[0];
     assert_eq!((status.sessions, status.connections), (1, 16));
 }
 
 #[test]
 fn commands_wait_for_memory_and_all_are_answered() {
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         data_bytes: 64 << 10,
         output_bytes: 32 << 10,
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
-    let door = Door::open(common::ram(16), target(), limits);
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let rig = Rig::open(common::ram(16), target(), limits);
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
     verify(&mut client, 2, 20, 11);
 }
 
 #[test]
 fn sessions_do_not_disturb_each_other() {
-    let door = Door::ram();
-    let mut first = Client::login(door.portal, settings(1, Offer::default()), 1);
+    let rig = Rig::ram();
+    let mut first = Client::login(rig.portal, settings(1, Offer::default()), 1);
     first.settle();
     let mut image = image();
     for number in 2..12 {
-        let mut other = Client::login(door.portal, settings(number, Offer::default()), 2);
+        let mut other = Client::login(rig.portal, settings(number, Offer::default()), 2);
         other.settle();
         verify_image(&mut first, 1, 2, u64::from(number), &mut image);
         // It is gone without a word.
         drop(other);
     }
     verify_image(&mut first, 1, 5, 99, &mut image);
-    door.wait_for_connections(1);
+    rig.wait_for_connections(1);
 }

@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bdev::Disk;
-use common::{Client, Door, ram, settings, target};
+use common::{Client, Rig, ram, settings, target};
 use iscsi::chap::{Algorithm, Secret};
 use iscsi::initiator::{Event, InitiatorSettings};
 use iscsi::login::{ChapUser, Credentials};
 use iscsi::negotiation::Offer;
-use iscsi_target::{DemoMode, DoorLimits, ServerError, TargetOptions};
+use iscsi_target::{DemoMode, ServerError, ServerLimits, TargetOptions};
 
 const OTHER: &str = "iqn.2026-11.org.example:t1";
 
@@ -59,14 +59,14 @@ fn is_refused(portal: SocketAddr, settings: InitiatorSettings) -> bool {
     std::panic::catch_unwind(|| Client::login(portal, settings, 1)).is_err()
 }
 
-fn add(door: &Door, name: &str, portals: &[String]) -> Result<Vec<SocketAddr>, ServerError> {
+fn add(rig: &Rig, name: &str, portals: &[String]) -> Result<Vec<SocketAddr>, ServerError> {
     let disk = Disk::new(&format!("disk of {name}"), None, ram(1)).unwrap();
     let options = TargetOptions {
         name: name.to_owned(),
         portals: portals.iter().map(|text| text.parse().unwrap()).collect(),
         ..target()
     };
-    door.server.add_target(options, &[(0, Arc::new(disk))])
+    rig.server.add_target(options, &[(0, Arc::new(disk))])
 }
 
 #[test]
@@ -75,9 +75,9 @@ fn asker_over_ipv6_is_told_no_address_of_a_portal_that_hears_ipv4_alone() {
         portals: vec!["0.0.0.0:0".parse().unwrap()],
         ..target()
     };
-    let door = Door::open(ram(1), options, DoorLimits::default());
-    let six = add(&door, OTHER, &["[::1]:0".to_owned()]).unwrap()[0];
-    let four = SocketAddr::from(([127, 0, 0, 1], door.portal.port()));
+    let rig = Rig::open(ram(1), options, ServerLimits::default());
+    let six = add(&rig, OTHER, &["[::1]:0".to_owned()]).unwrap()[0];
+    let four = SocketAddr::from(([127, 0, 0, 1], rig.portal.port()));
     let told_six = format!("TargetName={OTHER};TargetAddress={six},1;");
     assert_eq!(send_targets(six, discovery()), told_six);
     assert_eq!(
@@ -95,8 +95,8 @@ fn wildcards_of_both_families_stand_beside_each_other_and_come_and_go_in_any_ord
         portals: vec!["[::]:0,2".parse().unwrap()],
         ..target()
     };
-    let door = Door::open(ram(1), options, DoorLimits::default());
-    let port = door.portal.port();
+    let rig = Rig::open(ram(1), options, ServerLimits::default());
+    let port = rig.portal.port();
     let (four, six) = (
         SocketAddr::from(([127, 0, 0, 1], port)),
         SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, port)),
@@ -114,17 +114,17 @@ fn wildcards_of_both_families_stand_beside_each_other_and_come_and_go_in_any_ord
     stays.settle();
     // Another target with the other wildcard: each of the two goes on.
     for _ in 0..3 {
-        add(&door, OTHER, &[format!("0.0.0.0:{port},1")]).unwrap();
+        add(&rig, OTHER, &[format!("0.0.0.0:{port},1")]).unwrap();
         let other = format!("TargetName={OTHER};TargetAddress={four},1;");
         assert_eq!(send_targets(four, discovery()), first(four, 2) + &other);
         assert_eq!(send_targets(six, discovery()), first(six, 2));
         let (hold, _holding) = scsi_exec::Holding::new();
-        assert!(door.server.remove_target(OTHER, &hold));
+        assert!(rig.server.remove_target(OTHER, &hold));
         assert_eq!(send_targets(four, discovery()), first(four, 2));
     }
     // One target with both: each family comes into its own group.
     let portals = [format!("0.0.0.0:{port},1"), format!("[::]:{port},2")];
-    add(&door, OTHER, &portals).unwrap();
+    add(&rig, OTHER, &portals).unwrap();
     for (address, tag) in [(four, 1), (six, 2)] {
         let other = format!("TargetName={OTHER};TargetAddress={address},{tag};");
         assert_eq!(
@@ -136,11 +136,11 @@ fn wildcards_of_both_families_stand_beside_each_other_and_come_and_go_in_any_ord
             ..settings(2, Offer::default())
         };
         let client = Client::login(address, settings, 1);
-        let sessions = door.server.sessions();
+        let sessions = rig.server.sessions();
         let session = sessions.iter().find(|session| session.target == OTHER);
         assert_eq!(session.map(|session| session.portal_group), Some(tag));
         drop(client);
-        door.wait_for_connections(1);
+        rig.wait_for_connections(1);
     }
     assert_eq!(
         stays.read(0, 0, 1).status,
@@ -151,22 +151,22 @@ fn wildcards_of_both_families_stand_beside_each_other_and_come_and_go_in_any_ord
 
 #[test]
 fn address_and_wildcard_of_one_port_share_a_socket() {
-    let door = Door::ram();
-    let port = door.portal.port();
-    add(&door, OTHER, &[format!("0.0.0.0:{port}")]).unwrap();
+    let rig = Rig::ram();
+    let port = rig.portal.port();
+    add(&rig, OTHER, &[format!("0.0.0.0:{port}")]).unwrap();
     let two = SocketAddr::from(([127, 0, 0, 2], port));
     assert_eq!(
         send_targets(two, discovery()),
         format!(
             "TargetName={};TargetAddress={},1;TargetName={OTHER};TargetAddress={two},1;",
             common::TARGET,
-            door.portal
+            rig.portal
         )
     );
     let (hold, _holding) = scsi_exec::Holding::new();
-    assert!(door.server.remove_target(OTHER, &hold));
+    assert!(rig.server.remove_target(OTHER, &hold));
     assert!(std::net::TcpStream::connect(two).is_err());
-    Client::login(door.portal, settings(1, Offer::default()), 1);
+    Client::login(rig.portal, settings(1, Offer::default()), 1);
 }
 
 #[test]
@@ -175,9 +175,9 @@ fn announced_address_is_named_instead_of_the_portal() {
         announce: vec!["203.0.113.7:13260".parse().unwrap()],
         ..target()
     };
-    let door = Door::open(ram(1), options, DoorLimits::default());
+    let rig = Rig::open(ram(1), options, ServerLimits::default());
     assert_eq!(
-        send_targets(door.portal, discovery()),
+        send_targets(rig.portal, discovery()),
         format!(
             "TargetName={};TargetAddress=203.0.113.7:13260,1;",
             common::TARGET
@@ -187,17 +187,17 @@ fn announced_address_is_named_instead_of_the_portal() {
 
 #[test]
 fn discovery_users_are_asked_of_every_discovery_session_and_of_no_other() {
-    let door = Door::ram();
-    let at = door.portal;
+    let rig = Rig::ram();
+    let at = rig.portal;
     assert!(
         is_refused(at, credentials("finder", "finder's secret", None)),
         "nobody has users"
     );
     let mutual = Some(("the daemon", "the daemon's secret"));
     let users = || [("finder".to_owned(), user("finder's secret", mutual))].into();
-    assert!(door.server.set_discovery_users(users()));
+    assert!(rig.server.set_discovery_users(users()));
     assert!(
-        !door.server.set_discovery_users(users()),
+        !rig.server.set_discovery_users(users()),
         "they are the same"
     );
     assert!(is_refused(at, discovery()));
@@ -221,7 +221,7 @@ fn discovery_users_are_asked_of_every_discovery_session_and_of_no_other() {
     ));
     // The target itself has no users.
     Client::login(at, settings(1, Offer::default()), 1);
-    assert!(door.server.set_discovery_users([].into()));
+    assert!(rig.server.set_discovery_users([].into()));
     assert_eq!(send_targets(at, discovery()), told);
 }
 
@@ -232,8 +232,8 @@ fn who_offers_nothing_but_chap_discovers_as_a_user_of_a_target() {
         chap_users: [("ann".to_owned(), user("secret of ann", None))].into(),
         ..target()
     };
-    let door = Door::open(ram(1), options, DoorLimits::default());
-    let at = door.portal;
+    let rig = Rig::open(ram(1), options, ServerLimits::default());
+    let at = rig.portal;
     // The same name with another secret at another target.
     let disk = Disk::new("d9", None, ram(1)).unwrap();
     let other = TargetOptions {
@@ -242,7 +242,7 @@ fn who_offers_nothing_but_chap_discovers_as_a_user_of_a_target() {
         chap_users: [("ann".to_owned(), user("secret of another", None))].into(),
         ..target()
     };
-    door.server
+    rig.server
         .add_target(other, &[(0, Arc::new(disk))])
         .unwrap();
     let all = send_targets(at, discovery());
@@ -253,6 +253,6 @@ fn who_offers_nothing_but_chap_discovers_as_a_user_of_a_target() {
     assert!(is_refused(at, credentials("ann", "secret of nobody", None)));
     // Where discovery has users of its own, those of targets are none.
     let finder = [("finder".to_owned(), user("finder's secret", None))];
-    door.server.set_discovery_users(finder.into());
+    rig.server.set_discovery_users(finder.into());
     assert!(is_refused(at, credentials("ann", "secret of ann", None)));
 }

@@ -6,11 +6,11 @@ mod listening;
 
 use std::sync::Arc;
 
-use bdev::LATER;
-use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
+use bdev::PREFETCH_DISTANCE;
+use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
 use iscsi::initiator::{Event, Initiator};
 use iscsi::negotiation::Offer;
-use iscsi_target::DoorLimits;
+use iscsi_target::ServerLimits;
 use listening::{Heard, Listening, Story};
 
 const TOGETHER: u32 = 8;
@@ -62,12 +62,12 @@ fn submitted(heard: &[Heard]) -> Vec<u64> {
 #[test]
 fn a_disk_that_wants_to_know_is_told_of_the_next_of_several_commands_that_came_together() {
     let story = Story::default();
-    let engine = Arc::new(Listening {
+    let device = Arc::new(Listening {
         inner: ram(16),
         heard: story.clone(),
     });
-    let door = Door::open(engine, target(), DoorLimits::default());
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 1);
+    let rig = Rig::open(device, target(), ServerLimits::default());
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 1);
     client.settle();
     for write in [true, false] {
         let mut told = 0;
@@ -79,7 +79,7 @@ fn a_disk_that_wants_to_know_is_told_of_the_next_of_several_commands_that_came_t
                 // So many are submitted before it.
                 let (block, before) = match *one {
                     Heard::Next(block) => (block, 1),
-                    Heard::Later(block) => (block, LATER),
+                    Heard::Later(block) => (block, PREFETCH_DISTANCE),
                     Heard::Now(_) => continue,
                 };
                 told += 1;

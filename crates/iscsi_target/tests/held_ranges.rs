@@ -6,13 +6,13 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{BLOCK, Client, Door, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
 use iscsi::initiator::{Event, Initiator};
 use iscsi::negotiation::Offer;
-use iscsi_target::DoorLimits;
+use iscsi_target::ServerLimits;
 
-fn login(door: &Door, number: u8) -> Client {
-    let mut client = Client::login(door.portal, settings(number, Offer::default()), 1);
+fn login(rig: &Rig, number: u8) -> Client {
+    let mut client = Client::login(rig.portal, settings(number, Offer::default()), 1);
     client.settle();
     client
 }
@@ -25,11 +25,11 @@ fn is_whole(data: &[u8]) -> bool {
 fn read_sees_all_of_a_compare_and_write_or_nothing() {
     const BLOCKS: u8 = 255;
     const LENGTH: usize = BLOCKS as usize * BLOCK;
-    let door = Door::ram();
+    let rig = Rig::ram();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reads = scope.spawn(|| {
-            let mut client = login(&door, 1);
+            let mut client = login(&rig, 1);
             let (mut reads, mut torn) = (0, 0);
             while !over.load(Ordering::Relaxed) {
                 let done = client.read(0, 0, BLOCKS.into());
@@ -39,7 +39,7 @@ fn read_sees_all_of_a_compare_and_write_or_nothing() {
             }
             (reads, torn)
         });
-        let mut client = login(&door, 2);
+        let mut client = login(&rig, 2);
         let begun = Instant::now();
         let mut writes = 0_u8;
         while begun.elapsed() < Duration::from_secs(2) {
@@ -61,8 +61,8 @@ fn read_sees_all_of_a_compare_and_write_or_nothing() {
 fn initiator_that_does_not_take_its_data_holds_no_atomic_write_up_and_has_them_whole() {
     const BLOCKS: u16 = 2048;
     const READS: usize = 32;
-    let door = Door::ram();
-    let (mut slow, mut writes) = (login(&door, 1), login(&door, 2));
+    let rig = Rig::ram();
+    let (mut slow, mut writes) = (login(&rig, 1), login(&rig, 2));
     for _ in 0..READS {
         let read = Initiator::read(0, &cdb10(0x28, 0, BLOCKS), u32::from(BLOCKS) * BLOCK as u32);
         slow.initiator.command(0, read).unwrap();
@@ -99,22 +99,22 @@ fn initiator_that_does_not_take_its_data_holds_no_atomic_write_up_and_has_them_w
 #[test]
 fn initiator_that_does_not_take_very_much_loses_its_connection_to_an_atomic_write() {
     const BLOCKS: u16 = 2048;
-    let door = Door::ram();
-    let (mut slow, mut writes) = (login(&door, 1), login(&door, 2));
+    let rig = Rig::ram();
+    let (mut slow, mut writes) = (login(&rig, 1), login(&rig, 2));
     for _ in 0..100 {
         let read = Initiator::read(0, &cdb10(0x28, 0, BLOCKS), u32::from(BLOCKS) * BLOCK as u32);
         slow.initiator.command(0, read).unwrap();
     }
     slow.push();
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(door.server.connections(), 2);
+    assert_eq!(rig.server.connections(), 2);
     let mut cdb = [0; 16];
     (cdb[0], cdb[13]) = (0x9c, 1);
     let begun = Instant::now();
     let write = Initiator::write(0, &cdb, vec![1; BLOCK]);
     assert_eq!(writes.run(0, write).status, 0);
     assert!(begun.elapsed() < Duration::from_secs(5));
-    door.wait_for_connections(1);
+    rig.wait_for_connections(1);
     assert_eq!(writes.read(0, 0, 1).data, [1; BLOCK]);
 }
 
@@ -124,12 +124,12 @@ fn initiator_that_does_not_take_very_much_loses_its_connection_to_an_atomic_writ
 fn stalled_read_is_whole_where_an_atomic_write_lies_across_the_end_that_a_disk_had() {
     const BLOCKS: u16 = 2048;
     const READS: usize = 16;
-    let engine = ram(16);
+    let device = ram(16);
     let end = (16 << 20) / BLOCK as u32;
-    engine.set_size(32 << 20).unwrap();
-    engine.capacity().set(32 << 20);
-    let door = Door::open(engine, target(), DoorLimits::default());
-    let (mut slow, mut writes) = (login(&door, 1), login(&door, 2));
+    device.set_size(32 << 20).unwrap();
+    device.capacity().set(32 << 20);
+    let rig = Rig::open(device, target(), ServerLimits::default());
+    let (mut slow, mut writes) = (login(&rig, 1), login(&rig, 2));
     let first = end - u32::from(BLOCKS);
     for _ in 0..READS {
         let read = cdb10(0x28, first, BLOCKS);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Client, Door, image, settings, verify_image};
+use common::{Client, Rig, image, settings, verify_image};
 use iscsi::negotiation::Offer;
 
 /// A session that goes on meanwhile.
@@ -20,13 +20,13 @@ struct Load {
 }
 
 impl Load {
-    fn start(door: &Door) -> Load {
+    fn start(rig: &Rig) -> Load {
         let (rounds, end) = (
             Arc::new(AtomicU64::new(0)),
             Arc::new(AtomicBool::new(false)),
         );
         let (counted, ends) = (rounds.clone(), end.clone());
-        let mut client = Client::login(door.portal, settings(200, Offer::default()), 2);
+        let mut client = Client::login(rig.portal, settings(200, Offer::default()), 2);
         client.settle();
         let thread = std::thread::spawn(move || {
             let mut image = image();
@@ -71,15 +71,15 @@ impl Drop for Load {
 
 #[test]
 fn hostile_initiators_end_their_own_sessions_and_the_others_go_on() {
-    let door = Door::ram();
-    let load = Load::start(&door);
+    let rig = Rig::ram();
+    let load = Load::start(&rig);
     load.goes_on("nothing");
     for (name, case) in hostile::cases() {
-        let ended = std::panic::catch_unwind(|| case(door.portal));
+        let ended = std::panic::catch_unwind(|| case(rig.portal));
         assert!(ended.is_ok(), "{name}");
         load.goes_on(name);
     }
     drop(load);
-    door.wait_for_connections(0);
-    assert_eq!(door.server.status()[0].sessions, 0);
+    rig.wait_for_connections(0);
+    assert_eq!(rig.server.status()[0].sessions, 0);
 }

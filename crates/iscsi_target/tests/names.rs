@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{Client, Door, ram, settings, target};
+use common::{Client, Rig, ram, settings, target};
 use iscsi::initiator::{Initiator, InitiatorSettings};
 use iscsi::negotiation::Offer;
-use iscsi_target::{AclEntry, DemoMode, DoorLimits, ServerError, TargetOptions};
+use iscsi_target::{AclEntry, DemoMode, ServerError, ServerLimits, TargetOptions};
 
 /// With the ISID of initiator 1.
 fn named(initiator: &str) -> InitiatorSettings {
@@ -15,8 +15,8 @@ fn named(initiator: &str) -> InitiatorSettings {
     }
 }
 
-fn log_in(door: &Door, settings: InitiatorSettings) -> Client {
-    let mut client = Client::login(door.portal, settings, 1);
+fn log_in(rig: &Rig, settings: InitiatorSettings) -> Client {
+    let mut client = Client::login(rig.portal, settings, 1);
     client.settle();
     client
 }
@@ -40,10 +40,10 @@ fn access_lists_know_an_initiator_however_it_spells_its_name() {
             }],
             ..target()
         };
-        let door = Door::open(ram(1), options, DoorLimits::default());
+        let rig = Rig::open(ram(1), options, ServerLimits::default());
         for name in SPELLINGS {
             assert_eq!(
-                log_in(&door, named(name)).write(0, 0, vec![1; 512]).status,
+                log_in(&rig, named(name)).write(0, 0, vec![1; 512]).status,
                 0
             );
         }
@@ -52,19 +52,19 @@ fn access_lists_know_an_initiator_however_it_spells_its_name() {
 
 #[test]
 fn login_with_another_spelling_reinstates_the_session_and_is_counted_as_the_same_initiator() {
-    let door = Door::ram();
-    let mut old = log_in(&door, named(SPELLINGS[0]));
+    let rig = Rig::ram();
+    let mut old = log_in(&rig, named(SPELLINGS[0]));
     assert_eq!(old.read(0, 0, 1).status, 0);
     for name in &SPELLINGS[1..] {
-        let mut new = log_in(&door, named(name));
+        let mut new = log_in(&rig, named(name));
         old.until(|old| old.is_closed(0));
         assert_eq!(new.read(0, 0, 1).status, 0);
         old = new;
     }
-    let sessions = door.server.sessions();
+    let sessions = rig.server.sessions();
     assert_eq!(sessions.len(), 1);
     assert_eq!(sessions[0].initiator, SPELLINGS[0]);
-    let initiators = door.server.initiators();
+    let initiators = rig.server.initiators();
     assert_eq!(initiators.len(), 1, "{initiators:?}");
     assert_eq!(initiators[0].initiator, SPELLINGS[0]);
 }
@@ -81,17 +81,17 @@ fn reserve_out(client: &mut Client, action: u8, kind: u8, keys: (u64, u64)) -> u
 
 #[test]
 fn reservation_belongs_to_the_initiator_however_it_spells_its_name() {
-    let door = Door::ram();
-    let mut client = log_in(&door, named(SPELLINGS[0]));
+    let rig = Rig::ram();
+    let mut client = log_in(&rig, named(SPELLINGS[0]));
     assert_eq!(reserve_out(&mut client, 0, 0, (0, 7)), 0, "REGISTER");
     assert_eq!(
         reserve_out(&mut client, 1, 3, (7, 0)),
         0,
         "RESERVE: exclusive access"
     );
-    let mut again = log_in(&door, named(SPELLINGS[1]));
+    let mut again = log_in(&rig, named(SPELLINGS[1]));
     assert_eq!(again.write(0, 0, vec![1; 512]).status, 0);
-    let mut other = log_in(&door, settings(2, Offer::default()));
+    let mut other = log_in(&rig, settings(2, Offer::default()));
     assert_eq!(
         other.write(0, 0, vec![1; 512]).status,
         0x18,
@@ -102,19 +102,19 @@ fn reservation_belongs_to_the_initiator_however_it_spells_its_name() {
 
 #[test]
 fn target_has_one_name_in_all_spellings() {
-    let door = Door::ram();
+    let rig = Rig::ram();
     let upper = common::TARGET.to_ascii_uppercase();
     for name in [common::TARGET, &upper, "iqn.2026-11.org.example:t\u{ff10}"] {
         let settings = InitiatorSettings {
             target_name: Some(name.to_owned()),
             ..settings(1, Offer::default())
         };
-        assert_eq!(log_in(&door, settings).read(0, 0, 1).status, 0);
+        assert_eq!(log_in(&rig, settings).read(0, 0, 1).status, 0);
     }
     let again = TargetOptions {
         name: upper,
         ..target()
     };
-    let refused = door.server.add_target(again, &[]);
+    let refused = rig.server.add_target(again, &[]);
     assert!(matches!(refused, Err(ServerError::Exists(name)) if name == common::TARGET));
 }

@@ -8,26 +8,26 @@ use std::time::Duration;
 
 use bdev::{Disk, Fault, FaultAction, FaultPlan, Faulty};
 use block::IoKind;
-use common::{BLOCK, Client, Door, Random, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Random, Rig, cdb10, ram, settings, target};
 use iscsi::chap::{Algorithm, Secret};
 use iscsi::initiator::{Event, Initiator, InitiatorSettings, Request, TaskManagementRequestFields};
 use iscsi::login::{ChapUser, Credentials};
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{LogoutReason, TaskFunction};
-use iscsi_target::{AclEntry, DemoMode, DoorLimits, TargetOptions};
+use iscsi_target::{AclEntry, DemoMode, ServerLimits, TargetOptions};
 
-fn login(door: &Door, number: u8) -> Client {
-    let mut client = Client::login(door.portal, settings(number, Offer::default()), 1);
+fn login(rig: &Rig, number: u8) -> Client {
+    let mut client = Client::login(rig.portal, settings(number, Offer::default()), 1);
     client.settle();
     client
 }
 
-fn is_refused(door: &Door, number: u8) -> bool {
-    is_refused_with(door, settings(number, Offer::default()))
+fn is_refused(rig: &Rig, number: u8) -> bool {
+    is_refused_with(rig, settings(number, Offer::default()))
 }
 
-fn is_refused_with(door: &Door, settings: InitiatorSettings) -> bool {
-    let mut client = Client::new(door.portal, settings);
+fn is_refused_with(rig: &Rig, settings: InitiatorSettings) -> bool {
+    let mut client = Client::new(rig.portal, settings);
     client.connect();
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         client.until(|client| client.initiator.is_ready(0));
@@ -37,14 +37,14 @@ fn is_refused_with(door: &Door, settings: InitiatorSettings) -> bool {
 
 #[test]
 fn same_initiator_port_reinstates_its_session() {
-    let door = Door::ram();
-    let mut old = login(&door, 1);
+    let rig = Rig::ram();
+    let mut old = login(&rig, 1);
     old.write(0, 0, vec![1; 512]);
-    let mut new = login(&door, 1);
+    let mut new = login(&rig, 1);
     old.until(|old| old.is_closed(0));
     assert_eq!(new.read(0, 0, 1).data, [1; 512]);
-    assert_eq!(door.server.status()[0].sessions, 1);
-    door.wait_for_connections(1);
+    assert_eq!(rig.server.status()[0].sessions, 1);
+    rig.wait_for_connections(1);
 }
 
 /// Target ports are told apart by their portal groups, and ISIDs may be the same at each (RFC 7143, 10.1.1): these are two
@@ -58,21 +58,21 @@ fn same_initiator_port_has_a_session_with_each_portal_group() {
         ],
         ..target()
     };
-    let door = Door::open(ram(16), options, DoorLimits::default());
-    let mut first = login(&door, 1);
+    let rig = Rig::open(ram(16), options, ServerLimits::default());
+    let mut first = login(&rig, 1);
     first.write(0, 0, vec![1; 512]);
-    let portals = door.server.status()[0].portals.clone();
+    let portals = rig.server.status()[0].portals.clone();
     let mut second = Client::login(portals[1], settings(1, Offer::default()), 1);
     second.settle();
     assert_eq!(second.read(0, 0, 1).data, [1; 512]);
-    assert_eq!(door.server.status()[0].sessions, 2);
+    assert_eq!(rig.server.status()[0].sessions, 2);
     assert_eq!(first.read(0, 0, 1).data, [1; 512]);
 }
 
 #[test]
 fn logout_of_one_connection_leaves_the_others() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
     client
         .initiator
@@ -85,14 +85,14 @@ fn logout_of_one_connection_leaves_the_others() {
         .logout(0, LogoutReason::CloseSession, 0)
         .unwrap();
     client.until(|client| client.is_closed(0));
-    door.wait_for_connections(0);
-    assert_eq!(door.server.status()[0].sessions, 0);
+    rig.wait_for_connections(0);
+    assert_eq!(rig.server.status()[0].sessions, 0);
 }
 
 #[test]
 fn logout_of_another_connection_leaves_the_session() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
     let reason = LogoutReason::CloseConnection;
     client.initiator.logout(0, reason, 1).unwrap();
@@ -102,20 +102,20 @@ fn logout_of_another_connection_leaves_the_session() {
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(!client.is_closed(0), "the session went with it");
-    assert_eq!(door.server.sessions().len(), 1);
+    assert_eq!(rig.server.sessions().len(), 1);
 }
 
 #[test]
 fn target_that_is_removed_takes_sessions_along_however_they_have_spelled_it() {
-    let door = Door::ram();
+    let rig = Rig::ram();
     let settings = InitiatorSettings {
         target_name: Some(common::TARGET.replace("example", "EXAMPLE")),
         ..settings(1, Offer::default())
     };
-    let mut client = Client::login(door.portal, settings, 1);
+    let mut client = Client::login(rig.portal, settings, 1);
     client.settle();
     let (hold, holding) = scsi_exec::Holding::new();
-    assert!(door.server.remove_target(common::TARGET, &hold));
+    assert!(rig.server.remove_target(common::TARGET, &hold));
     drop(hold);
     assert!(holding.wait(Duration::from_secs(30)));
     client.until(|client| client.is_closed(0));
@@ -123,31 +123,31 @@ fn target_that_is_removed_takes_sessions_along_however_they_have_spelled_it() {
 
 #[test]
 fn target_that_is_replaced_has_its_portal_again_at_once() {
-    let door = Door::ram();
+    let rig = Rig::ram();
     let disk = Disk::new("d9", None, ram(1)).unwrap();
     let luns = [(0, Arc::new(disk))];
-    let portal = format!("{}", door.portal);
+    let portal = format!("{}", rig.portal);
     let at = |portals: &str| TargetOptions {
         portals: vec![portals.parse().unwrap()],
         ..target()
     };
     let (hold, _holding) = scsi_exec::Holding::new();
-    door.server.remove_target(common::TARGET, &hold);
-    for turn in 0..100 {
-        let added = door.server.add_target(at(&portal), &luns);
-        added.unwrap_or_else(|error| panic!("turn {turn}: {error}"));
-        let mut client = login(&door, 1);
+    rig.server.remove_target(common::TARGET, &hold);
+    for iteration in 0..100 {
+        let added = rig.server.add_target(at(&portal), &luns);
+        added.unwrap_or_else(|error| panic!("iteration {iteration}: {error}"));
+        let mut client = login(&rig, 1);
         assert_eq!(client.write(0, 0, vec![1; BLOCK]).status, 0);
-        assert!(door.server.remove_target(common::TARGET, &hold));
-        assert!(std::net::TcpStream::connect(door.portal).is_err());
+        assert!(rig.server.remove_target(common::TARGET, &hold));
+        assert!(std::net::TcpStream::connect(rig.portal).is_err());
     }
 }
 
 /// Whoever needed no secret when the login began would have none to show at its end.
 #[test]
 fn login_that_has_begun_does_not_end_at_the_target_that_replaces_its_own() {
-    let door = Door::ram();
-    let mut stream = door.connect();
+    let rig = Rig::ram();
+    let mut stream = rig.connect();
     // Byte 1: the operational stage, which stays; then it ends (RFC 7143, 11.12).
     let mut step = |flags: u8| -> std::io::Result<[u8; 2]> {
         let text = format!(
@@ -171,7 +171,7 @@ fn login_that_has_begun_does_not_end_at_the_target_that_replaces_its_own() {
     };
     assert_eq!(step(0x04).unwrap(), [0, 0]);
     let (hold, holding) = scsi_exec::Holding::new();
-    door.server.remove_target(common::TARGET, &hold);
+    rig.server.remove_target(common::TARGET, &hold);
     drop(hold);
     assert!(holding.wait(Duration::from_secs(30)));
     let user = ChapUser {
@@ -179,17 +179,17 @@ fn login_that_has_begun_does_not_end_at_the_target_that_replaces_its_own() {
         mutual: None,
     };
     let options = TargetOptions {
-        portals: vec![door.portal.to_string().parse().unwrap()],
+        portals: vec![rig.portal.to_string().parse().unwrap()],
         chap_users: [("user".to_owned(), user)].into(),
         ..target()
     };
     let disk = Disk::new("d9", None, ram(1)).unwrap();
-    door.server
+    rig.server
         .add_target(options, &[(0, Arc::new(disk))])
         .unwrap();
     let ended = step(0x87);
     assert!(ended.as_ref().ok() != Some(&[0, 0]), "{ended:?}");
-    assert!(door.server.sessions().is_empty());
+    assert!(rig.server.sessions().is_empty());
 }
 
 #[test]
@@ -198,8 +198,8 @@ fn read_only_demo_mode_refuses_what_changes() {
         demo_mode: DemoMode::ReadOnly,
         ..target()
     };
-    let door = Door::open(ram(16), options, DoorLimits::default());
-    let mut client = login(&door, 1);
+    let rig = Rig::open(ram(16), options, ServerLimits::default());
+    let mut client = login(&rig, 1);
     let done = client.write(0, 0, vec![1; 4096]);
     // CHECK CONDITION, DATA PROTECT, WRITE PROTECTED
     assert_eq!(done.status, 2);
@@ -223,8 +223,8 @@ fn initiator_that_may_only_read_resets_nothing() {
         acl: vec![entry(1, false), entry(2, true)],
         ..target()
     };
-    let door = Door::open(ram(16), options, DoorLimits::default());
-    let (mut writer, mut reader) = (login(&door, 1), login(&door, 2));
+    let rig = Rig::open(ram(16), options, ServerLimits::default());
+    let (mut writer, mut reader) = (login(&rig, 1), login(&rig, 2));
     for function in [
         TaskFunction::LogicalUnitReset,
         TaskFunction::TargetWarmReset,
@@ -251,9 +251,9 @@ fn access_list_decides_who_logs_in() {
         acl: vec![entry],
         ..target()
     };
-    let door = Door::open(ram(16), options, DoorLimits::default());
-    assert_eq!(login(&door, 1).write(0, 0, vec![1; 512]).status, 0);
-    assert!(is_refused(&door, 2));
+    let rig = Rig::open(ram(16), options, ServerLimits::default());
+    assert_eq!(login(&rig, 1).write(0, 0, vec![1; 512]).status, 0);
+    assert!(is_refused(&rig, 2));
 }
 
 /// Whoever knows another's name and ISID, which are no secrets, does not end its session: a user is needed who began it.
@@ -274,7 +274,7 @@ fn login_of_another_user_reinstates_no_session() {
         chap_users: users.into(),
         ..target()
     };
-    let door = Door::open(ram(16), options, DoorLimits::default());
+    let rig = Rig::open(ram(16), options, ServerLimits::default());
     let settings_of = |user: &str, number| InitiatorSettings {
         credentials: Some(Credentials {
             name: user.to_owned(),
@@ -284,22 +284,22 @@ fn login_of_another_user_reinstates_no_session() {
         }),
         ..settings(number, Offer::default())
     };
-    let mut client = Client::login(door.portal, settings_of("alice", 1), 1);
+    let mut client = Client::login(rig.portal, settings_of("alice", 1), 1);
     client.settle();
-    assert!(is_refused_with(&door, settings_of("bob", 1)));
+    assert!(is_refused_with(&rig, settings_of("bob", 1)));
     assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
     // One of her own she may take up anew, and he may have one.
-    Client::login(door.portal, settings_of("bob", 2), 1);
-    Client::login(door.portal, settings_of("alice", 1), 1);
+    Client::login(rig.portal, settings_of("bob", 2), 1);
+    Client::login(rig.portal, settings_of("alice", 1), 1);
     client.until(|client| client.is_closed(0));
 }
 
 /// From this address of the host, a login to a session that is there; gives the status class and detail.
-fn join_from(door: &Door, source: [u8; 4], number: u8, tsih: u16, cid: u16) -> [u8; 2] {
+fn join_from(rig: &Rig, source: [u8; 4], number: u8, tsih: u16, cid: u16) -> [u8; 2] {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&socket, &std::net::SocketAddr::from((source, 0))).unwrap();
-    connect(&socket, &door.portal).unwrap();
+    connect(&socket, &rig.portal).unwrap();
     let mut stream = std::net::TcpStream::from(socket);
     let text = format!(
         "InitiatorName=iqn.2026-11.org.example:i{number}\0TargetName={}\0",
@@ -338,81 +338,81 @@ fn by_address() -> TargetOptions {
 /// place.
 #[test]
 fn connection_that_may_only_read_joins_no_session_that_writes() {
-    let door = Door::open(ram(16), by_address(), DoorLimits::default());
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let rig = Rig::open(ram(16), by_address(), ServerLimits::default());
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
-    let tsih = door.server.sessions()[0].tsih;
+    let tsih = rig.server.sessions()[0].tsih;
     for cid in [0, 1, 2] {
-        let status = join_from(&door, [127, 0, 0, 2], 1, tsih, cid);
+        let status = join_from(&rig, [127, 0, 0, 2], 1, tsih, cid);
         assert_eq!(status, [0x02, 0x02], "authorization failure");
     }
     assert_eq!(client.write(1, 0, vec![1; 512]).status, 0);
-    assert_eq!(join_from(&door, [127, 0, 0, 1], 1, tsih, 2), [0, 0]);
+    assert_eq!(join_from(&rig, [127, 0, 0, 1], 1, tsih, 2), [0, 0]);
 }
 
 /// Nor does it end one, by session reinstatement (RFC 7143, 6.3.5). TSIH 0 asks for a new session.
 #[test]
 fn login_that_may_only_read_reinstates_no_session_that_writes() {
-    let door = Door::open(ram(16), by_address(), DoorLimits::default());
-    let mut client = login(&door, 1);
-    let status = join_from(&door, [127, 0, 0, 2], 1, 0, 0);
+    let rig = Rig::open(ram(16), by_address(), ServerLimits::default());
+    let mut client = login(&rig, 1);
+    let status = join_from(&rig, [127, 0, 0, 2], 1, 0, 0);
     assert_eq!(status, [0x02, 0x02], "authorization failure");
     assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
     // Of its own it may have one, and take up that one anew.
     for _ in 0..2 {
-        assert_eq!(join_from(&door, [127, 0, 0, 2], 2, 0, 0), [0, 0]);
+        assert_eq!(join_from(&rig, [127, 0, 0, 2], 2, 0, 0), [0, 0]);
     }
     assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
 }
 
 #[test]
 fn slow_login_ends_and_half_open_ones_give_way() {
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         half_open: 4,
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
-    let door = Door::open(ram(16), target(), limits);
-    let mut client = login(&door, 1);
-    let mut idle: Vec<_> = (0..20).map(|_| door.connect()).collect();
+    let rig = Rig::open(ram(16), target(), limits);
+    let mut client = login(&rig, 1);
+    let mut idle: Vec<_> = (0..20).map(|_| rig.connect()).collect();
     let mut oldest = idle.remove(0);
     assert_eq!(oldest.read(&mut [0; 8]).unwrap(), 0, "the oldest gives way");
     assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         login_time: Duration::from_secs(1),
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
-    let door = Door::open(ram(16), target(), limits);
-    assert_eq!(door.connect().read(&mut [0; 8]).unwrap(), 0);
+    let rig = Rig::open(ram(16), target(), limits);
+    assert_eq!(rig.connect().read(&mut [0; 8]).unwrap(), 0);
 }
 
 /// Anybody may ask which targets there are: what bounds those who have not logged in bounds these.
 #[test]
 fn discovery_sessions_that_stay_give_way_and_keep_nobody_out() {
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         half_open: 4,
         sessions: 8,
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
-    let door = Door::open(ram(16), target(), limits);
-    let mut first = login(&door, 1);
+    let rig = Rig::open(ram(16), target(), limits);
+    let mut first = login(&rig, 1);
     let discovery = |number| InitiatorSettings {
         target_name: None,
         ..settings(number, Offer::default())
     };
     let mut stay: Vec<Client> = (100..130)
-        .map(|number| Client::login(door.portal, discovery(number), 1))
+        .map(|number| Client::login(rig.portal, discovery(number), 1))
         .collect();
     stay[0].until(|client| client.is_closed(0));
-    let mut last = login(&door, 2);
+    let mut last = login(&rig, 2);
     assert_eq!(last.write(0, 0, vec![1; 512]).status, 0);
     assert_eq!(first.read(0, 0, 1).data, [1; 512]);
-    door.wait_for_connections(2 + 4);
+    rig.wait_for_connections(2 + 4);
 }
 
 #[test]
 fn target_reset_is_answered_and_the_session_goes_on() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
     let mut random = Random(5);
     for _ in 0..20 {
@@ -477,8 +477,8 @@ fn ready(client: &mut Client) -> (u8, u8, u8) {
 
 #[test]
 fn functions_of_rfc_7144_tell_of_attentions_and_end_the_nexus() {
-    let door = Door::ram();
-    let (mut one, mut other) = (login(&door, 1), login(&door, 2));
+    let rig = Rig::ram();
+    let (mut one, mut other) = (login(&rig, 1), login(&rig, 2));
     // Function complete: no unit attention waits. Function succeeded: one does, and still does afterwards.
     assert_eq!(manage(&mut one, TaskFunction::QueryAsynchronousEvent), 0);
     assert_eq!(manage(&mut other, TaskFunction::LogicalUnitReset), 0);
@@ -522,11 +522,11 @@ fn is_dismissed(client: &mut Client, connections: u16) {
 
 #[test]
 fn sessions_that_the_target_ends_are_told_so() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
     let (hold, holding) = scsi_exec::Holding::new();
-    assert!(door.server.remove_target(common::TARGET, &hold));
+    assert!(rig.server.remove_target(common::TARGET, &hold));
     drop(hold);
     is_dismissed(&mut client, 2);
     assert!(
@@ -534,15 +534,15 @@ fn sessions_that_the_target_ends_are_told_so() {
         "something stays in flight"
     );
 
-    let door = Door::ram();
-    let (mut one, mut other) = (login(&door, 1), login(&door, 2));
+    let rig = Rig::ram();
+    let (mut one, mut other) = (login(&rig, 1), login(&rig, 2));
     assert_eq!(manage(&mut one, TaskFunction::TargetColdReset), 0);
     is_dismissed(&mut other, 1);
     one.until(|one| one.is_closed(0));
 
-    let door = Door::ram();
-    let mut client = login(&door, 1);
-    drop(door);
+    let rig = Rig::ram();
+    let mut client = login(&rig, 1);
+    drop(rig);
     is_dismissed(&mut client, 1);
 }
 
@@ -564,11 +564,11 @@ fn is_asked_to_log_out(client: &mut Client, connections: u16) {
 
 #[test]
 fn session_that_is_to_end_is_served_until_its_initiator_has_logged_out() {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
-    let tsih = door.server.sessions()[0].tsih;
-    assert!(door.server.end_session(tsih));
+    let tsih = rig.server.sessions()[0].tsih;
+    assert!(rig.server.end_session(tsih));
     is_asked_to_log_out(&mut client, 2);
     assert_eq!(client.write(1, 5, vec![3; BLOCK]).status, 0);
     assert_eq!(client.read(0, 5, 1).data, [3; BLOCK]);
@@ -579,40 +579,40 @@ fn session_that_is_to_end_is_served_until_its_initiator_has_logged_out() {
     client.until(|client| client.is_closed(0) && client.is_closed(1));
     let dropped = |(_, event): &(u16, Event)| matches!(event, Event::Async { .. });
     assert!(!client.events.iter().any(dropped), "{:?}", client.events);
-    assert!(!door.server.end_session(tsih), "it is gone");
-    login(&door, 1);
+    assert!(!rig.server.end_session(tsih), "it is gone");
+    login(&rig, 1);
 }
 
 #[test]
 fn initiator_that_does_not_log_out_is_dropped_in_time_or_when_asked_again() {
-    let door = Door::ram();
-    let (mut one, mut other) = (login(&door, 1), login(&door, 2));
-    for session in door.server.sessions() {
-        assert!(door.server.end_session(session.tsih));
+    let rig = Rig::ram();
+    let (mut one, mut other) = (login(&rig, 1), login(&rig, 2));
+    for session in rig.server.sessions() {
+        assert!(rig.server.end_session(session.tsih));
     }
     is_asked_to_log_out(&mut one, 1);
     is_asked_to_log_out(&mut other, 1);
     is_dismissed(&mut one, 1);
     is_dismissed(&mut other, 1);
 
-    let mut one = login(&door, 1);
-    let tsih = door.server.sessions()[0].tsih;
-    assert!(door.server.end_session(tsih) && door.server.end_session(tsih));
+    let mut one = login(&rig, 1);
+    let tsih = rig.server.sessions()[0].tsih;
+    assert!(rig.server.end_session(tsih) && rig.server.end_session(tsih));
     is_dismissed(&mut one, 1);
 }
 
 #[test]
 fn silent_initiator_is_pinged_and_only_one_that_answers_stays() {
-    let limits = DoorLimits {
+    let limits = ServerLimits {
         idle_time: Duration::from_secs(1),
         silent_time: Duration::from_secs(3),
-        ..DoorLimits::default()
+        ..ServerLimits::default()
     };
-    let door = Door::open(ram(16), target(), limits);
-    let mut answers = login(&door, 1);
-    let _silent = login(&door, 2);
-    assert_eq!(door.server.connections(), 2);
-    answers.until(|_| door.server.connections() == 1);
+    let rig = Rig::open(ram(16), target(), limits);
+    let mut answers = login(&rig, 1);
+    let _silent = login(&rig, 2);
+    assert_eq!(rig.server.connections(), 2);
+    answers.until(|_| rig.server.connections() == 1);
     assert_eq!(answers.read(0, 0, 1).status, 0, "it has answered");
 }
 
@@ -626,10 +626,10 @@ fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
         (TaskFunction::LogicalUnitReset, true),
         (TaskFunction::TargetWarmReset, true),
     ] {
-        let engine = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
-        let door = Door::open(engine.clone(), target(), DoorLimits::default());
-        let (mut writer, mut other) = (login(&door, 1), login(&door, 2));
-        engine.inject(Fault {
+        let device = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
+        let rig = Rig::open(device.clone(), target(), ServerLimits::default());
+        let (mut writer, mut other) = (login(&rig, 1), login(&rig, 2));
+        device.inject(Fault {
             kind: IoKind::Write,
             skip: 0,
             times: 1,
@@ -655,7 +655,7 @@ fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(!is_answered(asks), "the write is on its way to the disk");
-        engine.release();
+        device.release();
         asks.until(|asks| is_answered(asks));
         writer.pump();
         let ended =
@@ -674,9 +674,9 @@ fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
 /// ORDERED (attribute 2) and HEAD OF QUEUE (3) hold over the connections of a session (RFC 7143, 4.2.2.1: one order).
 #[test]
 fn ordered_command_waits_for_older_ones_of_other_connections() {
-    let engine = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
-    let door = Door::open(engine.clone(), target(), DoorLimits::default());
-    let mut client = Client::login(door.portal, settings(1, Offer::default()), 2);
+    let device = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
+    let rig = Rig::open(device.clone(), target(), ServerLimits::default());
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
     let hold = Fault {
         kind: IoKind::Write,
@@ -684,7 +684,7 @@ fn ordered_command_waits_for_older_ones_of_other_connections() {
         times: 1,
         action: FaultAction::Hold,
     };
-    engine.inject(hold);
+    device.inject(hold);
     // SIMPLE is 1
     let with = |attribute: u8, request: Request| Request {
         attribute,
@@ -723,7 +723,7 @@ fn ordered_command_waits_for_older_ones_of_other_connections() {
         });
     }
     assert_eq!(done.len(), 1, "the others wait: {done:?}");
-    engine.release();
+    device.release();
     client.until(|client| {
         take(client, &mut done);
         done.len() == 4

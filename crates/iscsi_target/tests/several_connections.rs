@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::{BLOCK, Client, Door, Random, cdb10, settings, verify_image};
+use common::{BLOCK, Client, Random, Rig, cdb10, settings, verify_image};
 use iscsi::initiator::{Event, Initiator, Request};
 use iscsi::negotiation::{DigestOffer, Offer};
 
@@ -100,8 +100,8 @@ impl Session {
 }
 
 fn lose_connections(offer: Offer, seed: u64) {
-    let door = Door::ram();
-    let mut client = Client::login(door.portal, settings(1, offer), CONNECTIONS.into());
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, offer), CONNECTIONS.into());
     client.settle();
     let mut session = Session {
         client,
@@ -119,7 +119,7 @@ fn lose_connections(offer: Offer, seed: u64) {
         session.lose(cid);
         session.finish_round();
     }
-    let status = &door.server.status()[0];
+    let status = &rig.server.status()[0];
     assert_eq!(
         (status.sessions, status.connections),
         (1, CONNECTIONS.into())
@@ -131,15 +131,15 @@ fn lose_connections(offer: Offer, seed: u64) {
     } = session;
     verify_image(&mut client, CONNECTIONS, 10, 5, &mut image);
     drop(client);
-    door.wait_for_connections(0);
+    rig.wait_for_connections(0);
 }
 
 /// At error recovery level 0 a connection that is seen to fail ends its session (7.1.4.4: session recovery).
 #[test]
 fn connection_that_leaves_without_logout_ends_its_session_and_written_data_stays() {
-    let door = Door::ram();
+    let rig = Rig::ram();
     let mut client = Client::login(
-        door.portal,
+        rig.portal,
         settings(1, Offer::default()),
         CONNECTIONS.into(),
     );
@@ -148,10 +148,10 @@ fn connection_that_leaves_without_logout_ends_its_session_and_written_data_stays
     verify_image(&mut client, CONNECTIONS, 3, 1, &mut image);
     client.hang_up(3);
     client.until(|client| (0..CONNECTIONS).all(|cid| client.is_closed(cid)));
-    door.wait_for_connections(0);
-    assert_eq!(door.server.status()[0].sessions, 0);
+    rig.wait_for_connections(0);
+    assert_eq!(rig.server.status()[0].sessions, 0);
     let mut client = Client::login(
-        door.portal,
+        rig.portal,
         settings(1, Offer::default()),
         CONNECTIONS.into(),
     );

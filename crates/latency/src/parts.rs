@@ -250,7 +250,7 @@ mod tests {
         timeline.select(part);
         timeline.count(Operation::Read, 512, true);
         let stamps = [0, 0, 0, 0, 0, 0, ticks, ticks, ticks].map(Stamp);
-        timeline.record_turn(&[1, 0, 0, 0, 0], &Stamps::from_array(stamps));
+        timeline.record_iteration(&[1, 0, 0, 0, 0], &Stamps::from_array(stamps));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::snapshot::{Labels, QueueSnapshot};
 use crate::{Clock, Histogram, Operation, SlowRequest, Span, Stage, Stamp};
 use serde::{Deserialize, Serialize};
 
-/// The stamps of one whole request, or of one turn whose requests share them. A stage without a stamp of its
+/// The stamps of one whole request, or of one iteration whose requests share them. A stage without a stamp of its
 /// own has that of the stage before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamps([Stamp; Stage::COUNT]);
@@ -82,7 +82,7 @@ pub struct Counters {
     pub kicks: u64,
     /// Notifications sent.
     pub notifications: u64,
-    /// Turns in which polling looked for work.
+    /// Iterations in which polling looked for work.
     pub polls: u64,
     /// Times that the queue was armed for a kick and its worker slept.
     pub sleeps: u64,
@@ -185,10 +185,10 @@ pub struct QueueTimeline {
     recording: bool,
     /// A request that has just been recorded is worth keeping whole.
     slow_seen: bool,
-    /// The record's log's, on a line that every turn touches anyway.
+    /// The record's log's, on a line that every iteration touches anyway.
     slow_threshold: u64,
     slow_due: Stamp,
-    /// Reaped in this turn and not yet notified; the ones from `unanswered` on are not yet answered.
+    /// Reaped in this iteration and not yet notified; the ones from `unanswered` on are not yet answered.
     runs: Vec<Run>,
     unanswered: usize,
 }
@@ -292,9 +292,9 @@ impl QueueTimeline {
         self.record_whole(operation, stamps, 1);
     }
 
-    /// Counts a turn whose requests share every stamp, as with a backend that completes at once. `counts` is by
+    /// Counts an iteration whose requests share every stamp, as with a backend that completes at once. `counts` is by
     /// operation, in the order of [`Operation::ALL`].
-    pub fn record_turn(&mut self, counts: &[u32; Operation::COUNT], stamps: &Stamps) {
+    pub fn record_iteration(&mut self, counts: &[u32; Operation::COUNT], stamps: &Stamps) {
         for (operation, weight) in with_counts(counts) {
             self.record_whole(operation, stamps, weight);
         }
@@ -358,7 +358,7 @@ impl QueueTimeline {
         });
     }
 
-    /// Counts service and answering of all requests noted since the last call. A turn may reap and answer more
+    /// Counts service and answering of all requests noted since the last call. An iteration may reap and answer more
     /// than once.
     #[inline]
     pub fn record_answered(&mut self, reaped: Stamp, answered: Stamp) {
@@ -505,9 +505,9 @@ mod tests {
 
     #[test]
     fn a_turn_equals_its_requests_one_by_one_and_its_batches_in_halves() {
-        let (mut turn, mut single, mut halves, mut spans) =
+        let (mut iteration, mut single, mut halves, mut spans) =
             (timeline(), timeline(), timeline(), timeline());
-        turn.record_turn(&[3, 2, 0, 0, 0], &BATCH);
+        iteration.record_iteration(&[3, 2, 0, 0, 0], &BATCH);
         halves.record_arrivals(&[3, 2, 0, 0, 0], &BATCH);
         for operation in [
             Operation::Read,
@@ -530,9 +530,9 @@ mod tests {
             spans.record_batch(Operation::Read, span, BATCH.span(span), 3);
             spans.record_batch(Operation::Write, span, BATCH.span(span), 2);
         }
-        assert_same(&turn, &single);
-        assert_same(&turn, &halves);
-        assert_same(&turn, &spans);
+        assert_same(&iteration, &single);
+        assert_same(&iteration, &halves);
+        assert_same(&iteration, &spans);
     }
 
     #[test]
@@ -601,11 +601,11 @@ mod tests {
             stamps: BATCH,
         };
         for _ in 0..crate::slow::KEPT {
-            queue.record_turn(&[1, 0, 0, 0, 0], &BATCH);
+            queue.record_iteration(&[1, 0, 0, 0, 0], &BATCH);
             assert!(queue.take_slow_seen());
             queue.keep_slow(&clock, described);
         }
-        queue.record_turn(&[1, 0, 0, 0, 0], &BATCH);
+        queue.record_iteration(&[1, 0, 0, 0, 0], &BATCH);
         assert!(!queue.take_slow_seen(), "as slow as all that are kept");
         queue.note_reaped(Operation::Read, Stamp(99), Stamp(160));
         queue.record_answered(Stamp(1160), Stamp(1190));
@@ -621,7 +621,7 @@ mod tests {
         let later = BATCH
             .as_array()
             .map(|stamp| Stamp(stamp.0 + 11_000_000_000));
-        queue.record_turn(&[1, 0, 0, 0, 0], &Stamps::from_array(later));
+        queue.record_iteration(&[1, 0, 0, 0, 0], &Stamps::from_array(later));
         assert!(queue.take_slow_seen());
     }
 
@@ -629,7 +629,7 @@ mod tests {
     fn switched_off_it_counts_but_records_nothing() {
         let mut queue = timeline();
         queue.set_recording(false);
-        queue.record_turn(&[1; 5], &BATCH);
+        queue.record_iteration(&[1; 5], &BATCH);
         queue.record_arrivals(&[1; 5], &BATCH);
         queue.record_batch(Operation::Read, Span::Total, 1, 1);
         queue.note_reaped(Operation::Read, Stamp(1), Stamp(2));

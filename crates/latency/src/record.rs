@@ -39,7 +39,7 @@ pub struct CounterWords {
     pub sleeps: Word,
     /// Malformed requests, which have no operation.
     pub malformed: Word,
-    /// Requests taken and not yet answered, as of the last turn.
+    /// Requests taken and not yet answered, as of the last iteration.
     pub in_flight: Word,
 }
 

@@ -1,4 +1,4 @@
-//! What a queue's owner hands out between turns: plain data in nanoseconds that can be merged, subtracted, stored
+//! What a queue's owner hands out between iterations: plain data in nanoseconds that can be merged, subtracted, stored
 //! and sent as JSON.
 
 use crate::{Counters, Operation, SlowRequestSnapshot, Span, SparseHistogram};
@@ -307,7 +307,7 @@ mod tests {
         for n in 0..requests {
             let reaped = 1000 + u64::from(n) * 77;
             let stamps = [0, 3, 5, 5, 5, 9, reaped, 30_000, 31_000];
-            queue.record_turn(&[2, 1, 0, 0, 1], &Stamps::from_array(stamps.map(Stamp)));
+            queue.record_iteration(&[2, 1, 0, 0, 1], &Stamps::from_array(stamps.map(Stamp)));
             queue.count(Operation::Read, 0, true);
             queue.count(Operation::Read, 0, true);
             queue.counters().kicks.add(1);
@@ -400,7 +400,7 @@ mod tests {
         };
         let two = shared(&["d0", "d1"]);
         let [blk, part] = &two.clone().select("d0").queues[..] else {
-            panic!("two doors");
+            panic!("two transports");
         };
         assert!(!blk.shared && part.shared);
         let counters = part.latencies.counters;

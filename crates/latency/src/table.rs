@@ -157,8 +157,8 @@ mod tests {
         let mut queue = QueueTimeline::new(Labels::default(), 8);
         let fast = [0, 60, 110, 110, 110, 500, 10_500, 10_650, 10_800].map(Stamp);
         let slow = [0, 60, 150, 150, 150, 900, 2_000_900, 2_001_000, 2_050_000].map(Stamp);
-        queue.record_turn(&[9_980, 0, 0, 0, 0], &Stamps::from_array(fast));
-        queue.record_turn(&[20, 0, 1, 0, 0], &Stamps::from_array(slow));
+        queue.record_iteration(&[9_980, 0, 0, 0, 0], &Stamps::from_array(fast));
+        queue.record_iteration(&[20, 0, 1, 0, 0], &Stamps::from_array(slow));
         Report::new("disk d0", &queue.snapshot(&clock).latencies)
     }
 

@@ -1,6 +1,6 @@
-//! What a door's accepting thread waits for: that somebody comes to one of its listeners, or that they have changed.
+//! What a transport's accepting thread waits for: that somebody comes to one of its listeners, or that they have changed.
 //!
-//! Shared by that thread and whoever changes its listeners. Accepting itself is the door's.
+//! Shared by that thread and whoever changes its listeners. Accepting itself is the transport's.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn whoever_comes_or_wakes_it_ends_the_wait() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("door");
+        let path = directory.path().join("socket");
         let listeners = [Arc::new(UnixListener::bind(&path).unwrap())];
         let accepting = Accepting::new().unwrap();
         let _comer = UnixStream::connect(&path).unwrap();

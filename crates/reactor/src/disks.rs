@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bdev::{
-    Attach, Barrier, Condition, Conditions, Disk, Finished, IoChannel, Soon, Submission, Throttle,
+    Attach, Barrier, Condition, Conditions, Disk, Finished, IoChannel, Prefetch, Submission,
+    Throttle,
 };
 use block::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
@@ -143,7 +144,7 @@ pub struct Io {
     pub(crate) pending: usize,
     disks: Vec<Option<OpenDisk>>,
     /// How many of them want to know what comes next.
-    curious: usize,
+    prefetching: usize,
     /// An acquirer of a range waits for what is sent from a disk's memory.
     takes_back: bool,
     worker: WorkerHandle,
@@ -161,7 +162,7 @@ impl Io {
             recording: true,
             pending: 0,
             disks: Vec::new(),
-            curious: 0,
+            prefetching: 0,
             takes_back: false,
         }
     }
@@ -265,7 +266,7 @@ impl Io {
         let worker = self.worker.index();
         match attached {
             Ok(channel) => {
-                self.curious += usize::from(channel.wants_to_know());
+                self.prefetching += usize::from(channel.wants_prefetch());
                 (open.channel, open.owners) = (channel, owners);
                 if let Some(retry) = open.retry.take() {
                     let disk = open.disk.name();
@@ -368,7 +369,7 @@ impl Io {
         };
         if !open.closing {
             open.closing = true;
-            self.curious -= usize::from(open.channel.wants_to_know());
+            self.prefetching -= usize::from(open.channel.wants_prefetch());
             open.channel.close(&mut self.ring);
             if let Some(retry) = &open.retry {
                 retry.cancel(&mut self.ring);
@@ -383,15 +384,15 @@ impl Io {
 
     /// Is there a disk that wants to know what comes next?
     #[inline(always)]
-    pub fn wants_to_know(&self) -> bool {
-        self.curious > 0
+    pub fn wants_prefetch(&self) -> bool {
+        self.prefetching > 0
     }
 
     /// This I/O is submitted soon, as a rule: see [`IoChannel::expect`].
     #[inline]
-    pub fn expect(&self, handle: DiskHandle, request: &IoRequest, soon: Soon) {
+    pub fn prefetch(&self, handle: DiskHandle, request: &IoRequest, soon: Prefetch) {
         if let Some(Some(open)) = self.disks.get(handle.0 as usize) {
-            open.channel.expect(request, soon);
+            open.channel.prefetch(request, soon);
         }
     }
 
@@ -420,14 +421,19 @@ impl Io {
         submitted
     }
 
-    /// Points the buffer at what a read would bring, where the disk's content lies in memory: see [`IoChannel::look`]. It has to
+    /// Points the buffer at what a read would bring, where the disk's content lies in memory: see [`IoChannel::borrow`]. It has to
     /// be given back when [`crate::Source::give_back`] says so.
     #[inline]
-    pub fn look(&mut self, handle: DiskHandle, request: &IoRequest, buffer: &mut IoBuffer) -> bool {
+    pub fn borrow(
+        &mut self,
+        handle: DiskHandle,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+    ) -> bool {
         match self.disks.get_mut(handle.0 as usize) {
             // What has limits waits for its turn, and is read; what is closed refuses; while a range is held all is copied.
             Some(Some(open)) if open.conditions.is_clear() => {
-                let seen = open.channel.look(request, buffer);
+                let seen = open.channel.borrow(request, buffer);
                 if seen {
                     open.record.asked(request);
                     open.record.ended(&Ok(()));
@@ -533,7 +539,7 @@ impl Io {
             let geometry = open.disk.info().geometry;
             let mut find = |from, to| {
                 let (mut buffer, read) = (IoBuffer::default(), IoRequest::read(from, to - from));
-                let found = from < to && open.channel.look(&read, &mut buffer);
+                let found = from < to && open.channel.borrow(&read, &mut buffer);
                 held.extend(buffer.view());
                 found
             };

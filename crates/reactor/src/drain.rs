@@ -1,7 +1,7 @@
 //! One worker's I/Os on one disk that are in flight, as the disk's range locks need to know them.
 //!
 //! When a range is acquired, all that is in flight has to end: a read that goes on would see half of what is written. Nothing is
-//! counted for that while no range is held. What was submitted then is what the engine has in flight, less what is counted: I/Os
+//! counted for that while no range is held. What was submitted then is what the block device has in flight, less what is counted: I/Os
 //! that are submitted while a range is held (or the disk has limits) are counted under the present epoch, which their tags say,
 //! and flushes, for which nobody has to wait. An acquirer begins a new epoch, and hears when the old one has come to nothing. What
 //! is sent from the disk's memory has to be given back first.
@@ -121,7 +121,7 @@ impl Drain {
         self.check();
     }
 
-    /// Lets go of `barrier` when all that is in flight now has ended. `in_flight` is what the engine has, `borrowed` whether
+    /// Lets go of `barrier` when all that is in flight now has ended. `in_flight` is what the block device has, `borrowed` whether
     /// anything is sent from the disk's memory: then [`Drain::returned`] has to be told when nothing is any more.
     pub fn settle(&mut self, barrier: Barrier, in_flight: usize, borrowed: bool) {
         let counted = self.counted[0] + self.counted[1] + self.flushes;

@@ -1,4 +1,4 @@
-//! What a worker counts, where others read it: its turns, its queues, its disks.
+//! What a worker counts, where others read it: its iterations, its queues, its disks.
 //!
 //! The worker writes words of its own ([`latency::Word`]); whoever looks on reads them and neither wakes nor stops it.
 //! The lock is taken when a queue or a disk comes or goes, and by readers to learn which there are, never per request.
@@ -16,9 +16,9 @@ use crate::{RateLimit, WorkerCounters};
 /// The worker's own counters.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct TurnWords {
-    pub busy_turns: Word,
-    pub empty_turns: Word,
+pub(crate) struct IterationCounters {
+    pub busy_iterations: Word,
+    pub empty_iterations: Word,
     pub sleeps: Word,
     pub messages: Word,
 }
@@ -161,12 +161,12 @@ pub struct KindCounters {
     pub bytes: u64,
 }
 
-/// What was asked of a disk, through all doors.
+/// What was asked of a disk, through all transports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounters {
     /// By kind, in the order of [`IoKind::ALL`].
     pub kinds: [KindCounters; IoKind::COUNT],
-    /// I/Os that the engine has and has not given back.
+    /// I/Os that the block device has and has not given back.
     pub in_flight: u64,
     /// I/Os that failed, by class, in the order of [`IoErrorKind::ALL`].
     pub errors: [u64; IoErrorKind::COUNT],
@@ -194,7 +194,7 @@ struct Known {
 /// One worker's ledger.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    pub turns: TurnWords,
+    pub iterations: IterationCounters,
     clock: Clock,
     known: Mutex<Known>,
 }
@@ -202,7 +202,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     pub fn new(clock: Clock) -> Arc<Ledger> {
         Arc::new(Ledger {
-            turns: TurnWords::default(),
+            iterations: IterationCounters::default(),
             clock,
             known: Mutex::default(),
         })
@@ -301,10 +301,10 @@ impl Ledger {
     /// The worker's own counters.
     pub fn counters(&self) -> WorkerCounters {
         WorkerCounters {
-            busy_turns: self.turns.busy_turns.get(),
-            empty_turns: self.turns.empty_turns.get(),
-            sleeps: self.turns.sleeps.get(),
-            messages: self.turns.messages.get(),
+            busy_iterations: self.iterations.busy_iterations.get(),
+            empty_iterations: self.iterations.empty_iterations.get(),
+            sleeps: self.iterations.sleeps.get(),
+            messages: self.iterations.messages.get(),
         }
     }
 }
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn words_of_different_owners_lie_apart() {
-        assert_eq!(align_of::<TurnWords>(), 128);
+        assert_eq!(align_of::<IterationCounters>(), 128);
         assert_eq!(align_of::<DiskRecord>(), 128);
     }
 }

@@ -1,9 +1,9 @@
-//! One worker's turn: sources in, drain, submit, reap, notify.
+//! One worker's iteration: sources in, drain, submit, reap, notify.
 //!
 //! A [`Worker`] is a thread with one io_uring that owns [`Source`]s (virtqueues, later connections), their slots and
 //! its own handle on every disk that they use. Nothing is shared per request: configuration arrives as messages
-//! between turns, through a [`WorkerHandle`]. The worker waits as the load asks ([`PollLimit`]).
-//! Tests: in each module, and the doors' own.
+//! between iterations, through a [`WorkerHandle`]. The worker waits as the load asks ([`PollLimit`]).
+//! Tests: in each module, and the transports' own.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Messages to a worker, run between its turns: the only way in from other threads.
+//! Messages to a worker, run between its iterations: the only way in from other threads.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -82,7 +82,7 @@ impl WorkerHandle {
         self.mailbox.is_closed()
     }
 
-    /// Has `message` run between two turns, and does not wait for it.
+    /// Has `message` run between two iterations, and does not wait for it.
     pub fn send(&self, message: impl FnOnce(&mut Worker) + Send + 'static) {
         let mut messages = self.mailbox.lock();
         if self.mailbox.closed.load(Ordering::SeqCst) {
@@ -96,7 +96,7 @@ impl WorkerHandle {
         }
     }
 
-    /// Has `message` run between two turns and waits for what it returns.
+    /// Has `message` run between two iterations and waits for what it returns.
     ///
     /// # Errors
     /// [`WorkerGone`] when the worker ends first.

@@ -158,7 +158,7 @@ impl Polling {
         }
     }
 
-    /// There was work in this turn.
+    /// There was work in this iteration.
     #[inline]
     pub(crate) fn worked(&mut self, noticed: Stamp) {
         if let Some(since) = self.idle_since.take() {

@@ -46,7 +46,7 @@ impl SourceId {
 
 /// A queue or connection, owned by one worker. All methods run on the worker's thread; none may block.
 pub trait Source: Any {
-    /// Is there something to take, without being told? A load or two; called on every turn while polling, whose time it is `now`.
+    /// Is there something to take, without being told? A load or two; called on every iteration while polling, whose time it is `now`.
     fn ready(&mut self, now: Stamp) -> bool;
 
     /// Takes what is there up to a bound, parses it and submits it, hop by hop. Whatever is left makes
@@ -68,7 +68,7 @@ pub trait Source: Any {
         let _ = (io, completion, noticed);
     }
 
-    /// Answers everything that is done and notifies the client once. Called at the end of each turn in which
+    /// Answers everything that is done and notifies the client once. Called at the end of each iteration in which
     /// the source was drained or finished.
     fn publish(&mut self, io: &mut Io);
 
@@ -97,9 +97,9 @@ pub trait Source: Any {
     /// Some client's memory was found truncated; a source whose own it is ends itself.
     fn memory_lost(&mut self) {}
 
-    /// Somebody acquires a range of a disk, and must not write to what is still being sent from where [`Io::look`] has pointed. A
+    /// Somebody acquires a range of a disk, and must not write to what is still being sent from where [`Io::borrow`] has pointed. A
     /// copy takes the place of all that lies in one of these ranges of addresses. True: that could not be done yet, and is asked
-    /// again in the next turn.
+    /// again in the next iteration.
     fn give_back(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
         let _ = (io, held);
         false
@@ -116,7 +116,7 @@ pub trait Source: Any {
     /// The source has stopped and nothing is in flight: last chance to let go of disks.
     fn closed(&mut self, io: &mut Io);
 
-    /// Are times to be recorded? Said once, before its first turn.
+    /// Are times to be recorded? Said once, before its first iteration.
     fn set_recording(&mut self, recording: bool) {
         let _ = recording;
     }

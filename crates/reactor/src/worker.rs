@@ -1,6 +1,6 @@
-//! A worker: the loop, the turn, and what messages may do to it.
+//! A worker: the loop, the iteration, and what messages may do to it.
 //!
-//! One turn: submit what the last one queued and reap (one io_uring_enter at most), hear of kicks and messages,
+//! One iteration: submit what the last one queued and reap (one io_uring_enter at most), hear of kicks and messages,
 //! give finished I/Os to their sources, drain every hot source, publish every touched one. A source is *hot*
 //! while it is polled; a worker without work arms its hot sources and sleeps in io_uring.
 
@@ -21,10 +21,10 @@ use crate::source::{Source, SourceId};
 /// What a worker counted since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerCounters {
-    /// Turns in which there was work.
-    pub busy_turns: u64,
-    /// Turns in which polling found nothing.
-    pub empty_turns: u64,
+    /// Iterations in which there was work.
+    pub busy_iterations: u64,
+    /// Iterations in which polling found nothing.
+    pub empty_iterations: u64,
     /// Times it slept.
     pub sleeps: u64,
     /// Messages it ran.
@@ -72,7 +72,7 @@ fn find(places: &mut [Option<Place>], id: SourceId) -> Option<&mut Place> {
     (place.id == id).then_some(place)
 }
 
-/// Completions and I/Os of one turn for which there is room from the start.
+/// Completions and I/Os of one iteration for which there is room from the start.
 const BATCH: usize = 1024;
 
 impl Worker {
@@ -114,7 +114,7 @@ impl Worker {
     }
 
     /// A worker on the calling thread, with a ring that was made on it, whose turns the caller takes with
-    /// [`Worker::turn_now`]: for benchmarks and tests that measure or order turns.
+    /// [`Worker::iterate_once`]: for benchmarks and tests that measure or order iterations.
     ///
     /// # Errors
     /// When there is no descriptor left for its mailbox.
@@ -135,9 +135,9 @@ impl Worker {
         self.io.recording = recording;
     }
 
-    /// One turn without waiting; true when there was work in it.
-    pub fn turn_now(&mut self) -> bool {
-        self.turn(Wait::No).0
+    /// One iteration without waiting; true when there was work in it.
+    pub fn iterate_once(&mut self) -> bool {
+        self.iterate(Wait::No).0
     }
 
     /// The worker's own address.
@@ -166,7 +166,7 @@ impl Worker {
     }
 
     /// Takes a source on. `make` is given the place that the source will have; the source is looked at in the
-    /// next turn, kick or no kick.
+    /// next iteration, kick or no kick.
     ///
     /// # Errors
     /// What `make` returns.
@@ -206,7 +206,7 @@ impl Worker {
         Some((&mut *place.source, &mut self.io))
     }
 
-    /// Looks at a source in this turn, as if it had been kicked, and publishes it.
+    /// Looks at a source in this iteration, as if it had been kicked, and publishes it.
     pub fn wake(&mut self, id: SourceId) {
         if find(&mut self.places, id).is_some() {
             self.heat(id);
@@ -272,11 +272,11 @@ impl Worker {
         self.retiring = true;
     }
 
-    /// Turns until told to end.
+    /// Iterations until told to end.
     pub(crate) fn run(mut self) {
         let mut wait = Wait::No;
         while !self.ending {
-            let (worked, noticed) = self.turn(wait);
+            let (worked, noticed) = self.iterate(wait);
             wait = self.next_wait(worked, noticed);
         }
         for place in self.places.iter_mut().flatten() {
@@ -285,10 +285,10 @@ impl Worker {
         self.handle.mailbox.close();
     }
 
-    /// One turn: whether there was work in it, and when it began.
-    fn turn(&mut self, wait: Wait) -> (bool, Stamp) {
+    /// One iteration: whether there was work in it, and when it began.
+    fn iterate(&mut self, wait: Wait) -> (bool, Stamp) {
         let mut completions = std::mem::take(&mut self.completions);
-        if let Err(error) = self.io.ring.turn(wait, &mut completions) {
+        if let Err(error) = self.io.ring.enter(wait, &mut completions) {
             // Nothing that a peer does can cause this; without its ring a worker can serve nobody.
             panic!("io_uring_enter failed: {error}");
         }
@@ -316,9 +316,9 @@ impl Worker {
         }
         self.take_out_stopped();
         if worked {
-            self.ledger.turns.busy_turns.add(1);
+            self.ledger.iterations.busy_iterations.add(1);
         } else {
-            self.ledger.turns.empty_turns.add(1);
+            self.ledger.iterations.empty_iterations.add(1);
         }
         (worked, noticed)
     }
@@ -367,10 +367,10 @@ impl Worker {
     }
 
     fn run_messages(&mut self) {
-        // The bell need not be read: its watch hears every ring, and one that comes now is heard next turn.
+        // The bell need not be read: its watch hears every ring, and one that comes now is heard next iteration.
         for message in self.handle.mailbox.take() {
             message(self);
-            self.ledger.turns.messages.add(1);
+            self.ledger.iterations.messages.add(1);
         }
     }
 
@@ -522,7 +522,7 @@ impl Worker {
             self.ending = true;
             return Wait::No;
         }
-        // An empty turn took no time to speak of.
+        // An empty iteration took no time to speak of.
         let now = if worked { self.io.now() } else { noticed };
         if self.io.pending > 0 {
             return self.wait_for_disk(now);
@@ -540,7 +540,7 @@ impl Worker {
                 place.hot = false;
             }
         }
-        self.ledger.turns.sleeps.add(1);
+        self.ledger.iterations.sleeps.add(1);
         self.polling.sleeping(now);
         Wait::Until(None)
     }
@@ -562,7 +562,7 @@ impl Worker {
         if self.arm_hot() {
             return Wait::No;
         }
-        self.ledger.turns.sleeps.add(1);
+        self.ledger.iterations.sleeps.add(1);
         Wait::Until(None)
     }
 

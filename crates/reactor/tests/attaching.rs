@@ -48,12 +48,12 @@ impl BlockDevice for Shy {
 
 fn shy(refusals: u32) -> (Arc<Disk>, Arc<AtomicU32>) {
     let attempts = Arc::new(AtomicU32::new(0));
-    let engine = Shy {
+    let device = Shy {
         inner: Null::create(NullOptions::default()).unwrap(),
         refusals,
         attempts: attempts.clone(),
     };
-    let disk = Disk::new("d", None, Arc::new(engine)).unwrap();
+    let disk = Disk::new("d", None, Arc::new(device)).unwrap();
     (Arc::new(disk), attempts)
 }
 
@@ -91,7 +91,7 @@ fn failed_attach_is_tried_again_with_back_off_and_not_for_each_io() {
     let patience = Instant::now() + Duration::from_secs(60);
     while read(&mut worker, handle) == offline {
         assert!(Instant::now() < patience, "never attached");
-        worker.turn_now();
+        worker.iterate_once();
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(attempts.load(Ordering::Relaxed), 3);
@@ -110,7 +110,7 @@ fn handle_that_waits_to_attach_closes_at_once_and_leaves_no_timer() {
     let patience = Instant::now() + Duration::from_secs(60);
     while worker.io().ring().in_flight() > 0 {
         assert!(Instant::now() < patience, "a timer is left");
-        worker.turn_now();
+        worker.iterate_once();
     }
     assert_eq!(attempts.load(Ordering::Relaxed), 100);
 }

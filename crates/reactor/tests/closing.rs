@@ -24,7 +24,7 @@ struct Count {
     heard: AtomicUsize,
 }
 
-/// A device that watches a descriptor, and takes one more turn of the ring to close.
+/// A device that watches a descriptor, and takes one more iteration of the ring to close.
 struct Late {
     inner: Arc<dyn BlockDevice>,
     count: Arc<Count>,
@@ -192,8 +192,8 @@ impl Source for Reader {
     }
 }
 
-fn disk_of(engine: Arc<dyn BlockDevice>, name: &str) -> Arc<Disk> {
-    Arc::new(Disk::new(name, None, engine).unwrap())
+fn disk_of(device: Arc<dyn BlockDevice>, name: &str) -> Arc<Disk> {
+    Arc::new(Disk::new(name, None, device).unwrap())
 }
 
 /// Fills the first 64 blocks with their numbers.
@@ -239,7 +239,7 @@ fn thousand_closes_under_load_leave_no_completion_astray() {
             }))
         });
         for _ in 0..round % 7 {
-            worker.turn_now();
+            worker.iterate_once();
         }
         // The next one opens while this one's I/Os are in flight, or its handle closes.
         worker.stop(added.unwrap(), |_, _| {});
@@ -247,7 +247,7 @@ fn thousand_closes_under_load_leave_no_completion_astray() {
     let opened = count.attached.load(Ordering::Relaxed);
     assert!(opened > 1, "handles were opened again");
     while worker.source_count() > 0 || count.closed.load(Ordering::Relaxed) < opened {
-        worker.turn_now();
+        worker.iterate_once();
     }
     assert!(count.heard.load(Ordering::Relaxed) > 0);
     assert_eq!(count.closed.load(Ordering::Relaxed), opened);

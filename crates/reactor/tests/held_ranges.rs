@@ -152,8 +152,8 @@ impl Source for Client {
 }
 
 /// One worker writes, holding the range each time; the other one reads it all the time.
-fn no_read_is_torn(engine: Arc<dyn BlockDevice>, flags: IoFlags, limits: RateLimits) {
-    let disk = Arc::new(Disk::new("d", None, engine).unwrap());
+fn no_read_is_torn(device: Arc<dyn BlockDevice>, flags: IoFlags, limits: RateLimits) {
+    let disk = Arc::new(Disk::new("d", None, device).unwrap());
     disk.set_limits(limits);
     let options = WorkerOptions {
         count: 2,

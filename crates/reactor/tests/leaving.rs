@@ -84,8 +84,8 @@ impl Source for Steps {
 #[test]
 fn source_that_stops_does_not_wait_for_limits() {
     const STEPS: u32 = 5;
-    let engine = Null::create(NullOptions::default()).unwrap();
-    let disk = Arc::new(Disk::new("d", None, Arc::new(engine)).unwrap());
+    let device = Null::create(NullOptions::default()).unwrap();
+    let disk = Arc::new(Disk::new("d", None, Arc::new(device)).unwrap());
     disk.set_limits(RateLimits {
         iops: 1,
         iops_burst: 1,
@@ -104,13 +104,13 @@ fn source_that_stops_does_not_wait_for_limits() {
             done: counted,
         }))
     });
-    worker.turn_now();
+    worker.iterate_once();
     assert_eq!(done.get(), 1, "the burst");
     let told = stopped.clone();
     worker.stop(added.unwrap(), move |_, _| told.set(true));
     // Far too few for a second to pass.
     for _ in 0..100 {
-        worker.turn_now();
+        worker.iterate_once();
     }
     assert!(stopped.get(), "{} of {STEPS} steps are done", done.get());
     assert_eq!(done.get(), STEPS);

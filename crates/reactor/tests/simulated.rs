@@ -363,8 +363,8 @@ impl World {
         }
     }
 
-    fn turn(&mut self, seat: usize) {
-        self.seats[seat].worker.turn_now();
+    fn iterate(&mut self, seat: usize) {
+        self.seats[seat].worker.iterate_once();
         let ended = self.seats[seat].ended.take();
         for (slot, outcome, buffer) in ended {
             let request = self.pending.remove(&(seat, slot));
@@ -443,7 +443,7 @@ impl World {
             17 => self.time.advance(self.random.below(2_000_000)),
             _ => {
                 let seat = self.random.below(2) as usize;
-                self.turn(seat);
+                self.iterate(seat);
             }
         }
     }
@@ -460,8 +460,8 @@ impl World {
         for _ in 0..5_000 {
             self.release();
             self.time.advance(1_000_000);
-            self.turn(0);
-            self.turn(1);
+            self.iterate(0);
+            self.iterate(1);
             let rings = self.seats.iter_mut().map(|seat| seat.worker.io().ring());
             let on_rings: usize = rings.map(|ring| ring.in_flight()).sum();
             if self.pending.is_empty() && self.asked == 0 && on_rings == 0 {
@@ -508,7 +508,7 @@ fn limits(seed: u64) {
             4 => world.disk.reopen(),
             _ => {
                 let seat = world.random.below(2) as usize;
-                world.turn(seat);
+                world.iterate(seat);
             }
         }
     }

@@ -176,7 +176,7 @@ impl Rig {
 
     fn until(&mut self, is_so: impl Fn(&Rig) -> bool) {
         while !is_so(self) {
-            self.worker.turn_now();
+            self.worker.iterate_once();
         }
     }
 }

@@ -166,13 +166,13 @@ impl Rig {
         let request = IoRequest::write(u64::from(slot) * 4096, 4096);
         let submitted = self.submit(&request, slot, slot as u8 + 1);
         assert_eq!(submitted, Submission::Pending);
-        self.turn();
+        self.iterate();
     }
 
     /// Enough iterations for whatever ends without a device to end.
-    fn turn(&mut self) {
+    fn iterate(&mut self) {
         for _ in 0..64 {
-            self.worker.turn_now();
+            self.worker.iterate_once();
         }
     }
 
@@ -198,7 +198,7 @@ impl Rig {
         let before = self.ended.borrow().len();
         let request = IoRequest::read(u64::from(slot) * 4096, 4096);
         assert_eq!(self.submit(&request, 99, 0), Submission::Pending);
-        self.turn();
+        self.iterate();
         let (_, outcome, buffer) = self.ended.borrow_mut().remove(before);
         assert_eq!(outcome, Ok(()));
         let mut byte = [0];
@@ -219,10 +219,10 @@ fn io_that_fails_waits_with_its_data_and_is_submitted_again_when_the_disk_is_res
         // The device fails two of them once more.
         let disk = rig.disk.clone();
         rig.worker.resume_disk(&disk);
-        rig.turn();
+        rig.iterate();
         assert_eq!((rig.waiting(), rig.outcomes()), (2, vec![(2, None)]));
         rig.worker.resume_disk(&disk);
-        rig.turn();
+        rig.iterate();
         assert_eq!(rig.waiting(), 0);
         assert_eq!(rig.outcomes(), [(0, None), (1, None), (2, None)]);
         assert_eq!(rig.disk.state().waiting(), None);
@@ -261,7 +261,7 @@ fn waiting_io_is_reported_when_the_disk_is_told_to_report_errors() {
     rig.disk.set_error_policy(policy(OnError::Report));
     let disk = rig.disk.clone();
     rig.worker.resume_disk(&disk);
-    rig.turn();
+    rig.iterate();
     assert_eq!(rig.outcomes(), [(0, Some(IoErrorKind::NoSpace))]);
     assert_eq!(rig.waiting(), 0);
 }
@@ -273,7 +273,7 @@ fn waiting_io_of_an_aborted_task_is_cancelled_and_others_wait_on() {
     let source = rig.source;
     rig.worker.io().cancel_waiting(source, |slot| slot == 1);
     assert_eq!(rig.waiting(), 2);
-    rig.turn();
+    rig.iterate();
     assert_eq!(rig.outcomes(), [(1, Some(IoErrorKind::Cancelled))]);
 }
 
@@ -289,7 +289,7 @@ fn source_that_stops_gets_its_waiting_ios_back_with_their_errors_and_no_others_w
     let source = rig.source;
     rig.worker
         .stop(source, move |_, _| *told.borrow_mut() = true);
-    rig.turn();
+    rig.iterate();
     assert!(
         *stopped.borrow(),
         "{} I/Os in flight",
@@ -306,7 +306,7 @@ fn disk_that_is_taken_out_of_the_process_ends_what_waits() {
     rig.write(0);
     let disk = rig.disk.clone();
     rig.worker.let_go(&disk);
-    rig.turn();
+    rig.iterate();
     assert_eq!(rig.outcomes(), [(0, Some(IoErrorKind::NoSpace))]);
     assert_eq!(rig.waiting(), 0);
 }
@@ -316,7 +316,7 @@ fn disk_that_is_closed_refuses_what_waits() {
     let mut rig = Rig::new(sick(9, full(), None), OnError::Stop);
     rig.write(0);
     rig.disk.close();
-    rig.turn();
+    rig.iterate();
     assert_eq!(rig.outcomes(), [(0, Some(IoErrorKind::Closed))]);
 }
 
@@ -327,14 +327,14 @@ fn acquirer_of_a_range_does_not_wait_for_an_io_that_waits_and_is_waited_for() {
     let (grant, granted) = std::sync::mpsc::channel();
     let locks = rig.disk.range_locks().clone();
     locks.acquire(0, 4096, move |lock| drop(grant.send(lock)));
-    rig.turn();
+    rig.iterate();
     let lock = granted.try_recv().expect("granted");
     let disk = rig.disk.clone();
     rig.worker.resume_disk(&disk);
-    rig.turn();
+    rig.iterate();
     assert_eq!((rig.waiting(), rig.outcomes()), (0, Vec::new()));
     drop(lock);
-    rig.turn();
+    rig.iterate();
     assert_eq!(rig.outcomes(), [(0, None)]);
 }
 
@@ -349,7 +349,7 @@ fn io_waits_for_a_device_that_cannot_be_attached_to_and_goes_on_by_itself_when_i
     device.absent.store(false, Ordering::Release);
     // The worker tries again by itself; a client would wait for as long as that takes.
     while rig.outcomes().is_empty() {
-        rig.turn();
+        rig.iterate();
     }
     assert_eq!((rig.waiting(), rig.outcomes()), (0, vec![(0, None)]));
     assert_eq!(rig.byte(0), 1);

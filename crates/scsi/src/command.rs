@@ -1,4 +1,4 @@
-//! A command as a door hands it over, and the CDB words.
+//! A command as a transport hands it over, and the CDB words.
 
 use std::sync::Arc;
 

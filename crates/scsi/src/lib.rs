@@ -1,6 +1,6 @@
 //! SCSI target core: CDB in, plan out.
 //!
-//! Pure: no I/O, no threads, no sockets; nothing here knows a transport. A door builds a [`Command`], asks
+//! Pure: no I/O, no threads, no sockets; nothing here knows a transport. A transport builds a [`Command`], asks
 //! its worker's [`TargetView`] what to do and carries the [`Plan`] out. Workers share targets and logical
 //! units through `Arc`; the request path (READ, WRITE, SYNCHRONIZE CACHE, TEST UNIT READY) neither locks nor
 //! allocates nor writes shared memory. What a peer sends is checked here, once. Standards: SAM-5, SPC-4/5,

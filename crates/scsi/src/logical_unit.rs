@@ -98,7 +98,7 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
         Extent::UNKNOWN
     }
 
-    /// Closes the disk to all I/O but that of [`block::IoFlags::CLOSER`], through doors that do not know this unit too, or
+    /// Closes the disk to all I/O but that of [`block::IoFlags::CLOSER`], through transports that do not know this unit too, or
     /// opens it again. Called with the unit locked; quick.
     fn set_closed(&self, closed: bool) {
         let _ = closed;
@@ -174,7 +174,7 @@ impl LogicalUnit {
         self.disk
     }
 
-    /// Its NAA identifier, the same through every door.
+    /// Its NAA identifier, the same through every transport.
     pub fn naa(&self) -> u64 {
         self.naa
     }
@@ -200,7 +200,7 @@ impl LogicalUnit {
         self.refresh_word(&state);
     }
 
-    /// Keeps the medium in its place, and loads it if it was ejected: for a door whose clients know nothing of
+    /// Keeps the medium in its place, and loads it if it was ejected: for a transport whose clients know nothing of
     /// media. Initiators are told that its removal is prevented until the hold is dropped.
     pub fn hold_medium(self: &Arc<Self>) -> MediumHold {
         let mut state = self.state();

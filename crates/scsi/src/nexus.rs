@@ -27,7 +27,7 @@ impl TransportId {
         TransportId::iscsi(0x45, &format!("{name}{ISID_SEPARATOR}{hex}"))
     }
 
-    /// An iSCSI initiator device: a name only (format 00b). Doors whose initiators have no name of their
+    /// An iSCSI initiator device: a name only (format 00b). Transports whose initiators have no name of their
     /// own make one up.
     pub fn iscsi_device(name: &str) -> TransportId {
         TransportId::iscsi(0x05, name)
@@ -130,10 +130,10 @@ impl std::fmt::Debug for TransportId {
     }
 }
 
-/// A target port: a door, as SCSI sees it.
+/// A target port: an export, as SCSI sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetPort {
-    /// Relative target port identifier, unique among all doors of the daemon, from 1.
+    /// Relative target port identifier, unique among all ports of the daemon, from 1.
     pub relative_id: u16,
     /// Target port group that the port belongs to.
     pub group: u16,

@@ -1,6 +1,6 @@
 //! Task management: what of a function the core does, and which tasks its caller has to abort (SAM-5, 7).
 //!
-//! Tasks belong to the doors. Each running task is known by a [`TaskTag`]. Whoever is handed an
+//! Tasks belong to the transports. Each running task is known by a [`TaskTag`]. Whoever is handed an
 //! [`AbortScope`] takes it to every worker; a task that matches must not touch the disk from then on, and
 //! only when all workers have said so the answer may leave.
 

@@ -157,7 +157,7 @@ fn mode_select_whose_page_cannot_be_kept_changes_nothing() {
 }
 
 #[test]
-fn a_door_that_knows_no_media_holds_it_and_loads_one_that_was_ejected() {
+fn a_transport_that_knows_no_media_holds_it_and_loads_one_that_was_ejected() {
     let mut bed = Bed::with(info(512, 64, 0), true);
     let other = bed.other_nexus(2);
     let unit = bed.unit(0);

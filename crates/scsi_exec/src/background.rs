@@ -17,7 +17,7 @@ use uring::RingFd;
 
 use crate::{Task, TaskStep, Units};
 
-/// I/Os in one turn when they end at once, and bytes that count as one more.
+/// I/Os in one iteration when they end at once, and bytes that count as one more.
 const STEPS_MAX: usize = 32;
 const STEP_BYTES: usize = 128 << 10;
 

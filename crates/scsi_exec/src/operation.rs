@@ -1,4 +1,4 @@
-//! How a command is counted in timelines and counters, whichever door it came through.
+//! How a command is counted in timelines and counters, whichever transport it came through.
 
 use block::{IoKind, IoRequest};
 use latency::Operation;

@@ -320,7 +320,7 @@ mod tests {
             }
         }
 
-        fn turn(&self, at: usize) -> bool {
+        fn iterate(&self, at: usize) -> bool {
             let message = self.queues[at].mailbox.lock().unwrap().pop_front();
             let came = message.is_some();
             if let Some(message) = message {
@@ -330,7 +330,7 @@ mod tests {
         }
 
         fn settle(&self) {
-            while (0..self.queues.len()).any(|at| self.turn(at)) {}
+            while (0..self.queues.len()).any(|at| self.iterate(at)) {}
         }
 
         fn end(&self, at: usize, number: usize) {
@@ -467,7 +467,7 @@ mod tests {
                         }
                     }
                     _ => {
-                        bed.turn(queue);
+                        bed.iterate(queue);
                     }
                 }
                 check(&tasks, &before)?;

@@ -1,4 +1,4 @@
-//! Who runs tasks: what one door asks of tasks reaches those of every other (SAM-5, 7).
+//! Who runs tasks: what one transport asks of tasks reaches those of every other (SAM-5, 7).
 //!
 //! A runner is a queue or connection on some worker. It is sent the call as a message, marks the tasks that it
 //! means, and keeps a clone of the [`Hold`] until each of them has ended and can touch no disk any more. When the

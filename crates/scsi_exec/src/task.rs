@@ -15,7 +15,7 @@ use scsi::{
     UnitId,
 };
 
-/// What the door has to do next.
+/// What the transport has to do next.
 #[derive(Debug)]
 pub enum TaskStep {
     /// An I/O on the initiator's own buffer, from its start; then [`Task::resume`].

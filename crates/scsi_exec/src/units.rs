@@ -1,4 +1,4 @@
-//! Which disk a logical unit stands on. One registry per process: a disk is one logical unit, whichever doors show
+//! Which disk a logical unit stands on. One registry per process: a disk is one logical unit, whichever transports show
 //! it, so that reservations hold across all of them.
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ struct DiskMedium(Weak<Disk>);
 impl Medium for DiskMedium {
     fn extent(&self, offset: u64) -> Extent {
         match self.0.upgrade() {
-            Some(disk) => disk.engine().extent(offset),
+            Some(disk) => disk.device().extent(offset),
             None => Extent::UNKNOWN,
         }
     }
@@ -57,7 +57,7 @@ pub struct Units {
     ports: Arc<Ports>,
     runners: Arc<Runners>,
     orders: Mutex<HashMap<NexusId, Weak<TaskOrder>>>,
-    /// Where tasks run that no door brought.
+    /// Where tasks run that no transport brought.
     pool: OnceLock<Weak<Pool>>,
 }
 
@@ -120,7 +120,7 @@ impl Units {
         self.directory.store()
     }
 
-    /// The relative target port identifier of the port of this name: no other door of the process has it (SPC-5,
+    /// The relative target port identifier of the port of this name: no other port of the process has it (SPC-5,
     /// 7.8.6.7), and the name has it again after a restart where registrations are kept.
     pub fn port_id(&self, name: &str) -> u16 {
         self.ports.number(name)
@@ -158,7 +158,7 @@ impl Units {
         entry.map(|(_, unit)| unit.clone())
     }
 
-    /// Forgets a disk that no door shows any more.
+    /// Forgets a disk that no transport shows any more.
     pub fn remove(&self, disk: &Arc<Disk>) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = entries.places.remove(&address(disk))

@@ -1,7 +1,7 @@
 //! A descriptor that operations on a ring refer to. It stays open until the last of them has completed.
 //!
 //! Registered with a ring, it spares the kernel a look-up and a shared reference count per operation. The entry
-//! in the ring's table is swept at the turn after the last reference was dropped.
+//! in the ring's table is swept at the iteration after the last reference was dropped.
 
 use std::cell::RefCell;
 use std::fs::File;

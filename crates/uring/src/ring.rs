@@ -24,7 +24,7 @@ use crate::{Completion, Owner, setup};
 
 pub use sockets::Receive;
 
-/// Shall a turn wait?
+/// Shall an iteration wait?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// No: submit what is queued, collect what is there.
@@ -59,7 +59,7 @@ pub struct Ring {
     registry: Registry,
     memory: Memory,
     closing: bool,
-    turns: u64,
+    iterations: u64,
 }
 
 /// What a watch needs after one of its events.
@@ -120,13 +120,13 @@ impl Ring {
             registry: Registry::default(),
             memory: Memory::default(),
             closing: false,
-            turns: 0,
+            iterations: 0,
         }
     }
 
-    /// Turns in which there was something to do. What takes long goes on in another one.
-    pub fn turns(&self) -> u64 {
-        self.turns
+    /// Iterations in which there was something to do. What takes long goes on in another one.
+    pub fn iterations(&self) -> u64 {
+        self.iterations
     }
 
     /// Operations whose completion is still to come; watches are not counted.
@@ -329,7 +329,7 @@ impl Ring {
         self.push(entry.user_data(slot.into()));
     }
 
-    /// Completes at the next turn.
+    /// Completes at the next iteration.
     pub fn nop(&mut self, owner: Owner, token: u64) {
         let slot = self.occupy(owner, token, Use::Plain, None, IoBuffer::default());
         #[cfg(feature = "simulated")]
@@ -417,10 +417,10 @@ impl Ring {
     /// # Errors
     /// When the kernel refuses to work on the ring at all; the ring is then unusable.
     #[inline]
-    pub fn turn(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+    pub fn enter(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
         #[cfg(feature = "simulated")]
         if let Kernel::Simulated(kernel) = &mut self.io {
-            self.watches -= kernel.turn(&mut self.slab, self.closing, out);
+            self.watches -= kernel.run(&mut self.slab, self.closing, out);
             return Ok(());
         }
         if matches!(wait, Wait::No) && self.has_nothing() {
@@ -429,7 +429,7 @@ impl Ring {
         self.work(wait, out)
     }
 
-    /// Is there nothing to do, for either side? So it is in most turns of who polls for something else.
+    /// Is there nothing to do, for either side? So it is in most iterations of who polls for something else.
     #[inline]
     fn has_nothing(&mut self) -> bool {
         let swept = !self.registry.has_dropped() && !self.memory.has_vacated();
@@ -441,7 +441,7 @@ impl Ring {
     }
 
     fn work(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
-        self.turns += 1;
+        self.iterations += 1;
         let before = out.len();
         if self.registry.has_dropped() {
             self.registry.sweep(&self.io.submitter());
@@ -453,7 +453,7 @@ impl Ring {
         let mut queued = self.queue_backlog();
         // Whatever is waited for may still be in the backlog: all of it goes first, as far as the kernel takes it.
         while !self.backlog.is_empty() {
-            self.enter(queued, None)?;
+            self.enter_kernel(queued, None)?;
             self.reap(out);
             let left = self.queue_backlog();
             if left >= queued {
@@ -476,7 +476,7 @@ impl Ring {
             }
         }
         if queued > 0 || want.is_some() || self.kernel_has_work() {
-            self.enter(queued, want)?;
+            self.enter_kernel(queued, want)?;
             let all_told = !self.io.submission().cq_overflow();
             self.reap(out);
             if all_told {
@@ -496,7 +496,7 @@ impl Ring {
         queue.taskrun() || queue.cq_overflow()
     }
 
-    fn enter(&mut self, submit: usize, wait: Option<Option<Duration>>) -> io::Result<()> {
+    fn enter_kernel(&mut self, submit: usize, wait: Option<Option<Duration>>) -> io::Result<()> {
         let submitter = self.io.submitter();
         let submit = submit as u32;
         let get = EnterFlags::GETEVENTS.bits();
@@ -633,8 +633,8 @@ impl Ring {
     #[cold]
     fn make_room(&mut self) {
         let queued = self.queued();
-        // An error that lasts is met again, and reported, by the next turn; the entries stay queued.
-        if self.enter(queued, None).is_ok() {
+        // An error that lasts is met again, and reported, by the next iteration; the entries stay queued.
+        if self.enter_kernel(queued, None).is_ok() {
             self.queue_backlog();
         }
     }
@@ -672,9 +672,9 @@ impl Drop for Ring {
         let mut completed = Vec::new();
         while self.slab.used() > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
-            let turned = self.turn(Wait::Until(Some(left)), &mut completed);
+            let entered = self.enter(Wait::Until(Some(left)), &mut completed);
             completed.clear();
-            if turned.is_err() || left.is_zero() {
+            if entered.is_err() || left.is_zero() {
                 // The kernel may still write to these buffers: better lost than reused.
                 std::mem::forget(std::mem::take(&mut self.slab));
             }
@@ -715,7 +715,7 @@ mod tests {
             let mut out = Vec::new();
             while out.len() < 2 {
                 let wait = Wait::Until(Some(Duration::from_secs(20)));
-                ring.turn(wait, &mut out).unwrap();
+                ring.enter(wait, &mut out).unwrap();
             }
             assert!(out.iter().any(|c| c.owner == Owner(1) && c.more));
             assert!(out.iter().any(|c| c.owner == Owner(2) && c.result == Ok(4)));
@@ -723,7 +723,7 @@ mod tests {
                 ring.read(Owner(3), token, &writer, 0, IoBuffer::owned(4));
                 ring.read(Owner(3), token, &reader, 0, IoBuffer::owned(1));
             }
-            ring.turn(Wait::No, &mut out).unwrap();
+            ring.enter(Wait::No, &mut out).unwrap();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Sets an io_uring up with the best flags that the kernel takes.
 //!
 //! Best (Linux 6.1): one issuer, and completions worked off only when this thread enters the kernel, so that no
-//! other work interrupts a turn. Next (5.19): no interrupts to this thread for completions. Last (5.13): plain;
+//! other work interrupts an iteration. Next (5.19): no interrupts to this thread for completions. Last (5.13): plain;
 //! everything works, with an interrupt per completion. Older kernels are refused: no multishot poll.
 
 use std::io;

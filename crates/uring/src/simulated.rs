@@ -13,7 +13,7 @@ use crate::slab::{Slab, Use};
 
 /// What an operation waits for.
 enum Until {
-    /// Nothing: it ends in one of the next turns.
+    /// Nothing: it ends in one of the next iterations.
     Now,
     /// The time.
     Due(Duration),
@@ -79,9 +79,9 @@ impl Simulated {
         (self.random % below as u64) as usize
     }
 
-    /// Ends what may end, in any order; what may end need not do so in this turn, unless `all` has to. Returns how many watches
+    /// Ends what may end, in any order; what may end need not do so in this iteration, unless `all` has to. Returns how many watches
     /// have ended.
-    pub fn turn(&mut self, slab: &mut Slab, all: bool, out: &mut Vec<Completion>) -> usize {
+    pub fn run(&mut self, slab: &mut Slab, all: bool, out: &mut Vec<Completion>) -> usize {
         let now = (self.now)();
         let mut ended_watches = 0;
         // Backwards: `swap_remove` moves one that was looked at.

@@ -11,11 +11,11 @@ use uring::{Completion, Owner, Ring, RingFd, Wait, WatchId};
 
 const ME: Owner = Owner(7);
 
-fn turn_until(ring: &mut Ring, count: usize) -> Vec<Completion> {
+fn enter_until(ring: &mut Ring, count: usize) -> Vec<Completion> {
     let mut out = Vec::new();
     let start = Instant::now();
     while out.len() < count {
-        ring.turn(Wait::Until(Some(Duration::from_secs(20))), &mut out)
+        ring.enter(Wait::Until(Some(Duration::from_secs(20))), &mut out)
             .unwrap();
         assert!(start.elapsed() < Duration::from_secs(60), "nothing comes");
     }
@@ -25,7 +25,7 @@ fn turn_until(ring: &mut Ring, count: usize) -> Vec<Completion> {
 fn nothing_comes(ring: &mut Ring) -> bool {
     // An operation of our own that completes behind whatever was ready before it.
     ring.nop(Owner(99), 99);
-    let out = turn_until(ring, 1);
+    let out = enter_until(ring, 1);
     out.iter().all(|c| c.owner == Owner(99))
 }
 
@@ -63,11 +63,11 @@ fn what_is_written_is_read_back() {
     let data = pattern(10_000);
     let expected = bytes(&data);
     ring.write(ME, 1, &fd, 512, data, true);
-    let done = turn_until(&mut ring, 1).remove(0);
+    let done = enter_until(&mut ring, 1).remove(0);
     assert_eq!((done.owner, done.token, done.result), (ME, 1, Ok(10_000)));
     assert_eq!(bytes(&done.buffer.unwrap()), expected);
     ring.read(ME, 2, &fd, 512, IoBuffer::owned(10_000));
-    let done = turn_until(&mut ring, 1).remove(0);
+    let done = enter_until(&mut ring, 1).remove(0);
     assert_eq!((done.token, done.result, done.more), (2, Ok(10_000), false));
     assert_eq!(bytes(&done.buffer.unwrap()), expected);
     assert_eq!(ring.in_flight(), 0);
@@ -86,14 +86,14 @@ fn only_the_window_is_moved_and_in_order_of_its_segments() {
     assert!(whole.segments().len() > 4);
     let expected = bytes(&whole);
     ring.write(ME, 1, &fd, 0, whole, false);
-    assert_eq!(turn_until(&mut ring, 1)[0].result, Ok(3500));
+    assert_eq!(enter_until(&mut ring, 1)[0].result, Ok(3500));
     let mut into = IoBuffer::owned(4096);
     for start in [5, 6, 7, 2000, 2001, 3001] {
         into.set_window(start, 50);
     }
     into.set_window(3, 3500);
     ring.read(ME, 2, &fd, 0, into);
-    let done = turn_until(&mut ring, 1).remove(0);
+    let done = enter_until(&mut ring, 1).remove(0);
     assert_eq!(bytes(&done.buffer.unwrap()), expected);
 }
 
@@ -102,7 +102,7 @@ fn errors_come_as_errno() {
     let mut ring = Ring::new(8).unwrap();
     let fd = RingFd::from(std::fs::File::open("/dev/null").unwrap());
     ring.write(ME, 1, &fd, 0, pattern(10), false);
-    assert_eq!(turn_until(&mut ring, 1)[0].result, Err(libc::EBADF));
+    assert_eq!(enter_until(&mut ring, 1)[0].result, Err(libc::EBADF));
 }
 
 #[test]
@@ -110,11 +110,11 @@ fn fallocate_and_fsync() {
     let mut ring = Ring::new(8).unwrap();
     let fd = temporary();
     ring.fallocate(ME, 1, &fd, 0, 0, 1 << 20);
-    assert_eq!(turn_until(&mut ring, 1)[0].result, Ok(0));
+    assert_eq!(enter_until(&mut ring, 1)[0].result, Ok(0));
     assert_eq!(rustix::fs::fstat(&fd).unwrap().st_size, 1 << 20);
     ring.fsync(ME, 2, &fd, true);
     ring.fsync(ME, 3, &fd, false);
-    let done = turn_until(&mut ring, 2);
+    let done = enter_until(&mut ring, 2);
     assert!(done.iter().all(|c| c.result == Ok(0) && c.buffer.is_none()));
 }
 
@@ -125,7 +125,7 @@ fn more_operations_than_entries_are_all_done() {
     for token in 0..1000 {
         ring.write(ME, token, &fd, token * 16, pattern(16), false);
     }
-    let mut tokens: Vec<u64> = turn_until(&mut ring, 1000)
+    let mut tokens: Vec<u64> = enter_until(&mut ring, 1000)
         .iter()
         .map(|c| c.token)
         .collect();
@@ -142,7 +142,7 @@ fn watch_fires_for_each_later_write_without_reading() {
     assert!(nothing_comes(&mut ring));
     for _ in 0..500 {
         signal(&fd);
-        let done = turn_until(&mut ring, 1);
+        let done = enter_until(&mut ring, 1);
         assert_eq!(done.len(), 1);
         assert_eq!((done[0].token, done[0].more), (5, true));
     }
@@ -156,7 +156,7 @@ fn watch_tells_of_what_was_there_before() {
     let fd = eventfd();
     signal(&fd);
     ring.watch(ME, 5, &fd);
-    assert_eq!(turn_until(&mut ring, 1)[0].token, 5);
+    assert_eq!(enter_until(&mut ring, 1)[0].token, 5);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn watches_survive_a_completion_queue_that_overflows() {
         fds.iter().for_each(signal);
         let mut seen = [false; 64];
         while seen.contains(&false) {
-            for done in turn_until(&mut ring, 1) {
+            for done in enter_until(&mut ring, 1) {
                 assert!(done.more);
                 seen[done.token as usize] = true;
             }
@@ -204,7 +204,7 @@ fn old_id_does_not_end_a_newer_watch() {
     ring.watch(ME, 2, &fd);
     ring.unwatch(old);
     signal(&fd);
-    assert_eq!(turn_until(&mut ring, 1)[0].token, 2);
+    assert_eq!(enter_until(&mut ring, 1)[0].token, 2);
 }
 
 #[test]
@@ -214,22 +214,22 @@ fn hang_up_is_the_last_event_of_a_watch() {
     ring.watch(ME, 5, RingFd::from(reader));
     assert!(nothing_comes(&mut ring));
     drop(writer);
-    let done = turn_until(&mut ring, 1);
+    let done = enter_until(&mut ring, 1);
     assert!(!done.last().unwrap().more);
     assert!(nothing_comes(&mut ring));
     assert_eq!(ring.watches(), 0);
 }
 
 #[test]
-fn turn_without_work_returns_and_time_ends_a_wait() {
+fn iteration_without_work_returns_and_time_ends_a_wait() {
     let mut ring = Ring::new(8).unwrap();
     let mut out = Vec::new();
-    ring.turn(Wait::No, &mut out).unwrap();
+    ring.enter(Wait::No, &mut out).unwrap();
     let time = Wait::Until(Some(Duration::from_millis(5)));
-    ring.turn(time, &mut out).unwrap();
+    ring.enter(time, &mut out).unwrap();
     assert!(out.is_empty());
     ring.timer(ME, 3, Duration::from_millis(1));
-    assert_eq!(turn_until(&mut ring, 1)[0].result, Err(libc::ETIME));
+    assert_eq!(enter_until(&mut ring, 1)[0].result, Err(libc::ETIME));
 }
 
 #[test]
@@ -240,9 +240,9 @@ fn descriptor_stays_open_until_its_operation_completes() {
     ring.read(ME, 1, &reader, 0, IoBuffer::owned(4));
     drop(reader);
     let mut out = Vec::new();
-    ring.turn(Wait::No, &mut out).unwrap();
+    ring.enter(Wait::No, &mut out).unwrap();
     std::fs::File::from(writer).write_all(b"moon").unwrap();
-    let done = turn_until(&mut ring, 1).remove(0);
+    let done = enter_until(&mut ring, 1).remove(0);
     assert_eq!(bytes(&done.buffer.unwrap()), b"moon");
 }
 
@@ -260,7 +260,7 @@ fn dropped_ring_gives_up_its_reads_before_their_buffers() {
     }
     ring.watch(ME, 1000, eventfd());
     let mut out = Vec::new();
-    ring.turn(Wait::No, &mut out).unwrap();
+    ring.enter(Wait::No, &mut out).unwrap();
     assert_eq!(ring.in_flight(), 100);
     drop((mapping, reader));
     drop(ring);
@@ -296,7 +296,7 @@ fn no_wake_up_is_lost_between_threads() {
     let mut ring = Ring::new(8).unwrap();
     ring.watch(ME, 0, RingFd::from(bell.try_clone().unwrap()));
     while heard.load(Ordering::SeqCst) < ROUNDS {
-        assert!(turn_until(&mut ring, 1).iter().all(|c| c.more));
+        assert!(enter_until(&mut ring, 1).iter().all(|c| c.more));
         heard.store(rung.load(Ordering::SeqCst), Ordering::SeqCst);
     }
     ringer.join().unwrap();
@@ -311,16 +311,16 @@ fn registered_descriptor_works_and_is_closed_after_its_last_use() {
         let reader = ring.register(reader);
         ring.watch(ME, 1, &reader);
         ring.read(ME, 2, &reader, 0, IoBuffer::owned(1));
-        ring.turn(Wait::No, &mut out).unwrap();
+        ring.enter(Wait::No, &mut out).unwrap();
         rustix::io::write(&writer, &[round]).unwrap();
-        let done = turn_until(&mut ring, 2);
+        let done = enter_until(&mut ring, 2);
         assert!(done.iter().any(|c| (c.token, c.more) == (1, true)));
         let read = done.iter().find(|c| c.token == 2).unwrap();
         assert_eq!(bytes(read.buffer.as_ref().unwrap()), [round]);
         drop(reader);
         // The watch still refers to it; its end is the last use. Then nobody is left to read from the pipe.
         rustix::io::write(&writer, &[round]).unwrap();
-        turn_until(&mut ring, 1);
+        enter_until(&mut ring, 1);
         drop(ring);
         while rustix::io::write(&writer, &[round]).is_ok() {
             std::thread::yield_now();
@@ -330,13 +330,13 @@ fn registered_descriptor_works_and_is_closed_after_its_last_use() {
 }
 
 #[test]
-fn registered_descriptor_is_swept_at_the_next_turn() {
+fn registered_descriptor_is_swept_in_the_next_iteration() {
     let mut ring = Ring::new(8).unwrap();
     let mut out = Vec::new();
     for _ in 0..300 {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         drop(ring.register(reader));
-        ring.turn(Wait::No, &mut out).unwrap();
+        ring.enter(Wait::No, &mut out).unwrap();
         // The kernel lets go of the file a little later, not within the call.
         while rustix::io::write(&writer, b"x").is_ok() {
             std::thread::yield_now();

@@ -15,7 +15,7 @@ fn one(ring: &mut Ring) -> Completion {
     let mut out = Vec::new();
     while out.is_empty() {
         let wait = Wait::Until(Some(Duration::from_secs(20)));
-        ring.turn(wait, &mut out).unwrap();
+        ring.enter(wait, &mut out).unwrap();
     }
     assert_eq!(out.len(), 1);
     out.remove(0)

@@ -14,14 +14,14 @@ fn move_and_compare(ring: &mut Ring, fd: &RingFd, buffer: IoBuffer, byte: u8) ->
     ring.write(Owner(1), 1, fd, 0, buffer, false);
     while out.is_empty() {
         let wait = Wait::Until(Some(Duration::from_secs(20)));
-        ring.turn(wait, &mut out).unwrap();
+        ring.enter(wait, &mut out).unwrap();
     }
     let buffer = out.remove(0).buffer.unwrap();
     buffer.fill(0, buffer.len(), 0);
     ring.read(Owner(1), 2, fd, 0, buffer);
     while out.is_empty() {
         let wait = Wait::Until(Some(Duration::from_secs(20)));
-        ring.turn(wait, &mut out).unwrap();
+        ring.enter(wait, &mut out).unwrap();
     }
     let buffer = out.remove(0).buffer.unwrap();
     let mut bytes = vec![0; buffer.len()];
@@ -60,7 +60,7 @@ fn limit_of_locked_memory_is_met_without_an_error() {
     buffers.reverse();
     buffers.truncate(1);
     drop(buffers);
-    ring.turn(Wait::No, &mut Vec::new()).unwrap();
+    ring.enter(Wait::No, &mut Vec::new()).unwrap();
     let buffer = IoBuffer::owned(64 << 10);
     (0..40).for_each(|_| ring.adopt(&buffer));
     assert_eq!(ring.adopted(), 1);

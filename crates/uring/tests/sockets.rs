@@ -17,7 +17,7 @@ fn next(ring: &mut Ring) -> Completion {
     let mut out = Vec::new();
     while out.is_empty() {
         let wait = Wait::Until(Some(Duration::from_secs(20)));
-        ring.turn(wait, &mut out).unwrap();
+        ring.enter(wait, &mut out).unwrap();
     }
     out.remove(0)
 }
@@ -68,7 +68,7 @@ fn receive_takes_what_is_there_or_all_of_it() {
     peer.write_all(b"half").unwrap();
     ring.receive(Owner(1), 2, &socket, IoBuffer::owned(8), Receive::Whole);
     let mut out = Vec::new();
-    ring.turn(Wait::No, &mut out).unwrap();
+    ring.enter(Wait::No, &mut out).unwrap();
     assert!(out.is_empty(), "not before all of it is there");
     peer.write_all(b"moon").unwrap();
     assert_eq!(next(&mut ring).result, Ok(8));
@@ -94,7 +94,7 @@ fn quiet_send_is_told_but_does_not_end_the_wait() {
     ring.send_quietly(Owner(1), 1, &socket, message(b"moon"));
     ring.timer(Owner(2), 2, Duration::from_millis(20));
     let mut out = Vec::new();
-    ring.turn(Wait::Until(None), &mut out).unwrap();
+    ring.enter(Wait::Until(None), &mut out).unwrap();
     out.sort_by_key(|completion| completion.token);
     let [sent, timer] = &out[..] else {
         panic!("both: {out:?}")

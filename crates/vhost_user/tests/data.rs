@@ -269,12 +269,12 @@ fn a_request_moves_more_than_32_mib_however_its_chain_is_laid_out() {
 #[test]
 fn driver_that_turns_write_back_off_gets_every_write_durable() {
     let rig = Rig::new(1);
-    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
-    let socket = rig.serve("w", engine.clone(), 1);
+    let device = Watched::new(ram(1 << 20), Duration::ZERO);
+    let socket = rig.serve("w", device.clone(), 1);
     let write = |queue: &mut BlkQueue| {
-        engine.forget();
+        device.forget();
         assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
-        let seen = engine.seen();
+        let seen = device.seen();
         assert_eq!((seen.len(), seen[0].kind), (1, IoKind::Write));
         seen[0].flags.has(IoFlags::FUA)
     };
@@ -291,9 +291,9 @@ fn driver_that_turns_write_back_off_gets_every_write_durable() {
         sectors: 8,
         flags: 0,
     };
-    engine.forget();
+    device.forget();
     assert_eq!(queue.write_zeroes(&[range]).unwrap(), status::OK);
-    let kinds: Vec<_> = engine.seen().iter().map(|io| io.kind).collect();
+    let kinds: Vec<_> = device.seen().iter().map(|io| io.kind).collect();
     assert_eq!(kinds, [IoKind::WriteZeroes, IoKind::Flush]);
     for on in [1, 2, 0xff] {
         front_end.write_config(WRITEBACK, &[0]).unwrap();
@@ -328,12 +328,12 @@ fn driver_that_turns_write_back_off_gets_every_write_durable() {
 fn write_back_stays_off_until_the_driver_has_left() {
     const WRITEBACK: u32 = 32;
     let rig = Rig::new(1);
-    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
-    let socket = rig.serve("w", engine.clone(), 1);
+    let device = Watched::new(ram(1 << 20), Duration::ZERO);
+    let socket = rig.serve("w", device.clone(), 1);
     let durable = |queue: &mut BlkQueue| {
-        engine.forget();
+        device.forget();
         assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
-        engine.seen()[0].flags.has(IoFlags::FUA)
+        device.seen()[0].flags.has(IoFlags::FUA)
     };
     let again = || {
         eventually("its session ends", || !rig.is_connected("w"));
@@ -391,8 +391,8 @@ fn every_poll_limit_serves() {
 #[test]
 fn queue_of_1024_entries_is_filled_to_the_brim() {
     let rig = Rig::new(1);
-    let engine = Watched::new(ram(64 << 20), Duration::from_millis(2));
-    let socket = rig.serve("d", engine, 1);
+    let device = Watched::new(ram(64 << 20), Duration::from_millis(2));
+    let socket = rig.serve("d", device, 1);
     for packed in [false, true] {
         let options = Options {
             packed,

@@ -83,8 +83,8 @@ fn ring_without_a_kick_is_polled() {
 fn driver_that_can_flush_is_not_served_durably_because_the_one_before_could_not() {
     const FLUSH: u64 = 1 << 9;
     let rig = Rig::polling(1, PollLimit::Never);
-    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
-    let socket = rig.serve("d", engine.clone(), 1);
+    let device = Watched::new(ram(1 << 20), Duration::ZERO);
+    let socket = rig.serve("d", device.clone(), 1);
     let options = Options {
         device_features: 0x00ff_ffff & !FLUSH,
         ..Options::default()
@@ -92,10 +92,10 @@ fn driver_that_can_flush_is_not_served_durably_because_the_one_before_could_not(
     let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
     let mut queue = start_blk(&mut front_end, 0);
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
-    assert_eq!(engine.seen()[0].flags, IoFlags::FUA);
+    assert_eq!(device.seen()[0].flags, IoFlags::FUA);
     front_end.stop_queue(0).unwrap();
     drop(queue);
-    engine.forget();
+    device.forget();
     let features = front_end.features() | FLUSH;
     let payload = features.to_ne_bytes();
     front_end
@@ -103,7 +103,7 @@ fn driver_that_can_flush_is_not_served_durably_because_the_one_before_could_not(
         .unwrap();
     let mut queue = start_blk(&mut front_end, 0);
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
-    let seen = engine.seen();
+    let seen = device.seen();
     assert_eq!(seen[0].kind, IoKind::Write);
     assert_ne!(seen[0].flags, IoFlags::FUA, "{seen:?}");
 }
@@ -183,8 +183,8 @@ fn front_end_that_asks_and_does_not_read_answers_holds_nobody_up() {
 #[test]
 fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     let rig = Rig::polling(1, PollLimit::Never);
-    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
-    let slow = Arc::new(Faulty::new(engine.clone(), FaultPlan::default()));
+    let device = Watched::new(ram(1 << 20), Duration::ZERO);
+    let slow = Arc::new(Faulty::new(device.clone(), FaultPlan::default()));
     slow.inject(Fault {
         kind: IoKind::Read,
         skip: 0,
@@ -202,7 +202,7 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
         };
         assert!(queue.submit(slot, kind::IN, 0, 0, 512));
         queue.publish();
-        eventually("in flight", || engine.seen().len() == changes + 1);
+        eventually("in flight", || device.seen().len() == changes + 1);
         if front_end.send_memory().is_err() {
             break Some(changes);
         }
@@ -222,8 +222,8 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
 #[test]
 fn front_end_with_slow_requests_and_many_regions_does_not_take_all_room_either() {
     let rig = Rig::polling(1, PollLimit::Never);
-    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
-    let slow = Arc::new(Faulty::new(engine.clone(), FaultPlan::default()));
+    let device = Watched::new(ram(1 << 20), Duration::ZERO);
+    let slow = Arc::new(Faulty::new(device.clone(), FaultPlan::default()));
     slow.inject(Fault {
         kind: IoKind::Read,
         skip: 0,
@@ -245,7 +245,7 @@ fn front_end_with_slow_requests_and_many_regions_does_not_take_all_room_either()
         assert!(queue.submit(slot, kind::IN, 0, 0, 512));
         queue.publish();
         used += 1;
-        eventually("in flight", || engine.seen().len() == used);
+        eventually("in flight", || device.seen().len() == used);
         let removed = added.into_iter().map(|at| front_end.remove_region(at));
         refused = removed.into_iter().any(|removed| removed.is_err());
     }
@@ -257,8 +257,8 @@ fn front_end_with_slow_requests_and_many_regions_does_not_take_all_room_either()
 #[test]
 fn memory_grows_by_more_regions_than_there_may_be_older_states_while_requests_are_slow() {
     let rig = Rig::polling(1, PollLimit::Never);
-    let engine = Watched::new(ram(1 << 20), Duration::ZERO);
-    let slow = Arc::new(Faulty::new(engine.clone(), FaultPlan::default()));
+    let device = Watched::new(ram(1 << 20), Duration::ZERO);
+    let slow = Arc::new(Faulty::new(device.clone(), FaultPlan::default()));
     slow.inject(Fault {
         kind: IoKind::Read,
         skip: 0,
@@ -273,7 +273,7 @@ fn memory_grows_by_more_regions_than_there_may_be_older_states_while_requests_ar
     while let (Some(slot), Ok(count)) = (queue.take(), &added) {
         assert!(queue.submit(slot, kind::IN, 0, 0, 512));
         queue.publish();
-        eventually("in flight", || engine.seen().len() == count + 1);
+        eventually("in flight", || device.seen().len() == count + 1);
         added = front_end.add_region(4096).map(|_| count + 1);
     }
     slow.release();
@@ -357,19 +357,19 @@ fn requests_of_an_earlier_back_end_are_answered_when_the_base_is_the_available_i
 fn ring_goes_on_at_its_used_index_whatever_the_base() {
     for base in [0, 3, 9, 10] {
         let rig = Rig::polling(1, PollLimit::Never);
-        let engine = Watched::new(ram(1 << 20), Duration::ZERO);
-        let socket = rig.serve("d", engine.clone(), 1);
+        let device = Watched::new(ram(1 << 20), Duration::ZERO);
+        let socket = rig.serve("d", device.clone(), 1);
         let mut front_end = connect(&socket);
         let mut queue = start_blk(&mut front_end, 0);
         for _ in 0..10 {
             assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
         }
         assert_eq!(front_end.stop_queue(0).unwrap(), 10);
-        engine.forget();
+        device.forget();
         front_end.begin_queue(queue.queue(), base).unwrap();
         assert_eq!(queue.write(512, &[2; 512]).unwrap(), status::OK);
         // No request is carried out a second time.
-        assert_eq!(engine.seen().len(), 1, "base {base}: {:?}", engine.seen());
+        assert_eq!(device.seen().len(), 1, "base {base}: {:?}", device.seen());
     }
 }
 
@@ -378,8 +378,8 @@ fn ring_goes_on_at_its_used_index_whatever_the_base() {
 fn reset_owner_changes_nothing_of_the_session() {
     for packed in [false, true] {
         let rig = Rig::polling(1, PollLimit::Never);
-        let engine = Watched::new(ram(1 << 20), Duration::from_millis(500));
-        let socket = rig.serve("d", engine.clone(), 1);
+        let device = Watched::new(ram(1 << 20), Duration::from_millis(500));
+        let socket = rig.serve("d", device.clone(), 1);
         let options = Options {
             packed,
             ..Options::default()
@@ -398,7 +398,7 @@ fn reset_owner_changes_nothing_of_the_session() {
             assert!(queue.submit(slot, kind::OUT, 0, 512, 0));
         }
         queue.publish();
-        eventually("all are in flight", || engine.seen().len() == 4);
+        eventually("all are in flight", || device.seen().len() == 4);
         let begun = Instant::now();
         front_end
             .acknowledged(request::RESET_OWNER, &[], &[])
@@ -409,7 +409,7 @@ fn reset_owner_changes_nothing_of_the_session() {
             assert_eq!(done.status, status::OK);
             queue.release(done.slot);
         }
-        engine.set_delay(Duration::ZERO);
+        device.set_delay(Duration::ZERO);
         front_end.stop_queue(0).unwrap();
         front_end
             .acknowledged(request::RESET_OWNER, &[], &[])

@@ -55,22 +55,24 @@ fn thousand_idle_exports_use_no_cpu() {
     let begun = Instant::now();
     std::thread::sleep(Duration::from_secs(2));
     let used = cpu_of_server() - before.1;
-    let turns: u64 = rig
+    let iterations: u64 = rig
         .pool
         .counters()
         .iter()
         .zip(&before.0)
         .map(|((_, now), (_, then))| {
-            now.busy_turns + now.empty_turns - then.busy_turns - then.empty_turns
+            now.busy_iterations + now.empty_iterations
+                - then.busy_iterations
+                - then.empty_iterations
         })
         .sum();
     let elapsed = begun.elapsed();
     assert!(
         u128::from(used) * 10 * 100 <= elapsed.as_millis(),
-        "{used} ticks of 10 ms in {elapsed:?}, {turns} turns"
+        "{used} ticks of 10 ms in {elapsed:?}, {iterations} iterations"
     );
-    // Our own two questions, and the turn after each.
-    assert!(turns < 20, "{turns} turns while idle");
+    // Our own two questions, and the iteration after each.
+    assert!(iterations < 20, "{iterations} iterations while idle");
 }
 
 /// Ticks of 10 ms that the workers and the accepting thread have used.

@@ -153,8 +153,8 @@ fn request_of_1_gib_is_carried_out_piece_by_piece_with_bounded_memory() {
     let _alone = alone();
     let rig = Rig::new(1);
     let null = Null::create(NullOptions::default()).unwrap();
-    let engine = Watched::new(Arc::new(null), Duration::ZERO);
-    let socket = rig.serve("d", engine.clone(), 1);
+    let device = Watched::new(Arc::new(null), Duration::ZERO);
+    let socket = rig.serve("d", device.clone(), 1);
     let mut driver = Driver::start(&socket, false, None, GIB);
     let data = driver.data(GIB);
     let before = anonymous_bytes();
@@ -165,11 +165,11 @@ fn request_of_1_gib_is_carried_out_piece_by_piece_with_bounded_memory() {
                 .front_end
                 .write_config(32, &[u8::from(!durable)])
                 .unwrap();
-            engine.forget();
+            device.forget();
             let written = if kind == kind::IN { 1 << 30 } else { 0 };
             let got = driver.run(kind, 0, &[data.element()]);
             assert_eq!(got, (status::OK, written + 1));
-            let seen = engine.seen();
+            let seen = device.seen();
             let fua = durable && kind == kind::OUT;
             for (io, offset) in seen.iter().zip((0..).step_by(PIECE as usize)) {
                 assert_eq!((io.offset, io.length), (offset, PIECE));
@@ -246,11 +246,11 @@ fn error_in_a_piece_is_answered_once_when_nothing_is_in_flight() {
         }];
         let shuffle = None;
         let faulty = Faulty::new(ram(64 << 20), FaultPlan { faults, shuffle });
-        let engine = Watched::new(
+        let device = Watched::new(
             Arc::new(faulty) as Arc<dyn BlockDevice>,
             Duration::from_millis(1),
         );
-        let socket = rig.serve("d", engine.clone(), 1);
+        let socket = rig.serve("d", device.clone(), 1);
         let mut driver = Driver::start(&socket, false, None, 64 * MIB);
         let data = driver.data(64 * MIB);
         let request = match kind {
@@ -264,7 +264,7 @@ fn error_in_a_piece_is_answered_once_when_nothing_is_in_flight() {
             .flat_map(|at| [Moment::Begun(at), Moment::Ended(at)])
             .collect();
         assert_eq!(
-            engine.story(),
+            device.story(),
             story,
             "no piece follows the one that failed"
         );

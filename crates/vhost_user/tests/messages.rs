@@ -173,14 +173,14 @@ fn stray_descriptors_and_an_empty_memory_table_are_taken() {
 #[test]
 fn ring_is_set_up_anew_without_get_vring_base() {
     let rig = Rig::polling(1, PollLimit::Never);
-    let engine = Watched::new(ram(1 << 20), Duration::from_millis(50));
-    let socket = rig.serve("d", engine.clone(), 1);
+    let device = Watched::new(ram(1 << 20), Duration::from_millis(50));
+    let socket = rig.serve("d", device.clone(), 1);
     let mut front_end = connect(&socket);
     let mut old = start_blk(&mut front_end, 0);
     let slot = old.take().unwrap();
     assert!(old.submit(slot, kind::OUT, 0, 512, 0));
     old.publish();
-    eventually("it is in flight", || engine.seen().len() == 1);
+    eventually("it is in flight", || device.seen().len() == 1);
     let options = QueueOptions::default();
     let mut new = BlkQueue::start(&mut front_end, 0, &options, 8, 4096, Cuts::Usual).unwrap();
     assert_eq!(old.reap().unwrap().status, status::OK);

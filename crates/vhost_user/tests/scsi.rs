@@ -370,7 +370,7 @@ fn long_commands_share_what_a_turn_may_take() {
     let mut queue =
         ScsiQueue::start(&mut front_end, 2, &options, COMMANDS, 4096, Cuts::Usual).unwrap();
     settle(&mut queue, 0, 0);
-    let before = rig.pool.counters()[0].1.busy_turns;
+    let before = rig.pool.counters()[0].1.busy_iterations;
     // WRITE SAME(16) of 1 MiB, all of it a pattern
     let mut cdb = [0; 16];
     cdb[0] = 0x93;
@@ -386,8 +386,11 @@ fn long_commands_share_what_a_turn_may_take() {
         assert_eq!((done.response, done.status), (0, 0), "{:x?}", done.sense);
     }
     // of some 4 MiB; the last one is counted after its answers were seen
-    let turns = rig.pool.counters()[0].1.busy_turns - before + 1;
-    assert!(turns >= u64::from(COMMANDS) / 4, "{turns} turns");
+    let iterations = rig.pool.counters()[0].1.busy_iterations - before + 1;
+    assert!(
+        iterations >= u64::from(COMMANDS) / 4,
+        "{iterations} iterations"
+    );
 }
 
 /// However many and large its commands are: those that are too many are asked again.

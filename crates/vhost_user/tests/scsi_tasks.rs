@@ -1,4 +1,4 @@
-//! Task sets and guest memory at the virtio-scsi door: attributes keep their order over all queues, and memory that the
+//! Task sets and guest memory at the virtio-scsi transport: attributes keep their order over all queues, and memory that the
 //! front end replaces stays what it was for the requests that are in flight.
 
 mod support;
@@ -62,8 +62,8 @@ fn reap(queue: &mut ScsiQueue, count: usize) {
 }
 
 /// When the write of a block began, and when it ended.
-fn times(engine: &Watched, block: u64) -> (usize, usize) {
-    let story = engine.story();
+fn times(device: &Watched, block: u64) -> (usize, usize) {
+    let story = device.story();
     let find = |moment| story.iter().position(|seen| *seen == moment).unwrap();
     let offset = block * BLOCK;
     (find(Moment::Begun(offset)), find(Moment::Ended(offset)))
@@ -72,7 +72,7 @@ fn times(engine: &Watched, block: u64) -> (usize, usize) {
 #[test]
 fn ordered_waits_for_what_is_older_and_head_of_queue_does_not_whatever_their_queues() {
     let rig = Rig::new(2);
-    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(50));
+    let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(50));
     for packed in [false, true] {
         let options = Options {
             packed,
@@ -82,12 +82,12 @@ fn ordered_waits_for_what_is_older_and_head_of_queue_does_not_whatever_their_que
         let mut first = start(&mut front_end, REQUESTS);
         let mut second = start(&mut front_end, REQUESTS + 1);
         settle(&mut first);
-        engine.forget();
+        device.forget();
 
         submit(&mut first, attribute::SIMPLE, 0);
         submit(&mut first, attribute::SIMPLE, 1);
         first.publish();
-        eventually("both are under way", || engine.seen().len() == 2);
+        eventually("both are under way", || device.seen().len() == 2);
         // From another worker: what is older runs on the first.
         submit(&mut second, attribute::ORDERED, 2);
         submit(&mut second, attribute::SIMPLE, 3);
@@ -95,7 +95,7 @@ fn ordered_waits_for_what_is_older_and_head_of_queue_does_not_whatever_their_que
         second.publish();
         reap(&mut first, 2);
         reap(&mut second, 3);
-        let at = |block| times(&engine, block);
+        let at = |block| times(&device, block);
         let ((_, end_0), (_, end_1)) = (at(0), at(1));
         let (ordered, head) = (at(2), at(4));
         assert!(ordered.0 > end_0 && ordered.0 > end_1, "ORDERED overtook");
@@ -114,17 +114,17 @@ fn ordered_waits_for_what_is_older_and_head_of_queue_does_not_whatever_their_que
 #[test]
 fn what_waits_for_its_turn_is_aborted_with_its_session_and_the_next_is_served() {
     let rig = Rig::new(2);
-    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(200));
+    let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(200));
     for _ in 0..3 {
         let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
         let mut queue = start(&mut front_end, REQUESTS);
         settle(&mut queue);
-        engine.forget();
+        device.forget();
         submit(&mut queue, attribute::SIMPLE, 0);
         submit(&mut queue, attribute::ORDERED, 1);
         submit(&mut queue, attribute::SIMPLE, 2);
         queue.publish();
-        eventually("the first is under way", || !engine.seen().is_empty());
+        eventually("the first is under way", || !device.seen().is_empty());
     }
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let mut queue = start(&mut front_end, REQUESTS);
@@ -146,7 +146,7 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
     const ABORTED: u8 = 2;
     const RESET: u8 = 4;
     let rig = Rig::new(2);
-    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(60));
+    let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(60));
     // ABORT TASK, ABORT TASK SET, CLEAR TASK SET, I_T NEXUS RESET, LOGICAL UNIT RESET.
     for (function, response) in [
         (0, ABORTED),
@@ -161,10 +161,10 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
         let mut first = start(&mut front_end, REQUESTS);
         let mut second = start(&mut front_end, REQUESTS + 1);
         settle(&mut first);
-        engine.forget();
+        device.forget();
         submit(&mut first, attribute::SIMPLE, 0);
         first.publish();
-        eventually("one is under way", || engine.seen().len() == 1);
+        eventually("one is under way", || device.seen().len() == 1);
         // This one waits for it, on another worker.
         submit(&mut second, attribute::ORDERED, 1);
         second.publish();
@@ -180,7 +180,7 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
         while control.pop_used().is_none() {
             control.wait(LIMIT).unwrap();
         }
-        let then = engine.story();
+        let then = device.story();
         let mut answer = [0];
         at.read(64, &mut answer);
         assert_eq!(answer, [0], "function {function}");
@@ -199,7 +199,7 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
         }
         first.set_attribute(attribute::SIMPLE);
         settle(&mut first);
-        let later = &engine.story()[then.len()..];
+        let later = &device.story()[then.len()..];
         assert!(later.is_empty(), "function {function}, then {later:?}");
     }
 }
@@ -209,11 +209,11 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
 #[test]
 fn command_that_waits_for_its_turn_stays_what_it_was_when_it_came() {
     let rig = Rig::new(1);
-    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(300));
+    let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(300));
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let mut queue = start(&mut front_end, REQUESTS);
     settle(&mut queue);
-    engine.forget();
+    device.forget();
     submit(&mut queue, attribute::SIMPLE, 1);
     let waits = queue.take().unwrap();
     queue.set_attribute(attribute::ORDERED);
@@ -222,13 +222,13 @@ fn command_that_waits_for_its_turn_stays_what_it_was_when_it_came() {
     // Behind it, and nobody has rewritten this one: when it is taken, so is the one before.
     submit(&mut queue, attribute::HEAD_OF_QUEUE, 3);
     queue.publish();
-    eventually("both are under way", || engine.seen().len() == 2);
+    eventually("both are under way", || device.seen().len() == 2);
     // Target 5, LUN 300, and a write of block 4.
     let header = queue.header(waits);
     header.write(0, &[1, 5, 0x41, 0x2c]);
     header.write(19, &write_10(4));
     reap(&mut queue, 3);
-    let story = engine.story();
+    let story = device.story();
     let begun = |block: u64| story.contains(&Moment::Begun(block * BLOCK));
     assert!(begun(2) && !begun(4), "{story:?}");
 }
@@ -238,15 +238,15 @@ fn command_that_waits_for_its_turn_stays_what_it_was_when_it_came() {
 #[test]
 fn task_is_seen_to_be_answered_before_what_waits_for_it_goes_on() {
     let rig = Rig::new(1);
-    let (socket, engine, controller) = rig.serve_watched_controller(Duration::from_millis(100));
+    let (socket, device, controller) = rig.serve_watched_controller(Duration::from_millis(100));
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let mut queue = start(&mut front_end, REQUESTS);
     settle(&mut queue);
     for abort in [true, false] {
-        engine.forget();
+        device.forget();
         submit(&mut queue, attribute::SIMPLE, 0);
         queue.publish();
-        eventually("it is under way", || engine.seen().len() == 1);
+        eventually("it is under way", || device.seen().len() == 1);
         let (tell, told) = mpsc::channel();
         let (go_on, goes_on) = mpsc::channel::<()>();
         // The worker stands still in the moment in which it lets go.
@@ -309,18 +309,18 @@ fn manage(front_end: &mut FrontEnd, control: &mut Queue, function: u8, tag: u8) 
 fn command_that_waits_for_what_aborts_it_is_answered_and_the_queue_goes_on() {
     const ABORTED: u8 = 2;
     let rig = Rig::new(1);
-    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(100));
+    let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(100));
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let mut control = front_end.start_queue(0, &QueueOptions::default()).unwrap();
     let mut queue = start(&mut front_end, REQUESTS);
     settle(&mut queue);
     for round in 0..3 {
         register(&mut queue);
-        engine.forget();
+        device.forget();
         submit(&mut queue, attribute::SIMPLE, 0);
         queue.publish();
-        eventually("the write is under way", || engine.seen().len() == 1);
-        // In one turn, or there may be nothing behind yet to abort: so few are always taken together.
+        eventually("the write is under way", || device.seen().len() == 1);
+        // In one iteration, or there may be nothing behind yet to abort: so few are always taken together.
         let preempts = submit_preempt_and_abort(&mut queue, 9);
         submit(&mut queue, attribute::ORDERED, 1);
         queue.publish();
@@ -330,7 +330,7 @@ fn command_that_waits_for_what_aborts_it_is_answered_and_the_queue_goes_on() {
             assert_eq!(done.response, response, "{done:?} in round {round}");
             queue.release(done.slot);
         }
-        assert!(!engine.story().contains(&Moment::Begun(BLOCK)), "it ran");
+        assert!(!device.story().contains(&Moment::Begun(BLOCK)), "it ran");
         const UNIT_RESET: u8 = 5;
         assert_eq!(manage(&mut front_end, &mut control, UNIT_RESET, 0), 0);
         settle(&mut queue);
@@ -344,16 +344,16 @@ fn command_that_waits_for_what_aborts_it_is_answered_and_the_queue_goes_on() {
 fn command_that_waits_for_those_it_aborts_can_be_aborted() {
     const ABORTED: u8 = 2;
     let rig = Rig::new(1);
-    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(300));
+    let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(300));
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let mut control = front_end.start_queue(0, &QueueOptions::default()).unwrap();
     let mut queue = start(&mut front_end, REQUESTS);
     settle(&mut queue);
     register(&mut queue);
-    engine.forget();
+    device.forget();
     submit(&mut queue, attribute::SIMPLE, 0);
     queue.publish();
-    eventually("the write is under way", || engine.seen().len() == 1);
+    eventually("the write is under way", || device.seen().len() == 1);
     let preempts = submit_preempt_and_abort(&mut queue, 9);
     queue.publish();
     const ABORT_TASK: u8 = 0;
@@ -368,8 +368,8 @@ fn command_that_waits_for_those_it_aborts_can_be_aborted() {
     assert_eq!(write.response, ABORTED);
     queue.release(write.slot);
     reap(&mut queue, 1);
-    let (_, end) = times(&engine, 0);
-    assert!(times(&engine, 1).0 > end, "it did not wait for its turn");
+    let (_, end) = times(&device, 0);
+    assert!(times(&device, 1).0 > end, "it did not wait for its turn");
 }
 
 /// A request with its data wherever it shall lie.
@@ -409,7 +409,7 @@ fn ended_well(queue: &mut Queue, at: &Area) {
 fn memory_that_is_replaced_under_requests_stays_theirs() {
     const BYTES: usize = 64 << 10;
     let rig = Rig::new(1);
-    let (socket, engine, _) = rig.serve_watched_controller(Duration::from_millis(40));
+    let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(40));
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let mut settling = start(&mut front_end, REQUESTS + 1);
     settle(&mut settling);
@@ -436,17 +436,17 @@ fn memory_that_is_replaced_under_requests_stays_theirs() {
         area
     };
     for round in 1u8..6 {
-        engine.forget();
+        device.forget();
         data.write(0, &[round; BYTES]);
         submit_at(&mut queue, &header, &write, Some(&data), None);
-        eventually("the write is under way", || engine.seen().len() == 1);
+        eventually("the write is under way", || device.seen().len() == 1);
         let fresh = swap(&mut front_end, &data, 0xee);
         ended_well(&mut queue, &header);
         data = fresh;
 
-        engine.forget();
+        device.forget();
         submit_at(&mut queue, &header, &read, None, Some(&data));
-        eventually("the read is under way", || engine.seen().len() == 1);
+        eventually("the read is under way", || device.seen().len() == 1);
         let fresh = swap(&mut front_end, &data, 0xdd);
         ended_well(&mut queue, &header);
         let mut bytes = vec![0; BYTES];

@@ -53,8 +53,8 @@ fn front_end_reconnects_without_limit() {
 #[test]
 fn front_end_that_leaves_amid_its_requests_gives_way_to_the_next() {
     let rig = Rig::new(1);
-    let engine = Watched::new(ram(1 << 20), Duration::from_millis(20));
-    let socket = rig.serve("d", engine, 1);
+    let device = Watched::new(ram(1 << 20), Duration::from_millis(20));
+    let socket = rig.serve("d", device, 1);
     for _ in 0..10 {
         // The next one comes while the requests of the last one are still in flight.
         let mut front_end = connect(&socket);
@@ -154,8 +154,8 @@ fn driver_that_polls_and_sleeps_by_turns_is_interrupted_whenever_it_sleeps() {
 fn get_vring_base_answers_when_everything_in_flight_is_answered() {
     for packed in [false, true] {
         let rig = Rig::new(1);
-        let engine = Watched::new(ram(1 << 20), Duration::from_millis(60));
-        let socket = rig.serve("d", engine.clone(), 1);
+        let device = Watched::new(ram(1 << 20), Duration::from_millis(60));
+        let socket = rig.serve("d", device.clone(), 1);
         let options = Options {
             packed,
             ..Options::default()
@@ -167,7 +167,7 @@ fn get_vring_base_answers_when_everything_in_flight_is_answered() {
             assert!(queue.submit(slot, kind::OUT, 8, 512, 0));
         }
         queue.publish();
-        eventually("all are in flight", || engine.seen().len() == 10);
+        eventually("all are in flight", || device.seen().len() == 10);
         let base = front_end.stop_queue(0).unwrap();
         let mut answered = 0;
         while let Some(done) = queue.reap() {
@@ -234,7 +234,7 @@ fn ring_that_is_enabled_later_is_processed_then() {
     assert!(queue.submit(slot, kind::FLUSH, 0, 0, 0));
     queue.queue().driver().publish();
     queue.queue().kick();
-    // The acknowledgement comes after a turn of the worker.
+    // The acknowledgement comes after an iteration of the worker.
     front_end.enable(0, false).unwrap();
     assert!(matches!(
         queue.wait_for(Duration::from_millis(20)),
@@ -247,8 +247,8 @@ fn ring_that_is_enabled_later_is_processed_then() {
 #[test]
 fn interrupt_may_change_while_requests_are_in_flight() {
     let rig = Rig::new(1);
-    let engine = Watched::new(ram(1 << 20), Duration::from_millis(5));
-    let socket = rig.serve("d", engine, 1);
+    let device = Watched::new(ram(1 << 20), Duration::from_millis(5));
+    let socket = rig.serve("d", device, 1);
     let mut front_end = connect(&socket);
     let mut queue = start_blk(&mut front_end, 0);
     for round in 0..20 {
@@ -271,8 +271,8 @@ fn interrupt_may_change_while_requests_are_in_flight() {
 #[test]
 fn regions_come_go_and_move_while_requests_are_in_flight() {
     let rig = Rig::new(2);
-    let engine = Watched::new(ram(16 << 20), Duration::from_millis(10));
-    let socket = rig.serve("d", engine, 2);
+    let device = Watched::new(ram(16 << 20), Duration::from_millis(10));
+    let socket = rig.serve("d", device, 2);
     let mut front_end = connect(&socket);
     let mut queues = [
         front_end.start_queue(0, &QueueOptions::default()).unwrap(),
@@ -420,16 +420,16 @@ fn worker_sleeps_whatever_its_kicks_are() {
         // It may be refused, and the session may end: both are well.
         let set = front_end.set_kick(0, Some(kick.as_fd()));
         std::thread::sleep(Duration::from_millis(50));
-        let turns = || {
+        let iterations = || {
             let counters = rig.pool.counters()[0].1;
-            counters.busy_turns + counters.empty_turns
+            counters.busy_iterations + counters.empty_iterations
         };
-        let before = turns();
+        let before = iterations();
         std::thread::sleep(Duration::from_millis(100));
-        let after = turns();
+        let after = iterations();
         assert!(
             after - before < 20,
-            "kick {number} ({set:?}): {before} turns, then {after}"
+            "kick {number} ({set:?}): {before} iterations, then {after}"
         );
     }
 }
@@ -458,15 +458,15 @@ fn large_requests_in_great_number_are_taken_a_few_at_a_time() {
         assert!(queue.add(&[header.part(0, 16).element()], &writable, token));
     }
     queue.driver().publish();
-    let before = rig.pool.counters()[0].1.busy_turns;
+    let before = rig.pool.counters()[0].1.busy_iterations;
     front_end.begin_queue(&queue, queue.base()).unwrap();
     for _ in 0..REQUESTS {
         queue.wait(Duration::from_secs(20)).unwrap();
         assert_eq!(queue.pop_used().unwrap().written, (2 << 20) + 1);
     }
-    // Between two turns the worker looks after its other queues.
-    let turns = rig.pool.counters()[0].1.busy_turns - before;
-    assert!(turns >= 16, "128 MiB in {turns} turns");
+    // Between two iterations the worker looks after its other queues.
+    let iterations = rig.pool.counters()[0].1.busy_iterations - before;
+    assert!(iterations >= 16, "128 MiB in {iterations} iterations");
 }
 
 /// Whoever removed the file and listens there now keeps it.

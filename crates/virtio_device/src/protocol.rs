@@ -113,7 +113,7 @@ pub trait Protocol: 'static {
         None
     }
 
-    /// A batch of requests is about to begin: time to look at what changes between turns only.
+    /// A batch of requests is about to begin: time to look at what changes between iterations only.
     #[inline(always)]
     fn look(&mut self) {}
 

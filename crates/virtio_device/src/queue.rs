@@ -5,18 +5,18 @@
 //! (**answered**), stores the used index once and interrupts once (**notified**); a driver that polls is asked later whether it
 //! wants that (`asking`). A driver that breaks the rules ends a request or this queue, with one log line, and nothing else (`breach`).
 
-mod asking;
+mod batch_size;
 mod breach;
 mod change;
+mod interrupt_moderation;
 mod measure;
 mod resume;
-mod share;
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bdev::{Disk, LATER, Soon, Submission};
+use bdev::{Disk, PREFETCH_DISTANCE, Prefetch, Submission};
 use block::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
 use latency::{
@@ -30,14 +30,14 @@ use virtqueue::{DeviceQueue, QueueError};
 use crate::device::{BuiltQueue, OnBroken, QueueControl, QueueSetup};
 use crate::protocol::{Protocol, Request, Start, Step};
 use crate::slots::{Fill, Slots};
-use asking::Asking;
+use batch_size::{BATCH, BatchSize};
 use breach::REFUSED_BYTES;
-use share::{BATCH, Share};
+use interrupt_moderation::InterruptModeration;
 
 /// Bytes after which a batch ends, so that other sources of the worker do not wait: what a RAM disk copies in a millisecond or two.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// I/Os behind their first that a queue's requests may have in a turn when they end at once, and bytes that count as one more:
+/// I/Os behind their first that a queue's requests may have in an iteration when they end at once, and bytes that count as one more:
 /// long requests give way to the worker's other work. On the chain's own memory only the bytes count.
 const STEPS_MAX: u64 = 32;
 const STEP_BYTES: u64 = 128 << 10;
@@ -66,9 +66,9 @@ pub struct Queue<P: Protocol> {
     view: GuestView,
     protocol: P,
     slots: Slots<P::State>,
-    share: Share,
-    asking: Asking,
-    /// What has counted towards [`STEPS_MAX`] in this turn.
+    batch_size: BatchSize,
+    interrupt_moderation: InterruptModeration,
+    /// What has counted towards [`STEPS_MAX`] in this iteration.
     steps: u64,
     /// Lines of the batch's answers were asked for when its chains were popped.
     early: bool,
@@ -76,14 +76,14 @@ pub struct Queue<P: Protocol> {
     batch: Vec<u16>,
     /// Slots of the batch whose I/O is pending.
     pended: Vec<u16>,
-    /// Slots to be answered when the turn ends.
+    /// Slots to be answered when the iteration ends.
     done: Vec<u16>,
     /// Slots that have been answered and go on.
     going_on: Vec<u16>,
     /// Slots that have given way, with the next step, in the order in which they go on.
     resting: VecDeque<(u16, Step)>,
-    /// Requests of this turn that completed at once, by operation, with the stamps that they share.
-    turns: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
+    /// Requests of this iteration that completed at once, by operation, with the stamps that they share.
+    iterations: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
     /// Requests of the batch that is being submitted, while those in flight are for several disks.
     mixed: MixedBatch,
     several: bool,
@@ -103,7 +103,7 @@ pub struct Queue<P: Protocol> {
     leaves_failed: bool,
     broken: bool,
     reaped: Stamp,
-    /// When the last turn with requests began.
+    /// When the last iteration with requests began.
     noticed: Stamp,
     on_broken: OnBroken,
 }
@@ -132,8 +132,8 @@ impl<P: Protocol> Queue<P> {
             view: GuestView::new(setup.memory),
             protocol,
             slots: Slots::new(size),
-            share: Share::new(),
-            asking: Asking::new(clock),
+            batch_size: BatchSize::new(),
+            interrupt_moderation: InterruptModeration::new(clock),
             steps: 0,
             early: false,
             batch: Vec::with_capacity(BATCH),
@@ -141,7 +141,7 @@ impl<P: Protocol> Queue<P> {
             done: Vec::with_capacity(depth),
             going_on: Vec::new(),
             resting: VecDeque::new(),
-            turns: Vec::with_capacity(4),
+            iterations: Vec::with_capacity(4),
             mixed: MixedBatch::default(),
             several: false,
             part: Part::REST,
@@ -243,8 +243,8 @@ impl<P: Protocol> Queue<P> {
     fn pop_batch(&mut self) {
         let polls = self.timeline.counters().polls.get();
         let there = usize::from(self.ring.waiting());
-        let share = self.share.next(polls, there);
-        let limit = BATCH.min(self.protocol.batch_limit()).min(share);
+        let batch_size = self.batch_size.next(polls, there);
+        let limit = BATCH.min(self.protocol.batch_limit()).min(batch_size);
         self.early = P::ANSWERED_APART && there.min(limit) >= MANY;
         let mut bytes = 0;
         while self.batch.len() < limit && bytes < BATCH_BYTES {
@@ -317,7 +317,7 @@ impl<P: Protocol> Queue<P> {
         let done_before = self.done.len();
         let mut done = 0;
         // So many of them have one behind them of which its disk wants to know.
-        let followed = match io.wants_to_know() {
+        let followed = match io.wants_prefetch() {
             true => batch.len().saturating_sub(1),
             false => 0,
         };
@@ -404,10 +404,10 @@ impl<P: Protocol> Queue<P> {
     #[inline(never)]
     fn tell_next(&mut self, io: &Io, next: u16, batch: &[u16], at: usize) {
         let job = &self.slots.get(next).request.job;
-        io.expect(job.disk, &job.io, Soon::Next);
-        if let Some(&later) = batch.get(at + LATER) {
+        io.prefetch(job.disk, &job.io, Prefetch::Next);
+        if let Some(&later) = batch.get(at + PREFETCH_DISTANCE) {
             let job = &self.slots.get(later).request.job;
-            io.expect(job.disk, &job.io, Soon::Later);
+            io.prefetch(job.disk, &job.io, Prefetch::Later);
         }
     }
 
@@ -510,7 +510,7 @@ impl<P: Protocol> Queue<P> {
         probes::notified(|| done.iter().map(id));
     }
 
-    /// Requests that gave way in an earlier turn.
+    /// Requests that gave way in an earlier iteration.
     #[cold]
     fn go_on_resting(&mut self, io: &mut Io) {
         for _ in 0..self.resting.len() {
@@ -660,7 +660,8 @@ impl<P: Protocol> Source for Queue<P> {
         let answered = self.stamp(io);
         let mut notified = answered;
         let told = wanted && self.call.is_some();
-        self.share.published(told && !self.turns.is_empty());
+        self.batch_size
+            .published(told && !self.iterations.is_empty());
         if told {
             self.tell();
             notified = self.stamp(io);
@@ -668,15 +669,15 @@ impl<P: Protocol> Source for Queue<P> {
         if !self.done.is_empty() {
             self.tell_probes();
         }
-        for (stamps, counts, part) in &mut self.turns {
+        for (stamps, counts, part) in &mut self.iterations {
             stamps.mark(Stage::Answered, answered);
             stamps.mark(Stage::Notified, notified);
             if P::SEVERAL_DISKS {
                 self.timeline.select(*part);
             }
-            self.timeline.record_turn(counts, stamps);
+            self.timeline.record_iteration(counts, stamps);
         }
-        // Without a completion in this turn something else has ended the wait, just now.
+        // Without a completion in this iteration something else has ended the wait, just now.
         if self.reaped == Stamp::default() {
             self.reaped = answered;
         }
@@ -690,7 +691,7 @@ impl<P: Protocol> Source for Queue<P> {
         }
         self.reaped = Stamp::default();
         self.steps = 0;
-        self.turns.clear();
+        self.iterations.clear();
         self.done.clear();
         self.note_in_flight();
         if !self.going_on.is_empty() {

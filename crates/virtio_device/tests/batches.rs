@@ -1,4 +1,4 @@
-//! How many requests a turn takes: all that wait, half of many that came at once after polling had found none, or a few
+//! How many requests an iteration takes: all that wait, half of many that came at once after polling had found none, or a few
 //! whose answers wake a driver that sleeps. And when it is woken that had been polling.
 
 use std::os::fd::OwnedFd;
@@ -25,16 +25,16 @@ const DATA: u64 = 128 << 10;
 
 /// The device, and with it what a request looks like.
 #[derive(Clone, Copy, PartialEq)]
-enum Door {
+enum Transport {
     Blk,
     Scsi,
 }
 
-impl Door {
+impl Transport {
     /// A device with one disk, and the index of its first request queue.
     fn device(self, disk: Arc<Disk>) -> (Box<dyn VirtioDevice>, u16) {
         let queues = 1;
-        if self == Door::Blk {
+        if self == Transport::Blk {
             let name = "d0".into();
             return (
                 Box::new(BlkDevice::new(disk, BlkOptions { name, queues })),
@@ -50,7 +50,7 @@ impl Door {
 
     /// A read of one sector, the first.
     fn header(self) -> Vec<u8> {
-        if self == Door::Blk {
+        if self == Transport::Blk {
             // VIRTIO_BLK_T_IN, sector 0: zeroes.
             return vec![0; 16];
         }
@@ -64,14 +64,14 @@ impl Door {
     /// What the device writes, in 1 KiB at an address: a SCSI response comes before the data (virtio 1.3, 5.6.6.1).
     fn writable(self, at: u64) -> [(u64, u32); 2] {
         match self {
-            Door::Blk => [(at, 512), (at + 512, 1)],
-            Door::Scsi => [(at, 108), (at + 512, 512)],
+            Transport::Blk => [(at, 512), (at + 512, 1)],
+            Transport::Scsi => [(at, 108), (at + 512, 512)],
         }
     }
 }
 
 struct Rig {
-    door: Door,
+    transport: Transport,
     worker: Worker,
     source: SourceId,
     driver: DriverQueue,
@@ -81,15 +81,15 @@ struct Rig {
 impl Rig {
     /// A driver of virtio-blk that polls.
     fn new() -> Rig {
-        Rig::with(Door::Blk, false, false, false)
+        Rig::with(Transport::Blk, false, false, false)
     }
 
     /// A driver of virtio-blk that sleeps until it is interrupted.
     fn sleeping(packed: bool) -> Rig {
-        Rig::with(Door::Blk, packed, true, false)
+        Rig::with(Transport::Blk, packed, true, false)
     }
 
-    fn with(door: Door, packed: bool, sleeps: bool, event_idx: bool) -> Rig {
+    fn with(transport: Transport, packed: bool, sleeps: bool, event_idx: bool) -> Rig {
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let spec = RegionSpec {
             guest_address: 0,
@@ -98,7 +98,7 @@ impl Rig {
             file_offset: 0,
         };
         let memory = Mapping::anonymous(MEMORY).unwrap();
-        let header = door.header();
+        let header = transport.header();
         IoBuffer::of_mapping(&memory, HEADER as usize, header.len()).write_at(0, &header);
         let table = MemoryTable::default().with_mapping(spec, memory).unwrap();
         let layout = RingLayout::at(0, 256, packed);
@@ -107,9 +107,9 @@ impl Rig {
             ..DriverConfig::new(layout)
         };
         let driver = DriverQueue::new(driver, &table).unwrap();
-        let engine = Arc::new(Null::create(NullOptions::default()).unwrap());
-        let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
-        let (device, index) = door.device(disk);
+        let device = Arc::new(Null::create(NullOptions::default()).unwrap());
+        let disk = Arc::new(Disk::new("d0", None, device).unwrap());
+        let (device, index) = transport.device(disk);
         let setup = QueueSetup {
             inflight: None,
             index,
@@ -132,7 +132,7 @@ impl Rig {
             .add(|io, id| make(io, id).map(|built| built.source))
             .unwrap();
         Rig {
-            door,
+            transport,
             worker,
             source,
             driver,
@@ -142,17 +142,17 @@ impl Rig {
 
     fn ask(&mut self, requests: u64) {
         for i in 0..requests {
-            let readable = [(HEADER, self.door.header().len() as u32)];
-            let writable = self.door.writable(DATA + i * 1024);
+            let readable = [(HEADER, self.transport.header().len() as u32)];
+            let writable = self.transport.writable(DATA + i * 1024);
             let added = self.driver.add(&readable, &writable, i);
             added.expect("room in the ring");
         }
         self.driver.publish();
     }
 
-    /// Answers of one turn.
-    fn turn(&mut self) -> usize {
-        self.worker.turn_now();
+    /// Answers of one iteration.
+    fn iterate(&mut self) -> usize {
+        self.worker.iterate_once();
         std::iter::from_fn(|| self.driver.pop_used()).count()
     }
 
@@ -169,110 +169,114 @@ impl Rig {
 #[test]
 fn many_at_once_after_a_wait_are_taken_by_halves() {
     let mut rig = Rig::new();
-    assert_eq!(rig.turn(), 0);
+    assert_eq!(rig.iterate(), 0);
     rig.ask(40);
-    assert_eq!(rig.turn(), 20);
+    assert_eq!(rig.iterate(), 20);
     // Those that come meanwhile wait behind the other half.
     rig.ask(20);
-    assert_eq!(rig.turn(), 20);
-    assert_eq!(rig.turn(), 20);
-    assert_eq!(rig.turn(), 0);
+    assert_eq!(rig.iterate(), 20);
+    assert_eq!(rig.iterate(), 20);
+    assert_eq!(rig.iterate(), 0);
 }
 
 #[test]
 fn few_at_once_are_taken_at_once() {
-    for (door, packed) in [(Door::Blk, false), (Door::Scsi, false), (Door::Blk, true)] {
-        let mut rig = Rig::with(door, packed, false, false);
+    for (transport, packed) in [
+        (Transport::Blk, false),
+        (Transport::Scsi, false),
+        (Transport::Blk, true),
+    ] {
+        let mut rig = Rig::with(transport, packed, false, false);
         // Unit attentions of a new unit, and what else is answered only once.
         rig.ask(1);
-        assert_eq!(rig.turn(), 1);
-        assert_eq!(rig.turn(), 0);
+        assert_eq!(rig.iterate(), 1);
+        assert_eq!(rig.iterate(), 0);
         rig.ask(7);
-        assert_eq!(rig.turn(), 7);
-        assert_eq!(rig.turn(), 0);
+        assert_eq!(rig.iterate(), 7);
+        assert_eq!(rig.iterate(), 0);
         rig.ask(8);
-        assert_eq!((rig.turn(), rig.turn()), (4, 4));
+        assert_eq!((rig.iterate(), rig.iterate()), (4, 4));
     }
 }
 
 #[test]
 fn a_driver_that_has_more_in_flight_than_ever_is_not_served_by_the_halves_of_before() {
     let mut rig = Rig::new();
-    assert_eq!(rig.turn(), 0);
+    assert_eq!(rig.iterate(), 0);
     rig.ask(16);
-    assert_eq!(rig.turn(), 8);
+    assert_eq!(rig.iterate(), 8);
     // Before polling finds none again. The other half is known, what is behind it is not.
     rig.ask(60);
-    assert_eq!((rig.turn(), rig.turn()), (8, 60));
-    assert_eq!(rig.turn(), 0);
+    assert_eq!((rig.iterate(), rig.iterate()), (8, 60));
+    assert_eq!(rig.iterate(), 0);
     rig.ask(60);
-    assert_eq!((rig.turn(), rig.turn()), (30, 30));
+    assert_eq!((rig.iterate(), rig.iterate()), (30, 30));
 }
 
 #[test]
 fn nothing_is_halved_while_there_is_always_something() {
     let mut rig = Rig::new();
-    assert_eq!(rig.turn(), 0);
+    assert_eq!(rig.iterate(), 0);
     rig.ask(7);
-    assert_eq!(rig.turn(), 7);
+    assert_eq!(rig.iterate(), 7);
     rig.ask(40);
-    assert_eq!(rig.turn(), 40);
+    assert_eq!(rig.iterate(), 40);
 }
 
 #[test]
 fn a_half_that_comes_alone_is_not_halved_again() {
     let mut rig = Rig::new();
-    assert_eq!(rig.turn(), 0);
+    assert_eq!(rig.iterate(), 0);
     rig.ask(80);
-    assert_eq!(rig.turn(), 40);
-    assert_eq!(rig.turn(), 40);
+    assert_eq!(rig.iterate(), 40);
+    assert_eq!(rig.iterate(), 40);
     for _ in 0..3 {
-        assert_eq!(rig.turn(), 0);
+        assert_eq!(rig.iterate(), 0);
         rig.ask(40);
-        assert_eq!(rig.turn(), 40);
+        assert_eq!(rig.iterate(), 40);
     }
     // Both halves at once: they are told apart again.
-    assert_eq!(rig.turn(), 0);
+    assert_eq!(rig.iterate(), 0);
     rig.ask(80);
-    assert_eq!(rig.turn(), 40);
-    assert_eq!(rig.turn(), 40);
+    assert_eq!(rig.iterate(), 40);
+    assert_eq!(rig.iterate(), 40);
 }
 
 #[test]
 fn a_driver_that_has_fewer_in_flight_now_is_served_by_halves_of_those() {
     let mut rig = Rig::new();
-    assert_eq!(rig.turn(), 0);
+    assert_eq!(rig.iterate(), 0);
     rig.ask(80);
-    assert_eq!(rig.turn() + rig.turn(), 80);
-    let mut turns = 0;
+    assert_eq!(rig.iterate() + rig.iterate(), 80);
+    let mut iterations = 0;
     loop {
-        assert_eq!(rig.turn(), 0);
+        assert_eq!(rig.iterate(), 0);
         rig.ask(36);
-        turns += 1;
-        if rig.turn() < 36 {
+        iterations += 1;
+        if rig.iterate() < 36 {
             break;
         }
-        assert!(turns < 3000, "80 are never forgotten");
+        assert!(iterations < 3000, "80 are never forgotten");
     }
-    assert_eq!(rig.turn(), 36 - 57 / 2);
+    assert_eq!(rig.iterate(), 36 - 57 / 2);
 }
 
 #[test]
 fn a_driver_that_sleeps_is_woken_by_the_first_answers_while_the_rest_is_worked_off() {
     for packed in [false, true] {
         let mut rig = Rig::sleeping(packed);
-        assert_eq!(rig.turn(), 0);
+        assert_eq!(rig.iterate(), 0);
         rig.ask(7);
-        assert_eq!(rig.turn(), 7, "nothing is known of it");
+        assert_eq!(rig.iterate(), 7, "nothing is known of it");
         assert_eq!(rig.interrupts(), 1);
         for _ in 0..3 {
-            assert_eq!(rig.turn(), 0);
+            assert_eq!(rig.iterate(), 0);
             rig.driver.enable_interrupts();
             rig.ask(7);
-            assert_eq!(rig.turn(), 2);
+            assert_eq!(rig.iterate(), 2);
             assert_eq!(rig.interrupts(), 1);
             rig.driver.disable_interrupts();
-            assert_eq!(rig.turn(), 5);
+            assert_eq!(rig.iterate(), 5);
             assert_eq!(rig.interrupts(), 0);
         }
     }
@@ -281,89 +285,89 @@ fn a_driver_that_sleeps_is_woken_by_the_first_answers_while_the_rest_is_worked_o
 #[test]
 fn a_driver_that_has_begun_to_poll_is_given_all_at_once() {
     let mut rig = Rig::sleeping(false);
-    assert_eq!(rig.turn(), 0);
+    assert_eq!(rig.iterate(), 0);
     rig.ask(7);
-    assert_eq!((rig.turn(), rig.interrupts()), (7, 1));
+    assert_eq!((rig.iterate(), rig.interrupts()), (7, 1));
     rig.driver.disable_interrupts();
-    assert_eq!(rig.turn(), 0);
+    assert_eq!(rig.iterate(), 0);
     rig.ask(7);
-    assert_eq!((rig.turn(), rig.turn(), rig.interrupts()), (2, 5, 0));
-    assert_eq!(rig.turn(), 0);
+    assert_eq!((rig.iterate(), rig.iterate(), rig.interrupts()), (2, 5, 0));
+    assert_eq!(rig.iterate(), 0);
     rig.ask(7);
-    assert_eq!((rig.turn(), rig.interrupts()), (7, 0));
+    assert_eq!((rig.iterate(), rig.interrupts()), (7, 0));
 }
 
 /// A driver that has polled for so long that it is no longer asked for its wish each time; it has one request in flight.
-fn polled_for_long(door: Door, packed: bool) -> Rig {
+fn polled_for_long(transport: Transport, packed: bool) -> Rig {
     // With VIRTIO_F_EVENT_IDX, so that only what came after the driver asked for an interrupt interrupts it.
-    let mut rig = Rig::with(door, packed, true, true);
+    let mut rig = Rig::with(transport, packed, true, true);
     rig.driver.disable_interrupts();
     for _ in 0..200 {
         rig.ask(1);
-        assert_eq!(rig.turn(), 1);
-        rig.turn();
+        assert_eq!(rig.iterate(), 1);
+        rig.iterate();
     }
     rig.interrupts();
     rig.ask(1);
     rig
 }
 
-/// Each door and kind of ring.
-const RINGS: [(Door, bool); 4] = [
-    (Door::Blk, false),
-    (Door::Blk, true),
-    (Door::Scsi, false),
-    (Door::Scsi, true),
+/// Each transport and kind of ring.
+const RINGS: [(Transport, bool); 4] = [
+    (Transport::Blk, false),
+    (Transport::Blk, true),
+    (Transport::Scsi, false),
+    (Transport::Scsi, true),
 ];
 
 #[test]
 fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_though_nothing_else_comes() {
-    for (door, packed) in RINGS {
-        let mut rig = polled_for_long(door, packed);
+    for (transport, packed) in RINGS {
+        let mut rig = polled_for_long(transport, packed);
         assert!(!rig.driver.enable_interrupts());
-        let mut turn = || {
-            rig.worker.turn_now();
+        let mut iterate = || {
+            rig.worker.iterate_once();
             rig.interrupts()
         };
-        let told = (0..1_000_000).map(|_| turn()).find(|told| *told > 0);
+        let told = (0..1_000_000).map(|_| iterate()).find(|told| *told > 0);
         assert_eq!(told, Some(1));
-        assert_eq!(rig.turn(), 1);
+        assert_eq!(rig.iterate(), 1);
         // From now on it is asked at once.
         rig.driver.enable_interrupts();
         rig.ask(1);
-        assert_eq!((rig.turn(), rig.interrupts()), (1, 1));
+        assert_eq!((rig.iterate(), rig.interrupts()), (1, 1));
     }
 }
 
 #[test]
 fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_though_others_go_on_asking() {
-    for (door, packed) in RINGS {
-        let mut rig = polled_for_long(door, packed);
+    for (transport, packed) in RINGS {
+        let mut rig = polled_for_long(transport, packed);
         assert!(!rig.driver.enable_interrupts());
         // One takes the answers without wanting to be told; what was asked for before it stays asked for.
-        let mut turn = || {
-            rig.worker.turn_now();
+        let mut iterate = || {
+            rig.worker.iterate_once();
             while rig.driver.pop_used().is_some() {}
             rig.ask(1);
             rig.interrupts()
         };
-        let told = (0..1_000).map(|_| turn()).find(|told| *told > 0);
+        let told = (0..1_000).map(|_| iterate()).find(|told| *told > 0);
         assert_eq!(told, Some(1));
     }
 }
 
 #[test]
 fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_before_its_queue_ends() {
-    for (door, packed) in RINGS {
-        let mut rig = polled_for_long(door, packed);
+    for (transport, packed) in RINGS {
+        let mut rig = polled_for_long(transport, packed);
         assert!(!rig.driver.enable_interrupts());
-        // It takes the request in this turn, shows the answer, and is stopped in the next.
-        rig.worker.turn_now();
+        // It takes the request in this iteration, shows the answer, and is stopped in the next.
+        rig.worker.iterate_once();
         let (told, ends) = (rig.interrupts(), std::rc::Rc::new(std::cell::Cell::new(0)));
         let ended = ends.clone();
         rig.worker
             .stop(rig.source, move |_, _| ended.set(ended.get() + 1));
-        rig.worker.turn_now();
+        rig.worker.iterate_once();
         assert_eq!((ends.get(), told + rig.interrupts()), (1, 1));
     }
 }

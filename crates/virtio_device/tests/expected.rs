@@ -5,7 +5,7 @@ mod listening;
 
 use std::sync::Arc;
 
-use bdev::{BlockDevice, Disk, LATER, Null, NullOptions};
+use bdev::{BlockDevice, Disk, Null, NullOptions, PREFETCH_DISTANCE};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
 use latency::{Clock, Labels};
 use listening::Heard::{self, Later, Next, Now};
@@ -28,7 +28,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn on(worker: &mut Worker, engine: Arc<dyn BlockDevice>) -> Rig {
+    fn on(worker: &mut Worker, device: Arc<dyn BlockDevice>) -> Rig {
         let spec = RegionSpec {
             guest_address: 0,
             size: MEMORY as u64,
@@ -40,7 +40,7 @@ impl Rig {
         let table = table.unwrap();
         let layout = RingLayout::at(0, 64, false);
         let driver = DriverQueue::new(DriverConfig::new(layout), &table).unwrap();
-        let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
+        let disk = Arc::new(Disk::new("d0", None, device).unwrap());
         let (name, queues) = ("d0".into(), 1);
         let device = BlkDevice::new(disk, BlkOptions { name, queues });
         let setup = QueueSetup {
@@ -92,36 +92,36 @@ impl Rig {
 #[test]
 fn a_disk_that_wants_to_know_is_told_of_each_io_before_the_one_ahead_of_it_is_submitted() {
     let heard = Story::default();
-    let engine = Arc::new(Listening {
+    let device = Arc::new(Listening {
         inner: Arc::new(Null::create(NullOptions::default()).unwrap()),
         heard: heard.clone(),
     });
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
-    let mut rig = Rig::on(&mut worker, engine);
+    let mut rig = Rig::on(&mut worker, device);
     rig.ask(&[Some(70), Some(8), Some(33)]);
-    worker.turn_now();
+    worker.iterate_once();
     assert_eq!(rig.answers(), 3);
     let all = [Next(8), Now(70), Next(33), Now(8), Now(33)];
     assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all);
     // Of more the first hears of the one that is some places behind it, too.
     rig.ask(&[Some(9), Some(2), Some(3), Some(4), Some(5)]);
-    worker.turn_now();
+    worker.iterate_once();
     assert_eq!(rig.answers(), 5);
     let all = [
         [Next(2), Later(4), Now(9)].as_slice(),
         &[Next(3), Later(5), Now(2)],
         &[Next(4), Now(3), Next(5), Now(4), Now(5)],
     ];
-    assert_eq!(LATER, 3);
+    assert_eq!(PREFETCH_DISTANCE, 3);
     assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all.concat());
     // One that is alone has none behind it.
     rig.ask(&[Some(5)]);
-    worker.turn_now();
+    worker.iterate_once();
     assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), [Now(5)]);
     assert_eq!(rig.answers(), 1);
     // What is no I/O is answered all the same, whatever was said of what its slot held before.
     rig.ask(&[Some(1), None, Some(2)]);
-    worker.turn_now();
+    worker.iterate_once();
     assert_eq!(rig.answers(), 3);
     let submitted: Vec<Heard> = std::mem::take(&mut *heard.lock().unwrap());
     let submitted: Vec<&Heard> = submitted.iter().filter(|h| matches!(h, Now(_))).collect();
@@ -139,16 +139,16 @@ fn disks_that_do_not_want_to_know_are_served_beside_one_that_does_and_after_it()
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let mut deaf = Rig::on(&mut worker, null);
     let mut rig = Rig::on(&mut worker, listening);
-    assert!(worker.io().wants_to_know());
+    assert!(worker.io().wants_prefetch());
     deaf.ask(&[Some(1), Some(2)]);
     rig.ask(&[Some(3), Some(4)]);
-    worker.turn_now();
+    worker.iterate_once();
     assert_eq!((deaf.answers(), rig.answers()), (2, 2));
     assert_eq!(*heard.lock().unwrap(), [Next(4), Now(3), Now(4)]);
     worker.stop(rig.source, |_, _| ());
-    worker.turn_now();
-    assert!(!worker.io().wants_to_know());
+    worker.iterate_once();
+    assert!(!worker.io().wants_prefetch());
     deaf.ask(&[Some(1), Some(2)]);
-    worker.turn_now();
+    worker.iterate_once();
     assert_eq!(deaf.answers(), 2);
 }

@@ -14,7 +14,7 @@ use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
 
 const MEMORY: usize = 1 << 20;
 const DATA: u64 = 128 << 10;
-/// More than a queue takes in one turn.
+/// More than a queue takes in one iteration.
 const WRITES: usize = 100;
 
 /// Writes to its disk again and again before it answers.
@@ -87,8 +87,8 @@ fn ram(name: &str) -> Arc<Disk> {
         size: 1 << 20,
         ..RamOptions::default()
     };
-    let engine = Arc::new(Ram::create(options).unwrap());
-    Arc::new(Disk::new(name, None, engine).unwrap())
+    let device = Arc::new(Ram::create(options).unwrap());
+    Arc::new(Disk::new(name, None, device).unwrap())
 }
 
 #[test]
@@ -130,15 +130,18 @@ fn request_that_rests_does_not_reach_the_disk_that_has_its_handle_by_then() {
         .unwrap();
     driver.add(&[(DATA, 16)], &[(DATA + 16, 1)], 0).unwrap();
     driver.publish();
-    worker.turn_now();
+    worker.iterate_once();
     let before = outcomes.lock().unwrap().len();
-    assert!(before > 0 && before < WRITES, "{before} steps in a turn");
+    assert!(
+        before > 0 && before < WRITES,
+        "{before} steps in an iteration"
+    );
 
     worker.let_go(&first);
     let of_second = worker.io().open(&second);
     assert_eq!(of_first, of_second, "or this test says nothing");
     while driver.pop_used().is_none() {
-        worker.turn_now();
+        worker.iterate_once();
     }
     let outcomes = outcomes.lock().unwrap();
     assert!(outcomes[..before].iter().all(Result::is_ok));

@@ -53,7 +53,7 @@ impl Function {
         })
     }
 
-    /// Does it mean this task, of those that only the door knows?
+    /// Does it mean this task, of those that only the transport knows?
     fn means(self, key: (u8, u16), id: u64, task: (Option<(u8, u16)>, u64)) -> bool {
         let Some(task_key) = task.0 else { return false };
         match self {
@@ -203,7 +203,7 @@ impl ControlQueue {
         }
     }
 
-    /// Functions that the unit takes part in: they reach the tasks of every initiator, through every door.
+    /// Functions that the unit takes part in: they reach the tasks of every initiator, through every transport.
     fn manage(
         &self,
         function: TaskManagementFunction,

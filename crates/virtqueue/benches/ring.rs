@@ -82,7 +82,7 @@ impl Setup {
     }
 
     #[inline(never)]
-    fn turn(&mut self) -> bool {
+    fn iterate(&mut self) -> bool {
         for chain in &mut self.chains {
             let got = self.device.pop(&self.view, chain);
             assert!(matches!(got, Ok(true)));
@@ -100,7 +100,7 @@ fn run(bencher: Bencher, packed: bool, indirect: bool, batch: usize) {
     bencher
         .counter(ItemsCount::new(batch))
         .with_inputs(|| setup.borrow_mut().fill())
-        .bench_local_values(|()| setup.borrow_mut().turn());
+        .bench_local_values(|()| setup.borrow_mut().iterate());
 }
 
 #[divan::bench(args = BATCHES, sample_size = 1, sample_count = 20_000)]

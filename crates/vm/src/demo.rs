@@ -1,4 +1,4 @@
-//! The demonstration: one daemon, one guest, the same two disks through both doors, measured inside the guest and by
+//! The demonstration: one daemon, one guest, the same two disks through both transports, measured inside the guest and by
 //! the daemon. Everything is started here and stopped here, on errors and on Ctrl-C too.
 
 use crate::{Accelerator, DaemonBuilder, Guest, GuestBuilder, Scratch, interrupted};
@@ -7,14 +7,14 @@ use serde_json::Value;
 use std::io::{IsTerminal, Read};
 use std::time::{Duration, Instant};
 
-/// The doors take turns, so that what else happens on the machine hits both; the median of the rounds is shown.
+/// The transports take turns, so that what else happens on the machine hits both; the median of the rounds is shown.
 const ROUNDS: usize = 3;
 const SECONDS_PER_ROUND: u32 = 1;
 const MEASURED_MIB: u32 = 128;
 const DEPTH: u32 = 4;
 const CPUS: u32 = 2;
 
-/// A disk and its export behind each door.
+/// A disk and its export behind each transport.
 struct Disk {
     title: &'static str,
     exports: [&'static str; 2],
@@ -33,7 +33,7 @@ const DISKS: [Disk; 2] = [
 /// Their names in the guest, in the same order.
 type Devices = [[String; 2]; 2];
 
-const DOORS: [&str; 2] = ["virtio-blk", "virtio-scsi"];
+const TRANSPORTS: [&str; 2] = ["virtio-blk", "virtio-scsi"];
 const LOADS: [(&str, &str); 2] = [("randread", "read"), ("randwrite", "write")];
 
 /// One round's figures.
@@ -76,7 +76,7 @@ fn show() -> Result<()> {
     file.sync_all()?;
     println!(
         "{}",
-        ink.heading("One daemon, one guest, two doors to the same disks")
+        ink.heading("One daemon, one guest, two transports to the same disks")
     );
     println!("  {}", ink.faint(&builder.command_line()));
     let mut daemon = builder.start()?;
@@ -136,24 +136,30 @@ fn devices(guest: &mut Guest) -> Result<Devices> {
     ])
 }
 
-/// Measures both disks through both doors and prints a row for each load.
+/// Measures both disks through both transports and prints a row for each load.
 fn compare(guest: &mut Guest, devices: &Devices, ink: &Ink) -> Result<()> {
     let [[ram, _], _] = devices;
     guest.ok(&format!(
         "dd if=/dev/zero of=/dev/{ram} bs=1M count={MEASURED_MIB} oflag=direct"
     ))?;
     let heading = format!(
-        "Seen by the guest: 4 KiB, {DEPTH} at a time; median of {ROUNDS} rounds of {SECONDS_PER_ROUND} s, the doors taking turns"
+        "Seen by the guest: 4 KiB, {DEPTH} at a time; median of {ROUNDS} rounds of {SECONDS_PER_ROUND} s, the transports taking turns"
     );
     println!("\n{}", ink.heading(&heading));
-    println!("{:20}{}", "", DOORS.map(|door| ink.door(door)).join("    "));
+    println!(
+        "{:20}{}",
+        "",
+        TRANSPORTS
+            .map(|transport| ink.transport(transport))
+            .join("    ")
+    );
     let columns = format!("{:>9}  {:>10}  {:>10}", "IOPS", "mean µs", "p99 µs");
     println!("  {:18}{}", "", [columns.as_str(); 2].join("    "));
-    for (disk, doors) in DISKS.iter().zip(devices) {
+    for (disk, transports) in DISKS.iter().zip(devices) {
         for (load, direction) in LOADS {
             let mut rounds: [Vec<Figures>; 2] = [Vec::new(), Vec::new()];
             for _ in 0..ROUNDS {
-                for (device, figures) in doors.iter().zip(&mut rounds) {
+                for (device, figures) in transports.iter().zip(&mut rounds) {
                     figures.push(measure(guest, device, load, direction)?);
                 }
             }
@@ -196,7 +202,7 @@ fn measure(guest: &mut Guest, device: &str, load: &str, direction: &str) -> Resu
     })
 }
 
-/// Prints the daemon's own view: the same hops for every door, so one table compares them.
+/// Prints the daemon's own view: the same hops for every transport, so one table compares them.
 fn stages(latency: &str, ink: &Ink) -> Result<()> {
     let latency: Value = serde_json::from_str(latency).context("lunette latency --json")?;
     println!(
@@ -205,12 +211,14 @@ fn stages(latency: &str, ink: &Ink) -> Result<()> {
     );
     let titles = DISKS.map(|disk| format!("{:>30}", disk.title));
     println!("{:20}{}", "", titles.join("    "));
-    let doors = DOORS.map(|door| format!("{door:>14}")).join("  ");
+    let transports = TRANSPORTS
+        .map(|transport| format!("{transport:>14}"))
+        .join("  ");
     for (_, direction) in LOADS {
         println!(
             "  {:18}{}",
             format!("random {direction}"),
-            ink.faint(&[doors.as_str(); 2].join("    "))
+            ink.faint(&[transports.as_str(); 2].join("    "))
         );
         let columns =
             DISKS.map(|disk| disk.exports.map(|export| rows(&latency, export, direction)));
@@ -290,7 +298,7 @@ impl Ink {
     }
 
     /// Over the right end of its columns; the padding comes before the colour, for colours have no width.
-    fn door(&self, text: &str) -> String {
+    fn transport(&self, text: &str) -> String {
         self.paint("36", &format!("{text:>33}"))
     }
 }

@@ -18,7 +18,7 @@ use std::process::Command;
 /// What a guest has in its initramfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Equipment {
-    /// What the doors of vhost-user need.
+    /// What the transports of vhost-user need.
     Usual,
     /// A network card's module and open-iscsi beside it, which would make every guest's boot longer.
     Initiator,

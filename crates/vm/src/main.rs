@@ -16,7 +16,7 @@ struct Command {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Serves two disks to a guest through both doors, measures, and stops everything
+    /// Serves two disks to a guest through both transports, measures, and stops everything
     Demo,
     /// Starts a Ceph cluster with two images, runs a command with --conf, --id, --image and --peer-image, and stops the cluster
     Ceph {

@@ -1,4 +1,4 @@
-//! From errno to what a door answers: the one place where that is decided.
+//! From errno to what a transport answers: the one place where that is decided.
 
 use block::{IoError, IoErrorKind, IoKind};
 

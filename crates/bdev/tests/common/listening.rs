@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use bdev::{Attach, BlockDevice, Finished, IoChannel, Soon, Submission, Tag};
+use bdev::{Attach, BlockDevice, Finished, IoChannel, Prefetch, Submission, Tag};
 use block::{Capacity, DiskInfo, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Ring};
@@ -73,22 +73,22 @@ impl IoChannel for ListeningBackend {
         self.inner.submit(ring, io, buffer, tag)
     }
 
-    fn wants_to_know(&self) -> bool {
+    fn wants_prefetch(&self) -> bool {
         true
     }
 
-    fn expect(&self, io: &IoRequest, soon: Soon) {
+    fn prefetch(&self, io: &IoRequest, soon: Prefetch) {
         let block = io.offset / BLOCK;
         self.note(match soon {
-            Soon::Next => Heard::Next(block),
-            Soon::Later => Heard::Later(block),
+            Prefetch::Next => Heard::Next(block),
+            Prefetch::Later => Heard::Later(block),
         });
-        self.inner.expect(io, soon);
+        self.inner.prefetch(io, soon);
     }
 
-    fn look(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
+    fn borrow(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
         self.note(Heard::Now(io.offset / BLOCK));
-        self.inner.look(io, buffer)
+        self.inner.borrow(io, buffer)
     }
 
     fn is_borrowed(&self) -> bool {

@@ -25,11 +25,11 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn new(engine: &dyn BlockDevice) -> Worker {
+    pub fn new(device: &dyn BlockDevice) -> Worker {
         let mut ring = Ring::new(8).unwrap();
         let mut owners = (FIRST_OWNER..).map(Owner);
         let mut next_owner = || owners.next().unwrap();
-        let backend = engine.attach(&mut Attach::new(&mut ring, &mut next_owner));
+        let backend = device.attach(&mut Attach::new(&mut ring, &mut next_owner));
         let backend = backend.unwrap();
         Worker {
             ring,
@@ -58,11 +58,11 @@ impl Worker {
         tag
     }
 
-    /// One turn; false when nothing came within the time.
-    pub fn turn(&mut self) -> bool {
+    /// One iteration; false when nothing came within the time.
+    pub fn iterate(&mut self) -> bool {
         let mut completions = Vec::new();
         let wait = Wait::Until(Some(Duration::from_secs(30)));
-        self.ring.turn(wait, &mut completions).unwrap();
+        self.ring.enter(wait, &mut completions).unwrap();
         let came = !completions.is_empty();
         let mut finished: Vec<Finished> = Vec::new();
         for completion in completions {
@@ -83,7 +83,7 @@ impl Worker {
             if let Some(over) = self.over.remove(&tag) {
                 return over;
             }
-            assert!(self.turn(), "I/O {tag} never came back");
+            assert!(self.iterate(), "I/O {tag} never came back");
         }
     }
 

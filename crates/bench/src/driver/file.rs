@@ -217,7 +217,7 @@ impl FileQueue {
     #[inline]
     pub fn publish(&mut self) -> Result<()> {
         if self.polling {
-            self.ring.turn(Wait::No, &mut self.completions)?;
+            self.ring.enter(Wait::No, &mut self.completions)?;
         }
         Ok(())
     }
@@ -229,7 +229,7 @@ impl FileQueue {
             if !self.polling {
                 return Ok(());
             }
-            self.ring.turn(Wait::No, &mut self.completions)?;
+            self.ring.enter(Wait::No, &mut self.completions)?;
         }
         for completion in self.completions.drain(..) {
             let slot = completion.token as u16;
@@ -248,7 +248,7 @@ impl FileQueue {
     /// Submits and waits with one system call.
     pub fn wait(&mut self, limit: Duration) -> Result<()> {
         self.ring
-            .turn(Wait::Until(Some(limit)), &mut self.completions)?;
+            .enter(Wait::Until(Some(limit)), &mut self.completions)?;
         Ok(())
     }
 

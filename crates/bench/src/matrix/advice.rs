@@ -1,4 +1,4 @@
-//! Advice in words, derived from the study's records: which door, how many workers and queues, and how sure that is.
+//! Advice in words, derived from the study's records: which transport, how many workers and queues, and how sure that is.
 
 use std::collections::BTreeMap;
 
@@ -99,10 +99,10 @@ pub fn advice(study: &Study) -> Vec<String> {
         "Over all fifteen cases, each counted alike, most I/Os per second: {}.",
         winner.name()
     ));
-    let door = |name: &str| best(&rates, |c| c.door == name);
-    if let (Some(blk), Some(scsi)) = (door("blk"), door("scsi")) {
+    let transport = |name: &str| best(&rates, |c| c.transport == name);
+    if let (Some(blk), Some(scsi)) = (transport("blk"), transport("scsi")) {
         let pair = (("virtio-blk", &blk.1[..]), ("virtio-scsi", &scsi.1[..]));
-        sentences.extend(verdict("Door, each at its best", pair.0, pair.1));
+        sentences.extend(verdict("Transport, each at its best", pair.0, pair.1));
     }
     let mut workers: Vec<usize> = rates.keys().map(|c| c.workers).collect();
     workers.sort_unstable();
@@ -191,16 +191,16 @@ mod tests {
     fn a_verdict_says_how_sure_it_is() {
         let a = [200.0, 210.0, 205.0];
         let b = [100.0, 104.0, 101.0];
-        let text = verdict("Door", ("x", &a), ("y", &b)).unwrap();
+        let text = verdict("Transport", ("x", &a), ("y", &b)).unwrap();
         assert!(
-            text.starts_with("Door: x, ") && text.ends_with("; sure)."),
+            text.starts_with("Transport: x, ") && text.ends_with("; sure)."),
             "{text}"
         );
-        let text = verdict("Door", ("y", &b), ("x", &a)).unwrap();
-        assert!(text.starts_with("Door: x, "), "{text}");
-        let text = verdict("Door", ("x", &b), ("y", &b)).unwrap();
+        let text = verdict("Transport", ("y", &b), ("x", &a)).unwrap();
+        assert!(text.starts_with("Transport: x, "), "{text}");
+        let text = verdict("Transport", ("x", &b), ("y", &b)).unwrap();
         assert!(text.contains("no difference"), "{text}");
-        let text = verdict("Door", ("x", &a[..2]), ("y", &b[..2])).unwrap();
+        let text = verdict("Transport", ("x", &a[..2]), ("y", &b[..2])).unwrap();
         assert!(text.contains("too few"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! The fifteen-case study: five mixtures at three depths, over both doors, with several numbers of workers and queues.
+//! The fifteen-case study: five mixtures at three depths, over both transports, with several numbers of workers and queues.
 //!
 //! On eight disks at once. Every run is a line of the result file as soon as it is over, so that a study that was ended goes
 //! on where it stopped (`study`). [`report`] makes a page of it that needs nothing from outside, with pictures (`chart`),

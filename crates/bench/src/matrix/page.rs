@@ -226,8 +226,8 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
         .max()
         .unwrap_or(0);
     let mut html = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Lunette: which door, how many workers and queues</title>\
-         <style>{STYLE}</style></head><body>\n<h1>Which door, how many workers and queues</h1>\n\
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Lunette: which transport, how many workers and queues</title>\
+         <style>{STYLE}</style></head><body>\n<h1>Which transport, how many workers and queues</h1>\n\
          <p>{} RAM disks at once, 4 KiB requests, {} turns of {} ms, driver {}. 75/25: 75 % reads, 25 % writes; QD: requests in flight \
          of each disk and queue. Bars are medians, lines reach from the least to the largest turn.<br>{}, {} CPUs {}, lunette {}.</p>\n<h2>Advice</h2>\n<ul>\n",
         study.disks,
@@ -282,12 +282,12 @@ mod tests {
 
     fn study() -> Study {
         let mut records = Vec::new();
-        for door in ["blk", "scsi"] {
+        for transport in ["blk", "scsi"] {
             for (mixture, _, _) in MIXTURES {
                 for (depth, turn) in DEPTHS.iter().flat_map(|depth| [(*depth, 1), (*depth, 2)]) {
                     records.push(Record {
                         configuration: Configuration {
-                            door: door.to_owned(),
+                            transport: transport.to_owned(),
                             workers: 1,
                             queues: 1,
                         },

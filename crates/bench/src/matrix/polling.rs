@@ -25,7 +25,7 @@ const CASES: [(bool, usize, u16); 4] = [(true, 0, 1), (false, 0, 1), (false, 2, 
 pub struct PollRecord {
     /// The daemon polled, within its usual bound; else `--poll-us 0`.
     pub polls: bool,
-    /// What was compared, by door, workers and queues.
+    /// What was compared, by transport, workers and queues.
     pub configuration: Configuration,
     /// Disks that were driven.
     pub disks: u16,
@@ -54,7 +54,7 @@ pub(super) struct PollLine {
 fn configuration(options: &StudyOptions) -> Option<Configuration> {
     let workers = options.workers.iter().copied();
     Some(Configuration {
-        door: "blk".to_owned(),
+        transport: "blk".to_owned(),
         workers: workers.min_by_key(|workers| workers.abs_diff(1))?,
         queues: 1,
     })
@@ -294,7 +294,7 @@ mod tests {
         let record = |polls: bool, pair: u32| PollRecord {
             polls,
             configuration: Configuration {
-                door: "blk".to_owned(),
+                transport: "blk".to_owned(),
                 workers: 1,
                 queues: 1,
             },

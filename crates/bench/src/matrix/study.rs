@@ -46,7 +46,7 @@ pub struct StudyOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Configuration {
     /// `blk` or `scsi`.
-    pub door: String,
+    pub transport: String,
     /// Workers; 0: one that is shared and not pinned.
     pub workers: usize,
     /// Queues of each disk.
@@ -66,7 +66,7 @@ impl Configuration {
         } else {
             format!("{} queues", self.queues)
         };
-        format!("{}, {workers}, {queues}", self.door)
+        format!("{}, {workers}, {queues}", self.transport)
     }
 }
 
@@ -199,9 +199,9 @@ fn configurations(options: &StudyOptions) -> Vec<Configuration> {
             if usize::from(*queues) > (*workers).max(1) {
                 continue;
             }
-            for door in ["blk", "scsi"] {
+            for transport in ["blk", "scsi"] {
                 list.push(Configuration {
-                    door: door.to_owned(),
+                    transport: transport.to_owned(),
                     workers: *workers,
                     queues: *queues,
                 });
@@ -394,7 +394,7 @@ impl Rig {
             let socket = at(&format!("s{disk}"));
             let place = socket.display();
             command.arg("--disk").arg(format!("d{disk}=ram:{DISK}"));
-            if configuration.door == "blk" {
+            if configuration.transport == "blk" {
                 command
                     .arg("--vhost-blk")
                     .arg(format!("d{disk}:{place},queues={queues}"));
@@ -404,7 +404,7 @@ impl Rig {
                     .arg(format!("c{disk}:{place},queues={queues}"));
                 command.arg("--lun").arg(format!("c{disk}/0:0=d{disk}"));
             }
-            subjects.push(format!("vhost-user-{}:{place}", configuration.door));
+            subjects.push(format!("vhost-user-{}:{place}", configuration.transport));
             sockets.push(socket);
         }
         let daemon = Daemon::start(command, &at("log"), &sockets)?;
@@ -548,7 +548,7 @@ mod tests {
     fn record(turn: u32) -> Record {
         Record {
             configuration: Configuration {
-                door: "blk".to_owned(),
+                transport: "blk".to_owned(),
                 workers: 0,
                 queues: 1,
             },

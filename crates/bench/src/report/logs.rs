@@ -2,7 +2,7 @@
 //! on the disk before the priority where `log_offset` asks for it.
 //!
 //! Submission and completion are one thing to a driver: `clat` files say what `lat` files say, and `slat` files are empty,
-//! as fio's are with engines of which that is so.
+//! as fio's are with block devices of which that is so.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

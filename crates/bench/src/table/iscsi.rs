@@ -1,4 +1,4 @@
-//! `make bench-iscsi`: our iSCSI door beside tgt, in turns, one table.
+//! `make bench-iscsi`: our iSCSI transport beside tgt, in turns, one table.
 //!
 //! Each serves a RAM disk (tgt: a file on tmpfs, the nearest it has) on one CPU; one initiator, `driver::iscsi`, on
 //! another drives both. Beside rates and latencies the table says what a request costs the target and the driver in

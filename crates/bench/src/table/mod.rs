@@ -1,4 +1,4 @@
-//! `make bench`: our doors beside qemu-storage-daemon, in turns, one table.
+//! `make bench`: our transports beside qemu-storage-daemon, in turns, one table.
 //!
 //! Starts both daemons itself (`peers`), fills their disks, runs each case on all subjects in turns, and prints rates, ratios
 //! with their intervals, CPU per request and idle CPU. Driver on one CPU, devices on another. Every claim of speed
@@ -307,7 +307,7 @@ fn fill(
         apply(&mut job, option, Some(value)).map_err(anyhow::Error::msg)?;
     }
     let mut targets = subjects(Medium::Ram, place, with_peer)?;
-    // The second door leads to the same disk.
+    // The second transport leads to the same disk.
     targets.remove(1);
     let plan = Plan {
         subjects: targets,

@@ -48,15 +48,17 @@ impl Place {
     }
 
     /// A socket.
-    pub fn socket(&self, owner: &str, medium: &str, door: &str) -> PathBuf {
-        self.sockets.path().join(format!("{owner}-{medium}-{door}"))
+    pub fn socket(&self, owner: &str, medium: &str, transport: &str) -> PathBuf {
+        self.sockets
+            .path()
+            .join(format!("{owner}-{medium}-{transport}"))
     }
 }
 
 /// The disks of a daemon of ours.
 pub const MEDIA: [&str; 3] = ["null", "ram", "file"];
 
-/// One of ours: the disks of these names, each behind both doors.
+/// One of ours: the disks of these names, each behind both transports.
 pub fn lunette(
     program: &Path,
     place: &Place,

@@ -53,9 +53,9 @@ impl Rig {
         socket
     }
 
-    /// Serves an engine as virtio-blk.
-    pub fn blk(&self, engine: Arc<dyn BlockDevice>, queues: u16) -> Subject {
-        let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
+    /// Serves a block device as virtio-blk.
+    pub fn blk(&self, device: Arc<dyn BlockDevice>, queues: u16) -> Subject {
+        let disk = Arc::new(Disk::new("d0", None, device).unwrap());
         let options = BlkOptions {
             name: "d0".into(),
             queues,
@@ -64,9 +64,9 @@ impl Rig {
         Subject::parse(&format!("vhost-user-blk:{}", socket.display())).unwrap()
     }
 
-    /// Serves an engine as LUN 5 of target 3.
-    pub fn scsi(&self, engine: Arc<dyn BlockDevice>, queues: u16) -> Subject {
-        let disk = Arc::new(Disk::new("d1", None, engine).unwrap());
+    /// Serves a block device as LUN 5 of target 3.
+    pub fn scsi(&self, device: Arc<dyn BlockDevice>, queues: u16) -> Subject {
+        let disk = Arc::new(Disk::new("d1", None, device).unwrap());
         let units = Units::new(Box::<MemoryStore>::default());
         let options = ScsiOptions {
             name: "c0".into(),

@@ -186,13 +186,13 @@ pub fn options_flag(source: &Arc<Source>) -> Fields {
 pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fields> {
     let parts = parts(source);
     let (first, rest) = parts.split_first()?;
-    let Some((name, engine)) = first.split('=') else {
+    let Some((name, device)) = first.split('=') else {
         diagnostics.push(malformed(source, DISK_FORM));
         return None;
     };
     let mut entries = vec![name.field("name")];
-    match engine.split(':') {
-        None => entries.push(engine.field("backend")),
+    match device.split(':') {
+        None => entries.push(device.field("backend")),
         Some((backend, argument)) => {
             entries.push(backend.field("backend"));
             match backend.text.as_str() {

@@ -53,11 +53,11 @@ impl Default for IscsiLimits {
 }
 
 impl IscsiLimits {
-    /// The same for the door.
-    pub fn door(&self) -> iscsi_target::DoorLimits {
+    /// The same, for the server.
+    pub fn server(&self) -> iscsi_target::ServerLimits {
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        let usual = iscsi_target::DoorLimits::default();
-        iscsi_target::DoorLimits {
+        let usual = iscsi_target::ServerLimits::default();
+        iscsi_target::ServerLimits {
             connections: count(self.connections),
             half_open: count(self.half_open),
             sessions: count(self.sessions),
@@ -143,16 +143,16 @@ mod tests {
             ..IscsiLimits::default()
         };
         assert_eq!(both.iscsi_limits, only_flag);
-        let door = both.iscsi_limits.door();
-        assert_eq!((door.sessions, door.connections), (7, 1024));
+        let limits = both.iscsi_limits.server();
+        assert_eq!((limits.sessions, limits.connections), (7, 1024));
         assert_eq!(read("", None).unwrap().iscsi_limits, IscsiLimits::default());
     }
 
     #[test]
-    fn the_usual_limits_are_those_of_the_door() {
+    fn the_usual_limits_are_those_of_the_server() {
         let (ours, theirs) = (
-            IscsiLimits::default().door(),
-            iscsi_target::DoorLimits::default(),
+            IscsiLimits::default().server(),
+            iscsi_target::ServerLimits::default(),
         );
         assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     }

@@ -285,7 +285,7 @@ impl<'a> ExportRef<'a> {
     }
 
     /// Are they the same but for their logical units and their workers?
-    pub fn is_same_door(self, other: ExportRef<'_>) -> bool {
+    pub fn is_same_endpoint(self, other: ExportRef<'_>) -> bool {
         let bare = |export: ExportRef<'_>| {
             let mut export = export.to_owned();
             match &mut export {
@@ -348,7 +348,7 @@ pub enum PollLimit {
 pub struct DiskConfig {
     /// Its name: exports refer to it.
     pub name: String,
-    /// The engine that does its I/O.
+    /// The block device that does its I/O.
     pub backend: BlockDeviceConfig,
     /// Logical block size in bytes, 512 or 4096; `None`: 512, and for a block device what it has.
     pub block_size: Option<u32>,
@@ -392,7 +392,7 @@ pub struct ShownConfig {
     pub copy_across_targets: bool,
 }
 
-/// The engine that does a disk's I/O, with its options.
+/// The block device that does a disk's I/O, with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockDeviceConfig {
     /// Memory of the daemon, taken when touched.

@@ -334,7 +334,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     reader.require("name", NAME_ALLOWED);
     reader.require("backend", &one_of(&DEVICE_KINDS.map(|(word, _)| word)));
     let name = read_name(&mut reader, "name");
-    let engine = reader.choice("backend", &DEVICE_KINDS).map(|at| at.value);
+    let device = reader.choice("backend", &DEVICE_KINDS).map(|at| at.value);
     let block_size = read_block_size(&mut reader);
     let read_only = reader.boolean("read_only").is_some_and(|at| at.value);
     let require = reader.boolean("require").is_some_and(|at| at.value);
@@ -349,31 +349,31 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let mut path = None;
     let mut cache = None;
     // A disk whose back end is not known may have every key.
-    if matches!(engine, None | Some(DeviceKind::File)) {
+    if matches!(device, None | Some(DeviceKind::File)) {
         let allowed = "the path of a raw file or a block device";
         path = reader
             .text("path", allowed)
             .map(|path| At::new(PathBuf::from(path.value), path.place));
         cache = reader.choice("cache", &CacheMode::WORDS);
-        if engine.is_some() {
+        if device.is_some() {
             reader.require("path", allowed);
         }
-    } else if engine != Some(DeviceKind::Rbd) {
+    } else if device != Some(DeviceKind::Rbd) {
         reader.require("size", super::size::SIZE_ALLOWED);
     }
-    let rbd = match engine {
-        None | Some(DeviceKind::Rbd) => read_rbd(&mut reader, engine.is_some()),
+    let rbd = match device {
+        None | Some(DeviceKind::Rbd) => read_rbd(&mut reader, device.is_some()),
         _ => RbdDraft::default(),
     };
-    if let (Some(DeviceKind::Rbd), Some(size)) = (engine, &size) {
+    if let (Some(DeviceKind::Rbd), Some(size)) = (device, &size) {
         let message = "`size`: an image has the size that it has";
         let mistake = Mistake::new(MistakeKind::Key, &size.place, message);
         let help = "change it with `lunette disk resize` or `rbd resize`";
         reader.diagnostics().push(mistake.help(help));
     }
     let mut delay = None;
-    if matches!(engine, None | Some(DeviceKind::Delay)) {
-        delay = read_delay(&mut reader, engine.is_some());
+    if matches!(device, None | Some(DeviceKind::Delay)) {
+        delay = read_delay(&mut reader, device.is_some());
     }
     reader.finish(|key| {
         let owner = match key {
@@ -386,7 +386,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
             "disk: `{key}` belongs to the back end `{owner}`, and this disk has another"
         ))
     });
-    let backend = match engine {
+    let backend = match device {
         Some(DeviceKind::Ram) => size.map(|size| BlockDeviceConfig::Ram { size: size.value }),
         Some(DeviceKind::Null) => size.map(|size| BlockDeviceConfig::Null { size: size.value }),
         Some(DeviceKind::Delay) => match (size, delay) {

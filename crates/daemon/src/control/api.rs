@@ -25,7 +25,7 @@ use super::{Problem, View};
 use super::{
     configuration, disks, events, exports, latency, log, lookers, luns, metrics, status, version,
 };
-use crate::disks::{Engines, open_elsewhere, takes_long};
+use crate::disks::{Devices, open_elsewhere, takes_long};
 use crate::objects::{Change, Event, How, Made, Manager};
 use crate::running::{Overview, Reload};
 
@@ -51,7 +51,7 @@ impl Api {
     pub(super) async fn change(&self, change: Change, force: bool) -> Result<Made, Problem> {
         let how = How {
             force,
-            engines: self.open_first(&change).await?,
+            devices: self.open_first(&change).await?,
             ..How::default()
         };
         let made = self.manager.ask(move |owner| owner.change(change, how));
@@ -59,23 +59,23 @@ impl Api {
     }
 
     /// Opens the device of a disk that comes, where that may take long: other changes are made meanwhile.
-    async fn open_first(&self, change: &Change) -> Result<Engines, Problem> {
+    async fn open_first(&self, change: &Change) -> Result<Devices, Problem> {
         let Change::PutDisk(disk) = change else {
-            return Ok(Engines::new());
+            return Ok(Devices::new());
         };
         let live = self.overview()?.live();
         if !takes_long(disk) || live.config.disk(&disk.name).is_some() {
-            return Ok(Engines::new());
+            return Ok(Devices::new());
         }
-        let (opened, engine) = tokio::sync::oneshot::channel();
-        let started = open_elsewhere(disk.clone(), |disk, engine| {
+        let (opened, device) = tokio::sync::oneshot::channel();
+        let started = open_elsewhere(disk.clone(), |disk, device| {
             // Whoever asked may have left.
-            opened.send((disk.name, engine)).ok();
+            opened.send((disk.name, device)).ok();
         });
         match started {
             // Without a thread it is opened with the change.
-            Err(_) => Ok(Engines::new()),
-            Ok(()) => Ok(engine.await.into_iter().collect()),
+            Err(_) => Ok(Devices::new()),
+            Ok(()) => Ok(device.await.into_iter().collect()),
         }
     }
 

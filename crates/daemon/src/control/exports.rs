@@ -88,11 +88,11 @@ pub(super) async fn remove(
 
 /// How each export is.
 fn states(overview: &Overview) -> HashMap<String, ExportState> {
-    let Some(doors) = overview.servers.doors() else {
+    let Some(transports) = overview.servers.transports() else {
         return HashMap::new();
     };
-    let mut served = served(&overview.servers, &doors);
-    let vhost = doors.vhost.status().into_iter().map(|export| {
+    let mut served = served(&overview.servers, &transports);
+    let vhost = transports.vhost.status().into_iter().map(|export| {
         let state = ExportState {
             connected: export.connected,
             sessions: usize::from(export.connected),
@@ -101,7 +101,7 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
         };
         (export.name, state)
     });
-    let iscsi = doors.iscsi.status().into_iter().map(|target| {
+    let iscsi = transports.iscsi.status().into_iter().map(|target| {
         let state = ExportState {
             connected: target.sessions > 0,
             sessions: target.sessions,

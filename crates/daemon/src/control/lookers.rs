@@ -33,8 +33,8 @@ pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>,
         index: index as usize,
         cpu: cpus.get(index as usize).copied(),
         export: dedicated.remove(&index),
-        busy_turns: counters.busy_turns,
-        empty_turns: counters.empty_turns,
+        busy_iterations: counters.busy_iterations,
+        empty_iterations: counters.empty_iterations,
         sleeps: counters.sleeps,
         messages: counters.messages,
     });
@@ -51,10 +51,10 @@ pub(super) async fn sessions(State(api): State<Api>) -> Result<Json<Vec<Session>
 }
 
 fn all_sessions(overview: &Overview) -> Vec<Session> {
-    let Some(doors) = overview.servers.doors() else {
+    let Some(transports) = overview.servers.transports() else {
         return Vec::new();
     };
-    let vhost = doors.vhost.status().into_iter();
+    let vhost = transports.vhost.status().into_iter();
     let vhost = vhost
         .filter(|export| export.connected)
         .map(|export| Session {
@@ -68,17 +68,21 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
             bytes: None,
             errors: None,
         });
-    let iscsi = doors.iscsi.sessions().into_iter().map(|session| Session {
-        id: iscsi_session(session.tsih),
-        export: session.target,
-        kind: "iscsi".to_owned(),
-        initiator: Some(session.initiator),
-        portal_group: Some(session.portal_group),
-        connections: session.connections.len(),
-        requests: Some(session.counters.requests()),
-        bytes: Some(session.counters.bytes()),
-        errors: Some(session.counters.errors()),
-    });
+    let iscsi = transports
+        .iscsi
+        .sessions()
+        .into_iter()
+        .map(|session| Session {
+            id: iscsi_session(session.tsih),
+            export: session.target,
+            kind: "iscsi".to_owned(),
+            initiator: Some(session.initiator),
+            portal_group: Some(session.portal_group),
+            connections: session.connections.len(),
+            requests: Some(session.counters.requests()),
+            bytes: Some(session.counters.bytes()),
+            errors: Some(session.counters.errors()),
+        });
     vhost.chain(iscsi).collect()
 }
 
@@ -96,9 +100,9 @@ pub(super) async fn end_session(
 ) -> Result<StatusCode, Problem> {
     let overview = api.overview()?;
     let number = id.strip_prefix("iscsi-").and_then(|id| id.parse().ok());
-    let doors = overview.servers.doors();
-    if let (Some(tsih), Some(doors)) = (number, doors)
-        && doors.iscsi.end_session(tsih)
+    let transports = overview.servers.transports();
+    if let (Some(tsih), Some(transports)) = (number, transports)
+        && transports.iscsi.end_session(tsih)
     {
         return Ok(StatusCode::NO_CONTENT);
     }

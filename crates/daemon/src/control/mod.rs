@@ -39,7 +39,7 @@ pub use tcp::TcpServer;
 pub use token::{Token, Tokens};
 pub use version::Version;
 
-/// What the control socket shows. Calls may block for as long as a worker's turn takes.
+/// What the control socket shows. Calls may block for as long as a worker's iteration takes.
 pub trait View: Send + Sync + 'static {
     /// What every queue measured so far.
     fn snapshot(&self) -> ::latency::Snapshot;

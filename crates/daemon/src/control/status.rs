@@ -35,7 +35,7 @@ pub struct Status {
 pub struct DiskStatus {
     /// Its name.
     pub name: String,
-    /// The engine: `ram`, `file`, `null`.
+    /// The block device: `ram`, `file`, `null`.
     pub backend: String,
     /// Capacity in bytes.
     pub size: u64,

@@ -106,19 +106,25 @@ fn write_process(page: &mut Page, process: &Process) {
 
 fn write_workers(page: &mut Page, statistics: &Statistics) {
     let workers = &statistics.workers;
-    let help = "Turns of a worker: busy ones found work, empty ones polled in vain.";
-    let mut turns = page.family("lunette_worker_turns_total", Kind::Counter, help);
+    let help = "Iterations of a worker: busy ones found work, empty ones polled in vain.";
+    let mut iterations = page.family("lunette_worker_iterations_total", Kind::Counter, help);
     for one in workers {
         let worker = one.worker.to_string();
-        turns.sample(&[("worker", &worker), ("turn", "busy")], one.busy_turns);
-        turns.sample(&[("worker", &worker), ("turn", "empty")], one.empty_turns);
+        iterations.sample(
+            &[("worker", &worker), ("iteration", "busy")],
+            one.busy_iterations,
+        );
+        iterations.sample(
+            &[("worker", &worker), ("iteration", "empty")],
+            one.empty_iterations,
+        );
     }
     let help = "Times that a worker slept until a client or a disk woke it.";
     let mut sleeps = page.family("lunette_worker_sleeps_total", Kind::Counter, help);
     for one in workers {
         sleeps.sample(&[("worker", &one.worker.to_string())], one.sleeps);
     }
-    let help = "Messages from the control plane that a worker ran between turns.";
+    let help = "Messages from the control plane that a worker ran between iterations.";
     let mut messages = page.family("lunette_worker_messages_total", Kind::Counter, help);
     for one in workers {
         messages.sample(&[("worker", &one.worker.to_string())], one.messages);
@@ -143,7 +149,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     for disk in &status.disks {
         size.sample(&[("disk", &disk.name)], disk.size);
     }
-    let help = "I/Os asked of a disk's engine, through all doors.";
+    let help = "I/Os asked of a disk's block device, through all transports.";
     let mut requests = page.family("lunette_disk_io_total", Kind::Counter, help);
     for disk in &statistics.disks {
         for (operation, io) in &disk.operations {
@@ -151,7 +157,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
             requests.sample(&labels, io.requests);
         }
     }
-    let help = "Bytes that the I/Os asked of a disk's engine were about.";
+    let help = "Bytes that the I/Os asked of a disk's block device were about.";
     let mut bytes = page.family("lunette_disk_io_bytes_total", Kind::Counter, help);
     for disk in &statistics.disks {
         for (operation, io) in &disk.operations {
@@ -159,7 +165,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
             bytes.sample(&labels, io.bytes);
         }
     }
-    let help = "I/Os that a disk's engine failed, by class.";
+    let help = "I/Os that a disk's block device failed, by class.";
     let mut errors = page.family("lunette_disk_io_errors_total", Kind::Counter, help);
     for disk in &statistics.disks {
         for class in block::IoErrorKind::ALL {
@@ -185,7 +191,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     for disk in &statistics.disks {
         waiting.sample(&[("disk", &disk.name)], disk.waiting);
     }
-    let help = "I/Os that a disk's engine has and has not given back.";
+    let help = "I/Os that a disk's block device has and has not given back.";
     let mut in_flight = page.family("lunette_disk_io_in_flight", Kind::Gauge, help);
     for disk in &statistics.disks {
         in_flight.sample(&[("disk", &disk.name)], disk.in_flight);

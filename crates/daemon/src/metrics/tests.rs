@@ -78,8 +78,8 @@ fn statistics() -> Statistics {
         at_ns: 5,
         workers: vec![WorkerStatistics {
             worker: 0,
-            busy_turns: 1,
-            empty_turns: 2,
+            busy_iterations: 1,
+            empty_iterations: 2,
             sleeps: 3,
             messages: 4,
         }],
@@ -235,8 +235,8 @@ fn a_strict_reader_finds_every_counter() {
     assert_eq!(value("lunette_disk_io_errors_total", &full), 2.0);
     assert_eq!(value("lunette_disk_io_limited_total", &[]), 7.0);
     assert_eq!(value("lunette_disk_io_limited_seconds_total", &[]), 2.5);
-    let busy = [("worker", "0"), ("turn", "busy")];
-    assert_eq!(value("lunette_worker_turns_total", &busy), 1.0);
+    let busy = [("worker", "0"), ("iteration", "busy")];
+    assert_eq!(value("lunette_worker_iterations_total", &busy), 1.0);
     assert_eq!(value("lunette_export_connected", &[("export", "e")]), 1.0);
 }
 

@@ -17,7 +17,7 @@ pub struct Disk {
     /// Its name: as in the address.
     #[serde(default)]
     pub name: String,
-    /// The engine that does its I/O.
+    /// The block device that does its I/O.
     #[schema(pattern = "^(ram|null|delay|file|rbd)$")]
     pub backend: String,
     /// Bytes; in a request also a text such as "10G". Not needed for a file that is there.
@@ -152,7 +152,7 @@ impl DiskStatus {
         let disk = live.disks.get(&config.name);
         let info = disk.map(|disk| disk.info());
         let state = match disk {
-            Some(disk) => match disk.engine().state() {
+            Some(disk) => match disk.device().state() {
                 DiskState::Ready => disk.state().get(),
                 away => away,
             },
@@ -673,10 +673,10 @@ pub struct Worker {
     /// The export that it is dedicated to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub export: Option<String>,
-    /// Turns in which there was work.
-    pub busy_turns: u64,
-    /// Turns in which polling found nothing.
-    pub empty_turns: u64,
+    /// Iterations in which there was work.
+    pub busy_iterations: u64,
+    /// Iterations in which polling found nothing.
+    pub empty_iterations: u64,
     /// Times it slept.
     pub sleeps: u64,
     /// Messages it ran.

@@ -12,7 +12,7 @@ impl Owner {
     pub(super) fn follow_size(&self, name: &str, disk: &Arc<Disk>) {
         let messages = self.messages.clone();
         let name = name.to_owned();
-        disk.engine().on_resized(Box::new(move || {
+        disk.device().on_resized(Box::new(move || {
             let name = name.clone();
             let message: Message = Box::new(move |owner| owner.followed(&name));
             // Without an owner nobody is left to be told.

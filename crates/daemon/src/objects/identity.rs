@@ -23,7 +23,7 @@ impl Owner {
         // A unit that is known has what was saved under the identity before.
         self.let_go(&disk);
         let store = self.servers.units.store();
-        if disk.engine().medium().is_none() {
+        if disk.device().medium().is_none() {
             scsi::forget(store, &disk.info());
         }
         let renewed = Identities::renew(&disk, store);

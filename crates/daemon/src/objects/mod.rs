@@ -1,12 +1,12 @@
 //! Objects at run time: disks, exports and logical units that come, change and go while others do I/O.
 //!
 //! ```text
-//!   API, reload ── Manager ──▶ Owner: Change -> Config wanted next -> relations -> Plan -> carry out ──▶ workers, doors
+//!   API, reload ── Manager ──▶ Owner: Change -> Config wanted next -> relations -> Plan -> carry out ──▶ workers, transports
 //!                  one thread          │                                             │
 //!                                      ▼ Live: what others see                       ▼ StateStore: what comes back
 //! ```
 //!
-//! Nothing here is on a request's way: workers hear of changes between their turns.
+//! Nothing here is on a request's way: workers hear of changes between their iterations.
 
 pub mod bodies;
 mod changes;
@@ -37,7 +37,7 @@ pub use placing::served;
 pub use plan::Plan;
 pub use refusal::{Fault, Refusal};
 pub(crate) use relations::absolute;
-pub use servers::{Doors, Servers, iscsi_session, vhost_session};
+pub use servers::{Servers, Transports, iscsi_session, vhost_session};
 pub use state_store::StateStore;
 pub use waiting::WaitingDisks;
 

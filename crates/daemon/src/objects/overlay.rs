@@ -101,7 +101,8 @@ impl Overlay {
         for export in now.exports() {
             match before.get(export.name()) {
                 Some(known)
-                    if known.is_same_door(export) && known.placement() == export.placement() =>
+                    if known.is_same_endpoint(export)
+                        && known.placement() == export.placement() =>
                 {
                     overlay.luns(*known, export);
                 }

@@ -21,12 +21,12 @@ use super::events::EventBus;
 use super::plan::{Limit, Placing, Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::relations;
-use super::servers::{Doors, Servers};
+use super::servers::{Servers, Transports};
 use super::state_store::{Resizing, StateStore};
 use super::waiting::WaitingDisks;
 use super::{Inbox, Message};
 use crate::config::{BlockDeviceConfig, Config, ExportConfig, ExportRef, LunConfig};
-use crate::disks::{self, Disks, Engines};
+use crate::disks::{self, Devices, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::identities::Identities;
 use crate::running::Inherited;
@@ -64,7 +64,7 @@ pub struct How {
     /// Disks that are open already.
     pub opened: Disks,
     /// Devices that are open already, of disks that come.
-    pub engines: Engines,
+    pub devices: Devices,
 }
 
 /// What became of a change.
@@ -99,7 +99,7 @@ pub struct Owner {
     /// For what comes to this owner by itself.
     pub(super) messages: mpsc::Sender<Message>,
     /// While it starts: devices that were opened on threads of their own.
-    pub(super) starting: Option<Engines>,
+    pub(super) starting: Option<Devices>,
     /// Nothing more is done after this.
     pub(super) ending: bool,
 }
@@ -160,8 +160,8 @@ impl Owner {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
         // Before anybody can come to a portal.
         let finders = exports::discovery_users(&self.base).map_err(failed)?;
-        if let Some(doors) = self.servers.doors() {
-            doors.iscsi.set_discovery_users(finders);
+        if let Some(transports) = self.servers.transports() {
+            transports.iscsi.set_discovery_users(finders);
         }
         let mut next = self.base.clone();
         let mut changed = Vec::new();
@@ -236,7 +236,7 @@ impl Owner {
                 self.set_chap_users(users, &mut made.plan);
                 let changed = self
                     .servers
-                    .doors()
+                    .transports()
                     .map(|d| d.iscsi.set_discovery_users(finders));
                 made.plan.discovery_users = changed == Some(true);
                 self.take_sizes_over();
@@ -249,12 +249,12 @@ impl Owner {
 
     /// Targets that stay have the users that are in their files now.
     fn set_chap_users(&self, users: Vec<(String, ChapUsers)>, plan: &mut Plan) {
-        let Some(doors) = self.servers.doors() else {
+        let Some(transports) = self.servers.transports() else {
             return;
         };
         for (name, users) in users {
             // Those that came have read them by themselves, and know of nothing else.
-            if let Ok(true) = doors.iscsi.set_chap_users(&name, users) {
+            if let Ok(true) = transports.iscsi.set_chap_users(&name, users) {
                 plan.chap_users.push(name);
             }
         }
@@ -271,9 +271,9 @@ impl Owner {
         if !plan.refused.is_empty() {
             return Err(Refusal::Conflict(plan.refused));
         }
-        let doors = self.servers.doors().ok_or(Refusal::Ending)?;
+        let transports = self.servers.transports().ok_or(Refusal::Ending)?;
         if !how.force {
-            let busy = self.busy(&plan, &doors);
+            let busy = self.busy(&plan, &transports);
             if !busy.is_empty() {
                 return Err(Refusal::Conflict(busy));
             }
@@ -285,18 +285,18 @@ impl Owner {
             return Ok(Made::default());
         }
         plan.let_devices_be(&mut next, &self.base, is_block_device);
-        let ready = self.carry_out(&plan, &next, how, &doors)?;
+        let ready = self.carry_out(&plan, &next, how, &transports)?;
         self.set_config(next);
         self.publish();
         Ok(Made { plan, ready })
     }
 
     /// What is in use and would go.
-    fn busy(&self, plan: &Plan, doors: &Doors) -> Vec<Fault> {
+    fn busy(&self, plan: &Plan, transports: &Transports) -> Vec<Fault> {
         let mut faults = Vec::new();
         let leaving = plan.remove_exports.iter().map(String::as_str);
         let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
-        let connected = exports::connected(doors);
+        let connected = exports::connected(transports);
         for name in leaving.chain(replaced).filter(|n| connected.contains(*n)) {
             let fault = Fault::new(format!("export {name} has a client"));
             faults.push(fault.help("disconnect it first, or use force"));
@@ -333,14 +333,14 @@ impl Owner {
         plan: &Plan,
         next: &Config,
         how: How,
-        doors: &Doors,
+        transports: &Transports,
     ) -> Result<Vec<ReadyExport>, Refusal> {
         let How {
             force,
             inherited,
             first,
             mut opened,
-            engines,
+            devices,
         } = how;
         let store = self.servers.units.store();
         let mut known = self.disks.clone();
@@ -351,7 +351,7 @@ impl Owner {
         );
         let unopened = plan.add_disks.iter();
         let unopened = unopened.filter(|disk| !opened.contains_key(&disk.name));
-        let opening = disks::open_all(unopened, engines, &known, &self.identities, store);
+        let opening = disks::open_all(unopened, devices, &known, &self.identities, store);
         let reasons = opening.reasons();
         if reasons.is_empty() {
             opening.persist(store);
@@ -360,7 +360,7 @@ impl Owner {
         let made_for_nothing = || {
             opened
                 .values()
-                .for_each(|disk| disk.engine().remove_if_created())
+                .for_each(|disk| disk.device().remove_if_created())
         };
         failed(&reasons).inspect_err(|_| made_for_nothing())?;
         let mut all = self.disks.clone();
@@ -371,10 +371,10 @@ impl Owner {
         );
 
         let mut undo = Undo::default();
-        let tried = self.try_parts(plan, &all, inherited, doors, &mut undo);
+        let tried = self.try_parts(plan, &all, inherited, transports, &mut undo);
         let tried = tried.and_then(|()| self.keep(next, first));
         if let Err(refusal) = tried {
-            self.take_back(undo, doors);
+            self.roll_back(undo, transports);
             // An export that was opened has made it a unit, which would keep its file open.
             opened.values().for_each(|disk| self.let_go(disk));
             made_for_nothing();
@@ -382,7 +382,7 @@ impl Owner {
         }
         let shrunk = self.shrink(std::mem::take(&mut undo.shrinking));
         if !first {
-            self.remove_parts(plan, &undo.replaced, force, doors);
+            self.remove_parts(plan, &undo.replaced, force, transports);
         }
         if let (Some(state_store), true) = (&self.state_store, shrunk && !plan.resize.is_empty()) {
             state_store.end_resize();
@@ -396,7 +396,7 @@ impl Owner {
         }
         self.disks = all;
         for (export, luns) in &plan.add_luns {
-            self.add_luns(export, luns, doors);
+            self.add_luns(export, luns, transports);
         }
         for name in &plan.remove_disks {
             self.forget_disk(name);
@@ -425,7 +425,7 @@ impl Owner {
         plan: &Plan,
         disks: &Disks,
         inherited: Vec<Inherited>,
-        doors: &Doors,
+        transports: &Transports,
         undo: &mut Undo,
     ) -> Result<(), Refusal> {
         let mut reasons = Vec::new();
@@ -440,10 +440,10 @@ impl Owner {
         failed(&reasons)?;
         for before in plan.makes_room(&self.present) {
             let name = before.as_ref().name();
-            if let Some(users) = doors.iscsi.chap_users(name) {
+            if let Some(users) = transports.iscsi.chap_users(name) {
                 undo.chap_users.insert(name.to_owned(), users);
             }
-            self.remove_export(&before, doors);
+            self.remove_export(&before, transports);
             undo.replaced.push(before);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
@@ -453,7 +453,7 @@ impl Owner {
                 Some(index) => Some(self.keep_listening(export, inherited.swap_remove(index))),
                 None => self.handed(export),
             };
-            match exports::open(export, disks, &self.servers, doors, handed, None) {
+            match exports::open(export, disks, &self.servers, transports, handed, None) {
                 Ok(open) => undo.exports.push(open),
                 Err(reason) => {
                     reasons.push(format!("{} {}: {reason}", export.kind(), export.name()));
@@ -505,9 +505,9 @@ impl Owner {
     }
 
     /// Nothing of a change that failed stays.
-    fn take_back(&mut self, undo: Undo, doors: &Doors) {
+    fn roll_back(&mut self, undo: Undo, transports: &Transports) {
         for open in &undo.exports {
-            exports::close(&open.name, &self.servers.pool, doors);
+            exports::close(&open.name, &self.servers.pool, transports);
         }
         self.replace_as_before(&undo.placed);
         for (disk, shrinking) in undo.shrinking {
@@ -528,7 +528,7 @@ impl Owner {
             let handed = self.handed(export);
             let users = undo.chap_users.get(export.name()).map(|users| &**users);
             let servers = &self.servers;
-            match exports::open(export, &self.disks, servers, doors, handed, users) {
+            match exports::open(export, &self.disks, servers, transports, handed, users) {
                 Ok(open) => self.enter(&open.name, &open.device),
                 Err(error) => {
                     let name = export.name();
@@ -539,18 +539,24 @@ impl Owner {
     }
 
     /// What goes, and who is told of another size.
-    fn remove_parts(&mut self, plan: &Plan, gone: &[ExportConfig], force: bool, doors: &Doors) {
+    fn remove_parts(
+        &mut self,
+        plan: &Plan,
+        gone: &[ExportConfig],
+        force: bool,
+        transports: &Transports,
+    ) {
         for (export, luns) in &plan.remove_luns {
-            self.remove_luns(export, luns, force, doors);
+            self.remove_luns(export, luns, force, transports);
         }
         let is_gone = |name: &str| gone.iter().any(|export| export.as_ref().name() == name);
         for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
             if let Some(export) = self.present.export(name).map(ExportRef::to_owned) {
-                self.remove_export(&export, doors);
+                self.remove_export(&export, transports);
             }
         }
         for Resize { disk, .. } in &plan.resize {
-            self.resized(disk, doors);
+            self.resized(disk, transports);
         }
     }
 
@@ -608,7 +614,7 @@ impl Owner {
         }
     }
 
-    fn add_luns(&self, export: &str, luns: &[LunConfig], doors: &Doors) {
+    fn add_luns(&self, export: &str, luns: &[LunConfig], transports: &Transports) {
         let found = luns.iter().filter_map(|lun| {
             let disk = self.disks.get(&lun.disk)?.clone();
             Some((lun.target, lun.lun, disk))
@@ -618,7 +624,7 @@ impl Owner {
             Some(device) => device.add_luns(&found).map_err(|error| error.to_string()),
             None => {
                 let luns: Vec<_> = found.into_iter().map(|(_, lun, d)| (lun, d)).collect();
-                let added = doors.iscsi.add_luns(export, &luns);
+                let added = transports.iscsi.add_luns(export, &luns);
                 added.map_err(|error| error.to_string())
             }
         };
@@ -629,7 +635,7 @@ impl Owner {
     }
 
     /// Takes units away: new commands are refused, those in flight end or are aborted, and then the client is told.
-    fn remove_luns(&self, export: &str, luns: &[LunConfig], force: bool, doors: &Doors) {
+    fn remove_luns(&self, export: &str, luns: &[LunConfig], force: bool, transports: &Transports) {
         let drained = |begin: &dyn Fn(bool, &scsi_exec::Hold)| {
             let (hold, holding) = Holding::new();
             begin(force, &hold);
@@ -656,14 +662,14 @@ impl Owner {
         let at: Vec<u16> = luns.iter().map(|lun| lun.lun).collect();
         for lun in &at {
             // It was there when this was planned.
-            doors.iscsi.detach_lun(export, *lun).ok();
+            transports.iscsi.detach_lun(export, *lun).ok();
         }
-        drained(&|abort, hold| doors.iscsi.end_tasks(export, &at, abort, hold));
+        drained(&|abort, hold| transports.iscsi.end_tasks(export, &at, abort, hold));
     }
 
-    fn remove_export(&mut self, export: &ExportConfig, doors: &Doors) {
+    fn remove_export(&mut self, export: &ExportConfig, transports: &Transports) {
         let name = export.as_ref().name();
-        exports::close(name, &self.servers.pool, doors);
+        exports::close(name, &self.servers.pool, transports);
         self.blk.remove(name);
         self.scsi.remove(name);
         self.servers.pool.forget(name);
@@ -672,7 +678,7 @@ impl Owner {
     fn forget_disk(&mut self, name: &str) {
         if let Some(disk) = self.disks.remove(name) {
             self.let_go(&disk);
-            if disk.engine().medium().is_none() {
+            if disk.device().medium().is_none() {
                 // Nobody sees a disk of this identity ever again.
                 scsi::forget(self.servers.units.store(), &disk.info());
             }
@@ -688,8 +694,8 @@ impl Owner {
         }
     }
 
-    /// Tells every door that a disk has another size.
-    pub(super) fn resized(&self, name: &str, doors: &Doors) {
+    /// Tells every transport that a disk has another size.
+    pub(super) fn resized(&self, name: &str, transports: &Transports) {
         let Some(disk) = self.disks.get(name) else {
             return;
         };
@@ -702,7 +708,7 @@ impl Owner {
                     if let Some(device) = self.blk.get(&blk.name) {
                         device.resized();
                     }
-                    doors.vhost.config_changed(&blk.name);
+                    transports.vhost.config_changed(&blk.name);
                 }
                 ExportRef::VhostScsi(scsi) => {
                     let Some(device) = self.scsi.get(&scsi.name) else {

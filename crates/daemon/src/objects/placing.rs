@@ -6,12 +6,12 @@ use super::bodies::Served;
 use super::owner::{Owner, refused};
 use super::plan::{Placing, Plan};
 use super::refusal::Refusal;
-use super::servers::{Doors, Servers, iscsi_session};
+use super::servers::{Servers, Transports, iscsi_session};
 
 /// What clients use of each export, and which worker serves it.
-pub fn served(servers: &Servers, doors: &Doors) -> HashMap<String, Vec<Served>> {
+pub fn served(servers: &Servers, transports: &Transports) -> HashMap<String, Vec<Served>> {
     let mut all: HashMap<String, Vec<Served>> = HashMap::new();
-    for vhost in doors.vhost.status() {
+    for vhost in transports.vhost.status() {
         all.insert(vhost.name, Vec::new());
     }
     for owned in servers.pool.queues() {
@@ -27,8 +27,8 @@ pub fn served(servers: &Servers, doors: &Doors) -> HashMap<String, Vec<Served>> 
     for served in all.values_mut() {
         served.sort_by_key(|one| one.queue);
     }
-    for target in doors.iscsi.status() {
-        let placed = doors.iscsi.placed(&target.name).into_iter();
+    for target in transports.iscsi.status() {
+        let placed = transports.iscsi.placed(&target.name).into_iter();
         let served = placed.map(|(tsih, connection, worker)| Served {
             queue: None,
             session: Some(iscsi_session(tsih)),

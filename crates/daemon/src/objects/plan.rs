@@ -258,7 +258,7 @@ impl Plan {
             match before.get(export.name()) {
                 None => self.add_exports.push(export.to_owned()),
                 Some(known) if *known == export => {}
-                Some(known) if known.is_same_door(export) => {
+                Some(known) if known.is_same_endpoint(export) => {
                     self.luns(*known, export);
                     self.placing(*known, export);
                 }

@@ -1,4 +1,4 @@
-//! The doors and workers that objects are carried out on. Shared with whoever looks on.
+//! The transports and workers that objects are carried out on. Shared with whoever looks on.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,18 +17,18 @@ pub fn iscsi_session(tsih: u16) -> String {
     format!("iscsi-{tsih}")
 }
 
-/// Workers, units and doors of a daemon.
+/// Workers, units and transports of a daemon.
 pub struct Servers {
     /// The workers.
     pub pool: Arc<Pool>,
     /// The registry of disks that are logical units.
     pub units: Arc<Units>,
-    doors: Mutex<Option<Doors>>,
+    transports: Mutex<Option<Transports>>,
 }
 
-/// The doors, as long as the daemon does not end.
+/// The transports, as long as the daemon does not end.
 #[derive(Clone)]
-pub struct Doors {
+pub struct Transports {
     /// Front ends of virtual machines.
     pub vhost: Arc<vhost_user::Server>,
     /// iSCSI initiators.
@@ -36,56 +36,60 @@ pub struct Doors {
 }
 
 impl Servers {
-    /// Starts the doors, with nothing behind them.
+    /// Starts the transports, with nothing behind them.
     ///
     /// # Errors
     /// What the kernel does not give.
     pub fn start(
         pool: Arc<Pool>,
         units: Arc<Units>,
-        limits: iscsi_target::DoorLimits,
+        limits: iscsi_target::ServerLimits,
     ) -> Result<Servers, String> {
         let vhost = vhost_user::Server::start(Arc::clone(&pool))
             .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
         let iscsi = iscsi_target::Server::start(Arc::clone(&pool), Arc::clone(&units), limits)
             .map_err(|error| format!("cannot serve iSCSI: {error}"))?;
-        let doors = Doors {
+        let transports = Transports {
             vhost: Arc::new(vhost),
             iscsi: Arc::new(iscsi),
         };
         Ok(Servers {
             pool,
             units,
-            doors: Mutex::new(Some(doors)),
+            transports: Mutex::new(Some(transports)),
         })
     }
 
     /// Has sessions told as they come and go.
     pub fn tell_sessions(&self, event_bus: &EventBus) {
-        let Some(doors) = self.doors() else { return };
+        let Some(transports) = self.transports() else {
+            return;
+        };
         let tell = event_bus.clone();
-        doors.vhost.watch_sessions(move |export, came| {
+        transports.vhost.watch_sessions(move |export, came| {
             tell.tell_session(came, export, vhost_session(export), None);
         });
         let tell = event_bus.clone();
-        doors.iscsi.watch_sessions(move |change| {
+        transports.iscsi.watch_sessions(move |change| {
             let id = iscsi_session(change.tsih);
             tell.tell_session(change.opened, &change.target, id, Some(change.initiator));
         });
     }
 
-    /// The doors; `None` once the daemon ends.
-    pub fn doors(&self) -> Option<Doors> {
+    /// The transports; `None` once the daemon ends.
+    pub fn transports(&self) -> Option<Transports> {
         self.lock().clone()
     }
 
-    /// Ends all sessions, once everybody has let go of the doors.
+    /// Ends all sessions, once everybody has let go of the transports.
     pub fn end(&self) {
-        let doors = self.lock().take();
-        drop(doors);
+        let transports = self.lock().take();
+        drop(transports);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Doors>> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<Transports>> {
+        self.transports
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

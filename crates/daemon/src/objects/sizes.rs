@@ -86,7 +86,7 @@ impl Owner {
             let medium = self
                 .disks
                 .get(*name)
-                .and_then(|disk| disk.engine().medium());
+                .and_then(|disk| disk.device().medium());
             let device = medium.and_then(bdev::Medium::device_number);
             device.is_some_and(|device| number.is_none_or(|number| number == device))
         };
@@ -154,8 +154,8 @@ impl Owner {
                 "disk {name} has grown from {before} to {now} bytes outside of the daemon"
             );
         }
-        if let Some(doors) = self.servers.doors() {
-            self.resized(name, &doors);
+        if let Some(transports) = self.servers.transports() {
+            self.resized(name, &transports);
         }
         self.event_bus.tell_size(name, now);
         Ok(())

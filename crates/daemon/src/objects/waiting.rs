@@ -13,7 +13,7 @@ use super::owner::{How, Made, Owner};
 use super::refusal::{Fault, Refusal};
 use super::{Inbox, Message};
 use crate::config::{Config, DiskConfig, ExportRef};
-use crate::disks::{self, Disks, Engines};
+use crate::disks::{self, Devices, Disks};
 use crate::running::Inherited;
 
 /// The first wait; each later one is twice as long, up to the longest.
@@ -151,9 +151,9 @@ impl Owner {
     }
 
     /// Opens disks; those that cannot be opened, and are not required, wait.
-    pub(super) fn open_or_wait(&mut self, configs: &[DiskConfig], engines: Engines) -> Disks {
+    pub(super) fn open_or_wait(&mut self, configs: &[DiskConfig], devices: Devices) -> Disks {
         let store = self.servers.units.store();
-        let opening = disks::open_all(configs, engines, &self.disks, &self.identities, store);
+        let opening = disks::open_all(configs, devices, &self.disks, &self.identities, store);
         opening.persist(store);
         for (disk, reason) in &opening.failed {
             let config = configs.iter().find(|config| config.name == *disk);
@@ -220,7 +220,7 @@ impl Owner {
         for disk in slow {
             self.open_slow_disk(&disk);
         }
-        self.bring_in(&quick, Engines::new());
+        self.bring_in(&quick, Devices::new());
     }
 
     /// Opens the disks of the start. Those that may take long are opened at the same time, on threads of their own; what is not
@@ -228,7 +228,7 @@ impl Owner {
     pub(super) fn open_first(&mut self, configs: &[DiskConfig], inbox: &Inbox) -> Disks {
         let slow = configs.iter().filter(|disk| is_opened_elsewhere(disk));
         let slow: Vec<&DiskConfig> = slow.collect();
-        self.starting = Some(Engines::new());
+        self.starting = Some(Devices::new());
         for disk in &slow {
             self.open_slow_disk(disk);
         }
@@ -238,11 +238,11 @@ impl Owner {
         {
             message(self);
         }
-        let engines = self.starting.take().unwrap_or_default();
+        let devices = self.starting.take().unwrap_or_default();
         let configs = configs.iter();
         let configs = configs.filter(|disk| !self.waiting.is_opening(disk));
         let configs: Vec<DiskConfig> = configs.cloned().collect();
-        self.open_or_wait(&configs, engines)
+        self.open_or_wait(&configs, devices)
     }
 
     /// The disks of a change that are opened on threads of their own.
@@ -250,7 +250,7 @@ impl Owner {
         let is_there = |name: &str| {
             self.disks.contains_key(name)
                 || how.opened.contains_key(name)
-                || how.engines.contains_key(name)
+                || how.devices.contains_key(name)
         };
         let is_waiting = |disk: &DiskConfig| {
             let known = self.waiting.0.get(&disk.name);
@@ -264,8 +264,8 @@ impl Owner {
     fn open_slow_disk(&mut self, disk: &DiskConfig) {
         let messages = self.messages.clone();
         self.waiting.opening(disk);
-        let opened = disks::open_elsewhere(disk.clone(), move |disk, engine| {
-            let message: Message = Box::new(move |owner| owner.opened_slow_disk(disk, engine));
+        let opened = disks::open_elsewhere(disk.clone(), move |disk, device| {
+            let message: Message = Box::new(move |owner| owner.opened_slow_disk(disk, device));
             // Without an owner the device is closed here.
             messages.send(message).ok();
         });
@@ -278,24 +278,24 @@ impl Owner {
     fn opened_slow_disk(
         &mut self,
         disk: DiskConfig,
-        engine: Result<Arc<dyn BlockDevice>, OpenError>,
+        device: Result<Arc<dyn BlockDevice>, OpenError>,
     ) {
         // Meanwhile it may have been removed, or configured otherwise.
         if !self.waiting.is_opening(&disk) {
             return;
         }
         if let Some(starting) = &mut self.starting {
-            starting.insert(disk.name.clone(), engine);
+            starting.insert(disk.name.clone(), device);
             self.waiting.opened(&disk.name);
         } else {
-            let engines = [(disk.name.clone(), engine)].into();
-            self.bring_in(&[disk], engines);
+            let devices = [(disk.name.clone(), device)].into();
+            self.bring_in(&[disk], devices);
         }
     }
 
     /// Disks that can be opened come in, with what they serve.
-    fn bring_in(&mut self, due: &[DiskConfig], engines: Engines) {
-        let opened = self.open_or_wait(due, engines);
+    fn bring_in(&mut self, due: &[DiskConfig], devices: Devices) {
+        let opened = self.open_or_wait(due, devices);
         if opened.is_empty() {
             return self.publish();
         }

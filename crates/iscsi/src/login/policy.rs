@@ -7,7 +7,7 @@ use crate::negotiation::Offer;
 use crate::pdu::LoginStatus;
 use crate::session::{Attachment, Claim, ConnectionKey, Session};
 
-/// Who is at the door.
+/// Who logs in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Visitor {
     /// InitiatorName; checked for form only, until authenticated.

@@ -1,4 +1,4 @@
-//! A door without sockets: our target's connections over a RAM disk, our initiator, and a pipe that cuts streams anywhere.
+//! A target without sockets: our target's connections over a RAM disk, our initiator, and a pipe that cuts streams anywhere.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod raw;
@@ -153,8 +153,8 @@ pub fn write10(lba: u32, blocks: u16) -> Vec<u8> {
     cdb10(0x2a, lba, blocks)
 }
 
-/// One connection at the target, with what a door keeps for it.
-pub struct Door {
+/// One connection at the target, with what a target keeps for it.
+pub struct TargetEnd {
     pub connection: Connection,
     pub buffers: HashMap<TaskId, Vec<u8>>,
     /// Read data by the name given to `data_in`.
@@ -168,7 +168,7 @@ pub struct Door {
     next_buffer: u64,
 }
 
-/// What a door leaves for its neighbours.
+/// What a target leaves for its neighbours.
 #[derive(Default)]
 pub struct Messages {
     pub wake: Vec<u16>,
@@ -180,13 +180,13 @@ pub struct Messages {
     pub functions: Vec<TaskManagement>,
 }
 
-impl Door {
+impl TargetEnd {
     pub fn new(policy: Arc<Policy>, limits: Limits) -> Self {
         let visitor = Visitor {
             address: "192.0.2.7".to_owned(),
             ..Visitor::default()
         };
-        Door {
+        TargetEnd {
             connection: Connection::new(policy, visitor, limits),
             buffers: HashMap::new(),
             sending: HashMap::new(),
@@ -382,7 +382,7 @@ impl Door {
 /// A session over pipes.
 pub struct Pipes {
     pub initiator: Initiator,
-    pub doors: Vec<Door>,
+    pub target_ends: Vec<TargetEnd>,
     pub disk: Vec<u8>,
     pub policy: Arc<Policy>,
     pub messages: Messages,
@@ -399,7 +399,7 @@ impl Pipes {
     pub fn new(policy: Policy, settings: InitiatorSettings, seed: u64) -> Self {
         Pipes {
             initiator: Initiator::new(settings),
-            doors: Vec::new(),
+            target_ends: Vec::new(),
             disk: (0..256 * BLOCK).map(|n| (n / 7) as u8).collect(),
             policy: Arc::new(policy),
             messages: Messages::default(),
@@ -421,8 +421,8 @@ impl Pipes {
 
     pub fn connect(&mut self) -> u16 {
         let cid = self.initiator.connect();
-        self.doors
-            .push(Door::new(self.policy.clone(), Limits::default()));
+        self.target_ends
+            .push(TargetEnd::new(self.policy.clone(), Limits::default()));
         self.to_target.push(Vec::new());
         self.to_initiator.push(Vec::new());
         self.run();
@@ -442,7 +442,7 @@ impl Pipes {
                 pipes.initiator.is_ready(cid),
                 "login of {cid}: {:?} {:?}",
                 pipes.error,
-                pipes.doors[0].closed
+                pipes.target_ends[0].closed
             );
         }
         pipes.events.clear();
@@ -453,24 +453,24 @@ impl Pipes {
     pub fn run(&mut self) {
         loop {
             let mut moved = false;
-            for cid in 0..self.doors.len() {
+            for cid in 0..self.target_ends.len() {
                 let fresh = std::mem::take(self.initiator.outgoing(cid as u16));
                 self.to_target[cid].extend(fresh);
-                let bytes = self.doors[cid].take_bytes();
+                let bytes = self.target_ends[cid].take_bytes();
                 self.to_initiator[cid].extend(bytes);
                 moved |= !self.to_target[cid].is_empty() || !self.to_initiator[cid].is_empty();
             }
             if !moved || self.error.is_some() {
                 return;
             }
-            let cid = self.draw(self.doors.len());
+            let cid = self.draw(self.target_ends.len());
             let cut = self.to_target[cid].len().min(1 + self.draw(self.piece));
             let piece: Vec<u8> = self.to_target[cid].drain(..cut).collect();
-            if self.doors[cid].closed.is_none() {
-                self.doors[cid].feed(&piece, &mut self.disk, &mut self.messages);
+            if self.target_ends[cid].closed.is_none() {
+                self.target_ends[cid].feed(&piece, &mut self.disk, &mut self.messages);
             }
             while let Some(other) = self.messages.wake.pop() {
-                self.doors[usize::from(other)].feed(&[], &mut self.disk, &mut self.messages);
+                self.target_ends[usize::from(other)].feed(&[], &mut self.disk, &mut self.messages);
             }
             let cut = self.to_initiator[cid].len().min(1 + self.draw(self.piece));
             let piece: Vec<u8> = self.to_initiator[cid].drain(..cut).collect();

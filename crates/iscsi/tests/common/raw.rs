@@ -9,11 +9,11 @@ use iscsi::pdu::{Bhs, DataOut, Digests, LoginRequest, ScsiCommand, crc32c, encod
 use iscsi::text::push_pair;
 use zerocopy::big_endian::U32;
 
-use super::{Door, INITIATOR, Messages, Policy, TARGET, small_offer};
+use super::{INITIATOR, Messages, Policy, TARGET, TargetEnd, small_offer};
 
 /// A logged-in connection that is spoken to in bytes.
 pub struct Raw {
-    pub door: Door,
+    pub target_end: TargetEnd,
     pub disk: Vec<u8>,
     pub messages: Messages,
     pub digests: Digests,
@@ -42,7 +42,7 @@ impl Raw {
     pub fn with(offer: Offer, limits: Limits, keys: &[(&str, &str)]) -> Self {
         let policy = Arc::new(Policy::open(offer));
         let mut raw = Raw {
-            door: Door::new(policy.clone(), limits),
+            target_end: TargetEnd::new(policy.clone(), limits),
             disk: vec![0; 256 * 512],
             messages: Messages::default(),
             digests: Digests::default(),
@@ -76,32 +76,33 @@ impl Raw {
             (answers[0].opcode(), answers[0].word(36) >> 16),
             (0x23, 0),
             "{:?}",
-            self.door.closed
+            self.target_end.closed
         );
-        self.digests = self.door.connection.digests();
+        self.digests = self.target_end.connection.digests();
     }
 
     /// A further connection of the same session.
     pub fn join(&self, cid: u16) -> Raw {
         let mut raw = Raw {
-            door: Door::new(self.policy.clone(), Limits::default()),
+            target_end: TargetEnd::new(self.policy.clone(), Limits::default()),
             disk: vec![0; 256 * 512],
             messages: Messages::default(),
             digests: Digests::default(),
             cmd_sn: 1,
             policy: self.policy.clone(),
         };
-        raw.log_in(self.door.connection.key().unwrap().tsih, cid, &[]);
+        raw.log_in(self.target_end.connection.key().unwrap().tsih, cid, &[]);
         raw
     }
 
     pub fn send_bytes(&mut self, bytes: &[u8]) -> Vec<Answer> {
-        self.door.feed(bytes, &mut self.disk, &mut self.messages);
+        self.target_end
+            .feed(bytes, &mut self.disk, &mut self.messages);
         self.answers()
     }
 
     pub fn answers(&mut self) -> Vec<Answer> {
-        let bytes = self.door.take_bytes();
+        let bytes = self.target_end.take_bytes();
         let mut left = &bytes[..];
         let mut answers = Vec::new();
         while !left.is_empty() {
@@ -153,7 +154,7 @@ impl Raw {
     /// The connection serves on.
     pub fn still_serves(&mut self) {
         let answers = self.test_unit_ready(0xabcd);
-        assert_eq!(answers.len(), 1, "{:?}", self.door.closed);
+        assert_eq!(answers.len(), 1, "{:?}", self.target_end.closed);
         assert_eq!((answers[0].opcode(), answers[0].bhs[3]), (0x21, 0));
     }
 }

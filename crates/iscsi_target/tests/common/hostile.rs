@@ -1,4 +1,4 @@
-//! Initiators that break the rules, byte by byte: against a door in the same process, and against a running daemon. Knows
+//! Initiators that break the rules, byte by byte: against a server in the same process, and against a running daemon. Knows
 //! only an address.
 
 use std::io::{ErrorKind, Read, Write};

@@ -1,4 +1,4 @@
-//! A door in this process, and our own initiator over TCP.
+//! A server in this process, and our own initiator over TCP.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::io::{ErrorKind, Read, Write};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bdev::{BlockDevice, Disk, Ram, RamOptions};
 use iscsi::initiator::{CommandDone, Event, Initiator, InitiatorSettings, Request};
 use iscsi::negotiation::Offer;
-use iscsi_target::{DemoMode, DoorLimits, Server, TargetOptions};
+use iscsi_target::{DemoMode, Server, ServerLimits, TargetOptions};
 use reactor::{PollLimit, Pool, WorkerOptions};
 use scsi::MemoryStore;
 use scsi_exec::Units;
@@ -19,7 +19,7 @@ pub const BLOCK: usize = 512;
 /// Far above what anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-pub struct Door {
+pub struct Rig {
     pub server: Server,
     pub portal: SocketAddr,
     pub units: Arc<Units>,
@@ -44,17 +44,17 @@ pub fn target() -> TargetOptions {
     }
 }
 
-impl Door {
-    pub fn open(engine: Arc<dyn BlockDevice>, options: TargetOptions, limits: DoorLimits) -> Door {
-        Door::with_disks(&[engine], options, limits)
+impl Rig {
+    pub fn open(device: Arc<dyn BlockDevice>, options: TargetOptions, limits: ServerLimits) -> Rig {
+        Rig::with_disks(&[device], options, limits)
     }
 
     /// With a disk for each LUN from 0 on.
     pub fn with_disks(
-        engines: &[Arc<dyn BlockDevice>],
+        devices: &[Arc<dyn BlockDevice>],
         options: TargetOptions,
-        limits: DoorLimits,
-    ) -> Door {
+        limits: ServerLimits,
+    ) -> Rig {
         let workers = WorkerOptions {
             count: 2,
             cpus: Vec::new(),
@@ -63,13 +63,13 @@ impl Door {
         let pool = Arc::new(Pool::start(&workers).unwrap());
         let units = Units::new(Box::new(MemoryStore::default()));
         let server = Server::start(pool.clone(), units.clone(), limits).unwrap();
-        let disk = |(lun, engine): (usize, &Arc<dyn BlockDevice>)| {
-            let disk = Disk::new(&format!("d{lun}"), None, engine.clone());
+        let disk = |(lun, device): (usize, &Arc<dyn BlockDevice>)| {
+            let disk = Disk::new(&format!("d{lun}"), None, device.clone());
             (lun as u16, Arc::new(disk.unwrap()))
         };
-        let disks: Vec<_> = engines.iter().enumerate().map(disk).collect();
+        let disks: Vec<_> = devices.iter().enumerate().map(disk).collect();
         let portals = server.add_target(options, &disks).unwrap();
-        Door {
+        Rig {
             server,
             portal: portals[0],
             units,
@@ -77,8 +77,8 @@ impl Door {
         }
     }
 
-    pub fn ram() -> Door {
-        Door::open(ram(16), target(), DoorLimits::default())
+    pub fn ram() -> Rig {
+        Rig::open(ram(16), target(), ServerLimits::default())
     }
 
     pub fn connect(&self) -> TcpStream {

@@ -63,9 +63,9 @@ pub enum BenchCommand {
         /// Another one
         second: PathBuf,
     },
-    /// Measure both doors beside qemu-storage-daemon, in under five minutes
+    /// Measure both transports beside qemu-storage-daemon, in under five minutes
     Table(TableArguments),
-    /// Measure the iSCSI door beside tgt, in under five minutes
+    /// Measure the iSCSI transport beside tgt, in under five minutes
     IscsiTable(TableArguments),
     /// Measure images of a Ceph cluster beside qemu-storage-daemon's rbd driver; both images are overwritten
     RbdTable(RbdTableArguments),
@@ -73,7 +73,7 @@ pub enum BenchCommand {
     StampCost(StampArguments),
     /// Is the tool right? Known service times, exact percentiles, and fio on the same device
     SelfCheck(SelfCheckArguments),
-    /// The fifteen-case study: which door, how many workers and queues
+    /// The fifteen-case study: which transport, how many workers and queues
     Matrix(MatrixArguments),
 }
 

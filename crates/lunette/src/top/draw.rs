@@ -34,7 +34,7 @@ pub const HELP: &str = "
   depth      requests taken and not answered, now
   kick/s     the client woke us     intr/s  we woke the client
   held/s     I/Os that waited for their disk's limits
-  turns/s    how often a worker looks around; useful: in how many it found work
+  iterations/s    how often a worker looks around; useful: in how many it found work
   reaped     the disk's service; the other stages are queueing in this daemon";
 
 /// Draws all of it.

@@ -70,7 +70,7 @@ impl View {
                 ("", 0),
                 ("req/s", 7),
                 ("B/s", 7),
-                ("turns/s", 7),
+                ("iterations/s", 7),
                 ("useful", 6),
                 ("sleep/s", 7),
                 ("mesg/s", 6),
@@ -258,15 +258,15 @@ impl Interval {
             let mine = |labels: &Labels| labels.worker == worker.worker;
             let latencies = self.grown.latency.merged_by(mine);
             let queues = self.now.latency.queues.iter().filter(|q| mine(&q.labels));
-            let turns = worker.busy_turns + worker.empty_turns;
+            let iterations = worker.busy_iterations + worker.empty_iterations;
             Row {
                 name: format!("worker {}", worker.worker),
                 also: String::new(),
                 cells: vec![
                     Cell::Count(self.rate(latencies.counters.requests())),
                     Cell::Bytes(self.rate(latencies.counters.bytes())),
-                    Cell::Count(self.rate(turns)),
-                    Cell::Share(worker.busy_turns as f64 / turns as f64),
+                    Cell::Count(self.rate(iterations)),
+                    Cell::Share(worker.busy_iterations as f64 / iterations as f64),
                     Cell::Count(self.rate(worker.sleeps)),
                     Cell::Count(self.rate(worker.messages)),
                     Cell::Count(queues.count() as f64),
@@ -299,8 +299,8 @@ fn grown(before: &Statistics, now: &Statistics) -> Statistics {
         ..now.clone()
     };
     for (worker, old) in grown.workers.iter_mut().zip(&before.workers) {
-        worker.busy_turns = worker.busy_turns.saturating_sub(old.busy_turns);
-        worker.empty_turns = worker.empty_turns.saturating_sub(old.empty_turns);
+        worker.busy_iterations = worker.busy_iterations.saturating_sub(old.busy_iterations);
+        worker.empty_iterations = worker.empty_iterations.saturating_sub(old.empty_iterations);
         worker.sleeps = worker.sleeps.saturating_sub(old.sleeps);
         worker.messages = worker.messages.saturating_sub(old.messages);
     }

@@ -73,8 +73,8 @@ fn look(seconds: u64) -> Look {
             workers: (0..2)
                 .map(|worker| WorkerStatistics {
                     worker,
-                    busy_turns: 30 * seconds,
-                    empty_turns: 10 * seconds,
+                    busy_iterations: 30 * seconds,
+                    empty_iterations: 10 * seconds,
                     sleeps: seconds,
                     messages: 0,
                 })

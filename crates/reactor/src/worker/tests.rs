@@ -97,7 +97,7 @@ fn worker_that_waits_for_a_slow_disk_sleeps_with_notifications_on_and_then_polls
     assert_eq!(seen.borrow().armed, 1);
     // The disk completes; the client is looked for again without a kick.
     worker.io.pending = 0;
-    worker.turn(Wait::No);
+    worker.iterate(Wait::No);
     assert_eq!(seen.borrow().disarmed, before + 1);
     assert_eq!(worker.next_wait(true, Stamp(66_000)), Wait::No);
     assert_eq!(worker.next_wait(false, Stamp(67_000)), Wait::No);
@@ -123,7 +123,7 @@ fn what_a_source_has_left_for_later_is_done_before_the_worker_sleeps_or_lets_go_
     assert_eq!(settled(&seen), 1);
     let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
     worker.touch(id);
-    worker.turn_now();
+    worker.iterate_once();
     assert_eq!(settled(&seen), 1);
     // It ends.
     worker.end();
@@ -133,7 +133,7 @@ fn what_a_source_has_left_for_later_is_done_before_the_worker_sleeps_or_lets_go_
     let (mut worker, seen) = worker_that_waits();
     let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
     worker.stop(id, |_, _| ());
-    worker.turn_now();
+    worker.iterate_once();
     assert_eq!((settled(&seen), worker.source_count()), (1, 0));
 }
 
@@ -161,7 +161,7 @@ fn worker_does_not_sleep_when_work_comes_just_then() {
     assert_eq!(worker.next_wait(false, Stamp(4_000)), Wait::No);
     assert_eq!(seen.borrow().armed, 1);
     let before = seen.borrow().disarmed;
-    worker.turn(Wait::No);
+    worker.iterate(Wait::No);
     assert_eq!(seen.borrow().disarmed, before + 1);
 }
 
@@ -173,11 +173,11 @@ fn every_kick_is_told_whether_its_client_is_hot_or_not() {
     };
     let mut worker = worker_with(Some(RingFd::from(fd.try_clone().unwrap())));
     let (worker, seen) = (&mut worker.0, &worker.1);
-    worker.turn(Wait::No);
+    worker.iterate(Wait::No);
     assert_eq!(seen.borrow().kicked, 0, "it is hot because it is new");
     for kicks in 1..=3 {
         kick(&fd);
-        worker.turn(Wait::Until(Some(std::time::Duration::from_secs(60))));
+        worker.iterate(Wait::Until(Some(std::time::Duration::from_secs(60))));
         assert_eq!(seen.borrow().kicked, kicks);
     }
     assert_eq!(seen.borrow().disarmed, 1, "it was hot all the time");
@@ -197,7 +197,7 @@ fn id_of_a_source_that_is_gone_finds_nobody_though_another_has_its_place() {
     let stop = |worker: &mut Worker, id| {
         let gone = gone.clone();
         worker.stop(id, move |_, _| *gone.borrow_mut() += 1);
-        worker.turn_now();
+        worker.iterate_once();
     };
     stop(&mut worker, first);
     let second = add(&mut worker);
@@ -249,16 +249,16 @@ fn range_is_granted_when_reads_and_changes_have_ended_and_no_sooner_however_many
                 .acquire(0, 4096, move |lease| drop(grant.send(lease)));
             let mut runs = true;
             while runs {
-                worker.turn_now();
+                worker.iterate_once();
                 runs = worker.io.pending > 0;
                 let early = runs && granted.try_recv().is_ok();
                 let request = requests[1];
                 assert!(!early, "while {request:?} is in flight, source {nth}");
             }
-            worker.turn_now();
+            worker.iterate_once();
             assert!(granted.try_recv().is_ok(), "never, source {nth}");
         }
         worker.stop(id, |_, _| ());
-        worker.turn_now();
+        worker.iterate_once();
     }
 }

@@ -1,4 +1,4 @@
-//! SANITIZE (SBC-4, 5.30): the whole medium is overwritten or erased, and nothing else goes on meanwhile, through no door.
+//! SANITIZE (SBC-4, 5.30): the whole medium is overwritten or erased, and nothing else goes on meanwhile, through no transport.
 //!
 //! One that cannot end leaves the unit failed until a sanitize operation succeeds or EXIT FAILURE MODE is accepted.
 //! `overwriting` does the work.

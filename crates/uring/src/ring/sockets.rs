@@ -61,8 +61,8 @@ impl Ring {
     }
 
     /// As [`Ring::send`], for what nobody waits for: where the socket takes all of it at once, as it nearly always does
-    /// with a short message, the completion is told by the turn that sends it, but does not end that turn's wait. So a
-    /// turn that sends an answer and waits for the next request is one system call. What the socket does not take at
+    /// with a short message, the completion is told by the iteration that sends it, but does not end that iteration's wait. So a
+    /// iteration that sends an answer and waits for the next request is one system call. What the socket does not take at
     /// once completes with fewer bytes, or with `EAGAIN`.
     pub fn send_quietly(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
         let quiet = self.can_be_quiet && message.is_one_header();

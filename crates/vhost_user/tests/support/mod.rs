@@ -1,4 +1,4 @@
-//! Shared by the tests of this folder: workers and a server in this process, disks, and an engine that tells what
+//! Shared by the tests of this folder: workers and a server in this process, disks, and a block device that tells what
 //! it was asked and takes its time.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
@@ -53,9 +53,9 @@ impl Rig {
         self.directory.path().join(name)
     }
 
-    /// Serves an engine; gives the socket.
-    pub fn serve(&self, name: &str, engine: Arc<dyn BlockDevice>, queues: u16) -> PathBuf {
-        let disk = Arc::new(Disk::new(name, None, engine).unwrap());
+    /// Serves a block device; gives the socket.
+    pub fn serve(&self, name: &str, device: Arc<dyn BlockDevice>, queues: u16) -> PathBuf {
+        let disk = Arc::new(Disk::new(name, None, device).unwrap());
         let options = BlkOptions {
             name: name.to_owned(),
             queues,
@@ -77,7 +77,7 @@ impl Rig {
         self.serve_watched_controller(delay).0
     }
 
-    /// The same, with the first disk's engine and the controller.
+    /// The same, with the first disk's block device and the controller.
     pub fn serve_watched_controller(
         &self,
         delay: Duration,
@@ -97,8 +97,8 @@ impl Rig {
         };
         let controller = Arc::new(ScsiDevice::new(units, options));
         let [first, second] = delays.map(|delay| Watched::new(ram(1 << 20), delay));
-        for (name, target, lun, engine) in [("a", 0, 0, first.clone()), ("b", 5, 300, second)] {
-            let disk = Arc::new(Disk::new(name, None, engine).unwrap());
+        for (name, target, lun, device) in [("a", 0, 0, first.clone()), ("b", 5, 300, second)] {
+            let disk = Arc::new(Disk::new(name, None, device).unwrap());
             controller.add_lun(target, lun, &disk).unwrap();
         }
         let socket = self.socket("c");
@@ -160,7 +160,7 @@ pub fn lingering() -> (TcpStream, TcpStream) {
     (socket, peer)
 }
 
-/// An engine over another: notes every I/O, and ends each only after `delay`, if that is not zero.
+/// A block device over another: notes every I/O, and ends each only after `delay`, if that is not zero.
 pub struct Watched {
     inner: Arc<dyn BlockDevice>,
     seen: Arc<Mutex<Vec<IoRequest>>>,
@@ -284,7 +284,7 @@ impl IoChannel for WatchedBackend {
                     outcome,
                 });
             }
-            Submission::Pending => panic!("only over engines that end at once"),
+            Submission::Pending => panic!("only over devices that end at once"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a control plane changes about a queue, between two turns of its worker.
+//! What a control plane changes about a queue, between two iterations of its worker.
 
 use guest_memory::GuestView;
 use uring::RingFd;

@@ -59,7 +59,7 @@ impl<P: Protocol> Queue<P> {
         }
         if counts.at_once != [0; Operation::COUNT] {
             stamps.mark(Stage::Reaped, now);
-            self.turns.push((stamps, counts.at_once, counts.part));
+            self.iterations.push((stamps, counts.at_once, counts.part));
         }
     }
 
@@ -89,7 +89,7 @@ impl<P: Protocol> Queue<P> {
                 ] {
                     stamps.mark(stage, stamp);
                 }
-            } else if let Some((shared, ..)) = self.turns.last() {
+            } else if let Some((shared, ..)) = self.iterations.last() {
                 stamps = *shared;
             }
             stamps.mark(Stage::Answered, answered);

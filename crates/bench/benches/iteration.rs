@@ -1,9 +1,9 @@
-//! What a request costs a worker: one turn over a ring that the benchmark fills itself, stamps included.
+//! What a request costs a worker: one iteration over a ring that the benchmark fills itself, stamps included.
 //!
-//! `cargo bench -p bench --bench turn` prints the time per turn and requests per second. Only the turn is timed: the
+//! `cargo bench -p bench --bench iteration` prints the time per iteration and requests per second. Only the iteration is timed: the
 //! driver's part is outside. The driver never sleeps, so the worker never interrupts it. With the argument `count` it
-//! only runs turns, for a profiler that counts instructions; with `pair` it says what two workers on one disk cost each
-//! other, with `stamps` what stamps and their records cost a turn.
+//! only runs iterations, for a profiler that counts instructions; with `pair` it says what two workers on one disk cost each
+//! other, with `stamps` what stamps and their records cost an iteration.
 
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
@@ -33,17 +33,23 @@ const APART: u64 = 8192 + 64;
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match &arguments[1..] {
-        [word, door, batch, turns, ..] if word == "count" => count(door, batch, turns),
-        [word, door, batch, ..] if word == "pair" => pair(door_of(door), number(batch)),
-        [word, door, batch, ..] if word == "stamps" => stamps(door_of(door), number(batch)),
+        [word, transport, batch, iterations, ..] if word == "count" => {
+            count(transport, batch, iterations)
+        }
+        [word, transport, batch, ..] if word == "pair" => {
+            pair(transport_of(transport), number(batch))
+        }
+        [word, transport, batch, ..] if word == "stamps" => {
+            stamps(transport_of(transport), number(batch))
+        }
         _ => divan::main(),
     }
 }
 
-fn door_of(word: &str) -> Door {
+fn transport_of(word: &str) -> Transport {
     match word {
-        "scsi" => Door::Scsi,
-        _ => Door::Blk,
+        "scsi" => Transport::Scsi,
+        _ => Transport::Blk,
     }
 }
 
@@ -51,15 +57,15 @@ fn number(word: &str) -> usize {
     word.parse().expect("a number")
 }
 
-/// `turn pair blk|scsi BATCH`: nanoseconds per request of a queue alone on its CPU, and beside another queue of the same
+/// `iteration pair blk|scsi BATCH`: nanoseconds per request of a queue alone on its CPU, and beside another queue of the same
 /// disk on the next CPU, in turns; medians. Two queues that share no cache line give the same twice.
-fn pair(door: Door, batch: usize) {
+fn pair(transport: Transport, batch: usize) {
     const ROUNDS: usize = 9;
-    let (device, first) = device(door, null(), 2);
+    let (device, first) = virtio_device(transport, null(), 2);
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        alone.extend(side_by_side(&*device, first, door, batch, 1));
-        beside.extend(side_by_side(&*device, first, door, batch, 2));
+        alone.extend(side_by_side(&*device, first, transport, batch, 1));
+        beside.extend(side_by_side(&*device, first, transport, batch, 2));
     }
     let (alone, beside) = (median(&mut alone), median(&mut beside));
     let rise = (beside / alone - 1.0) * 100.0;
@@ -71,33 +77,33 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// Nanoseconds per request of each of some queues that run at the same time, each on its own CPU: of the median turn, for
+/// Nanoseconds per request of each of some queues that run at the same time, each on its own CPU: of the median iteration, for
 /// other work on the machine lengthens some of them.
 fn side_by_side(
     device: &dyn VirtioDevice,
     first: u16,
-    door: Door,
+    transport: Transport,
     batch: usize,
     queues: u16,
 ) -> Vec<f64> {
-    const TURNS: usize = 20_000;
+    const ITERATIONS: usize = 20_000;
     let start = Barrier::new(usize::from(queues));
     let run = |queue: u16| {
         let mut cpus = CpuSet::new();
         cpus.set(usize::from(queue));
         sched_setaffinity(None, &cpus).expect("as many CPUs as queues");
-        let mut setup = Setup::of(device, first + queue, door, batch);
+        let mut setup = Setup::of(device, first + queue, transport, batch);
         start.wait();
-        let mut turns = Vec::with_capacity(TURNS);
-        for _ in 0..TURNS {
+        let mut iterations = Vec::with_capacity(ITERATIONS);
+        for _ in 0..ITERATIONS {
             setup.fill();
             let began = Instant::now();
-            assert!(setup.worker.turn_now());
-            turns.push(began.elapsed().as_secs_f64() * 1e9 / batch as f64);
+            assert!(setup.worker.iterate_once());
+            iterations.push(began.elapsed().as_secs_f64() * 1e9 / batch as f64);
         }
         // Nobody stops while another is still measured.
         start.wait();
-        median(&mut turns)
+        median(&mut iterations)
     };
     std::thread::scope(|scope| {
         let run = &run;
@@ -108,21 +114,21 @@ fn side_by_side(
 }
 
 /// `turn stamps blk|scsi BATCH`: nanoseconds that a batch takes with stamps and without them, the same queue in turns;
-/// means of the middle half. From 16 requests on, virtio-scsi from 8, a batch is two turns; the look that finds nothing is part
+/// means of the middle half. From 16 requests on, virtio-scsi from 8, a batch is two iterations; the look that finds nothing is part
 /// of it.
-fn stamps(door: Door, batch: usize) {
+fn stamps(transport: Transport, batch: usize) {
     const ROUNDS: usize = 400;
-    const TURNS: usize = 200;
-    let mut setup = Setup::new(door, null(), batch);
+    const ITERATIONS: usize = 200;
+    let mut setup = Setup::new(transport, null(), batch);
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
         let without = round % 4 == 1 || round % 4 == 2;
         setup.set_recording(!without);
-        for turn in 0..TURNS {
+        for iteration in 0..ITERATIONS {
             setup.fill();
             let began = Instant::now();
-            while setup.worker.turn_now() {}
-            if turn >= TURNS / 10 {
+            while setup.worker.iterate_once() {}
+            if iteration >= ITERATIONS / 10 {
                 times[usize::from(without)].push(began.elapsed().as_secs_f64() * 1e9);
             }
         }
@@ -139,19 +145,19 @@ fn middle(values: &mut [f64]) -> f64 {
     middle.iter().sum::<f64>() / middle.len() as f64
 }
 
-/// `turn count blk|scsi BATCH TURNS`: nothing but turns, for a profiler that counts instructions
-/// (`valgrind --tool=callgrind --toggle-collect='*turn_now*'`).
-fn count(door: &str, batch: &str, turns: &str) {
-    let mut setup = Setup::new(door_of(door), null(), number(batch));
-    for _ in 0..number(turns) {
+/// `iteration count blk|scsi BATCH ITERATIONS`: nothing but iterations, for a profiler that counts instructions
+/// (`valgrind --tool=callgrind --toggle-collect='*iterate_once*'`).
+fn count(transport: &str, batch: &str, iterations: &str) {
+    let mut setup = Setup::new(transport_of(transport), null(), number(batch));
+    for _ in 0..number(iterations) {
         setup.fill();
-        assert!(setup.worker.turn_now());
+        assert!(setup.worker.iterate_once());
     }
 }
 
 /// The two ways to a disk.
 #[derive(Clone, Copy)]
-enum Door {
+enum Transport {
     Blk,
     Scsi,
 }
@@ -172,10 +178,14 @@ struct Request {
 }
 
 /// A device with one disk, and the index of its first request queue.
-fn device(door: Door, engine: Arc<dyn BlockDevice>, queues: u16) -> (Box<dyn VirtioDevice>, u16) {
-    let disk = Arc::new(Disk::new("d0", None, engine).unwrap());
-    match door {
-        Door::Blk => (
+fn virtio_device(
+    transport: Transport,
+    device: Arc<dyn BlockDevice>,
+    queues: u16,
+) -> (Box<dyn VirtioDevice>, u16) {
+    let disk = Arc::new(Disk::new("d0", None, device).unwrap());
+    match transport {
+        Transport::Blk => (
             Box::new(BlkDevice::new(
                 disk,
                 BlkOptions {
@@ -185,7 +195,7 @@ fn device(door: Door, engine: Arc<dyn BlockDevice>, queues: u16) -> (Box<dyn Vir
             )),
             0,
         ),
-        Door::Scsi => {
+        Transport::Scsi => {
             let units = Units::new(Box::<MemoryStore>::default());
             let device = ScsiDevice::new(
                 units,
@@ -201,14 +211,14 @@ fn device(door: Door, engine: Arc<dyn BlockDevice>, queues: u16) -> (Box<dyn Vir
 }
 
 /// A read of 4 KiB, as a driver writes it: header, and where data and status go.
-fn request(door: Door, memory: &Arc<Mapping>, at: u64, block: u64) -> Request {
+fn request(transport: Transport, memory: &Arc<Mapping>, at: u64, block: u64) -> Request {
     let mut header = [0; 64];
-    let (length, writable) = match door {
-        Door::Blk => {
+    let (length, writable) = match transport {
+        Transport::Blk => {
             header[8..16].copy_from_slice(&(block * 8).to_le_bytes());
             (16, vec![(at + 4096, 4096), (at + 512, 1)])
         }
-        Door::Scsi => {
+        Transport::Scsi => {
             header[..4].copy_from_slice(&[1, 0, 0x40, 0]);
             header[19] = 0x28;
             header[21..25].copy_from_slice(&(block as u32 * 8).to_be_bytes());
@@ -224,13 +234,13 @@ fn request(door: Door, memory: &Arc<Mapping>, at: u64, block: u64) -> Request {
 }
 
 impl Setup {
-    fn new(door: Door, engine: Arc<dyn BlockDevice>, batch: usize) -> Setup {
-        let (device, index) = device(door, engine, 1);
-        Setup::of(&*device, index, door, batch)
+    fn new(transport: Transport, device: Arc<dyn BlockDevice>, batch: usize) -> Setup {
+        let (device, index) = virtio_device(transport, device, 1);
+        Setup::of(&*device, index, transport, batch)
     }
 
     /// A queue of a device, on a worker of the calling thread's.
-    fn of(device: &dyn VirtioDevice, index: u16, door: Door, batch: usize) -> Setup {
+    fn of(device: &dyn VirtioDevice, index: u16, transport: Transport, batch: usize) -> Setup {
         let spec = RegionSpec {
             guest_address: 0,
             size: MEMORY as u64,
@@ -275,7 +285,7 @@ impl Setup {
             .unwrap();
         let data = (layout.end + tables.bytes(SIZE)).next_multiple_of(8192);
         let requests = (0..batch as u64)
-            .map(|i| request(door, &memory, data + i * APART, i * 7919 % 16384))
+            .map(|i| request(transport, &memory, data + i * APART, i * 7919 % 16384))
             .collect();
         let mut setup = Setup {
             worker,
@@ -286,7 +296,7 @@ impl Setup {
         // Power-on unit attention and first-use allocations stay out of the figures.
         for _ in 0..3 {
             setup.fill();
-            setup.worker.turn_now();
+            setup.worker.iterate_once();
         }
         setup
     }
@@ -308,12 +318,17 @@ impl Setup {
     }
 }
 
-fn turns(bencher: Bencher<'_, '_>, door: Door, engine: Arc<dyn BlockDevice>, batch: usize) {
-    let setup = std::cell::RefCell::new(Setup::new(door, engine, batch));
+fn iterations(
+    bencher: Bencher<'_, '_>,
+    transport: Transport,
+    device: Arc<dyn BlockDevice>,
+    batch: usize,
+) {
+    let setup = std::cell::RefCell::new(Setup::new(transport, device, batch));
     bencher
         .counter(ItemsCount::new(batch))
         .with_inputs(|| setup.borrow_mut().fill())
-        .bench_local_values(|()| assert!(black_box(setup.borrow_mut().worker.turn_now())));
+        .bench_local_values(|()| assert!(black_box(setup.borrow_mut().worker.iterate_once())));
 }
 
 fn null() -> Arc<dyn BlockDevice> {
@@ -332,27 +347,27 @@ fn ram() -> Arc<dyn BlockDevice> {
 
 #[divan::bench(args = BATCHES, sample_count = 20000, sample_size = 1)]
 fn blk_null(bencher: Bencher<'_, '_>, batch: usize) {
-    turns(bencher, Door::Blk, null(), batch);
+    iterations(bencher, Transport::Blk, null(), batch);
 }
 
 #[divan::bench(args = BATCHES, sample_count = 20000, sample_size = 1)]
 fn scsi_null(bencher: Bencher<'_, '_>, batch: usize) {
-    turns(bencher, Door::Scsi, null(), batch);
+    iterations(bencher, Transport::Scsi, null(), batch);
 }
 
 #[divan::bench(args = BATCHES, sample_count = 20000, sample_size = 1)]
 fn blk_ram(bencher: Bencher<'_, '_>, batch: usize) {
-    turns(bencher, Door::Blk, ram(), batch);
+    iterations(bencher, Transport::Blk, ram(), batch);
 }
 
 #[divan::bench(args = BATCHES, sample_count = 20000, sample_size = 1)]
 fn scsi_ram(bencher: Bencher<'_, '_>, batch: usize) {
-    turns(bencher, Door::Scsi, ram(), batch);
+    iterations(bencher, Transport::Scsi, ram(), batch);
 }
 
 /// A look that finds nothing, without the pause that a worker makes after it.
 #[divan::bench(sample_count = 2000, sample_size = 100)]
 fn nothing(bencher: Bencher<'_, '_>) {
-    let mut setup = Setup::new(Door::Blk, null(), 1);
-    bencher.bench_local(|| assert!(!black_box(setup.worker.turn_now())));
+    let mut setup = Setup::new(Transport::Blk, null(), 1);
+    bencher.bench_local(|| assert!(!black_box(setup.worker.iterate_once())));
 }

@@ -1,7 +1,7 @@
 //! When a driver is asked whether it wants to be told of its answers.
 //!
-//! Asking waits until the driver's core has let go of the used index' line, for else both sides could miss each other (virtio 1.3,
-//! 2.7.10): a tenth of what a turn of a few requests costs. A driver that polls wants to be told of nothing. It is shown its
+//! InterruptModeration waits until the driver's core has let go of the used index' line, for else both sides could miss each other (virtio 1.3,
+//! 2.7.10): a tenth of what an iteration of a few requests costs. A driver that polls wants to be told of nothing. It is shown its
 //! answers at once and asked later: when `PATIENCE` is over, and before the worker sleeps. A driver that wanted to be told lately
 //! is asked at once. Figures: `docs/performance.md`.
 
@@ -14,13 +14,13 @@ use crate::protocol::Protocol;
 use uring::HeldUp;
 
 /// A driver that has wanted to be told of nothing so often, one time after the other, polls. An interrupt handler that finds more
-/// answers each time that it looks may do so for some turns.
+/// answers each time that it looks may do so for some iterations.
 const QUIET: u32 = 64;
 /// A driver that polls no longer is told so much later, at most, while others keep its queue's worker busy.
 const PATIENCE: Duration = Duration::from_micros(5);
 
 /// What a queue knows of how its driver wants to be told.
-pub(super) struct Asking {
+pub(super) struct InterruptModeration {
     /// How often it has wanted to be told of nothing since it last wanted to.
     quiet: u32,
     /// When it was shown the first answers of which it was not asked, if there are any.
@@ -29,9 +29,9 @@ pub(super) struct Asking {
     patience: u64,
 }
 
-impl Asking {
-    pub(super) fn new(clock: &Clock) -> Asking {
-        Asking {
+impl InterruptModeration {
+    pub(super) fn new(clock: &Clock) -> InterruptModeration {
+        InterruptModeration {
             quiet: 0,
             shown: Stamp::default(),
             patience: clock.ticks(PATIENCE),
@@ -44,7 +44,7 @@ impl Asking {
         self.quiet >= QUIET
     }
 
-    /// It is shown answers in the turn that began `now`, the first ones of which it is not asked.
+    /// It is shown answers in the iteration that began `now`, the first ones of which it is not asked.
     #[inline(always)]
     fn shown(&mut self, now: Stamp) {
         self.shown = now;
@@ -71,7 +71,7 @@ impl<P: Protocol> Queue<P> {
     /// Asks the driver, if it is time to, of what it was shown unasked.
     #[inline(always)]
     pub(super) fn ask_in_time(&mut self, now: Stamp) {
-        if self.ring.is_unasked() && self.asking.is_due(now) {
+        if self.ring.is_unasked() && self.interrupt_moderation.is_due(now) {
             self.ask();
         }
     }
@@ -81,7 +81,7 @@ impl<P: Protocol> Queue<P> {
     pub(super) fn ask(&mut self) {
         if self.ring.is_unasked() {
             let wanted = self.ring.ask();
-            self.asking.heard(wanted);
+            self.interrupt_moderation.heard(wanted);
             if wanted && self.call.is_some() {
                 self.tell();
             }
@@ -108,13 +108,13 @@ impl<P: Protocol> Queue<P> {
         if self.ring.must_ask() {
             self.ask();
         }
-        if !self.asking.later() {
+        if !self.interrupt_moderation.later() {
             let wanted = self.ring.publish();
-            self.asking.heard(wanted);
+            self.interrupt_moderation.heard(wanted);
             return wanted;
         }
         if !self.ring.is_unasked() {
-            self.asking.shown(self.noticed);
+            self.interrupt_moderation.shown(self.noticed);
         }
         self.ring.publish_unasked();
         false

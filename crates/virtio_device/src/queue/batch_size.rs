@@ -1,4 +1,4 @@
-//! How many of the chains that wait a turn takes.
+//! How many of the chains that wait an iteration takes.
 //!
 //! All of them as a rule. Where many come at once after polling had found none, driver and device wait for each other in turns: half
 //! of them are taken first, so that the driver goes on with their answers while the others are worked off. A driver that sleeps
@@ -8,7 +8,7 @@
 pub(super) const BATCH: usize = 128;
 
 /// Where so many come at once after polling had found none, driver and device have waited for each other in turns, and half of
-/// them are taken first. A turn more costs as much as a few requests.
+/// them are taken first. An iteration more costs as much as a few requests.
 const HALVED: usize = 8;
 
 /// What the most chains that came at once is counted in. One part is forgotten each time that polling had found none: more
@@ -20,11 +20,11 @@ const MOST_PARTS: usize = 64;
 const EARLY: usize = 2;
 
 /// What a queue knows of how its driver asks.
-pub(super) struct Share {
+pub(super) struct BatchSize {
     /// How often polling had found nothing when chains were taken last.
     polls: u64,
     /// Most chains that are taken in one go since then.
-    share: usize,
+    size: usize,
     /// Most that came at once lately, in parts.
     most: usize,
     /// Chains were taken after polling had found none, and their answers are not published yet.
@@ -33,11 +33,11 @@ pub(super) struct Share {
     awaited: bool,
 }
 
-impl Share {
-    pub(super) fn new() -> Share {
-        Share {
+impl BatchSize {
+    pub(super) fn new() -> BatchSize {
+        BatchSize {
             polls: 0,
-            share: BATCH,
+            size: BATCH,
             most: 0,
             fresh: false,
             awaited: false,
@@ -53,15 +53,15 @@ impl Share {
         if polls == std::mem::replace(&mut self.polls, polls) {
             return match parts * 2 > self.most * 3 {
                 true => BATCH,
-                false => self.share,
+                false => self.size,
             };
         }
         self.most = parts.max(self.most.saturating_sub(1));
-        self.share = share_of(there, self.most / MOST_PARTS);
+        self.size = size_of_batch(there, self.most / MOST_PARTS);
         self.fresh = true;
         match self.awaited {
-            true => self.share.min(EARLY),
-            false => self.share,
+            true => self.size.min(EARLY),
+            false => self.size,
         }
     }
 
@@ -75,8 +75,8 @@ impl Share {
 }
 
 /// Of so many chains that are there, and where so many came at once lately, how many are taken in one go. What comes alone and is
-/// about a half is such a half: halved again it would take twice the turns.
-fn share_of(there: usize, most: usize) -> usize {
+/// about a half is such a half: halved again it would take twice the iterations.
+fn size_of_batch(there: usize, most: usize) -> usize {
     if most < HALVED {
         BATCH
     } else if there * 8 <= most * 5 {
@@ -95,22 +95,22 @@ mod tests {
     proptest! {
         /// What a driver asks, in whatever order: chains, looks that found none before, and whether it wants an interrupt.
         #[test]
-        fn whatever_came_before_all_that_is_there_is_taken_in_a_few_turns(
+        fn whatever_came_before_all_that_is_there_is_taken_in_a_few_iterations(
             asked in proptest::collection::vec((1usize..=BATCH, 0u64..3, any::<bool>()), 1..60),
         ) {
-            let (mut share, mut polls) = (Share::new(), 0);
+            let (mut batch_size, mut polls) = (BatchSize::new(), 0);
             for (there, looks, awaited) in asked {
                 polls += looks;
-                let (mut left, mut turns) = (there, 0);
+                let (mut left, mut iterations) = (there, 0);
                 while left > 0 {
-                    let most = share.next(polls, left);
+                    let most = batch_size.next(polls, left);
                     prop_assert!(most > 0);
                     left -= most.min(left);
-                    share.published(awaited);
-                    turns += 1;
+                    batch_size.published(awaited);
+                    iterations += 1;
                 }
                 // Early answers, and halves of what may be half as much again as what came at once before.
-                prop_assert!(turns <= 5, "{turns} turns for {there} chains");
+                prop_assert!(iterations <= 5, "{iterations} iterations for {there} chains");
             }
         }
     }
