@@ -1,8 +1,6 @@
-//! The owner of all objects: what is wanted, what runs, and how the one becomes the other.
-//!
-//! Lives on the manager's thread alone, so that changes are made one after the other. A change is checked as a whole,
-//! then what may fail is done, then it is written down, then the rest is done, which cannot fail: so it happens as a
-//! whole or not at all. Whoever looks on sees the last state that was complete ([`Live`]).
+//! The owner of all objects: the wanted configuration, what runs, and how the one becomes the other. Lives on the manager's
+//! thread, so that changes run one after the other. A change is checked as a whole; fallible steps run first, then the state is
+//! persisted, then the rest runs, which cannot fail. Readers see the last complete state ([`Live`]).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -222,8 +220,8 @@ impl Owner {
         let next = overlay.over(&base);
         let faults = relations::check(&next);
         if !faults.is_empty() && relations::check(&base).is_empty() {
-            let help = "what the file says goes together, but not with what was changed at run time, which lunette config \
-                        diff shows; take that back, or mend the file";
+            let help = "the file is valid, but conflicts with changes made at run time, which lunette config diff shows; \
+                        undo these, or correct the file";
             let faults = faults.into_iter().map(|fault| fault.help(help));
             return Err(Refusal::Invalid(faults.collect()));
         }
@@ -317,10 +315,9 @@ impl Owner {
             };
             let now = known.info().geometry.capacity_bytes();
             if *size < now {
-                let detail = format!(
-                    "disk {disk} would shrink from {now} to {size} bytes, and lose the rest"
-                );
-                let help = "use force if what is there is not needed";
+                let detail =
+                    format!("shrinking disk {disk} from {now} to {size} bytes would lose data");
+                let help = "use force to drop the data beyond the new end";
                 faults.push(Fault::at("/size", detail).help(help));
             }
         }
@@ -497,7 +494,7 @@ impl Owner {
         for (disk, shrinking) in shrinking {
             if let Err(error) = disk.shrink(shrinking) {
                 let name = disk.name();
-                tracing::error!("disk {name} keeps its size until the next start: {error}");
+                tracing::error!("disk {name}: cannot resize now, only at the next start: {error}");
                 done = false;
             }
         }
@@ -517,7 +514,7 @@ impl Owner {
             if let Some(disk) = self.disks.get(name)
                 && let Err(error) = disk.take_back_growth(*size)
             {
-                tracing::error!("disk {name} cannot have its size of {size} bytes back: {error}");
+                tracing::error!("disk {name}: cannot roll back its size to {size} bytes: {error}");
             }
         }
         if let Some(state_store) = &self.state_store {
@@ -532,7 +529,7 @@ impl Owner {
                 Ok(open) => self.enter(&open.name, &open.device),
                 Err(error) => {
                     let name = export.name();
-                    tracing::error!("export {name} cannot be had back: {error}");
+                    tracing::error!("export {name}: rollback failed: {error}");
                 }
             }
         }
@@ -641,7 +638,7 @@ impl Owner {
             begin(force, &hold);
             drop(hold);
             if !holding.wait(DRAIN_PATIENCE) {
-                tracing::warn!("requests to LUNs of {export} did not end in time: aborting them");
+                tracing::warn!("requests to LUNs of {export} did not complete in time: aborting them");
                 let (hold, aborted) = Holding::new();
                 begin(true, &hold);
                 drop(hold);
@@ -772,8 +769,7 @@ pub(super) fn is_block_device(path: &Path) -> bool {
 
 /// What the files of CHAP users say now, target by target.
 fn chap_users(config: &Config) -> Result<Vec<(String, ChapUsers)>, Refusal> {
-    let mut reasons = Vec::new();
-    let mut read = Vec::new();
+    let (mut reasons, mut read) = (Vec::new(), Vec::new());
     for target in config.iscsi.iter().filter(|one| one.chap_users.is_some()) {
         let name = target.name.clone();
         match exports::chap_users(ExportRef::Iscsi(target)) {

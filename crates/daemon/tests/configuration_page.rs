@@ -1,0 +1,275 @@
+//! `docs/configuration.md` and the parser say the same: the keys of each table, the ranges and words of their values, and
+//! their defaults. A key that is added to one of them alone fails here.
+
+use std::collections::BTreeSet;
+
+use daemon::config::{Config, Diagnostics, Flags, Surroundings, parse};
+
+const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n";
+const FILE: &str =
+    "[[disk]]\nname = \"d0\"\nbackend = \"file\"\npath = \"d0.raw\"\nsize = \"1M\"\n";
+const RBD: &str = "[[disk]]\nname = \"d0\"\nbackend = \"rbd\"\nimage = \"rbd/vm\"\n";
+const DELAY: &str = "[[disk]]\nname = \"d0\"\nbackend = \"delay\"\ntime = \"1ms\"\nsize = \"1M\"\n";
+const BLK: &str = "[[vhost_blk]]\ndisk = \"d0\"\nsocket = \"/run/d0.sock\"\n";
+const SCSI: &str = "[[vhost_scsi]]\nname = \"c0\"\nsocket = \"/run/c0.sock\"\n";
+const ISCSI: &str = "[[iscsi]]\nname = \"iqn.2026-11.org.example:t0\"\nportals = [\"127.0.0.1\"]\n";
+
+/// A table of the page.
+struct Section {
+    /// The heading or the line above the table.
+    heading: &'static str,
+    /// What stands before the table's keys in a file.
+    before: String,
+    /// The table's keys in the smallest file that is valid.
+    smallest: &'static str,
+    /// Another table has the rest of the object's keys.
+    is_part_of: Option<&'static str>,
+}
+
+fn sections() -> Vec<Section> {
+    let section = |heading, before: &[&str], smallest, is_part_of| Section {
+        heading,
+        before: before.concat(),
+        smallest,
+        is_part_of,
+    };
+    vec![
+        section("## The daemon", &[], "", None),
+        section("## Disks", &[], DISK, Some("disk")),
+        section("### Files and block devices", &[], FILE, Some("disk")),
+        section("### Ceph RBD images", &[], RBD, Some("disk")),
+        section("### Delays", &[], DELAY, Some("disk")),
+        section("## virtio-blk exports", &[DISK], BLK, None),
+        section("## virtio-scsi exports", &[DISK], SCSI, None),
+        section(
+            "Each `lun` has",
+            &[DISK, SCSI],
+            "[[vhost_scsi.lun]]\ntarget = 0\nlun = 0\ndisk = \"d0\"\n",
+            None,
+        ),
+        section("## iSCSI targets", &[DISK], ISCSI, None),
+        section(
+            "Each `lun` of a target has",
+            &[DISK, ISCSI],
+            "[[iscsi.lun]]\nlun = 0\ndisk = \"d0\"\n",
+            None,
+        ),
+        section(
+            "Each entry of `acl` has",
+            &[DISK, ISCSI],
+            "[[iscsi.acl]]\n",
+            None,
+        ),
+        section(
+            "## Limits of iSCSI initiators",
+            &[],
+            "[iscsi_limits]\n",
+            None,
+        ),
+    ]
+}
+
+/// A row of the page: key, value, default.
+struct Row {
+    key: String,
+    value: String,
+    default: String,
+}
+
+impl Row {
+    /// The least and the most of a number or size.
+    fn range(&self) -> Option<(u64, u64)> {
+        let words: Vec<&str> = self.value.split([' ', ',']).collect();
+        words.windows(3).find_map(|three| match three {
+            [from, "to", to] => Some((from.parse().ok()?, to.parse().ok()?)),
+            _ => None,
+        })
+    }
+
+    /// The words of a choice, as they stand in a file.
+    fn words(&self) -> Vec<String> {
+        let words = self.value.split('`').skip(1).step_by(2);
+        words.map(literal).collect()
+    }
+}
+
+/// A number as it is; any other word in quotes.
+fn literal(word: &str) -> String {
+    match word.parse::<u64>() {
+        Ok(_) => word.to_owned(),
+        Err(_) => format!("{word:?}"),
+    }
+}
+
+fn rows(page: &str, heading: &str) -> Vec<Row> {
+    let below = page
+        .split_once(&format!("\n{heading}\n"))
+        .map(|(_, rest)| rest);
+    let below = below.unwrap_or_else(|| panic!("docs/configuration.md has no line {heading:?}"));
+    let table = below.lines().skip_while(|line| !line.starts_with('|'));
+    let rows = table.skip(2).take_while(|line| line.starts_with('|'));
+    let cell = |line: &str, index: usize| {
+        let cell = line.split('|').nth(index).unwrap_or_default();
+        cell.trim().to_owned()
+    };
+    rows.map(|line| Row {
+        key: cell(line, 1).trim_matches('`').to_owned(),
+        value: cell(line, 2),
+        default: cell(line, 3),
+    })
+    .collect()
+}
+
+fn read(text: &str) -> Result<Config, Diagnostics> {
+    let surroundings = Surroundings {
+        cpus: (0..256).collect(),
+        files_are_here: false,
+    };
+    parse(Some(("page.toml", text)), &Flags::default(), &surroundings)
+}
+
+/// The keys that the parser names when it meets one that does not exist.
+fn keys_of_the_parser(section: &Section) -> BTreeSet<String> {
+    // A disk whose kind is not known has the keys of all kinds.
+    let keys = match section.is_part_of {
+        Some("disk") => "[[disk]]\n",
+        _ => section.smallest,
+    };
+    let text = format!("{}{keys}no_such_key = 1\n", section.before);
+    let mistakes = read(&text)
+        .expect_err("a key that does not exist")
+        .to_string();
+    let (_, after) = mistakes
+        .split_once("no key `no_such_key`")
+        .unwrap_or_else(|| panic!("{mistakes}"));
+    let allowed = after
+        .lines()
+        .find(|line| line.trim_start().starts_with("allowed:"));
+    let words = allowed.expect("what is allowed").split('`');
+    words.skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+fn page() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+    std::fs::read_to_string(path).expect("the page")
+}
+
+#[test]
+fn the_page_has_exactly_the_keys_of_the_parser() {
+    let page = page();
+    let mut disk = BTreeSet::new();
+    for section in sections() {
+        let keys: BTreeSet<String> = rows(&page, section.heading)
+            .into_iter()
+            .map(|row| row.key)
+            .collect();
+        match section.is_part_of {
+            Some(_) => disk.extend(keys),
+            None => assert_eq!(keys, keys_of_the_parser(&section), "{}", section.heading),
+        }
+    }
+    assert_eq!(disk, keys_of_the_parser(&sections()[1]), "disks");
+}
+
+/// The section's smallest file with `key` as `value`.
+fn with(section: &Section, key: &str, value: &str) -> String {
+    let replaced = format!("{key} = ");
+    let keys = section
+        .smallest
+        .lines()
+        .filter(|line| !line.starts_with(&replaced));
+    // These two mean nothing without their rates.
+    let rate = match key {
+        "iops_burst" => "iops = 1000\n",
+        "bandwidth_burst" => "bandwidth = 1000000\n",
+        _ => "",
+    };
+    let keys: Vec<&str> = keys.collect();
+    format!(
+        "{}{}\n{rate}{key} = {value}\n",
+        section.before,
+        keys.join("\n")
+    )
+}
+
+#[test]
+fn ranges_words_and_defaults_of_the_page_are_those_of_the_parser() {
+    let page = page();
+    let mut checked = 0;
+    for section in sections() {
+        let smallest = read(&format!("{}{}", section.before, section.smallest));
+        let smallest = smallest.unwrap_or_else(|error| panic!("{}: {error}", section.heading));
+        for row in rows(&page, section.heading) {
+            let try_value = |value: &str| read(&with(&section, &row.key, value));
+            let name = format!("{} `{}`", section.heading, row.key);
+            let accepts = |value: &str| {
+                if let Err(error) = try_value(value) {
+                    panic!("{name}: {value} is on the page and refused: {error}");
+                }
+            };
+            let refuses = |value: &str| {
+                assert!(
+                    try_value(value).is_err(),
+                    "{name}: {value} is not on the page and accepted"
+                );
+            };
+            let is_choice = row.value.starts_with("word");
+            if let Some((least, most)) = row.range() {
+                accepts(&least.to_string());
+                accepts(&most.to_string());
+                refuses(&(most + 1).to_string());
+                if least > 0 {
+                    refuses(&(least - 1).to_string());
+                }
+                checked += 1;
+            }
+            // The kind of a disk goes with its keys; the test of the keys has all kinds.
+            if is_choice && row.key != "backend" {
+                row.words().iter().for_each(|word| accepts(word));
+                refuses("\"neither\"");
+                checked += 1;
+            }
+            if row.value.starts_with("boolean") {
+                accepts("true");
+                accepts("false");
+                refuses("1");
+                checked += 1;
+            }
+            if row.value.starts_with("string:") && !row.value.contains("list") {
+                refuses("true");
+            }
+            if row.value.starts_with("integer") {
+                refuses("\"x\"");
+            }
+            if row.value.starts_with("size") {
+                accepts(
+                    "\"1M\""
+                        .replace(
+                            "1M",
+                            if row.range().is_some_and(|(_, most)| most < 1 << 20) {
+                                "4K"
+                            } else {
+                                "1M"
+                            },
+                        )
+                        .as_str(),
+                );
+                refuses("\"1 MB\"");
+            }
+            let default = row.default.trim_matches('`');
+            if row.default.starts_with('`') && !default.contains('`') {
+                let value = match default {
+                    "true" | "false" => default.to_owned(),
+                    quoted if quoted.starts_with('"') => quoted.to_owned(),
+                    word => literal(word),
+                };
+                match try_value(&value) {
+                    Ok(config) => assert!(config == smallest, "{name}: {value} is not the default"),
+                    Err(error) => panic!("{name}: the default {value} is refused: {error}"),
+                }
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 50, "{checked} rows were checked");
+}

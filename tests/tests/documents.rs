@@ -1,0 +1,355 @@
+//! Documents that a reader can rely on: the README is short, its figures and its picture are those of
+//! `docs/lab/vhost-user.md`, links lead to headings that exist, and private words stay out. Needs nothing but the tree; takes no
+//! time. `LUNETTE_DRAW=1 cargo test --workspace --exclude lunette-fuzz --test documents` draws the picture anew.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, Result, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::{Component, Path, PathBuf};
+use vm::workspace;
+
+/// Cases of the table of `make bench`, and what the README calls them.
+const CASES: [(&str, &str); 9] = [
+    ("null QD32", "null, depth 32"),
+    ("null QD1", "null, depth 1"),
+    ("null QD32 irq", "null, depth 32, driver sleeps"),
+    ("RAM QD32", "RAM, depth 32"),
+    ("RAM QD1", "RAM, depth 1"),
+    ("RAM 64k QD8", "RAM, 64 KiB, depth 8"),
+    ("RAM write 64k QD8", "RAM, 64 KiB writes, depth 8"),
+    ("file QD32", "file on ext4, O_DIRECT, depth 32"),
+    ("file QD1", "file on ext4, O_DIRECT, depth 1"),
+];
+
+const TABLE: &str = "docs/lab/vhost-user.md";
+const PICTURE: &str = "docs/pictures/speed.svg";
+
+/// A row of both tables of the page.
+struct Case {
+    label: &'static str,
+    /// I/Os per second of virtio-blk, virtio-scsi and the peer, as printed.
+    rates: [String; 3],
+    /// virtio-blk's and virtio-scsi's ratio to the peer.
+    ratios: [f64; 2],
+}
+
+fn cases(page: &str) -> Result<Vec<Case>> {
+    let rows_below = |heading: &str| {
+        let rest = page.split_once(heading).map(|(_, rest)| rest);
+        rest.with_context(|| format!("{TABLE} has no {heading:?}"))
+    };
+    let cells = |line: &str| -> Vec<String> {
+        let cells = line.split("  ").map(str::trim);
+        cells
+            .filter(|cell| !cell.is_empty())
+            .map(str::to_owned)
+            .collect()
+    };
+    let row = |table: &str, case: &str| -> Result<Vec<String>> {
+        let mut rows = table.lines().map(cells);
+        let row = rows.find(|row| row.first().is_some_and(|name| name == case));
+        row.with_context(|| format!("{TABLE} has no row {case:?}"))
+    };
+    let rates = rows_below("I/Os per second")?;
+    let ratios = rows_below("Ratios of medians")?;
+    CASES
+        .iter()
+        .map(|(case, label)| {
+            let rate = row(rates, case)?;
+            let rate = |index: usize| -> Result<String> {
+                let cell = rate.get(index).context("a row without its rates")?;
+                let rate = cell.split(" +-").next().unwrap_or_default();
+                Ok(rate.to_owned())
+            };
+            let ratio = row(ratios, case)?;
+            let ratio = |index: usize| -> Result<f64> {
+                let cell = ratio.get(index).context("a row without its ratios")?;
+                let number = cell.trim_start_matches('x').split(' ').next();
+                Ok(number.unwrap_or_default().parse()?)
+            };
+            Ok(Case {
+                label,
+                rates: [rate(1)?, rate(2)?, rate(3)?],
+                ratios: [ratio(1)?, ratio(2)?],
+            })
+        })
+        .collect()
+}
+
+/// Bars of the ratios to the peer, with the rates beside them.
+fn picture(cases: &[Case]) -> Result<String> {
+    const LEFT: f64 = 318.0;
+    const UNIT: f64 = 46.0;
+    const TOP: usize = 84;
+    const ROW: usize = 44;
+    let bottom = TOP + ROW * cases.len();
+    let height = bottom + 34;
+    let one = LEFT + UNIT;
+    let mut svg = format!(
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 {height}" width="960" height="{height}" role="img" font-family="system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif" font-size="13.5">
+<title>Rates beside qemu-storage-daemon 7.2, device alone</title>
+<style>
+.back {{ fill: #ffffff; stroke: #d0d7de; }} text {{ fill: #1f2328; }} .faint {{ fill: #57606a; }} .head {{ font-weight: 600; }} .end {{ text-anchor: end; }}
+.blk {{ fill: #0969da; }} .scsi {{ fill: #bf8700; }} .grid {{ stroke: #d0d7de; }} .peer {{ stroke: #57606a; stroke-dasharray: 4 3; }}
+@media (prefers-color-scheme: dark) {{ .back {{ fill: #0d1117; stroke: #30363d; }} text {{ fill: #e6edf3; }} .faint {{ fill: #9198a1; }}
+.blk {{ fill: #4493f8; }} .scsi {{ fill: #d29922; }} .grid {{ stroke: #30363d; }} .peer {{ stroke: #9198a1; }} }}
+</style>
+<rect class="back" x="0.5" y="0.5" width="959" height="{}" rx="8"/>
+<text class="head" x="24" y="32">Times the rate of qemu-storage-daemon 7.2: device alone, driver on another core</text>
+<rect class="blk" x="24" y="46" width="12" height="12"/><text x="42" y="57">virtio-blk</text>
+<rect class="scsi" x="130" y="46" width="12" height="12"/><text x="148" y="57">virtio-scsi</text>
+<text class="faint" x="244" y="57">I/Os per second beside the bars; 4 KiB random reads unless the row says otherwise</text>
+"#,
+        height - 1
+    );
+    for times in (2..=10).step_by(2) {
+        let x = LEFT + UNIT * f64::from(times);
+        writeln!(
+            svg,
+            r#"<line class="grid" x1="{x}" y1="{TOP}" x2="{x}" y2="{bottom}"/><text class="faint" x="{x}" y="{}" text-anchor="middle">{times}×</text>"#,
+            bottom + 18
+        )?;
+    }
+    writeln!(
+        svg,
+        r#"<line class="peer" x1="{one}" y1="{TOP}" x2="{one}" y2="{bottom}"/><text class="faint" x="{one}" y="{}" text-anchor="middle">peer</text>"#,
+        bottom + 18
+    )?;
+    for (index, case) in cases.iter().enumerate() {
+        let y = TOP + ROW * index;
+        writeln!(
+            svg,
+            r#"<text class="end" x="{}" y="{}">{}</text>"#,
+            LEFT - 10.0,
+            y + 26,
+            case.label
+        )?;
+        for (bar, (class, ratio)) in ["blk", "scsi"].iter().zip(case.ratios).enumerate() {
+            let (bar_y, width) = (y + 5 + 17 * bar, UNIT * ratio);
+            writeln!(
+                svg,
+                r#"<rect class="{class}" x="{LEFT}" y="{bar_y}" width="{width:.1}" height="15"/><text class="faint" x="{:.1}" y="{}">{ratio:.2}× · {}</text>"#,
+                LEFT + width + 6.0,
+                bar_y + 12,
+                case.rates[bar]
+            )?;
+        }
+    }
+    svg.push_str("</svg>\n");
+    Ok(svg)
+}
+
+#[test]
+fn the_readme_shows_the_figures_of_the_latest_table() -> Result<()> {
+    let page = std::fs::read_to_string(workspace().join(TABLE))?;
+    let readme = std::fs::read_to_string(workspace().join("README.md"))?;
+    let cases = cases(&page)?;
+    for case in &cases {
+        let [blk, scsi, peer] = &case.rates;
+        let row = format!("| {} | {blk} | {scsi} | {peer} |", case.label);
+        ensure!(
+            readme.contains(&row),
+            "README.md has no row {row}: take it from {TABLE}"
+        );
+    }
+    let drawn = picture(&cases)?;
+    let path = workspace().join(PICTURE);
+    if std::env::var_os("LUNETTE_DRAW").is_some() {
+        std::fs::write(&path, &drawn)?;
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    ensure!(
+        kept == drawn,
+        "{PICTURE} does not show {TABLE}; hint: LUNETTE_DRAW=1 cargo test --workspace --exclude lunette-fuzz --test documents"
+    );
+    Ok(())
+}
+
+/// Lines of the README before its figures: two screens.
+const README_LINES_MAX: usize = 80;
+
+/// Words that mean something else here than anywhere else, and the words of the field.
+const PRIVATE_WORDS: [(&str, &str); 14] = [
+    ("door", "transport, or export"),
+    ("doors", "transports, or exports"),
+    ("keeper", "state store"),
+    ("teller", "event bus"),
+    ("passage", "range lock, barrier"),
+    ("settling", "drain"),
+    ("spared", "drain"),
+    ("curious", "wants a prefetch hint"),
+    ("lend", "borrow"),
+    ("lent", "borrowed"),
+    ("mend", "hint, fix"),
+    ("mends", "fixes"),
+    ("unlogged", "suppressed"),
+    ("asked-for", "requested"),
+];
+
+/// Every document, by its path from the root of the tree.
+fn documents() -> Result<BTreeMap<PathBuf, String>> {
+    let root = workspace();
+    let mut paths = Vec::new();
+    let mut folders = vec![root.join("docs"), root.join("scripts")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => paths.push(path),
+            }
+        }
+    }
+    paths.extend(
+        std::fs::read_dir(&root)?
+            .flatten()
+            .map(|entry| entry.path()),
+    );
+    let is_document = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
+    let mut documents = BTreeMap::new();
+    for path in paths.into_iter().filter(is_document) {
+        let text = std::fs::read_to_string(&path)?;
+        documents.insert(path.strip_prefix(&root)?.to_owned(), text);
+    }
+    Ok(documents)
+}
+
+/// Lines outside of blocks of code.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut in_block = false;
+    text.lines().enumerate().filter(move |(_, line)| {
+        let fence = line.trim_start().starts_with("```");
+        in_block ^= fence;
+        !in_block && !fence
+    })
+}
+
+/// What GitHub makes of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().chars().filter_map(|c| match c {
+        ' ' => Some('-'),
+        c if c.is_alphanumeric() || "-_".contains(c) => Some(c.to_ascii_lowercase()),
+        _ => None,
+    });
+    kept.collect()
+}
+
+/// `docs/../README.md` as `README.md`.
+fn plain_path(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                plain.pop();
+            }
+            Component::CurDir => {}
+            part => plain.push(part),
+        }
+    }
+    plain
+}
+
+#[test]
+fn the_readme_is_two_screens_long_before_its_figures() -> Result<()> {
+    let text = std::fs::read_to_string(workspace().join("README.md"))?;
+    let before = text.lines().position(|line| line == "## How fast");
+    let lines = before.context("README.md has no heading \"How fast\"")?;
+    ensure!(
+        lines <= README_LINES_MAX,
+        "README.md has {lines} lines before its figures, {README_LINES_MAX} are the most: move details to docs/getting-started.md"
+    );
+    Ok(())
+}
+
+#[test]
+fn links_lead_to_headings_that_exist() -> Result<()> {
+    let documents = documents()?;
+    let anchors: BTreeMap<&Path, BTreeSet<String>> = documents
+        .iter()
+        .map(|(path, text)| {
+            let headings = prose(text).filter(|(_, line)| line.starts_with('#'));
+            let anchors = headings.map(|(_, line)| anchor(line.trim_start_matches('#')));
+            (path.as_path(), anchors.collect())
+        })
+        .collect();
+    let mut findings = Vec::new();
+    for (path, text) in &documents {
+        let beside = path.parent().unwrap_or(Path::new(""));
+        let links = text.split("](").skip(1);
+        let links = links.filter_map(|rest| rest.split_once(')'));
+        for (link, _) in links {
+            let Some((file, heading)) = link.split_once('#') else {
+                continue;
+            };
+            if link.starts_with("http") {
+                continue;
+            }
+            let target = match file {
+                "" => path.clone(),
+                file => plain_path(&beside.join(file)),
+            };
+            let exists = anchors
+                .get(target.as_path())
+                .is_some_and(|anchors| anchors.contains(heading));
+            if !exists {
+                findings.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    ensure!(
+        findings.is_empty(),
+        "links to headings that do not exist:\n  {}",
+        findings.join("\n  ")
+    );
+    Ok(())
+}
+
+#[test]
+fn documents_use_the_words_of_the_field() -> Result<()> {
+    let mut findings = Vec::new();
+    for (path, text) in documents()? {
+        for (number, line) in prose(&text) {
+            let words = line.split(|c: char| !c.is_alphanumeric() && c != '-');
+            let words: BTreeSet<String> = words.map(str::to_lowercase).collect();
+            for (word, instead) in PRIVATE_WORDS {
+                if words.contains(word) {
+                    findings.push(format!(
+                        "{}:{}: {word}: say {instead}",
+                        path.display(),
+                        number + 1
+                    ));
+                }
+            }
+        }
+    }
+    ensure!(
+        findings.is_empty(),
+        "private words:\n  {}",
+        findings.join("\n  ")
+    );
+    Ok(())
+}
+
+#[test]
+fn contributing_answers_ten_questions_with_files() -> Result<()> {
+    let text = std::fs::read_to_string(workspace().join("CONTRIBUTING.md"))?;
+    let (_, questions) = text
+        .split_once("\n## Ten questions\n")
+        .context("CONTRIBUTING.md has no heading \"Ten questions\"")?;
+    let table = questions.lines().skip_while(|line| !line.starts_with('|'));
+    let rows: Vec<&str> = table
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .collect();
+    ensure!(rows.len() == 10, "{} questions", rows.len());
+    for row in rows {
+        // tests/tests/tidy.rs looks whether the files exist.
+        ensure!(
+            row.contains("`crates/")
+                && (row.contains("ARCHITECTURE.md#") || row.contains("SECURITY.md#")),
+            "no file, or no way to it: {row}"
+        );
+    }
+    Ok(())
+}
