@@ -4,10 +4,9 @@ use guest_memory::IoBuffer;
 use iscsi::target::{Completion, TaskId, Then, Transfer};
 use reactor::Io;
 use scsi::{Residual, Response, Status};
-use scsi_exec::{Task, TaskStep};
+use scsi_exec::Task;
 
 use crate::connection::Connection;
-use crate::management::After;
 use crate::slots::SlotId;
 
 /// Memory to make data digests of is kept unless it is larger.
@@ -41,7 +40,7 @@ impl Connection {
         loop {
             let mut done = std::mem::take(&mut self.done);
             for id in done.drain(..) {
-                self.answer(io, id);
+                self.answer(id);
             }
             if self.done.is_empty() {
                 self.done = done;
@@ -57,20 +56,14 @@ impl Connection {
     /// Commands that waited for memory go on as far as it reaches, in order.
     fn feed_starved(&mut self) {
         for _ in 0..self.starved.len() {
-            let Some(id) = self.starved.pop_front() else {
+            let Some((id, length)) = self.starved.pop_front() else {
                 return;
             };
-            let Some(slot) = self.slots.current(id) else {
+            if self.slots.current(id).is_none() {
                 continue;
-            };
-            let length = match &slot.step {
-                Some(TaskStep::Data(_, request)) => request.length as usize,
-                Some(TaskStep::NeedData(length)) => *length,
-                Some(TaskStep::Acquire(..)) => slot.task.data_before_range(),
-                _ => continue,
-            };
+            }
             if !self.has_room(length) {
-                self.starved.push_front(id);
+                self.starved.push_front((id, length));
                 return;
             }
             self.buffer_for(id.index, length);
@@ -78,26 +71,12 @@ impl Connection {
         }
     }
 
-    fn answer(&mut self, io: &mut Io, id: SlotId) {
+    fn answer(&mut self, id: SlotId) {
         let Some(slot) = self.slots.current(id) else {
             return;
         };
-        let mut response = slot.task.take_response();
-        if let Some(scope) = response.abort.take() {
-            slot.response = Some(response);
-            let command = slot.iscsi.and_then(|task| self.iscsi.command(task));
-            let number = command.map_or(0, |command| command.cmd_sn);
-            return self.abort_everywhere(io, *scope, false, number, After::Answer(id));
-        }
+        let response = slot.task.take_response();
         self.deliver(id.index, response);
-    }
-
-    /// The tasks that had to be aborted before this answer are.
-    pub(crate) fn answer_waiting(&mut self, id: SlotId) {
-        let response = self.slots.current(id).and_then(|slot| slot.response.take());
-        if let Some(response) = response {
-            self.deliver(id.index, response);
-        }
     }
 
     fn deliver(&mut self, index: u32, response: Response) {
@@ -129,8 +108,7 @@ impl Connection {
             self.slots.get(index).lent = lent && queued;
         }
         if goes_on {
-            let task = std::mem::take(&mut self.slots.get(index).task);
-            self.leave(task, Task::go_on);
+            self.leave(index, Task::go_on);
         }
         self.release(index);
     }

@@ -1,20 +1,21 @@
 //! Commands through the SCSI core, and their plans through their I/Os. Their answers: `answers`.
 
-use bdev::{PREFETCH_DISTANCE, Prefetch};
-use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use bdev::{PREFETCH_DISTANCE, Prefetch, Submission};
+use block::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
 use latency::{DiskNumber, Operation, PartCounts, Stage, Stamp, Stamps};
-use reactor::{DiskHandle, Io, Tag};
+use reactor::{Io, Step, Tag};
 use scsi::{Command, DiskId, Lun, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag};
-use scsi_exec::{Admission, Hold, StartTask, Task, TaskStep, go_on_in_background, operation_of};
+use scsi_exec::{Granted, Hold, Task, execute, go_on_in_background, may_start, operation_of};
 
+use crate::command_slot::CommandSlot;
 use crate::connection::Connection;
 use crate::slots::SlotId;
 
-/// Steps of one command in one iteration, I/Os on scratch memory of all commands that end at once in it, and bytes of these that count as
-/// one more: long ones give way to the worker's other work.
-const STEPS_MAX: usize = 32;
+/// I/Os on scratch memory that end at once, of all commands in one iteration, and bytes of these that count as one more: long ones give
+/// way to the worker's other work.
+pub(crate) const STEPS_MAX: usize = 32;
 const STEP_BYTES: usize = 128 << 10;
 
 /// How far a command has come.
@@ -124,42 +125,44 @@ impl Connection {
         let attribute = attribute(command.attribute);
         match &self.session {
             Some(session) if !session.order.is_free(attribute) => {
-                self.take_turn(index, attribute);
+                self.start_in_order(index, attribute);
             }
             _ => self.start(index),
         }
     }
 
-    /// A command that is not SIMPLE, or comes while such a one is there: it begins when its turn has come.
+    /// A command that is not SIMPLE, or comes while such a one is there: it starts when its place among the others allows it.
     #[cold]
-    fn take_turn(&mut self, index: u32, attribute: TaskAttribute) {
+    fn start_in_order(&mut self, index: u32, attribute: TaskAttribute) {
         let lun = Lun(self.slots.get(index).lun);
         let unit = self.session.as_mut().and_then(|session| {
             session.view.refresh();
             let unit = session.view.unit(lun)?.id();
-            Some((session.order.clone(), unit))
+            Some((session.order.clone(), unit, session.nexus.id()))
         });
+        if let Some((order, unit, nexus)) = unit {
+            // While it waits, too, it is one of this nexus' tasks.
+            self.slots.get(index).tag = Some(TaskTag { nexus, unit });
+            let connection = &mut *self;
+            let command = &mut CommandSlot { connection, index };
+            if !may_start(command, &order, unit, attribute) {
+                return;
+            }
+        }
         // What no unit gets is in no task set.
-        let Some((order, unit)) = unit else {
-            return self.start(index);
+        self.start(index);
+    }
+
+    /// What a command waited for is there. Where the command is gone, it is given back.
+    pub(crate) fn grant(&mut self, id: SlotId, granted: Granted) {
+        let Some(slot) = self.slots.current(id).filter(|slot| !slot.aborted) else {
+            return;
         };
-        // While it waits, too, it is one of this nexus' tasks.
-        self.slots.get(index).tag = self.nexus_id().map(|nexus| TaskTag { nexus, unit });
-        let (place, id) = (self.place.clone(), self.slots.id(index));
-        let later = || -> StartTask {
-            Box::new(move |ticket| {
-                place.tell(move |connection, _| {
-                    // Where the command is gone it has had its turn.
-                    if let Some(slot) = connection.slots.current(id) {
-                        slot.ticket = ticket;
-                        connection.start(id.index);
-                    }
-                });
-            })
-        };
-        if let Admission::Now(ticket) = order.admit(unit, attribute, later) {
-            self.slots.get(index).ticket = ticket;
-            self.start(index);
+        let starts = matches!(granted, Granted::Start(_));
+        slot.task.grant(granted);
+        match starts {
+            true => self.start(id.index),
+            false => self.batch.push(id),
         }
     }
 
@@ -196,13 +199,10 @@ impl Connection {
         } else {
             session.view.begin(&asked)
         };
-        let step = slot.task.start(plan);
-        let direct = match &step {
-            TaskStep::Data(_, request) => Some(request),
-            _ => None,
-        };
+        slot.task.start(plan);
+        let direct = slot.task.next_io().map(|(_, request)| request);
         let opcode = command.cdb.first().copied().unwrap_or(0);
-        let operation = operation_of(opcode, direct);
+        let operation = operation_of(opcode, direct.as_ref());
         slot.operation = Some(operation);
         if let Some(timeline) = &mut self.timeline {
             let name = || {
@@ -222,7 +222,6 @@ impl Connection {
             offset: slot.offset,
             length: u64::from(slot.bytes),
         };
-        slot.step = Some(step);
         let (itt, worker) = (command.itt, self.place.worker.index());
         probes::popped(worker, || std::iter::once((parsed.id, u64::from(itt))));
         probes::parsed(|| std::iter::once(parsed));
@@ -247,14 +246,14 @@ impl Connection {
         for at in 0..batch.len() {
             let id = batch[at];
             if tell {
-                self.tell_next(io, &batch[at + 1..]);
+                self.prefetch_next(io, &batch[at + 1..]);
             }
             let Some(slot) = self.slots.current(id) else {
                 continue;
             };
-            let Some(step) = slot.step.take() else {
+            if !slot.task.is_ready() {
                 continue;
-            };
+            }
             let operation = slot.operation.unwrap_or(Operation::Other) as usize;
             let first = !slot.pended;
             if first {
@@ -263,10 +262,10 @@ impl Connection {
             if slot.part != counts.part {
                 self.mixed.turn_to(&mut counts, slot.part);
             }
-            let progress = self.advance(io, id.index, step);
+            let progress = self.advance(io, id.index);
             let slot = self.slots.get(id.index);
             // What waits for its client's data has not been submitted yet.
-            let waits = slot.asked && slot.step.is_some();
+            let waits = slot.asked && slot.task.is_ready();
             let asked = slot.asked && !waits;
             if asked {
                 self.data_came(id.index, now);
@@ -311,13 +310,13 @@ impl Connection {
 
     /// Of these the first is submitted after the one that is about to be, unless its data have yet to come. What lies in memory and
     /// is read leaves soon, too: the kernel copies it.
-    fn tell_next(&mut self, io: &mut Io, following: &[SlotId]) {
+    fn prefetch_next(&mut self, io: &mut Io, following: &[SlotId]) {
         for (at, soon) in [
             (0, Prefetch::Next),
             (PREFETCH_DISTANCE - 1, Prefetch::Later),
         ] {
             let slot = following.get(at).and_then(|id| self.slots.current(*id));
-            if let Some(&TaskStep::Data(disk, request)) = slot.and_then(|slot| slot.step.as_ref())
+            if let Some((disk, request)) = slot.and_then(|slot| slot.task.next_io())
                 && request.moves_data()
                 && let Some(handle) = self.disk(io, disk)
             {
@@ -326,201 +325,69 @@ impl Connection {
         }
     }
 
-    /// Takes a command's steps as far as they go without waiting.
-    fn advance(&mut self, io: &mut Io, index: u32, mut step: TaskStep) -> Progress {
+    /// Takes a command as far as it goes without waiting.
+    fn advance(&mut self, io: &mut Io, index: u32) -> Progress {
         let tag = Tag {
             source: self.place.source,
             slot: index,
         };
-        let mut steps = 0;
-        while steps < STEPS_MAX {
-            steps += 1;
-            step = match step {
-                TaskStep::Answer if self.slots.get(index).iscsi.is_some() => return Progress::Done,
-                TaskStep::Answer | TaskStep::Over => return Progress::Over,
-                TaskStep::AnswerAndGoOn => {
-                    let slot = self.slots.get(index);
-                    if slot.iscsi.is_some() {
-                        slot.goes_on = true;
-                        return Progress::Done;
-                    }
-                    let task = std::mem::take(&mut slot.task);
-                    self.leave(task, Task::go_on);
+        loop {
+            let connection = &mut *self;
+            let step = execute(&mut CommandSlot { connection, index }, io);
+            let slot = self.slots.get(index);
+            let job = slot.job;
+            match step {
+                Step::Wait => return Progress::Pending,
+                Step::Over => return Progress::Over,
+                Step::Answer | Step::AnswerAndGoOn if slot.iscsi.is_some() => {
+                    slot.goes_on = matches!(step, Step::AnswerAndGoOn);
+                    return Progress::Done;
+                }
+                Step::Answer => return Progress::Over,
+                Step::AnswerAndGoOn => {
+                    self.leave(index, Task::go_on);
                     return Progress::Over;
                 }
-                TaskStep::Acquire(disk, offset, length) => {
-                    let data = self.slots.get(index).task.data_before_range();
-                    let again = TaskStep::Acquire(disk, offset, length);
-                    if data > 0 && !self.has_data(index, data, again) {
-                        return Progress::Pending;
-                    }
-                    match self.acquire(index, disk, offset, length) {
-                        true => return Progress::Pending,
-                        false => {
-                            let offline = Err(IoError::new(IoErrorKind::Offline));
-                            self.slots.get(index).task.resume(offline, None)
-                        }
-                    }
-                }
-                TaskStep::NeedData(length) => {
-                    if !self.has_data(index, length, TaskStep::NeedData(length)) {
-                        return Progress::Pending;
-                    }
-                    let slot = self.slots.get(index);
-                    if !slot.held.take_for_data(self.buffers.work(), length) {
-                        step = slot.end_for_want_of_memory();
-                        continue;
-                    }
-                    let mut data = vec![0; length];
-                    if let Some(buffer) = &slot.buffer {
-                        data.truncate(buffer.total_len());
-                        buffer.read_whole(0, &mut data);
-                    }
-                    slot.task.with_data(data)
-                }
-                TaskStep::Data(disk, request) => {
-                    if self.lend(io, index, disk, &request) {
-                        step = self.slots.get(index).task.resume(Ok(()), None);
-                        continue;
-                    }
-                    let length = request.length as usize;
-                    let ready = match request.kind {
-                        IoKind::Read => {
-                            self.slots.get(index).reads = request.length as u32;
-                            self.has_memory(index, length, TaskStep::Data(disk, request))
-                        }
-                        IoKind::Write => {
-                            self.has_data(index, length, TaskStep::Data(disk, request))
-                        }
-                        // A compare and write is a program's, on scratch memory.
-                        IoKind::Flush
-                        | IoKind::Discard
-                        | IoKind::WriteZeroes
-                        | IoKind::CompareAndWrite => true,
-                    };
-                    if !ready {
-                        return Progress::Pending;
-                    }
-                    let handle = self.disk(io, disk);
-                    let slot = self.slots.get(index);
+                Step::Data => {
                     let mut part = self.buffers.take_shell();
-                    if let (Some(buffer), true) = (&slot.buffer, request.moves_data()) {
-                        buffer.slice_into(0, length, &mut part);
+                    if let (Some(buffer), true) = (&slot.buffer, job.io.moves_data()) {
+                        buffer.slice_into(0, job.io.length as usize, &mut part);
                     }
-                    match submit(io, handle, &request, &mut part, tag) {
-                        Some(outcome) => {
-                            self.buffers.give_shell(part);
-                            slot.task.resume(outcome, None)
-                        }
-                        None => {
-                            (slot.busy, slot.scratch) = (true, false);
-                            return Progress::Pending;
-                        }
-                    }
+                    let Submission::Done(outcome) = io.submit(job.disk, &job.io, &mut part, tag)
+                    else {
+                        (slot.busy, slot.scratch) = (true, false);
+                        return Progress::Pending;
+                    };
+                    self.buffers.give_shell(part);
+                    slot.task.resume(outcome, None);
                 }
-                TaskStep::Scratch(..) if self.scratch_steps >= STEPS_MAX => break,
-                TaskStep::Scratch(disk, request, mut buffer) => {
-                    let cost = 1 + buffer.len() / STEP_BYTES;
-                    let handle = self.disk(io, disk);
-                    let slot = self.slots.get(index);
-                    let (held, room) = (&mut slot.held, slot.read_length);
-                    if !held.take_for_work(self.buffers.work(), &slot.task, room) {
-                        step = slot.end_for_want_of_memory();
-                        continue;
+                Step::Scratch(mut buffer) => {
+                    let Submission::Done(outcome) = io.submit(job.disk, &job.io, &mut buffer, tag)
+                    else {
+                        (slot.busy, slot.scratch) = (true, true);
+                        return Progress::Pending;
+                    };
+                    if slot.left {
+                        self.leave(index, move |task| task.resume(outcome, None));
+                        return Progress::Over;
                     }
-                    match submit(io, handle, &request, &mut buffer, tag) {
-                        Some(outcome) if slot.left => {
-                            self.leave_after(index, outcome);
-                            return Progress::Over;
-                        }
-                        Some(outcome) => {
-                            self.scratch_steps += cost;
-                            slot.task.resume(outcome, Some(*buffer))
-                        }
-                        None => {
-                            (slot.busy, slot.scratch) = (true, true);
-                            return Progress::Pending;
-                        }
-                    }
+                    self.scratch_steps += 1 + buffer.len() / STEP_BYTES;
+                    slot.task.resume(outcome, Some(*buffer));
                 }
-            };
+            }
         }
-        self.slots.get(index).step = Some(step);
-        self.rest(index);
-        Progress::Pending
-    }
-
-    /// A read whose data lie in memory as they are: they are sent from there, without a copy. Not with a data digest, for
-    /// they may change after it was made.
-    #[inline]
-    fn lend(&mut self, io: &mut Io, index: u32, disk: DiskId, request: &IoRequest) -> bool {
-        if request.kind != IoKind::Read || self.iscsi.digests().data {
-            return false;
-        }
-        let Some(handle) = self.disk(io, disk) else {
-            return false;
-        };
-        let slot = self.slots.get(index);
-        if slot.write_length.is_some() || slot.buffer.is_some() {
-            return false;
-        }
-        let mut shell = self.buffers.take_shell();
-        if !io.borrow(handle, request, &mut shell) {
-            self.buffers.give_shell(shell);
-            return false;
-        }
-        slot.buffer = Some(shell);
-        slot.reads = request.length as u32;
-        true
-    }
-
-    /// The task goes on when nothing else can change its range. False: there is no such disk.
-    fn acquire(&mut self, index: u32, disk: DiskId, offset: u64, length: u64) -> bool {
-        let Some(disk) = self.shared().units.disk(disk) else {
-            return false;
-        };
-        let (place, id) = (self.place.clone(), self.slots.id(index));
-        disk.range_locks().acquire(offset, length, move |lease| {
-            place.tell(move |connection, _| {
-                // Where the command is gone the range is given back.
-                if let Some(slot) = connection.slots.current(id)
-                    && !slot.aborted
-                {
-                    slot.step = Some(slot.task.granted(lease));
-                    connection.batch.push(id);
-                }
-            });
-        });
-        true
     }
 
     /// Goes on in another iteration.
-    fn rest(&mut self, index: u32) {
+    pub(crate) fn rest(&mut self, index: u32) {
         self.resting.push(self.slots.id(index));
         if self.resting.len() == 1 {
-            self.place.tell(|connection, io| {
+            self.place.send(|connection, io| {
                 let resting = std::mem::take(&mut connection.resting);
                 connection.batch.extend(resting);
                 connection.submit_batch(io, None);
             });
         }
-    }
-
-    /// Is there memory for so many bytes? Else the step is kept until there is.
-    fn has_memory(&mut self, index: u32, length: usize, step: TaskStep) -> bool {
-        let slot = self.slots.get(index);
-        let held = slot.buffer.as_ref().map_or(0, IoBuffer::total_len);
-        if held >= length {
-            return true;
-        }
-        if self.has_room(length) {
-            // With what was in it before, where part of its data is there already.
-            self.buffer_for(index, length);
-            return true;
-        }
-        self.slots.get(index).step = Some(step);
-        self.starved.push_back(self.slots.id(index));
-        false
     }
 
     /// Is there memory for so many bytes? They are taken at once, then. Else the connection is told when there is.
@@ -531,31 +398,6 @@ impl Connection {
         }
         self.buffers.wait(&self.place);
         self.buffers.has(length)
-    }
-
-    /// Are the first so many bytes of a write here? Else they are asked for, and the step is kept until they are.
-    fn has_data(&mut self, index: u32, length: usize, step: TaskStep) -> bool {
-        let kept = match &step {
-            TaskStep::Data(disk, request) => TaskStep::Data(*disk, *request),
-            TaskStep::Acquire(disk, offset, length) => TaskStep::Acquire(*disk, *offset, *length),
-            _ => TaskStep::NeedData(length),
-        };
-        if !self.has_memory(index, length, kept) {
-            return false;
-        }
-        let Some(task) = self.slots.get(index).iscsi else {
-            return true;
-        };
-        match self.iscsi.solicit(task, length as u32) {
-            Ok(true) => true,
-            Ok(false) => {
-                let slot = self.slots.get(index);
-                (slot.step, slot.asked) = (Some(step), true);
-                false
-            }
-            // It is being failed, and will be said to be abandoned.
-            Err(_) => false,
-        }
     }
 
     /// An I/O has finished.
@@ -574,7 +416,7 @@ impl Connection {
             return self.release(index);
         }
         if slot.left {
-            self.leave_after(index, outcome);
+            self.leave(index, move |task| task.resume(outcome, None));
             return self.release(index);
         }
         let scratch = if slot.scratch {
@@ -583,8 +425,8 @@ impl Connection {
             self.buffers.give_shell(buffer);
             None
         };
-        let next = slot.task.resume(outcome, scratch);
-        match self.advance(io, index, next) {
+        slot.task.resume(outcome, scratch);
+        match self.advance(io, index) {
             Progress::Done => self.done.push(self.slots.id(index)),
             Progress::Pending => {}
             Progress::Over => self.release(index),
@@ -603,15 +445,16 @@ impl Connection {
             return;
         }
         if slot.aborted {
-            if slot.busy {
-                slot.waits.extend(wait.cloned());
+            if let (true, Some(wait)) = (slot.busy, wait) {
+                slot.task.hold(wait);
             }
             return;
         }
         slot.aborted = true;
-        slot.response = None;
         if slot.busy {
-            slot.waits.extend(wait.cloned());
+            if let Some(wait) = wait {
+                slot.task.hold(wait);
+            }
             // Nor does it wait any more for a disk that has failed it.
             io.cancel_waiting(self.place.source, |slot| slot == index);
         } else {
@@ -619,19 +462,12 @@ impl Connection {
         }
     }
 
-    /// What no abort ends goes on by itself.
-    pub(crate) fn leave(
-        &self,
-        task: Task,
-        first: impl FnOnce(&mut Task) -> TaskStep + Send + 'static,
-    ) {
-        go_on_in_background(&self.place.worker, &self.shared().units, task, first);
-    }
-
+    /// What no abort ends, or what was answered, goes on by itself.
     #[cold]
-    fn leave_after(&mut self, index: u32, outcome: IoOutcome) {
-        let task = std::mem::take(&mut self.slots.get(index).task);
-        self.leave(task, move |task| task.resume(outcome, None));
+    pub(crate) fn leave(&mut self, index: u32, next: impl FnOnce(&mut Task)) {
+        let mut task = self.slots.get(index).task.detach();
+        next(&mut task);
+        go_on_in_background(&self.place.worker, &self.shared.units, task);
     }
 
     /// Nothing of a command is left to do.
@@ -644,27 +480,10 @@ impl Connection {
                 self.buffers.give(buffer);
             }
         }
-        if let (true, Some(tag)) = (slot.lent, slot.tag) {
-            let (ticket, waits) = (slot.ticket.take(), std::mem::take(&mut slot.waits));
+        let (lent, tag) = (slot.lent, slot.tag);
+        let (ticket, waits) = self.slots.free(index);
+        if let (true, Some(tag)) = (lent, tag) {
             self.output.owe(tag, ticket, waits);
         }
-        self.slots.free(index);
-    }
-}
-
-/// Gives an I/O to its disk; `None` when it is pending.
-fn submit(
-    io: &mut Io,
-    handle: Option<DiskHandle>,
-    request: &IoRequest,
-    buffer: &mut IoBuffer,
-    tag: Tag,
-) -> Option<IoOutcome> {
-    let Some(handle) = handle else {
-        return Some(Err(IoError::new(IoErrorKind::Offline)));
-    };
-    match io.submit(handle, request, buffer, tag) {
-        bdev::Submission::Done(outcome) => Some(outcome),
-        bdev::Submission::Pending => None,
     }
 }

@@ -81,13 +81,13 @@ pub(crate) struct Connection {
     pub(crate) digested: Vec<u8>,
     pub(crate) session: Option<Attached>,
     key: Option<ConnectionKey>,
-    disks: DiskHandles,
+    pub(crate) disks: DiskHandles,
     /// Slots with a step that can be taken now.
     pub(crate) batch: Vec<SlotId>,
     /// Slots whose responses are there.
     pub(crate) done: Vec<SlotId>,
-    /// Slots that wait for memory.
-    pub(crate) starved: VecDeque<SlotId>,
+    /// Slots that wait for so much memory.
+    pub(crate) starved: VecDeque<(SlotId, usize)>,
     /// Slots that have taken many steps in this iteration and give way to others.
     pub(crate) resting: Vec<SlotId>,
     /// What their I/Os on scratch memory have taken of this iteration.

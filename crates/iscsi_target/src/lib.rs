@@ -12,6 +12,7 @@ mod alarms;
 mod answers;
 mod arrivals;
 mod buffers;
+mod command_slot;
 mod commands;
 mod connection;
 mod limits;

@@ -12,11 +12,10 @@ use iscsi::serial::before;
 use iscsi::target::{Logout, LogoutScope, TaskManagement};
 use reactor::Io;
 use scsi::{AbortScope, Lun, LunAddress, Managed, TaskManagementFunction};
-use scsi_exec::{Call, Hold, Runner, Spared, Want};
+use scsi_exec::{Call, Effect, Hold, Runner, Spared, Want};
 
 use crate::connection::Connection;
 use crate::shared::Place;
-use crate::slots::SlotId;
 
 /// What goes on when a wait is over.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +26,6 @@ pub(crate) enum After {
     Function { tag: u32 },
     /// As before; then every connection of the target is dropped.
     ColdReset { tag: u32 },
-    /// A command is answered.
-    Answer(SlotId),
     /// A logout is answered.
     Logout { tag: u32 },
 }
@@ -36,16 +33,21 @@ pub(crate) enum After {
 /// A hold after whose last clone the connection at `place` goes on.
 pub(crate) fn hold(place: &Place, after: After) -> Hold {
     let place = place.clone();
-    Hold::new(move || place.tell(move |connection, io| connection.wait_is_over(io, after)))
+    Hold::new(move || place.send(move |connection, io| connection.wait_is_over(io, after)))
 }
 
 /// How calls reach a connection.
 pub(crate) fn runner(place: Place) -> Runner {
     Arc::new(move |call: &Call, hold: Hold| {
         let call = call.clone();
-        place.tell(move |connection, io| match call.want {
-            Want::Abort | Want::Reset => connection.abort_elsewhere(io, &call, &hold),
-            Want::End => connection.wait_for_tasks_of(&call.scope, &hold),
+        place.send(move |connection, io| {
+            // Of its own calls that has been done.
+            let mut own = connection.own_aborts.iter();
+            match own.position(|own| Arc::ptr_eq(own, &call.scope)) {
+                Some(own) => drop(connection.own_aborts.swap_remove(own)),
+                None if connection.heed(io, &call, &hold) => connection.iscsi.tell_window(),
+                None => {}
+            }
         });
     })
 }
@@ -138,11 +140,11 @@ impl Connection {
                 true => TaskFunctionResponse::Succeeded,
                 false => TaskFunctionResponse::Complete,
             };
-            place.tell(move |connection, _| connection.function_done(tag, answer));
+            place.send(move |connection, _| connection.function_done(tag, answer));
         });
         for place in self.shared().connections() {
             let (hold, found) = (hold.clone(), found.clone());
-            place.tell(move |connection, _| {
+            place.send(move |connection, _| {
                 let used: Vec<u32> = connection.slots.used().collect();
                 for index in used {
                     let slot = connection.slots.get(index);
@@ -166,95 +168,70 @@ impl Connection {
         number: u32,
         after: After,
     ) {
-        // PREEMPT AND ABORT does not abort itself.
-        let asking = match after {
-            After::Answer(slot) => Some(slot.index),
-            _ => None,
-        };
         let hold = hold(self.place(), after);
         let want = if reset { Want::Reset } else { Want::Abort };
         let call = Call {
-            spared: self.nexus_id().map(|nexus| Spared {
-                nexus,
-                from: number,
-            }),
+            spared: self.sent_later(number),
             ..Call::new(Arc::new(scope), want)
         };
-        self.abort_tasks_of(io, &call, asking, &hold);
+        self.heed(io, &call, &hold);
         // The runner of this connection is told as well.
         self.own_aborts.push(call.scope.clone());
         let runners = self.shared().units.runners().clone();
         runners.call(&call, move || drop(hold));
     }
 
-    /// `hold` is kept until the tasks of the scope that have begun have ended.
-    fn wait_for_tasks_of(&mut self, scope: &AbortScope, hold: &Hold) {
-        let used: Vec<u32> = self.slots.used().collect();
-        for index in used {
-            let slot = self.slots.get(index);
-            let unanswered = slot.begun && (slot.iscsi.is_some() || slot.aborted);
-            if unanswered && slot.tag.is_some_and(|tag| scope.matches(tag)) {
-                slot.waits.push(hold.clone());
-            }
-        }
-        self.output.wait_for_owed(scope, hold);
+    /// The tasks of this session that are sent from CmdSN `number` on.
+    pub(crate) fn sent_later(&self, number: u32) -> Option<Spared> {
+        let nexus = self.nexus_id()?;
+        Some(Spared {
+            nexus,
+            from: number,
+        })
     }
 
-    /// What any connection or queue has asked for.
-    fn abort_elsewhere(&mut self, io: &mut Io, call: &Call, hold: &Hold) {
-        let mut own = self.own_aborts.iter();
-        match own.position(|own| Arc::ptr_eq(own, &call.scope)) {
-            Some(own) => drop(self.own_aborts.swap_remove(own)),
-            None if self.abort_tasks_of(io, call, None, hold) => self.iscsi.tell_window(),
-            None => {}
-        }
+    /// The CmdSN of a command.
+    pub(crate) fn cmd_sn(&self, index: u32) -> Option<u32> {
+        let command = self.iscsi.command(self.slots.task(index)?)?;
+        Some(command.cmd_sn)
     }
 
-    /// Were there any?
-    fn abort_tasks_of(
-        &mut self,
-        io: &mut Io,
-        call: &Call,
-        asking: Option<u32>,
-        hold: &Hold,
-    ) -> bool {
+    /// Does what any connection or queue wants of the tasks of a scope. Were any aborted?
+    fn heed(&mut self, io: &mut Io, call: &Call, hold: &Hold) -> bool {
         let mut any = false;
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
-            if asking == Some(index) {
-                continue;
-            }
-            if self.is_meant(index, call) {
-                self.abort_slot(io, index, Some(hold));
-                any = true;
-                continue;
-            }
+            let later = self.is_spared(index, call);
             let slot = self.slots.get(index);
-            let writes_to = |unit| slot.task.writes_to(unit);
-            if slot
+            let begun = slot.begun && (slot.iscsi.is_some() || slot.aborted);
+            let effect = slot
                 .tag
-                .is_some_and(|tag| call.scope.ends(tag.nexus, writes_to))
-            {
-                slot.waits.push(hold.clone());
+                .map(|tag| call.effect(tag, &slot.task, begun, later));
+            match effect.flatten() {
+                Some(Effect::Abort) => {
+                    self.abort_slot(io, index, Some(hold));
+                    any = true;
+                }
+                Some(Effect::Wait) => slot.task.hold(hold),
+                None => {}
             }
+        }
+        if call.want == Want::End {
+            self.output.wait_for_owed(&call.scope, hold);
         }
         any
     }
 
-    fn is_meant(&mut self, index: u32, call: &Call) -> bool {
+    fn is_spared(&mut self, index: u32, call: &Call) -> bool {
         let slot = self.slots.get(index);
-        let Some(tag) = slot.tag.filter(|tag| call.scope.matches(*tag)) else {
+        let (Some(spared), Some(tag), Some(task)) = (call.spared, slot.tag, slot.iscsi) else {
             return false;
         };
-        let (Some(spared), Some(task)) = (call.spared, slot.iscsi) else {
-            return true;
-        };
-        let command = self.iscsi.command(task);
-        command.is_none_or(|command| {
+        self.iscsi.command(task).is_some_and(|command| {
             let older = before(command.cmd_sn, spared.from);
             // An immediate command has the number of the one after it.
             let beside = command.immediate && command.cmd_sn == spared.from;
-            tag.nexus != spared.nexus || older || beside
+            tag.nexus == spared.nexus && !older && !beside
         })
     }
 
@@ -289,7 +266,7 @@ impl Connection {
                 self.abort_slot(io, index, Some(hold));
                 any_aborted = true;
             } else {
-                slot.waits.push(hold.clone());
+                slot.task.hold(hold);
             }
         }
         if any_aborted {
@@ -306,7 +283,6 @@ impl Connection {
                 self.function_done(tag, TaskFunctionResponse::Complete);
                 self.drop_target_sessions();
             }
-            After::Answer(slot) => self.answer_waiting(slot),
             After::Logout { tag } => {
                 self.iscsi.logout_response(tag).ok();
                 self.look_again(io);

@@ -58,7 +58,7 @@ impl SessionMemory {
         }
         for place in std::mem::take(&mut *lock(&self.waiting)) {
             // It looks at what waits at the end of its iteration.
-            place.tell(|_, _| {});
+            place.send(|_, _| {});
         }
     }
 

@@ -208,7 +208,7 @@ impl Server {
         }
         for place in shared.connections() {
             let (name, hold) = (name.to_owned(), hold.clone());
-            place.tell(move |connection, io| connection.end_login_to(io, &name, hold));
+            place.send(move |connection, io| connection.end_login_to(io, &name, hold));
         }
         self.close_unused_portals();
         true
@@ -266,7 +266,7 @@ impl Server {
         let luns: Arc<[u16]> = luns.into();
         for place in self.state.shared.connections() {
             let (target, luns, hold) = (target.clone(), luns.clone(), hold.clone());
-            place.tell(move |connection, io| {
+            place.send(move |connection, io| {
                 connection.end_tasks(io, &target, &luns, abort, &hold);
             });
         }
@@ -471,7 +471,7 @@ fn accept_all(state: &Arc<State>) {
         } else if now.saturating_sub(last_tick) >= SECOND {
             last_tick = now;
             for place in state.shared.second_passed() {
-                place.tell(Connection::look_at_clock);
+                place.send(Connection::look_at_clock);
             }
         }
     }
@@ -523,7 +523,7 @@ fn keep_half_open(placed: io::Result<Place>, state: &State, half_open: &mut VecD
         && let Some(oldest) = half_open.pop_front()
     {
         // Most have logged in long ago.
-        oldest.tell(Connection::end_unless_logged_in);
+        oldest.send(Connection::end_unless_logged_in);
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// Has something done with the connection, on its worker, unless it is gone by then.
-    pub fn tell(&self, message: impl FnOnce(&mut Connection, &mut Io) + Send + 'static) {
+    pub fn send(&self, message: impl FnOnce(&mut Connection, &mut Io) + Send + 'static) {
         let (source, number) = (self.source, self.number);
         self.worker.send(move |worker| {
             if with(worker, source, number, message) {
@@ -324,7 +324,7 @@ impl Shared {
     /// Has a connection dropped, wherever it is; `held` is let go of once nothing of it is in flight.
     pub fn drop_connection(&self, key: ConnectionKey, held: Option<Hold>) {
         match self.place(key) {
-            Some(place) => place.tell(move |connection, io| {
+            Some(place) => place.send(move |connection, io| {
                 connection.held_until_drained.extend(held);
                 connection.end(io, "displaced");
             }),
@@ -341,7 +341,7 @@ impl Shared {
     /// Has a connection closed that another one of its session has logged out: the session stays; `held` as above.
     pub fn log_out_connection(&self, key: ConnectionKey, held: Hold) {
         match self.place(key) {
-            Some(place) => place.tell(move |connection, io| {
+            Some(place) => place.send(move |connection, io| {
                 connection.held_until_drained.push(held);
                 connection.is_logged_out(io);
             }),
@@ -352,7 +352,7 @@ impl Shared {
     /// Has a connection dropped because its session ends, of which its initiator is told; `held` as above.
     pub fn dismiss_connection(&self, key: ConnectionKey, held: Option<Hold>) {
         match self.place(key) {
-            Some(place) => place.tell(move |connection, io| {
+            Some(place) => place.send(move |connection, io| {
                 connection.held_until_drained.extend(held);
                 connection.dismiss(io, "the target drops its session");
             }),
@@ -363,7 +363,7 @@ impl Shared {
     /// Has a connection's initiator asked to log out, within a bound.
     pub fn ask_for_logout(&self, key: ConnectionKey) {
         match self.place(key) {
-            Some(place) => place.tell(Connection::ask_for_logout),
+            Some(place) => place.send(Connection::ask_for_logout),
             None => self.drop_connection(key, None),
         }
     }
@@ -373,7 +373,7 @@ impl Shared {
         let session = self.sessions.session(tsih);
         let key = session.and_then(|session| session.connection(cid));
         if let Some(place) = key.and_then(|key| self.place(key)) {
-            place.tell(Connection::look_again);
+            place.send(Connection::look_again);
         }
     }
 }

@@ -2,11 +2,14 @@
 //!
 //! A slot outlives its iSCSI task where a task was aborted while its I/O ran, or goes on in the background.
 
+use std::ops::{Deref, DerefMut};
+
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
 use latency::{Operation, Part, Stamp, Stamps};
-use scsi::{Response, TaskTag};
-use scsi_exec::{Held, Hold, Task, TaskStep, Ticket, end_for_want_of_memory};
+use reactor::Job;
+use scsi::TaskTag;
+use scsi_exec::{Hold, Task, Ticket};
 
 /// Names a slot; a stale name finds another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +21,20 @@ pub(crate) struct SlotId {
 #[derive(Default)]
 pub(crate) struct Slot {
     pub generation: u32,
-    pub used: bool,
     /// The iSCSI task, as long as it is to be answered.
     pub iscsi: Option<TaskId>,
     pub task: Task,
-    /// What the task does next, once its data, its memory or its turn is there.
-    pub step: Option<TaskStep>,
+    /// Its next I/O, or the one in flight.
+    pub job: Job,
     /// Command data; as large as what of it may move by now.
     pub buffer: Option<IoBuffer>,
+    state: State,
+}
+
+/// What begins anew with each command.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct State {
+    used: bool,
     /// What was read is sent from where it lies on the disk: the task's order lasts until it has left.
     pub lent: bool,
     /// The kernel receives into the buffer.
@@ -43,15 +52,11 @@ pub(crate) struct Slot {
     pub goes_on: bool,
     pub lun: [u8; 8],
     pub tag: Option<TaskTag>,
-    /// Its place among the others, if it is not SIMPLE.
-    pub ticket: Option<Ticket>,
     pub read_length: u32,
     /// `None`: no data-out is expected.
     pub write_length: Option<u32>,
     /// Bytes that a read moves into the buffer.
     pub reads: u32,
-    /// An answer that waits for other tasks to be aborted.
-    pub response: Option<Response>,
     pub operation: Option<Operation>,
     /// Whose measurements it belongs to.
     pub part: Part,
@@ -67,73 +72,29 @@ pub(crate) struct Slot {
     pub received: Stamp,
     /// As far as it has come.
     pub stamps: Stamps,
-    /// Task management functions that wait for this task to end.
-    pub waits: Vec<Hold>,
-    /// What it holds of the memory that its session works with.
-    pub held: Held,
+}
+
+impl Deref for Slot {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Slot {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
 }
 
 impl Slot {
-    /// What its task does next is to be answered TASK SET FULL.
-    #[cold]
-    pub fn end_for_want_of_memory(&mut self) -> TaskStep {
-        let expected = self.write_length.unwrap_or(0).max(self.read_length);
-        end_for_want_of_memory(&mut self.task, expected)
-    }
-
-    /// As new, in place: a slot is large, and most of it was never used. Gives what waited for it.
-    fn clear(&mut self) -> Vec<Hold> {
-        let Slot {
-            generation,
-            used,
-            iscsi,
-            task,
-            step,
-            buffer,
-            lent,
-            receiving,
-            busy,
-            scratch,
-            aborted,
-            left,
-            begun,
-            goes_on,
-            lun,
-            tag,
-            ticket,
-            read_length,
-            write_length,
-            reads,
-            response,
-            operation,
-            part,
-            bytes,
-            offset,
-            pended,
-            asked,
-            awaited,
-            received,
-            stamps,
-            waits,
-            held,
-        } = self;
-        *generation = generation.wrapping_add(1);
-        for flag in [used, lent, receiving, busy, scratch] {
-            *flag = false;
-        }
-        for flag in [aborted, left, begun, goes_on, pended, asked] {
-            *flag = false;
-        }
-        task.abandon();
-        (*iscsi, *step, *buffer) = (None, None, None);
-        (*tag, *ticket, *response) = (None, None, None);
-        (*lun, *read_length, *write_length, *reads) = ([0; 8], 0, None, 0);
-        (*operation, *part) = (None, Part::default());
-        (*bytes, *offset) = (0, 0);
-        (*awaited, *received) = (Stamp::default(), Stamp::default());
-        *stamps = Stamps::default();
-        held.give_back();
-        std::mem::take(waits)
+    /// As new, in place. Gives the command's place among the others, and who waited for its end.
+    fn clear(&mut self) -> (Option<Ticket>, Vec<Hold>) {
+        self.generation = self.generation.wrapping_add(1);
+        (self.iscsi, self.buffer, self.state) = (None, None, State::default());
+        self.task.abandon();
+        self.task.end()
     }
 }
 
@@ -184,6 +145,16 @@ impl Slots {
         &mut self.slots[index as usize]
     }
 
+    /// Its iSCSI task, as long as that is to be answered.
+    pub fn task(&self, index: u32) -> Option<TaskId> {
+        self.slots[index as usize].iscsi
+    }
+
+    /// Its command data.
+    pub fn buffer(&self, index: u32) -> Option<&IoBuffer> {
+        self.slots[index as usize].buffer.as_ref()
+    }
+
     pub fn current(&mut self, id: SlotId) -> Option<&mut Slot> {
         let slot = self.slots.get_mut(id.index as usize)?;
         (slot.used && slot.generation == id.generation).then_some(slot)
@@ -207,12 +178,13 @@ impl Slots {
         Some(task)
     }
 
-    /// Empties a slot; its buffer and its waits must have been taken.
-    pub fn free(&mut self, index: u32) {
+    /// Empties a slot, whose buffer must have been taken; gives the command's place among the others, and who waited for its end.
+    #[must_use]
+    pub fn free(&mut self, index: u32) -> (Option<Ticket>, Vec<Hold>) {
         self.part(index);
-        let waits = self.slots[index as usize].clear();
+        let ended = self.slots[index as usize].clear();
         self.free.push(index);
-        drop(waits);
+        ended
     }
 
     /// Slots in use.

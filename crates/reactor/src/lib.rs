@@ -20,6 +20,7 @@ mod polling;
 mod pool;
 mod rate_limit;
 mod source;
+mod step;
 mod waiting;
 mod worker;
 
@@ -31,4 +32,5 @@ pub use polling::{PollLimit, PollLimits};
 pub use pool::{ExportPlacement, OwnedQueue, Pool, PoolError, WorkerOptions};
 pub use rate_limit::RateLimit;
 pub use source::{Source, SourceId};
+pub use step::{Job, Step};
 pub use worker::{Worker, WorkerCounters};

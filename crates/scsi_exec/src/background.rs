@@ -8,37 +8,30 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use bdev::{Disk, Submission};
-use block::{IoError, IoErrorKind, IoOutcome, IoRequest};
+use block::{IoError, IoErrorKind, IoOutcome};
 use guest_memory::IoBuffer;
 use latency::{QueueRecord, Stamp};
-use reactor::{DiskHandle, Io, Source, SourceId, Tag, WorkerHandle};
-use scsi::DiskId;
+use reactor::{Io, Source, SourceId, Tag, WorkerHandle};
 use uring::RingFd;
 
-use crate::{Task, TaskStep, Units};
+use crate::task::Need;
+use crate::{DiskHandles, Task, Units};
 
 /// I/Os in one iteration when they end at once, and bytes that count as one more.
 const STEPS_MAX: usize = 32;
 const STEP_BYTES: usize = 128 << 10;
 
-/// Has a task go on to its end on this worker; `first` gives its next step.
-pub fn go_on_in_background(
-    worker: &WorkerHandle,
-    units: &Arc<Units>,
-    mut task: Task,
-    first: impl FnOnce(&mut Task) -> TaskStep + Send + 'static,
-) {
+/// Has a task go on to its end on this worker, from what it needs next.
+pub fn go_on_in_background(worker: &WorkerHandle, units: &Arc<Units>, task: Task) {
     let (handle, units) = (worker.clone(), units.clone());
     worker.send(move |worker| {
-        let step = Some(first(&mut task));
         let added: Result<SourceId, Infallible> = worker.add(|_, id| {
             Ok(Box::new(Background {
                 id,
                 worker: handle,
                 units,
                 task,
-                step,
-                disk: None,
+                disks: DiskHandles::default(),
                 in_flight: false,
                 stopped: false,
             }))
@@ -51,47 +44,15 @@ struct Background {
     id: SourceId,
     worker: WorkerHandle,
     units: Arc<Units>,
+    /// It needs nothing while an I/O is in flight, and when it is over.
     task: Task,
-    /// `None`: an I/O is in flight, or it is over.
-    step: Option<TaskStep>,
-    disk: Option<(DiskId, DiskHandle)>,
+    disks: DiskHandles,
     in_flight: bool,
     /// Nothing more is begun.
     stopped: bool,
 }
 
 impl Background {
-    fn disk(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
-        match self.disk {
-            Some((known, handle)) if known == id => Some(handle),
-            other => {
-                let handle = io.open(&self.units.disk(id)?);
-                if let Some((_, old)) = other {
-                    io.close(old);
-                }
-                self.disk = Some((id, handle));
-                Some(handle)
-            }
-        }
-    }
-
-    fn submit(
-        &mut self,
-        io: &mut Io,
-        disk: DiskId,
-        request: &IoRequest,
-        buffer: &mut IoBuffer,
-    ) -> Submission {
-        let tag = Tag {
-            source: self.id,
-            slot: 0,
-        };
-        match self.disk(io, disk) {
-            Some(handle) => io.submit(handle, request, buffer, tag),
-            None => Submission::Done(Err(IoError::new(IoErrorKind::Offline))),
-        }
-    }
-
     /// It begins nothing more, and is taken out of its worker.
     fn leave(&mut self) {
         self.stop();
@@ -100,38 +61,40 @@ impl Background {
     }
 
     fn run(&mut self, io: &mut Io) {
+        let tag = Tag {
+            source: self.id,
+            slot: 0,
+        };
         let mut steps = 0;
         while steps < STEPS_MAX {
-            let Some(step) = self.step.take() else { return };
-            self.step = Some(match step {
-                TaskStep::Scratch(disk, request, mut buffer) => {
+            match self.task.take_need() {
+                Need::Nothing => return,
+                Need::Scratch(id, request, part) => {
+                    let mut buffer = self.task.scratch(request.kind, part);
                     steps += 1 + buffer.len() / STEP_BYTES;
-                    match self.submit(io, disk, &request, &mut buffer) {
-                        Submission::Pending => {
-                            self.in_flight = true;
-                            return;
-                        }
+                    let submitted = match self.disks.get(io, &self.units, id) {
+                        Some(disk) => io.submit(disk, &request, &mut buffer, tag),
+                        None => Submission::Done(Err(IoError::new(IoErrorKind::Offline))),
+                    };
+                    match submitted {
+                        Submission::Pending => self.in_flight = true,
                         Submission::Done(outcome) => self.task.resume(outcome, Some(*buffer)),
                     }
                 }
-                TaskStep::AnswerAndGoOn => self.task.go_on(),
+                Need::AnswerAndGoOn => self.task.go_on(),
                 // Nobody is there any more who has data or waits for an answer.
-                TaskStep::Answer
-                | TaskStep::Over
-                | TaskStep::Data(..)
-                | TaskStep::NeedData(_)
-                | TaskStep::Acquire(..) => {
+                Need::Answer | Need::Over | Need::Data(..) | Need::DataOut(_) | Need::Range(..) => {
                     self.task.abandon();
                     return self.leave();
                 }
-            });
+            }
         }
     }
 }
 
 impl Source for Background {
     fn ready(&mut self, _now: Stamp) -> bool {
-        self.step.is_some()
+        !self.stopped && self.task.is_ready()
     }
 
     fn drain(&mut self, io: &mut Io, _noticed: Stamp) {
@@ -148,14 +111,14 @@ impl Source for Background {
     ) {
         self.in_flight = false;
         if !self.stopped {
-            self.step = Some(self.task.resume(outcome, Some(buffer)));
+            self.task.resume(outcome, Some(buffer));
         }
     }
 
     fn publish(&mut self, _io: &mut Io) {}
 
     fn arm(&mut self) -> bool {
-        self.step.is_some()
+        !self.stopped && self.task.is_ready()
     }
 
     fn disarm(&mut self) {}
@@ -169,20 +132,17 @@ impl Source for Background {
     }
 
     fn stop(&mut self) {
-        (self.step, self.stopped) = (None, true);
+        self.stopped = true;
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
-        if let Some((_, handle)) = self.disk.take_if(|(_, handle)| io.is_of(*handle, disk)) {
-            io.close(handle);
+        if self.disks.let_go(io, disk) {
             self.leave();
         }
     }
 
     fn closed(&mut self, io: &mut Io) {
-        if let Some((_, handle)) = self.disk.take() {
-            io.close(handle);
-        }
+        self.disks.close(io);
     }
 
     fn record(&self) -> Option<Arc<QueueRecord>> {

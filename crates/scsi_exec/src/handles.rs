@@ -34,13 +34,16 @@ impl DiskHandles {
         self.0[index]
     }
 
-    /// Closes the handle on a disk that is being taken out of the process, if there is one.
-    pub fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+    /// Closes the handle on a disk that is being taken out of the process. Was there one?
+    pub fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) -> bool {
+        let mut any = false;
         for place in &mut self.0 {
             if let Some(handle) = place.take_if(|handle| io.is_of(*handle, disk)) {
                 io.close(handle);
+                any = true;
             }
         }
+        any
     }
 
     /// Closes all.

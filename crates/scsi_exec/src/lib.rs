@@ -1,13 +1,14 @@
-//! Carries out SCSI plans on disks: what virtio-scsi and iSCSI share between the pure core and the backends.
+//! Carries out SCSI plans on disks: the one executor of virtio-scsi and iSCSI, between the pure core and the block devices.
 //!
 //! [`Units`] knows which disk a logical unit stands on; a [`Task`] takes one command's [`scsi::Plan`] through its I/Os;
-//! [`Runners`] carries aborts to whoever runs tasks; [`TaskOrder`] keeps the order of tasks that several queues carry.
-//! Which worker, which ring and which transport is the caller's business. Owned by the request's slot; a task
-//! of one I/O allocates nothing.
+//! [`execute`] does what a task needs, and is all that a transport calls; [`Runners`] carries aborts to whoever runs tasks;
+//! [`TaskOrder`] keeps the order of tasks that several queues carry. Which worker, which ring and which transport is the
+//! caller's business. Owned by the request's slot; a task of one I/O allocates nothing.
 
 #![forbid(unsafe_code)]
 
 mod background;
+mod execute;
 mod handles;
 mod memory;
 mod operation;
@@ -18,10 +19,12 @@ mod task;
 mod units;
 
 pub use background::go_on_in_background;
+pub use execute::{Data, Parts, Transport, Waiter, execute, may_start};
 pub use handles::DiskHandles;
-pub use memory::{Held, WorkMemory, end_for_want_of_memory};
+pub(crate) use memory::Held;
+pub use memory::WorkMemory;
 pub use operation::operation_of;
 pub use order::{Admission, StartTask, TaskOrder, Ticket};
-pub use runners::{Call, Hold, Holding, Registration, Runner, Runners, Spared, Want};
-pub use task::{Task, TaskStep};
+pub use runners::{Call, Effect, Hold, Holding, Registration, Runner, Runners, Spared, Want};
+pub use task::{Granted, Task};
 pub use units::Units;

@@ -5,9 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use scsi::{Plan, Residual, Response, Status, TRANSFER_MAX};
-
-use crate::task::{Task, TaskStep};
+use scsi::TRANSFER_MAX;
 
 /// The memory of a client: of a virtio-scsi controller, or of an iSCSI session.
 #[derive(Debug)]
@@ -40,7 +38,7 @@ impl WorkMemory {
 
 /// What a command holds of it.
 #[derive(Debug, Default)]
-pub struct Held {
+pub(crate) struct Held {
     memory: Option<Arc<WorkMemory>>,
     bytes: usize,
     /// What it works on is counted.
@@ -48,26 +46,23 @@ pub struct Held {
 }
 
 impl Held {
-    /// Is there room for so much data of a command?
-    pub fn take_for_data(&mut self, memory: &Arc<WorkMemory>, length: usize) -> bool {
-        // It came in memory that the transport counts, and is worked with in this.
-        self.extend(memory, length)
-    }
-
-    /// Is there room for what the task works on, or has it begun to? What no abort ends is not refused. `data_in`: what its
-    /// client has room for.
-    pub fn take_for_work(&mut self, memory: &Arc<WorkMemory>, task: &Task, data_in: u32) -> bool {
-        if self.works || task.survives_abort() {
-            return true;
+    /// Is there room for a task that works on `scratch` bytes, or has it begun to? `data_in`: what its client has room for.
+    pub fn take_for_work(
+        &mut self,
+        memory: &Arc<WorkMemory>,
+        scratch: usize,
+        data_in: u32,
+    ) -> bool {
+        if !self.works {
+            // As much again is under way to the disk or from it, and what was read is kept until it is all there.
+            let read = u64::from(data_in).min(TRANSFER_MAX) as usize;
+            self.works = self.extend(memory, 2 * scratch + read);
         }
-        // As much again is under way to the disk or from it, and what was read is kept until it is all there.
-        let read = u64::from(data_in).min(TRANSFER_MAX) as usize;
-        self.works = self.extend(memory, 2 * task.scratch_length() + read);
         self.works
     }
 
     /// So many bytes more; false: there are not so many.
-    fn extend(&mut self, memory: &Arc<WorkMemory>, bytes: usize) -> bool {
+    pub fn extend(&mut self, memory: &Arc<WorkMemory>, bytes: usize) -> bool {
         let taken = memory.take(self.bytes, bytes);
         if taken {
             self.memory = Some(memory.clone());
@@ -75,9 +70,7 @@ impl Held {
         }
         taken
     }
-}
 
-impl Held {
     /// All of it: the command is over.
     #[inline]
     pub fn give_back(&mut self) {
@@ -92,16 +85,6 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.give_back();
     }
-}
-
-/// Ends a task that has not begun to work, for want of memory; `expected`: bytes that were to move.
-#[cold]
-pub fn end_for_want_of_memory(task: &mut Task, expected: u32) -> TaskStep {
-    task.abandon();
-    task.start(Plan::Done(Response {
-        residual: Residual::between(0, expected.into()),
-        ..Response::status(Status::TaskSetFull)
-    }))
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use scsi::{AbortScope, NexusId};
+use scsi::{AbortScope, NexusId, TaskTag};
+
+use crate::Task;
 
 /// Kept until a task that is meant has ended; the last one to go calls back.
 #[derive(Clone)]
@@ -93,6 +95,28 @@ impl Call {
             spared: None,
         }
     }
+
+    /// What it does to a task. `begun`: the task has left the task set's queue; `later`: it is one of those that are spared.
+    pub fn effect(&self, tag: TaskTag, task: &Task, begun: bool, later: bool) -> Option<Effect> {
+        if later || !self.scope.matches(tag) {
+            let ends = self.scope.ends(tag.nexus, |unit| task.writes_to(unit));
+            return ends.then_some(Effect::Wait);
+        }
+        match self.want {
+            _ if task.aborts(&self.scope) => None,
+            Want::Abort | Want::Reset => Some(Effect::Abort),
+            Want::End => begun.then_some(Effect::Wait),
+        }
+    }
+}
+
+/// What a call does to a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It is aborted; the hold lasts until it has ended.
+    Abort,
+    /// The hold lasts until it has ended.
+    Wait,
 }
 
 /// The tasks of a nexus that were sent later than something.

@@ -1,11 +1,14 @@
-//! One command from its plan to its response.
+//! One command from its plan to its response. A task says what it needs next; [`execute`](crate::execute) does it.
 //!
 //! ```text
 //!   start -> Data | Scratch -> (I/O) -> resume -> ... -> Answer          the response is then in `response`
-//!         -> NeedData -> (data-out copied) -> with_data -> ...
-//!         -> Acquire -> (range granted) -> granted -> ...
+//!         -> DataOut -> (data-out copied) -> with_data -> ...
+//!         -> Range -> (range locked) -> grant -> ...
 //!                                     ... -> AnswerAndGoOn -> (answered) -> go_on -> ... -> Over
 //! ```
+
+use std::ops::Range;
+use std::sync::Arc;
 
 use bdev::RangeLock;
 use block::{IoFlags, IoKind, IoOutcome, IoRequest};
@@ -15,30 +18,46 @@ use scsi::{
     UnitId,
 };
 
-/// What the transport has to do next.
-#[derive(Debug)]
-pub enum TaskStep {
+use crate::{Held, Hold, Ticket, WorkMemory};
+
+/// What a task needs next.
+#[derive(Debug, Default)]
+pub(crate) enum Need {
+    /// Nothing, or what it needs is under way.
+    #[default]
+    Nothing,
     /// An I/O on the initiator's own buffer, from its start; then [`Task::resume`].
     Data(DiskId, IoRequest),
-    /// An I/O on this memory; then [`Task::resume`] with it.
-    Scratch(DiskId, IoRequest, Box<IoBuffer>),
-    /// Copy so many bytes from the start of the data-out; then [`Task::with_data`].
-    NeedData(usize),
-    /// Acquire a range of a disk's gate: offset and length in bytes; then [`Task::granted`].
-    Acquire(DiskId, u64, u64),
-    /// The response is there.
+    /// An I/O on memory for this part of the scratch memory: [`Task::scratch`]; then [`Task::resume`] with it.
+    Scratch(DiskId, IoRequest, Range<usize>),
+    /// A copy of so many bytes from the start of the data-out; then [`Task::with_data`].
+    DataOut(usize),
+    /// A lock on a range of a disk, offset and length in bytes; then [`Task::grant`].
+    Range(DiskId, u64, u64),
+    /// That its response is sent.
     Answer,
-    /// The response is there, and the task goes on without its initiator: [`Task::go_on`].
+    /// That its response is sent, and it goes on without its initiator: [`Task::go_on`].
     AnswerAndGoOn,
-    /// A task that was answered before has ended.
+    /// Nothing any more: it was answered before, and has ended.
     Over,
+}
+
+/// What a command waited for.
+#[derive(Debug)]
+pub enum Granted {
+    /// Its start, among the tasks of its unit; the ticket is held until it has ended.
+    Start(Option<Ticket>),
+    /// The lock on its range.
+    Range(RangeLock),
+    /// The end of the tasks that it aborts.
+    Aborted,
 }
 
 /// A command under way.
 ///
 /// What a plain READ or WRITE needs lies here, beside what its owner keeps of it: a line of the cache. What others need lies apart, so
 /// that owners who keep many tasks keep them close together.
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[repr(C)]
 pub struct Task {
     /// It is a plain I/O, or none.
@@ -50,7 +69,7 @@ pub struct Task {
 
 /// What a command may be that is no plain I/O. What other READs and WRITEs need is in fields without a destructor: nothing is
 /// moved or dropped on their way.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct General {
     /// What it may be doing, and how it may have ended, if it is nothing of what follows.
     doing: Doing,
@@ -61,6 +80,21 @@ struct General {
     direct: Option<DirectIo>,
     /// It has ended, as nearly all do: no data, no sense.
     plain: Option<(Status, Residual)>,
+    next: Need,
+    claims: Claims,
+}
+
+/// What a command has besides its task, until it is answered.
+#[derive(Default)]
+struct Claims {
+    /// Its place among the others, if it is not SIMPLE.
+    ticket: Option<Ticket>,
+    /// Who waits for its end.
+    waits: Vec<Hold>,
+    /// The tasks that it waits for, which it aborts; that does not mean itself.
+    aborting: Option<Arc<AbortScope>>,
+    /// What it holds of its client's memory.
+    held: Held,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,29 +124,23 @@ struct Running {
     run: Box<Run>,
     scratch: Vec<u8>,
     /// Where the data of a read in flight goes.
-    reading: Option<std::ops::Range<usize>>,
+    reading: Option<Range<usize>>,
 }
 
 impl Task {
     /// Begins with a plan, forgetting what was before.
     #[inline]
-    pub fn start(&mut self, plan: Plan) -> TaskStep {
+    pub fn start(&mut self, plan: Plan) {
+        self.forget();
         match plan {
-            Plan::Io(io) if !io.exclusive => {
-                self.start_direct(io);
-                TaskStep::Data(io.disk, io.request)
-            }
-            other => {
-                self.forget();
-                self.start_slowly(other)
-            }
+            Plan::Io(io) if !io.exclusive => self.start_direct(io),
+            other => self.start_slowly(other),
         }
     }
 
-    /// Begins with a plan that is one I/O, which is not exclusive; its step is [`TaskStep::Data`].
     #[inline(always)]
-    pub fn start_direct(&mut self, io: DirectIo) {
-        self.forget();
+    fn start_direct(&mut self, io: DirectIo) {
+        self.general.next = Need::Data(io.disk, self.as_holder(io.request));
         self.general.direct = Some(io);
     }
 
@@ -163,25 +191,56 @@ impl Task {
             && matches!(self.general.doing, Doing::Nothing)
             && self.general.response.is_none()
             && self.general.lease.is_none()
+            && !self.is_ready()
+    }
+
+    /// Is there something that it needs, for [`execute`](crate::execute)?
+    pub fn is_ready(&self) -> bool {
+        !matches!(self.general.next, Need::Nothing)
+    }
+
+    /// The I/O on its initiator's own buffer that is next.
+    #[inline]
+    pub fn next_io(&self) -> Option<(DiskId, IoRequest)> {
+        match self.general.next {
+            Need::Data(disk, request) => Some((disk, request)),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn take_need(&mut self) -> Need {
+        std::mem::take(&mut self.general.next)
+    }
+
+    /// What it needs is not there yet.
+    pub(crate) fn keep_need(&mut self, need: Need) {
+        self.general.next = need;
     }
 
     #[inline(always)]
     fn forget(&mut self) {
         self.quick = Quick::No;
         (self.general.direct, self.general.plain) = (None, None);
-        if self.general.response.is_some() || !matches!(self.general.doing, Doing::Nothing) {
+        let rest = self.general.response.is_some() || self.is_ready();
+        if rest || !matches!(self.general.doing, Doing::Nothing) {
             self.forget_the_rest();
         }
     }
 
     #[cold]
     fn forget_the_rest(&mut self) {
-        self.general.response = None;
-        self.general.doing = Doing::Nothing;
+        let General {
+            response,
+            doing,
+            next,
+            ..
+        } = &mut *self.general;
+        (*response, *doing, *next) = (None, Doing::Nothing, Need::Nothing);
     }
 
-    /// The I/O of a task that is one has succeeded: the short way of [`Task::resume`], whose step is
-    /// [`TaskStep::Answer`]. False: it is another kind of task.
+    /// The I/O of a task that is one has succeeded: the fast path of [`Task::resume`], after which
+    /// it is to be answered. False: it is another kind of task.
     #[inline(always)]
     #[must_use]
     pub fn end_direct(&mut self) -> bool {
@@ -195,7 +254,7 @@ impl Task {
         }
     }
 
-    fn start_slowly(&mut self, plan: Plan) -> TaskStep {
+    fn start_slowly(&mut self, plan: Plan) {
         let range = match &plan {
             Plan::Io(io) if io.exclusive => Some((io.disk, io.request.offset, io.request.length)),
             Plan::Run(run) => run.exclusive.map(|e| (e.disk, e.offset, e.length)),
@@ -203,18 +262,15 @@ impl Task {
         };
         if let (Some((disk, offset, length)), None) = (range, &self.general.lease) {
             self.general.doing = Doing::Acquiring(Box::new(plan));
-            return TaskStep::Acquire(disk, offset, length);
+            self.general.next = Need::Range(disk, offset, length);
+            return;
         }
         match plan {
-            Plan::Io(io) => {
-                self.general.direct = Some(io);
-                TaskStep::Data(io.disk, io.request)
-            }
+            Plan::Io(io) => self.start_direct(io),
             Plan::Done(response) => self.answer(response),
             Plan::NeedData(pending) => {
-                let length = pending.length();
+                self.general.next = Need::DataOut(pending.length());
                 self.general.doing = Doing::Waiting(pending);
-                TaskStep::NeedData(length)
             }
             Plan::Run(run) => {
                 let scratch = vec![0; run.scratch_length];
@@ -223,7 +279,7 @@ impl Task {
                     scratch,
                     reading: None,
                 };
-                self.advance(Box::new(running), None)
+                self.advance(Box::new(running), None);
             }
         }
     }
@@ -240,43 +296,44 @@ impl Task {
         }
     }
 
-    /// Goes on with the range that [`TaskStep::Acquire`] asked for; it is held until the task ends.
-    pub fn granted(&mut self, lease: RangeLock) -> TaskStep {
-        match std::mem::take(&mut self.general.doing) {
-            Doing::Acquiring(plan) => {
-                self.general.lease = Some(lease);
-                let step = self.start_slowly(*plan);
-                self.as_holder(step)
+    /// Goes on with what the command waited for. A range is held until the task ends.
+    pub fn grant(&mut self, granted: Granted) {
+        match granted {
+            Granted::Start(ticket) => self.general.claims.ticket = ticket,
+            Granted::Range(lease) => match std::mem::take(&mut self.general.doing) {
+                Doing::Acquiring(plan) => {
+                    self.general.lease = Some(lease);
+                    self.start_slowly(*plan);
+                }
+                _ => self.answer(Response::aborted()),
+            },
+            Granted::Aborted => {
+                self.general.claims.aborting = None;
+                self.general.next = Need::Answer;
             }
-            _ => self.answer(Response::aborted()),
         }
     }
 
-    /// The holder's own I/Os pass the gate.
-    fn as_holder(&self, step: TaskStep) -> TaskStep {
-        if self.general.lease.is_none() {
-            return step;
-        }
-        match step {
-            TaskStep::Data(disk, io) => TaskStep::Data(disk, io.flagged(IoFlags::HOLDER)),
-            TaskStep::Scratch(disk, io, buffer) => {
-                TaskStep::Scratch(disk, io.flagged(IoFlags::HOLDER), buffer)
-            }
-            other => other,
+    /// The holder's own I/Os pass the lock on its range.
+    #[inline(always)]
+    fn as_holder(&self, request: IoRequest) -> IoRequest {
+        match self.general.lease {
+            None => request,
+            Some(_) => request.flagged(IoFlags::HOLDER),
         }
     }
 
-    /// Goes on with the data-out that [`TaskStep::NeedData`] asked for.
-    pub fn with_data(&mut self, data: Vec<u8>) -> TaskStep {
+    /// Goes on with the data-out that it needed.
+    pub(crate) fn with_data(&mut self, data: Vec<u8>) {
         match std::mem::take(&mut self.general.doing) {
             Doing::Waiting(pending) => self.start_slowly(pending.with_data(data)),
             _ => self.answer(Response::aborted()),
         }
     }
 
-    /// Goes on after an I/O; `scratch` is the memory of a [`TaskStep::Scratch`].
+    /// Goes on after an I/O; `scratch` is the memory that it worked on, if that was not the initiator's buffer.
     #[inline]
-    pub fn resume(&mut self, outcome: IoOutcome, scratch: Option<IoBuffer>) -> TaskStep {
+    pub fn resume(&mut self, outcome: IoOutcome, scratch: Option<IoBuffer>) {
         if matches!(
             std::mem::take(&mut self.quick),
             Quick::Io | Quick::WatchedIo
@@ -295,42 +352,91 @@ impl Task {
                 {
                     buffer.read_at(0, into);
                 }
-                let step = self.advance(running, Some(outcome));
-                self.as_holder(step)
+                self.advance(running, Some(outcome));
             }
             Doing::Nothing | Doing::Waiting(_) | Doing::Acquiring(_) => {
-                self.answer(Response::aborted())
+                self.answer(Response::aborted());
             }
         }
     }
 
-    /// Goes on after [`TaskStep::AnswerAndGoOn`].
-    pub fn go_on(&mut self) -> TaskStep {
+    /// Goes on after it was answered, without its initiator.
+    pub fn go_on(&mut self) {
         match std::mem::take(&mut self.general.doing) {
-            Doing::Running(running) => {
-                let step = self.advance(running, None);
-                self.as_holder(step)
-            }
-            _ => TaskStep::Over,
+            Doing::Running(running) => self.advance(running, None),
+            _ => self.general.next = Need::Over,
         }
+    }
+
+    /// Takes out what is under way, to go on elsewhere. What waits for the command's end, and what it holds, stays.
+    pub fn detach(&mut self) -> Task {
+        let mut detached = std::mem::take(self);
+        std::mem::swap(&mut detached.general.claims, &mut self.general.claims);
+        detached
+    }
+
+    /// Holds on to `hold` until the command has ended.
+    pub fn hold(&mut self, hold: &Hold) {
+        self.general.claims.waits.push(hold.clone());
+    }
+
+    /// Is this the scope of the tasks that it aborts itself?
+    pub(crate) fn aborts(&self, scope: &Arc<AbortScope>) -> bool {
+        let own = self.general.claims.aborting.as_ref();
+        own.is_some_and(|own| Arc::ptr_eq(own, scope))
+    }
+
+    /// It waits until the tasks of this scope, which it aborts, have ended.
+    pub(crate) fn set_aborting(&mut self, scope: &Arc<AbortScope>) {
+        self.general.claims.aborting = Some(Arc::clone(scope));
+    }
+
+    /// The command has ended: gives back its memory, and takes its place among the others and who waits for its end.
+    pub fn end(&mut self) -> (Option<Ticket>, Vec<Hold>) {
+        let claims = &mut self.general.claims;
+        claims.aborting = None;
+        claims.held.give_back();
+        (claims.ticket.take(), std::mem::take(&mut claims.waits))
+    }
+
+    /// Is there room for so much of its data?
+    pub(crate) fn may_take_data(&mut self, memory: &Arc<WorkMemory>, length: usize) -> bool {
+        // It came in memory that the transport counts, and is worked with in this.
+        self.general.claims.held.extend(memory, length)
+    }
+
+    /// Is there room for what it works on, or has it begun to? What no abort ends is not refused. `data_in`: what its client has
+    /// room for.
+    pub(crate) fn may_work(&mut self, memory: &Arc<WorkMemory>, data_in: u32) -> bool {
+        let General { doing, claims, .. } = &mut *self.general;
+        match doing {
+            Doing::Running(running) if !running.run.survives_abort => {
+                claims
+                    .held
+                    .take_for_work(memory, running.scratch.len(), data_in)
+            }
+            _ => true,
+        }
+    }
+
+    /// Ends without having begun to work, for want of memory (SAM-5, 5.3.1); `expected`: bytes that were to move.
+    #[cold]
+    pub(crate) fn end_for_want_of_memory(&mut self, expected: u32) {
+        self.abandon();
+        self.answer(Response {
+            residual: Residual::between(0, expected.into()),
+            ..Response::status(Status::TaskSetFull)
+        });
     }
 
     /// What has to be aborted, on all workers, before the response may leave (PREEMPT AND ABORT).
-    pub fn take_abort(&mut self) -> Option<Box<AbortScope>> {
+    pub(crate) fn take_abort(&mut self) -> Option<Box<AbortScope>> {
         self.general.response.as_mut()?.abort.take()
     }
 
     /// Does the task go on when its command is aborted or its initiator leaves (SANITIZE)?
     pub fn survives_abort(&self) -> bool {
         matches!(&self.general.doing, Doing::Running(running) if running.run.survives_abort)
-    }
-
-    /// Bytes of memory of its own that it works on.
-    pub fn scratch_length(&self) -> usize {
-        match &self.general.doing {
-            Doing::Running(running) => running.scratch.len(),
-            _ => 0,
-        }
     }
 
     /// Does it write to this unit, other than the one that its command was sent to?
@@ -362,46 +468,51 @@ impl Task {
             .unwrap_or_else(Response::aborted)
     }
 
-    /// Status and residual of a response that is nothing more: the short way of [`Task::take_response`].
+    /// Status and residual of a response that is nothing more: the fast path of [`Task::take_response`].
     #[inline(always)]
     pub fn take_plain(&mut self) -> Option<(Status, Residual)> {
         self.general.plain.take()
     }
 
     #[inline]
-    fn answer(&mut self, response: Response) -> TaskStep {
+    fn answer(&mut self, response: Response) {
         if self.general.lease.is_some() {
             self.general.lease = None;
         }
         self.general.response = Some(response);
-        TaskStep::Answer
+        self.general.next = Need::Answer;
     }
 
-    fn advance(&mut self, mut running: Box<Running>, outcome: Option<IoOutcome>) -> TaskStep {
+    fn advance(&mut self, mut running: Box<Running>, outcome: Option<IoOutcome>) {
         match running.run.next(outcome, &mut running.scratch) {
             Step::Done(response) => self.answer(response),
-            Step::End => TaskStep::Over,
+            Step::End => self.general.next = Need::Over,
             Step::Answer(response) => {
                 self.general.doing = Doing::Running(running);
                 self.general.response = Some(response);
-                TaskStep::AnswerAndGoOn
+                self.general.next = Need::AnswerAndGoOn;
             }
             Step::Io {
                 disk,
                 request,
                 scratch,
             } => {
-                let buffer = IoBuffer::owned(scratch.len());
-                match (request.kind, running.scratch.get(scratch.clone())) {
-                    (IoKind::Read, _) => running.reading = Some(scratch),
-                    (IoKind::Write | IoKind::CompareAndWrite, Some(data)) => {
-                        buffer.write_at(0, data);
-                    }
-                    _ => {}
-                }
                 self.general.doing = Doing::Running(running);
-                TaskStep::Scratch(disk, request, Box::new(buffer))
+                self.general.next = Need::Scratch(disk, self.as_holder(request), scratch);
             }
         }
+    }
+
+    /// Memory for an I/O on a part of the scratch memory, with what it writes.
+    pub(crate) fn scratch(&mut self, kind: IoKind, part: Range<usize>) -> Box<IoBuffer> {
+        let buffer = IoBuffer::owned(part.len());
+        if let Doing::Running(running) = &mut self.general.doing {
+            match (kind, running.scratch.get(part.clone())) {
+                (IoKind::Read, _) => running.reading = Some(part),
+                (IoKind::Write | IoKind::CompareAndWrite, Some(data)) => buffer.write_at(0, data),
+                _ => {}
+            }
+        }
+        Box::new(buffer)
     }
 }

@@ -108,8 +108,9 @@ impl Units {
                 "goes on with its interrupted sanitize or format operation"
             );
             if let (Some(pool), Some(me)) = (pool, self.me.upgrade()) {
-                let first = move |task: &mut Task| task.start(Plan::Run(run));
-                go_on_in_background(&pool.place(), &me, Task::default(), first);
+                let mut task = Task::default();
+                task.start(Plan::Run(run));
+                go_on_in_background(&pool.place(), &me, task);
             }
         }
         unit

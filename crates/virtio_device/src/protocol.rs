@@ -3,15 +3,17 @@
 //! ```text
 //!   begin -> Step::Data | Step::Scratch -> (I/O) -> resume -> Step ... -> Step::Answer -> answer -> bytes written
 //!         -> Step::Wait -> (Queue::resume_waiting) -> answer
+//!                       -> (Queue::proceed) -> Step ...
 //! ```
 
 use std::sync::Arc;
 
 use bdev::Disk;
-use block::{IoOutcome, IoRequest};
+use block::IoOutcome;
 use guest_memory::IoBuffer;
 use latency::{DiskNumber, Operation, UnitAddress};
-use reactor::{DiskHandle, Io, Tag};
+use reactor::{Io, Tag};
+pub use reactor::{Job, Step};
 use virtqueue::{Chain, ErrorPlace};
 
 /// A request, in the slot that it keeps from its first hop to its last: hops hand on which slot, not what is in it. What each
@@ -25,40 +27,6 @@ pub struct Request<S> {
     pub chain: Chain,
     /// What its device type remembers of it; it holds what the slot's last request left.
     pub state: S,
-}
-
-/// An I/O and the disk that is to do it.
-#[derive(Clone, Copy, Debug)]
-pub struct Job {
-    /// Which disk.
-    pub disk: DiskHandle,
-    /// What.
-    pub io: IoRequest,
-}
-
-impl Default for Job {
-    fn default() -> Self {
-        Job {
-            disk: DiskHandle::default(),
-            io: IoRequest::flush(),
-        }
-    }
-}
-
-/// What to do next for a request.
-pub enum Step {
-    /// The request's job, on the window of the chain's buffer.
-    Data,
-    /// The request's job, on memory of the protocol's own; [`Protocol::resume`] gets it back.
-    Scratch(Box<IoBuffer>),
-    /// Nothing to do on a disk any more: write the answer.
-    Answer,
-    /// Write the answer now, and go on without the driver: [`Protocol::go_on`] is next.
-    AnswerAndGoOn,
-    /// A request that was answered before has ended.
-    Over,
-    /// The answer depends on something else, which will call [`crate::Queue::resume_waiting`].
-    Wait,
 }
 
 /// A chain that holds no request of the device type: the peer's fault. It is refused: see [`Protocol::refuse`].

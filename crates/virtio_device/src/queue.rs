@@ -324,7 +324,7 @@ impl<P: Protocol> Queue<P> {
         for at in 0..batch.len() {
             let index = batch[at];
             if at < followed {
-                self.tell_next(io, batch[at + 1], &batch, at);
+                self.prefetch_next(io, batch[at + 1], &batch, at);
             }
             let slot = self.slots.get(index);
             let operation = slot.operation as usize;
@@ -402,7 +402,7 @@ impl<P: Protocol> Queue<P> {
     /// What is submitted after the request at `at` of the batch, and what later. Where a slot begins with something else its job
     /// is an old one, and nothing comes of it.
     #[inline(never)]
-    fn tell_next(&mut self, io: &Io, next: u16, batch: &[u16], at: usize) {
+    fn prefetch_next(&mut self, io: &Io, next: u16, batch: &[u16], at: usize) {
         let job = &self.slots.get(next).request.job;
         io.prefetch(job.disk, &job.io, Prefetch::Next);
         if let Some(&later) = batch.get(at + PREFETCH_DISTANCE) {

@@ -13,7 +13,7 @@ use guest_memory::IoBuffer;
 use latency::Operation;
 use reactor::{Io, SourceId, Tag, Worker, WorkerHandle};
 use scsi::{Managed, TaskManagementFunction};
-use scsi_exec::{Call, Hold, Runner, Want};
+use scsi_exec::{Call, Effect, Hold, Runner, Want};
 use virtio_device::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
 use virtqueue::ErrorPlace;
 
@@ -64,18 +64,13 @@ impl Function {
     }
 }
 
-/// Ends the wait of request `slot` of the queue at `place`, from any thread.
-pub(crate) fn resume<P: Protocol>(
-    place: (WorkerHandle, SourceId),
-    slot: u32,
-    is_meant: impl FnOnce(&P::State) -> bool + Send + 'static,
-    result: impl FnOnce(&mut P::State) + Send + 'static,
-) {
+/// Answers control request `slot` of the queue at `place` with this code, from any thread.
+fn complete(place: (WorkerHandle, SourceId), slot: u32, code: u8) {
     let (worker, source) = place;
     worker.send(move |w| {
-        if let Some(queue) = queue_of::<P>(w, source) {
-            queue.resume_waiting(slot, is_meant, result);
-        }
+        with_queue::<ControlQueue>(w, source, |queue, _| {
+            queue.resume_waiting(slot, |_| true, |pending| pending.code = code);
+        });
         w.wake(source);
     });
 }
@@ -93,24 +88,19 @@ pub(crate) fn runner(place: (WorkerHandle, SourceId)) -> Runner {
                 let Some(tag) = queue.task_tag(task.key()) else {
                     return false;
                 };
-                if !call.scope.matches(tag) {
-                    let writes_to = |unit| task.task.writes_to(unit);
-                    if call.scope.ends(tag.nexus, writes_to) {
-                        task.wait_for(&hold);
+                let begun = task.slow_path.parked.is_none();
+                match call.effect(tag, &task.task, begun, false) {
+                    Some(Effect::Abort) => {
+                        let code = match call.want {
+                            Want::Reset => S_RESET,
+                            Want::Abort | Want::End => S_ABORTED,
+                        };
+                        return task.abort(code, &hold, waits);
                     }
-                    return false;
+                    Some(Effect::Wait) => task.keep(&hold),
+                    None => {}
                 }
-                if task.is_what_it_aborts(&call.scope) {
-                    return false;
-                }
-                match call.want {
-                    Want::Abort => task.abort(S_ABORTED, &hold, waits),
-                    Want::Reset => task.abort(S_RESET, &hold, waits),
-                    Want::End => {
-                        task.wait_for(&hold);
-                        false
-                    }
-                }
+                false
             });
             end_waits_for_disks(w, source);
         });
@@ -122,7 +112,7 @@ pub(crate) fn end_waits_for_disks(worker: &mut Worker, source: SourceId) {
     with_queue::<RequestQueue>(worker, source, |queue, io| {
         io.cancel_waiting(source, |slot| {
             let task = queue.state(slot);
-            task.is_some_and(|task| task.unusual.aborted.is_some() && !task.task.survives_abort())
+            task.is_some_and(|task| task.slow_path.aborted.is_some() && !task.task.survives_abort())
         });
     });
     worker.wake(source);
@@ -178,12 +168,7 @@ impl ControlQueue {
                 }
                 _ => FUNCTION_COMPLETE,
             };
-            resume::<ControlQueue>(
-                place,
-                tag.slot,
-                |_| true,
-                move |pending| pending.code = code,
-            );
+            complete(place, tag.slot, code);
         });
         for (worker, source) in self.shared.request_queues() {
             let (hold, found) = (hold.clone(), found.clone());
@@ -222,14 +207,8 @@ impl ControlQueue {
         let want = if reset { Want::Reset } else { Want::Abort };
         let call = Call::new(Arc::new(scope), want);
         let place = (self.worker.clone(), tag.source);
-        self.shared.units.runners().call(&call, move || {
-            resume::<ControlQueue>(
-                place,
-                tag.slot,
-                |_| true,
-                |pending| pending.code = FUNCTION_COMPLETE,
-            );
-        });
+        let done = move || complete(place, tag.slot, FUNCTION_COMPLETE);
+        self.shared.units.runners().call(&call, done);
         Ok(())
     }
 

@@ -1,11 +1,9 @@
 //! What a request queue remembers of a request, in its slot, until it is answered; task management looks at it, too.
 
-use std::sync::Arc;
-
 use latency::DiskNumber;
 use reactor::Tag;
-use scsi::{AbortScope, PlainEnd};
-use scsi_exec::{Held, Hold, Task, Ticket};
+use scsi::PlainEnd;
+use scsi_exec::{Hold, Task};
 
 use crate::request::{self, Address, REQUEST_SIZE};
 
@@ -13,7 +11,7 @@ use crate::request::{self, Address, REQUEST_SIZE};
 /// are so small that those of a batch lie in few pages.
 #[repr(C)]
 pub(crate) struct Pending {
-    /// It is a plain command, or none yet: what is said of unusual ones is not so, but for its task.
+    /// It is a plain command, or none yet: nothing of `slow_path` holds for it.
     pub plain: bool,
     pub data_in: u32,
     /// Its disk, for its measurements.
@@ -22,7 +20,7 @@ pub(crate) struct Pending {
     pub field: [u8; 8],
     pub id: u64,
     pub task: Task,
-    pub unusual: Box<Unusual>,
+    pub slow_path: Box<SlowPath>,
 }
 
 // With it a slot takes four cache lines, as one of virtio-blk does.
@@ -30,11 +28,7 @@ const _: () = assert!(size_of::<Pending>() <= 64);
 
 /// What a command that is not plain remembers besides.
 #[derive(Default)]
-pub(crate) struct Unusual {
-    /// Task management functions that wait for this task to end.
-    pub waits: Vec<Hold>,
-    /// Its place among the others, if it is not SIMPLE.
-    pub ticket: Option<Ticket>,
+pub(crate) struct SlowPath {
     /// Where it is, so that it can be resumed.
     pub tag: Option<Tag>,
     pub data_in_room: u32,
@@ -44,12 +38,8 @@ pub(crate) struct Unusual {
     pub aborted: Option<u8>,
     /// Which of its queue's waits is, or was, its last: what ends one that was ended before means nobody.
     pub wait: u64,
-    /// It waits until the tasks of this scope have ended, which it aborts; that does not mean itself.
-    pub aborting: Option<Arc<AbortScope>>,
     /// It has not begun, for others come before it: its header, which the driver may have changed since.
     pub parked: Option<Box<[u8; REQUEST_SIZE]>>,
-    /// What it holds of its controller's memory.
-    pub held: Held,
 }
 
 impl Default for Pending {
@@ -61,7 +51,7 @@ impl Default for Pending {
             field: [0; 8],
             id: 0,
             task: Task::default(),
-            unusual: Box::default(),
+            slow_path: Box::default(),
         }
     }
 }
@@ -72,18 +62,10 @@ impl Pending {
         Address::parse(&self.field).map(|address| address.key())
     }
 
-    /// What the task itself aborts does not mean it.
-    pub fn is_what_it_aborts(&self, scope: &Arc<AbortScope>) -> bool {
-        self.unusual
-            .aborting
-            .as_ref()
-            .is_some_and(|own| Arc::ptr_eq(own, scope))
-    }
-
     /// Marks the task as aborted; `hold` is kept until the driver has been shown its answer. What `waits` is answered now, not
     /// when its wait is over, for that may be for whoever aborts it: gives whether it does.
     pub fn abort(&mut self, code: u8, hold: &Hold, waits: bool) -> bool {
-        self.unusual.aborted = Some(code);
+        self.slow_path.aborted = Some(code);
         self.keep(hold);
         if waits {
             self.task.abandon();
@@ -91,18 +73,11 @@ impl Pending {
         waits
     }
 
-    /// Keeps `hold` until the driver has been shown the task's answer, if it has begun.
-    pub fn wait_for(&mut self, hold: &Hold) {
-        if self.unusual.parked.is_none() {
-            self.keep(hold);
-        }
-    }
-
     /// Keeps `hold` until the driver has been shown the task's answer.
     pub fn keep(&mut self, hold: &Hold) {
         self.plain = false;
         self.task.watch();
-        self.unusual.waits.push(hold.clone());
+        self.task.hold(hold);
     }
 
     /// It is a plain command, and begins.
@@ -115,11 +90,9 @@ impl Pending {
     /// It has been answered: the next request of its slot may be a plain one, if this one does not go on. What waits for it is
     /// put into `until_shown`, for the driver does not see the answer yet.
     pub fn answered(&mut self, until_shown: &mut Vec<Hold>) {
-        until_shown.append(&mut self.unusual.waits);
-        self.unusual.ticket = None;
-        (self.unusual.code, self.unusual.aborted) = (request::S_OK, None);
-        (self.unusual.aborting, self.unusual.parked) = (None, None);
-        self.unusual.held.give_back();
+        until_shown.append(&mut self.task.end().1);
+        let slow_path = &mut *self.slow_path;
+        (slow_path.code, slow_path.aborted, slow_path.parked) = (request::S_OK, None, None);
         self.plain = self.task.is_idle();
     }
 }

@@ -2,23 +2,22 @@
 //!
 //! Owned by one worker. A target look-up is an index; the map of targets is looked at anew when its generation
 //! changes, one load per batch. Disks are opened at their first use by this worker. A plain READ or WRITE to a unit that
-//! had one before goes the short way, `Known`, which looks nothing up; a test holds what it plans against the rest. What others
+//! had one before takes the fast path, `Known`, which looks nothing up; a test holds what it plans against the rest. What others
 //! may change meanwhile is asked once for a batch, `Ready`: all of its commands were there before.
 
-mod waits;
+mod slot;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bdev::Disk;
-use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use block::{IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::{DiskNumber, Operation, UnitAddress};
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
-use scsi::{Command, DiskId, Nexus, PlainUnit, PlainWay, Plan, TargetView, TaskAttribute, TaskTag};
+use scsi::{Command, DiskId, Nexus, PlainUnit, PlainWay, TargetView, TaskAttribute, TaskTag};
 use scsi_exec::{
-    DiskHandles, Hold, Task, TaskOrder, TaskStep, end_for_want_of_memory, go_on_in_background,
-    operation_of,
+    DiskHandles, Granted, Hold, TaskOrder, execute, go_on_in_background, may_start, operation_of,
 };
 use virtio_device::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::ErrorPlace;
@@ -27,6 +26,7 @@ use crate::device::Shared;
 use crate::pending::Pending;
 use crate::request::{self, Address, Header, PLAIN_SIZE, REQUEST_SIZE, RESPONSE_SIZE};
 use crate::response::{answer_any, refuse};
+use slot::CommandSlot;
 
 /// A target as this queue sees it.
 struct Seen {
@@ -98,7 +98,7 @@ pub(crate) struct RequestQueue {
     stopping: bool,
     /// What waits until the driver has been shown answers that were given: task management functions.
     until_shown: Vec<Hold>,
-    /// Waits of requests that began: for their turn, for others' ends, for a range.
+    /// Waits of requests that began: for their start, for others' ends, for a range.
     waits: u64,
 }
 
@@ -167,116 +167,34 @@ impl RequestQueue {
         })
     }
 
+    /// Takes a request as far as it goes without its queue.
     #[inline]
-    fn disk(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
-        self.disks.get(io, &self.shared.units, id)
+    fn execute(&mut self, io: &mut Io, request: &mut Request<Pending>) -> Step {
+        execute(
+            &mut CommandSlot {
+                queue: self,
+                request,
+            },
+            io,
+        )
     }
 
-    /// A task's step as the queue takes it.
-    #[inline]
-    fn step(&mut self, io: &mut Io, request: &mut Request<Pending>, step: TaskStep) -> Step {
-        match step {
-            TaskStep::Data(disk, asked) => match self.disk(io, disk) {
-                Some(disk) => data(request, disk, asked),
-                None => self.offline(io, request, None),
-            },
-            TaskStep::Answer => match request.state.task.take_abort() {
-                None => Step::Answer,
-                Some(scope) => self.abort_first(scope, &mut request.state),
-            },
-            other => self.slow_step(io, request, other),
-        }
-    }
-
-    fn slow_step(&mut self, io: &mut Io, request: &mut Request<Pending>, step: TaskStep) -> Step {
-        match step {
-            TaskStep::NeedData(length) => {
-                let held = &mut request.state.unusual.held;
-                if !held.take_for_data(&self.shared.memory, length) {
-                    return self.full(io, request);
-                }
-                let chain = &request.chain;
-                let mut data = vec![0; length];
-                let offered = (chain.readable as usize).saturating_sub(REQUEST_SIZE);
-                if length > offered {
-                    data.truncate(offered);
-                }
-                chain.buffer.read_whole(REQUEST_SIZE, &mut data);
-                let next = request.state.task.with_data(data);
-                self.step(io, request, next)
+    /// What a request waited for is there.
+    fn grant(&mut self, io: &mut Io, request: &mut Request<Pending>, granted: Granted) -> Step {
+        request.state.task.grant(granted);
+        match request.state.slow_path.parked.take() {
+            Some(header) => {
+                self.begin_command(io, request, &Header::parse(&header))
+                    .step
             }
-            TaskStep::Scratch(..) if !self.may_work(&mut request.state) => self.full(io, request),
-            TaskStep::Scratch(disk, asked, buffer) => match self.disk(io, disk) {
-                Some(disk) => {
-                    request.job = Job { disk, io: asked };
-                    Step::Scratch(buffer)
-                }
-                None => self.offline(io, request, Some(*buffer)),
-            },
-            TaskStep::Acquire(disk, offset, length) => {
-                self.acquire(disk, offset, length, request, io)
-            }
-            TaskStep::AnswerAndGoOn => Step::AnswerAndGoOn,
-            TaskStep::Over => Step::Over,
-            step @ (TaskStep::Data(..) | TaskStep::Answer) => self.step(io, request, step),
+            None => self.execute(io, request),
         }
     }
-
-    /// Is there memory for what the task works on?
-    fn may_work(&self, pending: &mut Pending) -> bool {
-        let memory = &self.shared.memory;
-        let held = &mut pending.unusual.held;
-        held.take_for_work(memory, &pending.task, pending.unusual.data_in_room)
-    }
-
-    #[cold]
-    fn full(&mut self, io: &mut Io, request: &mut Request<Pending>) -> Step {
-        let (chain, pending) = (&request.chain, &mut request.state);
-        let offered = chain.readable.saturating_sub(REQUEST_SIZE as u32);
-        let expected = offered.max(pending.unusual.data_in_room);
-        let answer = end_for_want_of_memory(&mut pending.task, expected);
-        self.step(io, request, answer)
-    }
-
-    #[cold]
-    fn offline(
-        &mut self,
-        io: &mut Io,
-        request: &mut Request<Pending>,
-        scratch: Option<IoBuffer>,
-    ) -> Step {
-        let offline = Err(IoError::new(IoErrorKind::Offline));
-        let next = request.state.task.resume(offline, scratch);
-        self.step(io, request, next)
-    }
-}
-
-/// An I/O on the chain's buffer. The window is the start of the data-in or of the data-out.
-#[inline(always)]
-fn data(request: &mut Request<Pending>, disk: DiskHandle, io: IoRequest) -> Step {
-    let (chain, pending) = (&mut request.chain, &mut request.state);
-    match io.kind {
-        IoKind::Read => {
-            let length = io.length.min(u64::from(pending.unusual.data_in_room));
-            pending.data_in = length as u32;
-            let start = chain.readable as usize + RESPONSE_SIZE;
-            chain.buffer.set_window(start, length as usize);
-        }
-        IoKind::Write => {
-            let room = u64::from(chain.readable).saturating_sub(REQUEST_SIZE as u64);
-            let length = io.length.min(room);
-            chain.buffer.set_window(REQUEST_SIZE, length as usize);
-        }
-        // A compare and write is a program's, on scratch memory.
-        IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes | IoKind::CompareAndWrite => {}
-    }
-    request.job = Job { disk, io };
-    Step::Data
 }
 
 /// A command that does not get as far as the core.
 fn end_with(pending: &mut Pending, code: u8) -> Start {
-    pending.unusual.code = code;
+    pending.slow_path.code = code;
     Start {
         step: Step::Answer,
         operation: Operation::Other,
@@ -339,7 +257,7 @@ impl Protocol for RequestQueue {
     ) -> Step {
         let pending = &mut request.state;
         if outcome.is_ok()
-            && pending.unusual.aborted.is_none()
+            && pending.slow_path.aborted.is_none()
             && (pending.task.end_plain() || pending.task.end_direct())
         {
             return Step::Answer;
@@ -362,8 +280,9 @@ impl Protocol for RequestQueue {
     }
 
     fn go_on(&mut self, _io: &mut Io, request: &mut Request<Pending>) -> Step {
-        let task = std::mem::take(&mut request.state.task);
-        go_on_in_background(&self.worker, &self.shared.units, task, Task::go_on);
+        let mut task = request.state.task.detach();
+        task.go_on();
+        go_on_in_background(&self.worker, &self.shared.units, task);
         Step::Over
     }
 
@@ -539,13 +458,13 @@ impl RequestQueue {
         pending.plain = false;
         pending.field = *header.lun;
         pending.id = header.id;
-        pending.unusual.tag = Some(tag);
+        pending.slow_path.tag = Some(tag);
         (
-            pending.unusual.code,
+            pending.slow_path.code,
             pending.data_in,
-            pending.unusual.aborted,
+            pending.slow_path.aborted,
         ) = (request::S_OK, 0, None);
-        pending.unusual.data_in_room = chain.writable - RESPONSE_SIZE as u32;
+        pending.slow_path.data_in_room = chain.writable - RESPONSE_SIZE as u32;
         pending.disk = match header.address {
             Some(address) => self.number_at(&address),
             None => DiskNumber::NONE,
@@ -554,7 +473,7 @@ impl RequestQueue {
             (self.last_disk, self.disk_changed) = (pending.disk, true);
         }
         // Data both ways needs VIRTIO_SCSI_F_INOUT, which is not offered (5.6.6.1).
-        if chain.readable > REQUEST_SIZE as u32 && pending.unusual.data_in_room > 0 {
+        if chain.readable > REQUEST_SIZE as u32 && pending.slow_path.data_in_room > 0 {
             return end_with(pending, request::S_FAILURE);
         }
         let seen = match header.address {
@@ -566,34 +485,67 @@ impl RequestQueue {
         };
         if !seen.order.is_free(header.attribute) {
             seen.view.refresh();
-            let (order, attribute) = (seen.order.clone(), header.attribute);
             let unit = seen.view.unit(address.lun).map(|unit| unit.id());
-            return self.take_turn(io, request, &bytes, attribute, &order, unit);
+            let order = seen.order.clone();
+            let command = &mut CommandSlot {
+                queue: self,
+                request,
+            };
+            // What no unit gets is in no task set.
+            if unit.is_some_and(|unit| !may_start(command, &order, unit, header.attribute)) {
+                request.state.slow_path.parked = Some(Box::new(bytes));
+                return Start {
+                    step: Step::Wait,
+                    operation: Operation::Other,
+                    bytes: 0,
+                };
+            }
         }
+        self.begin_command(io, request, &header)
+    }
+
+    /// A command whose place among the others allows it to start.
+    fn begin_command(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        header: &Header<'_>,
+    ) -> Start {
+        let (chain, pending) = (&request.chain, &mut request.state);
+        let seen = match header.address {
+            Some(address) => self.target(address.target).map(|seen| (address, seen)),
+            None => None,
+        };
+        // It may have gone while the command waited.
+        let Some((address, seen)) = seen else {
+            return end_with(pending, request::S_BAD_TARGET);
+        };
         seen.view.refresh();
-        let command = Command {
+        pending.task.start(seen.view.begin(&Command {
             nexus: &seen.nexus,
             lun: address.lun,
             cdb: header.cdb,
             attribute: header.attribute,
             data_out_length: u64::from(chain.readable) - REQUEST_SIZE as u64,
-            data_in_length: u64::from(pending.unusual.data_in_room),
-        };
-        let Some(direct) = seen.view.begin_direct(&command) else {
-            let plan = seen.view.begin(&command);
-            return self.begin_planned(io, request, header.cdb[0], plan);
-        };
-        let Some(disk) = self.disk(io, direct.disk) else {
-            return self.begin_planned(io, request, header.cdb[0], Plan::Io(direct));
-        };
-        pending.task.start_direct(direct);
-        let number = DiskNumber(direct.disk.0);
-        self.know(header.lun, &address, disk, number);
-        Start {
-            operation: operation_of(header.cdb[0], Some(&direct.request)),
+            data_in_length: u64::from(pending.slow_path.data_in_room),
+        }));
+        let direct = pending.task.next_io();
+        let operation = operation_of(header.cdb[0], direct.as_ref().map(|(_, io)| io));
+        let step = self.execute(io, request);
+        let mut bytes = 0;
+        if let Some((disk, asked)) = direct
+            && asked.moves_data()
+        {
             // One transfer is far below 4 GiB.
-            bytes: direct.request.length as u32,
-            step: data(request, disk, direct.request),
+            bytes = asked.length as u32;
+            if matches!(step, Step::Data) {
+                self.know(header.lun, &address, request.job.disk, DiskNumber(disk.0));
+            }
+        }
+        Start {
+            step,
+            operation,
+            bytes,
         }
     }
 
@@ -606,7 +558,7 @@ impl RequestQueue {
         unit.map_or(DiskNumber::NONE, |unit| DiskNumber(unit.disk().0))
     }
 
-    /// The next plain command for this unit goes the short way, if there is a place for it.
+    /// The next plain command for this unit takes the fast path, if there is a place for it.
     fn know(&mut self, field: &[u8; 8], address: &Address, disk: DiskHandle, number: DiskNumber) {
         let known = &mut self.known[place(field)];
         self.unknown = self.unknown.wrapping_add(1);
@@ -628,32 +580,6 @@ impl RequestQueue {
             });
     }
 
-    /// A command of which something is unusual.
-    #[inline(never)]
-    fn begin_planned(
-        &mut self,
-        io: &mut Io,
-        request: &mut Request<Pending>,
-        opcode: u8,
-        plan: Plan,
-    ) -> Start {
-        let first = request.state.task.start(plan);
-        let direct = match &first {
-            TaskStep::Data(_, request) => Some(request),
-            _ => None,
-        };
-        let operation = operation_of(opcode, direct);
-        let bytes = match direct {
-            Some(request) if request.moves_data() => request.length as u32,
-            _ => 0,
-        };
-        Start {
-            step: self.step(io, request, first),
-            operation,
-            bytes,
-        }
-    }
-
     #[inline(never)]
     fn resume_slowly(
         &mut self,
@@ -663,24 +589,24 @@ impl RequestQueue {
         scratch: Option<IoBuffer>,
     ) -> Step {
         let pending = &mut request.state;
-        if (pending.unusual.aborted.is_some() || self.stopping) && pending.task.survives_abort() {
+        if (pending.slow_path.aborted.is_some() || self.stopping) && pending.task.survives_abort() {
             return self.leave(pending, outcome);
         }
-        if pending.unusual.aborted.is_some() {
+        if pending.slow_path.aborted.is_some() {
             pending.task.abandon();
             return Step::Answer;
         }
-        let next = pending.task.resume(outcome, scratch);
-        self.step(io, request, next)
+        pending.task.resume(outcome, scratch);
+        self.execute(io, request)
     }
 
     /// What no abort ends goes on by itself; its command is answered as aborted.
     #[cold]
     fn leave(&mut self, pending: &mut Pending, outcome: IoOutcome) -> Step {
-        let task = std::mem::take(&mut pending.task);
-        let first = move |task: &mut Task| task.resume(outcome, None);
-        go_on_in_background(&self.worker, &self.shared.units, task, first);
-        pending.unusual.aborted.get_or_insert(request::S_ABORTED);
+        let mut task = pending.task.detach();
+        task.resume(outcome, None);
+        go_on_in_background(&self.worker, &self.shared.units, task);
+        pending.slow_path.aborted.get_or_insert(request::S_ABORTED);
         Step::Answer
     }
 }

@@ -110,7 +110,7 @@ impl Header<'_> {
     }
 }
 
-/// The header of a SIMPLE command, as far as a plain one needs it: the short way of [`Header`], which says the same.
+/// The header of a SIMPLE command, as far as a plain one needs it: the fast path of [`Header`], which says the same.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainHeader<'a> {
     /// The LUN field, in whatever form.

@@ -16,7 +16,7 @@ pub(crate) fn answer_any(
     pending: &mut Pending,
     until_shown: &mut Vec<Hold>,
 ) -> Answer {
-    let code = pending.unusual.aborted.unwrap_or(pending.unusual.code);
+    let code = pending.slow_path.aborted.unwrap_or(pending.slow_path.code);
     if code == request::S_OK
         && let Some((status, residual)) = pending.task.take_plain()
     {
@@ -89,7 +89,7 @@ fn write_response(chain: &Chain, pending: &mut Pending, response: &Response) {
         let length = response
             .data
             .len()
-            .min(pending.unusual.data_in_room as usize);
+            .min(pending.slow_path.data_in_room as usize);
         chain
             .buffer
             .write_whole(at + RESPONSE_SIZE, &response.data[..length]);

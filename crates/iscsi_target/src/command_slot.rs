@@ -1,0 +1,118 @@
+//! A command as the executor sees it: its data-out is requested by R2T where it has not come yet, and memory for data may be short.
+
+use guest_memory::IoBuffer;
+use reactor::Io;
+use scsi_exec::{Data, Parts, Spared, Transport, Waiter};
+
+use crate::commands::STEPS_MAX;
+use crate::connection::Connection;
+
+pub(crate) struct CommandSlot<'a> {
+    pub connection: &'a mut Connection,
+    pub index: u32,
+}
+
+impl Transport for CommandSlot<'_> {
+    #[inline(always)]
+    fn parts(&mut self) -> Parts<'_> {
+        let connection = &mut *self.connection;
+        let slot = connection.slots.get(self.index);
+        let (data_in, data_out) = (slot.read_length, slot.write_length.unwrap_or(0));
+        Parts {
+            task: &mut slot.task,
+            job: &mut slot.job,
+            disks: &mut connection.disks,
+            units: &connection.shared.units,
+            memory: connection.buffers.work(),
+            data_in,
+            data_out,
+        }
+    }
+
+    /// What lies in memory as it is is sent from there. Not with a data digest, for it may change after that was made.
+    #[inline]
+    fn data_in(&mut self, io: &mut Io) -> Data {
+        let connection = &mut *self.connection;
+        let digest = connection.iscsi.digests().data;
+        let slot = connection.slots.get(self.index);
+        let (disk, request) = (slot.job.disk, slot.job.io);
+        slot.reads = request.length as u32;
+        if !digest && slot.write_length.is_none() && slot.buffer.is_none() {
+            let mut shell = connection.buffers.take_shell();
+            if io.borrow(disk, &request, &mut shell) {
+                slot.buffer = Some(shell);
+                return Data::Borrowed;
+            }
+            connection.buffers.give_shell(shell);
+        }
+        match self.has_memory(request.length as usize) {
+            true => Data::There,
+            false => Data::Awaited,
+        }
+    }
+
+    fn data_out(&mut self, length: usize) -> Data {
+        if !self.has_memory(length) {
+            return Data::Awaited;
+        }
+        let Connection { slots, iscsi, .. } = &mut *self.connection;
+        let slot = slots.get(self.index);
+        // Of a task that is being failed none comes; it will be said to be abandoned.
+        let there = |task| iscsi.solicit(task, length as u32).ok();
+        match slot.iscsi.map_or(Some(true), there) {
+            Some(true) => Data::There,
+            there => {
+                slot.asked |= there.is_some();
+                Data::Awaited
+            }
+        }
+    }
+
+    fn copy_data_out(&self, data: &mut [u8]) {
+        if let Some(buffer) = self.connection.slots.buffer(self.index) {
+            buffer.read_whole(0, data);
+        }
+    }
+
+    fn waiter(&mut self) -> Waiter {
+        let (place, id) = (
+            self.connection.place.clone(),
+            self.connection.slots.id(self.index),
+        );
+        Box::new(move |granted| place.send(move |connection, _| connection.grant(id, granted)))
+    }
+
+    fn may_use_scratch(&mut self) -> bool {
+        let may = self.connection.scratch_steps < STEPS_MAX;
+        if !may {
+            self.connection.rest(self.index);
+        }
+        may
+    }
+
+    fn spared(&self) -> Option<Spared> {
+        self.connection
+            .sent_later(self.connection.cmd_sn(self.index)?)
+    }
+}
+
+impl CommandSlot<'_> {
+    /// Is there memory for so many bytes? Else the command is taken up again when there is.
+    #[inline]
+    fn has_memory(&mut self, length: usize) -> bool {
+        let connection = &mut *self.connection;
+        let held = connection.slots.get(self.index).buffer.as_ref();
+        if held.map_or(0, IoBuffer::total_len) >= length {
+            return true;
+        }
+        let room = connection.has_room(length);
+        if room {
+            // With what was in it before, where part of its data is there already.
+            connection.buffer_for(self.index, length);
+        } else {
+            let id = connection.slots.id(self.index);
+            connection.starved.push_back((id, length));
+        }
+        room
+    }
+}
