@@ -30,6 +30,7 @@ export LUNETTE_COMMIT := $(shell git describe --always --dirty 2>/dev/null)
 compiler := $(shell PATH='$(PATH)' rustc -vV 2>/dev/null | awk '/^release/ { r = $$2 } /^LLVM/ { l = $$3 } END { print "rustc-" r "-llvm-" l }')
 profile := $(if $(RUSTFLAGS),,$(wildcard $(CURDIR)/profile/$(compiler).profdata))
 export LUNETTE_PROFILE := $(if $(profile),$(compiler))
+programs = -p lunette -p lunette_lab
 release = $(CARGO) build --release $(if $(profile),--config 'build.rustflags=["-Cprofile-use=$(profile)"]')
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
@@ -38,10 +39,10 @@ as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## Builds the optimised program
+build: ## Builds the optimised programs, lunette and lunette-lab
 	@scripts/setup build
 	@$(if $(profile),:,echo "build: no profile for this compiler in profile/ or RUSTFLAGS set: somewhat slower; make profile makes one")
-	$(release) -p lunette
+	$(release) $(programs)
 
 profile: ## Counts what is hot while every transport is driven and notes it in profile/, by which build and the benchmarks go
 	@scripts/setup profile
@@ -56,21 +57,21 @@ demo: ## Serves two disks to a real guest, measures them there and shows where t
 bench: ## Measures virtio-blk and virtio-scsi beside qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench
 	@echo "bench: building in release"
-	@$(release) --quiet -p lunette
+	@$(release) --quiet $(programs)
 	@$(target_directory)/release/lunette bench table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 bench-iscsi: ## Measures iSCSI beside tgt and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench-iscsi
 	@echo "bench-iscsi: building in release"
-	@$(release) --quiet -p lunette
+	@$(release) --quiet $(programs)
 	@$(as_root) $(target_directory)/release/lunette bench iscsi-table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 bench-rbd: ## Measures images of a Ceph cluster on this machine beside qemu-storage-daemon and notes the table in docs/lab
 	@scripts/setup bench-rbd
 	@echo "bench-rbd: building in release"
-	@$(release) --quiet -p lunette -p vm
+	@$(release) --quiet $(programs) -p vm
 	@$(target_directory)/release/vm ceph $(target_directory)/release/lunette bench rbd-table --repetitions 10 --turn-ms 500 \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
@@ -118,14 +119,20 @@ fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
 		$(CARGO) +nightly fuzz run "$$fuzz_target" -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
 	done
 
-install: ## Installs the built program, its man pages, completions, systemd units, and descriptors for QEMU (PREFIX, DESTDIR)
+install: ## Installs the built programs, their man pages, completions, systemd units, and descriptors for QEMU (PREFIX, DESTDIR)
 	@test -x $(target_directory)/release/lunette || { echo "install: nothing is built yet; hint: make build" >&2; exit 1; }
-	install -D -m 755 $(target_directory)/release/lunette $(DESTDIR)$(bindir)/lunette
+	@test -x $(target_directory)/release/lunette-lab || { echo "install: lunette-lab is not built yet; hint: make build" >&2; exit 1; }
+	install -d $(DESTDIR)$(bindir)
+	install -m 755 $(target_directory)/release/lunette $(target_directory)/release/lunette-lab $(DESTDIR)$(bindir)
 	install -d $(DESTDIR)$(mandir) $(DESTDIR)$(bashdir) $(DESTDIR)$(zshdir) $(DESTDIR)$(fishdir) $(DESTDIR)$(systemddir)
-	$(target_directory)/release/lunette man $(DESTDIR)$(mandir)
-	$(target_directory)/release/lunette completion bash > $(DESTDIR)$(bashdir)/lunette
-	$(target_directory)/release/lunette completion zsh > $(DESTDIR)$(zshdir)/_lunette
-	$(target_directory)/release/lunette completion fish > $(DESTDIR)$(fishdir)/lunette.fish
+	@for program in lunette lunette-lab; do \
+		built=$(target_directory)/release/$$program; \
+		echo "install man pages and completions of $$program"; \
+		$$built man $(DESTDIR)$(mandir) && \
+		$$built completion bash > $(DESTDIR)$(bashdir)/$$program && \
+		$$built completion zsh > $(DESTDIR)$(zshdir)/_$$program && \
+		$$built completion fish > $(DESTDIR)$(fishdir)/$$program.fish || exit 1; \
+	done
 	sed "s|@BINDIR@|$(bindir)|" contrib/systemd/lunette.service.in > $(DESTDIR)$(systemddir)/lunette.service
 	install -m 644 contrib/systemd/lunette.socket $(DESTDIR)$(systemddir)/lunette.socket
 	install -D -m 644 contrib/systemd/sysusers.conf $(DESTDIR)$(sysusersdir)/lunette.conf
@@ -142,9 +149,9 @@ install: ## Installs the built program, its man pages, completions, systemd unit
 	done
 
 uninstall: ## Removes what install put there
-	rm -f $(DESTDIR)$(bindir)/lunette $(DESTDIR)$(libexecdir)/lunette-vhost-user-{blk,scsi} \
+	rm -f $(DESTDIR)$(bindir)/lunette{,-lab} $(DESTDIR)$(libexecdir)/lunette-vhost-user-{blk,scsi} \
 		$(DESTDIR)$(descriptordir)/50-lunette-{blk,scsi}.json $(DESTDIR)$(mandir)/lunette{,-*}.1 \
-		$(DESTDIR)$(bashdir)/lunette $(DESTDIR)$(zshdir)/_lunette $(DESTDIR)$(fishdir)/lunette.fish \
+		$(DESTDIR)$(bashdir)/lunette{,-lab} $(DESTDIR)$(zshdir)/_lunette{,-lab} $(DESTDIR)$(fishdir)/lunette{,-lab}.fish \
 		$(DESTDIR)$(systemddir)/lunette.{service,socket} $(DESTDIR){$(sysusersdir),$(tmpfilesdir)}/lunette.conf
 
 clean: ## Removes what was built, the guests' files too

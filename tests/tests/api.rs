@@ -1,7 +1,7 @@
 //! The control socket: what a crash leaves, how much it holds, many who ask at once, and what the document promises.
 #![forbid(unsafe_code)]
 
-use daemon::control::{Client, ClientError, Method};
+use control::{Client, ClientError, Method};
 use end_to_end::{Daemon, DaemonBuilder, Profile, Result, Rig, Scratch, bail, ensure};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};

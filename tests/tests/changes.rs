@@ -1,7 +1,7 @@
 //! Changes at run time: one that is refused, or that a crash interrupts, leaves everything as it was.
 #![forbid(unsafe_code)]
 
-use daemon::control::{Client, ClientError, Method};
+use control::{Client, ClientError, Method};
 use end_to_end::rig::free_portal;
 use end_to_end::{Daemon, DaemonBuilder, IscsiSession, Result, Rig, Scratch, bail, ensure};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! Server-sent events: every change is told, in order, and nobody who listens slowly holds anybody up.
 #![forbid(unsafe_code)]
 
-use daemon::control::{Client, Method};
+use control::{Client, Method};
 use end_to_end::http::Events;
 use end_to_end::{Daemon, IscsiSession, Result, Rig, bail, client, ensure};
 use serde_json::{Value, json};

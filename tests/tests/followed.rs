@@ -2,7 +2,7 @@
 //! runs it.
 #![forbid(unsafe_code)]
 
-use daemon::control::{Client, ClientError, Method};
+use control::{Client, ClientError, Method};
 use end_to_end::http::Events;
 use end_to_end::{Daemon, DaemonBuilder, IscsiSession, Result, Rig, Scratch, bail, ensure};
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@
 #[path = "../../crates/iscsi_target/tests/common/hostile.rs"]
 mod hostile;
 
-use daemon::control::Client;
+use control::Client;
 use end_to_end::{Daemon, IscsiSession, Result, Rig, bail, ensure, ensure_idle};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;

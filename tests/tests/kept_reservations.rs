@@ -129,7 +129,7 @@ fn registrations_stay_with_their_ports_whatever_comes_first_after_a_restart() ->
     const OTHER: &str = "iqn.2026-11.org.example:t1";
     // READ KEYS and READ FULL STATUS are told by the daemon: each registration with its port.
     let held = |daemon: &end_to_end::Daemon| -> Result<Vec<Value>> {
-        let held: Vec<Value> = daemon::control::get(&daemon.control(), "/v1/reservations")?;
+        let held: Vec<Value> = control::get(&daemon.control(), "/v1/reservations")?;
         let registrations = held.first().and_then(|one| one["registrations"].as_array());
         Ok(registrations.cloned().unwrap_or_default())
     };

@@ -587,7 +587,7 @@ fn a_run_over_iscsi_is_told_from_published_to_seen_with_the_wait_for_data_apart(
 fn what_an_initiator_did_is_counted_by_session_and_stays_when_it_leaves() -> Result<()> {
     let mut rig = rig()?;
     let metrics = |rig: &Rig| -> Result<String> {
-        Ok(daemon::control::Client::new(&rig.daemon.control()).text("/metrics")?)
+        Ok(control::Client::new(&rig.daemon.control()).text("/metrics")?)
     };
     let portal = rig.iscsi_portal(TARGET)?;
     let mut session = IscsiSession::login(&portal, TARGET, 5)?;

@@ -124,7 +124,7 @@ struct Counted {
 }
 
 fn counted(rig: &Rig, disk: &str, exports: [&str; 2]) -> Result<Counted> {
-    let statistics: Value = daemon::control::get(&rig.daemon.control(), "/v1/statistics")?;
+    let statistics: Value = control::get(&rig.daemon.control(), "/v1/statistics")?;
     let disks = statistics["disks"].as_array().context("no disks")?;
     let found = disks.iter().find(|one| one["name"] == disk);
     let read = &found.context("no such disk")?["operations"]["read"];
@@ -237,10 +237,10 @@ fn limits_are_set_changed_and_taken_away_under_load_and_hold_within_five_percent
     }
 
     // By PUT of the whole disk too, and they come back after a restart.
-    let client = daemon::control::Client::new(&rig.daemon.control());
+    let client = control::Client::new(&rig.daemon.control());
     let mut disk: Value = client.get("/v1/disks/d")?;
     disk["iops"] = 700.into();
-    client.change(daemon::control::Method::PUT, "/v1/disks/d", Some(&disk))?;
+    client.change(control::Method::PUT, "/v1/disks/d", Some(&disk))?;
     for driver in &mut drivers {
         driver.kill()?;
         driver.wait()?;
@@ -255,8 +255,8 @@ fn limits_are_set_changed_and_taken_away_under_load_and_hold_within_five_percent
         (serde_json::json!({"bandwith": 7}), "/bandwith"),
     ] {
         let path = "/v1/disks/d/limits";
-        match client.change(daemon::control::Method::PUT, path, Some(&body)) {
-            Err(daemon::control::ClientError::Problem { problem }) => {
+        match client.change(control::Method::PUT, path, Some(&body)) {
+            Err(control::ClientError::Problem { problem }) => {
                 ensure!(problem.status == 422, "{problem:?}");
                 ensure!(problem.errors[0].pointer == pointer, "{problem:?}");
             }

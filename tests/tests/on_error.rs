@@ -66,7 +66,7 @@ fn is_root() -> bool {
 }
 
 fn disk(rig: &Rig, name: &str) -> Result<Value> {
-    Ok(daemon::control::get(
+    Ok(control::get(
         &rig.daemon.control(),
         &format!("/v1/disks/{name}"),
     )?)

@@ -1,7 +1,7 @@
 //! Exports with workers of their choice, or one of their own: who serves what, and that it is changed while clients run.
 #![forbid(unsafe_code)]
 
-use daemon::control::Client;
+use control::Client;
 use end_to_end::{IscsiSession, Result, Rig, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;

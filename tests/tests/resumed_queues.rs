@@ -1,7 +1,7 @@
 //! Front ends that reconnect by themselves, to a virtio-blk export that has another disk meanwhile.
 #![forbid(unsafe_code)]
 
-use daemon::control::{Client, Method};
+use control::{Client, Method};
 use end_to_end::{Result, Rig, ensure};
 use serde_json::json;
 use std::net::Shutdown;

@@ -141,7 +141,7 @@ fn sanitize_stops_virtio_blk_and_nothing_written_before_or_meanwhile_is_left() -
     let found = statuses(&mut queue)?;
     ensure!(found == refused, "{found:?} while it runs");
     ensure!(ready(&mut session)? == UNDER_WAY, "the test took too long");
-    let metrics = daemon::control::Client::new(&rig.daemon.control()).text("/metrics")?;
+    let metrics = control::Client::new(&rig.daemon.control()).text("/metrics")?;
     let counted = "lunette_disk_io_errors_total{disk=\"d0\",class=\"closed\"} 3";
     ensure!(metrics.contains(counted), "not counted:\n{metrics}");
 

@@ -1,7 +1,7 @@
 //! The daemon under a service manager: readiness, watchdog, sockets that are passed, what is installed for it.
 #![forbid(unsafe_code)]
 
-use daemon::control::Method;
+use control::Method;
 use end_to_end::client::{Client, VERSION_1};
 use end_to_end::{Context, Profile, Result, Scratch, ensure};
 use rustix::process::Signal;
@@ -140,7 +140,7 @@ fn export_on_a_socket_that_was_passed_can_be_changed_and_had_back() -> Result<()
     let exports = OwnedFd::from(UnixListener::bind(&socket)?);
     let controls = OwnedFd::from(UnixListener::bind(&control)?);
     let child = passed(&scratch, &exports, &controls)?;
-    let asks = daemon::control::Client::new(&control).patient(SOON);
+    let asks = control::Client::new(&control).patient(SOON);
     let features = || Client::connect(&socket)?.features();
 
     let put = |name: &str, disk: &str, queues: u16| {
@@ -181,7 +181,7 @@ fn socket_that_was_passed_serves_what_was_changed_at_run_time_after_a_restart() 
     let (socket, control) = (scratch.socket("d.sock"), scratch.socket("control.sock"));
     let exports = OwnedFd::from(UnixListener::bind(&socket)?);
     let controls = OwnedFd::from(UnixListener::bind(&control)?);
-    let asks = daemon::control::Client::new(&control).patient(SOON);
+    let asks = control::Client::new(&control).patient(SOON);
     let change = |method, name: &str, socket: &Path| {
         let export = json!({"kind": "vhost-blk", "disk": "d", "socket": socket});
         asks.change(method, &format!("/v1/exports/{name}"), Some(&export))

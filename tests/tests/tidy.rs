@@ -3,7 +3,7 @@
 
 use end_to_end::{Context, Result, bail, ensure};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use vm::workspace;
@@ -30,8 +30,11 @@ const LEVELS: [(&str, &[&str]); 5] = [
     (
         "programs",
         &[
+            "control",
             "daemon",
             "bench",
+            "cli_common",
+            "lunette_lab",
             "vm",
             "sim",
             "vhost_frontend",
@@ -44,7 +47,12 @@ const LEVELS: [(&str, &[&str]); 5] = [
 ];
 
 /// Edges that the levels allow and the design does not: who, whom, why.
-const FORBIDDEN: [(&str, &[&str], &str); 5] = [
+const FORBIDDEN: [(&str, &[&str], &str); 6] = [
+    (
+        "control",
+        &["daemon", "bdev", "reactor", "scsi", "iscsi", "vhost_user"],
+        "clients link it, and nothing of a server",
+    ),
     (
         "scsi",
         &["iscsi", "virtio_device", "virtqueue", "guest_memory"],
@@ -67,6 +75,23 @@ const FORBIDDEN: [(&str, &[&str], &str); 5] = [
         "a device knows no socket and no other device",
     ),
 ];
+
+/// What a program does not link, not even through others: program, crates, why.
+const NOT_LINKED: [(&str, &[&str], &str); 2] = [
+    (
+        "lunette",
+        &["bench", "vm", "vhost_frontend", "lunette_lab"],
+        "a daemon needs no drivers, plots and guests: lunette-lab has them",
+    ),
+    (
+        "lunette_lab",
+        &["daemon", "reactor", "vhost_user", "iscsi_target"],
+        "it measures daemons of any version over their sockets",
+    ),
+];
+
+/// Lines of `cargo tree` for the daemon's program: what whoever audits or packages it has to look at.
+const DEPENDENCIES_MAX: usize = 290;
 
 /// The crates that are named for unsafe code.
 const UNSAFE_CRATES: [&str; 4] = ["guest_memory", "uring", "probes", "librbd"];
@@ -193,14 +218,19 @@ fn report(what: &str, findings: Vec<String>) -> Result<()> {
     Ok(())
 }
 
+fn cargo() -> String {
+    std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
+}
+
+/// The packages of this workspace.
+fn metadata() -> Result<Value> {
+    let words = ["metadata", "--format-version=1", "--no-deps", "--offline"];
+    Ok(serde_json::from_str(&output_of(&cargo(), &words)?)?)
+}
+
 #[test]
 fn dependencies_run_one_way() -> Result<()> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let metadata = output_of(
-        &cargo,
-        &["metadata", "--format-version=1", "--no-deps", "--offline"],
-    )?;
-    let metadata: Value = serde_json::from_str(&metadata)?;
+    let metadata = metadata()?;
     let levels: BTreeMap<&str, usize> = LEVELS
         .iter()
         .enumerate()
@@ -235,6 +265,64 @@ fn dependencies_run_one_way() -> Result<()> {
         }
     }
     report("dependencies against the direction", findings)
+}
+
+/// The crates of this workspace that `root` links, itself included; of each its direct dependencies are known.
+fn linked<'a>(root: &'a str, direct: &BTreeMap<&'a str, Vec<&'a str>>) -> BTreeSet<&'a str> {
+    let mut found = BTreeSet::new();
+    let mut open = vec![root];
+    while let Some(name) = open.pop() {
+        if found.insert(name) {
+            open.extend(direct.get(name).into_iter().flatten());
+        }
+    }
+    found
+}
+
+#[test]
+fn programs_link_what_they_need_and_no_more() -> Result<()> {
+    let metadata = metadata()?;
+    let packages = metadata["packages"].as_array().context("no packages")?;
+    let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_owned();
+    let names: Vec<String> = packages
+        .iter()
+        .map(|package| text(&package["name"]))
+        .collect();
+    let mut direct: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (package, name) in packages.iter().zip(&names) {
+        let dependencies = package["dependencies"].as_array().into_iter().flatten();
+        let normal = dependencies.filter(|dependency| dependency["kind"].is_null());
+        let ours = normal.filter_map(|dependency| {
+            let name = dependency["name"].as_str()?;
+            names
+                .iter()
+                .map(String::as_str)
+                .find(|known| *known == name)
+        });
+        direct.insert(name, ours.collect());
+    }
+    let mut findings = Vec::new();
+    for (program, others, why) in NOT_LINKED {
+        ensure!(direct.contains_key(program), "there is no crate {program}");
+        let linked = linked(program, &direct);
+        for other in others.iter().filter(|other| linked.contains(**other)) {
+            findings.push(format!("{program} links {other}, but {why}"));
+        }
+    }
+    report("programs link too much", findings)
+}
+
+#[test]
+fn the_daemon_has_few_dependencies() -> Result<()> {
+    let words = ["tree", "-p", "lunette", "-e", "normal", "--prefix", "none"];
+    let tree = output_of(&cargo(), &[&words[..], &["--offline"]].concat())?;
+    let count = tree.lines().collect::<BTreeSet<_>>().len();
+    ensure!(
+        count <= DEPENDENCIES_MAX,
+        "{count} lines of `cargo {}`, {DEPENDENCIES_MAX} are the most: do without the new dependency, or turn off its features",
+        words.join(" ")
+    );
+    Ok(())
 }
 
 #[test]

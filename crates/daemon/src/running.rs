@@ -9,22 +9,22 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use ::control::statistics::{DiskStatistics, Statistics};
+use ::control::{DiskStatus, ExportStatus, LunStatus, Status};
 use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
 use crate::config::{
     Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
 };
-use crate::control::{
-    self, Api, BindError, DiskStatus, ExportStatus, LunStatus, Status, Tokens, View,
-};
+use crate::control::{self, Api, BindError, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
     How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, bodies, served,
 };
-use crate::statistics::{DiskStatistics, InitiatorStatistics, Statistics, WorkerStatistics};
+use crate::statistics;
 use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
 use crate::{limits, metrics, state};
@@ -399,15 +399,15 @@ impl View for Overview {
         };
         let disks = names.into_iter().map(|name| DiskStatistics {
             waiting: waiting(name),
-            ..DiskStatistics::new(name, used.get(name))
+            ..statistics::disk(name, used.get(name))
         });
         let transports = self.servers.transports();
         let initiators = transports.map(|transports| transports.iscsi.initiators());
         let initiators = initiators.unwrap_or_default().into_iter();
         Statistics {
-            initiators: initiators.map(InitiatorStatistics::from).collect(),
+            initiators: initiators.map(statistics::initiator).collect(),
             workers: workers
-                .map(|(worker, counters)| WorkerStatistics::new(worker, counters))
+                .map(|(worker, counters)| statistics::worker(worker, counters))
                 .collect(),
             disks: disks.collect(),
             latency,
@@ -418,7 +418,7 @@ impl View for Overview {
     fn status(&self) -> Status {
         let live = self.live();
         let disks = live.config.disks.iter().map(|disk| {
-            let status = bodies::DiskStatus::of(&live, disk, Vec::new());
+            let status = bodies::disk_status(&live, disk, Vec::new());
             DiskStatus {
                 name: disk.name.clone(),
                 backend: disk.backend.word().to_owned(),
@@ -525,7 +525,7 @@ mod tests {
         );
         UnixStream::connect(&socket).unwrap();
         let control = running.control().unwrap().to_owned();
-        let status: Status = control::get(&control, "/v1/status").unwrap();
+        let status: Status = ::control::get(&control, "/v1/status").unwrap();
         assert_eq!(status.disks[0].size, 1 << 20);
         assert_eq!(status.exports[0].socket.as_ref(), Some(&socket));
         drop(running);

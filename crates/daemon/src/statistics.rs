@@ -1,191 +1,68 @@
-//! What workers, disks and queues have counted, as data: the answer of `GET /v1/statistics`.
-//!
-//! Every number has grown since the start, so that the difference of two answers is what happened between them.
-
-use std::collections::BTreeMap;
+//! The counters of workers, disks and initiators in the form of the control API.
 
 use block::{IoErrorKind, IoKind};
+use control::statistics::{
+    DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, RequestStatistics,
+    WorkerStatistics,
+};
 use iscsi_target::InitiatorStatus;
-use latency::{Operation, Snapshot};
+use latency::Operation;
 use reactor::{DiskCounters, WorkerCounters};
-use serde::{Deserialize, Serialize};
 
-/// All that was counted.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Statistics {
-    /// When it was read: nanoseconds since the daemon started.
-    pub at_ns: u64,
-    /// By worker, in order.
-    pub workers: Vec<WorkerStatistics>,
-    /// By disk, in order of their names. One that was never used has zeroes.
-    pub disks: Vec<DiskStatistics>,
-    /// By iSCSI target and initiator.
-    #[serde(default)]
-    pub initiators: Vec<InitiatorStatistics>,
-    /// By queue, with latencies.
-    #[serde(flatten)]
-    pub latency: Snapshot,
-}
-
-/// What a worker counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkerStatistics {
-    /// Its number.
-    pub worker: u32,
-    /// Iterations in which there was work.
-    pub busy_iterations: u64,
-    /// Iterations in which polling found nothing.
-    pub empty_iterations: u64,
-    /// Times it slept.
-    pub sleeps: u64,
-    /// Messages it ran.
-    pub messages: u64,
-}
-
-impl WorkerStatistics {
-    /// Those of a worker.
-    pub fn new(worker: u32, counters: WorkerCounters) -> WorkerStatistics {
-        WorkerStatistics {
-            worker,
-            busy_iterations: counters.busy_iterations,
-            empty_iterations: counters.empty_iterations,
-            sleeps: counters.sleeps,
-            messages: counters.messages,
-        }
+/// Those of a worker.
+pub fn worker(worker: u32, counters: WorkerCounters) -> WorkerStatistics {
+    WorkerStatistics {
+        worker,
+        busy_iterations: counters.busy_iterations,
+        empty_iterations: counters.empty_iterations,
+        sleeps: counters.sleeps,
+        messages: counters.messages,
     }
 }
 
-/// What an iSCSI initiator did with a target, in all its sessions.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InitiatorStatistics {
-    /// The target's name.
-    pub export: String,
-    /// The initiator's name.
-    pub initiator: String,
-    /// Sessions that it has.
-    pub sessions: usize,
-    /// By operation, as queues name them; one that never happened is absent.
-    pub operations: BTreeMap<String, RequestStatistics>,
-}
-
-/// Requests of one operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RequestStatistics {
-    /// How many were answered.
-    pub requests: u64,
-    /// Bytes of data that they moved.
-    pub bytes: u64,
-    /// How many of them were answered with an error.
-    pub errors: u64,
-}
-
-impl From<InitiatorStatus> for InitiatorStatistics {
-    fn from(status: InitiatorStatus) -> InitiatorStatistics {
-        let operations = Operation::ALL.into_iter().filter_map(|operation| {
-            let counted = status.counters.of(operation);
-            let statistics = RequestStatistics {
-                requests: counted.requests,
-                bytes: counted.bytes,
-                errors: counted.errors,
-            };
-            (counted.requests > 0).then(|| (operation.name().to_owned(), statistics))
-        });
-        InitiatorStatistics {
-            operations: operations.collect(),
-            export: status.target,
-            initiator: status.initiator,
-            sessions: status.sessions,
-        }
+/// Those of an iSCSI initiator with a target.
+pub fn initiator(status: InitiatorStatus) -> InitiatorStatistics {
+    let operations = Operation::ALL.into_iter().filter_map(|operation| {
+        let counted = status.counters.of(operation);
+        let statistics = RequestStatistics {
+            requests: counted.requests,
+            bytes: counted.bytes,
+            errors: counted.errors,
+        };
+        (counted.requests > 0).then(|| (operation.name().to_owned(), statistics))
+    });
+    InitiatorStatistics {
+        operations: operations.collect(),
+        export: status.target,
+        initiator: status.initiator,
+        sessions: status.sessions,
     }
 }
 
-/// I/Os of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IoStatistics {
-    /// How many.
-    pub requests: u64,
-    /// Bytes that they were about.
-    pub bytes: u64,
-}
-
-/// I/Os that a disk's limits have held back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LimitedStatistics {
-    /// How many have waited and gone on.
-    pub requests: u64,
-    /// How long, in nanoseconds in all. It is part of what requests take until they are reaped.
-    pub wait_ns: u64,
-}
-
-impl LimitedStatistics {
-    /// What happened after `earlier`.
-    #[must_use]
-    pub fn since(self, earlier: LimitedStatistics) -> LimitedStatistics {
-        LimitedStatistics {
-            requests: self.requests.saturating_sub(earlier.requests),
-            wait_ns: self.wait_ns.saturating_sub(earlier.wait_ns),
-        }
-    }
-}
-
-/// What was asked of a disk, through all transports.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiskStatistics {
-    /// Its name.
-    pub name: String,
-    /// By kind: `read`, `write`, `flush`, `discard`, `write_zeroes`, `compare_and_write`.
-    pub operations: BTreeMap<String, IoStatistics>,
-    /// I/Os that the block device has and has not given back.
-    pub in_flight: u64,
-    /// Of these, I/Os that have failed and wait until the disk is resumed.
-    #[serde(default)]
-    pub waiting: u64,
-    /// I/Os that failed, by class; a class that never happened is absent.
-    pub errors: BTreeMap<String, u64>,
-    /// I/Os that its limits have held back.
-    #[serde(default)]
-    pub limited: LimitedStatistics,
-}
-
-impl DiskStatistics {
-    /// Those of a disk; `None`: it was never used.
-    pub fn new(name: &str, counters: Option<&DiskCounters>) -> DiskStatistics {
-        let counters = counters.copied().unwrap_or_default();
-        let operations = IoKind::ALL.into_iter().map(|kind| {
-            let counted = counters.of(kind);
-            let statistics = IoStatistics {
-                requests: counted.requests,
-                bytes: counted.bytes,
-            };
-            (kind.word().to_owned(), statistics)
-        });
-        let errors = IoErrorKind::ALL.into_iter().zip(counters.errors);
-        let errors = errors.filter(|(_, count)| *count > 0);
-        DiskStatistics {
-            name: name.to_owned(),
-            operations: operations.collect(),
-            in_flight: counters.in_flight,
-            waiting: 0,
-            errors: errors
-                .map(|(kind, count)| (kind.word().to_owned(), count))
-                .collect(),
-            limited: LimitedStatistics {
-                requests: counters.limited,
-                wait_ns: counters.limited_ns,
-            },
-        }
-    }
-
-    /// One kind's I/Os.
-    pub fn of(&self, kind: IoKind) -> IoStatistics {
-        self.operations
-            .get(kind.word())
-            .copied()
-            .unwrap_or_default()
-    }
-
-    /// Errors of all classes.
-    pub fn errors(&self) -> u64 {
-        self.errors.values().sum()
+/// Those of a disk; `None`: it was never used.
+pub fn disk(name: &str, counters: Option<&DiskCounters>) -> DiskStatistics {
+    let counters = counters.copied().unwrap_or_default();
+    let operations = IoKind::ALL.into_iter().map(|kind| {
+        let counted = counters.of(kind);
+        let statistics = IoStatistics {
+            requests: counted.requests,
+            bytes: counted.bytes,
+        };
+        (kind.word().to_owned(), statistics)
+    });
+    let errors = IoErrorKind::ALL.into_iter().zip(counters.errors);
+    let errors = errors.filter(|(_, count)| *count > 0);
+    DiskStatistics {
+        name: name.to_owned(),
+        operations: operations.collect(),
+        in_flight: counters.in_flight,
+        waiting: 0,
+        errors: errors
+            .map(|(kind, count)| (kind.word().to_owned(), count))
+            .collect(),
+        limited: LimitedStatistics {
+            requests: counters.limited,
+            wait_ns: counters.limited_ns,
+        },
     }
 }

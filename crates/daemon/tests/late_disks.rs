@@ -5,9 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use control::objects::Disk;
+use control::{Client, Method};
 use daemon::config::{Config, Flags, Surroundings, parse};
-use daemon::control::{self, Client, Method};
-use daemon::objects::bodies::Disk;
 use daemon::{Running, StartOptions, start};
 
 fn config(folder: &Path, require: &str) -> Config {

@@ -3,10 +3,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+use cli_common::{CompletionArguments, LogOptions, ManArguments};
 use daemon::config::Flags;
 
-use crate::bench::BenchArguments;
+use crate::lab::LabArguments;
 use crate::objects::arguments::{
     ConfigCommand, DiskCommand, ExportCommand, LookArguments, LunCommand, ReloadArguments,
     ReservationCommand, SessionCommand,
@@ -18,20 +19,9 @@ use crate::whom::Whom;
 #[derive(Debug, Parser)]
 #[command(name = "lunette", version, arg_required_else_help = true, after_help = AFTER)]
 pub struct Cli {
-    /// What to log: a level (error, warn, info, debug, trace), or PART=LEVEL,... [default: RUST_LOG, or info]
-    #[arg(long, value_name = "FILTER", global = true, help_heading = "Log")]
-    pub log: Option<String>,
-    /// How to log: text (without time under systemd, whose journal has its own) or json
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        global = true,
-        help_heading = "Log",
-        value_enum,
-        default_value = "text",
-        hide_possible_values = true
-    )]
-    pub log_format: LogFormat,
+    /// The log
+    #[command(flatten)]
+    pub log: LogOptions,
     /// What to do
     #[command(subcommand)]
     pub command: Command,
@@ -48,15 +38,6 @@ A first try: one RAM disk, as virtio-blk, and QEMU's options to use it
     -device vhost-user-blk-pci,chardev=c0
 
   lunette latency";
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people, and for the journal.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -89,16 +70,18 @@ pub enum Command {
     Top(TopArguments),
     /// Show or change what a running daemon logs
     Log(LogArguments),
-    /// Drive a device as a guest's driver would, and measure it
-    Bench(Box<BenchArguments>),
+    /// Drive a device as a guest's driver would, and measure it (the program lunette-lab runs this)
+    #[command(disable_help_flag = true, after_help = AFTER_BENCH)]
+    Bench(LabArguments),
     /// Serve one file as virtio-blk, as QEMU and libvirt start a back end
     VhostUserBlk(BlkProgram),
     /// Serve files as a virtio-scsi controller, as QEMU and libvirt start a back end
     VhostUserScsi(ScsiProgram),
     /// Print a shell's completion script
+    #[command(after_help = AFTER_COMPLETION)]
     Completion(CompletionArguments),
     /// Write man pages into a folder
-    #[command(hide = true)]
+    #[command(hide = true, after_help = AFTER_MAN)]
     Man(ManArguments),
 }
 
@@ -362,29 +345,17 @@ Examples:
 Holds until the daemon ends; `lunette serve --log FILTER` says what it begins with.
 Parts are the names in front of log lines: vhost_user, virtio_scsi, iscsi_net, daemon, ...";
 
-/// `lunette completion`
-#[derive(Debug, Args)]
-#[command(after_help = AFTER_COMPLETION)]
-pub struct CompletionArguments {
-    /// Which shell
-    #[arg(value_name = "SHELL", value_enum)]
-    pub shell: clap_complete::Shell,
-}
+const AFTER_BENCH: &str = "\
+lunette bench --help shows its options. It needs the program lunette-lab, beside lunette or in PATH.
+
+Example:
+    lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32";
 
 const AFTER_COMPLETION: &str = "\
 Examples:
     lunette completion bash > ~/.local/share/bash-completion/completions/lunette
     lunette completion fish > ~/.config/fish/completions/lunette.fish
     lunette completion zsh > ~/.zfunc/_lunette";
-
-/// `lunette man`
-#[derive(Debug, Args)]
-#[command(after_help = AFTER_MAN)]
-pub struct ManArguments {
-    /// Where to
-    #[arg(value_name = "FOLDER")]
-    pub folder: PathBuf,
-}
 
 const AFTER_MAN: &str = "\
 Example:

@@ -1,105 +1,17 @@
 //! How a subcommand fails, and what it prints.
 
-use std::fmt;
-use std::io::{self, Write};
-use std::process::ExitCode;
-
 use daemon::StartError;
 use daemon::config::Diagnostics;
-use daemon::control::ClientError;
 
-/// Why a subcommand did not do what was asked.
-#[derive(Debug)]
-pub enum Failure {
-    /// With these reasons, one a line.
-    Reasons(Vec<String>),
-    /// The reasons have been printed already, in the form that was asked for.
-    Told,
-    /// The configuration, or the command line, has mistakes, which have been printed: trying again will not help.
-    Mistaken,
-    /// Ctrl-C, or its like, came before the end; what there was has been printed.
-    Interrupted,
-    /// Nobody reads what is printed: that is no failure.
-    NobodyReads,
+pub use cli_common::{Failure, Outcome, exit_code, say};
+
+/// A daemon that could not start.
+pub fn not_started(error: StartError) -> Failure {
+    Failure::Reasons(error.reasons)
 }
 
-/// The exit code for a command line or a configuration with mistakes, the same as clap's: a service manager need not try again.
-const MISTAKEN: u8 = 2;
-
-/// As a shell tells of a command that SIGINT has ended.
-const INTERRUPTED: u8 = 128 + 2;
-
-/// What a subcommand gives back.
-pub type Outcome = Result<(), Failure>;
-
-impl Failure {
-    /// A mistake in the command line, which is told at once.
-    pub fn mistake(reason: impl fmt::Display) -> Failure {
-        say(&format_args!("lunette: {reason}"));
-        Failure::Mistaken
-    }
-
-    /// One reason.
-    pub fn because(reason: impl Into<String>) -> Failure {
-        Failure::Reasons(vec![reason.into()])
-    }
-}
-
-impl From<StartError> for Failure {
-    fn from(error: StartError) -> Self {
-        Failure::Reasons(error.reasons)
-    }
-}
-
-impl From<Diagnostics> for Failure {
-    fn from(mistakes: Diagnostics) -> Self {
-        say(&mistakes);
-        Failure::Mistaken
-    }
-}
-
-impl From<ClientError> for Failure {
-    fn from(error: ClientError) -> Self {
-        match &error {
-            // The daemon could not read what was asked: the words of the command line are in it.
-            ClientError::Problem { problem } if problem.status == 400 => Failure::mistake(error),
-            _ => Failure::because(error.to_string()),
-        }
-    }
-}
-
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Self {
-        Failure::because(format!("{error:#}"))
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::BrokenPipe => Failure::NobodyReads,
-            _ => Failure::because(format!("cannot print: {error}")),
-        }
-    }
-}
-
-/// A line on stderr, which nobody may read any more: that is no failure either.
-pub fn say(line: &dyn fmt::Display) {
-    writeln!(io::stderr(), "{line}").ok();
-}
-
-/// Prints what is to be said, and gives the exit code.
-pub fn exit_code(outcome: Outcome) -> ExitCode {
-    match outcome {
-        Ok(()) | Err(Failure::NobodyReads) => ExitCode::SUCCESS,
-        Err(Failure::Told) => ExitCode::FAILURE,
-        Err(Failure::Mistaken) => ExitCode::from(MISTAKEN),
-        Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),
-        Err(Failure::Reasons(reasons)) => {
-            for reason in reasons {
-                say(&format_args!("lunette: {reason}"));
-            }
-            ExitCode::FAILURE
-        }
-    }
+/// A configuration or a command line with mistakes, which are printed at once.
+pub fn mistaken(mistakes: Diagnostics) -> Failure {
+    say(&mistakes);
+    Failure::Mistaken
 }

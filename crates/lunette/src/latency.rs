@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use daemon::control::Client;
-use daemon::statistics::{LimitedStatistics, Statistics};
-use daemon::{QueueReport, SlowReport, control, reports, slowest};
+use control::Client;
+use control::statistics::{LimitedStatistics, Statistics};
+use daemon::{QueueReport, SlowReport, reports, slowest};
 use latency::Snapshot;
 use serde_json::json;
 
@@ -186,14 +186,14 @@ mod tests {
 
     #[test]
     fn limits_are_told_of_the_disks_that_are_meant() {
-        use daemon::statistics::DiskStatistics;
+        use control::statistics::DiskStatistics;
         use latency::{Labels, QueueSnapshot};
         let disk = |name: &str, requests| DiskStatistics {
             limited: LimitedStatistics {
                 requests,
                 wait_ns: requests * 3_860_000,
             },
-            ..DiskStatistics::new(name, None)
+            ..daemon::statistics::disk(name, None)
         };
         let labels = Labels {
             export: "e".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use daemon::control::{Log, Method};
+use control::{Log, Method};
 use serde_json::json;
 
 use crate::cli::LogArguments;

@@ -1,195 +1,23 @@
-//! The log: to stderr, one line per event, as `--log` or else `RUST_LOG` says, until `lunette log` says otherwise.
-//!
-//! Under systemd the lines carry their priority and no time, for the journal has its own.
+//! The log of a daemon, whose filter `lunette log` changes.
 
-use std::fmt;
-use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use daemon::config::nearest;
+use cli_common::Levels;
 use daemon::{LogHandle, LogLevels};
-use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::fmt::format::{Format, Full, Writer};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::registry::LookupSpan;
-use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
-use crate::cli::LogFormat;
-use crate::failure::Failure;
+struct Filter(Levels);
 
-/// What a filter may be, for messages.
-const ALLOWED: &str = "a level (off, error, warn, info, debug, trace), or PART=LEVEL,...";
-
-const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-
-/// The filter in force.
-struct Levels {
-    handle: reload::Handle<EnvFilter, Registry>,
-    text: Mutex<String>,
-}
-
-impl LogLevels for Levels {
+impl LogLevels for Filter {
     fn filter(&self) -> String {
-        let text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
-        text.clone()
+        self.0.filter()
     }
 
     fn set_filter(&self, filter: &str) -> Result<(), String> {
-        let read = read(filter)?;
-        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
-        self.handle
-            .reload(read)
-            .map_err(|error| error.to_string())?;
-        *text = filter.to_owned();
-        drop(text);
-        tracing::info!(filter, "log changed");
-        Ok(())
+        self.0.set_filter(filter)
     }
 }
 
-/// Starts logging.
-pub fn start(filter: Option<&str>, format: LogFormat) -> Result<LogHandle, Failure> {
-    let (by, text) = match filter {
-        Some(text) => ("--log", text.to_owned()),
-        None => ("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_default()),
-    };
-    let text = match text.as_str() {
-        "" => "info".to_owned(),
-        _ => text,
-    };
-    let filter = read(&text).map_err(|why| Failure::mistake(format!("{by} {text}: {why}")))?;
-    let (filter, handle) = reload::Layer::new(filter);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let lines = match format {
-        LogFormat::Json => lines.json().boxed(),
-        LogFormat::Text if is_journal() => {
-            lines.with_ansi(false).event_format(Journal::new()).boxed()
-        }
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
-    };
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(lines)
-        .init();
-    Ok(LogHandle(Arc::new(Levels {
-        handle,
-        text: Mutex::new(text),
-    })))
-}
-
-fn read(text: &str) -> Result<EnvFilter, String> {
-    for part in text.split(',').map(str::trim) {
-        // To the filter's reader a misspelt level is a part of the program, of which everything is to be logged.
-        if !part.contains('=') && !LEVELS.contains(&part.to_lowercase().as_str()) {
-            let guess = nearest(part, LEVELS);
-            let guess = guess.map_or(String::new(), |guess| format!("; did you mean {guess}?"));
-            return Err(format!("`{part}` is no level: give {ALLOWED}{guess}"));
-        }
-    }
-    EnvFilter::try_new(text).map_err(|error| format!("{error}; give {ALLOWED}"))
-}
-
-/// Does stderr go to the journal? `$JOURNAL_STREAM` is the device and inode of its socket.
-fn is_journal() -> bool {
-    let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
-        return false;
-    };
-    let stat = rustix::fs::fstat(std::io::stderr());
-    stat.is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
-}
-
-/// A line with its priority in front (`sd-daemon(3)`), without time and level.
-struct Journal(Format<Full, ()>);
-
-impl Journal {
-    fn new() -> Journal {
-        Journal(Format::default().without_time().with_level(false))
-    }
-}
-
-fn priority(level: Level) -> u8 {
-    match level {
-        Level::ERROR => 3,
-        Level::WARN => 4,
-        Level::INFO => 6,
-        Level::DEBUG | Level::TRACE => 7,
-    }
-}
-
-impl<S, N> FormatEvent<S, N> for Journal
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, N>,
-        mut writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
-        write!(writer, "<{}>", priority(*event.metadata().level()))?;
-        self.0.format_event(context, writer, event)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_misspelt_level_is_no_part_of_the_program() {
-        for good in ["info", "OFF", "warn,virtio=debug", "vhost_user=trace"] {
-            assert!(read(good).is_ok(), "{good}");
-        }
-        let why = read("debgu").err().unwrap();
-        assert!(why.contains("did you mean debug?"), "{why}");
-        for bad in ["", "info,virtio", "virtio=loud"] {
-            assert!(read(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn the_filter_changes_at_run_time_and_a_wrong_one_leaves_it() {
-        let (filter, handle) = reload::Layer::new(read("info").unwrap());
-        let levels = Levels {
-            handle,
-            text: Mutex::new("info".to_owned()),
-        };
-        let subscriber = Registry::default().with(filter);
-        tracing::subscriber::with_default(subscriber, || {
-            assert!(!tracing::enabled!(Level::DEBUG));
-            levels.set_filter("debug").unwrap();
-            assert!(tracing::enabled!(Level::DEBUG));
-            assert!(levels.set_filter("loud").is_err());
-            assert_eq!(levels.filter(), "debug");
-            assert!(tracing::enabled!(Level::DEBUG));
-        });
-    }
-
-    #[test]
-    fn the_journal_gets_priorities_and_no_time() {
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let sink = lines.clone();
-        struct Sink(Arc<Mutex<Vec<u8>>>);
-        impl std::io::Write for Sink {
-            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-                self.0.lock().unwrap().extend_from_slice(bytes);
-                Ok(bytes.len())
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
-        let layer = tracing_subscriber::fmt::layer()
-            .with_ansi(false)
-            .with_writer(move || Sink(sink.clone()))
-            .event_format(Journal::new());
-        tracing::subscriber::with_default(Registry::default().with(layer), || {
-            tracing::warn!(target: "part", disk = 3, "too slow");
-        });
-        let text = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-        assert_eq!(text, "<4>part: too slow disk=3\n");
-    }
+/// A log as the daemon takes it.
+pub fn handle(levels: Levels) -> LogHandle {
+    LogHandle(Arc::new(Filter(levels)))
 }

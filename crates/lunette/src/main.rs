@@ -4,10 +4,10 @@
 
 #![forbid(unsafe_code)]
 
-mod bench;
 mod check;
 mod cli;
 mod failure;
+mod lab;
 mod latency;
 mod log;
 mod logging;
@@ -37,10 +37,10 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Outcome {
-    let log = logging::start(cli.log.as_deref(), cli.log_format)?;
+    let levels = cli.log.start()?;
     match cli.command {
-        Command::Serve(arguments) => serve::run(&arguments, log),
-        Command::Bench(arguments) => bench::run(*arguments),
+        Command::Serve(arguments) => serve::run(&arguments, logging::handle(levels)),
+        Command::Bench(_) => lab::run(),
         Command::Check(arguments) => check::run(&arguments),
         Command::Status(arguments) => objects::status::run(&arguments),
         Command::Disk(command) => objects::disk::run(command),
@@ -54,8 +54,8 @@ fn run(cli: Cli) -> Outcome {
         Command::Latency(arguments) => latency::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),
-        Command::Completion(arguments) => pages::completion(&arguments),
-        Command::Man(arguments) => pages::man(&arguments),
+        Command::Completion(arguments) => pages::pages().completion(&arguments),
+        Command::Man(arguments) => pages::pages().man(&arguments),
         Command::VhostUserBlk(arguments) => program::run_blk(arguments),
         Command::VhostUserScsi(arguments) => program::run_scsi(arguments),
     }

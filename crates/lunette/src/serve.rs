@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use daemon::config::{self, Config, Surroundings};
 use daemon::notify::{self, Notifier};
-use daemon::{LogHandle, RULE, Reload, Running, Signal, Signals, StartOptions, control, reports};
+use daemon::{LogHandle, RULE, Reload, Running, Signal, Signals, StartOptions, reports};
 
 use crate::cli::ServeArguments;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 use crate::passed;
 
 /// Sessions drain within milliseconds, a thousand of them on a busy machine within seconds; a disk that does not answer may not keep
@@ -23,7 +23,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     let configuration = &arguments.configuration;
     let (file, flags) = (configuration.config.clone(), configuration.flags());
     let surroundings = Surroundings::of_this_process();
-    let config = config::load(file.as_deref(), &flags, &surroundings)?;
+    let config = config::load(file.as_deref(), &flags, &surroundings).map_err(failure::mistaken)?;
     // Paths of the configuration are relative to the folder of the start, and the daemon stays in it.
     let reload: Option<Reload> = file.map(|file| {
         let read = move || config::load(Some(&file), &flags, &surroundings);
@@ -47,7 +47,7 @@ pub fn serve(config: Config, options: StartOptions, notifier: Option<Notifier>) 
     let notifier = notifier.map(Arc::new);
     let mut signals = Signals::listen()
         .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
-    let running = daemon::start(config, options)?;
+    let running = daemon::start(config, options).map_err(failure::not_started)?;
     announce(&running);
     let mut watchdog = None;
     if let Some(notifier) = &notifier {
@@ -95,7 +95,8 @@ fn reload(running: &Running) {
     match running.reload_file(false) {
         Ok(plan) if plan.is_empty() => tracing::info!("reloaded: nothing has changed"),
         Ok(plan) => {
-            let summary = serde_json::to_string(&control::Summary::of(&plan)).unwrap_or_default();
+            let summary =
+                serde_json::to_string(&daemon::control::summary(&plan)).unwrap_or_default();
             tracing::info!("reloaded: {summary}");
         }
         Err(reasons) => {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use daemon::control::{self, Client, Token};
+use control::{Client, Token};
 
 use crate::failure::Failure;
 

@@ -15,7 +15,7 @@ pub enum Profile {
     Release,
 }
 
-/// The path of the `lunette` program: `$LUNETTE_BIN`, else what a build of this source tree gives.
+/// The path of the `lunette` program, with `lunette-lab` beside it: `$LUNETTE_BIN`, else what a build of this source tree gives.
 pub fn lunette_program(profile: Profile) -> Result<PathBuf> {
     static PROGRAMS: [OnceLock<Result<PathBuf, String>>; 2] = [OnceLock::new(), OnceLock::new()];
     if let Some(path) = std::env::var_os("LUNETTE_BIN") {
@@ -23,8 +23,8 @@ pub fn lunette_program(profile: Profile) -> Result<PathBuf> {
         return std::path::absolute(&path)
             .with_context(|| format!("LUNETTE_BIN is {}", path.display()));
     }
-    once(&PROGRAMS[profile as usize], || {
-        let mut command = cargo("lunette");
+    once(&PROGRAMS[profile as usize], "lunette", || {
+        let mut command = cargo(&["lunette", "lunette_lab"]);
         if profile == Profile::Release {
             command.arg("--release");
         }
@@ -35,8 +35,8 @@ pub fn lunette_program(profile: Profile) -> Result<PathBuf> {
 /// The path of the statically linked `guest-agent`. It has its own target directory, for it has its own linking.
 pub fn guest_program() -> Result<PathBuf> {
     static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    once(&PROGRAM, || {
-        let mut command = cargo("guest_agent");
+    once(&PROGRAM, "guest-agent", || {
+        let mut command = cargo(&["guest_agent"]);
         command
             .args([
                 "--release",
@@ -51,29 +51,31 @@ pub fn guest_program() -> Result<PathBuf> {
     })
 }
 
-fn cargo(package: &str) -> Command {
+fn cargo(packages: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace()).args([
         "build",
         "--quiet",
         "--message-format=json-render-diagnostics",
-        "-p",
-        package,
     ]);
+    for package in packages {
+        command.args(["-p", package]);
+    }
     command
 }
 
 fn once(
     cell: &OnceLock<Result<PathBuf, String>>,
+    program: &str,
     command: impl FnOnce() -> Command,
 ) -> Result<PathBuf> {
-    cell.get_or_init(|| build(command()).map_err(|error| format!("{error:#}")))
+    cell.get_or_init(|| build(command(), program).map_err(|error| format!("{error:#}")))
         .clone()
         .map_err(anyhow::Error::msg)
 }
 
-/// Runs cargo and gives the one executable that it reports.
-fn build(mut command: Command) -> Result<PathBuf> {
+/// Runs cargo and gives the executable of this name that it reports.
+fn build(mut command: Command, program: &str) -> Result<PathBuf> {
     let output = command
         .stderr(Stdio::inherit())
         .output()
@@ -86,6 +88,6 @@ fn build(mut command: Command) -> Result<PathBuf> {
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
         .filter_map(|message| message.get("executable")?.as_str().map(PathBuf::from))
-        .next_back()
-        .with_context(|| format!("{command:?} built no program"))
+        .find(|path| path.file_name().is_some_and(|name| name == program))
+        .with_context(|| format!("{command:?} built no {program}"))
 }

@@ -470,7 +470,7 @@ impl Rig {
     }
 
     fn snapshot(&self) -> Option<latency::Snapshot> {
-        daemon::control::get(&self.folder.path().join("control"), "/v1/latency").ok()
+        control::get(&self.folder.path().join("control"), "/v1/latency").ok()
     }
 
     /// Mean time of each step since then, reads and writes together.

@@ -443,7 +443,7 @@ fn ends(jobs: &[JobResult], stages: &Latencies, clock: &Clock) -> [Option<Ends>;
 
 /// What a Lunette has measured so far, where the subject is one.
 fn stages_of(subject: Option<&Subject>) -> Option<Snapshot> {
-    daemon::control::get(&control_of(subject?)?, "/v1/latency").ok()
+    control::get(&control_of(subject?)?, "/v1/latency").ok()
 }
 
 /// Its control socket; nobody said which one: the usual one, whose daemon may be another.
@@ -451,7 +451,7 @@ fn control_of(subject: &Subject) -> Option<std::path::PathBuf> {
     if subject.kind == crate::driver::Kind::File {
         return None;
     }
-    let usual = || daemon::control::default_socket().filter(|socket| socket.exists());
+    let usual = || control::default_socket().filter(|socket| socket.exists());
     subject.control.clone().or_else(usual)
 }
 
@@ -464,8 +464,7 @@ fn is_told_stages(subject: &Subject) -> Result<()> {
         return Ok(());
     }
     let named = || format!("{}: control={}", subject.name, socket.display());
-    let status: daemon::control::Status =
-        daemon::control::get(socket, "/v1/status").with_context(named)?;
+    let status: control::Status = control::get(socket, "/v1/status").with_context(named)?;
     ensure!(
         export_of(subject, &status).is_some(),
         "{}: that daemon does not serve {}",
@@ -476,7 +475,7 @@ fn is_told_stages(subject: &Subject) -> Result<()> {
 }
 
 /// The name of the subject's export.
-fn export_of(subject: &Subject, status: &daemon::control::Status) -> Option<String> {
+fn export_of(subject: &Subject, status: &control::Status) -> Option<String> {
     if subject.kind == crate::driver::Kind::Iscsi {
         let place = crate::driver::IscsiPlace::parse(&subject.path.to_string_lossy()).ok()?;
         let mut named = status.exports.iter().map(|export| &export.name);
@@ -500,7 +499,7 @@ fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<L
     let after = stages_of(subject)?;
     let subject = subject?;
     let socket = control_of(subject)?;
-    let status: daemon::control::Status = daemon::control::get(&socket, "/v1/status").ok()?;
+    let status: control::Status = control::get(&socket, "/v1/status").ok()?;
     let export = export_of(subject, &status)?;
     let grown = after.since(&before.unwrap_or_default());
     Some(grown.merged_by(|labels| labels.export == export))

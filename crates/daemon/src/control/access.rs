@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::Problem;
+use super::ErrorResponse;
 use crate::config::AccessConfig;
 
 /// Connections at a time; further ones wait. Each may bring a body of some megabytes.
@@ -176,7 +176,7 @@ pub(super) async fn check(
         return next.run(request).await;
     }
     let detail = "who asks may look on, and change nothing";
-    Problem::new(StatusCode::FORBIDDEN, detail).into_response()
+    ErrorResponse::new(StatusCode::FORBIDDEN, detail).into_response()
 }
 
 /// A connection, and its place among those that there may be.

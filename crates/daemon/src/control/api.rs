@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, LazyLock};
 
+use ::control::{Event, Problem};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -21,12 +22,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answers::problem;
-use super::{Problem, View};
+use super::{ErrorResponse, View};
 use super::{
     configuration, disks, events, exports, latency, log, lookers, luns, metrics, status, version,
 };
 use crate::disks::{Devices, open_elsewhere, takes_long};
-use crate::objects::{Change, Event, How, Made, Manager};
+use crate::objects::{Change, How, Made, Manager};
 use crate::running::{Overview, Reload};
 
 /// A request's body: 16,384 disks and as many logical units take three megabytes.
@@ -48,7 +49,7 @@ pub struct Api {
 
 impl Api {
     /// Makes a change.
-    pub(super) async fn change(&self, change: Change, force: bool) -> Result<Made, Problem> {
+    pub(super) async fn change(&self, change: Change, force: bool) -> Result<Made, ErrorResponse> {
         let how = How {
             force,
             devices: self.open_first(&change).await?,
@@ -59,7 +60,7 @@ impl Api {
     }
 
     /// Opens the device of a disk that comes, where that may take long: other changes are made meanwhile.
-    async fn open_first(&self, change: &Change) -> Result<Devices, Problem> {
+    async fn open_first(&self, change: &Change) -> Result<Devices, ErrorResponse> {
         let Change::PutDisk(disk) = change else {
             return Ok(Devices::new());
         };
@@ -80,8 +81,8 @@ impl Api {
     }
 
     /// The objects as they are.
-    pub(super) fn overview(&self) -> Result<&Arc<Overview>, Problem> {
-        let ending = || Problem::from(crate::objects::Refusal::Ending);
+    pub(super) fn overview(&self) -> Result<&Arc<Overview>, ErrorResponse> {
+        let ending = || ErrorResponse::from(crate::objects::Refusal::Ending);
         self.overview.as_ref().ok_or_else(ending)
     }
 }
@@ -99,8 +100,9 @@ pub struct Force {
 
 pub(super) type ForceQuery = Result<Query<Force>, QueryRejection>;
 
-pub(super) fn force(query: ForceQuery) -> Result<bool, Problem> {
-    let Query(Force { force }) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
+pub(super) fn force(query: ForceQuery) -> Result<bool, ErrorResponse> {
+    let Query(Force { force }) =
+        query.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
     Ok(force)
 }
 
@@ -108,27 +110,27 @@ pub(super) fn force(query: ForceQuery) -> Result<bool, Problem> {
 pub(super) struct Path<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
-    type Rejection = Problem;
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ErrorResponse> {
         let names = axum::extract::Path::<T>::from_request_parts(parts, state).await;
         let axum::extract::Path(names) =
-            names.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+            names.map_err(|error| ErrorResponse::new(error.status(), error.body_text()))?;
         Ok(Path(names))
     }
 }
 
 /// A body that is JSON.
-pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, Problem> {
+pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorResponse> {
     let body = body.map_err(|error| {
         let detail = match error.status() {
             StatusCode::PAYLOAD_TOO_LARGE => format!("a body has at most {BODY_MAX} bytes"),
             _ => error.body_text(),
         };
-        Problem::new(error.status(), detail)
+        ErrorResponse::new(error.status(), detail)
     })?;
     serde_json::from_slice(&body)
-        .map_err(|error| Problem::bad_request(format!("the body is no JSON: {error}")))
+        .map_err(|error| ErrorResponse::bad_request(format!("the body is no JSON: {error}")))
 }
 
 #[derive(OpenApi)]
@@ -237,19 +239,21 @@ pub(super) fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-async fn unknown(uri: Uri) -> Problem {
-    Problem::not_found(format!("there is no resource {}", uri.path()))
+async fn unknown(uri: Uri) -> ErrorResponse {
+    ErrorResponse::not_found(format!("there is no resource {}", uri.path()))
 }
 
-async fn not_allowed(method: Method, uri: Uri) -> Problem {
+async fn not_allowed(method: Method, uri: Uri) -> ErrorResponse {
     let detail = format!("{method} is not for {}", uri.path());
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+    ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, detail)
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
+    use ::control::Status;
+    use ::control::statistics::Statistics;
     use axum::body::Body;
     use axum::extract::Request;
     use http_body_util::BodyExt;
@@ -257,7 +261,6 @@ mod tests {
     use hyper_util::service::TowerToHyperService;
 
     use super::*;
-    use crate::statistics::Statistics;
 
     const METHODS: [&str; 6] = ["GET", "PUT", "POST", "DELETE", "PATCH", "TRACE"];
     const TABLE: &str = include_str!("../../../../docs/api.md");
@@ -269,8 +272,8 @@ mod tests {
             ::latency::Snapshot::default()
         }
 
-        fn status(&self) -> crate::control::Status {
-            crate::control::Status::default()
+        fn status(&self) -> Status {
+            Status::default()
         }
 
         fn statistics(&self) -> Statistics {

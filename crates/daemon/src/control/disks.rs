@@ -1,17 +1,17 @@
 //! `/v1/disks`: what there is, one by one, and what it is to be.
 
+use ::control::objects::{Disk, ErrorPolicy, Limits, Size};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 
-use super::Problem;
+use super::ErrorResponse;
 use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use crate::config::{DiskConfig, disk_json, error_policy_json, limits_json, size_json};
-use crate::objects::bodies::{Disk, DiskStatus, ErrorPolicy, Limits, Size};
-use crate::objects::{Change, Live, Refusal, users_of_all};
+use crate::objects::{Change, Live, Refusal, bodies, users_of_all};
 use crate::running::Overview;
 
 /// All disks.
@@ -19,7 +19,7 @@ use crate::running::Overview;
     (status = 200, description = "All disks", body = Vec<Disk>),
     Looks,
 ))]
-pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, Problem> {
+pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, ErrorResponse> {
     let live = api.overview()?.live();
     Ok(Json(all(&live)))
 }
@@ -32,7 +32,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, Prob
 pub(super) async fn show(
     State(api): State<Api>,
     Path(name): Path<String>,
-) -> Result<Json<Disk>, Problem> {
+) -> Result<Json<Disk>, ErrorResponse> {
     one(api.overview()?, &name).map(Json)
 }
 
@@ -48,7 +48,7 @@ pub(super) async fn put(
     Path(name): Path<String>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Disk>), Problem> {
+) -> Result<(StatusCode, Json<Disk>), ErrorResponse> {
     let force = force(query)?;
     let disk = disk_json(&name, &json(body)?).map_err(Refusal::from)?;
     let made = api.change(Change::PutDisk(disk), force).await?;
@@ -70,7 +70,7 @@ pub(super) async fn resize(
     Path(name): Path<String>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Disk>, Problem> {
+) -> Result<Json<Disk>, ErrorResponse> {
     let force = force(query)?;
     let block_size = match api.overview()?.live().disks.get(&name) {
         Some(disk) => disk.info().geometry.block_size(),
@@ -101,7 +101,7 @@ pub(super) async fn limit(
     State(api): State<Api>,
     Path(name): Path<String>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Disk>, Problem> {
+) -> Result<Json<Disk>, ErrorResponse> {
     let limits = limits_json(&json(body)?).map_err(Refusal::from)?;
     let change = Change::LimitDisk(name.clone(), limits);
     api.change(change, false).await?;
@@ -118,7 +118,7 @@ pub(super) async fn set_error_policy(
     State(api): State<Api>,
     Path(name): Path<String>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Disk>, Problem> {
+) -> Result<Json<Disk>, ErrorResponse> {
     let policy = error_policy_json(&json(body)?).map_err(Refusal::from)?;
     let change = Change::SetErrorPolicy(name.clone(), policy);
     api.change(change, false).await?;
@@ -134,7 +134,7 @@ pub(super) async fn set_error_policy(
 pub(super) async fn resume(
     State(api): State<Api>,
     Path(name): Path<String>,
-) -> Result<Json<Disk>, Problem> {
+) -> Result<Json<Disk>, ErrorResponse> {
     let resumed = name.clone();
     api.manager
         .ask(move |owner| owner.resume_disk(&resumed))
@@ -151,7 +151,7 @@ pub(super) async fn resume(
 pub(super) async fn renew_identity(
     State(api): State<Api>,
     Path(name): Path<String>,
-) -> Result<Json<Disk>, Problem> {
+) -> Result<Json<Disk>, ErrorResponse> {
     let renewed = name.clone();
     api.manager
         .ask(move |owner| owner.renew_identity(&renewed))
@@ -169,13 +169,13 @@ pub(super) async fn remove(
     State(api): State<Api>,
     Path(name): Path<String>,
     query: ForceQuery,
-) -> Result<StatusCode, Problem> {
+) -> Result<StatusCode, ErrorResponse> {
     api.change(Change::RemoveDisk(name), force(query)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn missing(name: &str) -> Problem {
-    Problem::not_found(format!("there is no disk `{name}`"))
+fn missing(name: &str) -> ErrorResponse {
+    ErrorResponse::not_found(format!("there is no disk `{name}`"))
 }
 
 fn all(live: &Live) -> Vec<Disk> {
@@ -187,7 +187,7 @@ fn all(live: &Live) -> Vec<Disk> {
     disks.collect()
 }
 
-fn one(overview: &Overview, name: &str) -> Result<Disk, Problem> {
+fn one(overview: &Overview, name: &str) -> Result<Disk, ErrorResponse> {
     let live = overview.live();
     let config = live.config.disk(name).ok_or_else(|| missing(name))?;
     let used_by = crate::objects::users(&live.config, name);
@@ -196,7 +196,7 @@ fn one(overview: &Overview, name: &str) -> Result<Disk, Problem> {
 
 fn with_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Disk {
     Disk {
-        status: Some(DiskStatus::of(live, config, used_by)),
-        ..Disk::of(config)
+        status: Some(bodies::disk_status(live, config, used_by)),
+        ..bodies::disk(config)
     }
 }

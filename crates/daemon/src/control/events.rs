@@ -3,13 +3,13 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use ::control::Event;
 use axum::extract::State;
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
 use tokio::sync::broadcast::error::RecvError;
 
 use super::api::Api;
-use crate::objects::Event;
 
 /// A comment as often as this tells a listener that the daemon is there, and us that the listener is.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(15);

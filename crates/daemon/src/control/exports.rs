@@ -2,18 +2,18 @@
 
 use std::collections::HashMap;
 
+use ::control::objects::{Export, ExportState};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 
-use super::Problem;
+use super::ErrorResponse;
 use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use crate::config::{ExportRef, export_json};
-use crate::objects::bodies::{Export, ExportState};
-use crate::objects::{Change, Refusal, served};
+use crate::objects::{Change, Refusal, bodies, served};
 use crate::running::Overview;
 
 /// All exports.
@@ -21,13 +21,13 @@ use crate::running::Overview;
     (status = 200, description = "All exports", body = Vec<Export>),
     Looks,
 ))]
-pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Export>>, Problem> {
+pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Export>>, ErrorResponse> {
     let overview = api.overview()?;
     let mut states = states(overview);
     let live = overview.live();
     let exports = live.config.exports().map(|export| {
         let state = states.remove(export.name()).unwrap_or_default();
-        Export::of(export).with(state)
+        bodies::export(export).with(state)
     });
     Ok(Json(exports.collect()))
 }
@@ -41,7 +41,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Export>>, Pr
 pub(super) async fn show(
     State(api): State<Api>,
     Path(name): Path<String>,
-) -> Result<Json<Export>, Problem> {
+) -> Result<Json<Export>, ErrorResponse> {
     one(api.overview()?, &name).map(Json)
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn put(
     Path(name): Path<String>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Export>), Problem> {
+) -> Result<(StatusCode, Json<Export>), ErrorResponse> {
     let force = force(query)?;
     let export = export_json(&name, &json(body)?).map_err(Refusal::from)?;
     let made = api.change(Change::PutExport(export), force).await?;
@@ -80,7 +80,7 @@ pub(super) async fn remove(
     State(api): State<Api>,
     Path(name): Path<String>,
     query: ForceQuery,
-) -> Result<StatusCode, Problem> {
+) -> Result<StatusCode, ErrorResponse> {
     api.change(Change::RemoveExport(name), force(query)?)
         .await?;
     Ok(StatusCode::NO_CONTENT)
@@ -117,14 +117,14 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
     states.collect()
 }
 
-fn one(overview: &Overview, name: &str) -> Result<Export, Problem> {
+fn one(overview: &Overview, name: &str) -> Result<Export, ErrorResponse> {
     let live = overview.live();
     let found: Option<ExportRef<'_>> = live.config.export(name);
     let found = found.ok_or_else(|| missing(name))?;
     let state = states(overview).remove(name).unwrap_or_default();
-    Ok(Export::of(found).with(state))
+    Ok(bodies::export(found).with(state))
 }
 
-pub(super) fn missing(name: &str) -> Problem {
-    Problem::not_found(format!("there is no export `{name}`"))
+pub(super) fn missing(name: &str) -> ErrorResponse {
+    ErrorResponse::not_found(format!("there is no export `{name}`"))
 }

@@ -4,6 +4,7 @@
 //! The answer is a [`latency::Snapshot`]; whoever asks merges, subtracts and prints it. Of a queue that serves several
 //! disks, `select=DISK` gives what it measured of that one.
 
+use ::control::Status;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -14,7 +15,7 @@ use utoipa::IntoParams;
 use super::answers::{Looks, Names};
 use super::api::Api;
 use super::server::blocking;
-use super::{Problem, View};
+use super::{ErrorResponse, View};
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -34,8 +35,8 @@ pub(super) struct Selection {
 pub(super) async fn get(
     State(api): State<Api>,
     query: Result<Query<Selection>, QueryRejection>,
-) -> Result<Json<Snapshot>, Problem> {
-    let Query(selection) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
+) -> Result<Json<Snapshot>, ErrorResponse> {
+    let Query(selection) = query.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
     let chosen = move || {
         let slowest = selection.slowest.unwrap_or(0);
         let mut snapshot = select(&*api.view, selection.select.as_deref(), slowest > 0)?;
@@ -66,7 +67,7 @@ fn select(
     view: &dyn View,
     selector: Option<&str>,
     with_slowest: bool,
-) -> Result<Snapshot, Problem> {
+) -> Result<Snapshot, ErrorResponse> {
     let mut snapshot = view.snapshot();
     if with_slowest {
         name_disks(&mut snapshot, &view.status());
@@ -85,7 +86,7 @@ fn select(
 }
 
 /// Says of each slow request for a unit which disk is there.
-fn name_disks(snapshot: &mut Snapshot, status: &super::Status) {
+fn name_disks(snapshot: &mut Snapshot, status: &Status) {
     for queue in &mut snapshot.queues {
         let export = status
             .exports
@@ -101,7 +102,7 @@ fn name_disks(snapshot: &mut Snapshot, status: &super::Status) {
 }
 
 /// Why no queue is meant: an export or a disk that no client uses is no mistake, everything else is.
-fn explain_nothing(status: &super::Status, selector: &str) -> Result<(), Problem> {
+fn explain_nothing(status: &Status, selector: &str) -> Result<(), ErrorResponse> {
     let name = selector.split_once('/').map_or(selector, |(name, _)| name);
     let mut exports = status.exports.iter();
     let known = exports.any(|export| export.name == name)
@@ -109,32 +110,15 @@ fn explain_nothing(status: &super::Status, selector: &str) -> Result<(), Problem
     if known {
         return Ok(());
     }
-    Err(Problem::not_found(format!(
+    Err(ErrorResponse::not_found(format!(
         "there is no export, disk or queue `{selector}`"
     )))
 }
 
-/// The path and query that ask for one export, disk or queue, or for all, with so many of the slowest requests.
-pub fn path_of(selector: Option<&str>, slowest: usize) -> String {
-    let mut path = format!("/v1/latency?slowest={slowest}");
-    let Some(selector) = selector else {
-        return path;
-    };
-    path.push_str("&select=");
-    for byte in selector.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
-                path.push(char::from(byte));
-            }
-            _ => path.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    path
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{DiskStatus, ExportStatus, LunStatus, Status};
+    use ::control::{DiskStatus, ExportStatus, LunStatus};
+
     use super::*;
 
     #[test]
@@ -177,14 +161,6 @@ mod tests {
             assert_eq!(explain_nothing(&status, known), Ok(()), "{known}");
         }
         assert!(explain_nothing(&status, "e").is_err());
-    }
-
-    #[test]
-    fn a_selector_is_escaped_in_the_query() {
-        assert_eq!(path_of(None, 0), "/v1/latency?slowest=0");
-        let one = path_of(Some("c0/1"), 5);
-        assert_eq!(one, "/v1/latency?slowest=5&select=c0/1");
-        assert!(path_of(Some("a b&ü"), 0).ends_with("&select=a%20b%26%C3%BC"));
     }
 
     #[test]

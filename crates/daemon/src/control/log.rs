@@ -1,26 +1,17 @@
 //! `GET` and `PUT /v1/log`: what is logged.
 
+use ::control::Log;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
-use super::Problem;
+use super::ErrorResponse;
 use super::answers::{Looks, Names, Takes};
 use super::api::{self, Api};
 
-/// What is logged.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Log {
-    /// A level (`error`, `warn`, `info`, `debug`, `trace`, `off`), or `PART=LEVEL,...`.
-    pub filter: String,
-}
-
-fn handle(api: &Api) -> Result<crate::LogHandle, Problem> {
-    let missing = || Problem::not_found("this daemon's log cannot be changed");
+fn handle(api: &Api) -> Result<crate::LogHandle, ErrorResponse> {
+    let missing = || ErrorResponse::not_found("this daemon's log cannot be changed");
     api.view.log().ok_or_else(missing)
 }
 
@@ -29,7 +20,7 @@ fn handle(api: &Api) -> Result<crate::LogHandle, Problem> {
     (status = 200, description = "The filter in force", body = Log),
     Names, Looks,
 ))]
-pub(super) async fn show(State(api): State<Api>) -> Result<Json<Log>, Problem> {
+pub(super) async fn show(State(api): State<Api>) -> Result<Json<Log>, ErrorResponse> {
     let filter = handle(&api)?.0.filter();
     Ok(Json(Log { filter }))
 }
@@ -42,14 +33,14 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Json<Log>, Problem> {
 pub(super) async fn change(
     State(api): State<Api>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Log>, Problem> {
+) -> Result<Json<Log>, ErrorResponse> {
     let body = api::json(body)?;
     let log: Log = serde_json::from_value(body)
-        .map_err(|error| Problem::bad_request(format!("the body is no filter: {error}")))?;
+        .map_err(|error| ErrorResponse::bad_request(format!("the body is no filter: {error}")))?;
     let handle = handle(&api)?;
     handle
         .0
         .set_filter(&log.filter)
-        .map_err(|why| Problem::bad_request(format!("filter: {why}")))?;
+        .map_err(|why| ErrorResponse::bad_request(format!("filter: {why}")))?;
     Ok(Json(log))
 }

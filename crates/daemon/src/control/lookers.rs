@@ -1,15 +1,16 @@
 //! `/v1/workers`, `/v1/sessions`, `/v1/reservations`: what is not configured but comes about.
 
+use ::control::Problem;
+use ::control::objects::{Registration, Reservation, Session, Worker};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-use super::Problem;
+use super::ErrorResponse;
 use super::answers::{Looks, Names};
 use super::api::{Api, Path};
 use super::server::blocking;
 use crate::config::Placement;
-use crate::objects::bodies::{Registration, Reservation, Session, Worker};
 use crate::objects::{iscsi_session, vhost_session};
 use crate::running::Overview;
 
@@ -18,7 +19,7 @@ use crate::running::Overview;
     (status = 200, description = "All workers", body = Vec<Worker>),
     Looks,
 ))]
-pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>, Problem> {
+pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>, ErrorResponse> {
     let overview = api.overview()?.clone();
     let cpus = match &overview.live().config.workers.placement {
         Placement::Count(_) => Vec::new(),
@@ -46,7 +47,7 @@ pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>,
     (status = 200, description = "All sessions", body = Vec<Session>),
     Looks,
 ))]
-pub(super) async fn sessions(State(api): State<Api>) -> Result<Json<Vec<Session>>, Problem> {
+pub(super) async fn sessions(State(api): State<Api>) -> Result<Json<Vec<Session>>, ErrorResponse> {
     Ok(Json(all_sessions(api.overview()?)))
 }
 
@@ -97,7 +98,7 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
 pub(super) async fn end_session(
     State(api): State<Api>,
     Path(id): Path<String>,
-) -> Result<StatusCode, Problem> {
+) -> Result<StatusCode, ErrorResponse> {
     let overview = api.overview()?;
     let number = id.strip_prefix("iscsi-").and_then(|id| id.parse().ok());
     let transports = overview.servers.transports();
@@ -111,9 +112,11 @@ pub(super) async fn end_session(
         .any(|session| session.id == id)
     {
         let detail = "a virtual machine's session ends with its export: remove that, with force";
-        return Err(Problem::new(StatusCode::CONFLICT, detail));
+        return Err(ErrorResponse::new(StatusCode::CONFLICT, detail));
     }
-    Err(Problem::not_found(format!("there is no session `{id}`")))
+    Err(ErrorResponse::not_found(format!(
+        "there is no session `{id}`"
+    )))
 }
 
 /// What initiators hold, of every disk that they hold something of.
@@ -123,7 +126,7 @@ pub(super) async fn end_session(
 ))]
 pub(super) async fn reservations(
     State(api): State<Api>,
-) -> Result<Json<Vec<Reservation>>, Problem> {
+) -> Result<Json<Vec<Reservation>>, ErrorResponse> {
     let overview = api.overview()?;
     let live = overview.live();
     let held = live.config.disks.iter().filter_map(|config| {

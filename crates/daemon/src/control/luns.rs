@@ -1,17 +1,17 @@
 //! `/v1/exports/{export}/luns`: logical units of controllers and targets, at `TARGET:LUN`.
 
+use ::control::objects::{Lun, LunDisk};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 
-use super::Problem;
+use super::ErrorResponse;
 use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use crate::config::{LUNS_MAX, LunConfig, lun_json, luns_json};
-use crate::objects::bodies::{Lun, LunDisk};
-use crate::objects::{Change, Refusal, lun_bodies};
+use crate::objects::{Change, Refusal, bodies, lun_bodies};
 use crate::running::Overview;
 
 /// All logical units of an export.
@@ -23,7 +23,7 @@ use crate::running::Overview;
 pub(super) async fn list(
     State(api): State<Api>,
     Path(export): Path<String>,
-) -> Result<Json<Vec<Lun>>, Problem> {
+) -> Result<Json<Vec<Lun>>, ErrorResponse> {
     luns_of(api.overview()?, &export).map(Json)
 }
 
@@ -38,7 +38,7 @@ pub(super) async fn replace(
     Path(export): Path<String>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Vec<Lun>>, Problem> {
+) -> Result<Json<Vec<Lun>>, ErrorResponse> {
     let force = force(query)?;
     let luns = luns_json(&json(body)?).map_err(Refusal::from)?;
     api.change(Change::PutLuns(export.clone(), luns), force)
@@ -57,7 +57,7 @@ pub(super) async fn replace(
 pub(super) async fn show(
     State(api): State<Api>,
     Path((export, address)): Path<(String, String)>,
-) -> Result<Json<Lun>, Problem> {
+) -> Result<Json<Lun>, ErrorResponse> {
     one(api.overview()?, &export, parse(&address)?).map(Json)
 }
 
@@ -76,7 +76,7 @@ pub(super) async fn put(
     Path((export, address)): Path<(String, String)>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Lun>), Problem> {
+) -> Result<(StatusCode, Json<Lun>), ErrorResponse> {
     let force = force(query)?;
     let (target, number) = parse(&address)?;
     let lun = lun_json(target, number, &json(body)?).map_err(Refusal::from)?;
@@ -104,40 +104,41 @@ pub(super) async fn remove(
     State(api): State<Api>,
     Path((export, address)): Path<(String, String)>,
     query: ForceQuery,
-) -> Result<StatusCode, Problem> {
+) -> Result<StatusCode, ErrorResponse> {
     let (target, lun) = parse(&address)?;
     api.change(Change::RemoveLun(export, target, lun), force(query)?)
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn parse(address: &str) -> Result<(u8, u16), Problem> {
+fn parse(address: &str) -> Result<(u8, u16), ErrorResponse> {
     let parsed = address.split_once(':').and_then(|(target, lun)| {
         let lun: u16 = lun.parse().ok()?;
         let target: u8 = target.parse().ok()?;
         (lun < LUNS_MAX).then_some((target, lun))
     });
     parsed.ok_or_else(|| {
-        Problem::bad_request(format!(
+        ErrorResponse::bad_request(format!(
             "{address:?} is no TARGET:LUN such as 4:0 (targets to 255, LUNs to 16383)"
         ))
     })
 }
 
-fn luns_of(overview: &Overview, export: &str) -> Result<Vec<Lun>, Problem> {
+fn luns_of(overview: &Overview, export: &str) -> Result<Vec<Lun>, ErrorResponse> {
     let live = overview.live();
     let found = live.config.export(export);
     let found = found.ok_or_else(|| super::exports::missing(export))?;
     Ok(lun_bodies(found.luns().unwrap_or_default()))
 }
 
-fn one(overview: &Overview, export: &str, address: (u8, u16)) -> Result<Lun, Problem> {
+fn one(overview: &Overview, export: &str, address: (u8, u16)) -> Result<Lun, ErrorResponse> {
     let live = overview.live();
     let found = live.config.export(export);
     let found = found.ok_or_else(|| super::exports::missing(export))?;
     let is_here = |lun: &&LunConfig| (lun.target, lun.lun) == address;
     let lun = found.luns().unwrap_or_default().iter().find(is_here);
     let (target, number) = address;
-    lun.map(Lun::of)
-        .ok_or_else(|| Problem::not_found(format!("there is no LUN `{export}/{target}:{number}`")))
+    lun.map(bodies::lun).ok_or_else(|| {
+        ErrorResponse::not_found(format!("there is no LUN `{export}/{target}:{number}`"))
+    })
 }

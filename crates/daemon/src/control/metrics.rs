@@ -1,22 +1,22 @@
 //! `GET /metrics` for Prometheus, and `GET /v1/statistics`: the same counters as JSON.
 
+use ::control::statistics::Statistics;
 use axum::Json;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
-use super::Problem;
+use super::ErrorResponse;
 use super::answers::Looks;
 use super::api::Api;
 use super::server::blocking;
-use crate::statistics::Statistics;
 
 /// All counters as Prometheus reads them.
 #[utoipa::path(get, path = "/metrics", responses(
     (status = 200, description = "The page", body = String, content_type = "text/plain"),
     Looks,
 ))]
-pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Problem> {
+pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, ErrorResponse> {
     let page = blocking(move || api.view.metrics()).await?;
     let headers = [(CONTENT_TYPE, crate::metrics::CONTENT_TYPE)];
     Ok((headers, page).into_response())
@@ -27,6 +27,6 @@ pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Problem>
     (status = 200, description = "All counters", body = Object),
     Looks,
 ))]
-pub(super) async fn statistics(State(api): State<Api>) -> Result<Json<Statistics>, Problem> {
+pub(super) async fn statistics(State(api): State<Api>) -> Result<Json<Statistics>, ErrorResponse> {
     blocking(move || api.view.statistics()).await.map(Json)
 }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::access::{Guarded, check};
 use super::api::{Api, router};
-use super::{Bound, Problem};
+use super::{Bound, ErrorResponse};
 use crate::config::AccessConfig;
 
 /// How long a connection may take to say what it wants, the next time too: whoever says nothing keeps its place no longer.
@@ -117,10 +117,10 @@ async fn serve(
 /// Runs what may block beside the runtime's thread.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Problem> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|_| Problem::internal("the daemon failed while it looked this up; see its log"))
+) -> Result<T, ErrorResponse> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| {
+        ErrorResponse::internal("the daemon failed while it looked this up; see its log")
+    })
 }
 
 #[cfg(test)]
@@ -130,12 +130,12 @@ mod tests {
 
     use latency::{Labels, QueueSnapshot, Snapshot};
 
-    use super::super::{
-        Client, ClientError, Log, Method, Status, Version, View, bind, get, latency_path,
-    };
+    use ::control::statistics::Statistics;
+    use ::control::{Client, ClientError, Log, Method, Status, Version, get, latency_path};
+
+    use super::super::{View, bind};
     use super::*;
     use crate::objects::{EventBus, Manager};
-    use crate::statistics::Statistics;
 
     struct Fixed;
 

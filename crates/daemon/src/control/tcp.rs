@@ -17,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 
-use super::Problem;
+use super::ErrorResponse;
 use super::access::{Peer, check};
 use super::api::{Api, router};
 use super::server::HEAD_TIME;
@@ -69,7 +69,7 @@ async fn recognise(State(tokens): State<Tokens>, mut request: Request, next: Nex
             next.run(request).await
         }
         Err(unknown) => {
-            let problem = Problem::new(StatusCode::UNAUTHORIZED, unknown.detail());
+            let problem = ErrorResponse::new(StatusCode::UNAUTHORIZED, unknown.detail());
             let mut response = problem.into_response();
             let headers = response.headers_mut();
             let challenge = HeaderValue::from_static(unknown.challenge());

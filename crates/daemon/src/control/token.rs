@@ -1,85 +1,14 @@
 //! Bearer tokens (RFC 6750): who shows one over TCP may ask, as the control socket's groups may over it.
 //!
-//! A token lies in a file that nobody else may read, and is read anew with every request: a new one counts at once.
-//! It is compared in constant time, and never printed.
+//! A token's file is read anew with every request: a new one counts at once.
 
-use std::fmt;
-use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use ::control::Token;
 use axum::http::{HeaderMap, header};
-use subtle::ConstantTimeEq;
 
 use super::access::Right;
 use crate::config::AccessConfig;
-
-/// Shortest and longest token, in characters: 16 of a random 64 are 96 bits.
-const LENGTHS: std::ops::RangeInclusive<usize> = 16..=512;
-/// More than a token, its line end and a mistake.
-const FILE_MAX: u64 = 4096;
-
-/// A token, which is not to be printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(..)")
-    }
-}
-
-impl Token {
-    /// The token of a file: one line, for its owner only.
-    ///
-    /// # Errors
-    /// What is wrong with the file and what mends it, without a word of what it holds.
-    pub fn read(path: &Path) -> Result<Token, String> {
-        let shown = path.display();
-        let failed = |error: io::Error| format!("cannot read the token {shown}: {error}");
-        let metadata = std::fs::metadata(path).map_err(failed)?;
-        if metadata.is_dir() || metadata.file_type().is_fifo() {
-            return Err(format!("{shown} is no file with a token"));
-        }
-        let file = std::fs::File::open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        if metadata.mode() & 0o077 != 0 {
-            return Err(format!(
-                "{shown} holds a token, and its mode {:o} lets others read or change it; hint: chmod 600 {shown}",
-                metadata.mode() & 0o777
-            ));
-        }
-        let own = rustix::process::geteuid().as_raw();
-        if ![0, own].contains(&metadata.uid()) {
-            return Err(format!(
-                "{shown} holds a token, and belongs to user {} who may change it; hint: chown {own} {shown}",
-                metadata.uid()
-            ));
-        }
-        let mut text = String::new();
-        let read = file.take(FILE_MAX).read_to_string(&mut text);
-        read.map_err(failed)?;
-        let token = text.trim();
-        let is_fine = |c: char| c.is_ascii_alphanumeric() || "-._~+/=".contains(c);
-        if !LENGTHS.contains(&token.len()) || !token.chars().all(is_fine) {
-            return Err(format!(
-                "{shown} holds no token: one line of {} to {} letters, digits and -._~+/=; hint: (umask 077; openssl rand -hex 32 > {shown})",
-                LENGTHS.start(),
-                LENGTHS.end()
-            ));
-        }
-        Ok(Token(token.to_owned()))
-    }
-
-    /// The text, for a request's header only.
-    pub(super) fn expose(&self) -> &str {
-        &self.0
-    }
-
-    fn is(&self, shown: &str) -> bool {
-        self.0.as_bytes().ct_eq(shown.as_bytes()).into()
-    }
-}
 
 /// Why a request is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,38 +98,13 @@ impl Tokens {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
 
     use super::*;
 
     fn write(path: &Path, text: &str, mode: u32) {
         std::fs::write(path, text).unwrap();
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
-    }
-
-    #[test]
-    fn a_token_is_one_line_for_its_owner_only_and_is_never_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("token");
-        write(&path, "abcdefghijklmnop\n", 0o600);
-        let token = Token::read(&path).unwrap();
-        assert!(token.is("abcdefghijklmnop") && !token.is("abcdefghijklmnoq"));
-        assert!(!token.is("abcdefghijklmno") && !token.is(""));
-        assert_eq!(format!("{token:?}"), "Token(..)");
-        for (text, mode, told) in [
-            ("abcdefghijklmnop", 0o640, "chmod 600"),
-            ("abcdefghijklmnop", 0o604, "chmod 600"),
-            ("abcdefghijklmno", 0o600, "no token"),
-            ("abcdefgh ijklmnop", 0o600, "no token"),
-            ("abcdefghijklmnop\nabcdefghijklmnop", 0o600, "no token"),
-            ("", 0o600, "no token"),
-        ] {
-            write(&path, text, mode);
-            let error = Token::read(&path).unwrap_err();
-            assert!(error.contains(told), "{error}");
-            assert!(!error.contains("abcdefgh"), "{error}");
-        }
-        let error = Token::read(folder.path()).unwrap_err();
-        assert!(error.contains("no file"), "{error}");
     }
 
     #[test]

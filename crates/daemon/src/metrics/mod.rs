@@ -11,10 +11,10 @@ mod text;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use control::Status;
+use control::statistics::{RequestStatistics, Statistics};
 use latency::{Operation, OperationCounters, Snapshot, Span, SparseHistogram};
 
-use crate::control::Status;
-use crate::statistics::{RequestStatistics, Statistics};
 use process::Process;
 use text::{Family, Kind, Page};
 

@@ -5,13 +5,14 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
+use control::statistics::{
+    DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, WorkerStatistics,
+};
+use control::{DiskStatus, ExportStatus, LunStatus};
 use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use super::*;
-use crate::control::{DiskStatus, ExportStatus, LunStatus, View};
-use crate::statistics::{
-    DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, WorkerStatistics,
-};
+use crate::control::View;
 
 const DASHBOARD: &str = include_str!("../../../../contrib/grafana/lunette.json");
 const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
@@ -91,7 +92,7 @@ fn statistics() -> Statistics {
                 requests: 7,
                 wait_ns: 2_500_000_000,
             },
-            ..DiskStatistics::new("d\"0", None)
+            ..crate::statistics::disk("d\"0", None)
         }],
         initiators: vec![InitiatorStatistics {
             export: "e".to_owned(),

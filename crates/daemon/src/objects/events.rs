@@ -2,47 +2,14 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde::{Deserialize, Serialize};
+use control::Event;
 use tokio::sync::broadcast;
-use utoipa::ToSchema;
 
 use super::owner::Owner;
 use super::plan::{Limit, Placing, Plan, Resize};
 
 /// Events that a listener may be behind before it misses some.
 const BACKLOG: usize = 4096;
-
-/// Something has changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Event {
-    /// Counts the daemon's events, from 1.
-    pub id: u64,
-    /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`, `disk.on_error`,
-    /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
-    /// `export.added`, `export.removed`, `export.placed`, `lun.added`, `lun.removed`,
-    /// `session.opened`, `session.closed`.
-    pub event: String,
-    /// The disk, the export, or the export that the LUN or the session is of.
-    pub name: String,
-    /// Of a LUN: its target.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<u8>,
-    /// Of a LUN: its number.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lun: Option<u16>,
-    /// Of a LUN: its disk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub disk: Option<String>,
-    /// Of a resized disk: its bytes now.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub size: Option<u64>,
-    /// Of a session: its id.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub session: Option<String>,
-    /// Of a session over iSCSI: the initiator's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub initiator: Option<String>,
-}
 
 /// Tells events to all listeners; those that are slow miss some rather than hold it up.
 #[derive(Clone, Debug)]
@@ -74,7 +41,7 @@ impl EventBus {
         self.send(Event {
             event: event.to_owned(),
             name: name.to_owned(),
-            ..Event::empty()
+            ..Event::default()
         });
     }
 
@@ -86,7 +53,7 @@ impl EventBus {
             target: Some(lun.target),
             lun: Some(lun.lun),
             disk: Some(lun.disk.clone()),
-            ..Event::empty()
+            ..Event::default()
         });
     }
 
@@ -96,7 +63,7 @@ impl EventBus {
             event: "disk.resized".to_owned(),
             name: disk.to_owned(),
             size: Some(size),
-            ..Event::empty()
+            ..Event::default()
         });
     }
 
@@ -117,7 +84,7 @@ impl EventBus {
             name: export.to_owned(),
             session: Some(session),
             initiator,
-            ..Event::empty()
+            ..Event::default()
         });
     }
 
@@ -126,22 +93,6 @@ impl EventBus {
         *told += 1;
         // Nobody listens: nobody is told.
         self.sender.send(Event { id: *told, ..event }).ok();
-    }
-}
-
-impl Event {
-    fn empty() -> Event {
-        Event {
-            id: 0,
-            event: String::new(),
-            name: String::new(),
-            target: None,
-            lun: None,
-            disk: None,
-            size: None,
-            session: None,
-            initiator: None,
-        }
     }
 }
 

@@ -30,7 +30,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 pub use changes::{Change, users, users_of_all};
-pub use events::{Event, EventBus};
+pub use events::EventBus;
 pub use overlay::{Overlay, lun_bodies};
 pub use owner::{How, Live, Made, Owner};
 pub use placing::served;

@@ -4,9 +4,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use control::objects::{Disk, Export, Lun};
 use serde::{Deserialize, Serialize};
 
-use super::bodies::{Disk, Export, Lun};
+use super::bodies;
 use super::plan::{size, with_size};
 use super::refusal::Refusal;
 use crate::config::{
@@ -203,13 +204,13 @@ impl Overlay {
     pub fn to_text(&self) -> String {
         let file = File {
             schema: SCHEMA,
-            disks: self.disks.iter().map(Disk::of).collect(),
+            disks: self.disks.iter().map(bodies::disk).collect(),
             changed_disks: self.changed.iter().map(DiskChange::of).collect(),
             removed_disks: self.no_disks.clone(),
             exports: self
                 .exports
                 .iter()
-                .map(|e| Export::of(e.as_ref()))
+                .map(|e| bodies::export(e.as_ref()))
                 .collect(),
             removed_exports: self.no_exports.clone(),
             luns: self
@@ -335,8 +336,8 @@ struct DiskChange {
 impl DiskChange {
     fn of(changed: &Changed) -> DiskChange {
         DiskChange {
-            was: Disk::of(&changed.was),
-            now: Disk::of(&changed.now),
+            was: bodies::disk(&changed.was),
+            now: bodies::disk(&changed.now),
         }
     }
 }
@@ -353,7 +354,7 @@ struct LunChange {
 
 /// Logical units as bodies.
 pub fn lun_bodies(luns: &[LunConfig]) -> Vec<Lun> {
-    luns.iter().map(Lun::of).collect()
+    luns.iter().map(bodies::lun).collect()
 }
 
 #[cfg(test)]

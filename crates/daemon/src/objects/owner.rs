@@ -146,7 +146,7 @@ impl Owner {
     }
 
     /// Where listeners subscribe to events.
-    pub fn events(&self) -> tokio::sync::broadcast::Sender<super::Event> {
+    pub fn events(&self) -> tokio::sync::broadcast::Sender<control::Event> {
         self.event_bus.sender()
     }
 
@@ -638,7 +638,9 @@ impl Owner {
             begin(force, &hold);
             drop(hold);
             if !holding.wait(DRAIN_PATIENCE) {
-                tracing::warn!("requests to LUNs of {export} did not complete in time: aborting them");
+                tracing::warn!(
+                    "requests to LUNs of {export} did not complete in time: aborting them"
+                );
                 let (hold, aborted) = Holding::new();
                 begin(true, &hold);
                 drop(hold);

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::bodies::Served;
+use control::objects::Served;
+
 use super::owner::{Owner, refused};
 use super::plan::{Placing, Plan};
 use super::refusal::Refusal;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use daemon::control::{Changes, Method, Summary};
+use control::{Changes, Method, Summary};
 
 use super::arguments::{ConfigAction, ConfigCommand, ReloadArguments};
 use super::{force, print_json};

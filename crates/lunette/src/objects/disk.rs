@@ -1,8 +1,8 @@
 //! `lunette disk`.
 
+use control::objects::{Disk, DiskStatus, Limits};
+use control::{Method, escape};
 use daemon::config::{self as configuration, Flags, Surroundings, parse_size};
-use daemon::control::{Method, escape};
-use daemon::objects::bodies::{Disk, DiskStatus, Limits};
 use serde_json::{Value, json};
 
 use super::arguments::{Ask, DiskAction, DiskCommand};
@@ -131,7 +131,7 @@ fn add(ask: &Ask, flag: String) -> Outcome {
             let reason = format!("there is a disk {} already", disk.name);
             return Err(Failure::because(reason));
         }
-        let mut body = Disk::of(&disk);
+        let mut body = daemon::objects::bodies::disk(&disk);
         // The daemon's folder may be another.
         body.path = body.path.map(|path| {
             let absolute = std::path::absolute(&path).ok();

@@ -1,8 +1,8 @@
 //! `lunette export`.
 
+use control::objects::Export;
+use control::{Method, escape};
 use daemon::config::{ExportConfig, Flags};
-use daemon::control::{Method, escape};
-use daemon::objects::bodies::Export;
 use serde_json::{Value, json};
 
 use super::arguments::{Ask, ExportAction, ExportCommand, NewExport};
@@ -116,7 +116,7 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
             return Err(Failure::because(reason));
         }
         let export = absolute(export.to_owned());
-        let body = json!(Export::of(export.as_ref()));
+        let body = json!(daemon::objects::bodies::export(export.as_ref()));
         ask.change(Method::PUT, &path, Some(&body))?;
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! `lunette lun`.
 
-use daemon::control::{Client, Method, escape};
-use daemon::objects::bodies::{Export, Lun};
+use control::objects::{Export, Lun};
+use control::{Client, Method, escape};
 use serde::Serialize;
 use serde_json::json;
 

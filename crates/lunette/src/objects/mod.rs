@@ -11,12 +11,12 @@ pub(crate) mod table;
 
 use std::io::Write;
 
+use control::Method;
 use daemon::config::{self as configuration, Config, Flags, Surroundings, render_size};
-use daemon::control::Method;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 use arguments::Ask;
 use table::Table;
 
@@ -64,7 +64,7 @@ fn read_flags(flags: &Flags, stand_ins: &[&str]) -> Result<Config, Failure> {
         flags.disk.push(format!("{name}=null:1M"));
     }
     let read = configuration::parse(None, &flags, &Surroundings::of_another_process());
-    read.map_err(Failure::from)
+    read.map_err(failure::mistaken)
 }
 
 fn yes(is: bool) -> String {

@@ -1,7 +1,7 @@
 //! `lunette session` and `lunette reservation`.
 
-use daemon::control::{Method, escape};
-use daemon::objects::bodies::{Reservation, Session};
+use control::objects::{Reservation, Session};
+use control::{Method, escape};
 
 use super::arguments::{ReservationAction, ReservationCommand, SessionAction, SessionCommand};
 use super::table::Table;

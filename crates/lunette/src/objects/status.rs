@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use daemon::control::{Changes, Status};
-use daemon::objects::bodies::{Export, Reservation, Session};
+use control::objects::{Export, Reservation, Session};
+use control::{Changes, Status};
 use latency::{Operation, Snapshot};
 
 use super::arguments::LookArguments;

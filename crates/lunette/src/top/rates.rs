@@ -1,8 +1,8 @@
 //! What happened between two looks at a daemon, as rows of numbers. Pure: no terminal, no socket.
 
 use block::IoKind;
-use daemon::control::Status;
-use daemon::statistics::Statistics;
+use control::Status;
+use control::statistics::Statistics;
 use latency::{Counters, Labels, Latencies, Operation, OperationLatencies, Span, SparseHistogram};
 
 /// One look at a daemon.
@@ -173,7 +173,7 @@ impl Interval {
     }
 
     fn exports(&self) -> Vec<Row> {
-        let row = |export: &daemon::control::ExportStatus| {
+        let row = |export: &control::ExportStatus| {
             let mine = |labels: &Labels| labels.export == export.name;
             let kind = if export.connected { "" } else { " (no client)" };
             self.of_queues(format!("{}{kind}", export.name), export.kind.clone(), &mine)
@@ -222,7 +222,7 @@ impl Interval {
     }
 
     fn disks(&self) -> Vec<Row> {
-        let row = |disk: &daemon::statistics::DiskStatistics| {
+        let row = |disk: &control::statistics::DiskStatistics| {
             let status = self.status.disks.iter().find(|s| s.name == disk.name);
             let (read, write) = (disk.of(IoKind::Read), disk.of(IoKind::Write));
             let others = [
@@ -254,7 +254,7 @@ impl Interval {
     }
 
     fn workers(&self) -> Vec<Row> {
-        let row = |worker: &daemon::statistics::WorkerStatistics| {
+        let row = |worker: &control::statistics::WorkerStatistics| {
             let mine = |labels: &Labels| labels.worker == worker.worker;
             let latencies = self.grown.latency.merged_by(mine);
             let queues = self.now.latency.queues.iter().filter(|q| mine(&q.labels));

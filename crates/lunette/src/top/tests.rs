@@ -1,9 +1,9 @@
 //! Frames as a person sees them, at 80 by 24.
 
-use daemon::control::{DiskStatus, ExportStatus, Status};
-use daemon::statistics::{
+use control::statistics::{
     DiskStatistics, IoStatistics, LimitedStatistics, Statistics, WorkerStatistics,
 };
+use control::{DiskStatus, ExportStatus, Status};
 use latency::{Clock, Labels, Operation, QueueTimeline, Snapshot, Stamp, Stamps};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -53,7 +53,7 @@ fn look(seconds: u64) -> Look {
                 requests: 20 * seconds,
                 wait_ns: 1_000_000 * seconds,
             },
-            ..DiskStatistics::new(name, None)
+            ..daemon::statistics::disk(name, None)
         }
     };
     Look {

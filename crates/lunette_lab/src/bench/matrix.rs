@@ -7,8 +7,8 @@ use bench::matrix::{StudyOptions, report, run as run_study};
 use bench::run::Progress;
 
 use super::arguments::MatrixArguments;
-use super::{interrupted, to_its_end, unless_interrupted};
-use crate::failure::{Failure, Outcome};
+use super::{failed, interrupted, to_its_end, unless_interrupted};
+use cli_common::{Failure, Outcome};
 
 /// Numbers of workers that the study looks at where the machine has the CPUs.
 const WORKERS: [usize; 5] = [0, 1, 2, 4, 8];
@@ -31,7 +31,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     std::fs::create_dir_all(place)
         .map_err(|error| Failure::because(format!("cannot make {}: {error}", place.display())))?;
     let options = StudyOptions {
-        program: std::env::current_exe()?,
+        program: cli_common::find_sibling("lunette")?,
         results: place.join("results.jsonl"),
         disks: arguments.disks,
         workers,
@@ -44,7 +44,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     let interrupted = interrupted()?;
     let study = unless_interrupted(run_study(&options, &interrupted, &progress), &interrupted)?;
     drop(progress);
-    for path in report(&study, &place.join("index.html"))? {
+    for path in report(&study, &place.join("index.html")).map_err(failed)? {
         writeln!(std::io::stdout(), "{}", path.display())?;
     }
     to_its_end(&interrupted)

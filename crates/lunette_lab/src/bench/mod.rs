@@ -24,7 +24,7 @@ use signal_hook::low_level::emulate_default_handler;
 pub use arguments::BenchArguments;
 use arguments::{BenchCommand, Format, Quick, RingKind, Trial};
 
-use crate::failure::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, say};
 
 /// Runs what the command line says.
 pub fn run(arguments: BenchArguments) -> Outcome {
@@ -68,11 +68,15 @@ fn is_ignored(signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
+fn failed(error: anyhow::Error) -> Failure {
+    Failure::because(format!("{error:#}"))
+}
+
 /// What was interrupted failed for that.
 fn unless_interrupted<T>(made: anyhow::Result<T>, interrupted: &AtomicBool) -> Result<T, Failure> {
     made.map_err(|error| match interrupted.load(Ordering::Relaxed) {
         true => Failure::Interrupted,
-        false => Failure::from(error),
+        false => failed(error),
     })
 }
 
@@ -185,7 +189,7 @@ fn logs(plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
     };
     let mut number = 1;
     for (job, result) in plan.jobs.iter().zip(&one.jobs) {
-        for name in report::write_logs(job, number, result)? {
+        for name in report::write_logs(job, number, result).map_err(failed)? {
             say(&format_args!("lunette: wrote {name}"));
         }
         number += u32::from(job.numjobs);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::failure::Failure;
+use cli_common::Failure;
 
 /// `lunette bench`
 #[derive(Debug, Args)]

@@ -13,7 +13,7 @@ use bench::table::{RbdPlace, TableOptions, iscsi_table, rbd_table, table};
 
 use super::arguments::{RbdTableArguments, TableArguments};
 use super::{interrupted, to_its_end, unless_interrupted};
-use crate::failure::{Failure, Outcome};
+use cli_common::{Failure, Outcome};
 
 /// Makes the table of the transports for guests.
 pub fn vhost(arguments: TableArguments) -> Outcome {
@@ -47,7 +47,7 @@ fn run(
     make: impl FnOnce(&TableOptions, &Arc<AtomicBool>, &Progress) -> Result<String>,
 ) -> Outcome {
     let options = TableOptions {
-        program: std::env::current_exe()?,
+        program: cli_common::find_sibling("lunette")?,
         place: arguments.place,
         driver_cpu: arguments.driver_cpu,
         device_cpu: arguments.device_cpu,
@@ -91,6 +91,6 @@ fn note(folder: &Path, goal: &str, text: &str) -> Outcome {
         clock.0, clock.1
     )
     .map_err(failed)?;
-    crate::failure::say(&format_args!("lunette: noted in {}", path.display()));
+    cli_common::say(&format_args!("lunette: noted in {}", path.display()));
     Ok(())
 }

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::{Problem, Token};
+use crate::{Problem, Token};
 
 /// A daemon that has not answered by then does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -128,6 +128,24 @@ pub fn escape(name: &str) -> String {
         }
     }
     escaped
+}
+
+/// The path and query that ask for one export, disk or queue, or for all, with so many of the slowest requests.
+pub fn latency_path(selector: Option<&str>, slowest: usize) -> String {
+    let mut path = format!("/v1/latency?slowest={slowest}");
+    let Some(selector) = selector else {
+        return path;
+    };
+    path.push_str("&select=");
+    for byte in selector.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                path.push(char::from(byte));
+            }
+            _ => path.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    path
 }
 
 impl Client {
@@ -334,6 +352,14 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_selector_is_escaped_in_the_query() {
+        assert_eq!(latency_path(None, 0), "/v1/latency?slowest=0");
+        let one = latency_path(Some("c0/1"), 5);
+        assert_eq!(one, "/v1/latency?slowest=5&select=c0/1");
+        assert!(latency_path(Some("a b&ü"), 0).ends_with("&select=a%20b%26%C3%BC"));
+    }
 
     #[test]
     fn only_an_address_with_a_port_and_without_tls_is_asked() {

@@ -10,12 +10,12 @@ use serde_json::json;
 
 use super::arguments::{SelfCheckArguments, StampArguments};
 use super::{interrupted, to_its_end, unless_interrupted};
-use crate::failure::{Failure, Outcome};
+use cli_common::{Failure, Outcome};
 
 /// Measures what stamps cost, and prints it.
 pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
     let options = StampOptions {
-        program: std::env::current_exe()?,
+        program: cli_common::find_sibling("lunette")?,
         driver_cpu: arguments.driver_cpu,
         device_cpu: arguments.device_cpu,
         rounds: arguments.rounds,
@@ -43,7 +43,7 @@ pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
 /// Checks the tool, a line for each claim; fails when one does not hold.
 pub fn self_check(arguments: &SelfCheckArguments) -> Outcome {
     let options = CheckOptions {
-        program: std::env::current_exe()?,
+        program: cli_common::find_sibling("lunette")?,
         place: arguments.place.clone(),
         timing: !arguments.without_timing,
     };

@@ -1,0 +1,196 @@
+//! Man pages and completions of a program, from the same definitions as `--help`.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::failure::{Failure, Outcome};
+
+/// `lunette completion`
+#[derive(Debug, Args)]
+pub struct CompletionArguments {
+    /// Which shell
+    #[arg(value_name = "SHELL", value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// `lunette man`
+#[derive(Debug, Args)]
+pub struct ManArguments {
+    /// Where to
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+}
+
+/// A program's man pages and completions.
+#[derive(Debug)]
+pub struct Pages {
+    /// The definition of its command line.
+    pub command: clap::Command,
+    /// The program.
+    pub program: &'static str,
+    /// The program that users type before its subcommands: `lunette` also where `lunette-lab` runs them.
+    pub typed: &'static str,
+    /// Subcommands that the other program runs, and has pages for.
+    pub elsewhere: &'static [&'static str],
+}
+
+impl Pages {
+    /// Prints a shell's completion script.
+    ///
+    /// # Errors
+    /// When it cannot be printed.
+    pub fn completion(mut self, arguments: &CompletionArguments) -> Outcome {
+        let mut script = Vec::new();
+        clap_complete::generate(
+            arguments.shell,
+            &mut self.command,
+            self.program,
+            &mut script,
+        );
+        std::io::stdout().write_all(&script)?;
+        Ok(())
+    }
+
+    /// Writes a man page for the command and one for each subcommand, and for what these have in turn.
+    ///
+    /// # Errors
+    /// When a page cannot be written.
+    pub fn man(self, arguments: &ManArguments) -> Outcome {
+        let folder = &arguments.folder;
+        let failed = |path: &Path, error: std::io::Error| {
+            Failure::because(format!("cannot write {}: {error}", path.display()))
+        };
+        std::fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+        for (name, page) in self.all() {
+            let path = folder.join(name);
+            std::fs::write(&path, page).map_err(|error| failed(&path, error))?;
+        }
+        Ok(())
+    }
+
+    /// Every page with its file's name.
+    pub fn all(self) -> Vec<(String, String)> {
+        let mut command = self.command.disable_help_subcommand(true);
+        command.build();
+        let mut pages = Vec::new();
+        let names = (self.program, self.typed);
+        add_pages(&command, names, None, &mut pages);
+        let elsewhere = self.elsewhere.iter();
+        let elsewhere: Vec<String> = elsewhere
+            .map(|name| format!("{}-{name}.1", self.typed))
+            .collect();
+        pages.retain(|(name, _)| !elsewhere.contains(name));
+        pages
+    }
+}
+
+/// Pages of a command, of which one has its name and those of its subcommands begin with `prefix`.
+fn add_pages(
+    command: &clap::Command,
+    (name, prefix): (&str, &str),
+    parent: Option<&str>,
+    pages: &mut Vec<(String, String)>,
+) {
+    pages.push((format!("{name}.1"), page(command, (name, prefix), parent)));
+    let shown = command.get_subcommands().filter(|c| !c.is_hide_set());
+    for subcommand in shown.filter(|c| c.get_name() != "help") {
+        let own = format!("{prefix}-{}", subcommand.get_name());
+        add_pages(subcommand, (&own, &own), Some(name), pages);
+    }
+}
+
+fn page(command: &clap::Command, (name, prefix): (&str, &str), parent: Option<&str>) -> String {
+    let title = name.to_uppercase();
+    // Examples and tables are laid out already: they have a section of their own, as they are.
+    let after = command.get_after_help().map(ToString::to_string);
+    let has_subcommands = command.has_subcommands();
+    let command = command.clone().after_help("");
+    let man = |display: &str| {
+        clap_mangen::Man::new(command.clone().display_name(display.to_owned()))
+            .title(title.clone())
+            .date("")
+            .manual("Lunette")
+            .source(concat!("Lunette ", env!("CARGO_PKG_VERSION")))
+    };
+    // Subcommands' pages are found by this name: lunette-disk(1) lists lunette-disk-add(1).
+    let (man, subcommands) = (man(name), man(prefix));
+    let mut page = Vec::new();
+    let written = man
+        .render_title(&mut page)
+        .and_then(|()| man.render_name_section(&mut page))
+        .and_then(|()| man.render_synopsis_section(&mut page))
+        .and_then(|()| man.render_description_section(&mut page))
+        .and_then(|()| man.render_options_section(&mut page))
+        .and_then(|()| match has_subcommands {
+            true => subcommands.render_subcommands_section(&mut page),
+            false => Ok(()),
+        });
+    written.expect("a Vec takes all that is written to it");
+    let mut page = String::from_utf8_lossy(&page).into_owned();
+    if let Some(after) = after {
+        page.push_str(&verbatim("NOTES", &after));
+    }
+    if let Some(parent) = parent {
+        let parent = parent.replace('-', "\\-");
+        page.push_str(&format!(".SH \"SEE ALSO\"\n{parent}(1)\n"));
+    }
+    page
+}
+
+/// A section that is shown as it is written.
+fn verbatim(title: &str, text: &str) -> String {
+    let mut section = format!(".SH {title}\n.nf\n");
+    for line in text.lines() {
+        let line = line.replace('\\', "\\e").replace('-', "\\-");
+        if line.starts_with(['.', '\'']) {
+            section.push_str("\\&");
+        }
+        section.push_str(&line);
+        section.push('\n');
+    }
+    section.push_str(".fi\n");
+    section
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbatim_text_cannot_be_taken_for_requests() {
+        assert_eq!(
+            verbatim("X", ".a \\\n'b\nc-d"),
+            ".SH X\n.nf\n\\&.a \\e\n\\&'b\nc\\-d\n.fi\n"
+        );
+    }
+
+    #[test]
+    fn pages_of_subcommands_have_the_typed_name_and_those_of_the_other_program_are_left_out() {
+        let sub = |name: &'static str| clap::Command::new(name).about("Does it");
+        let bench = sub("bench").subcommand(sub("table"));
+        let pages = Pages {
+            command: clap::Command::new("lunette-lab")
+                .subcommand(bench)
+                .subcommand(sub("serve")),
+            program: "lunette-lab",
+            typed: "lunette",
+            elsewhere: &["serve"],
+        };
+        let pages = pages.all();
+        let names: Vec<&str> = pages.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["lunette-lab.1", "lunette-bench.1", "lunette-bench-table.1"]
+        );
+        let (_, first) = &pages[0];
+        assert!(
+            first.contains("lunette\\-bench(1)") && first.contains("lunette\\-serve(1)"),
+            "{first}"
+        );
+        let (_, bench) = &pages[1];
+        assert!(bench.contains("lunette\\-bench\\-table(1)"), "{bench}");
+        assert!(bench.ends_with("lunette\\-lab(1)\n"), "{bench}");
+    }
+}

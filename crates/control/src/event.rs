@@ -1,0 +1,36 @@
+//! An event of `GET /v1/events`.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Something has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Counts the daemon's events, from 1.
+    pub id: u64,
+    /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`, `disk.on_error`,
+    /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
+    /// `export.added`, `export.removed`, `export.placed`, `lun.added`, `lun.removed`,
+    /// `session.opened`, `session.closed`.
+    pub event: String,
+    /// The disk, the export, or the export that the LUN or the session is of.
+    pub name: String,
+    /// Of a LUN: its target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<u8>,
+    /// Of a LUN: its number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lun: Option<u16>,
+    /// Of a LUN: its disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// Of a resized disk: its bytes now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// Of a session: its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// Of a session over iSCSI: the initiator's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initiator: Option<String>,
+}

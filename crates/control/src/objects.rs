@@ -1,0 +1,483 @@
+//! Objects as JSON, with the names of the configuration file. What GET gives may be PUT back.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Disk {
+    /// Its name: as in the address.
+    #[serde(default)]
+    pub name: String,
+    /// The block device that does its I/O.
+    #[schema(pattern = "^(ram|null|delay|file|rbd)$")]
+    pub backend: String,
+    /// Bytes; in a request also a text such as "10G". Not needed for a file that is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 512, maximum = 9_223_372_036_854_775_807_u64, value_type = Option<u64>, format = "int64")]
+    pub size: Option<u64>,
+    /// Of the back end `file`: the raw file or block device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Of the back end `file`: `none`, `writeback` or `writethrough`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(none|writeback|writethrough)$")]
+    pub cache: Option<String>,
+    /// How long each I/O of a `delay` takes: a time, MIN-MAX or exp:MEAN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<String>,
+    /// What a `delay` keeps its data in: null, ram.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub around: Option<String>,
+    /// Of the back end `rbd`: the image, POOL[/NAMESPACE]/IMAGE[@SNAPSHOT].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Of the back end `rbd`: Ceph's configuration file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conf: Option<String>,
+    /// Of the back end `rbd`: the user, without `client.`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Of the back end `rbd`: the file with the user's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keyring: Option<String>,
+    /// Of the back end `rbd`: addresses of monitors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mon_host: Option<String>,
+    /// Of the back end `rbd`: `exclusive` or `shared`; without it `cooperative`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lock: Option<String>,
+    /// Of the back end `rbd`: further options of Ceph.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub option: Option<BTreeMap<String, String>>,
+    /// Logical block size in bytes: 512 or 4096.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 512, maximum = 4096)]
+    pub block_size: Option<u32>,
+    /// Nothing may be written.
+    #[serde(default)]
+    pub read_only: bool,
+    /// The daemon does not start without the disk.
+    #[serde(default)]
+    pub require: bool,
+    /// What clients see as serial number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 20)]
+    pub serial: Option<String>,
+    /// NAA identifier that SCSI initiators see: 16 hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wwn: Option<String>,
+    /// Physical block size in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub physical_block_size: Option<u32>,
+    /// SCSI initiators may eject and load the medium.
+    #[serde(default)]
+    pub removable: bool,
+    /// EXTENDED COPY through targets that do not have the disk may read and write it.
+    #[serde(default)]
+    pub copy_across_targets: bool,
+    /// Most requests in a second. May be changed at any time, as may the other limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Requests that may come at once after a pause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iops_burst: Option<u64>,
+    /// Most bytes in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<u64>,
+    /// Bytes that may come at once after a pause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth_burst: Option<u64>,
+    /// What becomes of an I/O that fails: `report` (the client gets the error), `stop` (it waits until the disk is resumed, or its
+    /// device is back) or `enospc` (it waits if the device is full). May be changed at any time. Default: `report`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(report|stop|enospc)$")]
+    pub on_error: Option<String>,
+    /// Seconds after which an I/O that the device has not ended is cancelled, where the device can do so, and has failed; 0, the
+    /// default: it may take any time. May be changed at any time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 86400)]
+    pub io_timeout: Option<u32>,
+    /// What is so; not looked at in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<DiskStatus>,
+}
+
+/// How a disk is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskStatus {
+    /// Bytes that it has.
+    pub size: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// A UUID, which stays with the disk whatever its name; serial number and `wwn` derive from it unless they are configured.
+    /// Empty while the disk is unavailable, as may be these two.
+    pub identity: String,
+    /// What clients see as serial number.
+    pub serial: String,
+    /// What SCSI initiators see as NAA identifier, in 16 hexadecimal digits.
+    pub wwn: String,
+    /// What shows it: exports, and logical units as `EXPORT/TARGET:LUN`.
+    pub used_by: Vec<String>,
+    /// `ready`, `opening` or `unavailable`.
+    #[schema(pattern = "^(ready|opening|unavailable)$")]
+    pub state: String,
+    /// Of an unavailable disk: why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Of an unavailable disk: seconds until it is tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_try_seconds: Option<u64>,
+    /// I/Os that have failed and wait until the disk is resumed: see `on_error`.
+    #[serde(default)]
+    pub waiting: u64,
+    /// Of a disk with such I/Os: how the last of them failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_reason: Option<String>,
+    /// The kinds of its layers, from the top down to the device.
+    pub stack: Vec<String>,
+}
+
+/// A logical unit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Lun {
+    /// Target, 0 to 255; 0 for iSCSI.
+    pub target: u8,
+    /// Logical unit number, 0 to 16383.
+    #[schema(maximum = 16383)]
+    pub lun: u16,
+    /// The disk's name.
+    pub disk: String,
+}
+
+/// Which disk a logical unit is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LunDisk {
+    /// The disk's name.
+    pub disk: String,
+}
+
+/// Bytes that a disk is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Size {
+    /// Bytes; also a text such as "10G". Without it: as many as its file or block device has by now.
+    #[schema(
+        minimum = 512,
+        maximum = 9_223_372_036_854_775_807_u64,
+        format = "int64"
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+}
+
+/// What all clients of a disk together may do. What is not said is not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Limits {
+    /// Most requests in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1_000_000_000)]
+    pub iops: Option<u64>,
+    /// Requests that may come at once after a pause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1_000_000_000)]
+    pub iops_burst: Option<u64>,
+    /// Most bytes in a second; in a request also a text such as "10M".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub bandwidth: Option<u64>,
+    /// Bytes that may come at once after a pause; in a request also a text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub bandwidth_burst: Option<u64>,
+}
+
+/// What becomes of I/Os of a disk that fail or take too long. What is not said stays as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorPolicy {
+    /// `report`, `stop` or `enospc`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(report|stop|enospc)$")]
+    pub on_error: Option<String>,
+    /// Seconds; 0: an I/O may take any time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 86400)]
+    pub io_timeout: Option<u32>,
+}
+
+/// An export: `kind` says which.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Export {
+    /// One disk as virtio-blk.
+    VhostBlk(VhostBlk),
+    /// A virtio-scsi controller.
+    VhostScsi(VhostScsi),
+    /// An iSCSI target.
+    Iscsi(Iscsi),
+}
+
+/// One disk as virtio-blk on one vhost-user socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VhostBlk {
+    /// Its name: as in the address.
+    #[serde(default)]
+    pub name: String,
+    /// The disk's name.
+    pub disk: String,
+    /// Path of the vhost-user socket.
+    pub socket: String,
+    /// Most request queues that a client may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 256)]
+    pub queues: Option<u16>,
+    /// The workers that serve its queues, by their numbers. May be changed at any time; queues that run stay where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<Vec<u32>>,
+    /// A worker of its own serves its queues.
+    #[serde(default)]
+    pub dedicated: bool,
+    /// What is so; not looked at in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ExportState>,
+}
+
+/// A virtio-scsi controller on one vhost-user socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VhostScsi {
+    /// Its name: as in the address.
+    #[serde(default)]
+    pub name: String,
+    /// Path of the vhost-user socket.
+    pub socket: String,
+    /// Most request queues that a client may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 254)]
+    pub queues: Option<u16>,
+    /// The workers that serve its queues, by their numbers. May be changed at any time; queues that run stay where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<Vec<u32>>,
+    /// A worker of its own serves its queues.
+    #[serde(default)]
+    pub dedicated: bool,
+    /// Its logical units.
+    #[serde(default)]
+    pub lun: Vec<Lun>,
+    /// What is so; not looked at in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ExportState>,
+}
+
+/// An iSCSI target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Iscsi {
+    /// Its iSCSI name: as in the address.
+    #[serde(default)]
+    pub name: String,
+    /// What people call it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
+    /// Its logical units.
+    #[serde(default)]
+    pub lun: Vec<Lun>,
+    /// Where it is found: `ADDRESS:PORT,GROUP`.
+    pub portals: Vec<String>,
+    /// Where initiators are told to find it, instead of the portals of the same group: `ADDRESS:PORT,GROUP`, or a name in the
+    /// place of the address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub announce: Vec<String>,
+    /// What initiators may do that nothing else admits: `none`, `ro` or `rw`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(none|ro|rw)$")]
+    pub demo_mode: Option<String>,
+    /// The file with the CHAP users.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chap_users: Option<String>,
+    /// Initiators that may log in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub acl: Vec<Acl>,
+    /// The workers that serve its connections, by their numbers. May be changed at any time; connections that are there stay
+    /// where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<Vec<u32>>,
+    /// A worker of its own serves its connections.
+    #[serde(default)]
+    pub dedicated: bool,
+    /// What is so; not looked at in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ExportState>,
+}
+
+/// Initiators that may log in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Acl {
+    /// Its name; absent: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initiator: Option<String>,
+    /// Where it comes from; absent: anywhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// It may not write.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// How an export is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExportState {
+    /// Is a client connected?
+    pub connected: bool,
+    /// How many sessions it has.
+    pub sessions: usize,
+    /// Of a target: its portals as they are bound.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub portals: Vec<String>,
+    /// What clients use of it now, and which worker serves it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub served: Vec<Served>,
+}
+
+/// A queue or a connection of an export, and the worker that serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Served {
+    /// Of vhost-user: the queue's index.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<u32>,
+    /// Of iSCSI: the session's id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// Of iSCSI: the connection's identifier in its session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connection: Option<u16>,
+    /// The worker's number.
+    pub worker: u32,
+}
+
+impl Export {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        match self {
+            Export::VhostBlk(export) => &export.name,
+            Export::VhostScsi(export) => &export.name,
+            Export::Iscsi(export) => &export.name,
+        }
+    }
+
+    /// The word for its kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Export::VhostBlk(_) => "vhost-blk",
+            Export::VhostScsi(_) => "vhost-scsi",
+            Export::Iscsi(_) => "iscsi",
+        }
+    }
+
+    /// The workers that it is placed on, and whether it has one of its own.
+    pub fn placement(&self) -> (Option<&[u32]>, bool) {
+        let (workers, dedicated) = match self {
+            Export::VhostBlk(export) => (&export.workers, export.dedicated),
+            Export::VhostScsi(export) => (&export.workers, export.dedicated),
+            Export::Iscsi(export) => (&export.workers, export.dedicated),
+        };
+        (workers.as_deref(), dedicated)
+    }
+
+    /// How it is, where that was asked for.
+    pub fn status(&self) -> Option<&ExportState> {
+        match self {
+            Export::VhostBlk(export) => export.status.as_ref(),
+            Export::VhostScsi(export) => export.status.as_ref(),
+            Export::Iscsi(export) => export.status.as_ref(),
+        }
+    }
+
+    /// Adds how it is.
+    #[must_use]
+    pub fn with(mut self, state: ExportState) -> Export {
+        match &mut self {
+            Export::VhostBlk(export) => export.status = Some(state),
+            Export::VhostScsi(export) => export.status = Some(state),
+            Export::Iscsi(export) => export.status = Some(state),
+        }
+        self
+    }
+}
+
+/// A session: a client of an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Session {
+    /// Names it as long as it lasts.
+    pub id: String,
+    /// The export's name.
+    pub export: String,
+    /// `vhost-user` or `iscsi`.
+    pub kind: String,
+    /// Of iSCSI: the initiator's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initiator: Option<String>,
+    /// Of iSCSI: the portal group that it came in by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub portal_group: Option<u16>,
+    /// How many connections it has.
+    pub connections: usize,
+    /// Of iSCSI: commands answered. A virtual machine's are those of its export's queues, in `/v1/statistics`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u64>,
+    /// Of iSCSI: bytes of data that they moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Of iSCSI: commands answered with an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub errors: Option<u64>,
+}
+
+/// What initiators hold of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Reservation {
+    /// The disk's name.
+    pub disk: String,
+    /// What is reserved, in the words of SPC: `write exclusive`, ...; absent: there are registrations only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Registrations and reservation outlive a restart.
+    pub persists: bool,
+    /// PRGENERATION.
+    pub generation: u32,
+    /// Who has registered.
+    pub registrations: Vec<Registration>,
+}
+
+/// A registration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Registration {
+    /// The initiator port.
+    pub initiator: String,
+    /// Relative identifier of the target port.
+    pub port: u16,
+    /// The reservation key, in hexadecimal.
+    pub key: String,
+    /// Does it hold the reservation?
+    pub holder: bool,
+}
+
+/// A worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Worker {
+    /// Its number, from 0.
+    pub index: usize,
+    /// The CPU that it is pinned to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<usize>,
+    /// The export that it is dedicated to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
+    /// Iterations in which there was work.
+    pub busy_iterations: u64,
+    /// Iterations in which polling found nothing.
+    pub empty_iterations: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Messages it ran.
+    pub messages: u64,
+}

@@ -1,0 +1,63 @@
+//! The command line's definition. Users type `lunette bench`, so that is how usage and help name it.
+
+use clap::{Parser, Subcommand};
+use cli_common::{CompletionArguments, LogOptions, ManArguments};
+
+use crate::bench::BenchArguments;
+
+/// Measures block devices of virtual machines as their guests' drivers would use them.
+#[derive(Debug, Parser)]
+#[command(
+    name = "lunette-lab",
+    bin_name = "lunette",
+    override_usage = "lunette-lab [OPTIONS] <COMMAND>",
+    version,
+    arg_required_else_help = true,
+    after_help = AFTER
+)]
+pub struct Cli {
+    /// The log
+    #[command(flatten)]
+    pub log: LogOptions,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const AFTER: &str = "\
+`lunette bench ...` runs `lunette-lab bench ...`, from beside itself or from PATH.
+
+  lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32 --cpus 0";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Drive a device as a guest's driver would, and measure it
+    Bench(Box<BenchArguments>),
+    /// Print a shell's completion script for lunette-lab
+    #[command(after_help = AFTER_COMPLETION)]
+    Completion(CompletionArguments),
+    /// Write man pages into a folder
+    #[command(hide = true, after_help = AFTER_MAN)]
+    Man(ManArguments),
+}
+
+const AFTER_COMPLETION: &str = "\
+Example:
+    lunette-lab completion bash > ~/.local/share/bash-completion/completions/lunette-lab";
+
+const AFTER_MAN: &str = "\
+Example:
+    lunette-lab man /usr/local/share/man/man1";
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_makes_sense() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,40 @@
+//! The `lunette-lab` command: what measures and tries daemons, and is no part of one. `lunette bench ...` runs it.
+//!
+//! Exit codes: 0 done, 1 failed (with all reasons on stderr), 2 the command line makes no sense, 130 interrupted.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod cli;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use cli_common::{Outcome, Pages, exit_code};
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    exit_code(run(Cli::parse()))
+}
+
+fn run(cli: Cli) -> Outcome {
+    // Kept until the end: the log's filter stays as it is.
+    let _levels = cli.log.start()?;
+    match cli.command {
+        Command::Bench(arguments) => bench::run(*arguments),
+        Command::Completion(arguments) => pages().completion(&arguments),
+        Command::Man(arguments) => pages().man(&arguments),
+    }
+}
+
+/// The pages of this program; those of its commands have the names that users type.
+fn pages() -> Pages {
+    Pages {
+        command: Cli::command(),
+        program: "lunette-lab",
+        typed: "lunette",
+        // lunette has pages of its own for these.
+        elsewhere: &["completion"],
+    }
+}
