@@ -524,10 +524,10 @@ fn huge_pages_are_used_or_asked_for() -> Result<()> {
         return Ok(());
     }
     let text = said(&output);
-    let Some((_, mend)) = text.split_once("mend, as root: ") else {
-        bail!("no word of how to mend it: {text}");
+    let Some((_, hint)) = text.split_once("hint, as root: ") else {
+        bail!("no hint: {text}");
     };
-    ensure!(mend.contains("/proc/sys/vm/nr_hugepages"), "{text}");
+    ensure!(hint.contains("/proc/sys/vm/nr_hugepages"), "{text}");
     ensure!(text.contains("huge pages of 2 MiB are needed"), "{text}");
     Ok(())
 }

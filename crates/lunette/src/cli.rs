@@ -44,31 +44,31 @@ A first try: one RAM disk, as virtio-blk, and QEMU's options to use it
 pub enum Command {
     /// Serve disks until SIGTERM or SIGINT
     Serve(ServeArguments),
-    /// Look for mistakes in a configuration without starting anything
+    /// Check a configuration without starting anything
     Check(CheckArguments),
-    /// Is all well? What is served, to whom, on one screen
+    /// Show whether all is well, what is served, and to whom
     Status(LookArguments),
-    /// Disks of a running daemon
+    /// List and change the disks of a running daemon
     Disk(DiskCommand),
-    /// Exports of a running daemon
+    /// List and change the exports of a running daemon
     Export(ExportCommand),
-    /// Logical units of a running daemon's controllers and targets
+    /// List and change logical units of controllers and targets
     Lun(LunCommand),
-    /// Clients of a running daemon
+    /// List the clients of a running daemon, and end iSCSI sessions
     Session(SessionCommand),
-    /// What initiators have reserved
+    /// List registrations and reservations of initiators
     Reservation(ReservationCommand),
-    /// The configuration that is in effect, and what of it was changed at run time
+    /// Show the configuration that is in effect, and changes made at run time
     Config(ConfigCommand),
-    /// Have a running daemon read its file anew
+    /// Reload the configuration file of a running daemon
     Reload(ReloadArguments),
-    /// Images of a Ceph cluster
+    /// List images of a Ceph cluster
     Rbd(RbdCommand),
     /// Show where requests' time goes, stage by stage
     Latency(LatencyArguments),
     /// Watch rates and latencies on a screen, second by second
     Top(TopArguments),
-    /// Show or change what a running daemon logs
+    /// Show or set the log filter of a running daemon
     Log(LogArguments),
     /// Drive a device as a guest's driver would, and measure it (the program lunette-lab runs this)
     #[command(disable_help_flag = true, after_help = AFTER_BENCH)]
@@ -109,10 +109,10 @@ pub struct Configuration {
     /// An iSCSI target with these disks as LUNs from 0; then ,alias=TEXT
     #[arg(long, value_name = "IQN=DISK,...")]
     pub iscsi: Vec<String>,
-    /// Where the targets of --iscsi are found [default port: 3260, default portal group: 1]
+    /// Portals of the targets of --iscsi [default port: 3260, default portal group: 1]
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub portal: Vec<String>,
-    /// Where initiators are told to find the targets of --iscsi, instead of the portals of the same group: behind address
+    /// Addresses of the targets of --iscsi that discovery names, instead of the portals of the same group: behind address
     /// translation, or by a name
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub announce: Vec<String>,
@@ -122,46 +122,46 @@ pub struct Configuration {
     /// CHAP users of the targets of --iscsi: a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600
     #[arg(long, value_name = "FILE")]
     pub chap_user: Option<String>,
-    /// CHAP users of discovery sessions, which then have to authenticate: a file as for --chap-user
+    /// CHAP users that discovery sessions have to authenticate as: a file as for --chap-user
     #[arg(long, value_name = "FILE")]
     pub discovery_auth: Option<String>,
-    /// What iSCSI initiators may take: connections, half_open, sessions, connections_per_session,
+    /// Limits of iSCSI initiators: connections, half_open, sessions, connections_per_session,
     /// commands_per_session, login_s, memory (of command data, per session)
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub iscsi_limits: Option<String>,
-    /// How many threads do the I/O [default: half of the CPUs, at most 4]
+    /// Number of threads that do the I/O [default: half of the CPUs, at most 4]
     #[arg(long, value_name = "N")]
     pub workers: Option<String>,
     /// One worker for each of these CPUs, pinned to it
     #[arg(long, value_name = "N,N,...")]
     pub cpus: Option<String>,
-    /// How long a worker may look for more from guests before it sleeps: 0, microseconds, or `always` [default: 50]
+    /// How long a worker that serves guests polls before it sleeps: 0, microseconds, or `always` [default: 50]
     #[arg(long, value_name = "N|always")]
     pub poll_us: Option<String>,
-    /// The same where all that it serves are iSCSI connections; more makes round trips shorter, and costs CPU time [default: 0]
+    /// The same for a worker that serves only iSCSI connections; more shortens round trips, and costs CPU time [default: 0]
     #[arg(long, value_name = "N|always")]
     pub network_poll_us: Option<String>,
-    /// How long it may look on while a disk has one I/O to complete and there is nothing else to do; more makes disks of some
-    /// tens of microseconds a tenth faster at depth 1, and costs CPU time [default: 5]
+    /// How long a worker polls for a disk that has one I/O to complete; more makes disks of some tens of microseconds a tenth
+    /// faster at depth 1, and costs CPU time [default: 5]
     #[arg(long, value_name = "N|always")]
     pub disk_poll_us: Option<String>,
     /// The control socket [default: /run/lunette/lunette.sock for root, else $XDG_RUNTIME_DIR/lunette.sock]
     #[arg(long, value_name = "PATH")]
     pub control: Option<String>,
-    /// Where reservations, saved mode pages and, if it is said, changes at run time are kept [default: /var/lib/lunette for root, else in ~/.local/state]
+    /// State folder: reservations, saved mode pages, identities and, only if this is given, changes made at run time
+    /// [default: /var/lib/lunette for root, else ~/.local/state/lunette]
     #[arg(long, value_name = "DIR")]
     pub state: Option<String>,
-    /// Serve the API over TCP too, to whoever shows the token of --token-file
+    /// Serve the API over TCP too, to clients with the token of --token-file
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub api_listen: Option<String>,
-    /// Who shows this token over TCP may do everything: a file of mode 600 with one line
+    /// Token that allows everything over TCP: a file of mode 600 with one line
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<String>,
-    /// Who shows this token over TCP may look on: a file of mode 600 with one line
+    /// Token that allows reading over TCP: a file of mode 600 with one line
     #[arg(long, value_name = "FILE")]
     pub readers_token_file: Option<String>,
-    /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, to whoever can reach it,
-    /// or with a token file to whoever shows a token
+    /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics; with a token file only to clients with a token
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<String>,
 }
@@ -203,7 +203,7 @@ pub struct ServeArguments {
     /// What to serve
     #[command(flatten)]
     pub configuration: Configuration,
-    /// Leave no stamps: only to measure what they cost (lunette bench stamp-cost)
+    /// Record no stage stamps: only to measure their cost (lunette bench stamp-cost)
     #[arg(long)]
     pub without_stamps: bool,
 }
@@ -223,12 +223,12 @@ Examples:
   An image of a Ceph cluster
     lunette serve --disk d0=rbd:rbd/vm1,id=lunette --vhost-blk d0:d0.sock
 
-  What a file says, on CPUs 2 and 3
+  A configuration file, on CPUs 2 and 3
     lunette serve --config /etc/lunette/lunette.toml --cpus 2,3
 
-Prints a line `ready KIND NAME SOCKET` for each export once it can be connected to.
+Prints a line `ready KIND NAME SOCKET` for each export as soon as clients can connect.
 Sizes: bytes, or K, M, G, T (powers of 1024). A comma in a path is written twice.
-SIGTERM and SIGINT end it quickly; SIGUSR1 prints the latency tables to stderr.";
+SIGTERM and SIGINT end it quickly, SIGHUP reloads the file, SIGUSR1 prints the latency tables to stderr.";
 
 /// `lunette check`
 #[derive(Debug, Args)]
@@ -247,14 +247,14 @@ Examples:
     lunette check --config lunette.toml
     lunette check --config lunette.toml --lun vm0/4:0=scratch --json
 
-All mistakes are reported at once. Exit code 0: none, 1: some. Warnings are no mistakes.";
+All mistakes are reported at once. Exit code 0: none, 1: some. Warnings do not count.";
 
 /// `lunette latency`
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LATENCY)]
 pub struct LatencyArguments {
-    /// Only this export, disk or queue (EXPORT/NUMBER) [default: one table set for each export]. A disk's tables are of all
-    /// exports that it is reached by, also where it shares their queues with other disks
+    /// Only this export, disk or queue (EXPORT/NUMBER) [default: all exports]. The tables of a disk cover all its exports, also
+    /// where it shares their queues with other disks
     #[arg(value_name = "EXPORT|DISK|QUEUE")]
     pub selector: Option<String>,
     /// Which daemon
@@ -263,11 +263,11 @@ pub struct LatencyArguments {
     /// Print JSON; with --watch one object a line
     #[arg(long)]
     pub json: bool,
-    /// Print the slowest requests of the last minute, whole
+    /// Print the slowest requests of the last minute, stage by stage
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "10",
         conflicts_with = "watch")]
     pub slowest: Option<usize>,
-    /// Print what has happened since the last time, with rates, again and again
+    /// Print the changes since the last time, with rates, repeatedly
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     pub watch: Option<f64>,
 }
@@ -277,20 +277,20 @@ Examples:
     lunette latency                 all exports
     lunette latency d0              the disk or the export d0
     lunette latency c0/3            queue 3 of the export c0
-    lunette latency --watch=5       what happens, every 5 seconds
+    lunette latency --watch=5       changes and rates, every 5 seconds
     lunette latency --slowest=3     the three slowest requests of the last minute
     lunette latency --json | jq .
 
-The stages of a request's way, each measured from the one before:
-    noticed    the worker sees that there is work
+The stages of a request, each measured from the one before:
+    noticed    the worker notices the request
     popped     the request is taken from the ring
-    parsed     its header is understood and its range checked
-    awaited    the client begins with the data that it was asked for    (iSCSI: R2T)
-    received   the last of that data is there                           (iSCSI)
-    submitted  it is handed to the back end
-    reaped     the back end is done           (this step is service, all others are queueing)
+    parsed     its header is parsed and its range checked
+    awaited    the first of the requested data has arrived            (iSCSI: R2T)
+    received   the last of them has arrived                           (iSCSI)
+    submitted  the block device gets the I/O
+    reaped     the block device has completed it                      (service time; all others are queueing)
     answered   the status is written, the buffer is given back
-    notified   the guest is told";
+    notified   the client is notified";
 
 /// `lunette top`
 #[derive(Debug, Args)]
@@ -302,7 +302,7 @@ pub struct TopArguments {
     /// Only rows with this text in them: a name, a disk, a kind of export
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value = "1")]
     pub interval: f64,
     /// Print one frame as plain text, for pipes
@@ -327,7 +327,7 @@ much of a request's time each one takes.";
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LOG)]
 pub struct LogArguments {
-    /// Log this from now on: a level (off, error, warn, info, debug, trace), or PART=LEVEL,... [default: show it]
+    /// Set the filter: a level (off, error, warn, info, debug, trace), or PART=LEVEL,... [default: show it]
     #[arg(value_name = "FILTER")]
     pub filter: Option<String>,
     /// Which daemon
@@ -337,13 +337,13 @@ pub struct LogArguments {
 
 const AFTER_LOG: &str = "\
 Examples:
-    lunette log                           what is logged
+    lunette log                           print the filter
     lunette log debug                     everything, in detail
     lunette log info,vhost_user=debug     one part in detail
     lunette log warn                      less
 
-Holds until the daemon ends; `lunette serve --log FILTER` says what it begins with.
-Parts are the names in front of log lines: vhost_user, virtio_scsi, iscsi_net, daemon, ...";
+Holds until the daemon ends; `lunette serve --log FILTER` sets the first one.
+Parts are the names in front of log lines: vhost_user, virtio_scsi, iscsi_target, daemon, ...";
 
 const AFTER_BENCH: &str = "\
 lunette bench --help shows its options. It needs the program lunette-lab, beside lunette or in PATH.
@@ -372,10 +372,10 @@ pub struct ProgramArguments {
         conflicts_with = "fd"
     )]
     pub socket_path: Option<PathBuf>,
-    /// Use this descriptor: a socket that listens, or a connection, with whose end the program ends
+    /// Use this descriptor: a listening socket, or a connection; the program ends with the connection
     #[arg(long, value_name = "FDNUM")]
     pub fd: Option<i32>,
-    /// Print the capabilities as JSON and end; other options are ignored
+    /// Print the capabilities as JSON and exit; other options are ignored
     #[arg(long)]
     pub print_capabilities: bool,
     /// Refuse writes
@@ -384,7 +384,7 @@ pub struct ProgramArguments {
     /// Page cache of the host: none, writeback or writethrough
     #[arg(long, value_name = "MODE", default_value = "none")]
     pub cache: String,
-    /// Request queues offered [default: as many as there may be: 256 for blk, 254 for scsi]
+    /// Number of request queues [default: 256 for blk, 254 for scsi]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub num_queues: Option<u16>,
 }
@@ -402,7 +402,7 @@ pub struct BlkProgram {
 }
 
 const AFTER_BLK: &str = "\
-Follows the conventions for vhost-user back ends (QEMU, docs/interop/vhost-user).
+Follows the conventions of vhost-user back-end programs (QEMU, docs/interop/vhost-user).
 
 Examples:
     lunette vhost-user-blk --socket-path /tmp/d0.sock --blk-file vm.raw
@@ -421,7 +421,7 @@ pub struct ScsiProgram {
 }
 
 const AFTER_SCSI: &str = "\
-Follows the conventions for vhost-user back ends (QEMU, docs/interop/vhost-user).
+Follows the conventions of vhost-user back-end programs (QEMU, docs/interop/vhost-user).
 
 Examples:
     lunette vhost-user-scsi --socket-path /tmp/c0.sock --blk-file a.raw --blk-file b.raw

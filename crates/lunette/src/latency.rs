@@ -119,7 +119,7 @@ fn text(reports: &[QueueReport], held: &Held) -> String {
     for (disk, limited) in held {
         let (requests, wait) = (limited.requests, limited.wait_ns);
         text.push_str(&format!(
-            "limits of disk {disk} held {requests} I/Os back, for {} each: part of what they took until reaped\n",
+            "limits of disk {disk} held {requests} I/Os back, for {} each, which is part of `reaped`\n",
             latency::table::time(wait as f64 / requests.max(1) as f64)
         ));
     }
@@ -142,7 +142,7 @@ fn fitted(text: &str, rows: usize, held: usize) -> String {
     let first = room - last - 1;
     let (shown, rest) = lines.split_at(first);
     let (hidden, last) = rest.split_at(rest.len() - last);
-    let cut = format!("... {} lines do not fit in this window ...", hidden.len());
+    let cut = format!("... {} more lines ...", hidden.len());
     let cut = [cut.as_str()];
     let all = shown.iter().chain(&cut).chain(last);
     all.map(|line| format!("{line}\n")).collect()
@@ -174,7 +174,7 @@ mod tests {
         let lines: Vec<&str> = cut.lines().collect();
         assert_eq!(lines.len(), 23);
         assert_eq!((lines[0], lines[18]), ("1", "19"));
-        assert_eq!(lines[19], "... 18 lines do not fit in this window ...");
+        assert_eq!(lines[19], "... 18 more lines ...");
         assert_eq!(lines[20..], ["38", "39", "40"]);
         assert_eq!(fitted(&text, 0, 0).lines().count(), 5);
         let limits: Vec<String> = fitted(&text, 24, 1).lines().map(str::to_owned).collect();
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(held_since(&all, &all), Held::new());
         let reports = reports(&statistics.latency, None);
         assert!(text(&reports, &held(&statistics, Some("e"))).ends_with(
-            "\n\nlimits of disk d0 held 6679 I/Os back, for 3.86 ms each: part of what they took until reaped\n"
+            "\n\nlimits of disk d0 held 6679 I/Os back, for 3.86 ms each, which is part of `reaped`\n"
         ));
     }
 }

@@ -85,11 +85,8 @@ fn assign(
 
 /// Where a socket is bound.
 fn path_of(socket: &OwnedFd) -> Result<PathBuf, Failure> {
-    let refused = |why: String| {
-        Failure::because(format!(
-            "a descriptor that the service manager passes: {why}"
-        ))
-    };
+    let refused =
+        |why: String| Failure::because(format!("descriptor passed by the service manager: {why}"));
     let address = rustix::net::getsockname(socket.as_fd())
         .map_err(|errno| refused(format!("{errno}; only sockets can be served")))?;
     if address.address_family() != AddressFamily::UNIX {
@@ -99,7 +96,7 @@ fn path_of(socket: &OwnedFd) -> Result<PathBuf, Failure> {
     let path = address.path_bytes().unwrap_or_default();
     match std::str::from_utf8(path) {
         Ok(path) if !path.is_empty() => Ok(PathBuf::from(path)),
-        _ => Err(refused("it is bound to no path".to_owned())),
+        _ => Err(refused("it is not bound to a path".to_owned())),
     }
 }
 

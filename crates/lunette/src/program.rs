@@ -198,7 +198,7 @@ pub fn inherited_descriptor(number: i32) -> Result<OwnedFd, Failure> {
         .and_then(|process| pidfd_getfd(process, number, PidfdGetfdFlags::empty()))
         .map_err(|errno| {
             Failure::because(format!(
-                "--fd {number}: {}; pass the number of a descriptor that is open, such as --fd 3 with 3<>...",
+                "--fd {number}: {}; hint: pass the number of an open descriptor, such as --fd 3 with 3<>...",
                 std::io::Error::from(errno)
             ))
         })

@@ -93,7 +93,7 @@ fn status_line(running: &Running) -> String {
 /// SIGHUP: reads the file anew, and says what came of it.
 fn reload(running: &Running) {
     match running.reload_file(false) {
-        Ok(plan) if plan.is_empty() => tracing::info!("reloaded: nothing has changed"),
+        Ok(plan) if plan.is_empty() => tracing::info!("reloaded: no changes"),
         Ok(plan) => {
             let summary =
                 serde_json::to_string(&daemon::control::summary(&plan)).unwrap_or_default();
@@ -133,7 +133,7 @@ pub fn announce(running: &Running) {
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
     if running.ready().is_empty() {
-        tracing::warn!("there is no export: nobody can connect; see lunette serve --help");
+        tracing::warn!("no exports: nobody can connect; hint: lunette serve --help");
     }
     match running.control() {
         Some(path) => tracing::info!(control = %path.display(), "serving"),
@@ -157,7 +157,7 @@ pub fn end(running: Running) {
     std::thread::spawn(|| {
         std::thread::sleep(END_LIMIT);
         tracing::error!(
-            "requests are still in flight after {} s: ending without them",
+            "requests are still in flight after {} s, exiting anyway",
             END_LIMIT.as_secs()
         );
         std::process::exit(1);

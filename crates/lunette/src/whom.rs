@@ -11,13 +11,13 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Which daemon")]
 pub struct Whom {
-    /// The daemon's control socket [default: as for serve --control; where there is none, the system's]
+    /// Control socket of the daemon [default: as for serve --control, else the system's]
     #[arg(long, visible_alias = "control", value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
-    /// Ask over TCP instead, where serve's --api-listen is; needs --token-file
+    /// Use the API over TCP (serve --api-listen); needs --token-file
     #[arg(long, value_name = "http://ADDRESS:PORT", global = true)]
     pub api: Option<String>,
-    /// The token to show there: a file of mode 600 with one line
+    /// Token for --api: a file of mode 600 with one line
     #[arg(long, value_name = "FILE", global = true)]
     pub token_file: Option<PathBuf>,
 }
@@ -35,19 +35,17 @@ impl Whom {
     /// When it cannot be told which one, or the token cannot be read.
     pub fn client(&self) -> Result<Client, Failure> {
         match (&self.socket, &self.api, &self.token_file) {
-            (Some(_), Some(_), _) => Err(Failure::mistake(
-                "--socket and --api name two ways to a daemon: leave one of them out",
-            )),
+            (Some(_), Some(_), _) => Err(Failure::mistake("--socket and --api exclude each other")),
             (_, Some(url), Some(file)) => {
                 let token = Token::read(file).map_err(Failure::because)?;
                 Client::over_tcp(url, token)
                     .map_err(|why| Failure::mistake(format!("--api: {why}")))
             }
             (_, Some(_), None) => Err(Failure::mistake(
-                "--api asks over TCP, where a token is needed: name its file with --token-file",
+                "--api needs a token; hint: name its file with --token-file",
             )),
             (_, None, Some(_)) => Err(Failure::mistake(
-                "--token-file is for --api http://ADDRESS:PORT; the control socket needs no token",
+                "--token-file is for --api; the control socket needs no token",
             )),
             (socket, None, None) => {
                 let chosen = socket.clone().unwrap_or_else(usual_socket);

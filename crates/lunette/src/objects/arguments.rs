@@ -49,76 +49,76 @@ Examples:
     lunette disk add scratch=ram:512M
     lunette disk add d1=file:vm.raw,size=10G,cache=none
     lunette disk resize d1 20G
-    lunette disk resize d1                         as large as its file or block device is by now
-    lunette disk limit d1 iops=500,bandwidth=20M   and no others
+    lunette disk resize d1                         the present size of its file or block device
+    lunette disk limit d1 iops=500,bandwidth=20M   replaces all limits
     lunette disk limit d1 none
-    lunette disk set d1 on_error=enospc            when the device is full, I/O waits
+    lunette disk set d1 on_error=enospc            I/O waits when the device is full
     lunette disk resume d1
     lunette disk identity d1
-    lunette disk identity d1 --new   a copy of another disk becomes one of its own
+    lunette disk identity d1 --new                 for a copy of another disk
     lunette disk remove scratch";
 
 /// What to do with disks.
 #[derive(Debug, Subcommand)]
 pub enum DiskAction {
-    /// All disks
+    /// List disks
     List,
-    /// One disk
+    /// Show a disk
     Show {
-        /// Its name
+        /// Name
         disk: String,
     },
-    /// Add a disk, which exports and logical units then can show
+    /// Add a disk
     Add {
         /// NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH or NAME=rbd:POOL/IMAGE, then ,KEY=VALUE as for serve --disk
         #[arg(value_name = "NAME=BACKEND:...")]
         disk: String,
     },
-    /// Grow or shrink a disk; its clients see it at once
+    /// Grow or shrink a disk; clients are notified
     Resize {
-        /// Its name
+        /// Name
         disk: String,
-        /// How large it is to be: bytes, or K, M, G, T [default: as large as its file or block device is by now]
+        /// New size: bytes, or K, M, G, T [default: the present size of its file, block device or image]
         size: Option<String>,
-        /// Shrink it, although what is beyond the new end is lost
+        /// Shrink it, and lose the data beyond the new end
         #[arg(long)]
         force: bool,
     },
-    /// Limit what all clients of a disk together may do in a second; holds at once
+    /// Set the limits of a disk, for all its clients together
     Limit {
-        /// Its name
+        /// Name
         disk: String,
-        /// All its limits: iops, iops_burst, bandwidth, bandwidth_burst; or none
+        /// All limits: iops, iops_burst, bandwidth, bandwidth_burst; or none
         #[arg(value_name = "KEY=VALUE,...|none")]
         limits: String,
     },
-    /// Set what becomes of I/O that fails or takes too long; holds at once
+    /// Set the error policy of a disk
     Set {
-        /// Its name
+        /// Name
         disk: String,
-        /// on_error: report (clients get the error), stop (I/O waits) or enospc (I/O waits if the device is full); io_timeout: seconds that
-        /// an I/O may take before it is cancelled, or none
+        /// on_error: report (clients get the error), stop (I/O waits) or enospc (I/O waits if the device is full); io_timeout: seconds
+        /// after which an I/O is cancelled, or none
         #[arg(value_name = "KEY=VALUE,...")]
         setting: String,
     },
-    /// Submit again the I/O that has failed and waits
+    /// Submit again I/Os that have failed and wait
     Resume {
-        /// Its name
+        /// Name
         disk: String,
     },
-    /// Show which disk it is to its clients, or make it another one
+    /// Show the identity of a disk, or give it a new one
     Identity {
-        /// Its name
+        /// Name
         disk: String,
-        /// Give it a new identity, as a copy of another disk needs; nothing may show it
+        /// Give it a new identity, as a copy of another disk needs; no export may serve it
         #[arg(long)]
         new: bool,
     },
     /// Remove a disk
     Remove {
-        /// Its name
+        /// Name
         disk: String,
-        /// Remove what shows it too
+        /// Also remove its exports and logical units
         #[arg(long)]
         force: bool,
     },
@@ -149,30 +149,30 @@ Examples:
 /// What to do with exports.
 #[derive(Debug, Subcommand)]
 pub enum ExportAction {
-    /// All exports
+    /// List exports
     List,
-    /// One export
+    /// Show an export
     Show {
-        /// Its name
+        /// Name
         export: String,
     },
     /// Add an export
     Add {
-        /// What sort
+        /// Kind of export
         #[command(subcommand)]
         export: NewExport,
     },
-    /// Choose the workers that serve an export; what clients use already stays where it is
+    /// Choose the workers that serve new queues and connections of an export
     Place {
-        /// Its name
+        /// Name
         export: String,
-        /// Numbers of workers such as 1,3; or dedicated: a worker of its own; or shared: any that exports share
+        /// Numbers of workers, such as 1,3; or dedicated: a worker of its own; or shared: all shared workers
         #[arg(value_name = "WORKERS|dedicated|shared")]
         workers: String,
     },
     /// Remove an export
     Remove {
-        /// Its name
+        /// Name
         export: String,
         /// Disconnect its clients
         #[arg(long)]
@@ -200,10 +200,10 @@ pub enum NewExport {
         /// Then ,alias=TEXT, ,workers=1+3 or ,dedicated=on
         #[arg(value_name = "IQN=DISK,...")]
         export: String,
-        /// Where it is found [default port: 3260, default portal group: 1]
+        /// Portal [default port: 3260, default portal group: 1]
         #[arg(long, value_name = "ADDRESS:PORT,GROUP", required = true)]
         portal: Vec<String>,
-        /// Where initiators are told to find it, instead of the portals of the same group
+        /// Address that discovery names, instead of the portals of the same group
         #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
         announce: Vec<String>,
         /// What any initiator may do: none, ro or rw [default: none]
@@ -231,46 +231,46 @@ const AFTER_LUN: &str = "\
 Examples:
     lunette lun list vm0
     lunette lun add vm0 4:0 scratch      the guest sees a new disk at target 4, LUN 0
-    lunette lun remove vm0 4:0           once its requests have ended
-    lunette lun remove vm0 4:0 --force   its requests are aborted";
+    lunette lun remove vm0 4:0           waits until its requests have completed
+    lunette lun remove vm0 4:0 --force   aborts its requests";
 
 /// What to do with logical units.
 #[derive(Debug, Subcommand)]
 pub enum LunAction {
-    /// All logical units, or those of one export
+    /// List logical units, of all exports or of one
     List {
         /// The controller or target
         export: Option<String>,
     },
-    /// One logical unit
+    /// Show a logical unit
     Show {
         /// The controller or target
         export: String,
-        /// Where it is; an iSCSI target has target 0 only
+        /// Address; an iSCSI target has target 0 only
         #[arg(value_name = "TARGET:LUN")]
         address: String,
     },
-    /// Add a logical unit; clients that are connected see it at once
+    /// Add a logical unit; connected clients are notified
     Add {
         /// The controller or target
         export: String,
-        /// Where it is to be; an iSCSI target has target 0 only
+        /// Address; an iSCSI target has target 0 only
         #[arg(value_name = "TARGET:LUN")]
         address: String,
         /// The disk
         disk: String,
-        /// Replace the disk that is there
+        /// Replace the disk at this address
         #[arg(long)]
         force: bool,
     },
-    /// Remove a logical unit; clients that are connected hear of it
+    /// Remove a logical unit; connected clients are notified
     Remove {
         /// The controller or target
         export: String,
-        /// Where it is
+        /// Address
         #[arg(value_name = "TARGET:LUN")]
         address: String,
-        /// Abort its requests, and never mind reservations
+        /// Abort its requests, and ignore reservations
         #[arg(long)]
         force: bool,
     },
@@ -296,16 +296,16 @@ Examples:
 /// What to do with sessions.
 #[derive(Debug, Subcommand)]
 pub enum SessionAction {
-    /// All sessions
+    /// List sessions
     List,
-    /// One session
+    /// Show a session
     Show {
-        /// Its id, as listed
+        /// ID, as listed
         session: String,
     },
-    /// End an iSCSI session: its initiator is asked to log out, and dropped after two seconds, or at once when this is said again
+    /// End an iSCSI session: its initiator is asked to log out, and dropped after two seconds or at the second call
     Remove {
-        /// Its id, as listed
+        /// ID, as listed
         session: String,
     },
 }
@@ -330,11 +330,11 @@ Examples:
 /// What to do with reservations.
 #[derive(Debug, Subcommand)]
 pub enum ReservationAction {
-    /// All registrations and reservations
+    /// List all registrations and reservations
     List,
-    /// Those of one disk
+    /// Show those of one disk
     Show {
-        /// Its name
+        /// Name
         disk: String,
     },
 }
@@ -353,19 +353,19 @@ pub struct ConfigCommand {
 
 const AFTER_CONFIG: &str = "\
 Examples:
-    lunette config show > lunette.toml   what is in effect, as a file
-    lunette config diff                  what was changed at run time, beside the file";
+    lunette config show > lunette.toml   the configuration in effect, as a file
+    lunette config diff                  changes made at run time";
 
 /// What to do with the configuration.
 #[derive(Debug, Subcommand)]
 pub enum ConfigAction {
-    /// The configuration that is in effect, as the text of a file
+    /// Show the configuration that is in effect, as the text of a file
     Show {
-        /// What is in effect is what is shown in any case
+        /// Accepted for clarity: the configuration in effect is always shown
         #[arg(long)]
         effective: bool,
     },
-    /// What was changed at run time, beside what the file and the flags say
+    /// Show changes made at run time, beside the file and the flags
     Diff,
 }
 
@@ -376,7 +376,7 @@ pub struct ReloadArguments {
     /// Which daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// What is in the way goes too
+    /// Override what is in use: disconnect clients, abort requests, drop data beyond a new end
     #[arg(long)]
     pub force: bool,
 }
@@ -385,5 +385,5 @@ const AFTER_RELOAD: &str = "\
 Examples:
     lunette reload
 
-The smallest set of changes is made, or none with all the reasons. SIGHUP does the same.
-What was changed at run time stays: see lunette config diff.";
+Makes the fewest changes, or none and prints all reasons. SIGHUP does the same.
+Changes made at run time stay: see lunette config diff.";

@@ -31,7 +31,7 @@ pub fn run(command: ConfigCommand) -> Outcome {
             if !changes.kept && !changes.changes.is_empty() {
                 writeln!(
                     std::io::stderr(),
-                    "these changes end with the daemon; start it with --state DIR to keep such changes"
+                    "these changes end with the daemon; hint: serve --state DIR persists them"
                 )?;
             }
             Ok(())
@@ -48,7 +48,7 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         return print_json(&answer);
     }
     let summary: Summary = serde_json::from_value(answer)
-        .map_err(|error| Failure::because(format!("the answer makes no sense: {error}")))?;
+        .map_err(|error| Failure::because(format!("malformed answer: {error}")))?;
     let counts = [
         ("disks added", summary.disks_added),
         ("disks removed", summary.disks_removed),
@@ -58,9 +58,12 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         ("exports removed", summary.exports_removed),
         ("exports replaced", summary.exports_replaced),
         ("exports placed", summary.exports_placed),
-        ("targets with other CHAP users", summary.chap_users_changed),
         (
-            "other CHAP users of discovery",
+            "targets with changed CHAP users",
+            summary.chap_users_changed,
+        ),
+        (
+            "changed CHAP users of discovery",
             summary.discovery_users_changed,
         ),
         ("LUNs added", summary.luns_added),
@@ -71,7 +74,7 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         .map(|(what, count)| format!("{count} {what}"))
         .collect();
     let text = match told.is_empty() {
-        true => "nothing has changed".to_owned(),
+        true => "no changes".to_owned(),
         false => told.join(", "),
     };
     writeln!(std::io::stdout(), "{text}")?;

@@ -33,7 +33,7 @@ pub fn run(command: DiskCommand) -> Outcome {
             let body = match size {
                 Some(size) => {
                     let bytes = parse_size(&size).map_err(|_| {
-                        Failure::mistake(format!("{size:?} is not a size such as 10G or 512M"))
+                        Failure::mistake(format!("{size:?} is not a size, such as 10G or 512M"))
                     })?;
                     json!({ "size": bytes })
                 }
@@ -91,7 +91,7 @@ fn limits_of(text: &str) -> Result<Limits, String> {
     };
     if let Some(other) = text.split(',').find(|part| !is_known(part)) {
         return Err(format!(
-            "{other:?} is no limit: iops=N, iops_burst=N, bandwidth=SIZE, bandwidth_burst=SIZE, or none"
+            "{other:?} is not a limit: iops=N, iops_burst=N, bandwidth=SIZE, bandwidth_burst=SIZE, or none"
         ));
     }
     let flags = Flags {
@@ -128,7 +128,7 @@ fn add(ask: &Ask, flag: String) -> Outcome {
     for disk in read_flags(&flags, &[])?.disks {
         let path = path(&disk.name);
         if client.get::<Disk>(&path).is_ok() {
-            let reason = format!("there is a disk {} already", disk.name);
+            let reason = format!("disk {} already exists", disk.name);
             return Err(Failure::because(reason));
         }
         let mut body = daemon::objects::bodies::disk(&disk);
@@ -215,7 +215,7 @@ fn error_policy(setting: &str) -> Result<Value, String> {
             }
             _ => {
                 let allowed = "on_error=report|stop|enospc, io_timeout=SECONDS|none";
-                return Err(format!("{one:?} is no setting: {allowed}"));
+                return Err(format!("{one:?} is not a setting: {allowed}"));
             }
         };
         let key = one.split('=').next().unwrap_or_default();

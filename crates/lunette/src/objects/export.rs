@@ -46,7 +46,7 @@ fn place(ask: &Ask, export: &str, words: &str) -> Outcome {
             let numbers: Result<Vec<u32>, _> = numbers.collect();
             let numbers = numbers.map_err(|_| {
                 Failure::because(format!(
-                    "{words:?}: numbers of workers such as 1,3, or dedicated, or shared"
+                    "{words:?}: expected numbers of workers, such as 1,3, or dedicated, or shared"
                 ))
             })?;
             (json!(numbers), false)
@@ -112,7 +112,7 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
     for export in config.exports() {
         let path = path(export.name());
         if client.get::<Export>(&path).is_ok() {
-            let reason = format!("there is an export {} already", export.name());
+            let reason = format!("export {} already exists", export.name());
             return Err(Failure::because(reason));
         }
         let export = absolute(export.to_owned());

@@ -19,7 +19,9 @@ pub fn run(command: SessionCommand) -> Outcome {
             let mut sessions: Vec<Session> = ask.whom.client()?.get("/v1/sessions")?;
             sessions.retain(|found| found.id == session);
             if sessions.is_empty() {
-                return Err(Failure::because(format!("there is no session {session}")));
+                return Err(Failure::because(format!(
+                    "session {session} does not exist"
+                )));
             }
             ask.print(&sessions, table)
         }

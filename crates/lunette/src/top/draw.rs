@@ -164,9 +164,9 @@ fn draw_rows(screen: &Screen, rows: &[Row], area: Rect, buffer: &mut Buffer) {
     StatefulWidget::render(table, area, buffer, &mut state);
     if rows.is_empty() {
         let text = match (screen.interval().is_some(), screen.filter.is_empty()) {
-            (false, _) => "waiting for a first second of numbers",
-            (true, false) => "nothing has this text; Esc shows all",
-            (true, true) => "there is nothing here yet",
+            (false, _) => "waiting for the first second",
+            (true, false) => "no row has this text; Esc shows all",
+            (true, true) => "nothing here yet",
         };
         let below = Rect {
             y: area.y + 1,
@@ -191,7 +191,7 @@ fn stage_lines(screen: &Screen, row: Option<&Row>) -> Vec<Line<'static>> {
     };
     let Some(total) = spans.get(&Span::Total).filter(|total| !total.is_empty()) else {
         let why = match row.latencies {
-            None => "it had no queue of its own in use: see its controller",
+            None => "no queue of its own: see its controller",
             Some(_) => "no request was answered",
         };
         let text = format!("{}, {operation}: {why}", row.name);

@@ -245,5 +245,5 @@ fn any_size_is_drawn_without_panic_and_one_frame_is_plain_text() {
     );
     assert!(!plain(&screen, 80, 24).contains("? help"));
     screen.filter = "nothing like it".to_owned();
-    assert!(plain(&screen, 80, 24).contains("nothing has this text"));
+    assert!(plain(&screen, 80, 24).contains("no row has this text"));
 }
