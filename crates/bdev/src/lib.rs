@@ -164,7 +164,7 @@ pub trait BlockDevice: Send + Sync {
     /// `bytes` after it has said so, when no change beyond is in flight. See [`Disk::resize`].
     ///
     /// # Errors
-    /// What the system says; nothing has changed then.
+    /// What the system says; no changes then.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
     /// Has `resized` called after the disk's size was changed by others, which [`BlockDevice::capacity`] says by then. On any thread

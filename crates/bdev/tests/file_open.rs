@@ -71,8 +71,8 @@ fn existing_file_of_another_size_is_refused_and_untouched() {
     fs::write(&path, vec![7; 8192]).unwrap();
     for wanted in [4096, 1 << 20] {
         let text = refusal(options(&path, wanted, CacheMode::None));
-        let mend = format!("truncate -s {wanted}");
-        says(&text, &["8192 bytes", &format!("not {wanted}"), &mend]);
+        let hint = format!("truncate -s {wanted}");
+        says(&text, &["8192 bytes", &format!("not {wanted}"), &hint]);
     }
     assert_eq!(fs::read(&path).unwrap(), vec![7; 8192]);
 }

@@ -159,7 +159,7 @@ fn every_device_refuses_the_same_sizes_in_words() {
                 .unwrap_err()
                 .to_string();
             assert!(text.contains(value), "{name}: {text}");
-            assert!(text.contains("must be"), "{name}: no mend in: {text}");
+            assert!(text.contains("must be"), "{name}: no hint in: {text}");
         }
     }
 }

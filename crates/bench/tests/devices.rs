@@ -165,7 +165,7 @@ fn packed_rings_carry_the_same_data() {
 /// Needs eight pages; says how to have them where there are none.
 /// Where the machine has set none aside the answer is the command that does.
 #[test]
-fn guest_memory_is_huge_pages_or_the_mend() {
+fn guest_memory_is_huge_pages_or_an_error_with_a_hint() {
     let rig = Rig::new();
     let driver = DriverOptions {
         huge_pages: true,

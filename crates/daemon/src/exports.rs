@@ -175,7 +175,7 @@ pub(crate) fn close(name: &str, pool: &Pool, transports: &Transports) {
     transports.iscsi.remove_target(name, &hold);
     drop(hold);
     if !ended.wait(END_PATIENCE) {
-        tracing::warn!("sessions of {name} are still in flight; going on without them");
+        tracing::warn!("sessions of {name} did not end in time; removing the export without them");
     }
     share(pool, name);
 }

@@ -79,12 +79,12 @@ impl Identities {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => b"{}".to_vec(),
             Err(error) => {
-                tracing::error!(path = %file.display(), "cannot read identities, disks in memory have new ones: {error}");
+                tracing::error!(path = %file.display(), "cannot read identities, RAM disks get new ones: {error}");
                 b"{}".to_vec()
             }
         };
         let volatile = serde_json::from_slice(&text).unwrap_or_else(|error| {
-            tracing::error!(path = %file.display(), "cannot use identities, disks in memory have new ones: {error}");
+            tracing::error!(path = %file.display(), "cannot read identities, RAM disks get new ones: {error}");
             BTreeMap::new()
         });
         Identities {
@@ -148,7 +148,7 @@ impl Identities {
         if let Err(error) = state::replace(file, &text) {
             let file = file.display();
             tracing::error!(
-                "cannot write {file}; after a restart disks in memory are other disks: {error}"
+                "cannot write {file}; RAM disks get new identities at the next start: {error}"
             );
         }
     }
@@ -169,7 +169,7 @@ impl Identities {
                     ));
                 }
                 save(medium, &record, store)
-                    .map_err(|error| format!("cannot keep the identity: {error}"))?;
+                    .map_err(|error| format!("cannot persist the identity: {error}"))?;
             } else if let Ok(file) = medium.reopen() {
                 rustix::fs::fsync(file)
                     .map_err(|error| format!("cannot make the identity durable: {error}"))?;
@@ -204,7 +204,7 @@ pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
         if let Err(error) = save(medium, &record, store) {
             tracing::warn!(
                 disk = name,
-                "its identity cannot be kept, after a restart it is another disk: {error}; hint: --state DIR"
+                "its identity cannot be persisted, and is another one after a restart: {error}; hint: --state DIR"
             );
         }
     }
@@ -214,13 +214,13 @@ pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
     let synchronise = move || {
         for file in &changed {
             if let Err(error) = rustix::fs::fsync(file) {
-                tracing::warn!("cannot make an identity durable: {error}");
+                tracing::warn!("cannot persist an identity: {error}");
             }
         }
     };
     let thread = std::thread::Builder::new().name("identities".to_owned());
     if let Err(error) = thread.spawn(synchronise) {
-        tracing::warn!("cannot make identities durable: {error}");
+        tracing::warn!("cannot persist identities: {error}");
     }
 }
 
@@ -257,7 +257,7 @@ pub(crate) fn settle(
             let renewed = Claim::new(claim.key.clone());
             tracing::warn!(
                 disk = name,
-                "its file is a copy of that of the disk {other}, with its identity {identity}: it is given a new one, {}",
+                "its file is a copy of the file of disk {other}, with its identity {identity}: it gets a new identity, {}",
                 renewed.identity
             );
             taken.insert(renewed.identity, name.clone());
@@ -296,7 +296,7 @@ fn refuse_one_medium_twice(
         if let Some(other) = taken.insert(key.clone(), &config.name)
             && is_new(claim)
         {
-            let reason = format!("it is the file or device of the disk {other}: {key}");
+            let reason = format!("its file or device already belongs to disk {other}: {key}");
             failed.push((config.name.clone(), reason));
         }
     }
@@ -330,7 +330,7 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Claim {
         match IdentityRecord::decode(&attribute) {
             None => tracing::warn!(
                 disk = name,
-                "its file's identity cannot be read: it is given a new one"
+                "the identity of its file cannot be read: it gets a new one"
             ),
             Some(record) => {
                 let is_here = record.stamp == now;
@@ -365,7 +365,7 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Claim {
             .unwrap_or_default();
         tracing::warn!(
             disk = name,
-            "its file is a copy of {}, with its identity {}: it is given a new one, {}",
+            "its file is a copy of {}, with its identity {}: it gets a new identity, {}",
             original.display(),
             record.identity,
             claim.identity

@@ -25,7 +25,7 @@ impl Notifier {
         match Notifier::new(&named) {
             Ok(notifier) => Some(notifier),
             Err(error) => {
-                tracing::warn!("cannot tell the service manager at {named:?}: {error}");
+                tracing::warn!("cannot notify the service manager at {named:?}: {error}");
                 None
             }
         }
@@ -47,7 +47,7 @@ impl Notifier {
 
     fn send(&self, lines: &str) {
         if let Err(error) = self.socket.send_to_addr(lines.as_bytes(), &self.manager) {
-            tracing::warn!("cannot tell the service manager: {error}");
+            tracing::warn!("cannot notify the service manager: {error}");
         }
     }
 

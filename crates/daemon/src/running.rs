@@ -180,11 +180,14 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
             let server = control::TcpServer::start(address, asked.clone(), tokens.clone());
             let server =
                 server.map_err(|error| format!("cannot serve the API on {address}: {error}"))?;
-            tracing::info!(address = %server.address(), "the API is served over TCP, by token");
+            tracing::info!(address = %server.address(), "API served over TCP, with tokens");
             Some(server)
         }
         (Some(address), None) => {
-            return Err(format!("no token for the API on {address}: name a token_file").into());
+            return Err(format!(
+                "the API on {address} needs a token; hint: token_file, or --token-file FILE"
+            )
+            .into());
         }
         (None, _) => None,
     };
@@ -223,7 +226,7 @@ fn listen_to_uevents(manager: &ManagerThread) -> Option<Uevents> {
     let uevents = Uevents::start(manager.manager());
     uevents
         .inspect_err(|error| {
-            tracing::info!(%error, "no uevents: block devices that grow are followed at `lunette status` and `lunette reload`");
+            tracing::info!(%error, "no uevents: the size of block devices is checked at `lunette status` and `lunette reload` only");
         })
         .ok()
 }
@@ -254,7 +257,7 @@ fn bind_control(
             None
         }
         Err(error) => {
-            tracing::warn!("no control socket: {error}; choose a path with --control");
+            tracing::warn!("no control socket: {error}; hint: choose a path with --control");
             None
         }
     }
@@ -338,13 +341,15 @@ impl Running {
     /// Reads the configuration file anew, and makes the smallest set of changes that it asks for, or none.
     ///
     /// # Errors
-    /// All reasons why not; nothing has changed then.
+    /// All reasons why not; no changes then.
     pub fn reload_file(&self, force: bool) -> Result<Plan, Vec<String>> {
         let because = |refusal: Refusal| -> Vec<String> {
             refusal.faults().iter().map(ToString::to_string).collect()
         };
         let Some(reload) = &self.reload else {
-            return Err(vec!["this daemon was started without a file".to_owned()]);
+            return Err(vec![
+                "this daemon was started without a configuration file".to_owned(),
+            ]);
         };
         let config = reload().map_err(|mistakes| vec![mistakes.to_string()])?;
         let manager = self.manager.as_ref().map(ManagerThread::manager);

@@ -113,7 +113,7 @@ fn replace_in(
     restored.map_err(|and| {
         let shown = path.display();
         io::Error::other(format!(
-            "{error}; and what {shown} said before cannot be written back ({and}): a restart finds the change there"
+            "{error}; rolling back {shown} failed too ({and}): the change is there after a restart"
         ))
     })?;
     Err(error)
@@ -164,7 +164,7 @@ impl scsi::Store for FolderStore {
             Ok(bytes) => Some(bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
-                tracing::error!(path = %path.display(), "cannot read saved state, going on without: {error}");
+                tracing::error!(path = %path.display(), "cannot read saved state, ignoring it: {error}");
                 None
             }
         }

@@ -54,7 +54,7 @@ impl TcpService {
                     tokio::select! {
                         result = accept_all(name, listener, connections_max, serve) => {
                             if let Err(error) = result {
-                                tracing::error!(service = name, %error, "is not served over TCP any more");
+                                tracing::error!(service = name, %error, "TCP service ended");
                             }
                         }
                         _ = stopped => {}

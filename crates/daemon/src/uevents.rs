@@ -51,7 +51,7 @@ impl Uevents {
             .name("uevents".to_owned())
             .spawn(move || {
                 if let Err(error) = pass_on(&socket, &stopped, &manager) {
-                    tracing::warn!(%error, "uevents are not followed any more");
+                    tracing::warn!(%error, "receiving uevents failed; sizes are checked at `lunette status` and `lunette reload` only");
                 }
             })?;
         Ok(Uevents {

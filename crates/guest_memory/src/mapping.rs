@@ -35,7 +35,7 @@ impl Room {
         match CLIENTS_BYTES.fetch_update(success, failure, more) {
             Ok(_) => Ok(Room(bytes)),
             Err(taken) => Err(io::Error::other(format!(
-                "clients share {} GiB already, and there is no room for so much more",
+                "clients already share {} GiB, and there is no room for more",
                 taken >> 30
             ))),
         }
@@ -310,7 +310,7 @@ fn page_bytes(file_system: u64, block: u64) -> io::Result<usize> {
         HUGETLBFS => Ok(usize::try_from(block).unwrap_or(4096)),
         known if FILE_SYSTEMS.contains(&known) => Ok(4096),
         other => Err(io::Error::other(format!(
-            "its file system (type {other:#x}) may make us wait; use memfd, hugetlbfs or a local disk"
+            "its file system (type {other:#x}) may block the daemon; hint: use memfd, hugetlbfs or a local disk"
         ))),
     }
 }

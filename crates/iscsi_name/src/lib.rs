@@ -13,7 +13,7 @@ pub const NAME_MAX: usize = 223;
 /// What a name begins with: its type designator.
 const TYPES: [&str; 3] = ["iqn.", "eui.", "naa."];
 
-/// The form of `name` in which it is compared; `None` where it is no iSCSI name.
+/// The form of `name` in which it is compared; `None` where it is not an iSCSI name.
 ///
 /// ASCII letters become small ones; other text goes through the mapping, normalisation and prohibition of RFC 3722, which are
 /// those of nameprep. Of ASCII only white space, control characters and the comma, which ends a name in a SCSI port name and in a
@@ -41,7 +41,7 @@ pub fn is_iscsi_name(name: &str) -> bool {
     normalised(name).is_some()
 }
 
-/// Are these one name? What is no iSCSI name is only itself.
+/// Are these one name? What is not an iSCSI name is only itself.
 pub fn is_same(one: &str, other: &str) -> bool {
     match (normalised(one), normalised(other)) {
         (Some(one), Some(other)) => one == other,

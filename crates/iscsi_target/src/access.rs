@@ -39,7 +39,9 @@ impl FromStr for Portal {
         let address = address
             .parse::<SocketAddr>()
             .or_else(|_| plain.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, PORT)))
-            .map_err(|_| format!("{address:?} is no address such as 127.0.0.1:3260 or [::1]"))?;
+            .map_err(|_| {
+                format!("{address:?} is not an address such as 127.0.0.1:3260 or [::1]")
+            })?;
         Ok(Portal { address, group })
     }
 }
@@ -67,14 +69,14 @@ impl FromStr for Announced {
         if let Ok(Portal { address, group }) = text.parse::<Portal>() {
             let is_scoped = matches!(address, SocketAddr::V6(ip) if ip.scope_id() != 0);
             if address.ip().is_unspecified() || address.port() == 0 || is_scoped {
-                return Err(format!("{text:?} is no address that others can reach"));
+                return Err(format!("{text:?} is not an address that others can reach"));
             }
             let address = address.to_string();
             return Ok(Announced { address, group });
         }
         let wrong = || {
             format!(
-                "{text:?} is no address such as 203.0.113.7:3260, [2001:db8::7]:3260,2 or san.example.org:3260"
+                "{text:?} is not an address such as 203.0.113.7:3260, [2001:db8::7]:3260,2 or san.example.org:3260"
             )
         };
         let (place, group) = match text.rsplit_once(',') {
@@ -118,7 +120,7 @@ impl FromStr for Network {
             Some((address, prefix)) => (address, Some(prefix)),
             None => (text, None),
         };
-        let wrong = || format!("{text:?} is no address or network such as 192.0.2.0/24");
+        let wrong = || format!("{text:?} is not an address or network such as 192.0.2.0/24");
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let bits = if address.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {

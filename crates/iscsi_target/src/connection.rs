@@ -211,7 +211,7 @@ impl Connection {
     pub fn logged_in(&mut self, io: &mut Io, login: &LoggedIn) {
         let key = login.connection;
         if !self.shared.logged_in(self.number(), key) {
-            return self.end(io, "displaced while it logged in");
+            return self.end(io, "replaced during login");
         }
         self.key = Some(key);
         let idle_time = self.shared.limits.idle_time.as_secs();
@@ -239,7 +239,7 @@ impl Connection {
             return;
         }
         let Some(found) = self.shared.nexus(key.tsih) else {
-            return self.end(io, "its session is gone");
+            return self.end(io, "its session has ended");
         };
         let (in_flight, older) = self.shared.begins(&found, key.tsih);
         for old in older {
@@ -415,14 +415,14 @@ impl Connection {
         if self.key.is_none() {
             let logs_in_for = now.saturating_sub(self.accepted);
             if logs_in_for >= login_time {
-                return self.end(io, "did not log in in time");
+                return self.end(io, "login timed out");
             }
             return self.shared.look_in(self.number(), login_time - logs_in_for);
         }
         if !self.closing && self.leaves_at.is_some_and(|second| now >= second) {
             let address = &self.iscsi.visitor().address;
-            tracing::info!(address, "initiator has not logged out when asked to");
-            self.dismiss(io, "did not log out in time");
+            tracing::info!(address, "initiator did not log out as requested");
+            self.dismiss(io, "logout timed out");
         }
         let quiet = now.saturating_sub(self.moved);
         let mut next = idle_time.saturating_sub(quiet);
@@ -451,7 +451,7 @@ impl Connection {
     /// Gives way to newer ones if it has not come as far as that. A discovery session has not: anybody may have one.
     pub fn end_unless_logged_in(&mut self, io: &mut Io) {
         if self.session.is_none() {
-            self.end(io, "gives way: too many have not logged in to a target");
+            self.end(io, "closed: too many connections have not logged in");
         }
     }
 
@@ -461,7 +461,7 @@ impl Connection {
         let is_this = wanted.is_some_and(|wanted| iscsi_name::is_same(wanted, target));
         if self.session.is_none() && is_this {
             self.held_until_drained.push(hold);
-            self.end(io, "its target goes while it logs in");
+            self.end(io, "its target was removed during login");
         }
     }
 
@@ -496,7 +496,7 @@ impl Connection {
 
     fn end_if_copied_too_much(&mut self, io: &mut Io) {
         if self.output.has_copied_too_much() {
-            self.end(io, "does not take its data while others write there");
+            self.end(io, "does not read its data while others write there");
         }
     }
 
@@ -519,7 +519,7 @@ impl Connection {
             }
             _ => {
                 self.output.recycle(message, &mut self.buffers);
-                self.end(io, "its peer takes no more");
+                self.end(io, "its peer does not read");
             }
         }
     }

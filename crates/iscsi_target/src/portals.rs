@@ -70,7 +70,7 @@ impl Portals {
             for &address in closed.keys() {
                 match open(address) {
                     Ok(listener) => drop(self.open.insert(address, Arc::new(listener))),
-                    Err(error) => tracing::error!(%address, %error, "a portal is lost"),
+                    Err(error) => tracing::error!(%address, %error, "portal failed"),
                 }
             }
             let of = |bound: &SocketAddr| sockets([bound]).contains(&address);

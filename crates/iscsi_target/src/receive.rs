@@ -184,7 +184,7 @@ impl Connection {
             return;
         }
         match result {
-            Ok(0) => self.end(io, "its peer has left"),
+            Ok(0) => self.end(io, "closed by its peer"),
             Ok(bytes) => {
                 self.moves();
                 self.input.commands = 0;
@@ -196,7 +196,7 @@ impl Connection {
                 };
             }
             Err(4 | 11) => {}
-            Err(_) => self.end(io, "its peer is gone"),
+            Err(_) => self.end(io, "connection lost"),
         }
     }
 
@@ -232,14 +232,14 @@ impl Connection {
             return;
         }
         match completion.result {
-            Ok(0) => self.end(io, "its peer has left"),
+            Ok(0) => self.end(io, "closed by its peer"),
             Ok(bytes) => {
                 self.moves();
                 self.iscsi.placed_unseen(bytes as usize);
                 self.take_in(io, noticed);
             }
             Err(4 | 11) => self.take_in(io, noticed),
-            Err(_) => self.end(io, "its peer is gone"),
+            Err(_) => self.end(io, "connection lost"),
         }
     }
 

@@ -38,7 +38,7 @@ const SECOND: Duration = Duration::from_secs(1);
 pub enum ServerError {
     /// A portal cannot be listened on.
     Bind(SocketAddr, io::Error),
-    /// The name is no iSCSI name.
+    /// The name is not an iSCSI name.
     Name(String),
     /// There is a target of this name.
     Exists(String),
@@ -65,9 +65,9 @@ impl std::fmt::Display for ServerError {
             }
             ServerError::Name(name) => write!(
                 f,
-                "{name:?} is no iSCSI name such as iqn.2026-11.org.example:t0"
+                "{name:?} is not an iSCSI name such as iqn.2026-11.org.example:t0"
             ),
-            ServerError::Exists(name) => write!(f, "there is a target {name} already"),
+            ServerError::Exists(name) => write!(f, "target {name} already exists"),
             ServerError::Missing(name) => write!(f, "there is no target {name}"),
             ServerError::Lun(error) => error.fmt(f),
         }
@@ -300,7 +300,7 @@ impl Server {
     fn close_unused_portals(&self) {
         let asked = self.asked();
         if let Err((portal, error)) = lock(&self.state.portals).set(&asked) {
-            tracing::warn!(%portal, %error, "portals that nobody needs stay open");
+            tracing::warn!(%portal, %error, "unused portals stay open");
         }
         self.state.accepting.wake();
     }
@@ -423,7 +423,7 @@ impl Drop for Server {
                 let (source, number) = (place.source, place.number);
                 let told = crate::shared::with(worker, source, number, |connection, io| {
                     connection.drained = Some(drained);
-                    connection.dismiss(io, "the server ends");
+                    connection.dismiss(io, "the daemon is shutting down");
                 });
                 if told {
                     worker.wake(source);
@@ -432,7 +432,7 @@ impl Drop for Server {
         }
         drop(drained);
         if all_drained.recv_timeout(END_TIME) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!("connections are still in flight; ending without them");
+            tracing::warn!("connections did not end in time; ending without them");
         }
     }
 }

@@ -354,7 +354,7 @@ impl Shared {
         match self.place(key) {
             Some(place) => place.send(move |connection, io| {
                 connection.held_until_drained.extend(held);
-                connection.dismiss(io, "the target drops its session");
+                connection.dismiss(io, "dropped by the target");
             }),
             None => self.drop_connection(key, held),
         }

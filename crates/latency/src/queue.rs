@@ -60,7 +60,7 @@ impl Stamps {
 /// What one operation's requests were.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationCounters {
-    /// Requests answered, well or not.
+    /// Requests answered, with success or with an error.
     pub requests: u64,
     /// Bytes of data that they moved.
     pub bytes: u64,

@@ -299,7 +299,7 @@ impl Io {
                 disk,
                 worker,
                 on_error = open.disk.on_error().word(),
-                "cannot attach to the device, its I/O fails or waits until that is possible: {error}"
+                "cannot attach to the device, I/O fails or waits: {error}"
             );
         } else {
             retry.again(&mut self.ring);

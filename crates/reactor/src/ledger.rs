@@ -116,7 +116,7 @@ impl DiskRecord {
                 disk = disk.name(),
                 count,
                 suppressed,
-                "I/O takes longer than io_timeout ({} s): the device is asked to cancel it; hint: look after the device",
+                "I/O takes longer than io_timeout ({} s), cancelling it; hint: check the device",
                 timeout.as_secs()
             );
         }

@@ -63,7 +63,7 @@ impl std::fmt::Display for PoolError {
                 write!(f, "cannot start worker {worker}: {source}")?;
                 if source.kind() == std::io::ErrorKind::PermissionDenied {
                     f.write_str(
-                        " (io_uring may be disabled: see sysctl kernel.io_uring_disabled)",
+                        "; hint: io_uring may be disabled, see sysctl kernel.io_uring_disabled",
                     )?;
                 }
                 Ok(())
@@ -79,7 +79,7 @@ impl std::fmt::Display for PoolError {
                 source,
             } => write!(
                 f,
-                "cannot put worker {worker} on CPU {cpu}: {source} (is it online, and in this process' cpuset?)"
+                "cannot pin worker {worker} to CPU {cpu}: {source}; hint: is it online, and in the cpuset of this process?"
             ),
         }
     }
@@ -271,11 +271,7 @@ impl Pool {
         };
         if let Some(Placed::Dedicated(worker)) = before {
             let handle = &state.slots[worker as usize].handle;
-            tracing::info!(
-                export,
-                worker,
-                "the dedicated worker ends with what it serves"
-            );
+            tracing::info!(export, worker, "dedicated worker ended");
             handle.send(Worker::retire);
         }
         if let Some(Placed::Dedicated(worker)) = state.placed.get(export) {

@@ -71,7 +71,7 @@ impl Memory {
                 self.refused = true;
                 if !std::mem::replace(&mut self.told, true) {
                     tracing::info!(
-                        "memory is not registered with io_uring: {error}; I/O costs a little more; more locked memory may help (ulimit -l, LimitMEMLOCK=)"
+                        "memory is not registered with io_uring: {error}; I/O costs a little more; hint: allow more locked memory (ulimit -l, LimitMEMLOCK=)"
                     );
                 }
             }

@@ -84,7 +84,7 @@ impl Ring {
     /// To be called on the thread that uses the ring.
     ///
     /// # Errors
-    /// When the kernel has no (allowed, recent enough) io_uring; the text names the mend.
+    /// When the kernel has no (allowed, recent enough) io_uring; the text has a hint.
     pub fn new(entries: u32) -> io::Result<Ring> {
         Ok(Ring::over(setup::build(entries)?))
     }

@@ -57,26 +57,26 @@ fn check_features(ring: IoUring) -> io::Result<IoUring> {
     }
     Err(io::Error::new(
         io::ErrorKind::Unsupported,
-        "io_uring of this kernel is too old: Linux 5.13 or later is needed (see uname -r)",
+        "io_uring of this kernel is too old; hint: Linux 5.13 or later is needed (see uname -r)",
     ))
 }
 
 fn explain(error: &io::Error) -> io::Error {
-    let mend = match error.raw_os_error() {
+    let hint = match error.raw_os_error() {
         Some(libc::EPERM) => {
-            ": io_uring is switched off for this user; sysctl kernel.io_uring_disabled=0 allows it"
+            "; hint: io_uring is switched off for this user, sysctl kernel.io_uring_disabled=0 allows it"
         }
         Some(libc::ENOSYS) => {
-            ": no io_uring here; needs Linux 5.13 with CONFIG_IO_URING, and a container's seccomp \
+            "; hint: it needs Linux 5.13 with CONFIG_IO_URING, and a container's seccomp \
              profile must allow io_uring_setup and io_uring_enter"
         }
-        Some(libc::ENOMEM) => ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)",
-        Some(libc::EMFILE) => ": raise the limit of open files (ulimit -n, LimitNOFILE=)",
+        Some(libc::ENOMEM) => "; hint: raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)",
+        Some(libc::EMFILE) => "; hint: raise the limit of open files (ulimit -n, LimitNOFILE=)",
         _ => "",
     };
     io::Error::new(
         error.kind(),
-        format!("cannot set io_uring up: {error}{mend}"),
+        format!("cannot set io_uring up: {error}{hint}"),
     )
 }
 
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusal_names_the_mend() {
+    fn refusal_names_a_hint() {
         let text = explain(&io::Error::from_raw_os_error(libc::EPERM)).to_string();
         assert!(text.contains("kernel.io_uring_disabled=0"), "{text}");
     }

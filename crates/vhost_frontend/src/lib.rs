@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// The machine has not set aside as many huge pages.
     #[error(
-        "{pages} huge pages of 2 MiB are needed ({error}); mend, as root: \
+        "{pages} huge pages of 2 MiB are needed ({error}); hint, as root: \
          echo $(($(cat /proc/sys/vm/nr_hugepages) + {pages})) > /proc/sys/vm/nr_hugepages"
     )]
     HugePages {

@@ -133,7 +133,7 @@ impl Export {
         } else if !serving.is_over() {
             tracing::error!(
                 export = self.device.name(),
-                "a session does not end within {} s and is left behind: a disk, or its front end, does not answer",
+                "session does not end within {} s, and is abandoned: a disk or the front end does not answer",
                 END_PATIENCE.as_secs()
             );
         }
@@ -416,7 +416,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
             tracing::warn!(
                 export = export.device.name(),
                 suppressed,
-                "front end refused: the last one held a worker up, and nobody is served for {SHUNNED:?}"
+                "front end refused: the previous one blocked a worker, and the export is closed for {SHUNNED:?}"
             );
         }
         return export.refuse(stream, state);
@@ -433,7 +433,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
             tracing::warn!(
                 export = export.device.name(),
                 suppressed,
-                "second front end refused: one is connected already"
+                "second front end refused: one is already connected"
             );
         }
         return export.refuse(stream, state);
@@ -441,7 +441,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
     if !leaving {
         tracing::warn!(
             export = export.device.name(),
-            "front end that never said a word gives way to another"
+            "silent front end disconnected: another one connects"
         );
         if let Some(session) = &*lock(&export.session) {
             session.end();

@@ -202,7 +202,7 @@ fn room_to_answer(stream: &UnixStream) -> io::Result<()> {
         true => Ok(()),
         false => Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            "it asks and does not read the answers",
+            "it does not read answers",
         )),
     }
 }
@@ -309,7 +309,7 @@ impl Session {
     fn vring(&mut self, index: u32) -> Reply<&mut Vring> {
         let count = self.vrings.len();
         if index as usize >= count {
-            return self.refuse(format!("queue {index} of a device with {count} queues"));
+            return self.refuse(format!("no queue {index}: the device has {count} queues"));
         }
         Ok(&mut self.vrings[index as usize])
     }
@@ -397,13 +397,13 @@ impl Session {
         let (count, most) = (alike.count(), change.states_max());
         if count == most {
             return self.refuse(format!(
-                "its memory changes again while requests in flight use {most} older states of it"
+                "its memory changes while requests in flight use {most} older states of it"
             ));
         }
         let mappings = self.old_mappings(&memory);
         if mappings > MAX_OLD_MAPPINGS {
             return self.refuse(format!(
-                "its memory changes again while requests in flight use {mappings} regions that it has replaced"
+                "its memory changes while requests in flight use {mappings} replaced regions"
             ));
         }
         // Held until no queue has it any more: to unmap a large guest takes long, and workers have better things to do.
@@ -678,7 +678,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> Reply<()> {
-        self.refuse("this is no display")
+        self.refuse("display messages are not supported")
     }
 
     fn set_device_state_fd(

@@ -23,13 +23,13 @@ impl std::fmt::Display for SocketError {
         match self {
             SocketError::InUse(path) => write!(
                 f,
-                "socket {} is served by another process: stop that one, or choose another path",
+                "another process serves socket {}; hint: stop it, or choose another path",
                 path.display()
             ),
             SocketError::NotASocket(path) => {
                 write!(
                     f,
-                    "{} exists and is not a socket: choose another path, or remove it",
+                    "{} exists and is not a socket; hint: choose another path, or remove it",
                     path.display()
                 )
             }

@@ -266,10 +266,12 @@ fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
     let Some(fd) = fd else { return Ok(()) };
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let name = rustix::fs::readlink(link, Vec::new())
-        .map_err(|errno| format!("cannot tell what its {what} descriptor is: {errno}"))?;
+        .map_err(|errno| format!("cannot find the type of its {what} descriptor: {errno}"))?;
     match EVENTS.iter().any(|kind| name.to_bytes().starts_with(kind)) {
         true => Ok(()),
-        false => Err(format!("its {what} descriptor is no eventfd but {name:?}")),
+        false => Err(format!(
+            "its {what} descriptor is neither an eventfd nor a pipe: {name:?}"
+        )),
     }
 }
 
@@ -280,5 +282,5 @@ fn check_kick(kick: Option<&OwnedFd>) -> Result<(), String> {
     let flags = epoll::EventFlags::IN;
     epoll::create(epoll::CreateFlags::CLOEXEC)
         .and_then(|set| epoll::add(set, kick, epoll::EventData::new_u64(0), flags))
-        .map_err(|errno| format!("its kick descriptor cannot be waited for: {errno}"))
+        .map_err(|errno| format!("its kick descriptor cannot be polled: {errno}"))
 }

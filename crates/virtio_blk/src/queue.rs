@@ -314,10 +314,10 @@ impl Protocol for BlkQueue {
     ) -> Result<Start, Malformed> {
         let chain = &mut request.chain;
         if (chain.readable as usize) < HEADER_SIZE {
-            return Err(Malformed("request has no whole header"));
+            return Err(Malformed("incomplete request header"));
         }
         if chain.writable == 0 {
-            return Err(Malformed("request has no room for its status"));
+            return Err(Malformed("no room for the status"));
         }
         let readable = chain.readable - HEADER_SIZE as u32;
         let writable = chain.writable - 1;

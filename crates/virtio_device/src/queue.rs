@@ -256,7 +256,7 @@ impl<P: Protocol> Queue<P> {
                 }
                 Fill::Empty | Fill::Full => return,
                 Fill::Twice(id) => {
-                    return self.end(&format_args!("chain {id} is in flight already"));
+                    return self.end(&format_args!("chain {id} is already in flight"));
                 }
                 Fill::Failed(index, error) => match self.refuse_popped(index, error) {
                     true => bytes += REFUSED_BYTES,
@@ -737,7 +737,7 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn kick_lost(&mut self) {
-        self.end(&"its kick descriptor cannot be waited for");
+        self.end(&"its kick descriptor cannot be polled");
     }
 
     fn memory_lost(&mut self) {

@@ -443,10 +443,10 @@ impl RequestQueue {
         self.ready = Ready::NO_UNIT;
         let chain = &request.chain;
         if (chain.readable as usize) < REQUEST_SIZE {
-            return Err(Malformed("request has no whole header"));
+            return Err(Malformed("incomplete request header"));
         }
         if (chain.writable as usize) < RESPONSE_SIZE {
-            return Err(Malformed("request has no room for its response"));
+            return Err(Malformed("no room for the response"));
         }
         Ok(self.begin_whole(io, request, tag))
     }

@@ -293,7 +293,7 @@ fn needed_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let text = String::from_utf8_lossy(&output.stdout);
     if let Some(line) = text.lines().find(|line| line.ends_with("not found")) {
         bail!(
-            "{} lacks the library {}\nmend: scripts/setup test",
+            "{} lacks the library {}\nhint: scripts/setup test",
             program.display(),
             line.trim()
         );

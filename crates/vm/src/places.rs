@@ -1,4 +1,4 @@
-//! Where things are: the workspace, the guest's kernel, the host's tools. What is missing is named with its mend.
+//! Where things are: the workspace, the guest's kernel, the host's tools. What is missing is named with a hint.
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub fn kernel() -> Result<Kernel> {
     };
     find().with_context(|| {
         format!(
-            "no guest kernel in {}\nmend: scripts/setup test",
+            "no guest kernel in {}\nhint: scripts/setup test",
             root.display()
         )
     })
@@ -57,7 +57,7 @@ pub fn initiator_tool(name: &str) -> Result<PathBuf> {
         .map(|place| root.join(place).join(name))
         .into_iter()
         .find(|path| path.is_file());
-    found.with_context(|| format!("no {name} in {}\nmend: scripts/setup test", root.display()))
+    found.with_context(|| format!("no {name} in {}\nhint: scripts/setup test", root.display()))
 }
 
 /// A file of multipath-tools or of the libraries that it needs, as `scripts/setup` leaves it.
@@ -67,7 +67,7 @@ pub fn multipath_file(name: &str) -> Result<PathBuf> {
         .map(|place| root.join(place).join(name))
         .into_iter()
         .find(|path| path.is_file());
-    found.with_context(|| format!("no {name} in {}\nmend: scripts/setup test", root.display()))
+    found.with_context(|| format!("no {name} in {}\nhint: scripts/setup test", root.display()))
 }
 
 /// Where the libraries of both lie, as the loader's search path.
@@ -89,7 +89,7 @@ pub fn uefi() -> Result<&'static Path> {
     let found = path.is_file().then_some(path);
     found.with_context(|| {
         let path = path.display();
-        format!("no {path}\nmend: scripts/setup test\n  or: apt-get install --no-install-recommends ovmf")
+        format!("no {path}\nhint: scripts/setup test\n  or: apt-get install --no-install-recommends ovmf")
     })
 }
 
@@ -133,7 +133,7 @@ pub fn tool(name: &str) -> Result<PathBuf> {
                 .find(|(tool, _)| *tool == name)
                 .map_or(name, |(_, package)| package);
             bail!(
-                "{name} is missing\nmend: scripts/setup test\n  or: apt-get install --no-install-recommends {package}"
+                "{name} is missing\nhint: scripts/setup test\n  or: apt-get install --no-install-recommends {package}"
             )
         }
     }

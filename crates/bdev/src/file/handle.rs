@@ -370,7 +370,7 @@ impl FileBackend {
     fn nothing_moved(&self, index: u32) -> IoError {
         let io = &self.slots[index as usize].io;
         let path = self.shared.path.display();
-        tracing::debug!("{path}: {io:?} met the end of the file");
+        tracing::debug!("{path}: {io:?} reached the end of the file");
         match io.kind {
             IoKind::Read => IoErrorKind::ReadMedium.into(),
             _ => IoErrorKind::WriteMedium.into(),
@@ -386,7 +386,7 @@ impl Shared {
             let path = self.path.display();
             let error = std::io::Error::from_raw_os_error(errno);
             tracing::error!(
-                "{path}: written data could not be made durable: {error}; every flush fails until the disk is opened again"
+                "{path}: written data could not be made durable: {error}; every flush fails until the disk is opened anew"
             );
         }
     }

@@ -61,11 +61,11 @@ fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), OpenError> {
         Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(options.read_only))),
         Err(Errno::ROFS) => Err(fail(
             path,
-            "cannot open it for writing: its file system is read-only; set read_only, or remount it writable",
+            "cannot open it for writing: its file system is read-only; hint: set read_only, or remount it writable",
         )),
         Err(Errno::ISDIR) => Err(fail(
             path,
-            "is a directory; give a raw file or a block device",
+            "is a directory; hint: give a raw file or a block device",
         )),
         Err(error) => Err(fail(path, format!("cannot open it: {error}"))),
     }
@@ -73,13 +73,13 @@ fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), OpenError> {
 
 fn no_access(read_only: bool) -> String {
     let user = rustix::process::geteuid().as_raw();
-    let (what, mend) = if read_only {
+    let (what, hint) = if read_only {
         ("reading", "")
     } else {
         ("reading and writing", ", or set read_only")
     };
     format!(
-        "no permission to open it for {what} as user {user}; give that user access to it and to every directory above it (chmod, chown, setfacl){mend}"
+        "no permission to open it for {what} as user {user}; hint: give that user access to it and to every directory above it (chmod, chown, setfacl){hint}"
     )
 }
 
@@ -88,13 +88,13 @@ fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenE
     if options.size.is_none() {
         return Err(fail(
             path,
-            "does not exist; give a size (size=10G) to have it created, or correct the path",
+            "does not exist; hint: give a size (size=10G) to create it, or correct the path",
         ));
     }
     if options.read_only {
         return Err(fail(
             path,
-            "does not exist, and a read-only disk is not created; correct the path",
+            "does not exist, and a read-only disk is not created; hint: correct the path",
         ));
     }
     // A disk's content is its owner's business.
@@ -105,7 +105,7 @@ fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenE
         Err(Errno::NOENT) => {
             let parent = path.parent().unwrap_or(Path::new("/")).display();
             let what = format!("cannot create it: the directory {parent} does not exist");
-            Err(fail(path, format!("{what}; mkdir -p {parent}")))
+            Err(fail(path, format!("{what}; hint: mkdir -p {parent}")))
         }
         Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(false))),
         Err(error) => Err(fail(path, format!("cannot create it: {error}"))),
@@ -140,7 +140,9 @@ fn examine(
     }
     let size = settle_size(options, &control, block_device)?;
     let logical = match block_device {
-        true => Some(rustix::fs::ioctl_blksszget(&control).map_err(os("cannot ask block size"))?),
+        true => {
+            Some(rustix::fs::ioctl_blksszget(&control).map_err(os("cannot read its block size"))?)
+        }
         false => None,
     };
     let block_size = settle_block_size(options, logical)?;
@@ -171,18 +173,18 @@ fn examine(
     })
 }
 
-/// An image of another format would be damaged by what mends a raw one.
+/// An image of another format would be damaged by what repairs a raw one.
 fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<ImageFormat>) -> String {
     let what =
         format!("its size, {size} bytes, is not a multiple of the block size, {block_size} bytes");
     let shown = path.display();
     let Some(format) = format else {
         let whole = size.next_multiple_of(u64::from(block_size));
-        return format!("{what}; pad it with: truncate -s {whole} {shown}");
+        return format!("{what}; hint: pad it, truncate -s {whole} {shown}");
     };
     let hint = match format {
         ImageFormat::Luks => String::new(),
-        _ => format!("; hint: make a raw copy: qemu-img convert -O raw {shown} {shown}.raw"),
+        _ => format!("; hint: make a raw copy, qemu-img convert -O raw {shown} {shown}.raw"),
     };
     format!(
         "{what}; its content begins as a disk image in the format {format}, which is not supported yet: leave it as it is, for \
@@ -196,7 +198,7 @@ fn claim(path: &Path) -> Result<OwnedFd, OpenError> {
     rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
         Errno::BUSY => fail(
             path,
-            "is in use by this machine (mounted, swap, RAID, LVM or another server): release it first; lsblk shows by what",
+            "is in use by this machine (mounted, swap, RAID, LVM or another server); hint: lsblk shows by what",
         ),
         error => fail(path, format!("cannot claim it: {error}")),
     })
@@ -212,7 +214,7 @@ fn lock(path: &Path, control: &OwnedFd, read_only: bool) -> Result<(), OpenError
             return Err(fail(
                 path,
                 format!(
-                    "cannot lock it: {error}; without a lock two daemons could write to it; put it on a file system that has locks"
+                    "cannot lock it: {error}; hint: without a lock two daemons could write to it, so put it on a file system that has locks"
                 ),
             ));
         }
@@ -221,7 +223,7 @@ fn lock(path: &Path, control: &OwnedFd, read_only: bool) -> Result<(), OpenError
     Err(fail(
         path,
         format!(
-            "is in use: another process (QEMU, qemu-img, another disk or daemon) {doing}; lslocks and fuser -v {shown} show which"
+            "is in use: another process (QEMU, qemu-img, another disk or daemon) {doing}; hint: lslocks and fuser -v {shown} show which"
         ),
     ))
 }
@@ -234,7 +236,7 @@ fn settle_size(
     let path = options.path.as_path();
     let shown = path.display();
     let found = if block_device {
-        device_size(control).map_err(|e| fail(path, format!("cannot ask its size: {e}")))?
+        device_size(control).map_err(|e| fail(path, format!("cannot read its size: {e}")))?
     } else {
         // Again, under the lock.
         let stat = rustix::fs::fstat(control);
@@ -252,7 +254,9 @@ fn settle_size(
         }
         Some(wanted) if block_device => Err(fail(
             path,
-            format!("is {found} bytes large, not {wanted}; leave size out for a block device"),
+            format!(
+                "is {found} bytes large, not {wanted}; hint: leave size out for a block device"
+            ),
         )),
         Some(wanted) => {
             let resize = match (ImageFormat::of_file(control), wanted < found) {
@@ -266,7 +270,7 @@ fn settle_size(
                 }
             };
             let mut what = format!(
-                "is {found} bytes large, not {wanted}; leave size out to use it as it is{resize}"
+                "is {found} bytes large, not {wanted}; hint: leave size out to use it as it is{resize}"
             );
             if let Some(format) = ImageFormat::of_file(control) {
                 what = format!("{what}; {}", format.warning());
@@ -285,7 +289,7 @@ fn settle_block_size(options: &FileOptions, logical: Option<u32>) -> Result<u32,
         Some(device) if block_size < device => Err(fail(
             &options.path,
             format!(
-                "has blocks of {device} bytes and cannot be served with blocks of {block_size}; set block_size = {device} or leave it out"
+                "has blocks of {device} bytes and cannot be served with blocks of {block_size}; hint: set block_size = {device} or leave it out"
             ),
         )),
         _ => Ok(block_size),
@@ -305,7 +309,7 @@ fn settle_alignment(
     let no_direct = || {
         fail(
             path,
-            "its file system has no direct I/O (O_DIRECT), which cache=none needs; set cache=writeback",
+            "its file system has no direct I/O (O_DIRECT), which cache=none needs; hint: set cache=writeback",
         )
     };
     // Also shows, while there is somebody to tell, that handles can be opened.
@@ -328,7 +332,7 @@ fn settle_alignment(
         return Err(fail(
             path,
             format!(
-                "direct I/O (cache=none) needs multiples of {needed} bytes here, but the disk's blocks have {block_size}; set block_size = {needed} if the disk is new, or cache=writeback"
+                "direct I/O (cache=none) needs multiples of {needed} bytes here, but the disk's blocks have {block_size}; hint: set block_size = {needed} if the disk is new, or cache=writeback"
             ),
         ));
     }
@@ -402,7 +406,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_permission_names_user_and_mend() {
+    fn missing_permission_names_user_and_hint() {
         let text = no_access(false);
         assert!(text.contains("as user ") && text.contains("read_only"));
     }

@@ -70,7 +70,7 @@ impl Shared {
         if ImageMedium::of(&image)?.key() != self.medium.key() {
             return Err(OpenError::Image {
                 image: image.name().to_string(),
-                what: "another image has this name now".to_owned(),
+                what: "another image has this name".to_owned(),
             });
         }
         let shape = image.shape()?;

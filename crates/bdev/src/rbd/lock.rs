@@ -71,7 +71,7 @@ pub(super) fn take(
         RbdLock::Exclusive => Ok(image.acquire_lock(LockMode::Exclusive)?),
         RbdLock::Shared if has_lock => refused(one_writer(shape.features, image)),
         RbdLock::Shared if write_cache => refused(format!(
-            "rbd_cache is on, and no client sees what lies in the cache of another one; hint: rbd config image set {} rbd_cache false",
+            "rbd_cache is on, and clients do not see each other's caches; hint: rbd config image set {} rbd_cache false",
             image.name()
         )),
         RbdLock::Shared => Ok(()),

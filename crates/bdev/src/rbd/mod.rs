@@ -97,7 +97,7 @@ impl Size {
         let size = self.geometry.resized(size).capacity_bytes();
         let before = self.capacity.bytes();
         if size != before {
-            tracing::info!(before, size, "rbd image has another size");
+            tracing::info!(before, size, "size of rbd image changed");
             self.capacity.set(size);
         }
         if let Some(resized) = self.resized.get() {

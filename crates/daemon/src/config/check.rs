@@ -201,7 +201,7 @@ fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
     let mut wwns = Once::new();
     for wwn in draft.disks.iter().filter_map(|disk| disk.wwn.as_ref()) {
         let what = format!("the identifier {:016x}", wwn.value);
-        let help = "give each disk an identifier of its own: initiators take disks of one identifier for one disk";
+        let help = "give each disk an identifier of its own: to initiators, disks with one identifier are one disk";
         wwns.see(wwn.value, &wwn.place, what, help, diagnostics);
     }
     let mut exports = Once::new();
@@ -210,7 +210,7 @@ fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
     let iscsi = draft.iscsi.iter().map(|target| &target.name);
     for name in blk.chain(scsi).chain(iscsi).flatten() {
         let what = format!("the export name `{}`", name.value);
-        let help = "give each export a name of its own; a vhost-blk export has its disk's unless `name` is said";
+        let help = "give each export a name of its own; without `name` a vhost-blk export has the name of its disk";
         // Two spellings of an iSCSI name are one target.
         let key = iscsi_name::normalised(&name.value);
         let key = key.unwrap_or_else(|| name.value.as_str().into());
@@ -320,12 +320,12 @@ fn check_tokens(draft: &Draft, diagnostics: &mut Diagnostics) {
         && draft.token_file.is_none()
     {
         let message = format!(
-            "`api_listen`: the API is served on {} only to those who show a token, and there is no `token_file`",
+            "`api_listen`: the API on {} needs a token, and there is no `token_file`",
             address.value
         );
         let mistake = Mistake::new(MistakeKind::Relation, &address.place, message);
         diagnostics.push(mistake.help(
-            "write a token to a file of mode 600, (umask 077; openssl rand -hex 32 > token), and name it with `token_file`",
+            "make a file with a token, (umask 077; openssl rand -hex 32 > token), and name it with `token_file`",
         ));
     }
 }
@@ -375,8 +375,7 @@ fn placement(
             cpus.value.len()
         );
         let mistake = Mistake::new(MistakeKind::Relation, &count.place, message);
-        diagnostics
-            .push(mistake.help("each CPU of the list gets one worker: leave `workers` away"));
+        diagnostics.push(mistake.help("each CPU of the list has one worker: remove `workers`"));
     }
     Placement::Cpus(cpus.value.iter().map(|cpu| cpu.value).collect())
 }

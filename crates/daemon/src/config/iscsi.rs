@@ -79,9 +79,9 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
     let disks = read_list(&mut reader, "disks", DISKS_ALLOWED);
     let luns = reader.objects("lun", LUN_EXAMPLE);
     if let (Some(first), false) = (luns.first(), disks.is_empty()) {
-        let message = "iscsi: `disks` and `lun` say the same thing";
+        let message = "iscsi: `disks` and `lun` exclude each other";
         let mistake = Mistake::new(MistakeKind::Key, &first.place, message);
-        let help = "`disks` numbers its disks from 0; put all of them into `lun`, or none";
+        let help = "`disks` numbers LUNs from 0; to choose numbers, list all disks in `lun`";
         reader.diagnostics().push(mistake.help(help));
     }
     let texts = read_list(&mut reader, "portals", PORTALS_ALLOWED);
@@ -140,7 +140,7 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
 fn read_name(reader: &mut Reader<'_, '_>) -> Option<At<String>> {
     let name = reader.text("name", NAME_ALLOWED)?;
     if !iscsi_target::is_iscsi_name(&name.value) {
-        let message = format!("`name`: {:?} is no iSCSI name", name.value);
+        let message = format!("`name`: {:?} is not an iSCSI name", name.value);
         let mistake = Mistake::new(MistakeKind::Value, &name.place, message);
         reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
     }
@@ -187,7 +187,7 @@ fn read_announce(
         if !portals.is_none_or(has_group) {
             let message = format!("`announce`: no portal has the portal group {}", one.group);
             let mistake = Mistake::new(MistakeKind::Relation, &text.place, message);
-            let help = "say the portal group after a comma, such as \"203.0.113.7:3260,2\"";
+            let help = "add the portal group after a comma, such as \"203.0.113.7:3260,2\"";
             reader.diagnostics().push(mistake.help(help));
         }
         announce.push(one);
@@ -278,7 +278,7 @@ pub fn read_flags(
         common.push(field("chap_users", word(&source("--chap-user", text))));
     }
     if let (true, Some(first)) = (flags.iscsi.is_empty(), common.first()) {
-        let message = "there is no --iscsi that this could be for".to_owned();
+        let message = "this needs --iscsi".to_owned();
         let mistake = Mistake::new(MistakeKind::Relation, &first.value.place, message);
         diagnostics.push(mistake.allowed(ISCSI_FORM));
     }
@@ -332,7 +332,7 @@ pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String>
     let mode = file.metadata().map_err(failed)?.mode();
     if mode & 0o077 != 0 {
         return Err(format!(
-            "{shown} holds secrets, and its mode {:o} lets others read or change it; hint: chmod 600 {shown}",
+            "{shown} has mode {:o}, so others may read or change the secrets in it; hint: chmod 600 {shown}",
             mode & 0o777
         ));
     }
@@ -369,11 +369,11 @@ pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String>
             mutual: mutual.map(|(own, proof)| (own.to_owned(), iscsi_target::Secret::new(proof))),
         };
         if users.insert(name.to_owned(), user).is_some() {
-            return Err(wrong("this user has a line already"));
+            return Err(wrong("this user already has a line"));
         }
     }
     if users.is_empty() {
-        return Err(format!("{shown} names no CHAP user"));
+        return Err(format!("{shown} has no CHAP user"));
     }
     Ok(users)
 }
@@ -472,8 +472,8 @@ mod tests {
         assert_eq!(config.discovery_auth, Some(PathBuf::from("finders")));
         for (announce, told) in [
             ("203.0.113.7:3260,3", "no portal has the portal group 3"),
-            ("0.0.0.0:3260", "no address that others can reach"),
-            ("moon landing", "no address such as"),
+            ("0.0.0.0:3260", "not an address that others can reach"),
+            ("moon landing", "not an address such as"),
         ] {
             let mistakes = with(&[announce]).unwrap_err().to_string();
             assert!(mistakes.contains(told), "{mistakes}");
@@ -483,13 +483,13 @@ mod tests {
     #[test]
     fn mistakes_are_told_with_what_is_allowed() {
         for (iscsi, portal, told) in [
-            ("moon=d0", "127.0.0.1", "no iSCSI name"),
+            ("moon=d0", "127.0.0.1", "not an iSCSI name"),
             (
                 "iqn.2026-11.org.example:t0=d2",
                 "127.0.0.1",
                 "there is no disk `d2`",
             ),
-            ("iqn.2026-11.org.example:t0=d0", "moon", "is no address"),
+            ("iqn.2026-11.org.example:t0=d0", "moon", "is not an address"),
             ("iqn.2026-11.org.example:t0", "127.0.0.1", "IQN=DISK"),
         ] {
             let mistakes = from_flags(&[iscsi], &[portal]).unwrap_err().to_string();

@@ -97,7 +97,7 @@ fn object(value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
     if value.is_object() {
         return Some(fields("", value));
     }
-    let message = "the body is no JSON object";
+    let message = "the body is not a JSON object";
     diagnostics.push(Mistake::new(
         MistakeKind::Syntax,
         &place("", value),
@@ -214,7 +214,7 @@ pub fn lun_json(target: u8, lun: u16, value: &Value) -> Result<LunConfig, Diagno
 pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
     let mut diagnostics = Diagnostics::default();
     let Some(items) = value.as_array() else {
-        let message = "the body is no JSON array";
+        let message = "the body is not a JSON array";
         diagnostics.push(Mistake::new(
             MistakeKind::Syntax,
             &place("", value),
@@ -369,7 +369,7 @@ mod tests {
         assert!(
             told(&disk_json("d0", &json!([])).unwrap_err())[0]
                 .1
-                .contains("no JSON object")
+                .contains("not a JSON object")
         );
     }
 

@@ -81,7 +81,7 @@ impl Config {
         }
     }
 
-    /// All exports.
+    /// List exports.
     pub fn exports(&self) -> impl Iterator<Item = ExportRef<'_>> {
         let blk = self.vhost_blk.iter().map(ExportRef::VhostBlk);
         let scsi = self.vhost_scsi.iter().map(ExportRef::VhostScsi);

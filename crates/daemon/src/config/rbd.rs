@@ -123,7 +123,9 @@ fn read_options(reader: &mut Reader<'_, '_>) -> BTreeMap<String, String> {
         };
         let place = &field.key.place;
         let mistake = if SECRETS.contains(&key.as_str()) {
-            let message = format!("`option.{key}` would be shown to whoever may look on");
+            let message = format!(
+                "`option.{key}` would be visible to everybody who may read the configuration"
+            );
             Mistake::new(MistakeKind::Key, place, message)
                 .help("write the key to a file, and name that with `keyring`")
         } else if key.is_empty() || key.contains('\0') || value.contains('\0') {

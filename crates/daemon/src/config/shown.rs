@@ -89,7 +89,7 @@ pub fn read_limits(reader: &mut Reader<'_, '_>) -> LimitsConfig {
         if let (Some(burst), None) = (burst, rate) {
             let message = format!("`{burst_key}` needs `{rate_key}`");
             let mistake = Mistake::new(MistakeKind::Relation, &burst.place, message);
-            let help = format!("say `{rate_key}` too, or leave `{burst_key}` out");
+            let help = format!("add `{rate_key}`, or remove `{burst_key}`");
             reader.diagnostics().push(mistake.help(help));
         }
     }
@@ -102,7 +102,7 @@ pub fn read_limits(reader: &mut Reader<'_, '_>) -> LimitsConfig {
         {
             let message = format!("`{key}`: found 0");
             let mistake = Mistake::new(MistakeKind::Value, &at.place, message);
-            let help = "a disk without a limit has no such key";
+            let help = "to remove the limit, remove the key";
             reader.diagnostics().push(mistake.help(help));
         }
     }

@@ -440,7 +440,7 @@ fn an_image_is_said_alike_in_flags_and_files_and_what_is_wrong_with_it_is_named(
         ),
         (
             "image = \"p/i\"\noption = { key = \"secret\" }",
-            "5:12 `option.key` would be shown to whoever may look on",
+            "5:12 `option.key` would be visible to everybody who may read the configuration",
         ),
         (
             "image = \"p/i\"\noption = { a = [1] }",

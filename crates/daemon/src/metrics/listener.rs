@@ -85,11 +85,11 @@ async fn answer(
         return Ok(response);
     }
     if request.uri().path() != "/metrics" {
-        let text = "there is only /metrics here\n".to_owned();
+        let text = "not found: only /metrics is served here\n".to_owned();
         return Ok(plain(StatusCode::NOT_FOUND, TEXT, text));
     }
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        let text = "metrics are read with GET\n".to_owned();
+        let text = "method not allowed: use GET\n".to_owned();
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, TEXT, text);
         let allowed = hyper::header::HeaderValue::from_static("GET, HEAD");
         response.headers_mut().insert(ALLOW, allowed);
@@ -99,7 +99,7 @@ async fn answer(
     Ok(match page {
         Ok(page) => plain(StatusCode::OK, super::CONTENT_TYPE, page),
         Err(_) => {
-            let text = "the daemon failed while it made this page; see its log\n".to_owned();
+            let text = "internal error while making this page; see the daemon's log\n".to_owned();
             plain(StatusCode::INTERNAL_SERVER_ERROR, TEXT, text)
         }
     })

@@ -65,11 +65,11 @@ pub fn render(status: &Status, statistics: &Statistics) -> String {
 }
 
 fn write_daemon(page: &mut Page, status: &Status, statistics: &Statistics) {
-    let help = "Which version runs; always 1.";
+    let help = "Version of the daemon; always 1.";
     let mut info = page.family("lunette_build_info", Kind::Gauge, help);
     info.sample(&[("version", &status.version)], 1);
     let started = process::unix_seconds() - statistics.at_ns as f64 / 1e9;
-    let help = "When the daemon started, in seconds since 1970.";
+    let help = "Start time of the daemon, in seconds since 1970.";
     page.family("process_start_time_seconds", Kind::Gauge, help)
         .sample(&[], format_args!("{started:.1}"));
 }
@@ -83,7 +83,7 @@ fn write_process(page: &mut Page, process: &Process) {
     let gauges = [
         (
             "process_resident_memory_bytes",
-            "Memory of the daemon that is really there; RAM disks and guests' memory in use included.",
+            "Resident memory of the daemon, with RAM disks and the guests' memory that it has touched.",
             process.resident_bytes,
         ),
         (
@@ -93,7 +93,7 @@ fn write_process(page: &mut Page, process: &Process) {
         ),
         (
             "process_max_fds",
-            "The most descriptors that the daemon may open.",
+            "Limit of open descriptors of the daemon.",
             process.max_fds,
         ),
     ];
@@ -132,7 +132,7 @@ fn write_workers(page: &mut Page, statistics: &Statistics) {
 }
 
 fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
-    let help = "What a disk is; always 1.";
+    let help = "Properties of a disk; always 1.";
     let mut info = page.family("lunette_disk_info", Kind::Gauge, help);
     for disk in &status.disks {
         let read_only = if disk.read_only { "true" } else { "false" };
@@ -149,7 +149,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     for disk in &status.disks {
         size.sample(&[("disk", &disk.name)], disk.size);
     }
-    let help = "I/Os asked of a disk's block device, through all transports.";
+    let help = "I/Os submitted to a disk's block device, through all exports.";
     let mut requests = page.family("lunette_disk_io_total", Kind::Counter, help);
     for disk in &statistics.disks {
         for (operation, io) in &disk.operations {
@@ -157,7 +157,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
             requests.sample(&labels, io.requests);
         }
     }
-    let help = "Bytes that the I/Os asked of a disk's block device were about.";
+    let help = "Bytes of the I/Os submitted to a disk's block device.";
     let mut bytes = page.family("lunette_disk_io_bytes_total", Kind::Counter, help);
     for disk in &statistics.disks {
         for (operation, io) in &disk.operations {
@@ -165,7 +165,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
             bytes.sample(&labels, io.bytes);
         }
     }
-    let help = "I/Os that a disk's block device failed, by class.";
+    let help = "I/Os that failed in a disk's block device, by class.";
     let mut errors = page.family("lunette_disk_io_errors_total", Kind::Counter, help);
     for disk in &statistics.disks {
         for class in block::IoErrorKind::ALL {
@@ -179,7 +179,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     for disk in &statistics.disks {
         limited.sample(&[("disk", &disk.name)], disk.limited.requests);
     }
-    let help = "How long I/Os have waited for a disk's limits in all.";
+    let help = "Total time that a disk's limits have held I/Os back.";
     let name = "lunette_disk_io_limited_seconds_total";
     let mut limited = page.family(name, Kind::Counter, help);
     for disk in &statistics.disks {
@@ -191,7 +191,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     for disk in &statistics.disks {
         waiting.sample(&[("disk", &disk.name)], disk.waiting);
     }
-    let help = "I/Os that a disk's block device has and has not given back.";
+    let help = "I/Os of a disk that are in flight or wait.";
     let mut in_flight = page.family("lunette_disk_io_in_flight", Kind::Gauge, help);
     for disk in &statistics.disks {
         in_flight.sample(&[("disk", &disk.name)], disk.in_flight);
@@ -226,7 +226,7 @@ fn write_initiators(page: &mut Page, statistics: &Statistics) {
     let families: [(&'static str, &str, Number); 3] = [
         (
             "lunette_initiator_requests_total",
-            "Commands answered to an iSCSI initiator, in all its sessions with a target.",
+            "Commands of an iSCSI initiator that were answered, in all its sessions with a target.",
             |one| one.requests,
         ),
         (
@@ -236,7 +236,7 @@ fn write_initiators(page: &mut Page, statistics: &Statistics) {
         ),
         (
             "lunette_initiator_errors_total",
-            "Commands answered to an iSCSI initiator with an error.",
+            "Commands of an iSCSI initiator that were answered with an error.",
             |one| one.errors,
         ),
     ];
@@ -260,7 +260,7 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
     let by_operation: [(&'static str, &str, Number); 3] = [
         (
             "lunette_queue_requests_total",
-            "Requests answered, well or not.",
+            "Requests answered, with success or with an error.",
             |o| o.requests,
         ),
         (
@@ -292,7 +292,7 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
     let counters: [(&'static str, &str, Count); 5] = [
         (
             "lunette_queue_malformed_total",
-            "Times that a client broke the rules: a request was refused, or its queue or session ended.",
+            "Violations of the rules by the client: a request was refused, or its queue or session ended.",
             |c| c.malformed,
         ),
         (
@@ -307,12 +307,12 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
         ),
         (
             "lunette_queue_polls_total",
-            "Looks at a queue that found nothing.",
+            "Polls of a queue that found nothing.",
             |c| c.polls,
         ),
         (
             "lunette_queue_sleeps_total",
-            "Times that a queue asked for a kick because its worker went to sleep.",
+            "Times that a queue's notifications were turned on before its worker slept.",
             |c| c.sleeps,
         ),
     ];
@@ -362,10 +362,10 @@ fn write_latencies(page: &mut Page, snapshot: &Snapshot) {
             }
         }
     }
-    let help = "Time of a request from its being noticed to its client's being notified.";
+    let help = "Time of a request from noticed to notified.";
     let mut whole = page.family("lunette_request_duration_seconds", Kind::Histogram, help);
     write_spans(&mut whole, &exports, &[Span::Total]);
-    let help = "Time of each stage of a request's way, from the stage before; `reaped` is the disk's service time.";
+    let help = "Time of each stage of a request, from the stage before; `reaped` is the disk's service time.";
     let mut stages = page.family(
         "lunette_request_stage_duration_seconds",
         Kind::Histogram,

@@ -146,7 +146,7 @@ fn luns_of<'a>(config: &'a mut Config, export: &str) -> Result<&'a mut Vec<LunCo
     match config.export(export) {
         None => return Err(not_there("export", export)),
         Some(ExportRef::VhostBlk(_)) => {
-            let detail = format!("{export} is a vhost-blk export, which has one disk and no LUNs");
+            let detail = format!("{export} is a vhost-blk export: it has one disk and no LUNs");
             return Err(Refusal::Conflict(vec![Fault::new(detail)]));
         }
         Some(ExportRef::VhostScsi(_) | ExportRef::Iscsi(_)) => {}

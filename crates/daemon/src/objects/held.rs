@@ -14,7 +14,7 @@ impl Owner {
     /// When there is no such disk, or it is not open.
     pub fn resume_disk(&mut self, name: &str) -> Result<(), Refusal> {
         let disk = self.disks.get(name).ok_or_else(|| {
-            let fault = Fault::new(format!("there is no open disk `{name}`"));
+            let fault = Fault::new(format!("disk `{name}` does not exist or is not open"));
             Refusal::NotFound(fault)
         })?;
         self.resume(disk);

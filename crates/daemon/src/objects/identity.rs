@@ -16,8 +16,8 @@ impl Owner {
         };
         let users = super::users(&self.config, name);
         if !users.is_empty() {
-            let detail = format!("disk {name} is shown by {}", users.join(", "));
-            let help = "remove these first: their clients would go on with another disk";
+            let detail = format!("disk {name} is in use: {}", users.join(", "));
+            let help = "remove these first: to their clients it would become another disk";
             return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
         }
         // A unit that is known has what was saved under the identity before.

@@ -237,11 +237,11 @@ impl Overlay {
         struct Version {
             schema: u32,
         }
-        let malformed = |error: serde_json::Error| format!("it makes no sense: {error}");
+        let malformed = |error: serde_json::Error| format!("malformed: {error}");
         let version: Version = serde_json::from_str(text).map_err(malformed)?;
         if !(1..=SCHEMA).contains(&version.schema) {
             return Err(format!(
-                "it has schema {}, and this version knows those up to {SCHEMA}",
+                "it has schema {}, this version reads up to {SCHEMA}",
                 version.schema
             ));
         }

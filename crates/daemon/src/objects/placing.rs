@@ -64,7 +64,7 @@ impl Owner {
     pub(super) fn replace_as_before(&self, undone: &[Placing]) {
         for Placing { export, placement } in undone {
             if let Err(error) = self.servers.pool.assign(export, placement) {
-                tracing::error!(export, "the placement cannot be taken back: {error}");
+                tracing::error!(export, "cannot roll back the placement: {error}");
             }
         }
     }

@@ -202,9 +202,8 @@ impl Plan {
                 |other: &&&DiskConfig| file(other).is_some_and(|f| Some(f) == file(disk));
             if let Some(other) = gone.iter().find(same_file) {
                 let (name, before) = (&disk.name, &other.name);
-                let detail = format!(
-                    "disk {name} is to have the file of the disk {before}, which is still open"
-                );
+                let detail =
+                    format!("disk {name} needs the file of disk {before}, which is still open");
                 let help =
                     format!("remove {before} in a change of its own first, or restart the daemon");
                 self.refused.push(Fault::at("/path", detail).help(help));

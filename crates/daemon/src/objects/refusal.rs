@@ -80,7 +80,7 @@ impl Refusal {
                 faults.clone()
             }
             Refusal::NotKept(reason) => vec![Fault::new(reason.clone())],
-            Refusal::Ending => vec![Fault::new("the daemon is ending")],
+            Refusal::Ending => vec![Fault::new("the daemon is shutting down")],
         }
     }
 }

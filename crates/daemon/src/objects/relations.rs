@@ -53,13 +53,13 @@ fn check_placements(next: &Config, faults: &mut Vec<Fault>) {
     }
     if all > WORKERS_MAX {
         let detail = format!("{all} workers with the dedicated ones: at most {WORKERS_MAX}");
-        let help = "let some exports share workers: leave `dedicated` away";
+        let help = "let some exports share workers: remove `dedicated`";
         faults.push(Fault::at("/dedicated", detail).help(help));
     }
 }
 
 fn no_disk(name: &str, shown_by: &str) -> String {
-    format!("there is no disk `{name}` for {shown_by} to show")
+    format!("disk `{name}` of {shown_by} does not exist")
 }
 
 fn check_luns(export: ExportRef<'_>, disks: &HashSet<&str>, faults: &mut Vec<Fault>) {
@@ -75,11 +75,11 @@ fn check_luns(export: ExportRef<'_>, disks: &HashSet<&str>, faults: &mut Vec<Fau
         }
         if !seen.insert((*target, *lun)) {
             let name = export.name();
-            let detail = format!("target {target}, LUN {lun} of {name} is there twice");
+            let detail = format!("target {target}, LUN {lun} of {name} is given twice");
             faults.push(Fault::at(format!("/lun/{index}"), detail));
         }
         if *target != 0 && matches!(export, ExportRef::Iscsi(_)) {
-            let detail = format!("an iSCSI target has no target number {target}: it is 0");
+            let detail = format!("the target number of an iSCSI target is 0, not {target}");
             faults.push(Fault::at(format!("/lun/{index}/target"), detail));
         }
     }
@@ -94,13 +94,13 @@ fn check_names_and_sockets(next: &Config, faults: &mut Vec<Fault>) {
     for export in next.exports() {
         let name = export.name();
         if !names.insert(name) {
-            faults.push(Fault::at("/name", format!("there are two exports {name}")));
+            faults.push(Fault::at("/name", format!("export {name} is given twice")));
         }
         let Some(socket) = export.socket() else {
             continue;
         };
         if let Some(other) = sockets.insert(absolute(socket), name) {
-            let detail = format!("the socket {} belongs to {other}", socket.display());
+            let detail = format!("the socket {} already belongs to {other}", socket.display());
             faults.push(Fault::at("/socket", detail));
         }
     }

@@ -116,7 +116,7 @@ impl Owner {
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. } => {
                 let word = config.backend.word();
-                let detail = format!("a {word} disk has the size that is configured: give a size");
+                let detail = format!("a {word} disk has no size to follow; hint: give a size");
                 return Err(Refusal::Invalid(vec![Fault::at("/size", detail)]));
             }
         };
@@ -147,7 +147,7 @@ impl Owner {
         };
         if now < before {
             tracing::warn!(
-                "disk {name} has shrunk from {before} to {now} bytes outside of the daemon: what was beyond is lost"
+                "disk {name} has shrunk from {before} to {now} bytes outside of the daemon: data beyond are lost"
             );
         } else {
             tracing::info!(

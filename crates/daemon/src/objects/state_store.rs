@@ -53,7 +53,7 @@ impl StateStore {
                 _lock: lock,
             }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(format!(
-                "the state folder {shown} belongs to another daemon; give each its own with --state"
+                "another daemon uses the state folder {shown}; hint: give each its own with --state"
             )),
             Err(errno) => Err(failed(errno.into())),
         }
@@ -84,8 +84,8 @@ impl StateStore {
     pub fn help(&self) -> String {
         let shown = self.folder.join(CHANGES);
         format!(
-            "what the file and the flags say goes together, but not with what was changed at run time: that is in {}; mend \
-             the file, or move that away to start without it",
+            "file and flags are valid, but conflict with changes made at run time, which are in {}; correct the file, or move \
+             the changes away to start without them",
             shown.display()
         )
     }
@@ -94,7 +94,7 @@ impl StateStore {
     pub fn help_with_one(&self) -> String {
         let shown = self.folder.join(CHANGES);
         format!(
-            "it was added or changed at run time: that is in {}; mend what is said here, or move that away to start without it",
+            "it was added or changed at run time, in {}; correct it there, or move that file away to start without these changes",
             shown.display()
         )
     }
@@ -126,7 +126,7 @@ impl StateStore {
         let path = self.folder.join(name);
         state::replace(&path, bytes).map_err(|error| {
             let shown = path.display();
-            format!("cannot write {shown}, where changes are kept: {error}")
+            format!("cannot persist the change in {shown}: {error}")
         })
     }
 

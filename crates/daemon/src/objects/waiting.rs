@@ -164,10 +164,7 @@ impl Owner {
             let first = !self.waiting.has_failed(disk);
             self.waiting.failed(config, reason.clone(), Instant::now());
             if first {
-                tracing::error!(
-                    disk,
-                    "the disk is unavailable, and what it serves waits for it: {reason}"
-                );
+                tracing::error!(disk, "disk unavailable, its exports wait for it: {reason}");
             }
         }
         let opened = opening.disks();
@@ -307,7 +304,7 @@ impl Owner {
         match self.become_(self.config.clone(), how) {
             Ok(_) => {
                 for disk in came {
-                    tracing::info!(disk, "the disk is available");
+                    tracing::info!(disk, "disk available");
                 }
             }
             Err(refusal) => {

@@ -28,7 +28,7 @@ impl<P: Protocol> Queue<P> {
     #[cold]
     pub(super) fn held_up(&mut self) {
         self.call = None;
-        self.end_by(Breach::HeldUp, &"its interrupt held a worker up");
+        self.end_by(Breach::HeldUp, &"its interrupt blocked a worker");
     }
 
     fn end_by(&mut self, mut breach: Breach, why: &dyn Display) {
@@ -60,7 +60,7 @@ impl<P: Protocol> Queue<P> {
         match error {
             PopError::Queue(error) => self.end(&error),
             PopError::Request(_) if self.slots.is_busy(id) => {
-                self.end(&format_args!("chain {id} is in flight already"));
+                self.end(&format_args!("chain {id} is already in flight"));
             }
             PopError::Request(refusal) => self.refuse(index, refusal.place, &refusal.error),
         }

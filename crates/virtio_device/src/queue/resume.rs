@@ -38,7 +38,7 @@ pub(super) fn resume(
             again,
             lost,
             suppressed,
-            "ring goes on at its used index: base differs, and the front end keeps no in-flight region"
+            "ring resumes at its used index: base differs, and there is no in-flight region"
         );
     }
     Ok(())
