@@ -26,7 +26,7 @@ fn run_ok(words: &[&str]) -> Result<String> {
     let (code, text) = run(words)?;
     ensure!(
         code == Some(0),
-        "{words:?}: {code:?}; mend if it is missing: apt-get install libiscsi-bin qemu-utils qemu-block-extra\n{text}"
+        "{words:?}: {code:?}; hint: apt-get install libiscsi-bin qemu-utils qemu-block-extra\n{text}"
     );
     Ok(text)
 }

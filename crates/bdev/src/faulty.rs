@@ -23,9 +23,9 @@ use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
 pub struct Fault {
     /// I/Os of this kind; all handles count together.
     pub kind: IoKind,
-    /// So many are spared first.
+    /// This many I/Os succeed first.
     pub skip: u64,
-    /// So many are hit.
+    /// This many I/Os fail.
     pub times: u64,
     /// What happens to them.
     pub action: FaultAction,

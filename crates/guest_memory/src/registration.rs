@@ -1,7 +1,7 @@
 //! Memory's place in a ring's table of registered memory: the kernel keeps it pinned and need not look its pages up.
 //!
 //! Made by a ring, held by the memory, never leaves their worker. When the memory goes, so does this, and the ring
-//! empties the place at its next turn; until then nothing else has it. No address is compared: memory that the
+//! empties the place in its next iteration; until then nothing else has it. No address is compared: memory that the
 //! allocator hands out again has no registration until a ring gives it a new one.
 
 use std::cell::RefCell;

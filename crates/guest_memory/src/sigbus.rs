@@ -32,7 +32,7 @@ static TABLE: [Slot; SLOTS] = [const {
 /// Slots at or above this index have never been used, so the handler need not look at them.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts SIGBUS signals that hit a watched mapping: workers compare it once per turn with what they saw.
+/// Counts SIGBUS signals that hit a watched mapping: workers compare it once per event loop iteration with the value they saw last.
 static HITS: AtomicU32 = AtomicU32::new(0);
 
 /// How often client memory was found truncated since the start; one relaxed load.

@@ -1,7 +1,7 @@
 //! A target: LUNs to logical units, and the nexuses that see them.
 //!
 //! The map is an immutable snapshot. A worker holds one in its [`TargetView`] and looks at a generation
-//! number once per turn, so a look-up takes no lock and counts no reference.
+//! number once per event loop iteration, so a look-up takes no lock and counts no reference.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -275,7 +275,7 @@ pub struct TargetView {
 }
 
 impl TargetView {
-    /// Looks for a newer map; one atomic load when there is none. Once per turn is enough.
+    /// Looks for a newer map; one atomic load when there is none. Once per event loop iteration is enough.
     #[inline]
     pub fn refresh(&mut self) -> bool {
         if self.target.generation.load(Ordering::Acquire) == self.generation {

@@ -1,6 +1,6 @@
 //! A queue as a device sees it, split or packed.
 //!
-//! One worker owns it. A turn: `pop` until it gives false or the turn's bound is reached; `push` each answer;
+//! One worker owns it. An iteration: `pop` until it returns false or the batch is full; `push` each answer;
 //! `publish` once, and signal the driver if it says so. Before sleeping: `enable_notifications`.
 
 use guest_memory::{GuestView, MemoryTable, RingMemory};

@@ -238,7 +238,7 @@ fn turn_of(sides: &mut [Side; 2]) -> usize {
     }
     for _ in 0..2 * size {
         let [short, general] = sides;
-        // What a turn looks at before it takes its share.
+        // What an iteration looks at before it pops a batch.
         for side in [&mut *short, &mut *general] {
             side.queue.guess(&side.view);
             let waiting = side.queue.waiting();
