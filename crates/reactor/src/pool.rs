@@ -538,7 +538,7 @@ mod tests {
             panic!("worker started on CPU 1000")
         };
         assert!(
-            error.to_string().contains("worker 0 on CPU 1000"),
+            error.to_string().contains("worker 0 to CPU 1000"),
             "{error}"
         );
     }

@@ -638,9 +638,7 @@ impl Owner {
             begin(force, &hold);
             drop(hold);
             if !holding.wait(DRAIN_PATIENCE) {
-                tracing::warn!(
-                    "requests to LUNs of {export} did not complete in time: aborting them"
-                );
+                tracing::warn!("requests to LUNs of {export} did not end in time: aborting them");
                 let (hold, aborted) = Holding::new();
                 begin(true, &hold);
                 drop(hold);

@@ -24,18 +24,18 @@ pub const HELP: &str = "
   1 2 3 4, Tab    exports, queues, disks, workers
   up down, j k    select a row; its stages are shown below
   s S, left right sort by the next or the previous column
-  r               the other way round
+  r               reverse the order
   /               show only rows with a text (a name, a disk, a kind); Esc: all
   o               stages of all operations, or of one
   space           freeze, and go on
-  q               end
+  q               quit
 
-  mean, p99  from a request's being noticed to its client's being notified
-  depth      requests taken and not answered, now
-  kick/s     the client woke us     intr/s  we woke the client
-  held/s     I/Os that waited for their disk's limits
-  iterations/s    how often a worker looks around; useful: in how many it found work
-  reaped     the disk's service; the other stages are queueing in this daemon";
+  mean, p99     time of a request from noticed to notified
+  depth         requests taken and not answered, now
+  kick/s        kicks from the client       intr/s  interrupts to the client
+  held/s        I/Os that limits of their disk held back
+  iter/s        event loop iterations of a worker; useful: those with work
+  reaped        service time of the disk; other stages: queueing in the daemon";
 
 /// Draws all of it.
 pub fn draw(screen: &Screen, area: Rect, buffer: &mut Buffer) {

@@ -70,7 +70,7 @@ impl View {
                 ("", 0),
                 ("req/s", 7),
                 ("B/s", 7),
-                ("iterations/s", 7),
+                ("iter/s", 7),
                 ("useful", 6),
                 ("sleep/s", 7),
                 ("mesg/s", 6),
