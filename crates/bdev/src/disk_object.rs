@@ -48,6 +48,18 @@ pub struct Shrinking {
     _lease: RangeLock,
 }
 
+impl Shrinking {
+    /// Bytes that the disk is to have.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes that it has until then.
+    pub fn size_before(&self) -> u64 {
+        self.before
+    }
+}
+
 /// What is configured to be shown in the place of what derives from the identity.
 #[derive(Debug)]
 struct Given {
@@ -217,7 +229,7 @@ impl Disk {
     ///
     /// # Errors
     /// It stays larger then.
-    pub fn take_back_growth(&self, size: u64) -> Result<(), ResizeError> {
+    pub fn roll_back_growth(&self, size: u64) -> Result<(), ResizeError> {
         let shrinking = self.end_at(size)?;
         self.shrink(shrinking)
     }

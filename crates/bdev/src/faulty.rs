@@ -223,7 +223,7 @@ impl FaultyBackend {
     }
 
     /// An I/O is over: now, or later, its answer is due.
-    fn settle(
+    fn answer_fault(
         &mut self,
         ring: &mut Ring,
         index: usize,
@@ -319,7 +319,7 @@ impl IoChannel for FaultyBackend {
         let Submission::Done(outcome) = submission else {
             return Submission::Pending;
         };
-        match self.settle(ring, index, given, outcome) {
+        match self.answer_fault(ring, index, given, outcome) {
             None => Submission::Pending,
             Some(over) => {
                 *buffer = over.buffer;
@@ -337,7 +337,7 @@ impl IoChannel for FaultyBackend {
         self.inner.complete(ring, completion, &mut over);
         for one in over.drain(..) {
             let index = one.tag.0 as usize;
-            finished.extend(self.settle(ring, index, one.buffer, one.outcome));
+            finished.extend(self.answer_fault(ring, index, one.buffer, one.outcome));
         }
         self.over = over;
     }

@@ -4,7 +4,7 @@
 //! AND WRITE, WRITE ATOMIC) acquires its range; workers then set aside what reads or changes it, and report when what they had
 //! begun before has ended; only then is the range granted. So no read sees half of what the task writes. Control plane: locks
 //! and messages, none per plain I/O.
-//! A closed disk admits nobody but whom it was closed for, once all has settled: nothing that was begun
+//! A closed disk admits nobody but whom it was closed for, once all has drained: nothing that was begun
 //! before lands on what a sanitize operation has already been over.
 
 use std::collections::VecDeque;
@@ -48,7 +48,7 @@ impl Drop for OnLast {
             .take();
         match last {
             Some(Then::Grant(lease, granted)) => granted(lease),
-            Some(Then::Closed(locks, closing)) => locks.settled(closing),
+            Some(Then::Closed(locks, closing)) => locks.closing_drained(closing),
             None => {}
         }
     }
@@ -68,9 +68,9 @@ pub enum Admission {
 /// A worker's handle on the disk, as the range locks see it. Called from any thread; must not block.
 pub trait Participant: Send + Sync {
     /// A range is being acquired: keep `barrier` until every read and change that is in flight now has ended.
-    fn settle(&self, barrier: Barrier);
+    fn drain(&self, barrier: Barrier);
 
-    /// A range was released, or closing has settled: what was set aside may go on.
+    /// A range was released, or closing has drained: what was set aside may go on.
     fn reopened(&self);
 }
 
@@ -92,7 +92,7 @@ struct State {
 enum Closed {
     #[default]
     No,
-    /// This time of closing has not settled.
+    /// This time of closing has not drained.
     Barrier(u64),
     Settled,
 }
@@ -174,12 +174,12 @@ impl RangeLocks {
         let members = state.members();
         drop(state);
         for member in members {
-            member.settle(barrier.clone());
+            member.drain(barrier.clone());
             member.reopened();
         }
     }
 
-    fn settled(&self, closing: u64) {
+    fn closing_drained(&self, closing: u64) {
         let mut state = self.lock();
         if state.closed != Closed::Barrier(closing) {
             return;
@@ -268,14 +268,14 @@ impl RangeLocks {
             };
             barrier.push(OnLast::barrier(Then::Grant(lease, waiting.granted)));
         }
-        // Seen by every worker that begins an I/O after it has been told to settle.
+        // Seen by every worker that begins an I/O after it has been told to drain.
         self.conditions
             .set(Condition::Locked, !state.held.is_empty());
         let members = state.members();
         drop(state);
         for barrier in barrier {
             for member in &members {
-                member.settle(barrier.clone());
+                member.drain(barrier.clone());
             }
         }
     }
@@ -332,7 +332,7 @@ mod tests {
     }
 
     impl Participant for Worker {
-        fn settle(&self, barrier: Barrier) {
+        fn drain(&self, barrier: Barrier) {
             self.barrier.lock().unwrap().push(barrier);
         }
 
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn range_is_granted_when_every_worker_has_settled() {
+    fn range_is_granted_when_every_worker_has_drained() {
         let locks = Arc::new(RangeLocks::default());
         let worker = Arc::new(Worker::default());
         let _membership = locks.join(worker.clone());
@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(passages(&locks)[3], Admission::Proceed);
         assert!(worker.reopened.load(Ordering::SeqCst) > looked_again);
 
-        // What has settled since is no word on the next time.
+        // What has drained since is no word on the next time.
         locks.reopen();
         assert_eq!(passages(&locks), [Admission::Proceed; 4]);
         assert!(!locks.conditions.has(Condition::Closed));

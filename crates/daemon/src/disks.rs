@@ -76,7 +76,7 @@ pub(crate) fn open_all<'a>(
                 .push((config.name.clone(), error.to_string())),
         }
     }
-    identities::settle(&mut claims, known, &mut opening.failed);
+    identities::resolve_conflicts(&mut claims, known, &mut opening.failed);
     for (device, (config, claim)) in devices.into_iter().zip(claims) {
         if opening.failed.iter().any(|(name, _)| *name == config.name) {
             device.remove_if_created();

@@ -180,6 +180,13 @@ pub(crate) fn close(name: &str, pool: &Pool, transports: &Transports) {
     share(pool, name);
 }
 
+/// Can clients come to an export of this name?
+pub(crate) fn is_served(name: &str, transports: &Transports) -> bool {
+    let mut vhost = transports.vhost.status().into_iter();
+    let mut iscsi = transports.iscsi.status().into_iter();
+    vhost.any(|export| export.name == name) || iscsi.any(|target| target.name == name)
+}
+
 /// The exports that have a client.
 pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
     let vhost = transports.vhost.status().into_iter();

@@ -226,7 +226,7 @@ pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
 
 /// Two disks of one identity would be one disk to initiators. A file that has only inherited its identity is the copy;
 /// other pairs are refused, with a reason each, by name.
-pub(crate) fn settle(
+pub(crate) fn resolve_conflicts(
     opening: &mut [(&DiskConfig, Claim)],
     known: &Disks,
     failed: &mut Vec<(String, String)>,

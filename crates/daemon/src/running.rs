@@ -22,7 +22,8 @@ use crate::exports::{self, Endpoint, ReadyExport};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
-    How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, bodies, served,
+    How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, Work, bodies,
+    served,
 };
 use crate::statistics;
 use crate::uevents::Uevents;
@@ -358,7 +359,7 @@ impl Running {
             force,
             ..How::default()
         };
-        let made = manager.call(move |owner| owner.reload(config, how));
+        let made = manager.change_blocking(Work::Reload(Box::new(config)), how);
         made.map(|made| made.plan).map_err(because)
     }
 }

@@ -513,11 +513,11 @@ impl Io {
     }
 
     /// A range of a disk is being acquired.
-    pub(crate) fn settle(&mut self, disk: u32, barrier: Barrier) {
+    pub(crate) fn begin_drain(&mut self, disk: u32, barrier: Barrier) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
             let (in_flight, borrowed) = (open.channel.in_flight(), open.channel.is_borrowed());
             self.takes_back |= borrowed;
-            open.drain.settle(barrier, in_flight, borrowed);
+            open.drain.begin(barrier, in_flight, borrowed);
         }
     }
 

@@ -44,9 +44,9 @@ struct Handle {
 }
 
 impl Participant for Handle {
-    fn settle(&self, barrier: Barrier) {
+    fn drain(&self, barrier: Barrier) {
         let disk = self.disk;
-        self.worker.send(move |w| w.io().settle(disk, barrier));
+        self.worker.send(move |w| w.io().begin_drain(disk, barrier));
     }
 
     fn reopened(&self) {
@@ -123,7 +123,7 @@ impl Drain {
 
     /// Lets go of `barrier` when all that is in flight now has ended. `in_flight` is what the block device has, `borrowed` whether
     /// anything is sent from the disk's memory: then [`Drain::returned`] has to be told when nothing is any more.
-    pub fn settle(&mut self, barrier: Barrier, in_flight: usize, borrowed: bool) {
+    pub fn begin(&mut self, barrier: Barrier, in_flight: usize, borrowed: bool) {
         let counted = self.counted[0] + self.counted[1] + self.flushes;
         // All of them: while an acquirer waits none is submitted that is not counted.
         self.uncounted = in_flight.saturating_sub(counted as usize);
@@ -191,7 +191,7 @@ mod tests {
     fn barrier() -> (Barrier, Arc<Mutex<Option<RangeLock>>>) {
         struct Catch(Mutex<Option<Barrier>>);
         impl Participant for Catch {
-            fn settle(&self, barrier: Barrier) {
+            fn drain(&self, barrier: Barrier) {
                 *self.0.lock().unwrap() = Some(barrier);
             }
             fn reopened(&self) {}
@@ -207,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn settled_when_what_was_in_flight_has_ended_whatever_came_after() {
+    fn drained_when_what_was_in_flight_has_ended_whatever_came_after() {
         let (_pool, mut drain) = drain();
         let old = drain.counted_tag(Tag(7));
         drain.pended();
         let (first, granted) = barrier();
-        drain.settle(first, 1, false);
+        drain.begin(first, 1, false);
         let new = drain.counted_tag(Tag(8));
         drain.pended();
         assert!(granted.lock().unwrap().is_none());
@@ -227,16 +227,16 @@ mod tests {
     }
 
     #[test]
-    fn one_that_comes_while_another_settles_waits_for_an_epoch_of_its_own() {
+    fn one_that_comes_while_another_drains_waits_for_an_epoch_of_its_own() {
         let (_pool, mut drain) = drain();
         let a = drain.counted_tag(Tag(1));
         drain.pended();
         let (first, first_granted) = barrier();
-        drain.settle(first, 1, false);
+        drain.begin(first, 1, false);
         let b = drain.counted_tag(Tag(2));
         drain.pended();
         let (second, second_granted) = barrier();
-        drain.settle(second, 2, false);
+        drain.begin(second, 2, false);
         drain.finished(a);
         assert!(first_granted.lock().unwrap().is_some());
         assert!(second_granted.lock().unwrap().is_none());
@@ -250,11 +250,11 @@ mod tests {
         let flush = drain.flush_tag(Tag(1));
         drain.flush_pended();
         let (only_flushes, granted) = barrier();
-        drain.settle(only_flushes, 1, false);
+        drain.begin(only_flushes, 1, false);
         assert!(granted.lock().unwrap().is_some());
         // Two reads are in flight that nobody has counted.
         let (first, granted) = barrier();
-        drain.settle(first, 3, true);
+        drain.begin(first, 3, true);
         assert_eq!(drain.finished(Tag(2)), Tag(2));
         assert_eq!(drain.finished(flush), Tag(1));
         assert_eq!(drain.finished(Tag(3)), Tag(3));

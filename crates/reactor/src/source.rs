@@ -73,7 +73,7 @@ pub trait Source: Any {
     fn publish(&mut self, io: &mut Io);
 
     /// Does at once what [`Source::publish`] has left for later: the worker is about to sleep, or to let go of the source.
-    fn settle(&mut self) {}
+    fn flush_notifications(&mut self) {}
 
     /// Asks the client for a notification; true when work came meanwhile and the worker must not sleep.
     fn arm(&mut self) -> bool;

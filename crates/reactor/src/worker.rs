@@ -280,7 +280,7 @@ impl Worker {
             wait = self.next_wait(worked, noticed);
         }
         for place in self.places.iter_mut().flatten() {
-            place.source.settle();
+            place.source.flush_notifications();
         }
         self.handle.mailbox.close();
     }
@@ -432,7 +432,7 @@ impl Worker {
                 place.source.publish(&mut self.io);
                 // It may have had no room for what came while it was full, and nobody kicks for that again.
                 if !place.hot {
-                    place.source.settle();
+                    place.source.flush_notifications();
                     if place.source.ready(noticed) {
                         self.heat(id);
                     }
@@ -473,7 +473,7 @@ impl Worker {
                 continue;
             };
             self.handle.mailbox.sources.fetch_sub(1, Ordering::Relaxed);
-            place.source.settle();
+            place.source.flush_notifications();
             place.source.closed(&mut self.io);
             self.io.left(id);
             if let Some(record) = place.source.record() {
@@ -571,7 +571,7 @@ impl Worker {
         let mut raced = false;
         for id in &self.hot {
             if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
-                place.source.settle();
+                place.source.flush_notifications();
                 raced |= place.source.arm();
             }
         }

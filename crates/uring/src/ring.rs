@@ -480,7 +480,7 @@ impl Ring {
             let all_told = !self.io.submission().cq_overflow();
             self.reap(out);
             if all_told {
-                self.settle_quiet(out);
+                self.end_quiet(out);
             }
         }
         Ok(())

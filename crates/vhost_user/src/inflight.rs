@@ -104,11 +104,11 @@ impl InflightRegion {
     }
 
     /// The front end knows where a queue that has stopped stands, and may start it again as another kind: see
-    /// [`PackedInflight::settle`].
-    pub fn settle(&self, index: u16, packed: bool) {
+    /// [`PackedInflight::reset_unused`].
+    pub fn reset_unused(&self, index: u16, packed: bool) {
         match (self.part(index, packed), packed) {
-            (Ok(Some(part)), true) => PackedInflight::settle(&part, self.size),
-            (Ok(Some(part)), false) => Inflight::settle(&part, self.size),
+            (Ok(Some(part)), true) => PackedInflight::reset_unused(&part, self.size),
+            (Ok(Some(part)), false) => Inflight::reset_unused(&part, self.size),
             _ => {}
         }
     }
@@ -183,10 +183,10 @@ mod tests {
             let part = region.part(1, packed).unwrap().unwrap();
             part.write(part.len() - 8, u64::MAX);
             part.write(0, [1u64; 2]);
-            region.settle(1, packed);
+            region.reset_unused(1, packed);
             region.empty(1, packed);
             serve(&region, 1, packed);
-            region.settle(1, packed);
+            region.reset_unused(1, packed);
         }
     }
 
@@ -213,7 +213,7 @@ mod tests {
             let region = InflightRegion::map(&said, &file).unwrap();
             for packed in [first_packed, !first_packed, first_packed] {
                 (0..QUEUES).for_each(|queue| serve(&region, queue, packed));
-                (0..QUEUES).for_each(|queue| region.settle(queue, packed));
+                (0..QUEUES).for_each(|queue| region.reset_unused(queue, packed));
             }
         }
     }

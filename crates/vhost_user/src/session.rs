@@ -379,15 +379,15 @@ impl Session {
     fn stop_to_change(&mut self, index: u32) -> Reply<()> {
         let device = self.device.clone();
         if self.vring(index)?.stop(index as u16, &device).is_some() {
-            self.settle(index as u16);
+            self.reset_unused(index as u16);
         }
         Ok(())
     }
 
     /// The front end knows, or says anew, where a queue goes on that has stopped, and as what kind.
-    fn settle(&self, index: u16) {
+    fn reset_unused(&self, index: u16) {
         if let Some(region) = &self.inflight {
-            region.settle(index, self.is_packed());
+            region.reset_unused(index, self.is_packed());
         }
     }
 
@@ -586,7 +586,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .stop(index as u16, &device)
             .or(vring.base)
             .unwrap_or(start);
-        self.settle(index as u16);
+        self.reset_unused(index as u16);
         Ok(VhostUserVringState::new(index, base))
     }
 

@@ -699,7 +699,7 @@ impl<P: Protocol> Source for Queue<P> {
         }
     }
 
-    fn settle(&mut self) {
+    fn flush_notifications(&mut self) {
         self.ask();
     }
 

@@ -53,7 +53,7 @@ impl Inflight {
 
     /// A queue that has stopped may start again with other features, and its part as a packed queue's: unless something is
     /// still in flight, the part is as one that nobody has used.
-    pub fn settle(part: &RingMemory, size: u16) {
+    pub fn reset_unused(part: &RingMemory, size: u16) {
         if part.len() >= Inflight::stride(size) && !Inflight::has_requests(part, size) {
             part.store_release_u16(VERSION, 0);
             // All of it: the parts of queues of the other kind begin elsewhere.

@@ -32,7 +32,7 @@ const OLD_USED_WRAP: usize = 21;
 const STATES: usize = 32;
 /// Offset in an entry.
 const NEXT: usize = 2;
-/// The layout's only version; 0 is a region that nobody has used, or that was settled.
+/// The layout's only version; 0 is a region that nobody has used, or that was reset.
 const LAYOUT_VERSION: u16 = 1;
 /// Parts of a region begin at multiples of a cache line.
 const ALIGNMENT: usize = 64;
@@ -92,7 +92,7 @@ impl PackedInflight {
 
     /// The front end now knows where a queue stands that has stopped, and says so when it starts it again: unless
     /// something is still in flight, the part is as one that nobody has used.
-    pub fn settle(part: &RingMemory, size: u16) {
+    pub fn reset_unused(part: &RingMemory, size: u16) {
         if part.len() >= PackedInflight::stride(size) && !PackedInflight::has_requests(part, size) {
             part.store_release_u16(VERSION, 0);
             // All of it: the parts of queues of the other kind begin elsewhere.

@@ -327,13 +327,13 @@ fn part_that_is_settled_believes_the_front_end() {
         p.driver.add(&[(DATA, 1)], &[], token).unwrap();
         p.driver.publish();
         assert_eq!(p.device.pop(&p.memory.view, &mut chain), Ok(true));
-        PackedInflight::settle(&part(), SIZE);
+        PackedInflight::reset_unused(&part(), SIZE);
         assert_eq!(region_version(&region), 1, "with something in flight");
         p.device.push(chain.id, 1, 0);
         p.device.publish();
     }
     let base = p.device.base();
-    PackedInflight::settle(&part(), SIZE);
+    PackedInflight::reset_unused(&part(), SIZE);
     assert_eq!(region_version(&region), 0);
     let mut anew = Pair::new(SIZE, true, false, 0);
     anew.device.track(part()).unwrap();
@@ -364,7 +364,7 @@ fn part_of_a_split_queue_that_has_stopped_serves_a_packed_one() {
         p.device.push(chain.id, 1, 0);
         p.device.publish();
     }
-    Inflight::settle(&part(), SIZE);
+    Inflight::reset_unused(&part(), SIZE);
     let mut anew = Pair::new(SIZE, true, false, 0);
     anew.device.track(part()).unwrap();
     anew.driver.add(&[(DATA, 1)], &[], 7).unwrap();

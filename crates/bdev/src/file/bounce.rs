@@ -1,7 +1,7 @@
 //! Aligned memory for requests whose own memory the device cannot take, and zeroes to write.
 //!
 //! Owned by one handle. Requests larger than a bounce buffer go through it piece by piece. Buffers are made when
-//! first needed and kept, up to a few: aligned clients never make one. Lent out as slices, because a window
+//! first needed and kept, up to a few: aligned clients never make one. BounceSlot out as slices, because a window
 //! would leave its borders behind as borders of segments, and those need not be aligned for the next user.
 
 use guest_memory::IoBuffer;
@@ -17,26 +17,26 @@ const KEPT_MAX: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct Bounce {
-    /// Lent ones and free ones; those that were let go are empty.
+    /// BounceSlot ones and free ones; those that were let go are empty.
     buffers: Vec<IoBuffer>,
     free: Vec<u32>,
     zeroes: Option<IoBuffer>,
 }
 
-/// A bounce buffer that is lent: its number.
+/// A bounce buffer that is slot: its number.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lent(u32);
+pub(crate) struct BounceSlot(u32);
 
 impl Bounce {
     /// Page-aligned memory of `length` bytes, at most [`PIECE_BYTES`], in one segment.
-    pub(crate) fn take(&mut self, length: usize) -> (Lent, IoBuffer) {
+    pub(crate) fn take(&mut self, length: usize) -> (BounceSlot, IoBuffer) {
         let fits = |&index: &u32| self.buffers[index as usize].len() >= length;
         let index = match self.free.iter().rposition(fits) {
             Some(at) => self.free.swap_remove(at),
             None => self.grow(length),
         };
         let whole = &self.buffers[index as usize];
-        (Lent(index), whole.slice(0, length))
+        (BounceSlot(index), whole.slice(0, length))
     }
 
     #[cold]
@@ -51,12 +51,12 @@ impl Bounce {
         index
     }
 
-    pub(crate) fn give_back(&mut self, lent: Lent) {
+    pub(crate) fn give_back(&mut self, slot: BounceSlot) {
         let is_kept = |&&index: &&u32| !self.buffers[index as usize].is_empty();
         if self.free.iter().filter(is_kept).count() >= KEPT_MAX {
-            self.buffers[lent.0 as usize] = IoBuffer::default();
+            self.buffers[slot.0 as usize] = IoBuffer::default();
         }
-        self.free.push(lent.0);
+        self.free.push(slot.0);
     }
 
     /// Zeroes, to be written and not to be written to.
@@ -74,11 +74,11 @@ mod tests {
     #[test]
     fn buffers_are_used_again_and_only_if_they_are_large_enough() {
         let mut bounce = Bounce::default();
-        let (lent, small) = bounce.take(512);
+        let (slot, small) = bounce.take(512);
         let address = small.segments()[0].base();
         let (large, slice) = bounce.take(PIECE_BYTES);
         assert_eq!((slice.len(), slice.segments().len()), (PIECE_BYTES, 1));
-        bounce.give_back(lent);
+        bounce.give_back(slot);
         let (_lent, small) = bounce.take(4096);
         assert_eq!(small.segments()[0].base(), address);
         assert!(small.is_aligned(4096));
@@ -88,8 +88,8 @@ mod tests {
     #[test]
     fn many_unaligned_requests_at_once_do_not_keep_their_memory() {
         let mut bounce = Bounce::default();
-        let lent: Vec<Lent> = (0..100).map(|_| bounce.take(PIECE_BYTES).0).collect();
-        for one in lent {
+        let slot: Vec<BounceSlot> = (0..100).map(|_| bounce.take(PIECE_BYTES).0).collect();
+        for one in slot {
             bounce.give_back(one);
         }
         let kept: usize = bounce.buffers.iter().map(IoBuffer::len).sum();
@@ -97,9 +97,9 @@ mod tests {
         let again: Vec<usize> = (0..100).map(|_| bounce.take(600).1.len()).collect();
         assert!(again.iter().all(|&length| length == 600));
         assert_eq!(bounce.buffers.len(), 100);
-        let (lent, slice) = bounce.take(600);
+        let (slot, slice) = bounce.take(600);
         let address = slice.segments()[0].base();
-        bounce.give_back(lent);
+        bounce.give_back(slot);
         assert_eq!(bounce.take(600).1.segments()[0].base(), address);
     }
 }

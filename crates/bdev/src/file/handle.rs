@@ -12,7 +12,7 @@ use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring, RingFd};
 
-use super::bounce::{Bounce, Lent, PIECE_BYTES};
+use super::bounce::{Bounce, BounceSlot, PIECE_BYTES};
 use super::errno::{classify, is_of_device, is_refusal};
 use super::{CacheMode, Shared};
 use crate::admit::Limits;
@@ -62,7 +62,7 @@ struct Slot {
     /// The cache has what a block device would not be rid of: zeroes go through it, too.
     by_writing: bool,
     /// Only during [`Step::Bounced`].
-    bounce: Option<Lent>,
+    bounce: Option<BounceSlot>,
     /// The I/O's buffer, except during [`Step::Whole`].
     buffer: IoBuffer,
 }

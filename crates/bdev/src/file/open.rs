@@ -138,15 +138,15 @@ fn examine(
         lock(path, &control, options.read_only)?;
         *locked = true;
     }
-    let size = settle_size(options, &control, block_device)?;
+    let size = determine_size(options, &control, block_device)?;
     let logical = match block_device {
         true => {
             Some(rustix::fs::ioctl_blksszget(&control).map_err(os("cannot read its block size"))?)
         }
         false => None,
     };
-    let block_size = settle_block_size(options, logical)?;
-    let alignment = settle_alignment(options, &control, logical, block_size)?;
+    let block_size = determine_block_size(options, logical)?;
+    let alignment = determine_alignment(options, &control, logical, block_size)?;
     if size == 0 {
         return Err(fail(path, "is empty: a disk needs at least one block"));
     }
@@ -228,7 +228,7 @@ fn lock(path: &Path, control: &OwnedFd, read_only: bool) -> Result<(), OpenError
     ))
 }
 
-fn settle_size(
+fn determine_size(
     options: &FileOptions,
     control: &OwnedFd,
     block_device: bool,
@@ -280,7 +280,7 @@ fn settle_size(
     }
 }
 
-fn settle_block_size(options: &FileOptions, logical: Option<u32>) -> Result<u32, OpenError> {
+fn determine_block_size(options: &FileOptions, logical: Option<u32>) -> Result<u32, OpenError> {
     let block_size = options
         .block_size
         .unwrap_or(logical.unwrap_or(BLOCK_SIZE_DEFAULT));
@@ -298,7 +298,7 @@ fn settle_block_size(options: &FileOptions, logical: Option<u32>) -> Result<u32,
 
 /// Blocks smaller than what direct I/O can write would need a read, a merge and a write that another worker's
 /// could come between. So they are refused, and only memory is ever bounced.
-fn settle_alignment(
+fn determine_alignment(
     options: &FileOptions,
     control: &OwnedFd,
     logical: Option<u32>,

@@ -153,14 +153,14 @@ impl Diagnostics {
         self.mistakes.is_empty()
     }
 
-    /// The mistakes, in the order of the text once [`Diagnostics::settle`] has run.
+    /// The mistakes, in the order of the text once [`Diagnostics::sort_and_prune`] has run.
     pub fn iter(&self) -> impl Iterator<Item = &Mistake> {
         self.mistakes.iter()
     }
 
     /// Sorts by place and drops what only follows from a syntax error: everything else on its line, and
     /// everything in that file that says something is missing or unknown (it may stand in the broken part).
-    pub fn settle(&mut self) {
+    pub fn sort_and_prune(&mut self) {
         let line_of = |mistake: &Mistake| {
             let (line, _) = mistake.place.line_column();
             (mistake.place.source.order, line)
@@ -290,7 +290,7 @@ mod tests {
         ] {
             all.push(Mistake::new(kind, &Place::new(&source, at..at + 1), "m"));
         }
-        all.settle();
+        all.sort_and_prune();
         let left: Vec<_> = all.iter().map(|m| (m.kind, m.place.span.start)).collect();
         assert_eq!(left, [(MistakeKind::Syntax, 2), (MistakeKind::Value, 5)]);
     }

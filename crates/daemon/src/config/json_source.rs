@@ -106,8 +106,8 @@ fn object(value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
     None
 }
 
-fn settled<T>(read: Option<T>, mut diagnostics: Diagnostics) -> Result<T, Diagnostics> {
-    diagnostics.settle();
+fn checked<T>(read: Option<T>, mut diagnostics: Diagnostics) -> Result<T, Diagnostics> {
+    diagnostics.sort_and_prune();
     match read {
         Some(read) if diagnostics.is_empty() => Ok(read),
         _ => Err(diagnostics),
@@ -122,7 +122,7 @@ pub fn disk_json(name: &str, value: &Value) -> Result<DiskConfig, Diagnostics> {
     let mut diagnostics = Diagnostics::default();
     let fields = named(name, value, &mut diagnostics);
     let disk = fields.and_then(|fields| read_disk(&fields, &mut diagnostics).complete);
-    settled(disk, diagnostics)
+    checked(disk, diagnostics)
 }
 
 /// Kinds of exports, by their words.
@@ -147,7 +147,7 @@ pub fn export_json(name: &str, value: &Value) -> JsonExport {
     let mut diagnostics = Diagnostics::default();
     let export =
         named(name, value, &mut diagnostics).and_then(|fields| export(fields, &mut diagnostics));
-    settled(export, diagnostics)
+    checked(export, diagnostics)
 }
 
 fn export(mut fields: Fields, diagnostics: &mut Diagnostics) -> Option<ExportConfig> {
@@ -199,7 +199,7 @@ pub fn lun_json(target: u8, lun: u16, value: &Value) -> Result<LunConfig, Diagno
         reader.finish(|_| None);
         disk
     });
-    let disk = settled(read, diagnostics)?;
+    let disk = checked(read, diagnostics)?;
     Ok(LunConfig {
         target,
         lun,
@@ -235,7 +235,7 @@ pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
             read_lun(&fields(&pointer, item), &mut diagnostics).complete()
         })
         .collect();
-    settled(luns, diagnostics)
+    checked(luns, diagnostics)
 }
 
 /// The size of a disk from its JSON, `{"size": BYTES}`.
@@ -251,7 +251,7 @@ pub fn size_json(value: &Value, block_size: u32) -> Result<Option<u64>, Diagnost
         reader.finish(|_| None);
         size
     });
-    settled(read, diagnostics).map(|size| size.map(|size| size.value))
+    checked(read, diagnostics).map(|size| size.map(|size| size.value))
 }
 
 /// The limits of a disk from their JSON; what is not said is not limited.
@@ -266,7 +266,7 @@ pub fn limits_json(value: &Value) -> Result<LimitsConfig, Diagnostics> {
         reader.finish(|_| None);
         limits
     });
-    settled(read, diagnostics)
+    checked(read, diagnostics)
 }
 
 /// What becomes of a disk's I/Os that fail or take too long, from its JSON.
@@ -281,7 +281,7 @@ pub fn error_policy_json(value: &Value) -> Result<ErrorPolicyChange, Diagnostics
         reader.finish(|_| None);
         change
     });
-    settled(read, diagnostics)
+    checked(read, diagnostics)
 }
 
 /// All disks and exports from their JSON, `{"disks": [...], "exports": [...]}`, over a configuration without any.
@@ -314,7 +314,7 @@ pub fn objects_json(value: &Value, mut config: Config) -> Result<Config, Diagnos
             None => {}
         }
     }
-    settled(Some(config), diagnostics)
+    checked(Some(config), diagnostics)
 }
 
 /// What GET adds may be put back, and says nothing.

@@ -111,7 +111,7 @@ pub fn parse(
     };
     add_flags(&mut draft, flags, &mut diagnostics);
     let config = check::complete(draft, surroundings, &mut diagnostics);
-    diagnostics.settle();
+    diagnostics.sort_and_prune();
     match config {
         Some(config) if diagnostics.is_empty() => Ok(config),
         _ => Err(diagnostics),

@@ -27,7 +27,7 @@ use super::{
     configuration, disks, events, exports, latency, log, lookers, luns, metrics, status, version,
 };
 use crate::disks::{Devices, open_elsewhere, takes_long};
-use crate::objects::{Change, How, Made, Manager};
+use crate::objects::{Change, How, Made, Manager, Work};
 use crate::running::{Overview, Reload};
 
 /// A request's body: 16,384 disks and as many logical units take three megabytes.
@@ -55,8 +55,7 @@ impl Api {
             devices: self.open_first(&change).await?,
             ..How::default()
         };
-        let made = self.manager.ask(move |owner| owner.change(change, how));
-        Ok(made.await?)
+        Ok(self.manager.change(Work::Change(change), how).await?)
     }
 
     /// Opens the device of a disk that comes, where that may take long: other changes are made meanwhile.

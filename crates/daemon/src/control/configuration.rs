@@ -14,7 +14,7 @@ use super::answers::{Alters, Looks, Takes};
 use super::api::{Api, Force, ForceQuery, force, json};
 use super::server::blocking;
 use crate::config::{objects_json, render};
-use crate::objects::{Change, How, Overlay, Plan, Refusal, bodies};
+use crate::objects::{Change, How, Overlay, Plan, Refusal, Work, bodies};
 
 /// What a plan did.
 pub fn summary(plan: &Plan) -> Summary {
@@ -116,6 +116,9 @@ pub(super) async fn reload(
         force,
         ..How::default()
     };
-    let made = api.manager.ask(move |owner| owner.reload(config, how));
-    Ok(Json(summary(&made.await?.plan)))
+    let made = api
+        .manager
+        .change(Work::Reload(Box::new(config)), how)
+        .await?;
+    Ok(Json(summary(&made.plan)))
 }

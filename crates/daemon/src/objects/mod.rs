@@ -10,6 +10,7 @@
 
 pub mod bodies;
 mod changes;
+mod draining;
 mod events;
 mod followed;
 mod held;
@@ -30,6 +31,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 pub use changes::{Change, users, users_of_all};
+pub use draining::{Draining, Work};
 pub use events::EventBus;
 pub use overlay::{Overlay, lun_bodies};
 pub use owner::{How, Live, Made, Owner};
@@ -72,9 +74,10 @@ impl Manager {
                 while let Some(message) = next_message(&inbox, &mut owner) {
                     message(&mut owner);
                     if owner.ending {
-                        return;
+                        break;
                     }
                 }
+                owner.drains.join();
             })?;
         Ok(ManagerThread {
             manager: Manager::of(messages),
@@ -112,6 +115,35 @@ impl Manager {
         answer.await.map_err(|_| Refusal::Ending)?
     }
 
+    /// Makes a change. It may wait for clients of what it takes away, and goes on also when nobody waits for what is returned.
+    ///
+    /// # Errors
+    /// What the owner says, or that it is gone.
+    pub async fn change(&self, work: Work, how: How) -> Result<Made, Refusal> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        let message: Message = Box::new(move |owner| {
+            // Whoever asked may have left.
+            let reply = Box::new(|made| drop(reply.send(made)));
+            owner.begin_change(work, how, reply);
+        });
+        self.messages.send(message).map_err(|_| Refusal::Ending)?;
+        answer.await.map_err(|_| Refusal::Ending)?
+    }
+
+    /// Makes a change and blocks until it is made.
+    ///
+    /// # Errors
+    /// What the owner says, or that it is gone.
+    pub fn change_blocking(&self, work: Work, how: How) -> Result<Made, Refusal> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        let message: Message = Box::new(move |owner| {
+            let reply = Box::new(move |made| drop(reply.send(made)));
+            owner.begin_change(work, how, reply);
+        });
+        self.messages.send(message).map_err(|_| Refusal::Ending)?;
+        answer.recv().map_err(|_| Refusal::Ending)?
+    }
+
     /// Has the owner do something, and waits for it.
     ///
     /// # Errors
@@ -129,15 +161,19 @@ impl Manager {
     }
 }
 
-/// The next message; meanwhile, disks that wait are tried again.
+/// The next message; meanwhile, disks that wait are tried again, and what drains is announced.
 fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Message> {
     loop {
-        let Some(next_try) = owner.next_try() else {
+        let due = [owner.next_try(), owner.drains.next_announcement()];
+        let Some(due) = due.into_iter().flatten().min() else {
             return inbox.recv().ok();
         };
-        match inbox.recv_timeout(next_try.saturating_duration_since(Instant::now())) {
+        match inbox.recv_timeout(due.saturating_duration_since(Instant::now())) {
             Ok(message) => return Some(message),
-            Err(mpsc::RecvTimeoutError::Timeout) => owner.try_waiting_disks(),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                owner.announce_draining();
+                owner.try_waiting_disks();
+            }
             Err(mpsc::RecvTimeoutError::Disconnected) => return None,
         }
     }

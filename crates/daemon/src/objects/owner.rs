@@ -7,14 +7,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
-use std::time::Duration;
 
 use bdev::{Disk, Shrinking};
-use scsi_exec::Holding;
 use virtio_blk::BlkDevice;
 use virtio_scsi::{Event as ScsiEvent, ScsiDevice};
 
 use super::changes::Change;
+use super::draining::{Drained, Draining, Drains};
 use super::events::EventBus;
 use super::plan::{Limit, Placing, Plan, Resize};
 use super::refusal::{Fault, Refusal};
@@ -29,8 +28,6 @@ use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::identities::Identities;
 use crate::running::Inherited;
 
-/// How long a removal waits for requests that are in flight before it aborts them.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 /// CAPACITY DATA HAS CHANGED.
 const CAPACITY_CHANGED: ScsiEvent = ScsiEvent::Changed {
     code: 0x2a,
@@ -48,6 +45,8 @@ pub struct Live {
     pub disks: Arc<Disks>,
     /// The disks that cannot be opened yet.
     pub waiting: Arc<WaitingDisks>,
+    /// What is being removed, and waits for clients.
+    pub draining: Arc<Vec<Draining>>,
 }
 
 /// How a change is to be made.
@@ -84,7 +83,7 @@ pub struct Owner {
     pub(super) base: Config,
     pub(super) disks: Disks,
     blk: HashMap<String, Arc<BlkDevice>>,
-    scsi: HashMap<String, Arc<ScsiDevice>>,
+    pub(super) scsi: HashMap<String, Arc<ScsiDevice>>,
     pub(super) servers: Arc<Servers>,
     live: Arc<RwLock<Live>>,
     state_store: Option<StateStore>,
@@ -98,6 +97,10 @@ pub struct Owner {
     pub(super) messages: mpsc::Sender<Message>,
     /// While it starts: devices that were opened on threads of their own.
     pub(super) starting: Option<Devices>,
+    /// The changes that wait for clients.
+    pub(super) drains: Drains,
+    /// Of the change that is being made: what has drained for it.
+    pub(super) drained: Drained,
     /// Nothing more is done after this.
     pub(super) ending: bool,
 }
@@ -116,6 +119,7 @@ impl Owner {
             base: Arc::new(base.clone()),
             disks: Arc::default(),
             waiting: Arc::default(),
+            draining: Arc::default(),
         };
         let event_bus = EventBus::default();
         servers.tell_sessions(&event_bus);
@@ -135,6 +139,8 @@ impl Owner {
             event_bus,
             messages,
             starting: None,
+            drains: Drains::default(),
+            drained: Drained::default(),
             ending: false,
         };
         (owner, inbox)
@@ -206,7 +212,7 @@ impl Owner {
     ///
     /// # Errors
     /// Nothing has changed then.
-    pub fn change(&mut self, change: Change, how: How) -> Result<Made, Refusal> {
+    pub(super) fn change(&mut self, change: Change, how: How) -> Result<Made, Refusal> {
         let next = change.next(&self.config, how.force)?;
         self.become_(next, how)
     }
@@ -215,7 +221,7 @@ impl Owner {
     ///
     /// # Errors
     /// Nothing has changed then.
-    pub fn reload(&mut self, base: Config, how: How) -> Result<Made, Refusal> {
+    pub(super) fn reload(&mut self, base: Config, how: How) -> Result<Made, Refusal> {
         let overlay = super::overlay::Overlay::between(&self.base, &self.config);
         let next = overlay.over(&base);
         let faults = relations::check(&next);
@@ -260,15 +266,8 @@ impl Owner {
 
     /// Makes `next` of what is there and of what waits, or refuses with all reasons.
     pub(super) fn become_with(&mut self, mut next: Config, how: How) -> Result<Made, Refusal> {
-        let faults = relations::check(&next);
-        if !faults.is_empty() {
-            return Err(Refusal::Invalid(faults));
-        }
+        let plan = self.plan(&next)?;
         self.waiting.keep_wanted(&next);
-        let plan = Plan::between(&self.present, &self.waiting.without(&next));
-        if !plan.refused.is_empty() {
-            return Err(Refusal::Conflict(plan.refused));
-        }
         let transports = self.servers.transports().ok_or(Refusal::Ending)?;
         if !how.force {
             let busy = self.busy(&plan, &transports);
@@ -289,8 +288,27 @@ impl Owner {
         Ok(Made { plan, ready })
     }
 
+    /// What makes `next` of what is there and of what waits.
+    pub(super) fn plan(&self, next: &Config) -> Result<Plan, Refusal> {
+        let faults = relations::check(next);
+        if !faults.is_empty() {
+            return Err(Refusal::Invalid(faults));
+        }
+        let mut waiting = self.waiting.clone();
+        waiting.keep_wanted(next);
+        let plan = Plan::between(&self.present, &waiting.without(next));
+        if !plan.refused.is_empty() {
+            return Err(Refusal::Conflict(plan.refused));
+        }
+        let barred = self.drains.bar(&plan);
+        if !barred.is_empty() {
+            return Err(Refusal::Conflict(barred));
+        }
+        Ok(plan)
+    }
+
     /// What is in use and would go.
-    fn busy(&self, plan: &Plan, transports: &Transports) -> Vec<Fault> {
+    pub(super) fn busy(&self, plan: &Plan, transports: &Transports) -> Vec<Fault> {
         let mut faults = Vec::new();
         let leaving = plan.remove_exports.iter().map(String::as_str);
         let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
@@ -333,7 +351,7 @@ impl Owner {
         transports: &Transports,
     ) -> Result<Vec<ReadyExport>, Refusal> {
         let How {
-            force,
+            force: _,
             inherited,
             first,
             mut opened,
@@ -379,7 +397,7 @@ impl Owner {
         }
         let shrunk = self.shrink(std::mem::take(&mut undo.shrinking));
         if !first {
-            self.remove_parts(plan, &undo.replaced, force, transports);
+            self.remove_parts(plan, &undo.replaced, transports);
         }
         if let (Some(state_store), true) = (&self.state_store, shrunk && !plan.resize.is_empty()) {
             state_store.end_resize();
@@ -435,6 +453,8 @@ impl Owner {
             }
         }
         failed(&reasons)?;
+        undo.chap_users
+            .extend(std::mem::take(&mut self.drained.chap_users));
         for before in plan.makes_room(&self.present) {
             let name = before.as_ref().name();
             if let Some(users) = transports.iscsi.chap_users(name) {
@@ -467,7 +487,7 @@ impl Owner {
         if let (Some(state_store), false) = (&self.state_store, known.is_empty()) {
             let resizing = known.iter().map(|(Resize { disk, size }, known)| Resizing {
                 disk: disk.clone(),
-                from: size_of(known),
+                from: self.drained.size_before(known).unwrap_or(size_of(known)),
                 to: *size,
             });
             let told = state_store.begin_resize(&resizing.collect::<Vec<_>>());
@@ -476,7 +496,10 @@ impl Owner {
         for (Resize { disk, size }, known) in known {
             let before = size_of(&known);
             // What a smaller disk loses is lost when nothing else can fail any more.
-            let done = if *size < before {
+            let done = if let Some(shrinking) = self.drained.take_shrinking(&known, *size) {
+                undo.shrinking.push((known, shrinking));
+                Ok(())
+            } else if *size < before {
                 let begun = known.begin_shrink(*size);
                 begun.map(|shrinking| undo.shrinking.push((known, shrinking)))
             } else {
@@ -512,7 +535,7 @@ impl Owner {
         }
         for (name, size) in &undo.resized {
             if let Some(disk) = self.disks.get(name)
-                && let Err(error) = disk.take_back_growth(*size)
+                && let Err(error) = disk.roll_back_growth(*size)
             {
                 tracing::error!("disk {name}: cannot roll back its size to {size} bytes: {error}");
             }
@@ -522,29 +545,33 @@ impl Owner {
         }
         for export in &undo.replaced {
             let export = export.as_ref();
-            let handed = self.handed(export);
             let users = undo.chap_users.get(export.name()).map(|users| &**users);
-            let servers = &self.servers;
-            match exports::open(export, &self.disks, servers, transports, handed, users) {
-                Ok(open) => self.enter(&open.name, &open.device),
-                Err(error) => {
-                    let name = export.name();
-                    tracing::error!("export {name}: rollback failed: {error}");
-                }
+            self.reopen(export, users, transports);
+        }
+    }
+
+    /// Opens an export again that was closed for a change that failed.
+    pub(super) fn reopen(
+        &mut self,
+        export: ExportRef<'_>,
+        users: Option<&ChapUsers>,
+        transports: &Transports,
+    ) {
+        let handed = self.handed(export);
+        let servers = &self.servers;
+        match exports::open(export, &self.disks, servers, transports, handed, users) {
+            Ok(open) => self.enter(&open.name, &open.device),
+            Err(error) => {
+                let name = export.name();
+                tracing::error!("export {name}: rollback failed: {error}");
             }
         }
     }
 
     /// What goes, and who is told of another size.
-    fn remove_parts(
-        &mut self,
-        plan: &Plan,
-        gone: &[ExportConfig],
-        force: bool,
-        transports: &Transports,
-    ) {
+    fn remove_parts(&mut self, plan: &Plan, gone: &[ExportConfig], transports: &Transports) {
         for (export, luns) in &plan.remove_luns {
-            self.remove_luns(export, luns, force, transports);
+            self.tell_removed(export, luns);
         }
         let is_gone = |name: &str| gone.iter().any(|export| export.as_ref().name() == name);
         for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
@@ -611,7 +638,7 @@ impl Owner {
         }
     }
 
-    fn add_luns(&self, export: &str, luns: &[LunConfig], transports: &Transports) {
+    pub(super) fn add_luns(&self, export: &str, luns: &[LunConfig], transports: &Transports) {
         let found = luns.iter().filter_map(|lun| {
             let disk = self.disks.get(&lun.disk)?.clone();
             Some((lun.target, lun.lun, disk))
@@ -631,37 +658,13 @@ impl Owner {
         }
     }
 
-    /// Takes units away: new commands are refused, those in flight end or are aborted, and then the client is told.
-    fn remove_luns(&self, export: &str, luns: &[LunConfig], force: bool, transports: &Transports) {
-        let drained = |begin: &dyn Fn(bool, &scsi_exec::Hold)| {
-            let (hold, holding) = Holding::new();
-            begin(force, &hold);
-            drop(hold);
-            if !holding.wait(DRAIN_PATIENCE) {
-                tracing::warn!("requests to LUNs of {export} did not end in time: aborting them");
-                let (hold, aborted) = Holding::new();
-                begin(true, &hold);
-                drop(hold);
-                aborted.wait(DRAIN_PATIENCE);
-            }
-        };
+    /// Logical units are gone, which the driver of a virtio-scsi controller hears; iSCSI initiators find out.
+    fn tell_removed(&self, export: &str, luns: &[LunConfig]) {
         if let Some(device) = self.scsi.get(export) {
-            let at: Vec<(u8, u16)> = luns.iter().map(|lun| (lun.target, lun.lun)).collect();
-            for (target, lun) in &at {
-                device.detach_lun(*target, *lun);
+            for lun in luns {
+                device.post(ScsiEvent::Removed, lun.target, lun.lun);
             }
-            drained(&|abort, hold| device.end_tasks(&at, abort, hold));
-            for (target, lun) in &at {
-                device.post(ScsiEvent::Removed, *target, *lun);
-            }
-            return;
         }
-        let at: Vec<u16> = luns.iter().map(|lun| lun.lun).collect();
-        for lun in &at {
-            // It was there when this was planned.
-            transports.iscsi.detach_lun(export, *lun).ok();
-        }
-        drained(&|abort, hold| transports.iscsi.end_tasks(export, &at, abort, hold));
     }
 
     fn remove_export(&mut self, export: &ExportConfig, transports: &Transports) {
@@ -737,6 +740,7 @@ impl Owner {
             base: Arc::new(self.base.clone()),
             disks: Arc::new(self.disks.clone()),
             waiting: Arc::new(self.waiting.clone()),
+            draining: Arc::new(self.drains.view()),
         };
         *self.live.write().unwrap_or_else(PoisonError::into_inner) = live;
     }

@@ -145,15 +145,15 @@ impl StateStore {
         };
         let several = serde_json::from_slice::<Vec<Resizing>>(&text);
         let all = several.or_else(|_| serde_json::from_slice(&text).map(|one: Resizing| vec![one]));
-        let mut settled = true;
+        let mut is_complete = true;
         for resizing in all.unwrap_or_default() {
-            if let Err(error) = settle(&resizing, config) {
+            if let Err(error) = complete_resize(&resizing, config) {
                 tracing::error!("disk {} was being resized: {error}", resizing.disk);
-                settled = false;
+                is_complete = false;
             }
         }
         // Else the next start tries again: a file system may not have been there yet.
-        if settled {
+        if is_complete {
             self.end_resize();
         }
     }
@@ -172,7 +172,7 @@ fn lock_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-fn settle(resizing: &Resizing, config: &Config) -> io::Result<()> {
+fn complete_resize(resizing: &Resizing, config: &Config) -> io::Result<()> {
     let Some(path) = super::owner::file_of(config, &resizing.disk) else {
         return Ok(());
     };

@@ -78,7 +78,7 @@ impl Responder {
         match row.scope {
             Scope::NormalSession if self.discovery => say(IRRELEVANT),
             Scope::Session | Scope::NormalSession if !self.leading => say(REJECT),
-            _ => self.settle(row, pair.value),
+            _ => self.negotiate(row, pair.value),
         }
     }
 
@@ -89,7 +89,7 @@ impl Responder {
         }
         match find(pair.key) {
             None => say(NOT_UNDERSTOOD),
-            Some(row) if row.scope == Scope::ConnectionAnyTime => self.settle(row, pair.value),
+            Some(row) if row.scope == Scope::ConnectionAnyTime => self.negotiate(row, pair.value),
             Some(_) => say(REJECT),
         }
     }
@@ -102,14 +102,14 @@ impl Responder {
             .min(self.session.max_burst_length);
     }
 
-    fn settle(&mut self, row: &Row, value: &str) -> Answer {
+    fn negotiate(&mut self, row: &Row, value: &str) -> Answer {
         let admissible = |range: &std::ops::RangeInclusive<u32>| {
             parse_number(value)
                 .and_then(|n| u32::try_from(n).ok())
                 .filter(|n| range.contains(n))
         };
         match &row.rule {
-            Rule::And | Rule::Or => self.settle_boolean(row, value),
+            Rule::And | Rule::Or => self.negotiate_boolean(row, value),
             Rule::Minimum(range) | Rule::Maximum(range) => {
                 let (Some(theirs), Some(ours)) =
                     (admissible(range), self.offer.session.number(row.key))
@@ -134,13 +134,13 @@ impl Responder {
                 self.connection.peer_max_recv = theirs;
                 Answer::Nothing
             }
-            Rule::List => self.settle_list(row.key, value),
+            Rule::List => self.negotiate_list(row.key, value),
             Rule::ObsoleteBoolean if parse_boolean(value).is_some() => say("No"),
             Rule::ObsoleteBoolean | Rule::ObsoleteNumber => say(REJECT),
         }
     }
 
-    fn settle_boolean(&mut self, row: &Row, value: &str) -> Answer {
+    fn negotiate_boolean(&mut self, row: &Row, value: &str) -> Answer {
         let ours = self.offer.session.boolean(row.key).map(|b| *b);
         let (Some(theirs), Some(ours)) = (parse_boolean(value), ours) else {
             return say(REJECT);
@@ -156,7 +156,7 @@ impl Responder {
         say(if result { "Yes" } else { "No" })
     }
 
-    fn settle_list(&mut self, key: Key, value: &str) -> Answer {
+    fn negotiate_list(&mut self, key: Key, value: &str) -> Answer {
         let Some(names) = parse_list(value) else {
             return say(REJECT);
         };
@@ -167,7 +167,7 @@ impl Responder {
             Key::DataDigest => choose_digest(&names, self.offer.data_digest).inspect(|crc| {
                 self.connection.digests.data = *crc;
             }),
-            _ => return self.settle_task_reporting(&names),
+            _ => return self.negotiate_task_reporting(&names),
         };
         match chosen {
             Some(true) => say("CRC32C"),
@@ -176,7 +176,7 @@ impl Responder {
         }
     }
 
-    fn settle_task_reporting(&mut self, names: &[&str]) -> Answer {
+    fn negotiate_task_reporting(&mut self, names: &[&str]) -> Answer {
         let known = [
             TaskReporting::Rfc3720,
             TaskReporting::ResponseFence,

@@ -15,7 +15,7 @@ use super::*;
 /// What was asked of a source.
 #[derive(Default)]
 struct Seen {
-    settled: usize,
+    flushed: usize,
     armed: usize,
     disarmed: usize,
     kicked: usize,
@@ -32,8 +32,8 @@ impl Source for Client {
     fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
     fn finish(&mut self, _: &mut Io, _: u32, _: IoBuffer, _: IoOutcome, _: Stamp) {}
     fn publish(&mut self, _io: &mut Io) {}
-    fn settle(&mut self) {
-        self.0.borrow_mut().settled += 1;
+    fn flush_notifications(&mut self) {
+        self.0.borrow_mut().flushed += 1;
     }
     fn arm(&mut self) -> bool {
         self.0.borrow_mut().armed += 1;
@@ -106,35 +106,35 @@ fn worker_that_waits_for_a_slow_disk_sleeps_with_notifications_on_and_then_polls
 
 #[test]
 fn what_a_source_has_left_for_later_is_done_before_the_worker_sleeps_or_lets_go_of_it_or_ends() {
-    let settled = |seen: &Rc<RefCell<Seen>>| std::mem::take(&mut seen.borrow_mut().settled);
+    let flushed = |seen: &Rc<RefCell<Seen>>| std::mem::take(&mut seen.borrow_mut().flushed);
     // It sleeps until a disk has completed.
     let (mut worker, seen) = worker_that_waits();
     worker.io.pending = 1;
     worker.next_wait(false, Stamp(5_000));
-    assert_eq!(settled(&seen), 0, "it looks first");
+    assert_eq!(flushed(&seen), 0, "it looks first");
     assert_eq!(worker.next_wait(false, Stamp(8_000)), Wait::Until(None));
-    assert_eq!(settled(&seen), 1);
+    assert_eq!(flushed(&seen), 1);
     // It sleeps until anything comes, and publishes a source that is not polled.
     worker.io.pending = 0;
     worker.next_wait(true, Stamp(900_000));
     worker.next_wait(false, Stamp(949_000));
-    assert_eq!(settled(&seen), 0);
+    assert_eq!(flushed(&seen), 0);
     assert_eq!(worker.next_wait(false, Stamp(999_000)), Wait::Until(None));
-    assert_eq!(settled(&seen), 1);
+    assert_eq!(flushed(&seen), 1);
     let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
     worker.touch(id);
     worker.iterate_once();
-    assert_eq!(settled(&seen), 1);
+    assert_eq!(flushed(&seen), 1);
     // It ends.
     worker.end();
     worker.run();
-    assert_eq!(settled(&seen), 1);
+    assert_eq!(flushed(&seen), 1);
     // It lets go of the source.
     let (mut worker, seen) = worker_that_waits();
     let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
     worker.stop(id, |_, _| ());
     worker.iterate_once();
-    assert_eq!((settled(&seen), worker.source_count()), (1, 0));
+    assert_eq!((flushed(&seen), worker.source_count()), (1, 0));
 }
 
 #[test]

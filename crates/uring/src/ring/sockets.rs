@@ -96,7 +96,7 @@ impl Ring {
 
     /// Quiet sends that the kernel has taken and that have not failed are done: it works them off, and tells of failures,
     /// before it takes the next entry.
-    pub(super) fn settle_quiet(&mut self, out: &mut Vec<Completion>) {
+    pub(super) fn end_quiet(&mut self, out: &mut Vec<Completion>) {
         if self.quiet.is_empty() || self.queued() > 0 || !self.backlog.is_empty() {
             return;
         }

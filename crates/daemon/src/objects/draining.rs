@@ -1,0 +1,456 @@
+//! Changes that wait for clients. What a change takes away (exports, logical units, the end of a disk) is drained first: nothing
+//! new comes, and requests that are in flight end. That takes as long as a client or a block device likes, so each change drains on
+//! a thread of its own, and the owner makes other changes meanwhile. While an object drains, everybody sees it as `removing`.
+//!
+//! ```text
+//!   begin_change ──▶ what has to drain ──none──────────────────────▶ finish ──▶ reply
+//!                          └──▶ thread: drain ──▶ message to the owner ─┘
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bdev::{Disk, ResizeError, Shrinking};
+use reactor::Pool;
+use scsi_exec::{Hold, Holding};
+use virtio_scsi::ScsiDevice;
+
+use super::Message;
+use super::changes::Change;
+use super::overlay::Overlay;
+use super::owner::{How, Made, Owner, refused};
+use super::plan::{ExportLuns, Plan, Resize};
+use super::refusal::{Fault, Refusal};
+use super::servers::Transports;
+use crate::config::{Config, ExportConfig, ExportRef, LunConfig};
+use crate::exports::{self, ChapUsers};
+
+/// How long a removal waits for requests that are in flight before it aborts them.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What drains for less is not worth an event and a log line.
+const ANNOUNCED: Duration = Duration::from_millis(200);
+
+/// A change that may have to wait for clients.
+pub enum Work {
+    /// Of some objects.
+    Change(Change),
+    /// What the file and the flags say.
+    Reload(Box<Config>),
+}
+
+/// Takes what became of a change.
+pub type Reply = Box<dyn FnOnce(Result<Made, Refusal>) + Send>;
+
+/// What drains for one change.
+#[derive(Clone, Debug)]
+pub struct Draining {
+    number: u64,
+    since: Instant,
+    is_announced: bool,
+    exports: Vec<String>,
+    luns: Vec<ExportLuns>,
+    /// Disks that get smaller.
+    shrinking: Vec<String>,
+    /// Disks that go once nothing shows them any more.
+    disks: Vec<String>,
+}
+
+impl Draining {
+    /// For how long an export has been drained, or one of its logical units.
+    pub fn export(&self, name: &str) -> Option<Duration> {
+        let is_meant = self.exports.iter().any(|export| export == name)
+            || self.luns.iter().any(|(export, _)| export == name);
+        is_meant.then(|| self.since.elapsed())
+    }
+
+    /// For how long a disk has been on its way out, or to a smaller size.
+    pub fn disk(&self, name: &str) -> Option<Duration> {
+        let mut disks = self.disks.iter().chain(&self.shrinking);
+        disks.any(|disk| disk == name).then(|| self.since.elapsed())
+    }
+
+    /// What of a plan is about something that drains.
+    fn bars(&self, plan: &Plan) -> Vec<Fault> {
+        let of_luns = |luns: &[ExportLuns]| -> Vec<String> {
+            luns.iter().map(|(export, _)| export.clone()).collect()
+        };
+        let coming = plan.add_exports.iter().chain(&plan.replace_exports);
+        let coming: Vec<ExportRef<'_>> = coming.map(ExportConfig::as_ref).collect();
+        let mut exports: Vec<String> = plan.remove_exports.clone();
+        exports.extend(coming.iter().map(|export| export.name().to_owned()));
+        exports.extend(
+            plan.place_exports
+                .iter()
+                .map(|placing| placing.export.clone()),
+        );
+        exports.extend(of_luns(&plan.add_luns));
+        exports.extend(of_luns(&plan.remove_luns));
+        let mut disks: Vec<String> = plan.remove_disks.clone();
+        disks.extend(plan.resize.iter().map(|resize| resize.disk.clone()));
+        disks.extend(
+            coming
+                .iter()
+                .flat_map(|export| export.disks())
+                .map(str::to_owned),
+        );
+        let added = plan.add_luns.iter().flat_map(|(_, luns)| luns);
+        disks.extend(added.map(|lun| lun.disk.clone()));
+        let exports = exports.iter().filter(|name| self.export(name).is_some());
+        let exports =
+            exports.map(|name| format!("export {name} is being removed, or its LUNs are"));
+        let disks = disks.iter().filter(|name| self.disk(name).is_some());
+        let disks = disks.map(|name| format!("disk {name} is being removed or shrunk"));
+        let help = "wait until its requests have ended, which its status shows";
+        let mut faults: Vec<Fault> = exports
+            .chain(disks)
+            .map(|detail| Fault::new(detail).help(help))
+            .collect();
+        faults.dedup();
+        faults
+    }
+}
+
+/// What a change takes away, before its clients have let go of it.
+#[derive(Default)]
+struct ToDrain {
+    exports: Vec<ExportConfig>,
+    luns: Vec<(ExportLuns, Option<Arc<ScsiDevice>>)>,
+    shrink: Vec<(Arc<Disk>, u64)>,
+    disks: Vec<String>,
+}
+
+/// What no client uses any more.
+#[derive(Default)]
+pub(super) struct Drained {
+    pub exports: Vec<ExportConfig>,
+    /// The CHAP users that these had, whatever their files say by now.
+    pub chap_users: HashMap<String, Arc<ChapUsers>>,
+    pub luns: Vec<ExportLuns>,
+    pub shrinking: Vec<(Arc<Disk>, Shrinking)>,
+    not_shrunk: Vec<(String, ResizeError)>,
+}
+
+impl Drained {
+    fn has_export(&self, name: &str) -> bool {
+        let mut exports = self.exports.iter();
+        exports.any(|export| export.as_ref().name() == name)
+    }
+
+    /// Is this logical unit of an export detached?
+    pub fn has_lun(&self, export: &str, lun: &LunConfig) -> bool {
+        let mut of_export = self.luns.iter().filter(|(name, _)| name == export);
+        of_export.any(|(_, luns)| luns.contains(lun))
+    }
+
+    /// The size that a disk has kept until now, if it has been made ready to shrink.
+    pub fn size_before(&self, disk: &Arc<Disk>) -> Option<u64> {
+        let mut shrinking = self.shrinking.iter();
+        let found = shrinking.find(|(known, _)| Arc::ptr_eq(known, disk));
+        found.map(|(_, shrinking)| shrinking.size_before())
+    }
+
+    /// A disk that has been made ready to shrink to this size.
+    pub fn take_shrinking(&mut self, disk: &Arc<Disk>, size: u64) -> Option<Shrinking> {
+        let mut shrinking = self.shrinking.iter();
+        let at = shrinking
+            .position(|(known, shrinking)| Arc::ptr_eq(known, disk) && shrinking.size() == size)?;
+        Some(self.shrinking.swap_remove(at).1)
+    }
+}
+
+impl ToDrain {
+    fn is_empty(&self) -> bool {
+        self.exports.is_empty() && self.luns.is_empty() && self.shrink.is_empty()
+    }
+
+    fn view(&self, number: u64) -> Draining {
+        let name = |export: &ExportConfig| export.as_ref().name().to_owned();
+        let disk = |(disk, _): &(Arc<Disk>, u64)| disk.name().to_owned();
+        Draining {
+            number,
+            since: Instant::now(),
+            is_announced: false,
+            exports: self.exports.iter().map(name).collect(),
+            luns: self.luns.iter().map(|(luns, _)| luns.clone()).collect(),
+            shrinking: self.shrink.iter().map(disk).collect(),
+            disks: self.disks.clone(),
+        }
+    }
+
+    /// Takes everything from its clients. Waits for them.
+    fn run(self, force: bool, transports: &Transports, pool: &Pool, drained: &mut Drained) {
+        for ((export, luns), device) in self.luns {
+            detach_luns(&export, &luns, force, device.as_deref(), transports);
+            drained.luns.push((export, luns));
+        }
+        for export in self.exports {
+            let name = export.as_ref().name();
+            if let Some(users) = transports.iscsi.chap_users(name) {
+                drained.chap_users.insert(name.to_owned(), users);
+            }
+            exports::close(name, pool, transports);
+            drained.exports.push(export);
+        }
+        for (disk, size) in self.shrink {
+            match disk.begin_shrink(size) {
+                Ok(shrinking) => drained.shrinking.push((disk, shrinking)),
+                Err(error) => drained.not_shrunk.push((disk.name().to_owned(), error)),
+            }
+        }
+    }
+}
+
+/// Refuses new commands to logical units, and waits until those in flight have ended; they are aborted by force, or when they do not
+/// end in time.
+fn detach_luns(
+    export: &str,
+    luns: &[LunConfig],
+    force: bool,
+    device: Option<&ScsiDevice>,
+    transports: &Transports,
+) {
+    let drain = |begin: &dyn Fn(bool, &Hold)| {
+        let (hold, holding) = Holding::new();
+        begin(force, &hold);
+        drop(hold);
+        if !holding.wait(DRAIN_PATIENCE) {
+            tracing::warn!("requests to LUNs of {export} did not complete in time: aborting them");
+            let (hold, aborted) = Holding::new();
+            begin(true, &hold);
+            drop(hold);
+            aborted.wait(DRAIN_PATIENCE);
+        }
+    };
+    if let Some(device) = device {
+        let at: Vec<(u8, u16)> = luns.iter().map(|lun| (lun.target, lun.lun)).collect();
+        for (target, lun) in &at {
+            device.detach_lun(*target, *lun);
+        }
+        return drain(&|abort, hold| device.end_tasks(&at, abort, hold));
+    }
+    let at: Vec<u16> = luns.iter().map(|lun| lun.lun).collect();
+    for lun in &at {
+        // It was there when this was planned.
+        transports.iscsi.detach_lun(export, *lun).ok();
+    }
+    drain(&|abort, hold| transports.iscsi.end_tasks(export, &at, abort, hold));
+}
+
+/// The changes that wait for clients.
+#[derive(Default)]
+pub(super) struct Drains {
+    draining: Vec<Draining>,
+    threads: Vec<JoinHandle<()>>,
+    last: u64,
+}
+
+impl Drains {
+    /// What drains now.
+    pub fn view(&self) -> Vec<Draining> {
+        self.draining.clone()
+    }
+
+    /// What of a plan is about something that drains.
+    pub fn bar(&self, plan: &Plan) -> Vec<Fault> {
+        self.draining
+            .iter()
+            .flat_map(|one| one.bars(plan))
+            .collect()
+    }
+
+    /// When to announce what still drains.
+    pub fn next_announcement(&self) -> Option<Instant> {
+        let silent = self.draining.iter().filter(|one| !one.is_announced);
+        silent.map(|one| one.since + ANNOUNCED).min()
+    }
+
+    /// Waits for all threads: the daemon ends.
+    pub fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            // One that panicked has said so.
+            thread.join().ok();
+        }
+    }
+}
+
+impl Owner {
+    /// Makes a change, and gives what became of it to `reply`: at once, or when its clients have let go of what it takes away.
+    pub fn begin_change(&mut self, work: Work, how: How, reply: Reply) {
+        self.go_on(work, how, Drained::default(), reply);
+    }
+
+    fn go_on(&mut self, work: Work, how: How, mut drained: Drained, reply: Reply) {
+        if let Some((disk, error)) = drained.not_shrunk.pop() {
+            let reason = format!("disk {disk}: {error}");
+            self.restore(drained);
+            return reply(Err(refused(vec![reason])));
+        }
+        match self.to_drain(&work, how.force, &drained) {
+            Some(to_drain) => self.drain(to_drain, work, how, drained, reply),
+            None => reply(self.finish(work, how, drained)),
+        }
+    }
+
+    /// What is left to drain. `None` also where the change is refused: with which reasons, it says by itself.
+    fn to_drain(&self, work: &Work, force: bool, drained: &Drained) -> Option<ToDrain> {
+        let transports = self.servers.transports()?;
+        let next = match work {
+            Work::Change(change) => change.clone().next(&self.config, force).ok()?,
+            Work::Reload(base) => Overlay::between(&self.base, &self.config).over(base),
+        };
+        let plan = self.plan(&next).ok()?;
+        if !force && !self.busy(&plan, &transports).is_empty() {
+            return None;
+        }
+        let mut to_drain = ToDrain::default();
+        let replaced = plan.replace_exports.iter();
+        let replaced = replaced.map(|export| export.as_ref().name());
+        for name in plan
+            .remove_exports
+            .iter()
+            .map(String::as_str)
+            .chain(replaced)
+        {
+            let export = self.present.export(name).map(ExportRef::to_owned);
+            to_drain
+                .exports
+                .extend(export.filter(|_| !drained.has_export(name)));
+        }
+        for (export, luns) in &plan.remove_luns {
+            let luns = luns.iter().filter(|lun| !drained.has_lun(export, lun));
+            let luns: Vec<LunConfig> = luns.cloned().collect();
+            if !luns.is_empty() {
+                let device = self.scsi.get(export).cloned();
+                to_drain.luns.push(((export.clone(), luns), device));
+            }
+        }
+        for Resize { disk, size } in &plan.resize {
+            let known = self.disks.get(disk);
+            let known = known.filter(|known| *size < known.info().geometry.capacity_bytes());
+            let known = known.filter(|known| drained.size_before(known).is_none());
+            to_drain
+                .shrink
+                .extend(known.map(|known| (known.clone(), *size)));
+        }
+        to_drain.disks = plan.remove_disks;
+        (!to_drain.is_empty()).then_some(to_drain)
+    }
+
+    fn drain(&mut self, to_drain: ToDrain, work: Work, how: How, drained: Drained, reply: Reply) {
+        let Some(transports) = self.servers.transports() else {
+            return reply(Err(Refusal::Ending));
+        };
+        let drains = &mut self.drains;
+        drains.threads.retain(|thread| !thread.is_finished());
+        drains.last += 1;
+        let number = drains.last;
+        drains.draining.push(to_drain.view(number));
+        let (pool, messages) = (Arc::clone(&self.servers.pool), self.messages.clone());
+        // Kept apart from the thread, which may not come to be.
+        let parts = Arc::new(std::sync::Mutex::new(Some((
+            to_drain, work, how, drained, reply,
+        ))));
+        let of_thread = Arc::clone(&parts);
+        let take = move |parts: &std::sync::Mutex<Option<_>>| {
+            let mut parts = parts
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            parts.take()
+        };
+        let started = std::thread::Builder::new()
+            .name("draining".to_owned())
+            .spawn(move || {
+                let Some((to_drain, work, how, mut drained, reply)) = take(&of_thread) else {
+                    return;
+                };
+                to_drain.run(how.force, &transports, &pool, &mut drained);
+                drop(transports);
+                let message: Message = Box::new(move |owner| {
+                    owner.drains.draining.retain(|one| one.number != number);
+                    owner.go_on(work, how, drained, reply);
+                });
+                // Without an owner the daemon ends, and nobody waits for the reply.
+                messages.send(message).ok();
+            });
+        match started {
+            Ok(thread) => {
+                self.drains.threads.push(thread);
+                self.publish();
+            }
+            Err(error) => {
+                self.drains.draining.retain(|one| one.number != number);
+                if let Some((_, _, _, drained, reply)) = take(&parts) {
+                    self.restore(drained);
+                    reply(Err(refused(vec![format!(
+                        "no thread to drain on: {error}"
+                    )])));
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, work: Work, how: How, drained: Drained) -> Result<Made, Refusal> {
+        self.drained = drained;
+        let made = match work {
+            Work::Change(change) => self.change(change, how),
+            Work::Reload(base) => self.reload(*base, how),
+        };
+        let left = std::mem::take(&mut self.drained);
+        self.restore(left);
+        made
+    }
+
+    /// What has drained and is wanted all the same, for the change was refused, is there for clients again.
+    fn restore(&mut self, drained: Drained) {
+        for (disk, shrinking) in drained.shrinking {
+            disk.stay_large(shrinking);
+        }
+        let Some(transports) = self.servers.transports() else {
+            return;
+        };
+        for export in &drained.exports {
+            let export = export.as_ref();
+            let name = export.name();
+            let is_wanted = self.present.export(name).is_some();
+            if is_wanted && !exports::is_served(name, &transports) {
+                let users = drained.chap_users.get(name).map(|users| &**users);
+                self.reopen(export, users, &transports);
+            }
+        }
+        for (export, luns) in &drained.luns {
+            let present = self.present.export(export).and_then(ExportRef::luns);
+            let present = present.unwrap_or_default();
+            let wanted = luns.iter().filter(|lun| present.contains(lun));
+            let wanted: Vec<LunConfig> = wanted.cloned().collect();
+            self.add_luns(export, &wanted, &transports);
+        }
+        self.publish();
+    }
+
+    /// Tells what has been draining for a while.
+    pub(super) fn announce_draining(&mut self) {
+        let now = Instant::now();
+        let late = self.drains.draining.iter_mut();
+        let late = late.filter(|one| !one.is_announced && one.since + ANNOUNCED <= now);
+        for one in late {
+            one.is_announced = true;
+            for name in &one.exports {
+                tracing::info!(export = name, "removing it: waits for requests in flight");
+                self.event_bus.tell("export.removing", name);
+            }
+            for (export, luns) in &one.luns {
+                tracing::info!(export, "removing LUNs: waits for requests in flight");
+                for lun in luns {
+                    self.event_bus.tell_lun("lun.removing", export, lun);
+                }
+            }
+            for disk in &one.shrinking {
+                tracing::info!(disk, "shrinking it: waits for requests in flight");
+                self.event_bus.tell("disk.shrinking", disk);
+            }
+        }
+    }
+}
