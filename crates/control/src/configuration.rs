@@ -23,6 +23,13 @@ pub struct Changes {
     pub changes: Vec<String>,
 }
 
+/// A change that goes on by itself: what it removes waits for clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Accepted {
+    /// What is waited for, a line for each object.
+    pub waits: Vec<String>,
+}
+
 /// How many objects came, changed and went.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Summary {

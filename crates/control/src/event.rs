@@ -10,7 +10,7 @@ pub struct Event {
     pub id: u64,
     /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`, `disk.on_error`,
     /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
-    /// `export.added`, `export.removed`, `export.placed`, `lun.added`, `lun.removed`,
+    /// `export.added`, `export.removed`, `export.placed`, `export.removing`, `lun.added`, `lun.removed`, `lun.removing`, `disk.shrinking`,
     /// `session.opened`, `session.closed`.
     pub event: String,
     /// The disk, the export, or the export that the LUN or the session is of.

@@ -19,7 +19,7 @@ mod version;
 use std::path::PathBuf;
 
 pub use client::{Client, ClientError, Method, escape, get, latency_path};
-pub use configuration::{Changes, Objects, Summary};
+pub use configuration::{Accepted, Changes, Objects, Summary};
 pub use event::Event;
 pub use log::Log;
 pub use problem::{FieldProblem, Problem};

@@ -136,6 +136,9 @@ pub struct DiskStatus {
     /// Of a disk with such I/Os: how the last of them failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_reason: Option<String>,
+    /// While the disk is being removed or shrunk: seconds since that began. It waits for requests in flight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removing_seconds: Option<u64>,
     /// The kinds of its layers, from the top down to the device.
     pub stack: Vec<String>,
 }
@@ -336,6 +339,12 @@ pub struct ExportState {
     /// What clients use of it now, and which worker serves it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
+    /// Requests that are in flight.
+    #[serde(default)]
+    pub requests: u64,
+    /// While the export or some of its logical units are being removed: seconds since that began. It waits for requests in flight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removing_seconds: Option<u64>,
 }
 
 /// A queue or a connection of an export, and the worker that serves it.

@@ -53,14 +53,21 @@ impl IntoResponses for Names {
 
 impl IntoResponses for Alters {
     fn responses() -> Answers {
-        problems([
+        let mut answers = problems([
             SENSELESS,
             (409, "Something is in the way: it is in use, or taken"),
             (422, "It cannot be so"),
             DEFECT,
             ENDING,
             (507, "It could not be kept, so it was taken back"),
-        ])
+        ]);
+        let content = Content::new(Some(Ref::from_schema_name("Accepted")));
+        let accepted = Response::builder()
+            .description("The change goes on by itself, and waits for clients of what it removes")
+            .content("application/json", content)
+            .build();
+        answers.insert("202".to_owned(), RefOr::T(accepted));
+        answers
     }
 }
 

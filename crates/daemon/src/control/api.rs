@@ -2,15 +2,16 @@
 //! OpenAPI document, which is made of the handlers' own descriptions.
 
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
-use ::control::{Event, Problem};
-use axum::Router;
+use ::control::{Accepted, Event, Problem};
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Query};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -48,14 +49,47 @@ pub struct Api {
 }
 
 impl Api {
-    /// Makes a change.
-    pub(super) async fn change(&self, change: Change, force: bool) -> Result<Made, ErrorResponse> {
+    /// Makes a change; `None` when it still waits for clients after the time that its caller gives it.
+    pub(super) async fn change(
+        &self,
+        change: Change,
+        how: Force,
+    ) -> Result<Option<Made>, ErrorResponse> {
+        let devices = self.open_first(&change).await?;
+        self.work(Work::Change(Box::new(change)), how, devices)
+            .await
+    }
+
+    /// Makes a change, or takes over what the file says; `None` as above.
+    pub(super) async fn work(
+        &self,
+        work: Work,
+        Force { force, wait }: Force,
+        devices: Devices,
+    ) -> Result<Option<Made>, ErrorResponse> {
         let how = How {
             force,
-            devices: self.open_first(&change).await?,
+            devices,
             ..How::default()
         };
-        Ok(self.manager.change(Work::Change(change), how).await?)
+        let wait = Duration::from_secs(wait.map_or(WAIT, u64::from));
+        match tokio::time::timeout(wait, self.manager.change(work, how)).await {
+            Ok(made) => Ok(Some(made?)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The answer to a change that goes on by itself: what waits for clients.
+    pub(super) fn accepted(&self) -> Result<Response, ErrorResponse> {
+        let overview = self.overview()?;
+        let live = overview.live();
+        let requests = exports::requests(overview);
+        let count = |export: &str| requests.get(export).copied().unwrap_or(0);
+        let waits = live.draining.iter().flat_map(|one| one.lines(&count));
+        let accepted = Accepted {
+            waits: waits.collect(),
+        };
+        Ok((StatusCode::ACCEPTED, Json(accepted)).into_response())
     }
 
     /// Opens the device of a disk that comes, where that may take long: other changes are made meanwhile.
@@ -95,13 +129,19 @@ pub struct Force {
     #[serde(default)]
     #[param(required = false)]
     pub force: bool,
+    /// Seconds to wait for clients of what is removed (default 50). After that the answer is 202, and the change goes on by itself.
+    #[param(required = false, maximum = 3600)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<u16>,
 }
+
+/// Seconds that a change may wait for clients before its caller gets an answer, where the caller says nothing else.
+const WAIT: u64 = 50;
 
 pub(super) type ForceQuery = Result<Query<Force>, QueryRejection>;
 
-pub(super) fn force(query: ForceQuery) -> Result<bool, ErrorResponse> {
-    let Query(Force { force }) =
-        query.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
+pub(super) fn force(query: ForceQuery) -> Result<Force, ErrorResponse> {
+    let Query(force) = query.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
     Ok(force)
 }
 
@@ -138,7 +178,7 @@ pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorRe
         title = "Lunette",
         description = "Disks, exports and logical units of a running daemon. The names are those of its configuration file."
     ),
-    components(schemas(Problem))
+    components(schemas(Problem, Accepted))
 )]
 struct Document;
 

@@ -7,14 +7,15 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::header;
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
 use super::answers::{Alters, Looks, Takes};
 use super::api::{Api, Force, ForceQuery, force, json};
 use super::server::blocking;
 use crate::config::{objects_json, render};
-use crate::objects::{Change, How, Overlay, Plan, Refusal, Work, bodies};
+use crate::disks::Devices;
+use crate::objects::{Change, Overlay, Plan, Refusal, Work, bodies};
 
 /// What a plan did.
 pub fn summary(plan: &Plan) -> Summary {
@@ -56,14 +57,16 @@ pub(super) async fn replace(
     State(api): State<Api>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Summary>, ErrorResponse> {
+) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let body = json(body)?;
     let base = api.overview()?.live().config.without_objects();
     let wanted = blocking(move || objects_json(&body, base)).await?;
     let change = Change::Replace(Box::new(wanted.map_err(Refusal::from)?));
-    let made = api.change(change, force).await?;
-    Ok(Json(summary(&made.plan)))
+    match api.change(change, force).await? {
+        Some(made) => Ok(Json(summary(&made.plan)).into_response()),
+        None => api.accepted(),
+    }
 }
 
 /// The configuration that is in effect, as the text of a file.
@@ -98,7 +101,7 @@ pub(super) async fn changes(State(api): State<Api>) -> Result<Json<Changes>, Err
 pub(super) async fn reload(
     State(api): State<Api>,
     query: ForceQuery,
-) -> Result<Json<Summary>, ErrorResponse> {
+) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let Some(reload) = api.reload.clone() else {
         let detail = "this daemon was started without a file";
@@ -112,13 +115,9 @@ pub(super) async fn reload(
         response.0.detail = text;
         response
     })?;
-    let how = How {
-        force,
-        ..How::default()
-    };
-    let made = api
-        .manager
-        .change(Work::Reload(Box::new(config)), how)
-        .await?;
-    Ok(Json(summary(&made.plan)))
+    let work = Work::Reload(Box::new(config));
+    match api.work(work, force, Devices::new()).await? {
+        Some(made) => Ok(Json(summary(&made.plan)).into_response()),
+        None => api.accepted(),
+    }
 }

@@ -6,6 +6,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
 use super::answers::{Alters, Looks, Names, Takes};
@@ -48,15 +49,17 @@ pub(super) async fn put(
     Path(name): Path<String>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Disk>), ErrorResponse> {
+) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let disk = disk_json(&name, &json(body)?).map_err(Refusal::from)?;
-    let made = api.change(Change::PutDisk(disk), force).await?;
+    let Some(made) = api.change(Change::PutDisk(disk), force).await? else {
+        return api.accepted();
+    };
     let status = match made.plan.add_disks.is_empty() {
         true => StatusCode::OK,
         false => StatusCode::CREATED,
     };
-    Ok((status, Json(one(api.overview()?, &name)?)))
+    Ok((status, Json(one(api.overview()?, &name)?)).into_response())
 }
 
 /// A disk has so many bytes; without a size, as many as its file or block device has by now.
@@ -70,7 +73,7 @@ pub(super) async fn resize(
     Path(name): Path<String>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Disk>, ErrorResponse> {
+) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let block_size = match api.overview()?.live().disks.get(&name) {
         Some(disk) => disk.info().geometry.block_size(),
@@ -80,7 +83,9 @@ pub(super) async fn resize(
     match size {
         Some(size) => {
             let change = Change::ResizeDisk(name.clone(), size);
-            api.change(change, force).await?;
+            if api.change(change, force).await?.is_none() {
+                return api.accepted();
+            }
         }
         None => {
             let disk = name.clone();
@@ -88,7 +93,7 @@ pub(super) async fn resize(
             followed.await?;
         }
     }
-    one(api.overview()?, &name).map(Json)
+    Ok(Json(one(api.overview()?, &name)?).into_response())
 }
 
 /// The clients of a disk may do so much in a second, and no more limits than these hold.
@@ -104,7 +109,7 @@ pub(super) async fn limit(
 ) -> Result<Json<Disk>, ErrorResponse> {
     let limits = limits_json(&json(body)?).map_err(Refusal::from)?;
     let change = Change::LimitDisk(name.clone(), limits);
-    api.change(change, false).await?;
+    api.change(change, Force::default()).await?;
     one(api.overview()?, &name).map(Json)
 }
 
@@ -121,7 +126,7 @@ pub(super) async fn set_error_policy(
 ) -> Result<Json<Disk>, ErrorResponse> {
     let policy = error_policy_json(&json(body)?).map_err(Refusal::from)?;
     let change = Change::SetErrorPolicy(name.clone(), policy);
-    api.change(change, false).await?;
+    api.change(change, Force::default()).await?;
     one(api.overview()?, &name).map(Json)
 }
 
@@ -169,9 +174,12 @@ pub(super) async fn remove(
     State(api): State<Api>,
     Path(name): Path<String>,
     query: ForceQuery,
-) -> Result<StatusCode, ErrorResponse> {
-    api.change(Change::RemoveDisk(name), force(query)?).await?;
-    Ok(StatusCode::NO_CONTENT)
+) -> Result<Response, ErrorResponse> {
+    let change = Change::RemoveDisk(name);
+    match api.change(change, force(query)?).await? {
+        Some(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+        None => api.accepted(),
+    }
 }
 
 fn missing(name: &str) -> ErrorResponse {

@@ -8,6 +8,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
 use super::answers::{Alters, Looks, Names, Takes};
@@ -59,15 +60,17 @@ pub(super) async fn put(
     Path(name): Path<String>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Export>), ErrorResponse> {
+) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let export = export_json(&name, &json(body)?).map_err(Refusal::from)?;
-    let made = api.change(Change::PutExport(export), force).await?;
+    let Some(made) = api.change(Change::PutExport(export), force).await? else {
+        return api.accepted();
+    };
     let status = match made.plan.add_exports.is_empty() {
         true => StatusCode::OK,
         false => StatusCode::CREATED,
     };
-    Ok((status, Json(one(api.overview()?, &name)?)))
+    Ok((status, Json(one(api.overview()?, &name)?)).into_response())
 }
 
 /// An export is not there.
@@ -80,10 +83,12 @@ pub(super) async fn remove(
     State(api): State<Api>,
     Path(name): Path<String>,
     query: ForceQuery,
-) -> Result<StatusCode, ErrorResponse> {
-    api.change(Change::RemoveExport(name), force(query)?)
-        .await?;
-    Ok(StatusCode::NO_CONTENT)
+) -> Result<Response, ErrorResponse> {
+    let change = Change::RemoveExport(name);
+    match api.change(change, force(query)?).await? {
+        Some(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+        None => api.accepted(),
+    }
 }
 
 /// How each export is.
@@ -96,8 +101,7 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
         let state = ExportState {
             connected: export.connected,
             sessions: usize::from(export.connected),
-            portals: Vec::new(),
-            served: Vec::new(),
+            ..ExportState::default()
         };
         (export.name, state)
     });
@@ -106,15 +110,32 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
             connected: target.sessions > 0,
             sessions: target.sessions,
             portals: target.portals.iter().map(ToString::to_string).collect(),
-            served: Vec::new(),
+            ..ExportState::default()
         };
         (target.name, state)
     });
-    let states = vhost.chain(iscsi).map(|(name, state)| {
-        let served = served.remove(&name).unwrap_or_default();
-        (name, ExportState { served, ..state })
-    });
-    states.collect()
+    let mut states: HashMap<String, ExportState> = vhost.chain(iscsi).collect();
+    let live = overview.live();
+    let mut requests = requests(overview);
+    for export in live.config.exports() {
+        let name = export.name();
+        let removing = live.draining.iter().find_map(|one| one.export(name));
+        // One that is being removed is not served any more.
+        let state = states.entry(name.to_owned()).or_default();
+        state.served = served.remove(name).unwrap_or_default();
+        state.requests = requests.remove(name).unwrap_or(0);
+        state.removing_seconds = removing.map(|time| time.as_secs());
+    }
+    states
+}
+
+/// Requests in flight, by export.
+pub(super) fn requests(overview: &Overview) -> HashMap<String, u64> {
+    let mut requests = HashMap::new();
+    for queue in overview.servers.pool.snapshots() {
+        *requests.entry(queue.labels.export).or_default() += queue.in_flight;
+    }
+    requests
 }
 
 fn one(overview: &Overview, name: &str) -> Result<Export, ErrorResponse> {

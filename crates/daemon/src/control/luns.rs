@@ -6,6 +6,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
 use super::answers::{Alters, Looks, Names, Takes};
@@ -38,12 +39,14 @@ pub(super) async fn replace(
     Path(export): Path<String>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Vec<Lun>>, ErrorResponse> {
+) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let luns = luns_json(&json(body)?).map_err(Refusal::from)?;
-    api.change(Change::PutLuns(export.clone(), luns), force)
-        .await?;
-    luns_of(api.overview()?, &export).map(Json)
+    let change = Change::PutLuns(export.clone(), luns);
+    match api.change(change, force).await? {
+        Some(_) => Ok(Json(luns_of(api.overview()?, &export)?).into_response()),
+        None => api.accepted(),
+    }
 }
 
 /// One logical unit.
@@ -76,19 +79,20 @@ pub(super) async fn put(
     Path((export, address)): Path<(String, String)>,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Lun>), ErrorResponse> {
+) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let (target, number) = parse(&address)?;
     let lun = lun_json(target, number, &json(body)?).map_err(Refusal::from)?;
-    let made = api
-        .change(Change::PutLun(export.clone(), lun), force)
-        .await?;
+    let change = Change::PutLun(export.clone(), lun);
+    let Some(made) = api.change(change, force).await? else {
+        return api.accepted();
+    };
     let status = match made.plan.add_luns.is_empty() {
         true => StatusCode::OK,
         false => StatusCode::CREATED,
     };
     let lun = one(api.overview()?, &export, (target, number))?;
-    Ok((status, Json(lun)))
+    Ok((status, Json(lun)).into_response())
 }
 
 /// A logical unit is not there. Its requests end first, or are aborted by force; then clients hear of it.
@@ -104,11 +108,13 @@ pub(super) async fn remove(
     State(api): State<Api>,
     Path((export, address)): Path<(String, String)>,
     query: ForceQuery,
-) -> Result<StatusCode, ErrorResponse> {
+) -> Result<Response, ErrorResponse> {
     let (target, lun) = parse(&address)?;
-    api.change(Change::RemoveLun(export, target, lun), force(query)?)
-        .await?;
-    Ok(StatusCode::NO_CONTENT)
+    let change = Change::RemoveLun(export, target, lun);
+    match api.change(change, force(query)?).await? {
+        Some(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+        None => api.accepted(),
+    }
 }
 
 fn parse(address: &str) -> Result<(u8, u16), ErrorResponse> {

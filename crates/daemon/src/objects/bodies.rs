@@ -94,7 +94,9 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
         Some(disk) => disk.stack(),
         None => vec![config.backend.word()],
     };
+    let removing = live.draining.iter().find_map(|one| one.disk(&config.name));
     DiskStatus {
+        removing_seconds: removing.map(|time| time.as_secs()),
         size: match geometry {
             Some(geometry) => geometry.capacity_bytes(),
             None => super::plan::size(&config.backend).unwrap_or(0),

@@ -36,7 +36,7 @@ const ANNOUNCED: Duration = Duration::from_millis(200);
 /// A change that may have to wait for clients.
 pub enum Work {
     /// Of some objects.
-    Change(Change),
+    Change(Box<Change>),
     /// What the file and the flags say.
     Reload(Box<Config>),
 }
@@ -70,6 +70,27 @@ impl Draining {
     pub fn disk(&self, name: &str) -> Option<Duration> {
         let mut disks = self.disks.iter().chain(&self.shrinking);
         disks.any(|disk| disk == name).then(|| self.since.elapsed())
+    }
+
+    /// What is waited for, in words; `requests` counts those of an export that are in flight.
+    pub fn lines(&self, requests: &dyn Fn(&str) -> u64) -> Vec<String> {
+        let exports = self.exports.iter();
+        let exports = exports.map(|name| {
+            format!(
+                "export {name} is being removed: {} requests in flight",
+                requests(name)
+            )
+        });
+        let luns = self.luns.iter().map(|(export, luns)| {
+            let at = luns.iter().map(|lun| format!("{}:{}", lun.target, lun.lun));
+            let at = at.collect::<Vec<_>>().join(", ");
+            let requests = requests(export);
+            format!("LUNs {at} of {export} are being removed: {requests} requests of the export in flight")
+        });
+        let shrinking = self.shrinking.iter();
+        let shrinking = shrinking
+            .map(|disk| format!("disk {disk} is being shrunk: waits for I/Os beyond its new end"));
+        exports.chain(luns).chain(shrinking).collect()
     }
 
     /// What of a plan is about something that drains.
@@ -298,7 +319,7 @@ impl Owner {
     fn to_drain(&self, work: &Work, force: bool, drained: &Drained) -> Option<ToDrain> {
         let transports = self.servers.transports()?;
         let next = match work {
-            Work::Change(change) => change.clone().next(&self.config, force).ok()?,
+            Work::Change(change) => Change::clone(change).next(&self.config, force).ok()?,
             Work::Reload(base) => Overlay::between(&self.base, &self.config).over(base),
         };
         let plan = self.plan(&next).ok()?;
@@ -395,7 +416,7 @@ impl Owner {
     fn finish(&mut self, work: Work, how: How, drained: Drained) -> Result<Made, Refusal> {
         self.drained = drained;
         let made = match work {
-            Work::Change(change) => self.change(change, how),
+            Work::Change(change) => self.change(*change, how),
             Work::Reload(base) => self.reload(*base, how),
         };
         let left = std::mem::take(&mut self.drained);

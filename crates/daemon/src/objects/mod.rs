@@ -10,6 +10,7 @@
 
 pub mod bodies;
 mod changes;
+mod clients;
 mod draining;
 mod events;
 mod followed;

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
 use bdev::{Disk, Shrinking};
 use virtio_blk::BlkDevice;
-use virtio_scsi::{Event as ScsiEvent, ScsiDevice};
+use virtio_scsi::ScsiDevice;
 
 use super::changes::Change;
 use super::draining::{Drained, Draining, Drains};
@@ -27,12 +27,6 @@ use crate::disks::{self, Devices, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::identities::Identities;
 use crate::running::Inherited;
-
-/// CAPACITY DATA HAS CHANGED.
-const CAPACITY_CHANGED: ScsiEvent = ScsiEvent::Changed {
-    code: 0x2a,
-    qualifier: 0x09,
-};
 
 /// The objects as they are, for whoever looks on.
 #[derive(Clone)]
@@ -82,7 +76,7 @@ pub struct Owner {
     pub(super) waiting: WaitingDisks,
     pub(super) base: Config,
     pub(super) disks: Disks,
-    blk: HashMap<String, Arc<BlkDevice>>,
+    pub(super) blk: HashMap<String, Arc<BlkDevice>>,
     pub(super) scsi: HashMap<String, Arc<ScsiDevice>>,
     pub(super) servers: Arc<Servers>,
     live: Arc<RwLock<Live>>,
@@ -638,35 +632,6 @@ impl Owner {
         }
     }
 
-    pub(super) fn add_luns(&self, export: &str, luns: &[LunConfig], transports: &Transports) {
-        let found = luns.iter().filter_map(|lun| {
-            let disk = self.disks.get(&lun.disk)?.clone();
-            Some((lun.target, lun.lun, disk))
-        });
-        let found: Vec<(u8, u16, Arc<Disk>)> = found.collect();
-        let added = match self.scsi.get(export) {
-            Some(device) => device.add_luns(&found).map_err(|error| error.to_string()),
-            None => {
-                let luns: Vec<_> = found.into_iter().map(|(_, lun, d)| (lun, d)).collect();
-                let added = transports.iscsi.add_luns(export, &luns);
-                added.map_err(|error| error.to_string())
-            }
-        };
-        if let Err(error) = added {
-            // The configuration was checked: this is a defect of ours.
-            tracing::error!("LUNs of {export} cannot be attached: {error}");
-        }
-    }
-
-    /// Logical units are gone, which the driver of a virtio-scsi controller hears; iSCSI initiators find out.
-    fn tell_removed(&self, export: &str, luns: &[LunConfig]) {
-        if let Some(device) = self.scsi.get(export) {
-            for lun in luns {
-                device.post(ScsiEvent::Removed, lun.target, lun.lun);
-            }
-        }
-    }
-
     fn remove_export(&mut self, export: &ExportConfig, transports: &Transports) {
         let name = export.as_ref().name();
         exports::close(name, &self.servers.pool, transports);
@@ -691,35 +656,6 @@ impl Owner {
             let disk = disk.clone();
             // Waited for, so that a file is free when the call is over.
             worker.call(move |w| w.let_go(&disk)).ok();
-        }
-    }
-
-    /// Tells every transport that a disk has another size.
-    pub(super) fn resized(&self, name: &str, transports: &Transports) {
-        let Some(disk) = self.disks.get(name) else {
-            return;
-        };
-        if let Some(unit) = self.servers.units.known(disk) {
-            unit.update((*disk.info()).clone());
-        }
-        for export in self.present.exports() {
-            match export {
-                ExportRef::VhostBlk(blk) if blk.disk == name => {
-                    if let Some(device) = self.blk.get(&blk.name) {
-                        device.resized();
-                    }
-                    transports.vhost.config_changed(&blk.name);
-                }
-                ExportRef::VhostScsi(scsi) => {
-                    let Some(device) = self.scsi.get(&scsi.name) else {
-                        continue;
-                    };
-                    for lun in scsi.luns.iter().filter(|lun| lun.disk == name) {
-                        device.post(CAPACITY_CHANGED, lun.target, lun.lun);
-                    }
-                }
-                ExportRef::VhostBlk(_) | ExportRef::Iscsi(_) => {}
-            }
         }
     }
 

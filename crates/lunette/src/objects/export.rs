@@ -146,6 +146,9 @@ fn table(exports: &[Export]) -> Table {
             Export::Iscsi(iscsi) => (iscsi.portals.join(" "), count(iscsi.lun.len())),
         };
         let client = export.status().map_or_else(String::new, |status| {
+            if status.removing_seconds.is_some() {
+                return format!("removing: {} requests", status.requests);
+            }
             match (status.connected, status.sessions) {
                 (true, 2..) => format!("{} sessions", status.sessions),
                 (connected, _) => yes(connected),

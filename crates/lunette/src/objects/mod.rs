@@ -23,7 +23,16 @@ use table::Table;
 impl Ask {
     /// Has a change made, and prints what is said of it if JSON was asked for.
     fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Outcome {
-        let (_, answer) = self.whom.client()?.change(method, path, body)?;
+        let (status, answer) = self.whom.client()?.change(method, path, body)?;
+        // Accepted: the change goes on by itself.
+        if status == 202 && !self.json {
+            for line in answer["waits"].as_array().into_iter().flatten() {
+                eprintln!("waiting: {}", line.as_str().unwrap_or_default());
+            }
+            eprintln!(
+                "The change goes on by itself; `lunette export list` and `lunette disk list` show it."
+            );
+        }
         match self.json && !answer.is_null() {
             true => print_json(&answer),
             false => Ok(()),
