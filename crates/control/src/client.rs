@@ -30,7 +30,7 @@ const ANSWER_MAX: usize = 256 << 20;
 pub enum ClientError {
     /// There is no socket.
     #[error(
-        "no daemon at {}: there is no such socket; start one with `lunette serve`, or name its control socket with --socket",
+        "no daemon at {}: no such socket; hint: start one with `lunette serve`, or name its control socket with --socket",
         socket.display()
     )]
     NoSocket {
@@ -39,7 +39,7 @@ pub enum ClientError {
     },
     /// There is a socket without a daemon.
     #[error(
-        "nobody listens on {}: its daemon has ended; start it again with `lunette serve`",
+        "nobody listens on {}: its daemon has ended; hint: start it with `lunette serve`",
         socket.display()
     )]
     Stale {
@@ -48,7 +48,7 @@ pub enum ClientError {
     },
     /// The socket may not be opened.
     #[error(
-        "may not open {}: ask as the user that the daemon runs as",
+        "no permission to open {}; hint: run as the user of the daemon, or use control_group",
         socket.display()
     )]
     NotAllowed {
@@ -63,7 +63,7 @@ pub enum ClientError {
     },
     /// Nobody answers at an address.
     #[error(
-        "no daemon at {address}: {what}; start one with `lunette serve --api-listen ADDRESS:PORT --token-file FILE`"
+        "no daemon at {address}: {what}; hint: start one with `lunette serve --api-listen ADDRESS:PORT --token-file FILE`"
     )]
     Unreachable {
         /// The address.
@@ -165,17 +165,17 @@ impl Client {
         let wrong = |why: &str| format!("{url:?} {why}, such as http://127.0.0.1:9753");
         if url.starts_with("https:") {
             return Err(wrong(
-                "asks for TLS, which the daemon does not speak: put a tunnel before it, and name its end",
+                "needs TLS, which the daemon does not support; hint: use a tunnel, and name its local end",
             ));
         }
         let Some(authority) = url.strip_prefix("http://") else {
-            return Err(wrong("is no http://ADDRESS:PORT"));
+            return Err(wrong("is not http://ADDRESS:PORT"));
         };
         let authority = authority.strip_suffix('/').unwrap_or(authority);
         let parsed: Option<hyper::http::uri::Authority> = authority.parse().ok();
         let fits = |a: &hyper::http::uri::Authority| a.port().is_some() && !authority.contains('@');
         if !parsed.as_ref().is_some_and(fits) {
-            return Err(wrong("is no http://ADDRESS:PORT"));
+            return Err(wrong("is not http://ADDRESS:PORT"));
         }
         Ok(Client {
             way: Way::Tcp(authority.to_owned(), token),
@@ -234,7 +234,7 @@ impl Client {
 
     fn understood<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ClientError> {
         serde_json::from_slice(body)
-            .map_err(|error| self.failed(format!("the answer makes no sense: {error}")))
+            .map_err(|error| self.failed(format!("malformed answer: {error}")))
     }
 
     fn ask(
@@ -264,7 +264,7 @@ impl Client {
         }
         match serde_json::from_slice(&body) {
             Ok(problem) => Err(ClientError::Problem { problem }),
-            Err(_) => Err(self.failed(format!("it answers {status}"))),
+            Err(_) => Err(self.failed(format!("status {status}"))),
         }
     }
 
@@ -374,10 +374,10 @@ mod tests {
         }
         for (url, told) in [
             ("https://127.0.0.1:1", "TLS"),
-            ("127.0.0.1:1", "no http"),
-            ("http://127.0.0.1", "no http"),
-            ("http://user@storage:1", "no http"),
-            ("http://storage:1/v1", "no http"),
+            ("127.0.0.1:1", "is not http"),
+            ("http://127.0.0.1", "is not http"),
+            ("http://user@storage:1", "is not http"),
+            ("http://storage:1/v1", "is not http"),
         ] {
             let error = Client::over_tcp(url, token.clone()).unwrap_err();
             assert!(error.contains(told), "{error}");

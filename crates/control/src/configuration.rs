@@ -17,7 +17,7 @@ pub struct Objects {
 /// What was changed at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Changes {
-    /// Do they come back after a restart?
+    /// Do they survive a restart?
     pub kept: bool,
     /// A line for each, `+` or `-` and the object.
     pub changes: Vec<String>,

@@ -32,20 +32,20 @@ impl Token {
         let failed = |error: io::Error| format!("cannot read the token {shown}: {error}");
         let metadata = std::fs::metadata(path).map_err(failed)?;
         if metadata.is_dir() || metadata.file_type().is_fifo() {
-            return Err(format!("{shown} is no file with a token"));
+            return Err(format!("{shown} is not a token file"));
         }
         let file = std::fs::File::open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         if metadata.mode() & 0o077 != 0 {
             return Err(format!(
-                "{shown} holds a token, and its mode {:o} lets others read or change it; hint: chmod 600 {shown}",
+                "token file {shown} has mode {:o}, so others may read or change it; hint: chmod 600 {shown}",
                 metadata.mode() & 0o777
             ));
         }
         let own = rustix::process::geteuid().as_raw();
         if ![0, own].contains(&metadata.uid()) {
             return Err(format!(
-                "{shown} holds a token, and belongs to user {} who may change it; hint: chown {own} {shown}",
+                "token file {shown} belongs to user {}, who may change it; hint: chown {own} {shown}",
                 metadata.uid()
             ));
         }
@@ -56,7 +56,7 @@ impl Token {
         let is_fine = |c: char| c.is_ascii_alphanumeric() || "-._~+/=".contains(c);
         if !LENGTHS.contains(&token.len()) || !token.chars().all(is_fine) {
             return Err(format!(
-                "{shown} holds no token: one line of {} to {} letters, digits and -._~+/=; hint: (umask 077; openssl rand -hex 32 > {shown})",
+                "token file {shown} has no token: one line of {} to {} letters, digits and -._~+/=; hint: (umask 077; openssl rand -hex 32 > {shown})",
                 LENGTHS.start(),
                 LENGTHS.end()
             ));
@@ -109,6 +109,6 @@ mod tests {
             assert!(!error.contains("abcdefgh"), "{error}");
         }
         let error = Token::read(folder.path()).unwrap_err();
-        assert!(error.contains("no file"), "{error}");
+        assert!(error.contains("is not a token file"), "{error}");
     }
 }

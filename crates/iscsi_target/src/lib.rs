@@ -8,28 +8,29 @@
 #![forbid(unsafe_code)]
 
 mod access;
-mod alarms;
-mod answers;
-mod arrivals;
 mod buffers;
 mod command_slot;
 mod commands;
 mod connection;
+mod deadlines;
+mod initiator_counters;
 mod limits;
 mod management;
 mod measure;
 mod memory;
+mod new_connections;
 mod output;
 mod policy;
 mod portals;
 mod receive;
+mod responses;
 mod server;
 mod shared;
 mod slots;
-mod tallies;
 mod target;
 
 pub use access::{AclEntry, Announced, DemoMode, Network, Portal};
+pub use initiator_counters::InitiatorStatus;
 pub use iscsi::Limits as ProtocolLimits;
 pub use iscsi::chap::Secret;
 pub use iscsi::login::ChapUser;
@@ -37,5 +38,4 @@ pub use iscsi_name::is_iscsi_name;
 pub use limits::ServerLimits;
 pub use server::{Server, ServerError, SessionStatus, TargetStatus};
 pub use shared::SessionChange;
-pub use tallies::InitiatorStatus;
 pub use target::TargetOptions;

@@ -19,12 +19,12 @@ use scsi::AttachError;
 use scsi_exec::{Hold, Units};
 
 use crate::access::Portal;
-use crate::arrivals::Arrivals;
 use crate::connection::Connection;
+use crate::initiator_counters::InitiatorStatus;
 use crate::limits::ServerLimits;
+use crate::new_connections::NewConnections;
 use crate::portals::Portals;
 use crate::shared::{Place, SessionChange, Shared, lock};
-use crate::tallies::InitiatorStatus;
 use crate::target::{IscsiTarget, TargetOptions};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
@@ -439,7 +439,7 @@ impl Drop for Server {
 
 fn accept_all(state: &Arc<State>) {
     let mut half_open = VecDeque::new();
-    let mut arrivals = Arrivals::default();
+    let mut arrivals = NewConnections::default();
     let login_time = state.shared.limits.login_time;
     let clock = Clock::shared();
     let mut last_tick = clock.elapsed();
@@ -486,7 +486,7 @@ fn refuse(why: &dyn std::fmt::Display) {
 fn accept_one(
     listener: &TcpListener,
     state: &State,
-    arrivals: &mut Arrivals,
+    arrivals: &mut NewConnections,
     half_open: &mut VecDeque<Place>,
 ) {
     let (stream, peer) = match listener.accept() {

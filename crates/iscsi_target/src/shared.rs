@@ -12,11 +12,11 @@ use reactor::{Io, SourceId, Worker, WorkerHandle};
 use scsi::{Nexus, TransportId};
 use scsi_exec::{Hold, Units};
 
-use crate::alarms::Alarms;
 use crate::connection::Connection;
+use crate::deadlines::Deadlines;
+use crate::initiator_counters::InitiatorCounters;
 use crate::limits::ServerLimits;
 use crate::memory::SessionMemory;
-use crate::tallies::Tallies;
 use crate::target::IscsiTarget;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -116,7 +116,7 @@ type Ports = (TransportId, u16);
 struct Places {
     all: HashMap<u64, Place>,
     by_key: HashMap<ConnectionKey, u64>,
-    alarms: Alarms,
+    alarms: Deadlines,
     /// To be dropped before it was known where they are.
     doomed: VecDeque<ConnectionKey>,
 }
@@ -141,7 +141,7 @@ pub(crate) struct Shared {
     /// By TSIH.
     pub nexuses: Mutex<HashMap<u16, SessionNexus>>,
     /// What sessions did.
-    pub tallies: Tallies,
+    pub tallies: InitiatorCounters,
     /// Who wants to know of sessions.
     pub watcher: OnceLock<SessionWatcher>,
     places: Mutex<Places>,
@@ -178,7 +178,7 @@ impl Shared {
             places: Mutex::default(),
             in_flight: Mutex::default(),
             seconds: Seconds::default(),
-            tallies: Tallies::default(),
+            tallies: InitiatorCounters::default(),
             watcher: OnceLock::new(),
             numbers: AtomicU64::new(1),
             limits,

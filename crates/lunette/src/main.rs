@@ -7,13 +7,13 @@
 mod check;
 mod cli;
 mod failure;
+mod inherited_sockets;
 mod lab;
 mod latency;
 mod log;
 mod logging;
 mod objects;
 mod pages;
-mod passed;
 mod program;
 mod rbd;
 mod serve;

@@ -10,7 +10,7 @@ use daemon::{LogHandle, RULE, Reload, Running, Signal, Signals, StartOptions, re
 
 use crate::cli::ServeArguments;
 use crate::failure::{self, Failure, Outcome};
-use crate::passed;
+use crate::inherited_sockets;
 
 /// Sessions drain within milliseconds, a thousand of them on a busy machine within seconds; a disk that does not answer may not keep
 /// the daemon.
@@ -30,7 +30,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
         Arc::new(read) as Reload
     });
     let control = control::default_socket();
-    let passed = passed::take(&config, control.as_deref())?;
+    let passed = inherited_sockets::take(&config, control.as_deref())?;
     let options = StartOptions {
         control,
         inherited: passed.exports,

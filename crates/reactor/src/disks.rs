@@ -1,6 +1,6 @@
 //! A worker's own handle on each disk that its sources use, and the context in which sources run.
 
-mod held;
+mod error_policy;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
+use super::disk_attributes::read_limits;
 use super::error_policy::{ErrorPolicyChange, read_error_policy};
 use super::iscsi::{IscsiConfig, read_iscsi};
 use super::model::{
@@ -14,7 +15,6 @@ use super::model::{
 };
 use super::objects::{LunDraft, check_size, read_disk, read_lun, read_vhost_blk, read_vhost_scsi};
 use super::place::{At, Place, Source};
-use super::shown::read_limits;
 use super::value::{Field, Fields, Raw, Reader, wrong};
 
 /// An export, or what is wrong with it.

@@ -6,6 +6,7 @@
 
 mod check;
 mod diagnostics;
+mod disk_attributes;
 mod error_policy;
 mod flag_source;
 mod iscsi;
@@ -17,7 +18,6 @@ mod place;
 pub(crate) mod placement;
 mod rbd;
 mod render;
-mod shown;
 mod size;
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use bdev::{DelayTime, ErrorPolicy};
 
 use super::diagnostics::{Mistake, MistakeKind};
+use super::disk_attributes::{read_limits, read_shown};
 use super::error_policy::read_error_policy;
 use super::iscsi::{IscsiDraft, read_iscsi};
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
@@ -19,7 +20,6 @@ use super::model::{
 use super::place::At;
 use super::placement::{PlacementDraft, read_placement};
 use super::rbd::{RBD_KEYS, RbdDraft, read_rbd};
-use super::shown::{read_limits, read_shown};
 use super::value::{Fields, Raw, Reader, number_of, wrong};
 use super::{Diagnostics, diagnostics::one_of};
 

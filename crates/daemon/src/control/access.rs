@@ -96,7 +96,7 @@ fn warn_of_unknown(access: &AccessConfig) {
         if let Some(group) = group
             && fields(&groups, 0, group).is_none()
         {
-            tracing::warn!("{key}: /etc/group has no group `{group}`, so that nobody is in it");
+            tracing::warn!("{key}: /etc/group has no group `{group}`: nobody is admitted by it");
         }
     }
 }
@@ -142,7 +142,7 @@ impl Guarded {
                         Right::Read => match Arc::clone(&self.readers).try_acquire_owned() {
                             Ok(place) => Some(place),
                             Err(_) => {
-                                tracing::debug!(uid, "control socket: too many who look on");
+                                tracing::debug!(uid, "control socket: too many read-only connections");
                                 continue;
                             }
                         },
@@ -154,7 +154,7 @@ impl Guarded {
                     };
                     return (conversation, Peer { right });
                 }
-                Ok((_, uid, None)) => tracing::debug!(uid, "control socket: not for this user"),
+                Ok((_, uid, None)) => tracing::debug!(uid, "control socket: user not admitted"),
                 Err(error) => {
                     tracing::debug!("control socket: {error}");
                     // Out of descriptors, say.
@@ -175,7 +175,7 @@ pub(super) async fn check(
     if looks || peer.right == Right::Control {
         return next.run(request).await;
     }
-    let detail = "who asks may look on, and change nothing";
+    let detail = "this client may only read";
     ErrorResponse::new(StatusCode::FORBIDDEN, detail).into_response()
 }
 

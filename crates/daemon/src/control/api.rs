@@ -22,10 +22,10 @@ use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answers::problem;
+use super::error_responses::problem;
 use super::{ErrorResponse, View};
 use super::{
-    configuration, disks, events, exports, latency, log, lookers, luns, metrics, status, version,
+    clients, configuration, disks, events, exports, latency, log, luns, metrics, status, version,
 };
 use crate::disks::{Devices, open_elsewhere, takes_long};
 use crate::objects::{Change, How, Made, Manager, Work};
@@ -125,7 +125,7 @@ impl Api {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Force {
-    /// What is in the way goes too: clients are disconnected, requests aborted, data beyond a new end dropped.
+    /// Override what is in use: disconnect clients, abort requests, drop data beyond a new end.
     #[serde(default)]
     #[param(required = false)]
     pub force: bool,
@@ -163,13 +163,13 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
 pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorResponse> {
     let body = body.map_err(|error| {
         let detail = match error.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => format!("a body has at most {BODY_MAX} bytes"),
+            StatusCode::PAYLOAD_TOO_LARGE => format!("the body may have at most {BODY_MAX} bytes"),
             _ => error.body_text(),
         };
         ErrorResponse::new(error.status(), detail)
     })?;
     serde_json::from_slice(&body)
-        .map_err(|error| ErrorResponse::bad_request(format!("the body is no JSON: {error}")))
+        .map_err(|error| ErrorResponse::bad_request(format!("the body is not JSON: {error}")))
 }
 
 #[derive(OpenApi)]
@@ -184,8 +184,8 @@ struct Document;
 
 /// Who asks at all, and who may change something, is the same question for all operations: said here.
 fn guard(document: &mut utoipa::openapi::OpenApi) {
-    let unknown = problem("Over TCP: no token, or not the daemon's");
-    let looks = problem("Who asks may look on, and change nothing");
+    let unknown = problem("Over TCP: no token, or a wrong one");
+    let looks = problem("The client may only read");
     for path in document.paths.paths.values_mut() {
         let (get, changes) = (
             [&mut path.get],
@@ -237,10 +237,10 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(exports::show, exports::put, exports::remove))
         .routes(routes!(luns::list, luns::replace))
         .routes(routes!(luns::show, luns::put, luns::remove))
-        .routes(routes!(lookers::workers))
-        .routes(routes!(lookers::sessions))
-        .routes(routes!(lookers::end_session))
-        .routes(routes!(lookers::reservations))
+        .routes(routes!(clients::workers))
+        .routes(routes!(clients::sessions))
+        .routes(routes!(clients::end_session))
+        .routes(routes!(clients::reservations))
         .routes(routes!(configuration::show, configuration::replace))
         .routes(routes!(configuration::text))
         .routes(routes!(configuration::changes))
@@ -257,9 +257,9 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 /// It does not change: made once.
 static DOCUMENT: LazyLock<String> = LazyLock::new(|| openapi().to_json().unwrap_or_default());
 
-/// This document.
+/// Show this description.
 #[utoipa::path(get, path = "/v1/openapi.json", responses(
-    (status = 200, description = "What all requests and answers look like", body = Object),
+    (status = 200, description = "OpenAPI description of all requests and answers", body = Object),
 ))]
 async fn describe() -> impl IntoResponse {
     (
@@ -283,7 +283,7 @@ async fn unknown(uri: Uri) -> ErrorResponse {
 }
 
 async fn not_allowed(method: Method, uri: Uri) -> ErrorResponse {
-    let detail = format!("{method} is not for {}", uri.path());
+    let detail = format!("{} does not support {method}", uri.path());
     ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, detail)
 }
 

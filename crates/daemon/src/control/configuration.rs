@@ -10,8 +10,8 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
-use super::answers::{Alters, Looks, Takes};
 use super::api::{Api, Force, ForceQuery, force, json};
+use super::error_responses::{BodyErrors, ChangeErrors, ReadErrors};
 use super::server::blocking;
 use crate::config::{objects_json, render};
 use crate::disks::Devices;
@@ -35,10 +35,10 @@ pub fn summary(plan: &Plan) -> Summary {
     }
 }
 
-/// All disks and exports as they are in effect.
+/// Show all disks and exports that are in effect.
 #[utoipa::path(get, path = "/v1/config", responses(
     (status = 200, description = "All disks and exports", body = Objects),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn show(State(api): State<Api>) -> Result<Json<Objects>, ErrorResponse> {
     let live = api.overview()?.live();
@@ -48,10 +48,10 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Json<Objects>, ErrorR
     }))
 }
 
-/// There are these disks and exports and no others: the smallest set of changes is made, or none.
+/// Replace all disks and exports, with the fewest changes, or none.
 #[utoipa::path(put, path = "/v1/config", params(Force), request_body = Objects, responses(
-    (status = 200, description = "It is so", body = Summary),
-    Alters, Takes,
+    (status = 200, description = "Configuration replaced", body = Summary),
+    ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn replace(
     State(api): State<Api>,
@@ -69,20 +69,20 @@ pub(super) async fn replace(
     }
 }
 
-/// The configuration that is in effect, as the text of a file.
+/// Show the configuration that is in effect, as the text of a file.
 #[utoipa::path(get, path = "/v1/config/file", responses(
     (status = 200, description = "TOML", body = String, content_type = "text/plain"),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn text(State(api): State<Api>) -> Result<impl IntoResponse, ErrorResponse> {
     let text = render(&api.overview()?.live().config);
     Ok(([(header::CONTENT_TYPE, "text/plain")], text))
 }
 
-/// What was changed at run time, beside the file and the flags.
+/// List changes made at run time, beside the file and the flags.
 #[utoipa::path(get, path = "/v1/config/changes", responses(
     (status = 200, description = "The changes", body = Changes),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn changes(State(api): State<Api>) -> Result<Json<Changes>, ErrorResponse> {
     let overview = api.overview()?;
@@ -93,10 +93,10 @@ pub(super) async fn changes(State(api): State<Api>) -> Result<Json<Changes>, Err
     }))
 }
 
-/// Reads the file anew: the smallest set of changes is made, or none. What was changed at run time stays.
+/// Reload the configuration file, with the fewest changes, or none. Changes made at run time stay.
 #[utoipa::path(post, path = "/v1/config/reload", params(Force), responses(
-    (status = 200, description = "It is as the file says", body = Summary),
-    Alters,
+    (status = 200, description = "Reloaded", body = Summary),
+    ChangeErrors,
 ))]
 pub(super) async fn reload(
     State(api): State<Api>,
@@ -104,7 +104,7 @@ pub(super) async fn reload(
 ) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let Some(reload) = api.reload.clone() else {
-        let detail = "this daemon was started without a file";
+        let detail = "this daemon was started without a configuration file";
         return Err(ErrorResponse::new(axum::http::StatusCode::CONFLICT, detail));
     };
     let read = blocking(move || reload()).await?;

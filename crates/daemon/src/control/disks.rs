@@ -9,26 +9,26 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
-use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
+use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::config::{DiskConfig, disk_json, error_policy_json, limits_json, size_json};
 use crate::objects::{Change, Live, Refusal, bodies, users_of_all};
 use crate::running::Overview;
 
-/// All disks.
+/// List disks.
 #[utoipa::path(get, path = "/v1/disks", responses(
     (status = 200, description = "All disks", body = Vec<Disk>),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, ErrorResponse> {
     let live = api.overview()?.live();
     Ok(Json(all(&live)))
 }
 
-/// One disk.
-#[utoipa::path(get, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Its name")), responses(
+/// Show a disk.
+#[utoipa::path(get, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Name")), responses(
     (status = 200, description = "The disk", body = Disk),
-    Names, Looks,
+    NameErrors, ReadErrors,
 ))]
 pub(super) async fn show(
     State(api): State<Api>,
@@ -37,12 +37,12 @@ pub(super) async fn show(
     one(api.overview()?, &name).map(Json)
 }
 
-/// A disk is there, as it is said. Its size may change; nothing else of it does.
-#[utoipa::path(put, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Its name"), Force),
+/// Create a disk, or update its size, limits and error policy.
+#[utoipa::path(put, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Name"), Force),
     request_body = Disk, responses(
-    (status = 200, description = "It was there, and is now as it was said", body = Disk),
-    (status = 201, description = "It is there now", body = Disk),
-    Alters, Takes,
+    (status = 200, description = "Disk updated", body = Disk),
+    (status = 201, description = "Disk created", body = Disk),
+    ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn put(
     State(api): State<Api>,
@@ -62,11 +62,11 @@ pub(super) async fn put(
     Ok((status, Json(one(api.overview()?, &name)?)).into_response())
 }
 
-/// A disk has so many bytes; without a size, as many as its file or block device has by now.
-#[utoipa::path(put, path = "/v1/disks/{disk}/size", params(("disk" = String, Path, description = "Its name"), Force),
+/// Resize a disk; without a size, to the present size of its file, block device or image.
+#[utoipa::path(put, path = "/v1/disks/{disk}/size", params(("disk" = String, Path, description = "Name"), Force),
     request_body = Size, responses(
-    (status = 200, description = "It has", body = Disk),
-    Names, Alters, Takes,
+    (status = 200, description = "Disk resized", body = Disk),
+    NameErrors, ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn resize(
     State(api): State<Api>,
@@ -96,11 +96,11 @@ pub(super) async fn resize(
     Ok(Json(one(api.overview()?, &name)?).into_response())
 }
 
-/// The clients of a disk may do so much in a second, and no more limits than these hold.
-#[utoipa::path(put, path = "/v1/disks/{disk}/limits", params(("disk" = String, Path, description = "Its name")),
+/// Set the limits of a disk. A key that is absent removes that limit.
+#[utoipa::path(put, path = "/v1/disks/{disk}/limits", params(("disk" = String, Path, description = "Name")),
     request_body = Limits, responses(
-    (status = 200, description = "They may", body = Disk),
-    Names, Alters, Takes,
+    (status = 200, description = "Limits set", body = Disk),
+    NameErrors, ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn limit(
     State(api): State<Api>,
@@ -113,11 +113,11 @@ pub(super) async fn limit(
     one(api.overview()?, &name).map(Json)
 }
 
-/// Set what becomes of a disk's I/Os that fail or take too long. Those that wait are submitted again, and end by the new policy.
-#[utoipa::path(put, path = "/v1/disks/{disk}/on_error", params(("disk" = String, Path, description = "Its name")),
+/// Set the error policy of a disk. Waiting I/Os are submitted again, and end by the new policy.
+#[utoipa::path(put, path = "/v1/disks/{disk}/on_error", params(("disk" = String, Path, description = "Name")),
     request_body = ErrorPolicy, responses(
     (status = 200, description = "The disk with its policy", body = Disk),
-    Names, Alters, Takes,
+    NameErrors, ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn set_error_policy(
     State(api): State<Api>,
@@ -130,11 +130,11 @@ pub(super) async fn set_error_policy(
     one(api.overview()?, &name).map(Json)
 }
 
-/// Resume a disk: submit again the I/Os that have failed and wait.
-#[utoipa::path(post, path = "/v1/disks/{disk}/resume", params(("disk" = String, Path, description = "Its name")),
+/// Resume a disk: submit its waiting I/Os again.
+#[utoipa::path(post, path = "/v1/disks/{disk}/resume", params(("disk" = String, Path, description = "Name")),
     responses(
-    (status = 200, description = "The disk, whose I/Os may still be under way", body = Disk),
-    Names, Alters,
+    (status = 200, description = "Disk resumed; its I/Os may still be in flight", body = Disk),
+    NameErrors, ChangeErrors,
 ))]
 pub(super) async fn resume(
     State(api): State<Api>,
@@ -147,11 +147,11 @@ pub(super) async fn resume(
     one(api.overview()?, &name).map(Json)
 }
 
-/// Give a disk that nothing shows a new identity: its clients find another disk, without the state of the one before.
-#[utoipa::path(post, path = "/v1/disks/{disk}/identity", params(("disk" = String, Path, description = "Its name")),
+/// Give a disk that no export serves a new identity. Its clients then find another disk, without reservations and saved mode pages.
+#[utoipa::path(post, path = "/v1/disks/{disk}/identity", params(("disk" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "The disk with its new identity", body = Disk),
-    Names, Alters,
+    NameErrors, ChangeErrors,
 ))]
 pub(super) async fn renew_identity(
     State(api): State<Api>,
@@ -164,11 +164,11 @@ pub(super) async fn renew_identity(
     one(api.overview()?, &name).map(Json)
 }
 
-/// A disk is not there.
-#[utoipa::path(delete, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Its name"), Force),
+/// Remove a disk.
+#[utoipa::path(delete, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Name"), Force),
     responses(
-    (status = 204, description = "It is not there any more"),
-    Names, Alters,
+    (status = 204, description = "Removed"),
+    NameErrors, ChangeErrors,
 ))]
 pub(super) async fn remove(
     State(api): State<Api>,

@@ -14,7 +14,7 @@ use super::api::Api;
 /// A comment as often as this tells a listener that the daemon is there, and us that the listener is.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Changes from now on. A listener that is too slow misses some, and is told how many: `event: missed`.
+/// Stream events from now on. A listener that is too slow loses some, and gets their number: `event: missed`.
 #[utoipa::path(get, path = "/v1/events", responses(
     (status = 200, description = "Events without end", body = Event, content_type = "text/event-stream"),
 ))]

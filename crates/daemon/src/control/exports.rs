@@ -11,16 +11,16 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
-use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
+use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::config::{ExportRef, export_json};
 use crate::objects::{Change, Refusal, bodies, served};
 use crate::running::Overview;
 
-/// All exports.
+/// List exports.
 #[utoipa::path(get, path = "/v1/exports", responses(
     (status = 200, description = "All exports", body = Vec<Export>),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Export>>, ErrorResponse> {
     let overview = api.overview()?;
@@ -33,11 +33,11 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Export>>, Er
     Ok(Json(exports.collect()))
 }
 
-/// One export.
-#[utoipa::path(get, path = "/v1/exports/{export}", params(("export" = String, Path, description = "Its name")),
+/// Show an export.
+#[utoipa::path(get, path = "/v1/exports/{export}", params(("export" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "The export", body = Export),
-    Names, Looks,
+    NameErrors, ReadErrors,
 ))]
 pub(super) async fn show(
     State(api): State<Api>,
@@ -46,14 +46,14 @@ pub(super) async fn show(
     one(api.overview()?, &name).map(Json)
 }
 
-/// An export is there, as it is said, with these logical units. One that has a client is not changed but by force, except for
-/// its logical units and its workers.
+/// Create or update an export with its logical units. While a client is connected, only logical units and workers change without
+/// `force`.
 #[utoipa::path(put, path = "/v1/exports/{export}",
-    params(("export" = String, Path, description = "Its name; of an iSCSI target its iSCSI name"), Force),
+    params(("export" = String, Path, description = "Name; of an iSCSI target its iSCSI name"), Force),
     request_body = Export, responses(
-    (status = 200, description = "It was there, and is now as it was said", body = Export),
-    (status = 201, description = "It is there now", body = Export),
-    Alters, Takes,
+    (status = 200, description = "Export updated", body = Export),
+    (status = 201, description = "Export created", body = Export),
+    ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn put(
     State(api): State<Api>,
@@ -73,11 +73,11 @@ pub(super) async fn put(
     Ok((status, Json(one(api.overview()?, &name)?)).into_response())
 }
 
-/// An export is not there.
+/// Remove an export.
 #[utoipa::path(delete, path = "/v1/exports/{export}",
-    params(("export" = String, Path, description = "Its name"), Force), responses(
-    (status = 204, description = "It is not there any more"),
-    Names, Alters,
+    params(("export" = String, Path, description = "Name"), Force), responses(
+    (status = 204, description = "Removed"),
+    NameErrors, ChangeErrors,
 ))]
 pub(super) async fn remove(
     State(api): State<Api>,

@@ -12,8 +12,8 @@ use latency::Snapshot;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::answers::{Looks, Names};
 use super::api::Api;
+use super::error_responses::{NameErrors, ReadErrors};
 use super::server::blocking;
 use super::{ErrorResponse, View};
 
@@ -23,14 +23,14 @@ use super::{ErrorResponse, View};
 pub(super) struct Selection {
     /// EXPORT, DISK or EXPORT/QUEUE
     select: Option<String>,
-    /// So many of the slowest requests of the last minute too.
+    /// Also list this many of the slowest requests of the last minute.
     slowest: Option<usize>,
 }
 
-/// What every queue measured since the daemon started: histograms by operation and stage.
+/// Show the histograms of every queue since the daemon started, by operation and stage.
 #[utoipa::path(get, path = "/v1/latency", params(Selection), responses(
     (status = 200, description = "A snapshot, queue by queue", body = Object),
-    Names, Looks,
+    NameErrors, ReadErrors,
 ))]
 pub(super) async fn get(
     State(api): State<Api>,

@@ -7,28 +7,28 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 
 use super::ErrorResponse;
-use super::answers::{Looks, Names, Takes};
 use super::api::{self, Api};
+use super::error_responses::{BodyErrors, NameErrors, ReadErrors};
 
 fn handle(api: &Api) -> Result<crate::LogHandle, ErrorResponse> {
-    let missing = || ErrorResponse::not_found("this daemon's log cannot be changed");
+    let missing = || ErrorResponse::not_found("the log filter of this daemon cannot be changed");
     api.view.log().ok_or_else(missing)
 }
 
-/// What is logged.
+/// Show the log filter.
 #[utoipa::path(get, path = "/v1/log", responses(
     (status = 200, description = "The filter in force", body = Log),
-    Names, Looks,
+    NameErrors, ReadErrors,
 ))]
 pub(super) async fn show(State(api): State<Api>) -> Result<Json<Log>, ErrorResponse> {
     let filter = handle(&api)?.0.filter();
     Ok(Json(Log { filter }))
 }
 
-/// Logs something else from now on, until the daemon ends.
+/// Set the log filter until the daemon ends.
 #[utoipa::path(put, path = "/v1/log", request_body = Log, responses(
     (status = 200, description = "The filter in force", body = Log),
-    Names, Looks, Takes,
+    NameErrors, ReadErrors, BodyErrors,
 ))]
 pub(super) async fn change(
     State(api): State<Api>,
@@ -36,7 +36,7 @@ pub(super) async fn change(
 ) -> Result<Json<Log>, ErrorResponse> {
     let body = api::json(body)?;
     let log: Log = serde_json::from_value(body)
-        .map_err(|error| ErrorResponse::bad_request(format!("the body is no filter: {error}")))?;
+        .map_err(|error| ErrorResponse::bad_request(format!("the body is not a filter: {error}")))?;
     let handle = handle(&api)?;
     handle
         .0

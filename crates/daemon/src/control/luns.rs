@@ -9,17 +9,17 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
-use super::answers::{Alters, Looks, Names, Takes};
 use super::api::{Api, Force, ForceQuery, Path, force, json};
+use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::config::{LUNS_MAX, LunConfig, lun_json, luns_json};
 use crate::objects::{Change, Refusal, bodies, lun_bodies};
 use crate::running::Overview;
 
-/// All logical units of an export.
-#[utoipa::path(get, path = "/v1/exports/{export}/luns", params(("export" = String, Path, description = "Its name")),
+/// List the logical units of an export.
+#[utoipa::path(get, path = "/v1/exports/{export}/luns", params(("export" = String, Path, description = "Name")),
     responses(
-    (status = 200, description = "Its logical units", body = Vec<Lun>),
-    Names, Looks,
+    (status = 200, description = "Logical units", body = Vec<Lun>),
+    NameErrors, ReadErrors,
 ))]
 pub(super) async fn list(
     State(api): State<Api>,
@@ -28,11 +28,11 @@ pub(super) async fn list(
     luns_of(api.overview()?, &export).map(Json)
 }
 
-/// An export has these logical units and no others.
+/// Replace the logical units of an export.
 #[utoipa::path(put, path = "/v1/exports/{export}/luns",
-    params(("export" = String, Path, description = "Its name"), Force), request_body = Vec<Lun>, responses(
-    (status = 200, description = "It has", body = Vec<Lun>),
-    Names, Alters, Takes,
+    params(("export" = String, Path, description = "Name"), Force), request_body = Vec<Lun>, responses(
+    (status = 200, description = "Logical units replaced", body = Vec<Lun>),
+    NameErrors, ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn replace(
     State(api): State<Api>,
@@ -49,13 +49,13 @@ pub(super) async fn replace(
     }
 }
 
-/// One logical unit.
+/// Show a logical unit.
 #[utoipa::path(get, path = "/v1/exports/{export}/luns/{address}", params(
-    ("export" = String, Path, description = "The export's name"),
+    ("export" = String, Path, description = "Name of the export"),
     ("address" = String, Path, description = "TARGET:LUN"),
 ), responses(
     (status = 200, description = "The logical unit", body = Lun),
-    Names, Looks,
+    NameErrors, ReadErrors,
 ))]
 pub(super) async fn show(
     State(api): State<Api>,
@@ -64,15 +64,15 @@ pub(super) async fn show(
     one(api.overview()?, &export, parse(&address)?).map(Json)
 }
 
-/// A logical unit is there. Clients that are connected hear of it.
+/// Add a logical unit, or replace its disk. Connected clients are notified.
 #[utoipa::path(put, path = "/v1/exports/{export}/luns/{address}", params(
-    ("export" = String, Path, description = "The export's name"),
+    ("export" = String, Path, description = "Name of the export"),
     ("address" = String, Path, description = "TARGET:LUN"),
     Force,
 ), request_body = LunDisk, responses(
-    (status = 200, description = "It was there", body = Lun),
-    (status = 201, description = "It is there now", body = Lun),
-    Names, Alters, Takes,
+    (status = 200, description = "Logical unit updated", body = Lun),
+    (status = 201, description = "Logical unit added", body = Lun),
+    NameErrors, ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn put(
     State(api): State<Api>,
@@ -95,14 +95,14 @@ pub(super) async fn put(
     Ok((status, Json(lun)).into_response())
 }
 
-/// A logical unit is not there. Its requests end first, or are aborted by force; then clients hear of it.
+/// Remove a logical unit. Its requests complete first, or are aborted with `force`; then clients are notified.
 #[utoipa::path(delete, path = "/v1/exports/{export}/luns/{address}", params(
-    ("export" = String, Path, description = "The export's name"),
+    ("export" = String, Path, description = "Name of the export"),
     ("address" = String, Path, description = "TARGET:LUN"),
     Force,
 ), responses(
-    (status = 204, description = "It is not there any more"),
-    Names, Alters,
+    (status = 204, description = "Removed"),
+    NameErrors, ChangeErrors,
 ))]
 pub(super) async fn remove(
     State(api): State<Api>,
@@ -125,7 +125,7 @@ fn parse(address: &str) -> Result<(u8, u16), ErrorResponse> {
     });
     parsed.ok_or_else(|| {
         ErrorResponse::bad_request(format!(
-            "{address:?} is no TARGET:LUN such as 4:0 (targets to 255, LUNs to 16383)"
+            "{address:?} is not TARGET:LUN, such as 4:0 (target 0 to 255, LUN 0 to 16383)"
         ))
     })
 }

@@ -7,14 +7,14 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
-use super::answers::Looks;
 use super::api::Api;
+use super::error_responses::ReadErrors;
 use super::server::blocking;
 
-/// All counters as Prometheus reads them.
+/// Show all counters for Prometheus.
 #[utoipa::path(get, path = "/metrics", responses(
     (status = 200, description = "The page", body = String, content_type = "text/plain"),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, ErrorResponse> {
     let page = blocking(move || api.view.metrics()).await?;
@@ -22,10 +22,10 @@ pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, ErrorRes
     Ok((headers, page).into_response())
 }
 
-/// What workers, disks and queues have counted since the daemon started.
+/// Show the counters of workers, disks and queues since the daemon started.
 #[utoipa::path(get, path = "/v1/statistics", responses(
     (status = 200, description = "All counters", body = Object),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn statistics(State(api): State<Api>) -> Result<Json<Statistics>, ErrorResponse> {
     blocking(move || api.view.statistics()).await.map(Json)

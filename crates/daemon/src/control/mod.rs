@@ -5,15 +5,15 @@
 //! crate `control`.
 
 mod access;
-mod answers;
 mod api;
+mod clients;
 mod configuration;
 mod disks;
+mod error_responses;
 mod events;
 mod exports;
 mod latency;
 mod log;
-mod lookers;
 mod luns;
 mod metrics;
 mod problem;

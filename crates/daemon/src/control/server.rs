@@ -43,7 +43,7 @@ impl Server {
     ) -> io::Result<Server> {
         let listener = bound
             .take_listener()
-            .ok_or_else(|| io::Error::other("the control socket is served already"))?;
+            .ok_or_else(|| io::Error::other("the control socket is already served"))?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .thread_keep_alive(std::time::Duration::from_secs(1))
@@ -119,7 +119,7 @@ pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorResponse> {
     tokio::task::spawn_blocking(work).await.map_err(|_| {
-        ErrorResponse::internal("the daemon failed while it looked this up; see its log")
+        ErrorResponse::internal("internal error while reading this; hint: see the daemon's log")
     })
 }
 

@@ -5,14 +5,14 @@ use axum::Json;
 use axum::extract::State;
 
 use super::ErrorResponse;
-use super::answers::Looks;
 use super::api::Api;
+use super::error_responses::ReadErrors;
 use super::server::blocking;
 
-/// What is served, and to whom, in short. Sizes that were changed outside are followed first.
+/// Show what is served, and to whom. Disks first follow files whose size has changed.
 #[utoipa::path(get, path = "/v1/status", responses(
     (status = 200, description = "What is served", body = Status),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn get(State(api): State<Api>) -> Result<Json<Status>, ErrorResponse> {
     if let Ok(overview) = api.overview() {

@@ -31,8 +31,8 @@ impl Unknown {
     /// What the answer's body says.
     pub fn detail(self) -> &'static str {
         match self {
-            Unknown::Nobody => "over TCP a request needs a header `Authorization: Bearer TOKEN`",
-            Unknown::Stranger => "this is not the daemon's token",
+            Unknown::Nobody => "a request over TCP needs a header `Authorization: Bearer TOKEN`",
+            Unknown::Stranger => "wrong token",
         }
     }
 }
@@ -73,7 +73,7 @@ impl Tokens {
             match Token::read(path) {
                 Ok(token) => token.is(shown.trim()),
                 Err(error) => {
-                    tracing::error!("nobody is let in by this token: {error}");
+                    tracing::error!("nobody is admitted by this token: {error}");
                     false
                 }
             }

@@ -5,9 +5,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::answers::Content;
 use super::full_feature::{Destination, FullFeature, Io};
 use super::outgoing::Outgoing;
+use super::responses::Content;
 use super::steps::{CloseReason, Closed, Completion, NoSuchTask, Placement, Received, Step, Then};
 use super::tasks::{Command, TaskId};
 use crate::Limits;

@@ -8,13 +8,13 @@
 //! ```
 //! Nothing blocks; the data path takes no lock (see [`crate::session::CommandWindow`]) and allocates only while it warms up.
 
-mod answers;
 mod commands;
 mod connection;
 mod control;
 mod data_out;
 mod full_feature;
 mod outgoing;
+mod responses;
 mod steps;
 mod tasks;
 mod text_exchange;

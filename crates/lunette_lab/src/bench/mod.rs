@@ -1,8 +1,8 @@
 //! `lunette bench`: says what the crate `bench` is to run, and prints what it found out.
 
 mod arguments;
-mod glass;
 mod matrix;
+mod self_check;
 mod table;
 
 use std::fs::File;
@@ -33,8 +33,8 @@ pub fn run(arguments: BenchArguments) -> Outcome {
         Some(BenchCommand::Table(arguments)) => table::vhost(arguments),
         Some(BenchCommand::IscsiTable(arguments)) => table::iscsi(arguments),
         Some(BenchCommand::RbdTable(arguments)) => table::rbd(arguments),
-        Some(BenchCommand::StampCost(arguments)) => glass::stamp_cost(&arguments),
-        Some(BenchCommand::SelfCheck(arguments)) => glass::self_check(&arguments),
+        Some(BenchCommand::StampCost(arguments)) => self_check::stamp_cost(&arguments),
+        Some(BenchCommand::SelfCheck(arguments)) => self_check::self_check(&arguments),
         Some(BenchCommand::Matrix(arguments)) => matrix::run(&arguments),
         None => trial(&arguments.trial),
     }

@@ -57,9 +57,9 @@ struct Inner {
 
 /// The tallies of a server.
 #[derive(Default)]
-pub(crate) struct Tallies(Mutex<Inner>);
+pub(crate) struct InitiatorCounters(Mutex<Inner>);
 
-impl Tallies {
+impl InitiatorCounters {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -161,7 +161,7 @@ mod tests {
         timeline
     }
 
-    fn reads(tallies: &Tallies, initiator: &str) -> Option<(usize, u64, u64)> {
+    fn reads(tallies: &InitiatorCounters, initiator: &str) -> Option<(usize, u64, u64)> {
         let all = tallies.all();
         let found = all.iter().find(|one| one.initiator == initiator)?;
         let read = found.counters.of(Operation::Read);
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn what_connections_and_sessions_counted_stays_when_they_end() {
-        let tallies = Tallies::default();
+        let tallies = InitiatorCounters::default();
         let (first, second) = (connection(3), connection(4));
         tallies.opened(1, "t", "i");
         tallies.connected(1, 10, first.record().clone());
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn initiators_that_have_left_are_remembered_up_to_a_bound() {
-        let tallies = Tallies::default();
+        let tallies = InitiatorCounters::default();
         tallies.opened(9, "t", "stays");
         for number in 0..1000 {
             tallies.opened(1, "t", &format!("i{number}"));

@@ -6,17 +6,17 @@ use std::collections::BTreeMap;
 use utoipa::IntoResponses;
 use utoipa::openapi::{Content, Ref, RefOr, Response};
 
-/// Looks on.
-pub(super) struct Looks;
+/// Of a request that only reads.
+pub(super) struct ReadErrors;
 
-/// Names something, in its address or its query.
-pub(super) struct Names;
+/// Of a request that names something, in its address or its query.
+pub(super) struct NameErrors;
 
-/// Makes a change.
-pub(super) struct Alters;
+/// Of a request that makes a change.
+pub(super) struct ChangeErrors;
 
-/// Has a body.
-pub(super) struct Takes;
+/// Of a request with a body.
+pub(super) struct BodyErrors;
 
 type Answers = BTreeMap<String, RefOr<Response>>;
 
@@ -35,31 +35,31 @@ fn problems<const N: usize>(told: [(u16, &str); N]) -> Answers {
         .collect()
 }
 
-const SENSELESS: (u16, &str) = (400, "The request makes no sense");
-const DEFECT: (u16, &str) = (500, "A defect of the daemon, which its log tells of");
-const ENDING: (u16, &str) = (503, "The daemon ends");
+const SENSELESS: (u16, &str) = (400, "Malformed request");
+const DEFECT: (u16, &str) = (500, "Internal error; the daemon's log has details");
+const ENDING: (u16, &str) = (503, "The daemon is shutting down");
 
-impl IntoResponses for Looks {
+impl IntoResponses for ReadErrors {
     fn responses() -> Answers {
         problems([DEFECT, ENDING])
     }
 }
 
-impl IntoResponses for Names {
+impl IntoResponses for NameErrors {
     fn responses() -> Answers {
-        problems([SENSELESS, (404, "There is nothing of this name")])
+        problems([SENSELESS, (404, "Not found")])
     }
 }
 
-impl IntoResponses for Alters {
+impl IntoResponses for ChangeErrors {
     fn responses() -> Answers {
         let mut answers = problems([
             SENSELESS,
-            (409, "Something is in the way: it is in use, or taken"),
-            (422, "It cannot be so"),
+            (409, "Conflict: in use, or already taken"),
+            (422, "Not valid"),
             DEFECT,
             ENDING,
-            (507, "It could not be kept, so it was taken back"),
+            (507, "The change could not be persisted, and was rolled back"),
         ]);
         let content = Content::new(Some(Ref::from_schema_name("Accepted")));
         let accepted = Response::builder()
@@ -71,7 +71,7 @@ impl IntoResponses for Alters {
     }
 }
 
-impl IntoResponses for Takes {
+impl IntoResponses for BodyErrors {
     fn responses() -> Answers {
         problems([SENSELESS, (413, "The body is too large")])
     }

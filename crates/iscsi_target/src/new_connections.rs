@@ -40,11 +40,11 @@ enum Look {
 
 /// The connections, oldest first.
 #[derive(Default)]
-pub(crate) struct Arrivals {
+pub(crate) struct NewConnections {
     waiting: VecDeque<Arrival>,
 }
 
-impl Arrivals {
+impl NewConnections {
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -154,7 +154,7 @@ mod tests {
         bytes
     }
 
-    fn take_one(arrivals: &mut Arrivals) -> Arrived {
+    fn take_one(arrivals: &mut NewConnections) -> Arrived {
         loop {
             if let Some(one) = arrivals.take(NOW, LONG).pop() {
                 return one;
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn connection_is_placed_when_its_login_request_is_there_and_loses_nothing_of_it() {
         let (mut client, server, peer) = connected();
-        let mut arrivals = Arrivals::default();
+        let mut arrivals = NewConnections::default();
         arrivals.add(server, peer, NOW, 8);
         assert!(arrivals.take(NOW, LONG).is_empty());
         assert_eq!(arrivals.sockets().len(), 1);
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn connections_that_say_nothing_are_closed() {
-        let mut arrivals = Arrivals::default();
+        let mut arrivals = NewConnections::default();
         let kept: Vec<_> = (0..3)
             .map(|_| {
                 let (client, server, peer) = connected();

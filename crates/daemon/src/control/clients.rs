@@ -7,17 +7,17 @@ use axum::extract::State;
 use axum::http::StatusCode;
 
 use super::ErrorResponse;
-use super::answers::{Looks, Names};
 use super::api::{Api, Path};
+use super::error_responses::{NameErrors, ReadErrors};
 use super::server::blocking;
 use crate::config::Placement;
 use crate::objects::{iscsi_session, vhost_session};
 use crate::running::Overview;
 
-/// All workers.
+/// List workers.
 #[utoipa::path(get, path = "/v1/workers", responses(
     (status = 200, description = "All workers", body = Vec<Worker>),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>, ErrorResponse> {
     let overview = api.overview()?.clone();
@@ -42,10 +42,10 @@ pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>,
     Ok(Json(workers.collect()))
 }
 
-/// All sessions: the clients of all exports.
+/// List sessions: the clients of all exports.
 #[utoipa::path(get, path = "/v1/sessions", responses(
     (status = 200, description = "All sessions", body = Vec<Session>),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn sessions(State(api): State<Api>) -> Result<Json<Vec<Session>>, ErrorResponse> {
     Ok(Json(all_sessions(api.overview()?)))
@@ -87,13 +87,13 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
     vhost.chain(iscsi).collect()
 }
 
-/// An iSCSI session ends: its initiator is asked to log out, and dropped when it has not within two seconds, or when it is
-/// removed once more. It may log in again.
+/// End an iSCSI session. Its initiator is asked to log out, and dropped after two seconds or at the second request. It may log in
+/// again.
 #[utoipa::path(delete, path = "/v1/sessions/{session}",
-    params(("session" = String, Path, description = "Its id")), responses(
-    (status = 204, description = "It is ending"),
-    (status = 409, description = "It cannot be ended from here", body = Problem, content_type = "application/problem+json"),
-    Names, Looks,
+    params(("session" = String, Path, description = "ID of the session")), responses(
+    (status = 204, description = "The session is ending"),
+    (status = 409, description = "The session cannot be ended by this request", body = Problem, content_type = "application/problem+json"),
+    NameErrors, ReadErrors,
 ))]
 pub(super) async fn end_session(
     State(api): State<Api>,
@@ -111,7 +111,7 @@ pub(super) async fn end_session(
         .iter()
         .any(|session| session.id == id)
     {
-        let detail = "a virtual machine's session ends with its export: remove that, with force";
+        let detail = "a vhost-user session ends with its export; hint: lunette export remove NAME --force";
         return Err(ErrorResponse::new(StatusCode::CONFLICT, detail));
     }
     Err(ErrorResponse::not_found(format!(
@@ -119,10 +119,10 @@ pub(super) async fn end_session(
     )))
 }
 
-/// What initiators hold, of every disk that they hold something of.
+/// List registrations and reservations of all disks.
 #[utoipa::path(get, path = "/v1/reservations", responses(
     (status = 200, description = "All registrations and reservations", body = Vec<Reservation>),
-    Looks,
+    ReadErrors,
 ))]
 pub(super) async fn reservations(
     State(api): State<Api>,

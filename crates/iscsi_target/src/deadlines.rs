@@ -6,12 +6,12 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Connections by their numbers, in order of time.
 #[derive(Default)]
-pub(crate) struct Alarms {
+pub(crate) struct Deadlines {
     due: BTreeSet<(u64, u64)>,
     of: HashMap<u64, u64>,
 }
 
-impl Alarms {
+impl Deadlines {
     /// Has this connection looked at then, unless it is looked at earlier anyway.
     pub fn set(&mut self, number: u64, second: u64) {
         if self.of.get(&number).is_none_or(|set| *set > second) {
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn each_is_due_once_at_the_earliest_time_that_was_set() {
-        let mut alarms = Alarms::default();
+        let mut alarms = Deadlines::default();
         alarms.set(7, 15);
         alarms.set(8, 3);
         alarms.set(9, 3);
