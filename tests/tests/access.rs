@@ -177,7 +177,7 @@ fn without_a_safe_token_nothing_is_served_over_tcp() -> Result<()> {
     for (token, told) in [
         (None, "there is no `token_file`"),
         (Some(file("open", CONTROL, 0o644)?), "chmod 600"),
-        (Some(file("short", "short", 0o600)?), "holds no token"),
+        (Some(file("short", "short", 0o600)?), "has no token"),
         (
             Some("/nonexistent/token".to_owned()),
             "cannot read the token",
@@ -254,7 +254,10 @@ fn another_user_gets_nothing_from_the_socket() -> Result<()> {
             output.status.code() == Some(1),
             "{user}:{group}: {output:?}"
         );
-        ensure!(said.contains("no permission to open"), "{user}:{group}: {said}");
+        ensure!(
+            said.contains("no permission to open"),
+            "{user}:{group}: {said}"
+        );
         ensure!(output.stdout.is_empty(), "{user}:{group}: {output:?}");
     }
     Ok(())

@@ -386,7 +386,12 @@ fn what_is_installed_starts_as_qemu_and_libvirt_start_it() -> Result<()> {
     let scratch = Scratch::new()?;
     let built = scratch.file("target/release");
     std::fs::create_dir_all(&built)?;
-    std::fs::copy(lunette_program(Profile::Dev)?, built.join("lunette"))?;
+    let program = lunette_program(Profile::Dev)?;
+    std::fs::copy(&program, built.join("lunette"))?;
+    std::fs::copy(
+        program.with_file_name("lunette-lab"),
+        built.join("lunette-lab"),
+    )?;
     let prefix = scratch.file("usr");
     let output = Command::new("make")
         .current_dir(workspace())

@@ -142,7 +142,10 @@ impl Guarded {
                         Right::Read => match Arc::clone(&self.readers).try_acquire_owned() {
                             Ok(place) => Some(place),
                             Err(_) => {
-                                tracing::debug!(uid, "control socket: too many read-only connections");
+                                tracing::debug!(
+                                    uid,
+                                    "control socket: too many read-only connections"
+                                );
                                 continue;
                             }
                         },

@@ -111,7 +111,8 @@ pub(super) async fn end_session(
         .iter()
         .any(|session| session.id == id)
     {
-        let detail = "a vhost-user session ends with its export; hint: lunette export remove NAME --force";
+        let detail =
+            "a vhost-user session ends with its export; hint: lunette export remove NAME --force";
         return Err(ErrorResponse::new(StatusCode::CONFLICT, detail));
     }
     Err(ErrorResponse::not_found(format!(

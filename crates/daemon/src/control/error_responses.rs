@@ -59,7 +59,10 @@ impl IntoResponses for ChangeErrors {
             (422, "Not valid"),
             DEFECT,
             ENDING,
-            (507, "The change could not be persisted, and was rolled back"),
+            (
+                507,
+                "The change could not be persisted, and was rolled back",
+            ),
         ]);
         let content = Content::new(Some(Ref::from_schema_name("Accepted")));
         let accepted = Response::builder()

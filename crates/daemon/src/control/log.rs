@@ -35,8 +35,9 @@ pub(super) async fn change(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Log>, ErrorResponse> {
     let body = api::json(body)?;
-    let log: Log = serde_json::from_value(body)
-        .map_err(|error| ErrorResponse::bad_request(format!("the body is not a filter: {error}")))?;
+    let log: Log = serde_json::from_value(body).map_err(|error| {
+        ErrorResponse::bad_request(format!("the body is not a filter: {error}"))
+    })?;
     let handle = handle(&api)?;
     handle
         .0
