@@ -73,24 +73,56 @@ impl IoErrorKind {
     }
 }
 
-/// A failed I/O: its class and, where the kernel gave one, the errno.
+/// Why a SCSI device failed an I/O: sense key, additional sense code and its qualifier (SPC-5, 4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSense {
+    /// The sense key.
+    pub key: u8,
+    /// The additional sense code.
+    pub code: u8,
+    /// Its qualifier.
+    pub qualifier: u8,
+}
+
+/// A failed I/O: its class, the errno where the kernel gave one, the sense where the device is a SCSI device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoError {
-    /// The class that decides the answer on the wire.
+    /// The class that decides the answer on the wire, where no sense does.
     pub kind: IoErrorKind,
+    /// What the device says, for SCSI transports to pass on.
+    pub sense: Option<DeviceSense>,
     /// The errno behind it, 0 where there was none.
     pub errno: i32,
+    /// Bytes from the start that are known to have been transferred: the device's residual is what is missing to the length.
+    pub transferred: u32,
 }
+
+// An outcome is returned in two registers.
+const _: () = assert!(size_of::<IoOutcome>() <= 16);
 
 impl IoError {
     /// A failure that no errno stands behind.
     pub const fn new(kind: IoErrorKind) -> Self {
-        IoError { kind, errno: 0 }
+        IoError::with_errno(kind, 0)
     }
 
     /// A failure with the errno behind it.
     pub const fn with_errno(kind: IoErrorKind, errno: i32) -> Self {
-        IoError { kind, errno }
+        IoError {
+            kind,
+            errno,
+            sense: None,
+            transferred: 0,
+        }
+    }
+
+    /// A failure that a SCSI device reports, after so many bytes.
+    pub const fn with_sense(kind: IoErrorKind, sense: DeviceSense, transferred: u32) -> Self {
+        IoError {
+            sense: Some(sense),
+            transferred,
+            ..IoError::new(kind)
+        }
     }
 }
 
@@ -121,14 +153,47 @@ impl fmt::Display for IoErrorKind {
 
 impl fmt::Display for IoError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind.fmt(f)?;
+        if let Some(DeviceSense {
+            key,
+            code,
+            qualifier,
+        }) = self.sense
+        {
+            write!(f, ": sense key {key:x}h, code {code:02x}h/{qualifier:02x}h")?;
+        }
         match self.errno {
-            0 => write!(f, "{}", self.kind),
-            errno => {
-                let os = std::io::Error::from_raw_os_error(errno);
-                write!(f, "{}: {os}", self.kind)
-            }
+            0 => Ok(()),
+            errno => write!(f, ": {}", std::io::Error::from_raw_os_error(errno)),
         }
     }
 }
 
 impl std::error::Error for IoError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_what_is_known_of_it() {
+        let sense = DeviceSense {
+            key: 3,
+            code: 0x11,
+            qualifier: 0,
+        };
+        for (error, text) in [
+            (IoErrorKind::Offline.into(), "disk is offline"),
+            (
+                IoError::with_errno(IoErrorKind::ReadMedium, 5),
+                "read failed: Input/output error (os error 5)",
+            ),
+            (
+                IoError::with_sense(IoErrorKind::ReadMedium, sense, 512),
+                "read failed: sense key 3h, code 11h/00h",
+            ),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
+    }
+}

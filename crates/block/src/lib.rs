@@ -14,7 +14,7 @@ mod identity;
 mod request;
 
 pub use capacity::Capacity;
-pub use error::{IoError, IoErrorKind, IoOutcome};
+pub use error::{DeviceSense, IoError, IoErrorKind, IoOutcome};
 pub use extent::{Allocation, Extent};
 pub use geometry::{AtomicWrites, Blocks, CompareAndWrite, DiskInfo, Geometry, Lba, RangeError};
 pub use identity::{Identity, NoIdentity};

@@ -84,8 +84,15 @@ impl Connection {
         let slot = self.slots.get(index);
         let (goes_on, reads) = (std::mem::take(&mut slot.goes_on), slot.reads as usize);
         let transfer = transfer(slot.read_length, slot.write_length, response.residual);
-        let good = matches!(response.status, Status::Good | Status::ConditionMet);
-        let data = if good && reads > 0 {
+        // Of a read that failed what its device says to have transferred.
+        let reads = match (response.status, response.residual) {
+            (Status::Good | Status::ConditionMet, _) => reads,
+            (_, Residual::Underflow(bytes)) => {
+                reads.min((slot.read_length as usize).saturating_sub(bytes as usize))
+            }
+            (_, Residual::None | Residual::Overflow(_)) => reads,
+        };
+        let data = if reads > 0 {
             slot.buffer.take().map(|buffer| (buffer, reads))
         } else if !response.data.is_empty() {
             let buffer = self.buffers.take_anyway(response.data.len());

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use block::{IoErrorKind, IoOutcome, IoRequest};
+use block::{IoError, IoOutcome, IoRequest};
 
 use crate::commands::TRANSFER_MAX;
 use crate::logical_unit::{DiskId, UnitId};
@@ -61,24 +61,24 @@ impl DirectIo {
                 residual: self.residual,
                 ..Response::status(self.success)
             },
-            Err(error) => self.failed(error.kind),
+            Err(error) => self.failed(error),
         }
     }
 
     #[cold]
-    fn failed(&self, kind: IoErrorKind) -> Response {
-        failed(kind, self.expected, self.descriptor_sense)
+    fn failed(&self, error: IoError) -> Response {
+        failed(error, self.expected, self.descriptor_sense)
     }
 }
 
 /// The answer to a transfer of which the initiator expects so many bytes, when its I/O has failed.
-fn failed(kind: IoErrorKind, expected: u64, descriptor_sense: bool) -> Response {
+fn failed(error: IoError, expected: u64, descriptor_sense: bool) -> Response {
     let sense = Sense {
         descriptor_format: descriptor_sense,
-        ..Sense::of_io_error(kind)
+        ..Sense::of_io_error(error)
     };
     Response {
-        residual: Residual::between(0, expected),
+        residual: Residual::between(error.transferred.into(), expected),
         ..Response::check(sense)
     }
 }
@@ -130,7 +130,7 @@ impl PlainEnd {
     pub fn finish(&self, outcome: IoOutcome) -> Response {
         match outcome {
             Ok(()) => Response::good(),
-            Err(error) => failed(error.kind, self.expected.into(), self.descriptor_sense),
+            Err(error) => failed(error, self.expected.into(), self.descriptor_sense),
         }
     }
 }

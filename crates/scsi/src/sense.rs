@@ -3,7 +3,7 @@
 //! The format (fixed 70h or descriptor 72h) is the logical unit's choice, from D_SENSE of its control
 //! mode page, so it is part of the value. [`SenseCode`] lists every additional sense code used.
 
-use block::IoErrorKind;
+use block::{DeviceSense, IoError, IoErrorKind};
 
 /// Sense key (SPC-5, table 48).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,27 @@ pub enum SenseKey {
     AbortedCommand = 0xb,
     Miscompare = 0xe,
     Completed = 0xf,
+}
+
+impl SenseKey {
+    /// A device's sense key; `None`: one that no block device has (blank check, vendor specific, volume overflow, reserved).
+    pub const fn from_byte(byte: u8) -> Option<SenseKey> {
+        Some(match byte {
+            0x0 => SenseKey::NoSense,
+            0x1 => SenseKey::RecoveredError,
+            0x2 => SenseKey::NotReady,
+            0x3 => SenseKey::MediumError,
+            0x4 => SenseKey::HardwareError,
+            0x5 => SenseKey::IllegalRequest,
+            0x6 => SenseKey::UnitAttention,
+            0x7 => SenseKey::DataProtect,
+            0xa => SenseKey::CopyAborted,
+            0xb => SenseKey::AbortedCommand,
+            0xe => SenseKey::Miscompare,
+            0xf => SenseKey::Completed,
+            _ => return None,
+        })
+    }
 }
 
 /// Additional sense code and its qualifier: `0xCCQQ`.
@@ -214,9 +235,18 @@ impl Sense {
         self
     }
 
-    /// What a failed I/O means on the wire: the one place that decides it.
-    pub const fn of_io_error(kind: IoErrorKind) -> Sense {
-        let (key, code) = match kind {
+    /// What a failed I/O means on the wire: the one place that decides it. What a SCSI device says itself is passed on.
+    pub const fn of_io_error(error: IoError) -> Sense {
+        if let Some(DeviceSense {
+            key,
+            code,
+            qualifier,
+        }) = error.sense
+            && let Some(key) = SenseKey::from_byte(key)
+        {
+            return Sense::new(key, SenseCode(u16::from_be_bytes([code, qualifier])));
+        }
+        let (key, code) = match error.kind {
             IoErrorKind::OutOfRange => (SenseKey::IllegalRequest, SenseCode::LBA_OUT_OF_RANGE),
             IoErrorKind::ReadOnly => (SenseKey::DataProtect, SenseCode::WRITE_PROTECTED),
             IoErrorKind::Unsupported => (SenseKey::IllegalRequest, SenseCode::INVALID_OPCODE),
@@ -346,8 +376,8 @@ mod tests {
 
     #[test]
     fn io_errors_have_the_sense_of_the_standard() {
-        let wire = |kind| {
-            let bytes = Sense::of_io_error(kind).encode();
+        let wire = |kind: IoErrorKind| {
+            let bytes = Sense::of_io_error(kind.into()).encode();
             (bytes[2], bytes[12], bytes[13])
         };
         assert_eq!(wire(IoErrorKind::OutOfRange), (0x05, 0x21, 0x00));
@@ -358,5 +388,24 @@ mod tests {
         assert_eq!(wire(IoErrorKind::Offline), (0x02, 0x04, 0x00));
         assert_eq!(wire(IoErrorKind::Closed), (0x02, 0x04, 0x1b));
         assert_eq!(wire(IoErrorKind::TimedOut), (0x0b, 0x2e, 0x02));
+    }
+
+    #[test]
+    fn sense_of_a_device_is_passed_on_unless_its_key_is_none_of_a_block_device() {
+        let wire = |key| {
+            let sense = DeviceSense {
+                key,
+                code: 0x44,
+                qualifier: 0x0b,
+            };
+            let error = IoError::with_sense(IoErrorKind::ReadMedium, sense, 0);
+            let bytes = Sense::of_io_error(error).encode();
+            (bytes[2], bytes[12], bytes[13])
+        };
+        for key in (0..16).filter(|key| ![0x8, 0x9, 0xc, 0xd].contains(key)) {
+            assert_eq!(wire(key), (key, 0x44, 0x0b));
+        }
+        assert_eq!(wire(0x8), (0x03, 0x11, 0x00));
+        assert_eq!(wire(0x1f), (0x03, 0x11, 0x00));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdev::{Disk, Fault, FaultAction, FaultPlan, Faulty};
-use block::{IoErrorKind, IoKind};
+use block::{DeviceSense, IoError, IoErrorKind, IoKind};
 use latency::{Operation, Span};
 use reactor::PollLimit;
 use scsi::MemoryStore;
@@ -291,6 +291,57 @@ fn read_that_failed_claims_no_data() {
             assert_eq!(done.residual, room as u32 - bytes);
             assert_eq!(done.written, RESPONSE + bytes, "{room} fails {fails}");
             assert!(got[bytes as usize..].iter().all(|byte| *byte == 0xee));
+        }
+    }
+}
+
+/// A device that is a SCSI device itself says why it failed, and after how many bytes.
+#[test]
+fn sense_and_residual_of_a_scsi_device_reach_the_driver() {
+    const RESPONSE: u32 = 108;
+    let rig = Rig::new(1);
+    let disk = Arc::new(Faulty::new(ram(1 << 20), FaultPlan::default()));
+    let units = Units::new(Box::<MemoryStore>::default());
+    let (name, queues) = ("c".into(), 1);
+    let controller = Arc::new(ScsiDevice::new(units, ScsiOptions { name, queues }));
+    let lun = Disk::new("a", None, disk.clone()).unwrap();
+    controller.add_lun(0, 0, &Arc::new(lun)).unwrap();
+    let socket = rig.socket("c");
+    rig.server.listen(&socket, controller).unwrap();
+    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+    let options = QueueOptions::default();
+    let mut queue =
+        ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 8192, Cuts::Usual).unwrap();
+    settle(&mut queue, 0, 0);
+    let data = vec![7; 2048];
+    for bytes in [0, 512, 2048] {
+        for kind in [IoKind::Write, IoKind::Read] {
+            // HARDWARE ERROR, LOGICAL UNIT COMMUNICATION TIME-OUT.
+            let sense = DeviceSense {
+                key: 0x4,
+                code: 0x08,
+                qualifier: 0x01,
+            };
+            let error = IoError::with_sense(IoErrorKind::WriteMedium, sense, bytes);
+            disk.inject(Fault {
+                kind,
+                skip: 0,
+                times: 1,
+                action: FaultAction::Undone(error),
+            });
+            let mut got = vec![0; if kind == IoKind::Read { 2048 } else { 0 }];
+            let (cdb, out, transferred) = match kind {
+                IoKind::Read => (read_10(3, 4), &[][..], bytes),
+                _ => (write_10(3, 4), &data[..], 0),
+            };
+            let done = queue.run(&request(0, 0, &cdb), out, &mut got).unwrap();
+            assert_eq!((done.response, done.status), (0, CHECK_CONDITION));
+            let sense = &done.sense;
+            let seen = (sense[0], sense[2], sense[12], sense[13]);
+            assert_eq!(seen, (0x70, 0x04, 0x08, 0x01));
+            assert_eq!(done.residual, 2048 - bytes);
+            assert_eq!(done.written, RESPONSE + transferred, "{kind:?}");
+            assert!(got[..transferred as usize].iter().all(|byte| *byte == 7));
         }
     }
 }

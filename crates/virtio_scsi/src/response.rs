@@ -44,9 +44,12 @@ pub(crate) fn answer_any(
     }
     let response = pending.task.take_response();
     let good = matches!(response.status, Status::Good | Status::ConditionMet);
-    if !good {
-        // Nobody knows how much of it an I/O that failed has written.
-        pending.data_in = 0;
+    if let (false, Residual::Underflow(bytes)) = (good, response.residual) {
+        // Only a device that says so has transferred what comes before its error.
+        let missing = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let room = chain.writable.saturating_sub(RESPONSE_SIZE as u32);
+        let transferred = room.saturating_sub(missing);
+        pending.data_in = pending.data_in.min(transferred);
     }
     write_response(chain, pending, &response);
     pending.answered(until_shown);

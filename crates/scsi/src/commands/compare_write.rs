@@ -131,7 +131,7 @@ impl Program for OnDevice {
         match last {
             Some(Ok(())) => return Step::Done(Response::good()),
             // No INFORMATION: devices do not say reliably where the data differ.
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
             None => {}
         }
         let length = self.data.len();
@@ -164,7 +164,7 @@ impl Program for CompareAndWrite {
         let piece = rest.len().min(SCRATCH_MAX);
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => {
                 if let Some(at) = rest.iter().zip(&*scratch).position(|(a, b)| a != b)
                     && at < piece
@@ -209,7 +209,7 @@ impl Program for Write {
     fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => self.done += self.piece().len(),
         }
         let piece = self.piece();
@@ -287,7 +287,7 @@ impl Program for OrWrite {
         let piece = (self.data.len() - self.done).min(SCRATCH_MAX);
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) if self.read => {
                 self.read = false;
                 self.done += piece;

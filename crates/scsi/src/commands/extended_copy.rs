@@ -432,7 +432,7 @@ impl Program for Copy {
 
     fn next(&mut self, last: Option<IoOutcome>, _scratch: &mut [u8]) -> Step {
         if let Some(Err(error)) = last {
-            let sense = Sense::of_io_error(error.kind);
+            let sense = Sense::of_io_error(error);
             return self.fail(Sense {
                 key: SenseKey::CopyAborted,
                 ..sense

@@ -249,7 +249,7 @@ impl Program for Scan {
     fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => {
                 let read = scratch.get(..self.reading as usize).unwrap_or_default();
                 if !self.enter(read) {

@@ -171,7 +171,7 @@ impl Program for Overwriting {
     fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
         if let Some(Err(error)) = last {
             let code = match self.kept.operation {
-                Operation::Sanitize => Sense::of_io_error(error.kind).code,
+                Operation::Sanitize => Sense::of_io_error(error).code,
                 Operation::Format => SenseCode::FORMAT_COMMAND_FAILED,
             };
             let failed = Progress::Failed(self.kept.operation);

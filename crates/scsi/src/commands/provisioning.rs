@@ -123,7 +123,7 @@ impl Unmap {
 impl Program for Unmap {
     fn next(&mut self, last: Option<IoOutcome>, _scratch: &mut [u8]) -> Step {
         if let Some(Err(error)) = last {
-            return Step::Done(Sense::of_io_error(error.kind).into());
+            return Step::Done(Sense::of_io_error(error).into());
         }
         match self.ranges.next() {
             Some(range) => Step::Io {
@@ -272,7 +272,7 @@ impl Program for Fill {
                     }
                 }
             }
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => {
                 self.offset += piece;
                 self.left -= piece;

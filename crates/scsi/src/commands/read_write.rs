@@ -250,7 +250,7 @@ impl Program for ReadPart {
         let length = self.left.min(SCRATCH_MAX as u64);
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => {
                 self.data
                     .extend_from_slice(scratch.get(..length as usize).unwrap_or_default());

@@ -103,7 +103,7 @@ impl Program for Verify {
     fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error.kind).into()),
+            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => {
                 let piece = self.piece();
                 if !self.same(scratch.get(..piece as usize).unwrap_or_default()) {
