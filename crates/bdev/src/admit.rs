@@ -51,6 +51,7 @@ impl Limits {
                 Err(IoErrorKind::Unsupported.into())
             }
             IoKind::Read
+            | IoKind::BlockStatus
             | IoKind::CompareAndWrite
             | IoKind::Flush
             | IoKind::Write

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Capacity, DiskInfo, Extent, IoOutcome, IoRequest};
+use block::{Capacity, DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
@@ -154,10 +154,6 @@ impl BlockDevice for Delay {
 
     fn medium(&self) -> Option<&dyn crate::Medium> {
         self.inner.medium()
-    }
-
-    fn extent(&self, offset: u64) -> Extent {
-        self.inner.extent(offset)
     }
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {

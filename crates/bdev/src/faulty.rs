@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use block::{Capacity, DiskInfo, Extent, IoError, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{Capacity, DiskInfo, IoError, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
@@ -140,10 +140,6 @@ impl BlockDevice for Faulty {
 
     fn below(&self) -> Option<&dyn BlockDevice> {
         Some(&*self.inner)
-    }
-
-    fn extent(&self, offset: u64) -> Extent {
-        self.inner.extent(offset)
     }
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {

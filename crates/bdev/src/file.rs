@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use block::{Capacity, DiskInfo, Extent, Geometry};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 
+use crate::blocking::BlockingCalls;
 use crate::{Attach, BlockDevice, IoChannel, OpenError};
 use durability::Durability;
 pub use format::ImageFormat;
@@ -124,6 +125,7 @@ struct Shared {
     alignment: Alignment,
     durability: Durability,
     refused: Refused,
+    calls: BlockingCalls,
     /// It was not there before.
     created: bool,
     /// Holds the locks; its number is how handles are opened. No I/O goes through it.
@@ -137,6 +139,21 @@ impl Shared {
     }
 
     /// What there is from `from` on, of a part of the file that has no data up to `to`.
+    /// What lies from a byte on, as the file system tells it. May block.
+    fn extent(&self, offset: u64) -> Extent {
+        // The control handle has no position that anybody else uses. A block device says that all is data.
+        let seek = |from| rustix::fs::seek(&self.control, from);
+        match seek(SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => self.without_data(offset, data),
+            Ok(_) => match seek(SeekFrom::Hole(offset)) {
+                Ok(hole) if hole > offset => Extent::data(hole),
+                _ => Extent::UNKNOWN,
+            },
+            Err(rustix::io::Errno::NXIO) => self.without_data(offset, self.capacity.bytes()),
+            Err(_) => Extent::UNKNOWN,
+        }
+    }
+
     fn without_data(&self, from: u64, to: u64) -> Extent {
         if !self.info.anchors {
             return Extent::hole(to);
@@ -263,22 +280,6 @@ impl BlockDevice for File {
         "file"
     }
 
-    fn extent(&self, offset: u64) -> Extent {
-        // The control handle has no position that anybody else uses. A block device says that all is data.
-        let seek = |from| rustix::fs::seek(&self.shared.control, from);
-        match seek(SeekFrom::Data(offset)) {
-            Ok(data) if data > offset => self.shared.without_data(offset, data),
-            Ok(_) => match seek(SeekFrom::Hole(offset)) {
-                Ok(hole) if hole > offset => Extent::data(hole),
-                _ => Extent::UNKNOWN,
-            },
-            Err(rustix::io::Errno::NXIO) => self
-                .shared
-                .without_data(offset, self.shared.capacity.bytes()),
-            Err(_) => Extent::UNKNOWN,
-        }
-    }
-
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let shared = self.shared.clone();
         let flags = open_flags(shared.cache, shared.info.read_only);
@@ -289,9 +290,11 @@ impl BlockDevice for File {
                 format!("{path}: cannot open another handle through /proc/self/fd: {e}"),
             )
         })?;
-        let owner = attach.owner();
+        let (owner, status) = (attach.owner(), attach.owner());
         let fd = attach.ring().register(fd);
-        Ok(Box::new(handle::FileBackend::new(shared, fd, owner)))
+        Ok(Box::new(handle::FileBackend::new(
+            shared, fd, owner, status,
+        )))
     }
 }
 
@@ -309,7 +312,8 @@ mod tests {
     impl Worker {
         fn on(file: &File) -> Worker {
             let mut ring = Ring::new(4).unwrap();
-            let mut owner = || Owner(0);
+            let mut owners = (0..).map(Owner);
+            let mut owner = || owners.next().unwrap();
             let backend = file.attach(&mut Attach::new(&mut ring, &mut owner));
             let backend = backend.unwrap();
             Worker(ring, backend)

@@ -16,6 +16,7 @@
 
 mod admit;
 mod attach;
+mod blocking;
 mod conditions;
 mod delay;
 mod disk_object;
@@ -34,7 +35,7 @@ mod throttle;
 use std::io;
 use std::sync::Arc;
 
-use ::block::{Capacity, DiskInfo, Extent, IoOutcome, IoRequest};
+use ::block::{Capacity, DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Ring};
 
@@ -200,13 +201,6 @@ pub trait BlockDevice: Send + Sync {
     /// The device that it stands on, if it is a layer.
     fn below(&self) -> Option<&dyn BlockDevice> {
         None
-    }
-
-    /// What the bytes from `offset` on, below the capacity, have behind them, for a block device that knows. May take for data
-    /// what is none; [`DiskInfo::anchors`] promises that it takes no hole for anything else. Quick, for workers ask.
-    fn extent(&self, offset: u64) -> Extent {
-        let _ = offset;
-        Extent::UNKNOWN
     }
 
     /// Attaches a worker, which gets a handle of its own. Must not block.

@@ -11,12 +11,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use block::{
     AtomicWrites, Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, IoError, IoErrorKind,
-    IoFlags, IoKind, IoOutcome, IoRequest,
+    IoFlags, IoKind, IoOutcome, IoRequest, encode_extents,
 };
 use guest_memory::{IoBuffer, Mapping, MappingView};
 use uring::{Completion, Owner, Ring};
 
 use crate::admit::Limits;
+use crate::blocking::answer_at_once;
 use crate::error::{check_block_size, check_size};
 use crate::{Attach, BlockDevice, Finished, IoChannel, OpenError, Prefetch, Submission, Tag};
 
@@ -210,10 +211,6 @@ impl BlockDevice for Ram {
         "ram"
     }
 
-    fn extent(&self, offset: u64) -> block::Extent {
-        self.memory.extent(offset)
-    }
-
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let extents = self.memory.extents();
         Ok(Box::new(RamBackend {
@@ -267,7 +264,7 @@ fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> Io
             Ok(())
         }
         IoKind::Flush => Ok(()),
-        IoKind::CompareAndWrite => Err(IoErrorKind::Unsupported.into()),
+        IoKind::CompareAndWrite | IoKind::BlockStatus => Err(IoErrorKind::Unsupported.into()),
         IoKind::Discard | IoKind::WriteZeroes if gives_back(io) => give_back(memory, at, io.length),
         IoKind::Discard | IoKind::WriteZeroes => {
             memory.fill(at as usize, io.length as usize, 0);
@@ -301,7 +298,11 @@ fn gives_back(io: &IoRequest) -> bool {
 /// Bytes of an I/O that are done at once.
 fn at_once(io: &IoRequest) -> u64 {
     match io.kind {
-        IoKind::Read | IoKind::Write | IoKind::Flush | IoKind::CompareAndWrite => u64::MAX,
+        IoKind::Read
+        | IoKind::Write
+        | IoKind::Flush
+        | IoKind::CompareAndWrite
+        | IoKind::BlockStatus => u64::MAX,
         IoKind::WriteZeroes | IoKind::Discard if gives_back(io) => GIVEN_BACK_AT_ONCE,
         IoKind::WriteZeroes | IoKind::Discard => ZEROED_AT_ONCE,
     }
@@ -375,6 +376,13 @@ impl RamBackend {
         Submission::Done(self.carry_out(io, buffer))
     }
 
+    #[cold]
+    fn block_status(&self, io: &IoRequest, buffer: &IoBuffer) -> Submission {
+        let range = io.offset..io.offset + io.length;
+        let extents = encode_extents(range, |offset| self.memory.extent(offset));
+        Submission::Done(answer_at_once(buffer, &extents))
+    }
+
     /// Begins an I/O that goes on piece by piece, each when one of the ring's iterations has room for it.
     fn begin_long(&mut self, ring: &mut Ring, long: Long) {
         let free = self.long.iter().position(Option::is_none);
@@ -432,10 +440,13 @@ impl IoChannel for RamBackend {
         if let Err(refused) = self.limits.admit(io) {
             return Submission::Done(Err(refused));
         }
-        if matches!(io.kind, IoKind::WriteZeroes | IoKind::Discard) {
-            return self.clear(ring, io, buffer, tag);
+        match io.kind {
+            IoKind::WriteZeroes | IoKind::Discard => self.clear(ring, io, buffer, tag),
+            IoKind::BlockStatus => self.block_status(io, buffer),
+            IoKind::Read | IoKind::Write | IoKind::Flush | IoKind::CompareAndWrite => {
+                Submission::Done(self.carry_out(io, buffer))
+            }
         }
-        Submission::Done(self.carry_out(io, buffer))
     }
 
     fn wants_prefetch(&self) -> bool {
@@ -452,7 +463,11 @@ impl IoChannel for RamBackend {
         match io.kind {
             IoKind::Read => self.first.expect_read(at, length),
             IoKind::Write => self.first.expect_write(at, length),
-            IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes | IoKind::CompareAndWrite => {}
+            IoKind::Flush
+            | IoKind::Discard
+            | IoKind::WriteZeroes
+            | IoKind::CompareAndWrite
+            | IoKind::BlockStatus => {}
         }
     }
 

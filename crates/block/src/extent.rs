@@ -1,5 +1,7 @@
 //! What stands behind a part of a disk.
 
+use std::ops::Range;
+
 /// Whether bytes have space behind them, and whether anything was written there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
@@ -46,5 +48,121 @@ impl Extent {
             allocation: Allocation::Data,
             end,
         }
+    }
+}
+
+/// Bytes of the buffer of a block status I/O.
+pub const STATUS_BYTES: usize = 4096;
+
+/// Bytes of an extent in it: its end, and a number for its allocation, in little endian.
+const EXTENT_BYTES: usize = 16;
+
+/// Most extents of one block status I/O.
+pub const EXTENTS_MAX: usize = STATUS_BYTES / EXTENT_BYTES;
+
+/// The extents of a range, from its first byte on, as a block status I/O puts them into its buffer. `extent_at` tells what lies from a
+/// byte on. It is asked [`EXTENTS_MAX`] times. Neighbours of one allocation are one extent; zeroes follow the last one.
+pub fn encode_extents(range: Range<u64>, mut extent_at: impl FnMut(u64) -> Extent) -> Vec<u8> {
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut at = range.start;
+    for _ in 0..EXTENTS_MAX {
+        if at >= range.end {
+            break;
+        }
+        let found = extent_at(at);
+        let end = found.end.clamp(at + 1, range.end);
+        match extents.last_mut() {
+            Some(last) if last.allocation == found.allocation => last.end = end,
+            _ => extents.push(Extent { end, ..found }),
+        }
+        at = end;
+    }
+    let mut bytes: Vec<u8> = extents.iter().flat_map(Extent::encode).collect();
+    bytes.resize(STATUS_BYTES, 0);
+    bytes
+}
+
+/// What [`encode_extents`] has made of extents. What is none of them ends them.
+pub fn decode_extents(bytes: &[u8]) -> impl Iterator<Item = Extent> {
+    bytes.chunks_exact(EXTENT_BYTES).map_while(Extent::decode)
+}
+
+impl Extent {
+    fn encode(&self) -> [u8; EXTENT_BYTES] {
+        let number: u64 = match self.allocation {
+            Allocation::Hole => 1,
+            Allocation::Reserved => 2,
+            Allocation::Data => 3,
+        };
+        let mut bytes = [0; EXTENT_BYTES];
+        bytes[..8].copy_from_slice(&self.end.to_le_bytes());
+        bytes[8..].copy_from_slice(&number.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Extent> {
+        let (end, number) = bytes.split_first_chunk::<8>()?;
+        let allocation = match number.first()? {
+            1 => Allocation::Hole,
+            2 => Allocation::Reserved,
+            3 => Allocation::Data,
+            _ => return None,
+        };
+        let end = u64::from_le_bytes(*end);
+        Some(Extent { allocation, end })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extents(range: Range<u64>, map: &[Extent]) -> Vec<Extent> {
+        let at = |offset| *map.iter().find(|extent| offset < extent.end).unwrap();
+        let bytes = encode_extents(range, at);
+        assert_eq!(bytes.len(), STATUS_BYTES);
+        decode_extents(&bytes).collect()
+    }
+
+    #[test]
+    fn extents_are_cut_to_the_range_and_neighbours_joined() {
+        let map = [
+            Extent::hole(10),
+            Extent::data(20),
+            Extent::data(30),
+            Extent::reserved(40),
+            Extent::hole(u64::MAX),
+        ];
+        let found = extents(5..100, &map);
+        let expected = [
+            Extent::hole(10),
+            Extent::data(30),
+            Extent::reserved(40),
+            Extent::hole(100),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(extents(15..16, &map), [Extent::data(16)]);
+        assert_eq!(extents(15..15, &map), []);
+    }
+
+    #[test]
+    fn so_many_extents_as_fit_are_told() {
+        let at = |offset: u64| match offset % 2 {
+            0 => Extent::hole(offset + 1),
+            _ => Extent::data(offset + 1),
+        };
+        let bytes = encode_extents(0..1000, at);
+        assert_eq!(decode_extents(&bytes).count(), 256);
+        assert_eq!(decode_extents(&bytes).last(), Some(Extent::data(256)));
+    }
+
+    /// A device that has no end for an extent would be asked about the same byte for ever.
+    #[test]
+    fn an_extent_that_ends_where_it_begins_is_one_byte() {
+        let bytes = encode_extents(0..3, Extent::data);
+        assert_eq!(
+            decode_extents(&bytes).collect::<Vec<_>>(),
+            [Extent::data(3)]
+        );
     }
 }

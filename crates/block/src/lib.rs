@@ -15,7 +15,7 @@ mod request;
 
 pub use capacity::Capacity;
 pub use error::{DeviceSense, IoError, IoErrorKind, IoOutcome};
-pub use extent::{Allocation, Extent};
+pub use extent::{Allocation, EXTENTS_MAX, Extent, STATUS_BYTES, decode_extents, encode_extents};
 pub use geometry::{AtomicWrites, Blocks, CompareAndWrite, DiskInfo, Geometry, Lba, RangeError};
 pub use identity::{Identity, NoIdentity};
 pub use request::{IoFlags, IoKind, IoRequest};

@@ -1,15 +1,19 @@
 //! One I/O, as a backend sees it: kind, byte range, flags. Who asked is not in it.
 
-/// What is asked of a disk.
+use crate::STATUS_BYTES;
+
+/// What is asked of a disk. Those that change nothing come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum IoKind {
     /// Fill the buffer from the disk.
     Read,
-    /// Put the buffer onto the disk; with [`IoFlags::FUA`] it is durable before it is answered.
-    Write,
     /// Everything answered before this was submitted is durable when this is answered. No range.
     Flush,
+    /// Put the extents of the range into the buffer, as many as are known and fit: see [`encode_extents`](crate::encode_extents).
+    BlockStatus,
+    /// Put the buffer onto the disk; with [`IoFlags::FUA`] it is durable before it is answered.
+    Write,
     /// The range's content is no longer needed; reads of it may return anything that is consistent.
     Discard,
     /// Reads of the range return zeroes; with [`IoFlags::UNMAP`] its space may be given back.
@@ -22,13 +26,14 @@ pub enum IoKind {
 
 impl IoKind {
     /// How many there are.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 7;
 
     /// All, in order.
     pub const ALL: [IoKind; IoKind::COUNT] = [
         IoKind::Read,
-        IoKind::Write,
         IoKind::Flush,
+        IoKind::BlockStatus,
+        IoKind::Write,
         IoKind::Discard,
         IoKind::WriteZeroes,
         IoKind::CompareAndWrite,
@@ -43,6 +48,7 @@ impl IoKind {
             IoKind::Discard => "discard",
             IoKind::WriteZeroes => "write_zeroes",
             IoKind::CompareAndWrite => "compare_and_write",
+            IoKind::BlockStatus => "block_status",
         }
     }
 }
@@ -152,6 +158,16 @@ impl IoRequest {
         }
     }
 
+    /// The block status of `length` bytes at `offset`: the buffer holds [`STATUS_BYTES`].
+    pub const fn block_status(offset: u64, length: u64) -> Self {
+        IoRequest {
+            kind: IoKind::BlockStatus,
+            flags: IoFlags::NONE,
+            offset,
+            length,
+        }
+    }
+
     /// The same I/O with more flags.
     #[must_use]
     pub const fn flagged(self, flags: IoFlags) -> Self {
@@ -164,10 +180,8 @@ impl IoRequest {
     /// Does it change the disk?
     #[inline(always)]
     pub const fn modifies(&self) -> bool {
-        // All but a read, which is 0, and a flush, which is one bit: asked twice for each I/O, and so one test.
-        const FLUSH: u8 = IoKind::Flush as u8;
-        const { assert!(IoKind::Read as u8 == 0 && FLUSH.is_power_of_two()) };
-        self.kind as u8 & !FLUSH != 0
+        // Asked twice for each I/O, and so one test.
+        self.kind as u8 > IoKind::BlockStatus as u8
     }
 
     /// Does it fill a buffer of its length from the disk, or put one onto it?
@@ -175,11 +189,18 @@ impl IoRequest {
         matches!(self.kind, IoKind::Read | IoKind::Write)
     }
 
+    /// Does it read or change what the disk holds? All but a flush and a block status do.
+    #[inline(always)]
+    pub const fn touches_data(&self) -> bool {
+        !matches!(self.kind, IoKind::Flush | IoKind::BlockStatus)
+    }
+
     /// Bytes of the buffer that it reads or fills.
     pub const fn buffer_length(&self) -> u64 {
         match self.kind {
             IoKind::Read | IoKind::Write => self.length,
             IoKind::CompareAndWrite => 2 * self.length,
+            IoKind::BlockStatus => STATUS_BYTES as u64,
             IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => 0,
         }
     }
@@ -198,12 +219,23 @@ mod tests {
     }
 
     #[test]
-    fn all_but_reads_and_flushes_modify() {
+    fn kinds_are_in_the_order_of_their_numbers() {
+        assert!(
+            IoKind::ALL
+                .iter()
+                .map(|kind| *kind as usize)
+                .eq(0..IoKind::COUNT)
+        );
+    }
+
+    #[test]
+    fn all_but_reads_flushes_and_block_status_modify() {
         assert!(IoRequest::write(0, 512).modifies());
         assert!(IoRequest::discard(0, 512).modifies());
         assert!(IoRequest::write_zeroes(0, 512).modifies());
         assert!(IoRequest::compare_and_write(0, 512).modifies());
         assert!(!IoRequest::read(0, 512).modifies());
         assert!(!IoRequest::flush().modifies());
+        assert!(!IoRequest::block_status(0, 512).modifies());
     }
 }

@@ -118,7 +118,12 @@ pub struct Image {
     name: ImageName,
     read_only: bool,
     watch: Mutex<Option<Watch>>,
+    /// Held by calls that list extents: those that took too long are left to their threads.
+    listing: Arc<()>,
 }
+
+/// Lists of extents that may be under way, or left to their threads, at a time.
+const LISTINGS_MAX: usize = 4;
 
 // SAFETY: librbd locks what a handle shares; all its functions may be called on any thread.
 unsafe impl Send for Image {}
@@ -172,6 +177,7 @@ impl Image {
             name,
             read_only,
             watch: Mutex::new(None),
+            listing: Arc::new(()),
         })
     }
 
@@ -420,7 +426,16 @@ impl Image {
             });
             0
         }
-        self.bounded("list the extents of", move |image, failed| {
+        let what = "list the extents of";
+        let listing = Arc::clone(&self.listing);
+        if Arc::strong_count(&listing) > LISTINGS_MAX + 1 {
+            return Err(Error::timed_out(
+                format!("{what} image {}", self.name),
+                CALL_LIMIT,
+            ));
+        }
+        self.bounded(what, move |image, failed| {
+            let _listing = listing;
             let mut pieces: Vec<Piece> = Vec::new();
             // SAFETY: an open image; from its creation on (null). The list outlives the call.
             let listed = unsafe {

@@ -6,7 +6,7 @@
 //! `pacing.rs`, and `drain.rs`, which counts what is in flight meanwhile.
 
 use bdev::{Admission, Condition, Finished, Submission, Tag};
-use block::{IoErrorKind, IoFlags, IoKind, IoRequest};
+use block::{IoErrorKind, IoFlags, IoRequest};
 use guest_memory::IoBuffer;
 use uring::Ring;
 
@@ -95,6 +95,7 @@ impl OpenDisk {
         }
         if self.conditions.has(Condition::Locked)
             && !request.flags.has(IoFlags::HOLDER)
+            && request.touches_data()
             && locks.holds(request.offset, request.length)
         {
             return Verdict::WaitForLock;
@@ -146,9 +147,9 @@ impl OpenDisk {
         buffer: &mut IoBuffer,
         tag: Tag,
     ) -> Submission {
-        match request.kind {
-            IoKind::Flush => self.start_flush(ring, request, buffer, tag),
-            _ => self.channel.submit(ring, request, buffer, tag),
+        match request.touches_data() {
+            false => self.start_beside(ring, request, buffer, tag),
+            true => self.channel.submit(ring, request, buffer, tag),
         }
     }
 
@@ -160,8 +161,8 @@ impl OpenDisk {
         buffer: &mut IoBuffer,
         tag: Tag,
     ) -> Submission {
-        if request.kind == IoKind::Flush {
-            return self.start_flush(ring, request, buffer, tag);
+        if !request.touches_data() {
+            return self.start_beside(ring, request, buffer, tag);
         }
         let counted = self.drain.counted_tag(tag);
         let submitted = self.channel.submit(ring, request, buffer, counted);
@@ -171,8 +172,8 @@ impl OpenDisk {
         submitted
     }
 
-    /// A flush is in nobody's way: it is told apart from what acquirers of a range wait for.
-    fn start_flush(
+    /// A flush, or a block status, is in nobody's way: it is told apart from what acquirers of a range wait for.
+    fn start_beside(
         &mut self,
         ring: &mut Ring,
         request: &IoRequest,

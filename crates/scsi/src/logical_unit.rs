@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use block::{DiskInfo, Extent, Geometry};
+use block::{DiskInfo, Geometry};
 
 use crate::directory::Directory;
 use crate::nexus::{Nexus, TargetPort};
@@ -90,14 +90,8 @@ impl Word {
     }
 }
 
-/// What a unit has to ask, and to tell, the disk behind it besides I/O.
+/// What a unit has to tell the disk behind it besides I/O.
 pub trait Medium: Send + Sync + std::fmt::Debug {
-    /// What the bytes from `offset` on have behind them. May take for data what is none; quick.
-    fn extent(&self, offset: u64) -> Extent {
-        let _ = offset;
-        Extent::UNKNOWN
-    }
-
     /// Closes the disk to all I/O but that of [`block::IoFlags::CLOSER`], through transports that do not know this unit too, or
     /// opens it again. Called with the unit locked; quick.
     fn set_closed(&self, closed: bool) {
@@ -258,10 +252,6 @@ impl LogicalUnit {
 
     pub(crate) fn removable(&self) -> bool {
         self.removable
-    }
-
-    pub(crate) fn medium(&self) -> Option<&Arc<dyn Medium>> {
-        self.medium.as_ref()
     }
 
     /// Says what an operation on the whole medium has come to, here and to the disk.

@@ -536,36 +536,10 @@ fn extents(answer: &Answer) -> Vec<(u64, u32, u8)> {
     answer.data[8..].chunks_exact(16).map(extent).collect()
 }
 
-/// Data in one place, nothing elsewhere.
-#[derive(Debug)]
-struct OneBlock(u64);
-
-impl Medium for OneBlock {
-    fn extent(&self, offset: u64) -> Extent {
-        match self.0 {
-            at if offset < at => Extent::hole(at),
-            at if offset == at => Extent::data(at + 1),
-            _ => Extent::hole(u64::MAX),
-        }
-    }
-}
-
-/// Extents, each up to its end, of a disk that tells them for good.
-#[derive(Debug)]
-struct Map(Vec<Extent>);
-
-impl Medium for Map {
-    fn extent(&self, offset: u64) -> Extent {
-        let found = self.0.iter().find(|extent| offset < extent.end);
-        *found.unwrap_or(&Extent::UNKNOWN)
-    }
-}
-
 #[test]
 fn get_lba_status_tells_space_from_holes() {
     const K: u64 = 1024;
-    let mut bed = Bed::new(512, 64);
-    let map = [
+    const MAP: [Extent; 10] = [
         Extent::hole(64 * K),
         Extent::reserved(96 * K),
         Extent::reserved(128 * K),
@@ -574,15 +548,18 @@ fn get_lba_status_tells_space_from_holes() {
         // ends in the middle of a physical block, like what follows: neither is taken for all of it
         Extent::reserved(194 * K),
         Extent::hole(198 * K),
+        Extent::reserved(200 * K),
         Extent::hole(256 * K),
         Extent::data(320 * K),
         Extent::hole(u64::MAX),
     ];
+    let mut bed = Bed::new(512, 64);
+    bed.disks.extents = Some(|offset| *MAP.iter().find(|extent| offset < extent.end).unwrap());
     let config = UnitConfig {
         disk: DiskId(1),
         info: info(512, 1024, 7),
         removable: false,
-        medium: Some(std::sync::Arc::new(Map(map.into()))),
+        medium: None,
     };
     let unit = LogicalUnit::new(&bed.directory, config);
     bed.disks.bytes.push(vec![0; 512 << 10]);
@@ -622,13 +599,14 @@ fn get_lba_status_tells_space_from_holes() {
 #[test]
 fn get_lba_status_takes_known_holes_without_reading_them() {
     let mut bed = Bed::new(512, 64);
+    bed.disks.extents = Some(|_| Extent::hole(u64::MAX));
     let blocks: u64 = 6 << 30;
     // more blocks than a descriptor can say, and none of them there
     let config = UnitConfig {
         disk: DiskId(0),
         info: info(512, blocks, 7),
         removable: false,
-        medium: Some(std::sync::Arc::new(OneBlock(u64::MAX))),
+        medium: None,
     };
     let unit = LogicalUnit::new(&bed.directory, config);
     bed.target.attach_unit(7, unit).unwrap();
@@ -646,7 +624,13 @@ fn get_lba_status_takes_known_holes_without_reading_them() {
 
 #[test]
 fn get_lba_status_reads_only_where_data_may_be() {
+    const AT: u64 = 1 << 20;
     let mut bed = Bed::new(512, 64);
+    bed.disks.extents = Some(|offset| match offset {
+        ..AT => Extent::hole(AT),
+        AT => Extent::data(AT + 1),
+        _ => Extent::hole(u64::MAX),
+    });
     let config = UnitConfig {
         disk: DiskId(1),
         info: block::DiskInfo {
@@ -654,7 +638,7 @@ fn get_lba_status_reads_only_where_data_may_be() {
             ..info(512, 8192, 7)
         },
         removable: false,
-        medium: Some(std::sync::Arc::new(OneBlock(1 << 20))),
+        medium: None,
     };
     let unit = LogicalUnit::new(&bed.directory, config);
     bed.disks.bytes.push(vec![0; 8192 * 512]);

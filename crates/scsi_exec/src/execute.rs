@@ -91,11 +91,12 @@ pub fn execute(command: &mut impl Transport, io: &mut Io) -> Step {
                 let data = match request.kind {
                     IoKind::Read => command.data_in(io),
                     IoKind::Write => command.data_out(request.length as usize),
-                    // A compare and write is a program's, on scratch memory.
+                    // The last two are a program's, on scratch memory.
                     IoKind::Flush
                     | IoKind::Discard
                     | IoKind::WriteZeroes
-                    | IoKind::CompareAndWrite => Data::There,
+                    | IoKind::CompareAndWrite
+                    | IoKind::BlockStatus => Data::There,
                 };
                 match data {
                     Data::There => return Step::Data,

@@ -9,6 +9,7 @@ pub fn operation_of(opcode: u8, direct: Option<&IoRequest>) -> Operation {
     match direct.map(|request| request.kind) {
         Some(IoKind::Read) => Operation::Read,
         Some(IoKind::Write | IoKind::CompareAndWrite) => Operation::Write,
+        Some(IoKind::BlockStatus) => Operation::Other,
         Some(IoKind::Flush) => Operation::Flush,
         Some(IoKind::Discard | IoKind::WriteZeroes) => Operation::Discard,
         // UNMAP and WRITE SAME in several steps.

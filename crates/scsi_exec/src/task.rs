@@ -508,7 +508,7 @@ impl Task {
         let buffer = IoBuffer::owned(part.len());
         if let Doing::Running(running) = &mut self.general.doing {
             match (kind, running.scratch.get(part.clone())) {
-                (IoKind::Read, _) => running.reading = Some(part),
+                (IoKind::Read | IoKind::BlockStatus, _) => running.reading = Some(part),
                 (IoKind::Write | IoKind::CompareAndWrite, Some(data)) => buffer.write_at(0, data),
                 _ => {}
             }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use bdev::Disk;
-use block::Extent;
 use reactor::Pool;
 
 use scsi::{Directory, DiskId, LogicalUnit, Medium, Nexus, NexusId, Plan, Store, UnitConfig};
@@ -20,13 +19,6 @@ type Entry = (Arc<Disk>, Arc<LogicalUnit>);
 struct DiskMedium(Weak<Disk>);
 
 impl Medium for DiskMedium {
-    fn extent(&self, offset: u64) -> Extent {
-        match self.0.upgrade() {
-            Some(disk) => disk.device().extent(offset),
-            None => Extent::UNKNOWN,
-        }
-    }
-
     fn set_closed(&self, closed: bool) {
         let Some(disk) = self.0.upgrade() else { return };
         if closed {

@@ -272,6 +272,7 @@ fn operation(request: &request::Request) -> Operation {
             IoKind::Read => Operation::Read,
             IoKind::Write | IoKind::CompareAndWrite => Operation::Write,
             IoKind::Flush => Operation::Flush,
+            IoKind::BlockStatus => Operation::Other,
             IoKind::Discard | IoKind::WriteZeroes => Operation::Discard,
         },
         Request::Nothing(Transfer::In) => Operation::Read,

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest, encode_extents};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring, RingFd};
 
@@ -16,6 +16,7 @@ use super::bounce::{Bounce, BounceSlot, PIECE_BYTES};
 use super::errno::{classify, is_of_device, is_refusal};
 use super::{CacheMode, Shared};
 use crate::admit::Limits;
+use crate::blocking::StatusCalls;
 use crate::{Finished, IoChannel, Submission, Tag};
 
 /// The most segments that one read or write takes (Linux: `UIO_MAXIOV`).
@@ -75,10 +76,11 @@ pub(super) struct FileBackend {
     slots: Vec<Slot>,
     free: Vec<u32>,
     bounce: Bounce,
+    status: StatusCalls,
 }
 
 impl FileBackend {
-    pub(super) fn new(shared: Arc<Shared>, fd: RingFd, owner: Owner) -> FileBackend {
+    pub(super) fn new(shared: Arc<Shared>, fd: RingFd, owner: Owner, status: Owner) -> FileBackend {
         FileBackend {
             limits: Limits::of(&shared.info, &shared.capacity),
             shared,
@@ -87,7 +89,23 @@ impl FileBackend {
             slots: Vec::new(),
             free: Vec::new(),
             bounce: Bounce::default(),
+            status: StatusCalls::new(status),
         }
+    }
+
+    /// lseek waits for the server of a network file system, and for reads of maps of extents on any.
+    #[cold]
+    fn block_status(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        let (shared, range) = (self.shared.clone(), io.offset..io.offset + io.length);
+        let ask = move || Ok(encode_extents(range, |offset| shared.extent(offset)));
+        self.status
+            .submit(ring, &self.shared.calls, buffer, tag, ask)
     }
 
     /// A slot for an I/O; its buffer is still empty.
@@ -139,7 +157,9 @@ impl FileBackend {
             IoKind::Flush => self.sync(ring, index),
             IoKind::Discard => self.discard(ring, index),
             IoKind::WriteZeroes => self.zero(ring, index),
-            IoKind::CompareAndWrite => Some(Err(IoErrorKind::Unsupported.into())),
+            IoKind::CompareAndWrite | IoKind::BlockStatus => {
+                Some(Err(IoErrorKind::Unsupported.into()))
+            }
         }
     }
 
@@ -449,6 +469,9 @@ impl IoChannel for FileBackend {
         if io.moves_data() {
             assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
         }
+        if io.kind == IoKind::BlockStatus {
+            return self.block_status(ring, io, buffer, tag);
+        }
         let index = self.occupy(tag, io, durable);
         self.slots[index as usize].buffer = std::mem::take(buffer);
         match self.go_on(ring, index) {
@@ -461,6 +484,9 @@ impl IoChannel for FileBackend {
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        if self.status.is_of(completion.owner) {
+            return self.status.complete(ring, completion.more, finished);
+        }
         let index = completion.token as u32;
         let outcome = self
             .take_result(index, completion.result, completion.buffer)
@@ -481,9 +507,14 @@ impl IoChannel for FileBackend {
         if let Some(index) = used.find(named) {
             ring.cancel(self.owner, index.into());
         }
+        self.status.abort(tag);
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.status.close(ring);
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() + self.status.in_flight()
     }
 }

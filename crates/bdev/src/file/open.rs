@@ -20,6 +20,7 @@ use super::properties::{
 };
 use super::{Alignment, CacheMode, FileOptions, Refused, Shared, open_flags, reopen};
 use crate::OpenError;
+use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
 
 const BLOCK_SIZE_DEFAULT: u32 = 512;
@@ -168,6 +169,7 @@ fn examine(
         alignment,
         durability: Durability::default(),
         refused: Refused::default(),
+        calls: BlockingCalls::default(),
         created: false,
         control,
     })

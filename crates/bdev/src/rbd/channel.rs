@@ -7,14 +7,15 @@
 use std::io;
 use std::sync::Arc;
 
-use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest, encode_extents};
 use guest_memory::IoBuffer;
-use librbd::SEGMENTS_MAX;
+use librbd::{Piece, SEGMENTS_MAX};
 use uring::{Completion, Owner, Ring, RingFd, WatchId};
 
 use super::Shared;
 use super::errno::classify;
 use crate::admit::Limits;
+use crate::blocking::StatusCalls;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 struct Slot {
@@ -41,7 +42,11 @@ pub(super) struct RbdChannel {
     slots: Vec<Slot>,
     free: Vec<u32>,
     over: Vec<librbd::Finished>,
+    status: StatusCalls,
 }
+
+/// Bytes that are looked at for one block status I/O: where there is no map of objects librbd asks for each of them.
+const STATUS_RANGE_MAX: u64 = 4 << 30;
 
 impl RbdChannel {
     pub(super) fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
@@ -62,7 +67,35 @@ impl RbdChannel {
             slots: Vec::new(),
             free: Vec::new(),
             over: Vec::new(),
+            status: StatusCalls::new(attach.owner()),
         })
+    }
+
+    /// librbd lists what has data by a call that blocks, also while the cluster is away.
+    #[cold]
+    fn block_status(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        let (shared, generation) = (Arc::clone(&self.shared), self.generation);
+        let (offset, length) = (io.offset, io.length.min(STATUS_RANGE_MAX));
+        let ask = move || {
+            let pieces = shared.image().allocated(offset, length).map_err(|error| {
+                let errno = error.errno();
+                if errno == libc::ESHUTDOWN {
+                    shared.found_fence(generation);
+                }
+                classify(IoKind::BlockStatus, errno)
+            })?;
+            Ok(encode_extents(offset..offset + length, |from| {
+                extent_at(&pieces, from)
+            }))
+        };
+        self.status
+            .submit(ring, &self.shared.calls, buffer, tag, ask)
     }
 
     /// Goes over to the image that was opened again; false while something is in flight on the one before.
@@ -143,6 +176,7 @@ impl RbdChannel {
             }
             IoKind::Flush => channel.flush(buffer, token),
             IoKind::CompareAndWrite => channel.compare_and_write(offset, buffer, token),
+            IoKind::BlockStatus => Err(libc::EOPNOTSUPP),
             IoKind::Discard => channel.discard(offset, length, buffer, token),
             IoKind::WriteZeroes => {
                 let allocate = !flags.has(IoFlags::UNMAP);
@@ -186,6 +220,20 @@ impl RbdChannel {
     }
 }
 
+/// What lies from a byte on, of an image that has data in these pieces, which are in order.
+fn extent_at(pieces: &[Piece], offset: u64) -> Extent {
+    let after = pieces.partition_point(|piece| piece.offset <= offset);
+    let next = pieces.get(after).map_or(u64::MAX, |piece| piece.offset);
+    match after.checked_sub(1).and_then(|at| pieces.get(at)) {
+        Some(Piece {
+            offset: from,
+            length,
+            exists: true,
+        }) if offset - from < *length => Extent::data((from + length).min(next)),
+        _ => Extent::hole(next),
+    }
+}
+
 /// What of the buffer from byte `done` on librbd takes at once.
 fn next_piece(buffer: &IoBuffer, done: u64) -> IoBuffer {
     let done = done as usize;
@@ -203,7 +251,7 @@ fn next_piece(buffer: &IoBuffer, done: u64) -> IoBuffer {
 impl IoChannel for RbdChannel {
     fn submit(
         &mut self,
-        _ring: &mut Ring,
+        ring: &mut Ring,
         io: &IoRequest,
         buffer: &mut IoBuffer,
         tag: Tag,
@@ -225,6 +273,9 @@ impl IoChannel for RbdChannel {
         if self.generation != self.shared.generation() && !self.change_image() {
             return Submission::Done(Err(IoErrorKind::Offline.into()));
         }
+        if io.kind == IoKind::BlockStatus {
+            return self.block_status(ring, io, buffer, tag);
+        }
         let index = self.occupy(tag, io);
         match self.start(index, buffer) {
             Ok(()) => Submission::Pending,
@@ -236,6 +287,9 @@ impl IoChannel for RbdChannel {
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        if self.status.is_of(completion.owner) {
+            return self.status.complete(ring, completion.more, finished);
+        }
         if !completion.more && self.watch.is_some() {
             // The kernel has ended the watch, for want of memory it may be.
             self.watch = Some(ring.watch(self.owner, 0, &self.wake));
@@ -260,16 +314,42 @@ impl IoChannel for RbdChannel {
         if let Some(watch) = self.watch.take() {
             ring.unwatch(watch);
         }
+        self.status.close(ring);
+    }
+
+    fn abort(&mut self, _ring: &mut Ring, tag: Tag) {
+        self.status.abort(tag);
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() + self.status.in_flight()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_lies_between_pieces_with_data_is_a_hole() {
+        let piece = |offset, length, exists| Piece {
+            offset,
+            length,
+            exists,
+        };
+        let pieces = [piece(10, 10, true), piece(20, 5, true), piece(40, 5, false)];
+        for (offset, extent) in [
+            (0, Extent::hole(10)),
+            (10, Extent::data(20)),
+            (19, Extent::data(20)),
+            (24, Extent::data(25)),
+            (25, Extent::hole(40)),
+            (42, Extent::hole(u64::MAX)),
+        ] {
+            assert_eq!(extent_at(&pieces, offset), extent, "{offset}");
+        }
+        assert_eq!(extent_at(&[], 7), Extent::hole(u64::MAX));
+    }
 
     #[test]
     fn buffer_of_many_segments_is_cut_into_pieces_that_make_it_up() {

@@ -22,7 +22,7 @@ pub(super) fn classify(kind: IoKind, errno: i32) -> IoError {
         // A compare and write whose comparison failed.
         libc::EILSEQ if kind == IoKind::CompareAndWrite => IoErrorKind::Miscompare,
         libc::ECANCELED => IoErrorKind::Cancelled,
-        _ if kind == IoKind::Read => IoErrorKind::ReadMedium,
+        _ if matches!(kind, IoKind::Read | IoKind::BlockStatus) => IoErrorKind::ReadMedium,
         _ => IoErrorKind::WriteMedium,
     };
     IoError::with_errno(class, errno)

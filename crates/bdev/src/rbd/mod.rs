@@ -21,6 +21,7 @@ use librbd::{Cluster, ClusterConfig, Image, ImageName};
 use self::fence::Fence;
 pub use self::lock::RbdLock;
 use self::medium::ImageMedium;
+use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
 use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError};
 
@@ -57,6 +58,7 @@ pub(super) struct Shared {
     size: Size,
     /// Writes are answered before they are on stable storage.
     write_cache: bool,
+    calls: BlockingCalls,
 }
 
 impl Shared {
@@ -165,6 +167,7 @@ impl Rbd {
                 info,
                 size,
                 write_cache,
+                calls: BlockingCalls::default(),
             }),
         })
     }

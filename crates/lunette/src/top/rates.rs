@@ -230,6 +230,7 @@ impl Interval {
                 IoKind::Discard,
                 IoKind::WriteZeroes,
                 IoKind::CompareAndWrite,
+                IoKind::BlockStatus,
             ];
             let others = others.map(|kind| disk.of(kind).requests).iter().sum();
             let now = self.now.disks.iter().find(|now| now.name == disk.name);

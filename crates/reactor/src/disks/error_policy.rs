@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bdev::{Disk, Finished, OnError, Submission};
-use block::{IoError, IoErrorKind, IoKind, IoRequest};
+use block::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use uring::Ring;
 
@@ -26,9 +26,9 @@ impl OpenDisk {
     ) -> Submission {
         match submitted {
             Submission::Pending => {
-                let channel_tag = match request.kind {
-                    IoKind::Flush => self.drain.flush_tag(tag),
-                    _ => self.drain.counted_tag(tag),
+                let channel_tag = match request.touches_data() {
+                    false => self.drain.flush_tag(tag),
+                    true => self.drain.counted_tag(tag),
                 };
                 let now = self.pacing.clock().elapsed();
                 self.waiting.pended(tag, channel_tag, request, now);

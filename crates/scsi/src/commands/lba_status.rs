@@ -3,15 +3,18 @@
 //! Holes are deallocated and space without data is anchored, as the disk knows them; the rest is read. What reads as
 //! zeroes there is anchored too, for it has its space and an initiator cannot tell the two apart (LBPRZ); of a disk that
 //! does not know its holes for good, which anchors nothing, it counts as deallocated. The scan goes on until the list is
-//! full, the unit ends or enough was read or asked for.
+//! full, the unit ends or enough was read or asked for. The disk tells its extents by [`IoRequest::block_status`]; one that
+//! cannot may have data everywhere.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 
-use block::{Allocation, Extent, IoOutcome, IoRequest};
+use block::{
+    Allocation, Extent, IoError, IoErrorKind, IoOutcome, IoRequest, STATUS_BYTES, decode_extents,
+};
 
 use super::{Context, Planned};
 use crate::command::{be32, be64};
-use crate::logical_unit::{DiskId, Medium};
+use crate::logical_unit::DiskId;
 use crate::plan::{Program, Run, SCRATCH_MAX, Step};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
@@ -25,8 +28,8 @@ const SCAN_MAX: u64 = 4 << 30;
 /// The same where there is room for a single one: the question is about a block, not about the map.
 const SCAN_MAX_SINGLE: u64 = 4 << 20;
 
-/// Most extents that the disk is asked for.
-const EXTENTS_MAX: u32 = 8192;
+/// How often the disk is asked for extents.
+const STATUSES_MAX: u32 = 32;
 
 pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
     let lba = be64(c.cdb, 2);
@@ -59,23 +62,24 @@ pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
     let end = geometry.capacity_bytes();
     let scan = Scan {
         disk: c.unit.disk(),
-        medium: c.unit.medium().cloned(),
         shift,
         unit,
         anchors,
         offset,
         end,
-        extents_left: EXTENTS_MAX,
+        extents: VecDeque::new(),
+        statuses_left: STATUSES_MAX,
         left: match list.most {
             1 => SCAN_MAX_SINGLE,
             _ => SCAN_MAX,
         },
-        reading: 0,
+        doing: Doing::Nothing,
         zeroes: Provisioning::Deallocated,
         list,
     };
     let scratch = usize::try_from(end - offset).unwrap_or(SCRATCH_MAX);
-    Ok(Run::plan(scan, SCRATCH_MAX.min(scratch)))
+    let scratch = scratch.clamp(STATUS_BYTES, SCRATCH_MAX);
+    Ok(Run::plan(scan, scratch))
 }
 
 /// Most blocks of one descriptor: what its field holds, and whole physical blocks of any size.
@@ -145,37 +149,57 @@ impl List {
 
 struct Scan {
     disk: DiskId,
-    medium: Option<Arc<dyn Medium>>,
     shift: u32,
     unit: u64,
     anchors: bool,
     offset: u64,
     end: u64,
-    /// How often the disk may still be asked for an extent.
-    extents_left: u32,
+    /// What the disk has told of what follows, in order.
+    extents: VecDeque<Extent>,
+    /// How often it may still be asked.
+    statuses_left: u32,
     /// Bytes that may still be read.
     left: u64,
-    /// Bytes that are being read, and what units of zeroes are among them.
-    reading: u64,
+    doing: Doing,
+    /// What units of zeroes are among what is read.
     zeroes: Provisioning,
     list: List,
 }
 
+/// What a scan needs next, and does then.
+#[derive(Clone, Copy)]
+enum Doing {
+    Nothing,
+    /// Asks for extents.
+    Status,
+    /// Reads so many bytes.
+    Read(u64),
+}
+
 impl Scan {
-    /// What must be read next, in bytes, of what reaches to `end`.
-    fn piece(&self, end: u64) -> u64 {
+    /// What must be read next of what reaches to `end`.
+    fn piece(&self, end: u64) -> Doing {
         // pieces end at multiples of the scratch size, so that units are not cut
         let to_boundary = SCRATCH_MAX as u64 - self.offset % SCRATCH_MAX as u64;
-        to_boundary.min(end.min(self.end) - self.offset)
+        Doing::Read(to_boundary.min(end.min(self.end) - self.offset))
     }
 
-    /// Enters what can be told without reading, then says how much must be read: nothing when the scan is over.
-    fn skip(&mut self) -> u64 {
-        while self.offset < self.end && self.extents_left > 0 {
-            self.extents_left -= 1;
-            let extent = match &self.medium {
-                Some(medium) => medium.extent(self.offset),
-                None => Extent::UNKNOWN,
+    /// The extent that lies at the offset, if the disk has told of it.
+    fn extent(&mut self) -> Option<Extent> {
+        while self.extents.front()?.end <= self.offset {
+            self.extents.pop_front();
+        }
+        self.extents.front().copied()
+    }
+
+    /// Enters what can be told without reading, then says what is next: nothing when the scan is over.
+    fn skip(&mut self) -> Doing {
+        while self.offset < self.end {
+            let Some(extent) = self.extent() else {
+                return match self.statuses_left {
+                    0 => Doing::Nothing,
+                    _ => Doing::Status,
+                };
             };
             let is_data = extent.allocation == Allocation::Data;
             if is_data && !self.anchors {
@@ -206,11 +230,31 @@ impl Scan {
                 .list
                 .push(self.offset >> self.shift, blocks, provisioning)
             {
-                return 0;
+                return Doing::Nothing;
             }
             self.offset = whole;
         }
-        0
+        Doing::Nothing
+    }
+
+    /// Takes what the disk tells of its extents. One that does not tell may have data.
+    fn take_status(&mut self, outcome: IoOutcome, told: &[u8]) -> Result<(), IoError> {
+        match outcome {
+            Ok(()) => self.extents.extend(decode_extents(told)),
+            Err(error)
+                if !matches!(
+                    error.kind,
+                    IoErrorKind::Unsupported | IoErrorKind::ReadMedium
+                ) =>
+            {
+                return Err(error);
+            }
+            Err(_) => {}
+        }
+        if self.extent().is_none() {
+            self.extents.push_back(Extent::UNKNOWN);
+        }
+        Ok(())
     }
 
     /// Enters what was read; false when the list is full.
@@ -247,26 +291,41 @@ fn is_zero(bytes: &[u8]) -> bool {
 
 impl Program for Scan {
     fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
-        match last {
-            None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
-            Some(Ok(())) => {
-                let read = scratch.get(..self.reading as usize).unwrap_or_default();
+        let taken = match (self.doing, last) {
+            (Doing::Status, Some(outcome)) => {
+                let told = scratch.get(..STATUS_BYTES).unwrap_or_default();
+                self.take_status(outcome, told)
+            }
+            (Doing::Read(bytes), Some(Ok(()))) => {
+                let read = scratch.get(..bytes as usize).unwrap_or_default();
                 if !self.enter(read) {
                     return Step::Done(self.list.response());
                 }
+                Ok(())
             }
+            (_, Some(outcome)) => outcome,
+            (_, None) => Ok(()),
+        };
+        if let Err(error) = taken {
+            return Step::Done(Sense::of_io_error(error).into());
         }
-        let piece = self.skip();
-        if piece == 0 || self.left == 0 {
-            return Step::Done(self.list.response());
-        }
-        self.left = self.left.saturating_sub(piece);
-        self.reading = piece;
+        self.doing = self.skip();
+        let (request, scratch) = match self.doing {
+            Doing::Status => {
+                self.statuses_left -= 1;
+                let rest = self.end - self.offset;
+                (IoRequest::block_status(self.offset, rest), STATUS_BYTES)
+            }
+            Doing::Read(bytes) if self.left > 0 => {
+                self.left = self.left.saturating_sub(bytes);
+                (IoRequest::read(self.offset, bytes), bytes as usize)
+            }
+            Doing::Read(_) | Doing::Nothing => return Step::Done(self.list.response()),
+        };
         Step::Io {
             disk: self.disk,
-            request: IoRequest::read(self.offset, piece),
-            scratch: 0..piece as usize,
+            request,
+            scratch: 0..scratch,
         }
     }
 }

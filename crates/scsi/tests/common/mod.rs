@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use block::{DiskInfo, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use block::{DiskInfo, Extent, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use scsi::*;
 
 pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
@@ -71,10 +71,20 @@ pub struct Disks {
     pub log: Vec<(DiskId, IoRequest)>,
     /// The next I/O fails so.
     pub failure: Option<IoErrorKind>,
+    /// What lies from a byte on; without it none tells its extents.
+    pub extents: Option<fn(u64) -> Extent>,
 }
 
 impl Disks {
     pub fn io(&mut self, disk: DiskId, request: IoRequest, buffer: &mut [u8]) -> IoOutcome {
+        if request.kind == IoKind::BlockStatus {
+            let Some(extents) = self.extents else {
+                return Err(IoErrorKind::Unsupported.into());
+            };
+            let range = request.offset..request.offset + request.length;
+            buffer.copy_from_slice(&block::encode_extents(range, extents));
+            return Ok(());
+        }
         self.log.push((disk, request));
         if let Some(kind) = self.failure.take() {
             return Err(IoError::new(kind));
@@ -84,7 +94,7 @@ impl Disks {
         match request.kind {
             IoKind::Read => buffer.copy_from_slice(&bytes[range]),
             IoKind::Write => bytes[range].copy_from_slice(buffer),
-            IoKind::Flush => {}
+            IoKind::Flush | IoKind::BlockStatus => {}
             IoKind::Discard | IoKind::WriteZeroes => bytes[range].fill(0),
             IoKind::CompareAndWrite => {
                 let (compared, written) = buffer.split_at(buffer.len() / 2);

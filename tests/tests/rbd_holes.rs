@@ -1,0 +1,82 @@
+//! Holes of Ceph RBD images, as GET LBA STATUS tells them, against a real cluster.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use end_to_end::{Context, IscsiSession, Result, Rig, ensure};
+use vm::Ceph;
+
+const TARGET: &str = "iqn.2026-11.org.example:rbd";
+
+/// GET LBA STATUS from a block on: first block, blocks and provisioning status of each descriptor.
+fn lba_status(session: &mut IscsiSession, lba: u16) -> Result<Vec<(u64, u32, u8)>> {
+    let [high, low] = lba.to_be_bytes();
+    let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, high, low, 0, 0, 1, 8, 0, 0];
+    let done = session.command(&cdb, None, 264)?;
+    ensure!(done.status == 0, "{done:?}");
+    let list = done.data.get(8..).context("no descriptors")?;
+    let field = |one: &[u8]| -> Option<(u64, u32, u8)> {
+        let lba = u64::from_be_bytes(one.get(..8)?.try_into().ok()?);
+        let blocks = u32::from_be_bytes(one.get(8..12)?.try_into().ok()?);
+        Some((lba, blocks, *one.get(12)?))
+    };
+    list.chunks_exact(16)
+        .map(|one| field(one).context("a short descriptor"))
+        .collect()
+}
+
+/// What is listed by a call that blocks: the worker serves others meanwhile, also while the cluster is away.
+#[test]
+fn holes_of_an_image_are_told_to_initiators_and_nobody_waits_for_that() -> Result<()> {
+    const MAPPED: u8 = 0;
+    const DEALLOCATED: u8 = 1;
+    const OTHER: &str = "iqn.2026-11.org.example:ram";
+    let mut ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk(&format!("a={}", ceph.disk("rbd/a")))
+            .disk("r=ram:16M")
+            .arguments(["--workers", "1", "--iscsi", &format!("{TARGET}=a")])
+            .arguments(["--iscsi", &format!("{OTHER}=r")])
+            .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"])
+    })?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    ensure!(lba_status(&mut session, 0)? == [(0, 131_072, DEALLOCATED)]);
+    // 4 KiB at 8 MiB and at 20 MiB.
+    for lba in [0x4000_u16, 0xa000] {
+        let [high, low] = lba.to_be_bytes();
+        let write = [0x2a, 0, 0, 0, high, low, 0, 0, 8, 0];
+        let done = session.command(&write, Some(&[7; 4096]), 0)?;
+        ensure!(done.status == 0, "{done:?}");
+    }
+    let told = lba_status(&mut session, 0)?;
+    let expected = [
+        (0, 0x4000, DEALLOCATED),
+        (0x4000, 8, MAPPED),
+        (0x4008, 0x5ff8, DEALLOCATED),
+        (0xa000, 8, MAPPED),
+        (0xa008, 0x1_5ff8, DEALLOCATED),
+    ];
+    ensure!(told == expected, "{told:x?}");
+    ensure!(lba_status(&mut session, 0x4004)?.first() == Some(&(0x4004, 4, MAPPED)));
+
+    // While the OSD is away the list waits, and the worker does not.
+    let mut other = IscsiSession::login(&rig.iscsi_portal(OTHER)?, OTHER, 2)?;
+    ceph.kill_osd();
+    let told = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| lba_status(&mut session, 0));
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(1) {
+            ensure!(lba_status(&mut other, 0)? == [(0, 32_768, DEALLOCATED)]);
+        }
+        ensure!(!waits.is_finished(), "the list of a cluster that is away");
+        ceph.start_osd()?;
+        waits.join().ok().context("a thread panicked")
+    })?;
+    // A list that takes longer than librbd's calls may is an error, and is to be asked for again.
+    let told = told.or_else(|_| lba_status(&mut session, 0))?;
+    ensure!(told == expected, "{told:x?}");
+    Ok(())
+}
