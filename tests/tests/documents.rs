@@ -331,6 +331,94 @@ fn documents_use_the_words_of_the_field() -> Result<()> {
     Ok(())
 }
 
+/// Private words that a name in the code might have, besides those.
+const PRIVATE_NAMES: [(&str, &str); 4] = [
+    ("whom", "the address of the daemon"),
+    ("glass", "what it does"),
+    ("lookers", "what they are"),
+    ("asking", "interrupt moderation"),
+];
+
+/// The parts of a name: `snake_case` and `CamelCase` in lower case.
+fn parts_of(name: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    for letter in name.chars() {
+        if letter == '_' || letter.is_uppercase() {
+            parts.push(String::new());
+        }
+        if let (Some(part), true) = (parts.last_mut(), letter != '_') {
+            part.extend(letter.to_lowercase());
+        }
+    }
+    parts
+}
+
+/// Names that a line of Rust defines: what follows `fn`, `struct` and the like, and fields.
+fn names_of(line: &str) -> Vec<&str> {
+    let line = line.split("//").next().unwrap_or_default();
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let words: Vec<&str> = line.split(|c: char| !is_name(c)).collect();
+    let keywords = [
+        "fn", "struct", "enum", "trait", "mod", "const", "static", "type",
+    ];
+    let pairs = words.windows(2);
+    let mut names: Vec<&str> = pairs
+        .filter(|pair| keywords.contains(&pair[0]))
+        .map(|pair| pair[1])
+        .collect();
+    let field = line.trim_start().trim_start_matches("pub ");
+    if let Some((field, _)) = field.split_once(':')
+        && field.chars().all(is_name)
+    {
+        names.push(field);
+    }
+    names
+}
+
+#[test]
+fn names_in_code_use_the_words_of_the_field() -> Result<()> {
+    let root = workspace();
+    let mut folders = vec![root.join("crates"), root.join("tests"), root.join("fuzz")];
+    let mut findings = Vec::new();
+    let mut checked = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                if path.file_name().is_some_and(|name| name != "target") {
+                    folders.push(path);
+                }
+                continue;
+            }
+            let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) else {
+                continue;
+            };
+            if path.extension().is_none_or(|extension| extension != "rs") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path)?;
+            let shown = path.strip_prefix(&root)?.display();
+            for name in text.lines().flat_map(names_of).chain([stem]) {
+                checked += 1;
+                let parts = parts_of(name);
+                let private = PRIVATE_WORDS.iter().chain(&PRIVATE_NAMES);
+                for (word, instead) in private {
+                    if parts.iter().any(|part| part == word) {
+                        findings.push(format!("{shown}: {name}: say {instead}"));
+                    }
+                }
+            }
+        }
+    }
+    ensure!(checked > 10_000, "only {checked} names were found");
+    ensure!(
+        findings.is_empty(),
+        "private words in names:\n  {}",
+        findings.join("\n  ")
+    );
+    Ok(())
+}
+
 #[test]
 fn contributing_answers_ten_questions_with_files() -> Result<()> {
     let text = std::fs::read_to_string(workspace().join("CONTRIBUTING.md"))?;

@@ -135,7 +135,7 @@ fn whatever_ends_a_study_no_daemon_stays_behind() -> Result<()> {
 
 /// `nohup` has SIGHUP ignored.
 #[test]
-fn whom_a_terminal_s_end_is_not_to_end_goes_on() -> Result<()> {
+fn a_run_started_to_outlive_its_terminal_goes_on() -> Result<()> {
     let rig = rig()?;
     let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
     let child = Command::new("nohup")

@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_disk_refuses_all_but_whom_it_was_closed_for_which_waits_for_what_was_in_flight() {
+    fn closed_disk_admits_only_its_closer_after_a_drain() {
         let locks = Arc::new(RangeLocks::default());
         let worker = Arc::new(Worker::default());
         let _membership = locks.join(worker.clone());

@@ -2,7 +2,7 @@
 
 use guest_memory::IoBuffer;
 use reactor::Io;
-use scsi_exec::{Data, Parts, Spared, Transport, Waiter};
+use scsi_exec::{Data, Exempt, Parts, Transport, Waiter};
 
 use crate::commands::STEPS_MAX;
 use crate::connection::Connection;
@@ -90,7 +90,7 @@ impl Transport for CommandSlot<'_> {
         may
     }
 
-    fn spared(&self) -> Option<Spared> {
+    fn exempt(&self) -> Option<Exempt> {
         self.connection
             .sent_later(self.connection.cmd_sn(self.index)?)
     }

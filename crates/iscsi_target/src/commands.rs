@@ -480,9 +480,9 @@ impl Connection {
                 self.buffers.give(buffer);
             }
         }
-        let (lent, tag) = (slot.lent, slot.tag);
+        let (borrowed, tag) = (slot.borrowed, slot.tag);
         let (ticket, waits) = self.slots.free(index);
-        if let (true, Some(tag)) = (lent, tag) {
+        if let (true, Some(tag)) = (borrowed, tag) {
             self.output.owe(tag, ticket, waits);
         }
     }

@@ -12,7 +12,7 @@ use iscsi::serial::before;
 use iscsi::target::{Logout, LogoutScope, TaskManagement};
 use reactor::Io;
 use scsi::{AbortScope, Lun, LunAddress, Managed, TaskManagementFunction};
-use scsi_exec::{Call, Effect, Hold, Runner, Spared, Want};
+use scsi_exec::{Call, Effect, Exempt, Hold, Runner, Want};
 
 use crate::connection::Connection;
 use crate::shared::Place;
@@ -171,7 +171,7 @@ impl Connection {
         let hold = hold(self.place(), after);
         let want = if reset { Want::Reset } else { Want::Abort };
         let call = Call {
-            spared: self.sent_later(number),
+            exempt: self.sent_later(number),
             ..Call::new(Arc::new(scope), want)
         };
         self.heed(io, &call, &hold);
@@ -182,9 +182,9 @@ impl Connection {
     }
 
     /// The tasks of this session that are sent from CmdSN `number` on.
-    pub(crate) fn sent_later(&self, number: u32) -> Option<Spared> {
+    pub(crate) fn sent_later(&self, number: u32) -> Option<Exempt> {
         let nexus = self.nexus_id()?;
-        Some(Spared {
+        Some(Exempt {
             nexus,
             from: number,
         })
@@ -201,7 +201,7 @@ impl Connection {
         let mut any = false;
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
-            let later = self.is_spared(index, call);
+            let later = self.is_exempt(index, call);
             let slot = self.slots.get(index);
             let begun = slot.begun && (slot.iscsi.is_some() || slot.aborted);
             let effect = slot
@@ -222,16 +222,16 @@ impl Connection {
         any
     }
 
-    fn is_spared(&mut self, index: u32, call: &Call) -> bool {
+    fn is_exempt(&mut self, index: u32, call: &Call) -> bool {
         let slot = self.slots.get(index);
-        let (Some(spared), Some(tag), Some(task)) = (call.spared, slot.tag, slot.iscsi) else {
+        let (Some(exempt), Some(tag), Some(task)) = (call.exempt, slot.tag, slot.iscsi) else {
             return false;
         };
         self.iscsi.command(task).is_some_and(|command| {
-            let older = before(command.cmd_sn, spared.from);
+            let older = before(command.cmd_sn, exempt.from);
             // An immediate command has the number of the one after it.
-            let beside = command.immediate && command.cmd_sn == spared.from;
-            tag.nexus == spared.nexus && !older && !beside
+            let beside = command.immediate && command.cmd_sn == exempt.from;
+            tag.nexus == exempt.nexus && !older && !beside
         })
     }
 

@@ -109,10 +109,10 @@ impl Connection {
                 sense: sense.as_deref().unwrap_or_default(),
                 transfer,
             };
-            let lent = data.as_ref().is_some_and(|(buffer, _)| !buffer.is_owned());
+            let borrowed = data.as_ref().is_some_and(|(buffer, _)| !buffer.is_owned());
             // A task that the protocol ended by itself needs no answer.
             let queued = self.send(task, data, &completion).is_ok();
-            self.slots.get(index).lent = lent && queued;
+            self.slots.get(index).borrowed = borrowed && queued;
         }
         if goes_on {
             self.leave(index, Task::go_on);

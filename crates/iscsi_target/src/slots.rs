@@ -36,7 +36,7 @@ pub(crate) struct Slot {
 pub(crate) struct State {
     used: bool,
     /// What was read is sent from where it lies on the disk: the task's order lasts until it has left.
-    pub lent: bool,
+    pub borrowed: bool,
     /// The kernel receives into the buffer.
     pub receiving: bool,
     /// An I/O is in flight.

@@ -24,7 +24,7 @@ fn login(rig: &Rig, number: u8) -> Client {
 }
 
 /// A server whose disk keeps the next write to itself until it is released.
-fn door_that_holds_a_write() -> (Arc<Faulty>, Rig) {
+fn target_that_holds_a_write() -> (Arc<Faulty>, Rig) {
     let device = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
     device.inject(Fault {
         kind: IoKind::Write,
@@ -87,7 +87,7 @@ fn initiator_whose_window_others_have_emptied_is_told() {
 }
 
 fn waiting_command_is_ended_by(function: TaskFunction, by_another: bool) {
-    let (device, rig) = door_that_holds_a_write();
+    let (device, rig) = target_that_holds_a_write();
     let (mut writer, mut other) = (login(&rig, 1), login(&rig, 2));
     writer.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
     writer.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
@@ -129,7 +129,7 @@ fn command_that_waits_for_its_turn_is_ended_as_one_that_runs() {
 /// The usual recovery of an initiator whose connection broke, or who has logged out in a hurry: what it sends next must not be
 /// overtaken by a write from before.
 fn new_session_waits_after(end: impl FnOnce(&Rig, &mut Client)) {
-    let (device, rig) = door_that_holds_a_write();
+    let (device, rig) = target_that_holds_a_write();
     let (mut other, mut first) = (login(&rig, 2), login(&rig, 1));
     first.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
     first.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
@@ -188,7 +188,7 @@ fn new_session_waits_for_writes_of_those_before_it() {
 /// RFC 7143, 11.15: the response to a logout says that the cleanup is completed. Who hears that may let another initiator at
 /// the disk.
 fn logout_is_answered_when_nothing_is_in_flight(reason: LogoutReason, from: u16, of: u16) {
-    let (device, rig) = door_that_holds_a_write();
+    let (device, rig) = target_that_holds_a_write();
     let mut other = login(&rig, 2);
     let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
@@ -293,7 +293,7 @@ fn reserve_out(action: u8, kind: u8, key: u64, service_key: u64) -> Request {
 
 #[test]
 fn preempt_and_abort_that_waits_is_ended_by_a_reset() {
-    let (device, rig) = door_that_holds_a_write();
+    let (device, rig) = target_that_holds_a_write();
     let (mut victim, mut preempts) = (login(&rig, 1), login(&rig, 2));
     let mut resets = login(&rig, 3);
     assert_eq!(victim.run(0, reserve_out(6, 0, 0, 1)).status, 0);

@@ -7,13 +7,13 @@ use clap::{Args, Parser, Subcommand};
 use cli_common::{CompletionArguments, LogOptions, ManArguments};
 use daemon::config::Flags;
 
+use crate::daemon_address::DaemonAddress;
 use crate::lab::LabArguments;
 use crate::objects::arguments::{
     ConfigCommand, DiskCommand, ExportCommand, LookArguments, LunCommand, ReloadArguments,
     ReservationCommand, SessionCommand,
 };
 use crate::rbd::RbdCommand;
-use crate::whom::Whom;
 
 /// Serves disks to virtual machines, and shows where every request's time goes.
 #[derive(Debug, Parser)]
@@ -259,7 +259,7 @@ pub struct LatencyArguments {
     pub selector: Option<String>,
     /// Which daemon
     #[command(flatten)]
-    pub whom: Whom,
+    pub daemon: DaemonAddress,
     /// Print JSON; with --watch one object a line
     #[arg(long)]
     pub json: bool,
@@ -310,7 +310,7 @@ pub struct TopArguments {
     pub once: bool,
     /// Which daemon
     #[command(flatten)]
-    pub whom: Whom,
+    pub daemon: DaemonAddress,
 }
 
 const AFTER_TOP: &str = "\
@@ -332,7 +332,7 @@ pub struct LogArguments {
     pub filter: Option<String>,
     /// Which daemon
     #[command(flatten)]
-    pub whom: Whom,
+    pub daemon: DaemonAddress,
 }
 
 const AFTER_LOG: &str = "\

@@ -18,7 +18,7 @@ const INTERVAL_SECONDS_MAX: f64 = 86_400.0;
 
 /// Asks once, or again and again.
 pub fn run(arguments: &LatencyArguments) -> Outcome {
-    let client = arguments.whom.client()?;
+    let client = arguments.daemon.client()?;
     let selector = arguments.selector.as_deref();
     if let Some(count) = arguments.slowest {
         let path = control::latency_path(selector, count);

@@ -10,7 +10,7 @@ use crate::failure::Outcome;
 
 /// Asks or changes.
 pub fn run(arguments: &LogArguments) -> Outcome {
-    let client = arguments.whom.client()?;
+    let client = arguments.daemon.client()?;
     if let Some(filter) = &arguments.filter {
         client.change(Method::PUT, "/v1/log", Some(&json!({"filter": filter})))?;
     }

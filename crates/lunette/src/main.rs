@@ -6,6 +6,7 @@
 
 mod check;
 mod cli;
+mod daemon_address;
 mod failure;
 mod inherited_sockets;
 mod lab;
@@ -18,7 +19,6 @@ mod program;
 mod rbd;
 mod serve;
 mod top;
-mod whom;
 
 use std::process::ExitCode;
 

@@ -39,7 +39,7 @@ pub enum RbdAction {
     },
 }
 
-/// Which cluster, as whom: the keys of a disk.
+/// Which cluster, as daemon: the keys of a disk.
 #[derive(Debug, Args)]
 pub struct Connection {
     /// Ceph's configuration file [default: where Ceph looks for it]

@@ -45,9 +45,9 @@ impl Accepting {
         !self.ending.load(Ordering::SeqCst)
     }
 
-    /// Sleeps until somebody comes to a listener, the thread is woken, or the time is up. `whom` is for the log.
-    pub fn wait<L: AsFd>(&self, listeners: &[Arc<L>], timeout: Option<Duration>, whom: &str) {
-        self.wait_with(listeners, &[], timeout, whom);
+    /// Sleeps until somebody comes to a listener, the thread is woken, or the time is up. `waits_for` is for the log.
+    pub fn wait<L: AsFd>(&self, listeners: &[Arc<L>], timeout: Option<Duration>, waits_for: &str) {
+        self.wait_with(listeners, &[], timeout, waits_for);
     }
 
     /// The same, and something that has come on one of `others` ends the sleep, too.
@@ -56,7 +56,7 @@ impl Accepting {
         listeners: &[Arc<L>],
         others: &[BorrowedFd<'_>],
         timeout: Option<Duration>,
-        whom: &str,
+        waits_for: &str,
     ) {
         let mut waits = Vec::with_capacity(1 + listeners.len() + others.len());
         waits.push(PollFd::new(&self.changed, PollFlags::IN));
@@ -66,7 +66,7 @@ impl Accepting {
         match poll(&mut waits, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => {
-                tracing::error!("cannot wait for {whom}: {errno}");
+                tracing::error!("cannot wait for {waits_for}: {errno}");
                 std::thread::sleep(Duration::from_secs(1));
             }
         }

@@ -12,7 +12,7 @@ use reactor::{Io, Job, Step};
 use scsi::{AbortScope, TaskAttribute, UnitId};
 
 use crate::task::{Granted, Need, Task};
-use crate::{Admission, Call, DiskHandles, Spared, TaskOrder, Units, Want, WorkMemory};
+use crate::{Admission, Call, DiskHandles, Exempt, TaskOrder, Units, Want, WorkMemory};
 
 /// Whether the buffer of a command's data is ready for its I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub trait Transport {
     }
 
     /// Which tasks it does not abort, for they were sent later.
-    fn spared(&self) -> Option<Spared> {
+    fn exempt(&self) -> Option<Exempt> {
         None
     }
 }
@@ -181,7 +181,7 @@ fn wait(command: &mut impl Transport, need: Need) -> Step {
 fn abort_first(command: &mut impl Transport, scope: Box<AbortScope>) -> Step {
     let waiter = command.waiter();
     let call = Call {
-        spared: command.spared(),
+        exempt: command.exempt(),
         ..Call::new(Arc::from(scope), Want::Abort)
     };
     let parts = command.parts();

@@ -83,7 +83,7 @@ pub struct Call {
     /// What is wanted of them.
     pub want: Want,
     /// Tasks of the scope that are not meant, for whoever asked did so before they were sent.
-    pub spared: Option<Spared>,
+    pub exempt: Option<Exempt>,
 }
 
 impl Call {
@@ -92,11 +92,11 @@ impl Call {
         Call {
             scope,
             want,
-            spared: None,
+            exempt: None,
         }
     }
 
-    /// What it does to a task. `begun`: the task has left the task set's queue; `later`: it is one of those that are spared.
+    /// What it does to a task. `begun`: the task has left the task set's queue; `later`: it is one of those that are exempt.
     pub fn effect(&self, tag: TaskTag, task: &Task, begun: bool, later: bool) -> Option<Effect> {
         if later || !self.scope.matches(tag) {
             let ends = self.scope.ends(tag.nexus, |unit| task.writes_to(unit));
@@ -121,7 +121,7 @@ pub enum Effect {
 
 /// The tasks of a nexus that were sent later than something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spared {
+pub struct Exempt {
     /// Who sends them.
     pub nexus: NexusId,
     /// The first number that they may have, where its commands are numbered: iSCSI's CmdSN.

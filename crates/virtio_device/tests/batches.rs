@@ -340,7 +340,7 @@ fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_though_nothing_else_com
 }
 
 #[test]
-fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_though_others_go_on_asking() {
+fn a_driver_that_goes_to_sleep_is_interrupted_while_others_poll() {
     for (transport, packed) in RINGS {
         let mut rig = polled_for_long(transport, packed);
         assert!(!rig.driver.enable_interrupts());

@@ -2,14 +2,14 @@
 
 use clap::{Args, Subcommand};
 
-use crate::whom::Whom;
+use crate::daemon_address::DaemonAddress;
 
 /// Which daemon is asked, and how the answer is printed.
 #[derive(Clone, Debug, Args)]
 pub struct Ask {
     /// Which daemon
     #[command(flatten)]
-    pub whom: Whom,
+    pub daemon: DaemonAddress,
     /// Print JSON
     #[arg(long, global = true, help_heading = "Options")]
     pub json: bool,

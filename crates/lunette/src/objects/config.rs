@@ -10,7 +10,7 @@ use crate::failure::{Failure, Outcome};
 
 /// Does what is asked for.
 pub fn run(command: ConfigCommand) -> Outcome {
-    let client = command.ask.whom.client()?;
+    let client = command.ask.daemon.client()?;
     match command.action {
         ConfigAction::Show { effective: _ } if command.ask.json => {
             print_json(&client.get::<serde_json::Value>("/v1/config")?)
@@ -41,7 +41,7 @@ pub fn run(command: ConfigCommand) -> Outcome {
 
 /// Has the daemon read its file anew, and says what has changed.
 pub fn reload(arguments: &ReloadArguments) -> Outcome {
-    let client = arguments.ask.whom.client()?;
+    let client = arguments.ask.daemon.client()?;
     let path = format!("/v1/config/reload{}", force(arguments.force));
     let (_, answer) = client.change(Method::POST, &path, None)?;
     if arguments.ask.json {

@@ -15,11 +15,11 @@ pub fn run(command: DiskCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
         DiskAction::List => {
-            let disks: Vec<Disk> = ask.whom.client()?.get("/v1/disks")?;
+            let disks: Vec<Disk> = ask.daemon.client()?.get("/v1/disks")?;
             ask.print(&disks, table)
         }
         DiskAction::Show { disk } => {
-            let disk: Disk = ask.whom.client()?.get(&path(&disk))?;
+            let disk: Disk = ask.daemon.client()?.get(&path(&disk))?;
             ask.print(&[disk], |disks| {
                 disks.first().map_or_else(|| table(&[]), details)
             })
@@ -57,7 +57,7 @@ pub fn run(command: DiskCommand) -> Outcome {
             ask.change(Method::POST, &path, None)
         }
         DiskAction::Identity { disk, new } => {
-            let client = ask.whom.client()?;
+            let client = ask.daemon.client()?;
             let path = path(&disk);
             if new {
                 client.change(Method::POST, &format!("{path}/identity"), None)?;
@@ -124,7 +124,7 @@ fn add(ask: &Ask, flag: String) -> Outcome {
         disk: vec![flag],
         ..Flags::default()
     };
-    let client = ask.whom.client()?;
+    let client = ask.daemon.client()?;
     for disk in read_flags(&flags, &[])?.disks {
         let path = path(&disk.name);
         if client.get::<Disk>(&path).is_ok() {

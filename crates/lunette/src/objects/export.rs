@@ -15,11 +15,11 @@ pub fn run(command: ExportCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
         ExportAction::List => {
-            let exports: Vec<Export> = ask.whom.client()?.get("/v1/exports")?;
+            let exports: Vec<Export> = ask.daemon.client()?.get("/v1/exports")?;
             ask.print(&exports, table)
         }
         ExportAction::Show { export } => {
-            let export: Export = ask.whom.client()?.get(&path(&export))?;
+            let export: Export = ask.daemon.client()?.get(&path(&export))?;
             ask.print(&[export], table)
         }
         ExportAction::Add { export } => add(ask, export),
@@ -36,7 +36,7 @@ pub fn run(command: ExportCommand) -> Outcome {
 
 fn place(ask: &Ask, export: &str, words: &str) -> Outcome {
     let path = path(export);
-    let client = ask.whom.client()?;
+    let client = ask.daemon.client()?;
     let mut body: Value = client.get(&path)?;
     let (workers, dedicated) = match words {
         "dedicated" => (Value::Null, true),
@@ -108,7 +108,7 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
     stand_ins.sort_unstable();
     stand_ins.dedup();
     let config = read_flags(&flags, &stand_ins)?;
-    let client = ask.whom.client()?;
+    let client = ask.daemon.client()?;
     for export in config.exports() {
         let path = path(export.name());
         if client.get::<Export>(&path).is_ok() {

@@ -23,11 +23,11 @@ pub fn run(command: LunCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
         LunAction::List { export } => {
-            let rows = list(&ask.whom.client()?, export)?;
+            let rows = list(&ask.daemon.client()?, export)?;
             ask.print(&rows, table)
         }
         LunAction::Show { export, address } => {
-            let lun: Lun = ask.whom.client()?.get(&path(&export, &address))?;
+            let lun: Lun = ask.daemon.client()?.get(&path(&export, &address))?;
             ask.print(&[Row { export, lun }], table)
         }
         LunAction::Add {

@@ -23,7 +23,7 @@ use table::Table;
 impl Ask {
     /// Has a change made, and prints what is said of it if JSON was asked for.
     fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Outcome {
-        let (status, answer) = self.whom.client()?.change(method, path, body)?;
+        let (status, answer) = self.daemon.client()?.change(method, path, body)?;
         // Accepted: the change goes on by itself.
         if status == 202 && !self.json {
             for line in answer["waits"].as_array().into_iter().flatten() {

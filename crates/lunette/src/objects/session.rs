@@ -12,11 +12,11 @@ pub fn run(command: SessionCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
         SessionAction::List => {
-            let sessions: Vec<Session> = ask.whom.client()?.get("/v1/sessions")?;
+            let sessions: Vec<Session> = ask.daemon.client()?.get("/v1/sessions")?;
             ask.print(&sessions, table)
         }
         SessionAction::Show { session } => {
-            let mut sessions: Vec<Session> = ask.whom.client()?.get("/v1/sessions")?;
+            let mut sessions: Vec<Session> = ask.daemon.client()?.get("/v1/sessions")?;
             sessions.retain(|found| found.id == session);
             if sessions.is_empty() {
                 return Err(Failure::because(format!(
@@ -62,11 +62,11 @@ fn table(sessions: &[Session]) -> Table {
 /// Prints what initiators hold.
 pub fn reservations(command: ReservationCommand) -> Outcome {
     let ask = &command.ask;
-    let mut held: Vec<Reservation> = ask.whom.client()?.get("/v1/reservations")?;
+    let mut held: Vec<Reservation> = ask.daemon.client()?.get("/v1/reservations")?;
     if let ReservationAction::Show { disk } = &command.action {
         // A disk that is not there is a mistake; one that nobody holds is none.
         let path = format!("/v1/disks/{}", escape(disk));
-        ask.whom.client()?.get::<serde_json::Value>(&path)?;
+        ask.daemon.client()?.get::<serde_json::Value>(&path)?;
         held.retain(|reservation| reservation.disk == *disk);
     }
     ask.print(&held, reservation_table)

@@ -16,7 +16,7 @@ const EXPORTS_SHOWN: usize = 12;
 
 /// Asks and prints.
 pub fn run(arguments: &LookArguments) -> Outcome {
-    let client = arguments.ask.whom.client()?;
+    let client = arguments.ask.daemon.client()?;
     let status: Status = client.get("/v1/status")?;
     if arguments.ask.json {
         let snapshot: Snapshot = client.get("/v1/latency")?;

@@ -33,7 +33,7 @@ const LINES_MAX: u16 = 2000;
 
 /// Shows it until a key ends it, or once.
 pub fn run(arguments: &TopArguments) -> Outcome {
-    let client = arguments.whom.client()?;
+    let client = arguments.daemon.client()?;
     if !(0.1..=3600.0).contains(&arguments.interval) {
         return Err(Failure::mistake(format!(
             "--interval {}: must be 0.1 to 3600 seconds",

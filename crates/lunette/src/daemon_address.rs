@@ -10,7 +10,7 @@ use crate::failure::Failure;
 /// Which daemon is asked.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Which daemon")]
-pub struct Whom {
+pub struct DaemonAddress {
     /// Control socket of the daemon [default: as for serve --control, else the system's]
     #[arg(long, visible_alias = "control", value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
@@ -28,7 +28,7 @@ fn usual_socket() -> PathBuf {
     own.unwrap_or_else(|| PathBuf::from(control::SYSTEM_SOCKET))
 }
 
-impl Whom {
+impl DaemonAddress {
     /// A client of that daemon.
     ///
     /// # Errors
@@ -64,14 +64,17 @@ mod tests {
     #[derive(Parser)]
     struct Asked {
         #[command(flatten)]
-        whom: Whom,
+        daemon: DaemonAddress,
     }
 
     #[test]
     fn the_control_socket_may_be_named_as_serve_names_it() {
         for flag in ["--socket", "--control"] {
             let asked = Asked::parse_from(["lunette", flag, "/run/one.sock"]);
-            assert_eq!(asked.whom.socket.as_deref(), Some("/run/one.sock".as_ref()));
+            assert_eq!(
+                asked.daemon.socket.as_deref(),
+                Some("/run/one.sock".as_ref())
+            );
         }
     }
 }
