@@ -8,12 +8,13 @@ use std::sync::{Mutex, PoisonError};
 
 use clap::{Args, ValueEnum};
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
+use tracing_subscriber::{Layer, Registry, reload};
 
 use crate::failure::Failure;
 
@@ -53,7 +54,7 @@ pub struct LogOptions {
 /// The filter in force.
 #[derive(Debug)]
 pub struct Levels {
-    handle: reload::Handle<EnvFilter, Registry>,
+    handle: reload::Handle<Targets, Registry>,
     text: Mutex<String>,
 }
 
@@ -120,7 +121,7 @@ fn start(filter: Option<&str>, format: LogFormat) -> Result<Levels, Failure> {
     })
 }
 
-fn read(text: &str) -> Result<EnvFilter, String> {
+fn read(text: &str) -> Result<Targets, String> {
     for part in text.split(',').map(str::trim) {
         // To the filter's reader a misspelt level is a part of the program, of which everything is to be logged.
         if !part.contains('=') && !LEVELS.contains(&part.to_lowercase().as_str()) {
@@ -129,7 +130,8 @@ fn read(text: &str) -> Result<EnvFilter, String> {
             return Err(format!("`{part}` is no level: give {ALLOWED}{guess}"));
         }
     }
-    EnvFilter::try_new(text).map_err(|error| format!("{error}; give {ALLOWED}"))
+    text.parse::<Targets>()
+        .map_err(|error| format!("{error}; give {ALLOWED}"))
 }
 
 fn nearest_level(word: &str) -> Option<&'static str> {

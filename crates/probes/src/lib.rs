@@ -2,21 +2,9 @@
 //!
 //! A probe that nobody is attached to costs a load and a branch, and that once for a batch: only when somebody is, the
 //! batch's requests are walked. A request's ID is unique among those in flight in the process. Unsafe: the probes are
-//! instructions and notes that the crate `usdt` writes as assembler. Scripts: `scripts/trace/`.
+//! instructions and notes that the crate `probe` writes as assembler. Scripts: `scripts/trace/`.
 
-/// The probes as scripts see them.
-#[usdt::provider(provider = "lunette")]
-mod lunette {
-    fn noticed(queue: u64) {}
-    fn popped(id: u64, tag: u64, queue: u64) {}
-    fn parsed(id: u64, operation: u64, offset: u64, length: u64) {}
-    fn awaited(id: u64) {}
-    fn received(id: u64) {}
-    fn submitted(id: u64) {}
-    fn reaped(id: u64) {}
-    fn answered(id: u64, good: u64) {}
-    fn notified(id: u64) {}
-}
+use probe::probe_lazy;
 
 /// Where a source's requests are: the upper half of their IDs. `worker` and `source` are the source's place.
 #[inline]
@@ -44,20 +32,31 @@ pub struct Parsed {
     pub length: u64,
 }
 
-/// Fires a probe for each of a batch: the first one asks whether anybody is attached.
+/// Fires a probe for each of a batch. One place in the code for all of them, for each place has a semaphore of its own, and
+/// tools raise only one for each name.
 macro_rules! each {
-    ($batch:expr, $probe:ident, $one:ident => $arguments:expr) => {{
-        let mut rest = None;
-        lunette::$probe!(|| {
-            let mut batch = $batch();
-            // Callers have at least one.
-            let $one = batch.next().unwrap_or_default();
-            rest = Some(batch);
-            $arguments
-        });
-        if let Some(rest) = rest {
-            for $one in rest {
-                lunette::$probe!(|| $arguments);
+    ($batch:expr, $probe:ident, $one:ident => $first:expr $(, $more:expr)*) => {{
+        let mut make = Some($batch);
+        let mut batch = None;
+        loop {
+            let $one;
+            // Arguments are evaluated in their order, and only when somebody is attached.
+            let is_attached = probe_lazy!(
+                lunette,
+                $probe,
+                {
+                    if let Some(make) = make.take() {
+                        batch = Some(make().peekable());
+                    }
+                    // Callers have at least one.
+                    $one = batch.as_mut().and_then(Iterator::next).unwrap_or_default();
+                    $first
+                }
+                $(, $more)*
+            );
+            let is_last = batch.as_mut().is_none_or(|batch| batch.peek().is_none());
+            if !is_attached || is_last {
+                break;
             }
         }
     }};
@@ -66,32 +65,32 @@ macro_rules! each {
 /// A queue's worker saw that there is work.
 #[inline]
 pub fn noticed(queue: u64) {
-    lunette::noticed!(|| queue);
+    probe_lazy!(lunette, noticed, queue);
 }
 
 /// These requests, at least one, were taken from their ring or connection: IDs and tags (descriptor head, initiator task
 /// tag). `number` is the queue's index in its device, or the connection's worker.
 #[inline]
 pub fn popped<B: Iterator<Item = (u64, u64)>>(number: u32, batch: impl FnOnce() -> B) {
-    each!(batch, popped, one => (one.0, one.1, u64::from(number)));
+    each!(batch, popped, one => one.0, one.1, u64::from(number));
 }
 
 /// These, at least one, were read and checked.
 #[inline]
 pub fn parsed<B: Iterator<Item = Parsed>>(batch: impl FnOnce() -> B) {
-    each!(batch, parsed, one => (one.id, one.operation, one.offset, one.length));
+    each!(batch, parsed, one => one.id, one.operation, one.offset, one.length);
 }
 
 /// The first of the write data that the client was asked for is there.
 #[inline]
 pub fn awaited(id: u64) {
-    lunette::awaited!(|| id);
+    probe_lazy!(lunette, awaited, id);
 }
 
 /// The last of it is.
 #[inline]
 pub fn received(id: u64) {
-    lunette::received!(|| id);
+    probe_lazy!(lunette, received, id);
 }
 
 /// The back end was given these, at least one.
@@ -109,7 +108,7 @@ pub fn reaped<B: Iterator<Item = u64>>(batch: impl FnOnce() -> B) {
 /// The answers of these, at least one, are written; were they good ones?
 #[inline]
 pub fn answered<B: Iterator<Item = (u64, bool)>>(batch: impl FnOnce() -> B) {
-    each!(batch, answered, one => (one.0, u64::from(one.1)));
+    each!(batch, answered, one => one.0, u64::from(one.1));
 }
 
 /// The client of these, at least one, was told, or need not be.

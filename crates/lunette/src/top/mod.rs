@@ -15,17 +15,23 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use control::{Client, ClientError};
+use ratatui::Terminal;
+use ratatui::backend::{Backend, TermionBackend};
 use ratatui::buffer::Buffer;
-use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::layout::Rect;
+use ratatui::termion::cursor::Show;
+use ratatui::termion::event::Key;
+use ratatui::termion::input::TermRead;
+use ratatui::termion::raw::IntoRawMode;
+use ratatui::termion::screen::{IntoAlternateScreen, ToMainScreen};
 
 use crate::cli::TopArguments;
 use crate::failure::{Failure, Outcome};
 use rates::{Look, View};
 use screen::{Screen, Wish};
 
-/// How long a key waits at most for the screen to follow.
-const KEY_TIME: Duration = Duration::from_millis(50);
+/// How often the terminal is asked for its size.
+const SIZE_INTERVAL: Duration = Duration::from_millis(250);
 /// The screen that everything must fit.
 const COLUMNS_DEFAULT: u16 = 80;
 /// Beyond this a frame for a pipe is cut.
@@ -54,9 +60,17 @@ pub fn run(arguments: &TopArguments) -> Outcome {
     }
     // Before the screen is taken: a daemon that is not there is better told on an ordinary line.
     screen.looked(Ok(look(&client)?));
-    let mut terminal = ratatui::try_init()?;
+    // A panic's message belongs on the ordinary screen.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        print!("{ToMainScreen}{Show}");
+        report(info);
+    }));
+    // The terminal is as it was when these are dropped, after a panic too.
+    let output = std::io::stdout().into_raw_mode()?.into_alternate_screen()?;
+    let mut terminal = Terminal::new(TermionBackend::new(output))?;
     let outcome = show(&mut terminal, client, interval, &mut screen);
-    ratatui::restore();
+    terminal.show_cursor()?;
     outcome
 }
 
@@ -75,31 +89,51 @@ fn look(client: &Client) -> Result<Look, ClientError> {
     })
 }
 
-fn show(
-    terminal: &mut ratatui::DefaultTerminal,
+/// What the screen waits for.
+enum Input {
+    Look(Result<Look, String>),
+    Key(Key),
+    /// Nobody sends keys any more: the terminal is gone.
+    NoKeys,
+}
+
+fn show<B: Backend<Error = std::io::Error>>(
+    terminal: &mut Terminal<B>,
     client: Client,
     interval: Duration,
     screen: &mut Screen,
 ) -> Outcome {
-    let (looked, looks) = mpsc::channel();
-    // Ends with its channel, or with the process.
+    let (sender, inputs) = mpsc::channel();
+    let looks = sender.clone();
+    // Both threads end with their channel, or with the process.
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(interval);
             let answer = look(&client).map_err(|error| error.to_string());
-            if looked.send(answer).is_err() {
+            if looks.send(Input::Look(answer)).is_err() {
                 return;
             }
         }
     });
+    let keys = std::fs::File::open("/dev/tty")?.keys();
+    std::thread::spawn(move || {
+        for key in keys.map_while(Result::ok) {
+            if sender.send(Input::Key(key)).is_err() {
+                return;
+            }
+        }
+        sender.send(Input::NoKeys).ok();
+    });
     loop {
         terminal.draw(|frame| draw::draw(screen, frame.area(), frame.buffer_mut()))?;
+        let size = terminal.size()?;
         loop {
-            match looks.recv_timeout(Duration::ZERO) {
-                Ok(look) => {
-                    screen.looked(look);
-                    break;
-                }
+            match inputs.recv_timeout(SIZE_INTERVAL) {
+                Ok(Input::Look(look)) => screen.looked(look),
+                Ok(Input::Key(key)) if screen.key(key) == Wish::Leave => return Ok(()),
+                Ok(Input::Key(_)) => {}
+                Ok(Input::NoKeys) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) if terminal.size()? == size => continue,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::because(
@@ -107,19 +141,7 @@ fn show(
                     ));
                 }
             }
-            if !event::poll(KEY_TIME)? {
-                continue;
-            }
-            match event::read()? {
-                Event::Key(key) if key.kind != KeyEventKind::Release => {
-                    if screen.key(key) == Wish::Leave {
-                        return Ok(());
-                    }
-                    break;
-                }
-                Event::Resize(..) => break,
-                _ => {}
-            }
+            break;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the screen shows and what keys do to it. Pure: keys in, state out.
 
 use latency::Operation;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::termion::event::Key;
 
 use super::rates::{Interval, Look, Row, View};
 
@@ -118,54 +118,54 @@ impl Screen {
     }
 
     /// A key was pressed.
-    pub fn key(&mut self, key: KeyEvent) -> Wish {
-        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+    pub fn key(&mut self, key: Key) -> Wish {
+        if key == Key::Ctrl('c') {
             return Wish::Leave;
         }
         if self.typing {
-            self.typed(key.code);
+            self.typed(key);
             return Wish::Stay;
         }
         if self.helping {
             self.helping = false;
             return Wish::Stay;
         }
-        match key.code {
-            KeyCode::Char('q') => return Wish::Leave,
-            KeyCode::Esc if self.filter.is_empty() => return Wish::Leave,
-            KeyCode::Esc => self.filter.clear(),
-            KeyCode::Char('?' | 'h') => self.helping = true,
-            KeyCode::Char(' ') => self.frozen = !self.frozen,
-            KeyCode::Char('/') => self.typing = true,
-            KeyCode::Char(digit @ '1'..='4') => self.show(digit as usize - '1' as usize),
-            KeyCode::Tab => self.show(self.view_index() + 1),
-            KeyCode::BackTab => self.show(self.view_index() + View::ALL.len() - 1),
-            KeyCode::Char('s') | KeyCode::Right => self.sort_by(self.sort + 1),
-            KeyCode::Char('S') | KeyCode::Left => {
+        match key {
+            Key::Char('q') => return Wish::Leave,
+            Key::Esc if self.filter.is_empty() => return Wish::Leave,
+            Key::Esc => self.filter.clear(),
+            Key::Char('?' | 'h') => self.helping = true,
+            Key::Char(' ') => self.frozen = !self.frozen,
+            Key::Char('/') => self.typing = true,
+            Key::Char(digit @ '1'..='4') => self.show(digit as usize - '1' as usize),
+            Key::Char('\t') => self.show(self.view_index() + 1),
+            Key::BackTab => self.show(self.view_index() + View::ALL.len() - 1),
+            Key::Char('s') | Key::Right => self.sort_by(self.sort + 1),
+            Key::Char('S') | Key::Left => {
                 self.sort_by(self.sort + self.view.columns().len() - 1);
             }
-            KeyCode::Char('r') => self.reversed = !self.reversed,
-            KeyCode::Char('o') => self.next_operation(),
-            KeyCode::Down | KeyCode::Char('j') => self.step(|at| at + 1),
-            KeyCode::Up | KeyCode::Char('k') => self.step(|at| at.saturating_sub(1)),
-            KeyCode::PageDown => self.step(|at| at + 10),
-            KeyCode::PageUp => self.step(|at| at.saturating_sub(10)),
-            KeyCode::Home | KeyCode::Char('g') => self.step(|_| 0),
-            KeyCode::End | KeyCode::Char('G') => self.step(|_| usize::MAX),
+            Key::Char('r') => self.reversed = !self.reversed,
+            Key::Char('o') => self.next_operation(),
+            Key::Down | Key::Char('j') => self.step(|at| at + 1),
+            Key::Up | Key::Char('k') => self.step(|at| at.saturating_sub(1)),
+            Key::PageDown => self.step(|at| at + 10),
+            Key::PageUp => self.step(|at| at.saturating_sub(10)),
+            Key::Home | Key::Char('g') => self.step(|_| 0),
+            Key::End | Key::Char('G') => self.step(|_| usize::MAX),
             _ => {}
         }
         Wish::Stay
     }
 
-    fn typed(&mut self, code: KeyCode) {
-        match code {
-            KeyCode::Enter => self.typing = false,
-            KeyCode::Esc => {
+    fn typed(&mut self, key: Key) {
+        match key {
+            Key::Char('\n') => self.typing = false,
+            Key::Esc => {
                 self.typing = false;
                 self.filter.clear();
             }
-            KeyCode::Backspace => drop(self.filter.pop()),
-            KeyCode::Char(c) => self.filter.push(c),
+            Key::Backspace => drop(self.filter.pop()),
+            Key::Char(c) => self.filter.push(c),
             _ => {}
         }
     }

@@ -7,7 +7,7 @@ use control::{DiskStatus, ExportStatus, Status};
 use latency::{Clock, Labels, Operation, QueueTimeline, Snapshot, Stamp, Stamps};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::termion::event::Key;
 
 use super::rates::Look;
 use super::screen::{Screen, Wish};
@@ -95,10 +95,10 @@ fn screen() -> Screen {
     screen
 }
 
-fn press(screen: &mut Screen, keys: &[KeyCode]) -> Wish {
+fn press(screen: &mut Screen, keys: &[Key]) -> Wish {
     let mut wish = Wish::Stay;
-    for code in keys {
-        wish = screen.key(KeyEvent::new(*code, KeyModifiers::NONE));
+    for key in keys {
+        wish = screen.key(*key);
     }
     wish
 }
@@ -147,41 +147,41 @@ total      4.00 us        4.00 us
 #[test]
 fn queues_are_sorted_filtered_and_selected() {
     let mut screen = screen();
-    press(&mut screen, &[KeyCode::Char('2')]);
+    press(&mut screen, &[Key::Char('2')]);
     let names = |screen: &Screen| -> Vec<String> {
         screen.rows().into_iter().map(|row| row.name).collect()
     };
     assert_eq!(names(&screen), ["d0/1", "d0/0"], "by requests");
-    press(&mut screen, &[KeyCode::Char('r')]);
+    press(&mut screen, &[Key::Char('r')]);
     assert_eq!(names(&screen), ["d0/0", "d0/1"]);
-    press(&mut screen, &[KeyCode::Char('r'), KeyCode::Char('S')]);
+    press(&mut screen, &[Key::Char('r'), Key::Char('S')]);
     assert_eq!(
         (screen.sort, names(&screen)),
         (0, vec!["d0/0".to_owned(), "d0/1".to_owned()])
     );
-    press(&mut screen, &[KeyCode::Down, KeyCode::Down]);
+    press(&mut screen, &[Key::Down, Key::Down]);
     assert_eq!(screen.selected.as_deref(), Some("d0/1"));
-    let filter: Vec<KeyCode> = "/worker 0".chars().map(KeyCode::Char).collect();
+    let filter: Vec<Key> = "/worker 0".chars().map(Key::Char).collect();
     press(&mut screen, &filter);
     assert_eq!(names(&screen), ["d0/0"]);
     assert!(frame(&screen, 80, 24)[1].ends_with("filter: worker 0_"));
-    press(&mut screen, &[KeyCode::Enter, KeyCode::Esc]);
+    press(&mut screen, &[Key::Char('\n'), Key::Esc]);
     assert_eq!(names(&screen).len(), 2);
-    assert_eq!(press(&mut screen, &[KeyCode::Esc]), Wish::Leave);
+    assert_eq!(press(&mut screen, &[Key::Esc]), Wish::Leave);
 }
 
 #[test]
 fn disks_and_workers_have_rates_of_their_own() {
     let mut screen = screen();
-    press(&mut screen, &[KeyCode::Char('3')]);
+    press(&mut screen, &[Key::Char('3')]);
     let text = frame(&screen, 80, 24);
     assert_eq!(
         text[3],
         "d0                    1.50 k       0       0  6.14 M       0     0     20      3"
     );
-    press(&mut screen, &[KeyCode::Down]);
+    press(&mut screen, &[Key::Down]);
     assert!(frame(&screen, 80, 24)[14].contains("no queue of its own"));
-    press(&mut screen, &[KeyCode::Tab]);
+    press(&mut screen, &[Key::Char('\t')]);
     let text = frame(&screen, 80, 24);
     assert_eq!(
         text[3],
@@ -192,14 +192,14 @@ fn disks_and_workers_have_rates_of_their_own() {
 #[test]
 fn frozen_numbers_stand_still_and_trouble_is_told() {
     let mut screen = screen();
-    press(&mut screen, &[KeyCode::Char(' ')]);
+    press(&mut screen, &[Key::Char(' ')]);
     let before = frame(&screen, 80, 24);
     assert!(before[1].ends_with("frozen"));
     screen.looked(Ok(look(7)));
     assert_eq!(frame(&screen, 80, 24), before);
     screen.looked(Err("nobody listens".to_owned()));
     assert_eq!(frame(&screen, 80, 24)[23], "nobody listens");
-    press(&mut screen, &[KeyCode::Char(' ')]);
+    press(&mut screen, &[Key::Char(' ')]);
     screen.looked(Ok(look(9)));
     assert!(frame(&screen, 80, 24)[0].contains("up 0:00:09"));
 }
@@ -219,12 +219,12 @@ fn a_daemon_that_was_started_anew_gives_no_absurd_rates() {
 #[test]
 fn help_fits_and_any_key_ends_it() {
     let mut screen = screen();
-    press(&mut screen, &[KeyCode::Char('?')]);
+    press(&mut screen, &[Key::Char('?')]);
     let text = frame(&screen, 80, 24).join("\n");
     for line in draw::HELP.lines().filter(|line| !line.is_empty()) {
         assert!(text.contains(line.trim_end()), "{line}");
     }
-    assert_eq!(press(&mut screen, &[KeyCode::Char('q')]), Wish::Stay);
+    assert_eq!(press(&mut screen, &[Key::Char('q')]), Wish::Stay);
     assert!(!screen.helping);
 }
 
@@ -232,7 +232,7 @@ fn help_fits_and_any_key_ends_it() {
 fn any_size_is_drawn_without_panic_and_one_frame_is_plain_text() {
     let mut screen = screen();
     for (columns, lines) in [(1, 1), (20, 5), (79, 18), (81, 19), (300, 100)] {
-        for keys in [KeyCode::Tab, KeyCode::Char('o'), KeyCode::Char('?')] {
+        for keys in [Key::Char('\t'), Key::Char('o'), Key::Char('?')] {
             press(&mut screen, &[keys]);
             frame(&screen, columns, lines);
         }
