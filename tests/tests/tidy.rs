@@ -144,7 +144,7 @@ const CLOCKS_AND_CALLS: [(&[&str], &str); 4] = [
 ];
 
 /// Files of these crates that run on threads of the control plane.
-const CONTROL_PLANE: [(&str, &str); 5] = [
+const CONTROL_PLANE: [(&str, &str); 6] = [
     (
         "crates/reactor/src/accepting.rs",
         "an accepting thread waits for clients",
@@ -164,6 +164,10 @@ const CONTROL_PLANE: [(&str, &str); 5] = [
     (
         "crates/bdev/src/rbd/fence.rs",
         "a thread of its own waits until a blocklisted client is served again",
+    ),
+    (
+        "crates/bdev/src/rbd/peers.rs",
+        "threads of its own wait for a cluster and other daemons",
     ),
 ];
 

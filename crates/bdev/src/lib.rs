@@ -29,6 +29,7 @@ mod on_error;
 mod ram;
 mod range_lock;
 mod rbd;
+mod shared_state;
 mod state;
 mod throttle;
 
@@ -52,7 +53,10 @@ pub use null::{Null, NullOptions};
 pub use on_error::{ErrorPolicy, OnError};
 pub use ram::{Ram, RamOptions};
 pub use range_lock::{Admission, Barrier, Membership, Participant, RangeLock, RangeLocks};
-pub use rbd::{Rbd, RbdLock, RbdOptions};
+pub use rbd::{Member, Rbd, RbdLock, RbdOptions, SharedRecord};
+pub use shared_state::{
+    STATE_MAX, STATE_VERSION_LENGTH, SharedState, StateMembership, StateObserver,
+};
 pub use state::{DiskState, StateCell, WaitingIo};
 pub use throttle::{Moment, RateLimits, Throttle};
 
@@ -200,6 +204,11 @@ pub trait BlockDevice: Send + Sync {
 
     /// The device that it stands on, if it is a layer.
     fn below(&self) -> Option<&dyn BlockDevice> {
+        None
+    }
+
+    /// State that it keeps for all daemons that serve its content; a layer does not pass on what the device below it has.
+    fn shared_state(&self) -> Option<&dyn SharedState> {
         None
     }
 

@@ -264,7 +264,9 @@ fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> Io
             Ok(())
         }
         IoKind::Flush => Ok(()),
-        IoKind::CompareAndWrite | IoKind::BlockStatus => Err(IoErrorKind::Unsupported.into()),
+        IoKind::CompareAndWrite | IoKind::BlockStatus | IoKind::ReplaceState => {
+            Err(IoErrorKind::Unsupported.into())
+        }
         IoKind::Discard | IoKind::WriteZeroes if gives_back(io) => give_back(memory, at, io.length),
         IoKind::Discard | IoKind::WriteZeroes => {
             memory.fill(at as usize, io.length as usize, 0);
@@ -302,7 +304,8 @@ fn at_once(io: &IoRequest) -> u64 {
         | IoKind::Write
         | IoKind::Flush
         | IoKind::CompareAndWrite
-        | IoKind::BlockStatus => u64::MAX,
+        | IoKind::BlockStatus
+        | IoKind::ReplaceState => u64::MAX,
         IoKind::WriteZeroes | IoKind::Discard if gives_back(io) => GIVEN_BACK_AT_ONCE,
         IoKind::WriteZeroes | IoKind::Discard => ZEROED_AT_ONCE,
     }
@@ -443,9 +446,11 @@ impl IoChannel for RamBackend {
         match io.kind {
             IoKind::WriteZeroes | IoKind::Discard => self.clear(ring, io, buffer, tag),
             IoKind::BlockStatus => self.block_status(io, buffer),
-            IoKind::Read | IoKind::Write | IoKind::Flush | IoKind::CompareAndWrite => {
-                Submission::Done(self.carry_out(io, buffer))
-            }
+            IoKind::Read
+            | IoKind::Write
+            | IoKind::Flush
+            | IoKind::CompareAndWrite
+            | IoKind::ReplaceState => Submission::Done(self.carry_out(io, buffer)),
         }
     }
 
@@ -467,7 +472,8 @@ impl IoChannel for RamBackend {
             | IoKind::Discard
             | IoKind::WriteZeroes
             | IoKind::CompareAndWrite
-            | IoKind::BlockStatus => {}
+            | IoKind::BlockStatus
+            | IoKind::ReplaceState => {}
         }
     }
 

@@ -94,7 +94,10 @@ fn agrees(device: &dyn BlockDevice, batches: &[Vec<Step>]) {
                     buffer.write_at(0, &model[range]);
                 }
                 IoKind::Discard | IoKind::WriteZeroes => model[range].fill(0),
-                IoKind::Flush | IoKind::CompareAndWrite | IoKind::BlockStatus => {}
+                IoKind::Flush
+                | IoKind::CompareAndWrite
+                | IoKind::BlockStatus
+                | IoKind::ReplaceState => {}
             }
             running.push((io, worker.submit(io, buffer)));
         }

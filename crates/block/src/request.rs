@@ -22,11 +22,15 @@ pub enum IoKind {
     /// with [`IoErrorKind::Miscompare`](crate::IoErrorKind). Only for devices that do it: see
     /// [`CompareAndWrite`](crate::CompareAndWrite).
     CompareAndWrite,
+    /// Replace the state that the device keeps for all daemons that serve its content, if it is of the version that the buffer begins
+    /// with; else it fails with [`IoErrorKind::Miscompare`](crate::IoErrorKind). No range; `length` is that of the buffer. Only for
+    /// devices that keep such a state.
+    ReplaceState,
 }
 
 impl IoKind {
     /// How many there are.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 8;
 
     /// All, in order.
     pub const ALL: [IoKind; IoKind::COUNT] = [
@@ -37,6 +41,7 @@ impl IoKind {
         IoKind::Discard,
         IoKind::WriteZeroes,
         IoKind::CompareAndWrite,
+        IoKind::ReplaceState,
     ];
 
     /// One word, for programs that read it.
@@ -49,6 +54,7 @@ impl IoKind {
             IoKind::WriteZeroes => "write_zeroes",
             IoKind::CompareAndWrite => "compare_and_write",
             IoKind::BlockStatus => "block_status",
+            IoKind::ReplaceState => "replace_state",
         }
     }
 }
@@ -168,6 +174,16 @@ impl IoRequest {
         }
     }
 
+    /// A replacement of the state that the device keeps: version and state are `length` bytes.
+    pub const fn replace_state(length: u64) -> Self {
+        IoRequest {
+            kind: IoKind::ReplaceState,
+            flags: IoFlags::NONE,
+            offset: 0,
+            length,
+        }
+    }
+
     /// The same I/O with more flags.
     #[must_use]
     pub const fn flagged(self, flags: IoFlags) -> Self {
@@ -192,13 +208,16 @@ impl IoRequest {
     /// Does it read or change what the disk holds? All but a flush and a block status do.
     #[inline(always)]
     pub const fn touches_data(&self) -> bool {
-        !matches!(self.kind, IoKind::Flush | IoKind::BlockStatus)
+        !matches!(
+            self.kind,
+            IoKind::Flush | IoKind::BlockStatus | IoKind::ReplaceState
+        )
     }
 
     /// Bytes of the buffer that it reads or fills.
     pub const fn buffer_length(&self) -> u64 {
         match self.kind {
-            IoKind::Read | IoKind::Write => self.length,
+            IoKind::Read | IoKind::Write | IoKind::ReplaceState => self.length,
             IoKind::CompareAndWrite => 2 * self.length,
             IoKind::BlockStatus => STATUS_BYTES as u64,
             IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => 0,

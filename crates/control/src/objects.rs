@@ -462,7 +462,10 @@ pub struct Reservation {
 pub struct Registration {
     /// The initiator port.
     pub initiator: String,
-    /// Relative identifier of the target port.
+    /// Another daemon that serves the same image, whose target port it is; none: this daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub daemon: Option<String>,
+    /// Relative identifier of the target port, among those of its daemon.
     pub port: u16,
     /// The reservation key, in hexadecimal.
     pub key: String,

@@ -105,6 +105,17 @@ unsafe extern "C" fn completed(completion: raw::Completion, argument: *mut c_voi
     }
 }
 
+/// Wakes the owner of a channel as the end of an I/O does.
+pub struct Waker(Arc<Queue>);
+
+impl Waker {
+    /// Writes the channel's eventfd.
+    pub fn wake(&self) {
+        // It fails only when the counter is full, and then the worker has been woken.
+        rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes()).ok();
+    }
+}
+
 struct Slot {
     link: Arc<Link>,
     in_flight: bool,
@@ -148,6 +159,11 @@ impl Channel {
     /// When there is no descriptor left.
     pub fn wake_fd(&self) -> io::Result<OwnedFd> {
         self.queue.wake.as_fd().try_clone_to_owned()
+    }
+
+    /// Wakes the channel's owner from another thread.
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.queue))
     }
 
     /// The image.

@@ -265,8 +265,73 @@ impl Cluster {
         &self.user
     }
 
+    /// This client's address, by which others can have it blocklisted.
+    ///
+    /// # Errors
+    /// When librados is too old to say.
+    pub fn address(&self) -> Result<String, Error> {
+        let what = "read this client's address";
+        let Some(getaddrs) = self.library.rados_getaddrs else {
+            return Err(Error::failed(what, libc::ENOSYS, ""));
+        };
+        let mut text = std::ptr::null_mut();
+        // SAFETY: a connected handle, and a place for the answer.
+        let told = unsafe { getaddrs(self.handle, &mut text) };
+        check(told, |errno| Error::failed(what, errno, ""))?;
+        // SAFETY: librados has made the text, which ends with NUL, by strdup: it is freed here, once.
+        let address = unsafe {
+            let address = owned_text(text);
+            libc::free(text.cast());
+            address
+        };
+        Ok(address)
+    }
+
+    /// Has the cluster refuse everything from the client with this address for as long as the cluster's
+    /// `mon_osd_blocklist_default_expire` says, an hour as a rule. Returns when this client knows of it too: OSDs that serve a later
+    /// request of this client refuse what that one has sent. May block.
+    ///
+    /// # Errors
+    /// What Ceph says: the user may not do so, or no answer.
+    pub fn blocklist(self: &Arc<Cluster>, address: &str) -> Result<(), Error> {
+        let what = format!("blocklist {address}");
+        let text = c_text("address", address)?;
+        let cluster = Arc::clone(self);
+        let failed = what.clone();
+        within(CALL_LIMIT, &what, move || {
+            let library = cluster.library;
+            let add = library.rados_blocklist_add.or(library.rados_blacklist_add);
+            let add = add.ok_or_else(|| Error::failed(failed.clone(), libc::ENOSYS, ""))?;
+            // SAFETY: a connected handle; the text ends with NUL and outlives the call, which only reads it.
+            let added = unsafe { add(cluster.handle, text.as_ptr().cast_mut(), 0) };
+            check(added, |errno| {
+                let hint = "the user needs `profile rbd` for mon";
+                Error::failed(failed, errno, hint)
+            })?;
+            Ok(())
+        })
+    }
+
+    /// Waits for the newest map of OSDs, which says who is blocklisted: an OSD that serves a later request of this client knows it.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn wait_for_map(self: &Arc<Cluster>) -> Result<(), Error> {
+        let what = "wait for the newest map of OSDs";
+        let cluster = Arc::clone(self);
+        within(CALL_LIMIT, what, move || {
+            // SAFETY: a connected handle.
+            let waited = unsafe { (cluster.library.rados_wait_for_latest_osdmap)(cluster.handle) };
+            check(waited, |errno| Error::failed(what, errno, "")).map(drop)
+        })
+    }
+
     pub(crate) fn library(&self) -> &'static Library {
         self.library
+    }
+
+    pub(crate) fn handle(&self) -> raw::Cluster {
+        self.handle
     }
 }
 

@@ -7,6 +7,8 @@
 //!   librbd's own thread -- completion callback --> the channel's queue, an eventfd if it was empty --> Channel::reap
 //! ```
 //!
+//! An [`Object`] of an image's pool is shared by clients: replaced as a whole by comparison, watched, and spoken of by notifications.
+//!
 //! A channel owns the buffer of an I/O until its completion is reaped; what is in flight when a channel is dropped is
 //! leaked, never freed. Tests: in the modules here, and `tests/tests/rbd.rs` against a real cluster.
 
@@ -15,9 +17,11 @@ mod cluster;
 mod deadline;
 mod error;
 mod image;
+mod object;
 mod raw;
 
-pub use channel::{Channel, Finished, SEGMENTS_MAX};
+pub use channel::{Channel, Finished, SEGMENTS_MAX, Waker};
 pub use cluster::{Cluster, ClusterConfig, Pool};
 pub use error::Error;
 pub use image::{Image, ImageName, ImageShape, LockMode, Piece};
+pub use object::{Notification, Object, Watch};

@@ -15,6 +15,10 @@ pub(crate) type Image = *mut c_void;
 pub(crate) type Completion = *mut c_void;
 pub(crate) type CompletionCallback = unsafe extern "C" fn(Completion, *mut c_void);
 pub(crate) type UpdateCallback = unsafe extern "C" fn(*mut c_void);
+pub(crate) type WriteOp = *mut c_void;
+pub(crate) type NotifiedCallback =
+    unsafe extern "C" fn(*mut c_void, u64, u64, u64, *mut c_void, usize);
+pub(crate) type WatchErrorCallback = unsafe extern "C" fn(*mut c_void, u64, c_int);
 pub(crate) type DiffCallback = unsafe extern "C" fn(u64, usize, c_int, *mut c_void) -> c_int;
 pub(crate) type Progress = unsafe extern "C" fn(u64, u64, *mut c_void) -> c_int;
 
@@ -107,6 +111,21 @@ functions! {
         rados: fn rados_ioctx_destroy(IoCtx);
         rados: fn rados_ioctx_get_id(IoCtx) -> i64;
         rados: fn rados_ioctx_set_namespace(IoCtx, *const c_char);
+        rados: fn rados_create_write_op() -> WriteOp;
+        rados: fn rados_release_write_op(WriteOp);
+        rados: fn rados_write_op_create(WriteOp, c_int, *const c_char);
+        rados: fn rados_write_op_cmpext(WriteOp, *const c_char, usize, u64, *mut c_int);
+        rados: fn rados_write_op_write_full(WriteOp, *const c_char, usize);
+        rados: fn rados_write_op_operate(WriteOp, IoCtx, *const c_char, *mut libc::time_t, c_int) -> c_int;
+        rados: fn rados_read(IoCtx, *const c_char, *mut c_char, usize, u64) -> c_int;
+        rados: fn rados_watch3(IoCtx, *const c_char, *mut u64, NotifiedCallback, WatchErrorCallback, u32, *mut c_void) -> c_int;
+        rados: fn rados_watch_check(IoCtx, u64) -> c_int;
+        rados: fn rados_unwatch2(IoCtx, u64) -> c_int;
+        rados: fn rados_watch_flush(Cluster) -> c_int;
+        rados: fn rados_notify2(IoCtx, *const c_char, *const c_char, c_int, u64, *mut *mut c_char, *mut usize) -> c_int;
+        rados: fn rados_notify_ack(IoCtx, *const c_char, u64, u64, *const c_char, c_int) -> c_int;
+        rados: fn rados_wait_for_latest_osdmap(Cluster) -> c_int;
+        rados: fn rados_buffer_free(*mut c_char);
         rbd: fn rbd_version(*mut c_int, *mut c_int, *mut c_int);
         rbd: fn rbd_list2(IoCtx, *mut ImageSpec, *mut usize) -> c_int;
         rbd: fn rbd_image_spec_list_cleanup(*mut ImageSpec, usize);
@@ -143,6 +162,9 @@ functions! {
         rbd: fn rbd_aio_compare_and_write(Image, u64, usize, *const c_char, *const c_char, Completion, *mut u64, c_int) -> isize;
     }
     optional {
+        rados: fn rados_getaddrs(Cluster, *mut *mut c_char) -> c_int;
+        rados: fn rados_blocklist_add(Cluster, *mut c_char, u32) -> c_int;
+        rados: fn rados_blacklist_add(Cluster, *mut c_char, u32) -> c_int;
         rbd: fn rbd_aio_write_zeroes(Image, u64, usize, Completion, c_int, c_int) -> c_int;
     }
 }

@@ -22,6 +22,7 @@ mod reservations;
 mod response;
 mod sanitizing;
 mod sense;
+mod sharing;
 mod sync;
 mod table;
 mod target;
@@ -39,7 +40,7 @@ pub use nexus::{Nexus, NexusId, TargetPort, TransportId};
 pub use plan::{
     DATA_OUT_MAX, DirectIo, Exclusive, Pending, PlainEnd, PlainIo, Plan, Run, SCRATCH_MAX, Step,
 };
-pub use reservations::{RegistrationStatus, ReservationStatus};
+pub use reservations::{RegistrationStatus, ReservationStatus, SHARED_STATE_MAX};
 pub use response::{Residual, Response, Status};
 pub use sense::{SENSE_LENGTH_MAX, Sense, SenseBytes, SenseCode, SenseKey, SenseSpecific};
 pub use target::{AttachError, LunMap, PlainUnit, Target, TargetView};

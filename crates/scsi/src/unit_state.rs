@@ -13,6 +13,7 @@ use crate::nexus::{Nexus, NexusId, TargetPort};
 use crate::reservations::{Effects, Registrant, Reservations};
 use crate::sanitizing::Kept;
 use crate::sense::{Sense, SenseCode, SenseKey, SenseSpecific};
+use crate::sharing::Sharing;
 use crate::table::Needs;
 
 /// Asymmetric access state of a target port group (SPC-5, table 309).
@@ -76,6 +77,8 @@ pub(crate) struct UnitState {
     /// Target port groups in another state than active/optimized.
     pub groups: BTreeMap<u16, AccessState>,
     pub copies: CopyResults,
+    /// Other daemons serve the medium too.
+    pub sharing: Option<Sharing>,
 }
 
 /// Keys of the store: a disk of the same name that is another one finds nothing there.
@@ -127,6 +130,7 @@ impl UnitState {
             medium_holds: 0,
             groups: BTreeMap::new(),
             copies: CopyResults::default(),
+            sharing: None,
         }
     }
 

@@ -161,27 +161,63 @@ proptest! {
     fn reservations_do_what_the_oracle_says(services in services()) {
         let mut bed = Bed::new(512, 64);
         let nexuses: Vec<_> = (0..NEXUSES).map(|number| bed.other_nexus(10 + number as u8)).collect();
-        let mut oracle = Oracle::default();
-        for service in &services {
-            let cdb = [0x5f, service.action, service.kind, 0, 0, 0, 0, 0, 24, 0];
-            let mut list = service.key.to_be_bytes().to_vec();
-            list.extend(service.new_key.to_be_bytes());
-            list.extend([0; 8]);
-            let answer = settled(&mut bed, &nexuses[service.nexus], &cdb, &list);
-            let verdict = match answer.status {
-                Status::Good => Verdict::Good,
-                Status::ReservationConflict => Verdict::Conflict,
-                _ => Verdict::Check,
-            };
-            prop_assert_eq!(verdict, oracle.serve(service), "{:?} of {:?}", service, &services);
-            for (number, nexus) in nexuses.iter().enumerate() {
-                let read = settled(&mut bed, nexus, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[]);
-                let write = settled(&mut bed, nexus, &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512]);
-                prop_assert_eq!(read.status == Status::Good, oracle.may(number, false));
-                prop_assert_eq!(write.status == Status::Good, oracle.may(number, true));
-            }
-            let keys = bed.run(0, &[0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0], &[], 256).data;
+        hold(&mut [bed], &nexuses, |_| 0, &services)?;
+    }
+
+    /// The first two nexuses differ in nothing but their daemons.
+    #[test]
+    fn reservations_of_two_daemons_do_what_the_oracle_says(services in services()) {
+        let shared = Arc::new(SharedState::default());
+        let mut beds = [1, 2].map(|daemon| {
+            let mut bed = Bed::with(block::DiskInfo { shared: true, ..info(512, 64, 0) }, false);
+            shared.join(&mut bed, daemon);
+            bed
+        });
+        let nexuses = [(0, 10), (1, 10), (0, 12)].map(|(bed, number)| beds[bed].other_nexus(number));
+        hold(&mut beds, &nexuses, |nexus| [0, 1, 0][nexus], &services)?;
+    }
+}
+
+/// Holds what the beds do, the nexuses of which `bed_of` tells, against the oracle.
+fn hold(
+    beds: &mut [Bed],
+    nexuses: &[Arc<Nexus>],
+    bed_of: impl Fn(usize) -> usize,
+    services: &[Service],
+) -> Result<(), TestCaseError> {
+    let mut oracle = Oracle::default();
+    for service in services {
+        let bed = &mut beds[bed_of(service.nexus)];
+        let cdb = [0x5f, service.action, service.kind, 0, 0, 0, 0, 0, 24, 0];
+        let mut list = service.key.to_be_bytes().to_vec();
+        list.extend(service.new_key.to_be_bytes());
+        list.extend([0; 8]);
+        let answer = settled(bed, &nexuses[service.nexus], &cdb, &list);
+        let verdict = match answer.status {
+            Status::Good => Verdict::Good,
+            Status::ReservationConflict => Verdict::Conflict,
+            _ => Verdict::Check,
+        };
+        prop_assert_eq!(
+            verdict,
+            oracle.serve(service),
+            "{:?} of {:?}",
+            service,
+            services
+        );
+        for (number, nexus) in nexuses.iter().enumerate() {
+            let bed = &mut beds[bed_of(number)];
+            let read = settled(bed, nexus, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[]);
+            let write = settled(bed, nexus, &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512]);
+            prop_assert_eq!(read.status == Status::Good, oracle.may(number, false));
+            prop_assert_eq!(write.status == Status::Good, oracle.may(number, true));
+        }
+        for bed in &mut *beds {
+            let keys = bed
+                .run(0, &[0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0], &[], 256)
+                .data;
             prop_assert_eq!(usize::from(keys[7]) / 8, oracle.keys.len());
         }
     }
+    Ok(())
 }

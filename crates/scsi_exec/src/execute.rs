@@ -96,7 +96,8 @@ pub fn execute(command: &mut impl Transport, io: &mut Io) -> Step {
                     | IoKind::Discard
                     | IoKind::WriteZeroes
                     | IoKind::CompareAndWrite
-                    | IoKind::BlockStatus => Data::There,
+                    | IoKind::BlockStatus
+                    | IoKind::ReplaceState => Data::There,
                 };
                 match data {
                     Data::There => return Step::Data,

@@ -15,6 +15,7 @@ mod operation;
 mod order;
 mod ports;
 mod runners;
+mod shared_units;
 mod task;
 mod units;
 

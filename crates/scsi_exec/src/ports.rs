@@ -93,6 +93,12 @@ impl Ports {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Are there identifiers that a restart would forget?
+    pub fn is_unsaved(&self) -> bool {
+        let numbers = self.lock();
+        !numbers.written && !numbers.by_name.is_empty()
+    }
+
     /// The identifier of the port of this name, never 0.
     pub fn number(&self, name: &str) -> u16 {
         self.lock().number(name)

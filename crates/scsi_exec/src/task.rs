@@ -509,7 +509,9 @@ impl Task {
         if let Doing::Running(running) = &mut self.general.doing {
             match (kind, running.scratch.get(part.clone())) {
                 (IoKind::Read | IoKind::BlockStatus, _) => running.reading = Some(part),
-                (IoKind::Write | IoKind::CompareAndWrite, Some(data)) => buffer.write_at(0, data),
+                (IoKind::Write | IoKind::CompareAndWrite | IoKind::ReplaceState, Some(data)) => {
+                    buffer.write_at(0, data)
+                }
                 _ => {}
             }
         }

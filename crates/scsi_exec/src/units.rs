@@ -2,15 +2,15 @@
 //! it, so that reservations hold across all of them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
-use bdev::Disk;
+use bdev::{Disk, StateMembership};
 use reactor::Pool;
 
 use scsi::{Directory, DiskId, LogicalUnit, Medium, Nexus, NexusId, Plan, Store, UnitConfig};
 
 use crate::ports::{Ports, WithPorts};
-use crate::{Runners, Task, TaskOrder, go_on_in_background};
+use crate::{Runners, Task, TaskOrder, go_on_in_background, shared_units};
 
 type Entry = (Arc<Disk>, Arc<LogicalUnit>);
 
@@ -49,6 +49,8 @@ pub struct Units {
     ports: Arc<Ports>,
     runners: Arc<Runners>,
     orders: Mutex<HashMap<NexusId, Weak<TaskOrder>>>,
+    /// In the state of disks that other daemons serve too, by place.
+    memberships: Mutex<HashMap<usize, StateMembership>>,
     /// Where tasks run that no transport brought.
     pool: OnceLock<Weak<Pool>>,
 }
@@ -64,6 +66,7 @@ impl Units {
             ports,
             runners: Arc::default(),
             orders: Mutex::default(),
+            memberships: Mutex::default(),
             pool: OnceLock::new(),
         })
     }
@@ -90,6 +93,11 @@ impl Units {
         };
         let unit = LogicalUnit::new(&self.directory, config);
         unit.allow_copies_from_anywhere(disk.may_be_copied_across_targets());
+        let membership =
+            shared_units::join(&self.me, disk, &unit, self.directory.store(), &self.runners);
+        if let Some(membership) = membership {
+            self.memberships().insert(index, membership);
+        }
         entries.all.push(Some((disk.clone(), unit.clone())));
         entries.places.insert(address(disk), index);
         drop(entries);
@@ -106,6 +114,22 @@ impl Units {
             }
         }
         unit
+    }
+
+    fn memberships(&self) -> MutexGuard<'_, HashMap<usize, StateMembership>> {
+        let memberships = self.memberships.lock();
+        memberships.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The daemon ends: others that serve its disks too need not wait for it any more. May take some seconds.
+    pub fn leave_others(&self) {
+        let memberships = std::mem::take(&mut *self.memberships());
+        drop(memberships);
+    }
+
+    /// Are there identifiers of target ports that a restart would forget?
+    pub(crate) fn has_unsaved_ports(&self) -> bool {
+        self.ports.is_unsaved()
     }
 
     /// Where what has to survive a restart is kept.
@@ -154,10 +178,14 @@ impl Units {
     /// Forgets a disk that no transport shows any more.
     pub fn remove(&self, disk: &Arc<Disk>) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = entries.places.remove(&address(disk))
-            && let Some(entry) = entries.all.get_mut(at)
-        {
+        let Some(at) = entries.places.remove(&address(disk)) else {
+            return;
+        };
+        if let Some(entry) = entries.all.get_mut(at) {
             *entry = None;
         }
+        drop(entries);
+        let membership = self.memberships().remove(&at);
+        drop(membership);
     }
 }

@@ -274,6 +274,7 @@ fn operation(request: &request::Request) -> Operation {
             IoKind::Flush => Operation::Flush,
             IoKind::BlockStatus => Operation::Other,
             IoKind::Discard | IoKind::WriteZeroes => Operation::Discard,
+            IoKind::ReplaceState => Operation::Other,
         },
         Request::Nothing(Transfer::In) => Operation::Read,
         Request::Nothing(Transfer::Out) => Operation::Write,

@@ -157,7 +157,7 @@ impl FileBackend {
             IoKind::Flush => self.sync(ring, index),
             IoKind::Discard => self.discard(ring, index),
             IoKind::WriteZeroes => self.zero(ring, index),
-            IoKind::CompareAndWrite | IoKind::BlockStatus => {
+            IoKind::CompareAndWrite | IoKind::BlockStatus | IoKind::ReplaceState => {
                 Some(Err(IoErrorKind::Unsupported.into()))
             }
         }

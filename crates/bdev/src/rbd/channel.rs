@@ -5,7 +5,7 @@
 //! were ever in flight.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use block::{Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest, encode_extents};
 use guest_memory::IoBuffer;
@@ -43,10 +43,16 @@ pub(super) struct RbdChannel {
     free: Vec<u32>,
     over: Vec<librbd::Finished>,
     status: StatusCalls,
+    /// How many replacements of the shared state are under way, and those that are over.
+    replacing: usize,
+    replaced: Arc<Mutex<Vec<Replaced>>>,
 }
 
 /// Bytes that are looked at for one block status I/O: where there is no map of objects librbd asks for each of them.
 const STATUS_RANGE_MAX: u64 = 4 << 30;
+
+/// Which slot, and how it has ended.
+type Replaced = (u32, Result<u64, i32>);
 
 impl RbdChannel {
     pub(super) fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
@@ -68,6 +74,8 @@ impl RbdChannel {
             free: Vec::new(),
             over: Vec::new(),
             status: StatusCalls::new(attach.owner()),
+            replacing: 0,
+            replaced: Arc::default(),
         })
     }
 
@@ -101,6 +109,7 @@ impl RbdChannel {
     /// Goes over to the image that was opened again; false while something is in flight on the one before.
     #[cold]
     fn change_image(&mut self) -> bool {
+        // What librbd has, of which a replacement of the shared state is none.
         if self.channel.in_flight() > 0 {
             return false;
         }
@@ -182,6 +191,48 @@ impl RbdChannel {
                 let allocate = !flags.has(IoFlags::UNMAP);
                 channel.write_zeroes(offset, length, allocate, buffer, token)
             }
+            IoKind::ReplaceState => Err(libc::EOPNOTSUPP),
+        }
+    }
+
+    /// Has the state that daemons share replaced, by a thread that wakes this worker when it is done.
+    #[cold]
+    fn replace_state(&mut self, io: &IoRequest, buffer: &mut IoBuffer, tag: Tag) -> Submission {
+        let Some(peers) = self.shared.peers() else {
+            return Submission::Done(Err(IoErrorKind::Unsupported.into()));
+        };
+        let mut bytes = vec![0; buffer.len()];
+        buffer.read_at(0, &mut bytes);
+        let index = self.occupy(tag, io);
+        self.slots[index as usize].whole = Some(std::mem::take(buffer));
+        self.replacing += 1;
+        let (replaced, waker) = (Arc::clone(&self.replaced), self.channel.waker());
+        let done = move |result| {
+            let mut replaced = replaced.lock().unwrap_or_else(PoisonError::into_inner);
+            replaced.push((index, result));
+            drop(replaced);
+            waker.wake();
+        };
+        peers.replace(bytes, Box::new(done));
+        Submission::Pending
+    }
+
+    #[cold]
+    fn reap_replaced(&mut self, finished: &mut Vec<Finished>) {
+        let replaced = {
+            let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *replaced)
+        };
+        for (index, result) in replaced {
+            self.replacing -= 1;
+            self.free.push(index);
+            let slot = &mut self.slots[index as usize];
+            let outcome = result.map(drop);
+            finished.push(Finished {
+                tag: slot.tag,
+                buffer: slot.whole.take().unwrap_or_default(),
+                outcome: outcome.map_err(|errno| classify(IoKind::ReplaceState, errno)),
+            });
         }
     }
 
@@ -256,6 +307,9 @@ impl IoChannel for RbdChannel {
         buffer: &mut IoBuffer,
         tag: Tag,
     ) -> Submission {
+        if io.kind == IoKind::ReplaceState {
+            return self.replace_state(io, buffer, tag);
+        }
         if let Err(refused) = self.limits.admit(io) {
             return Submission::Done(Err(refused));
         }
@@ -308,6 +362,9 @@ impl IoChannel for RbdChannel {
             }
         }
         self.over = over;
+        if self.replacing > 0 {
+            self.reap_replaced(finished);
+        }
     }
 
     fn close(&mut self, ring: &mut Ring) {

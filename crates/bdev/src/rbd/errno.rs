@@ -20,7 +20,9 @@ pub(super) fn classify(kind: IoKind, errno: i32) -> IoError {
         libc::EINVAL => IoErrorKind::OutOfRange,
         libc::EOPNOTSUPP | libc::ENOSYS => IoErrorKind::Unsupported,
         // A compare and write whose comparison failed.
-        libc::EILSEQ if kind == IoKind::CompareAndWrite => IoErrorKind::Miscompare,
+        libc::EILSEQ if matches!(kind, IoKind::CompareAndWrite | IoKind::ReplaceState) => {
+            IoErrorKind::Miscompare
+        }
         libc::ECANCELED => IoErrorKind::Cancelled,
         _ if matches!(kind, IoKind::Read | IoKind::BlockStatus) => IoErrorKind::ReadMedium,
         _ => IoErrorKind::WriteMedium,

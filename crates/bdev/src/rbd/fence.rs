@@ -2,7 +2,8 @@
 //!
 //! Whoever adds the entry relies on it that nothing is written any more. A new connection would have another address, and pass
 //! by it: the image is opened again only when the cluster answers the old connection, so when the entry has been removed or has
-//! expired. Until then I/O fails. Runs on a thread of its own while a client is blocklisted; workers only start it.
+//! expired. Until then I/O fails. Another daemon that has excluded this one ([`super::peers`]) relies on no more than that nothing of
+//! the old connection is written: then the image is opened again at once, over a new one. Runs on a thread of its own while a client is blocklisted; workers only start it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -17,6 +18,9 @@ use crate::{DiskState, Medium, OpenError};
 /// The first wait; each later one is twice as long, up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LONGEST: Duration = Duration::from_secs(30);
+
+/// How long the image, once it is open again, waits for what this daemon has missed of the state that daemons share.
+const JOIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// A key of the image's metadata that need not be there: asking for it is asking the cluster.
 const ASKED: &str = "lunette.fence";
@@ -63,7 +67,10 @@ impl Shared {
     /// Opens the image again, once the cluster serves this client. The disk is ready before the first I/O on it ends.
     fn reopen(&self) -> Result<(), OpenError> {
         let before = self.image();
-        before.metadata(ASKED)?;
+        let peers = self.peers();
+        if peers.is_none() {
+            before.metadata(ASKED)?;
+        }
         before.cluster().retire();
         let cluster = Cluster::connect(&self.options.cluster)?;
         let image = Image::open(&cluster, &self.options.image, self.options.read_only)?;
@@ -73,11 +80,20 @@ impl Shared {
                 what: "another image has this name".to_owned(),
             });
         }
+        if let Some(peers) = &peers
+            && !peers.is_excluded(&image)
+        {
+            before.metadata(ASKED)?;
+        }
         let shape = image.shape()?;
         lock::take(&image, self.options.lock, &shape, self.write_cache)?;
         self.size.follow(&image)?;
-        self.fence.set(None);
         self.replace_image(image);
+        if let Some(peers) = &peers {
+            // I/O that waits goes on when the disk is ready: what others have aborted meanwhile has to end before.
+            peers.wait_until_current(JOIN_LIMIT);
+        }
+        self.fence.set(None);
         self.size.changed(shape.size);
         Ok(())
     }

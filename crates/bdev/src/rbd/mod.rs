@@ -10,6 +10,8 @@ mod errno;
 mod fence;
 mod lock;
 mod medium;
+mod peers;
+mod record;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,9 +23,14 @@ use librbd::{Cluster, ClusterConfig, Image, ImageName};
 use self::fence::Fence;
 pub use self::lock::RbdLock;
 use self::medium::ImageMedium;
+use self::peers::Peers;
+pub use self::record::{Member, SharedRecord};
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
-use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError};
+use crate::{
+    Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError, SharedState, StateMembership,
+    StateObserver,
+};
 
 /// What to open, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +66,8 @@ pub(super) struct Shared {
     /// Writes are answered before they are on stable storage.
     write_cache: bool,
     calls: BlockingCalls,
+    /// The state that daemons share, once somebody acts on it.
+    peers: Mutex<Option<Arc<Peers>>>,
 }
 
 impl Shared {
@@ -68,6 +77,15 @@ impl Shared {
 
     fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
+    }
+
+    fn peers(&self) -> Option<Arc<Peers>> {
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.clone()
+    }
+
+    fn set_peers(&self, peers: Option<Arc<Peers>>) {
+        *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = peers;
     }
 
     /// Channels go over to this image as soon as nothing of theirs is in flight.
@@ -168,6 +186,7 @@ impl Rbd {
                 size,
                 write_cache,
                 calls: BlockingCalls::default(),
+                peers: Mutex::default(),
             }),
         })
     }
@@ -217,6 +236,11 @@ impl BlockDevice for Rbd {
         Some(&self.shared.medium)
     }
 
+    fn shared_state(&self) -> Option<&dyn SharedState> {
+        let info = &self.shared.info;
+        (info.shared && !info.read_only).then_some(self)
+    }
+
     fn state(&self) -> DiskState {
         self.shared.fence.state()
     }
@@ -228,6 +252,12 @@ impl BlockDevice for Rbd {
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let channel = channel::RbdChannel::new(Arc::clone(&self.shared), attach)?;
         Ok(Box::new(channel))
+    }
+}
+
+impl SharedState for Rbd {
+    fn join(&self, observer: Arc<dyn StateObserver>) -> StateMembership {
+        peers::join(&self.shared, observer)
     }
 }
 

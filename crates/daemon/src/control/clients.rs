@@ -138,6 +138,7 @@ pub(super) async fn reservations(
             .iter()
             .map(|registration| Registration {
                 initiator: registration.initiator.clone(),
+                daemon: registration.daemon.clone(),
                 port: registration.port,
                 key: format!("{:016x}", registration.key),
                 holder: registration.holder,

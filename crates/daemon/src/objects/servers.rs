@@ -85,6 +85,7 @@ impl Servers {
     pub fn end(&self) {
         let transports = self.lock().take();
         drop(transports);
+        self.units.leave_others();
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Transports>> {

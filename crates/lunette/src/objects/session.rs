@@ -73,7 +73,15 @@ pub fn reservations(command: ReservationCommand) -> Outcome {
 }
 
 fn reservation_table(held: &[Reservation]) -> Table {
-    let head = Table::new(&["DISK", "RESERVATION", "KEY", "PORT", "HOLDS", "INITIATOR"]);
+    let head = Table::new(&[
+        "DISK",
+        "RESERVATION",
+        "KEY",
+        "DAEMON",
+        "PORT",
+        "HOLDS",
+        "INITIATOR",
+    ]);
     held.iter().fold(head, |mut table, reservation| {
         let kind = || reservation.kind.clone().unwrap_or_else(|| "-".to_owned());
         if reservation.registrations.is_empty() {
@@ -85,6 +93,7 @@ fn reservation_table(held: &[Reservation]) -> Table {
                 none(),
                 none(),
                 none(),
+                none(),
             ]);
         }
         for registration in &reservation.registrations {
@@ -92,6 +101,10 @@ fn reservation_table(held: &[Reservation]) -> Table {
                 reservation.disk.clone(),
                 kind(),
                 registration.key.clone(),
+                registration
+                    .daemon
+                    .clone()
+                    .unwrap_or_else(|| "this".to_owned()),
                 registration.port.to_string(),
                 super::yes(registration.holder),
                 registration.initiator.clone(),

@@ -231,6 +231,7 @@ impl Interval {
                 IoKind::WriteZeroes,
                 IoKind::CompareAndWrite,
                 IoKind::BlockStatus,
+                IoKind::ReplaceState,
             ];
             let others = others.map(|kind| disk.of(kind).requests).iter().sum();
             let now = self.now.disks.iter().find(|now| now.name == disk.name);

@@ -412,7 +412,7 @@ fn check_unit(unit: &LogicalUnit, nexus: &Nexus, access: Access) -> Result<(), O
     if state.reservations.conflicts(nexus, access, false) {
         return Err(Obstacle::Conflict);
     }
-    if !state.ready() {
+    if !state.ready() || state.is_out_of_date() {
         return Err(Obstacle::Sense(aborted(
             SenseCode::COPY_TARGET_NOT_REACHABLE,
         )));

@@ -44,7 +44,7 @@ use crate::nexus::Nexus;
 use crate::plan::{Answering, DirectIo, Plan};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
-use crate::table;
+use crate::table::{self, Access};
 use crate::target::LunMap;
 use crate::unit_state::Operation;
 
@@ -244,6 +244,10 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
     let Some(row) = row else { return Ok(None) };
     let state = c.unit.state();
     let access = table::access(row, c.cdb);
+    if state.is_out_of_date() && (access != Access::Always || persistent_reserve::is_one(c.cdb[0]))
+    {
+        return Ok(Some(Response::status(Status::Busy)));
+    }
     if state
         .reservations
         .conflicts(c.nexus, access, table::allowed_under_reserve(c.cdb))
@@ -269,7 +273,7 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
 /// One call for each operation code.
 fn dispatch(c: &Context<'_>) -> Planned {
     match c.cdb[0] {
-        opcode if supported::needs_sole_daemon(opcode) && c.unit.state().info.shared => {
+        opcode if supported::needs_sole_daemon(opcode, c.unit) => {
             Err(Sense::illegal_request(SenseCode::INVALID_OPCODE))
         }
         TEST_UNIT_READY => good(),

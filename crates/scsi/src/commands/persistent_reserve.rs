@@ -1,20 +1,28 @@
 //! PERSISTENT RESERVE IN and OUT (SPC-4, 6.15 and 6.16): parameter lists here, what they do in
-//! `reservations`.
+//! `reservations`. Where other daemons serve the unit too, PERSISTENT RESERVE OUT is a program: [`shared`].
+
+mod shared;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
 use super::parameter_list::{check_bits, check_zero};
 use super::{Context, Planned};
+use crate::command::opcode::{PERSISTENT_RESERVE_IN, PERSISTENT_RESERVE_OUT};
 use crate::command::{be16, be32};
 use crate::logical_unit::LogicalUnit;
 use crate::nexus::{Nexus, TransportId};
 use crate::plan::{Pending, Plan};
-use crate::reservations::{Effects, Kind, Refusal, Registrant, Reservations};
+use crate::reservations::{DaemonId, Effects, Kind, Refusal, Registrant, Reservations};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
 use crate::task_management::AbortScope;
 use crate::unit_state::UnitState;
+
+/// Is it one of the two commands?
+pub(super) fn is_one(opcode: u8) -> bool {
+    matches!(opcode, PERSISTENT_RESERVE_IN | PERSISTENT_RESERVE_OUT)
+}
 
 pub(super) fn persistent_reserve_in(c: &Context<'_>) -> Planned {
     let state = c.unit.state();
@@ -137,9 +145,19 @@ pub(super) fn persistent_reserve_out(c: &Context<'_>) -> Planned {
         length as u64,
         c.data_out,
         move |list: &[u8]| {
-            let served = List::parse(list, length, service)
-                .map_err(Refusal::from)
-                .and_then(|list| serve(&unit, &nexus, service, kind, list));
+            let list = match List::parse(list, length, service) {
+                Ok(list) => list,
+                Err(sense) => return Plan::Done(sense.into()),
+            };
+            let request = Request {
+                service,
+                kind,
+                list,
+            };
+            if unit.state().sharing.is_some() {
+                return shared::plan(unit, nexus, request);
+            }
+            let served = serve(&unit, &nexus, &request);
             Plan::Done(served.unwrap_or_else(Response::from))
         },
     ))
@@ -149,6 +167,7 @@ pub(super) fn persistent_reserve_out(c: &Context<'_>) -> Planned {
 const LIST_MAX: usize = 1 << 16;
 
 /// A parameter list.
+#[derive(Clone)]
 struct List {
     key: u64,
     new_key: u64,
@@ -240,18 +259,46 @@ fn parse_ids(mut ids: &[u8]) -> Result<Vec<TransportId>, Sense> {
     Ok(parsed)
 }
 
-fn serve(
-    unit: &LogicalUnit,
-    nexus: &Nexus,
+/// What is asked for.
+struct Request {
     service: Service,
     kind: Option<Kind>,
-    mut list: List,
-) -> Result<Response, Refusal> {
+    list: List,
+}
+
+fn serve(unit: &LogicalUnit, nexus: &Nexus, request: &Request) -> Result<Response, Refusal> {
     let mut state = unit.state();
+    let (reservations, effects) = change(&state, nexus, request)?;
+    let before = std::mem::replace(&mut state.reservations, reservations);
+    if before.persist || state.reservations.persist {
+        // GOOD says that the state survives a loss of power, so it must be durable first
+        if let Err(sense) = state.save_reservations(unit.directory().store()) {
+            state.reservations = before;
+            return Err(sense.into());
+        }
+    }
+    unit.refresh_word(&state);
+    state.tell(unit.id(), &effects);
+    if matches!(request.service, Service::PreemptAndAbort | Service::Clear) {
+        state.allow_removal_by_lost(&before);
+    }
+    Ok(answer(unit, &state, &effects.aborts))
+}
+
+/// What the reservations become, and what others have to be told.
+fn change(
+    state: &UnitState,
+    nexus: &Nexus,
+    request: &Request,
+) -> Result<(Reservations, Effects), Refusal> {
+    let (service, kind) = (request.service, request.kind);
     if state.reservations.reserved_by.is_some() {
         return Err(Refusal::Conflict);
     }
-    list.initiators = initiator_ports(&state, &list.initiators)?;
+    let list = &List {
+        initiators: initiator_ports(state, &request.list.initiators)?,
+        ..request.list.clone()
+    };
     let who = Registrant::of(nexus);
     let ports: Vec<u16> = state.ports.iter().map(|port| port.relative_id).collect();
     let mut reservations = state.reservations.clone();
@@ -264,10 +311,10 @@ fn serve(
             if list.spec_i_pt && registered.is_some_and(|known| known.key == key) {
                 return Err(Sense::parameter_field(20).into());
             }
-            let others = further_registrants(&who, &list, &ports);
+            let others = further_registrants(&who, list, &ports);
             let effects =
                 reservations.register(&who, &others, key, new_key, ignore, list.persist)?;
-            if new_key != 0 && names_registered(&state.reservations, &others, &list) {
+            if new_key != 0 && names_registered(&state.reservations, &others, list) {
                 return Err(Sense::parameter_field(24).into());
             }
             effects
@@ -288,26 +335,14 @@ fn serve(
                 return Err(Sense::parameter_field(24).into());
             };
             let to = Registrant {
+                daemon: DaemonId::THIS,
                 initiator: initiator.clone(),
                 port: list.move_to_port,
             };
             reservations.register_and_move(&who, key, to, new_key, list.unregister, list.persist)?
         }
     };
-    let before = std::mem::replace(&mut state.reservations, reservations);
-    if before.persist || state.reservations.persist {
-        // GOOD says that the state survives a loss of power, so it must be durable first
-        if let Err(sense) = state.save_reservations(unit.directory().store()) {
-            state.reservations = before;
-            return Err(sense.into());
-        }
-    }
-    unit.refresh_word(&state);
-    state.tell(unit.id(), &effects);
-    if matches!(service, Service::PreemptAndAbort | Service::Clear) {
-        state.allow_removal_by_lost(&before);
-    }
-    Ok(answer(unit, &state, &effects))
+    Ok((reservations, effects))
 }
 
 /// The initiator ports that are meant: by the name of an iSCSI node, all that are known of it (SPC-4, 7.6.4.6). A name of which
@@ -334,8 +369,9 @@ fn initiator_ports(state: &UnitState, ids: &[TransportId]) -> Result<Vec<Transpo
     Ok(ports.into_iter().collect())
 }
 
-fn answer(unit: &LogicalUnit, state: &UnitState, effects: &Effects) -> Response {
-    let nexuses = effects.aborts.iter().flat_map(|who| state.nexuses_of(who));
+/// GOOD, once the tasks of these are aborted.
+fn answer(unit: &LogicalUnit, state: &UnitState, aborts: &[Registrant]) -> Response {
+    let nexuses = aborts.iter().flat_map(|who| state.nexuses_of(who));
     let nexuses: Vec<_> = nexuses.map(|nexus| nexus.id()).collect();
     let mut response = Response::good();
     if !nexuses.is_empty() {
@@ -358,6 +394,7 @@ fn further_registrants(who: &Registrant, list: &List, ports: &[u16]) -> Vec<Regi
     let initiators = std::iter::once(&who.initiator).chain(&list.initiators);
     let all = initiators.flat_map(|initiator| {
         ports.iter().map(|&port| Registrant {
+            daemon: DaemonId::THIS,
             initiator: initiator.clone(),
             port,
         })

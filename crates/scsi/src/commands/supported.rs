@@ -3,6 +3,7 @@
 
 use super::{Context, Planned, compare_write, provisioning, read_write};
 use crate::command::{be16, be32, opcode};
+use crate::logical_unit::LogicalUnit;
 use crate::sense::Sense;
 use crate::table::{COMMANDS, Row};
 
@@ -36,9 +37,9 @@ fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
     let may_unmap = provisioning::may_unmap(c);
     let may_compare_and_write = compare_write::is_there(c);
     let may_write_atomically = read_write::atomic_writes(c).is_some();
-    let shared = c.unit.state().info.shared;
+    let unit = c.unit.clone();
     let is_there = move |row: &&Row| match row.opcode() {
-        opcode if needs_sole_daemon(opcode) && shared => false,
+        opcode if needs_sole_daemon(opcode, &unit) => false,
         opcode::UNMAP => may_unmap,
         opcode::WRITE_ATOMIC_16 => may_write_atomically,
         opcode::COMPARE_AND_WRITE => may_compare_and_write,
@@ -47,19 +48,19 @@ fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
     COMMANDS.iter().filter(is_there)
 }
 
-/// Promises what only holds while one daemon alone serves the medium: reservations, and an ORWRITE that nothing comes between.
+/// Promises what does not hold for a medium that other daemons serve too: the reservations of RESERVE, which SPC-3 made obsolete,
+/// persistent ones where no state is shared, and an ORWRITE that nothing comes between.
 #[inline]
-pub(super) fn needs_sole_daemon(opcode: u8) -> bool {
-    matches!(
-        opcode,
-        opcode::PERSISTENT_RESERVE_IN
-            | opcode::PERSISTENT_RESERVE_OUT
-            | opcode::RESERVE_6
-            | opcode::RESERVE_10
-            | opcode::RELEASE_6
-            | opcode::RELEASE_10
-            | opcode::ORWRITE_16
-    )
+pub(super) fn needs_sole_daemon(opcode: u8, unit: &LogicalUnit) -> bool {
+    use opcode::*;
+    match opcode {
+        PERSISTENT_RESERVE_IN | PERSISTENT_RESERVE_OUT => {
+            let state = unit.state();
+            state.info.shared && state.sharing.is_none()
+        }
+        RESERVE_6 | RESERVE_10 | RELEASE_6 | RELEASE_10 | ORWRITE_16 => unit.state().info.shared,
+        _ => false,
+    }
 }
 
 /// All commands: descriptors of 8 bytes, with timeouts of 20.

@@ -6,8 +6,11 @@
 
 mod persist;
 mod services;
+mod shared;
 mod status;
 
+pub use shared::SHARED_STATE_MAX;
+pub(crate) use shared::{Notice, SharedReservations};
 pub use status::{RegistrationStatus, ReservationStatus};
 
 use crate::nexus::{Nexus, NexusId, TransportId};
@@ -15,9 +18,20 @@ use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
 use crate::table::Access;
 
+/// One of the daemons that serve a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DaemonId(pub u128);
+
+impl DaemonId {
+    /// This one, whatever others call it.
+    pub const THIS: DaemonId = DaemonId(0);
+}
+
 /// The key of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registrant {
+    /// Whose target port it is: ports of two daemons may have the same identifier.
+    pub daemon: DaemonId,
     pub initiator: TransportId,
     /// Relative target port identifier.
     pub port: u16,
@@ -26,13 +40,16 @@ pub(crate) struct Registrant {
 impl Registrant {
     pub fn of(nexus: &Nexus) -> Registrant {
         Registrant {
+            daemon: DaemonId::THIS,
             initiator: nexus.initiator().clone(),
             port: nexus.port().relative_id,
         }
     }
 
     pub fn is(&self, nexus: &Nexus) -> bool {
-        self.port == nexus.port().relative_id && self.initiator == *nexus.initiator()
+        self.daemon == DaemonId::THIS
+            && self.port == nexus.port().relative_id
+            && self.initiator == *nexus.initiator()
     }
 }
 
@@ -98,7 +115,7 @@ pub(crate) struct Reservation {
 }
 
 /// All of a unit's reservations.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reservations {
     /// PRGENERATION.
     pub generation: u32,

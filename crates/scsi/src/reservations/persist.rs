@@ -3,7 +3,7 @@
 //! Version 1, kind of the reservation (0: none), then for each registration: holder, port, key, length of
 //! the TransportID, TransportID. Bytes that do not fit are as good as none.
 
-use super::{Kind, Registrant, Registration, Reservation, Reservations};
+use super::{DaemonId, Kind, Registrant, Registration, Reservation, Reservations};
 use crate::nexus::TransportId;
 
 const VERSION: u8 = 1;
@@ -60,6 +60,7 @@ fn decode(bytes: &[u8]) -> Option<Reservations> {
         let port_id = u16::from_be_bytes([port[0], port[1]]);
         let key = u64::from_be_bytes(*port.last_chunk::<8>()?);
         let who = Registrant {
+            daemon: DaemonId::THIS,
             initiator,
             port: port_id,
         };
@@ -89,6 +90,7 @@ mod tests {
 
     fn some() -> Reservations {
         let who = |number: u8| Registrant {
+            daemon: DaemonId::THIS,
             initiator: TransportId::iscsi_port("iqn.2026-11.org.example:i", [number; 6]),
             port: number.into(),
         };

@@ -6,7 +6,7 @@ use crate::sense::{Sense, SenseCode};
 type Served = Result<Effects, Refusal>;
 
 /// Most registrations of one unit.
-const REGISTRATIONS_MAX: usize = 1024;
+pub(super) const REGISTRATIONS_MAX: usize = 1024;
 
 /// Byte of the service action reservation key in the parameter list.
 const SERVICE_ACTION_KEY: u16 = 8;

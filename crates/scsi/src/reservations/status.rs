@@ -1,6 +1,6 @@
 //! Reservations as people are shown them.
 
-use super::{Kind, Reservations};
+use super::{DaemonId, Kind, Reservations};
 
 /// What initiators hold of a logical unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct ReservationStatus {
 pub struct RegistrationStatus {
     /// The initiator port's name.
     pub initiator: String,
+    /// The daemon whose target port it is, as 32 hexadecimal digits; `None`: this one.
+    pub daemon: Option<String>,
     /// Relative target port identifier.
     pub port: u16,
     /// The reservation key.
@@ -40,6 +42,10 @@ impl ReservationStatus {
             });
             RegistrationStatus {
                 initiator: registration.who.initiator.name(),
+                daemon: match registration.who.daemon {
+                    DaemonId::THIS => None,
+                    DaemonId(other) => Some(format!("{other:032x}")),
+                },
                 port: registration.who.port,
                 key: registration.key,
                 holder: holds,

@@ -2,8 +2,8 @@
 
 #![allow(dead_code, missing_docs)]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use block::{DiskInfo, Extent, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use scsi::*;
@@ -73,6 +73,71 @@ pub struct Disks {
     pub failure: Option<IoErrorKind>,
     /// What lies from a byte on; without it none tells its extents.
     pub extents: Option<fn(u64) -> Extent>,
+    /// State that other beds share, as daemons do that serve one image.
+    pub shared: Option<Arc<SharedState>>,
+}
+
+/// State that units of several beds share. Each of them adopts it before a replacement ends.
+#[derive(Default)]
+pub struct SharedState(Mutex<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    version: u64,
+    state: Vec<u8>,
+    units: Vec<Arc<LogicalUnit>>,
+    aborts: Vec<AbortScope>,
+}
+
+impl SharedState {
+    /// The unit at LUN 0 of a bed, in the daemon of this number, takes part.
+    pub fn join(self: &Arc<Self>, bed: &mut Bed, daemon: u128) {
+        let unit = bed.unit(0);
+        unit.share_reservations(daemon);
+        let mut shared = self.0.lock().unwrap();
+        unit.adopt_reservations(shared.version, &shared.state)
+            .unwrap();
+        unit.set_reservations_current(true);
+        shared.units.push(unit);
+        bed.disks.shared = Some(Arc::clone(self));
+    }
+
+    fn replace(&self, buffer: &[u8]) -> IoOutcome {
+        let mut shared = self.0.lock().unwrap();
+        let (version, state) = buffer.split_first_chunk::<8>().unwrap();
+        if u64::from_be_bytes(*version) != shared.version {
+            return Err(IoErrorKind::Miscompare.into());
+        }
+        shared.version += 1;
+        shared.state = state.to_vec();
+        let Shared {
+            version,
+            state,
+            units,
+            aborts,
+        } = &mut *shared;
+        for unit in units {
+            aborts.extend(unit.adopt_reservations(*version, state).unwrap());
+        }
+        Ok(())
+    }
+
+    /// Another daemon, which takes no part here, has replaced the state by this; nobody has heard of it.
+    pub fn set(&self, version: u64, state: &[u8]) {
+        let mut shared = self.0.lock().unwrap();
+        (shared.version, shared.state) = (version, state.to_vec());
+    }
+
+    /// Version and state.
+    pub fn get(&self) -> (u64, Vec<u8>) {
+        let shared = self.0.lock().unwrap();
+        (shared.version, shared.state.clone())
+    }
+
+    /// What had to be aborted since the last call.
+    pub fn take_aborts(&self) -> Vec<AbortScope> {
+        std::mem::take(&mut self.0.lock().unwrap().aborts)
+    }
 }
 
 impl Disks {
@@ -89,6 +154,13 @@ impl Disks {
         if let Some(kind) = self.failure.take() {
             return Err(IoError::new(kind));
         }
+        if request.kind == IoKind::ReplaceState {
+            assert_eq!(buffer.len() as u64, request.length);
+            return match &self.shared {
+                Some(shared) => shared.replace(buffer),
+                None => Err(IoErrorKind::Unsupported.into()),
+            };
+        }
         let bytes = &mut self.bytes[disk.0 as usize];
         let range = request.offset as usize..(request.offset + request.length) as usize;
         match request.kind {
@@ -103,6 +175,7 @@ impl Disks {
                 }
                 bytes[range].copy_from_slice(written);
             }
+            IoKind::ReplaceState => {}
         }
         Ok(())
     }

@@ -1,0 +1,644 @@
+//! Daemons that serve one image, and the state that they share: who takes part, what the state is, who has taken over what.
+//!
+//! ```text
+//!   ReplaceState --> calls thread: compare and replace the object --> notify --> all have acknowledged? --> done
+//!                                                                      |            no: blocklist them, take them off the list
+//!   events thread of each daemon: <-- notification, reread, observer --+--> acknowledge
+//!                                 <-- watch lost, or not confirmed for a while: not current until it has joined again
+//! ```
+//!
+//! Two threads, for a daemon that waits for acknowledgements has to give them too. Nothing here runs on a worker. What the object
+//! holds is not trusted: [`SharedRecord::decode`]. Tests: `record.rs`, and `tests/tests/rbd_reservations.rs` against a real cluster.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use block::Identity;
+use librbd::{Error, Image, Notification, Object, Watch};
+
+use super::Shared;
+use super::record::{MEMBERS_MAX, Member, RECORD_MAX, SharedRecord};
+use crate::shared_state::STATE_VERSION_LENGTH;
+use crate::{StateMembership, StateObserver};
+
+/// How long a daemon may take to acknowledge. It only rereads the object; what more there is to it is for busy machines.
+const NOTIFY_LIMIT: Duration = Duration::from_secs(10);
+
+/// When the cluster has confirmed the watch for the last time so long ago, notifications may have been missed. It does so every five
+/// seconds.
+const AGE_MAX: Duration = Duration::from_secs(12);
+
+/// How often the watch is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// So long after the last confirmation no daemon goes by what it knew, even if it was about to read the object: what is waited for when one
+/// cannot be blocklisted.
+const LEASE: Duration = Duration::from_secs(25);
+
+/// When the cluster takes a watcher for dead.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Between two attempts to join.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// How long what a replacement ends may take to end everywhere, and how often that is asked.
+const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+const SETTLE_LOOK: Duration = Duration::from_millis(100);
+
+/// How long leaving may take before whoever leaves goes on.
+const LEAVE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Replacements that another daemon comes before, until it is an error.
+const ATTEMPTS_MAX: usize = 64;
+
+/// Random bytes for an instance or a record.
+pub(super) fn random() -> [u8; 16] {
+    let digits = Identity::random().digits();
+    let bits = u128::from_str_radix(&digits, 16).expect("32 hexadecimal digits");
+    bits.to_be_bytes()
+}
+
+type Done = Box<dyn FnOnce(Result<u64, i32>) + Send>;
+
+enum Call {
+    /// The version, then the state; and who is to hear how it ends.
+    Replace(Vec<u8>, Done),
+    /// This daemon has joined: are the others here, and do they know what holds?
+    Announce,
+}
+
+enum Event {
+    Notified(Notification),
+    Lost(i32),
+    /// Of the instance that has joined.
+    Announced([u8; 16], Result<(), Error>),
+    Stop(SyncSender<()>),
+}
+
+#[derive(Default)]
+struct Known {
+    object: Option<Arc<Object>>,
+    /// Of this daemon, since it has begun to join for the last time.
+    instance: [u8; 16],
+    /// The last one that was on the list.
+    entered: Option<[u8; 16]>,
+    record: Option<SharedRecord>,
+    is_current: bool,
+    /// It has never been current.
+    is_new: bool,
+}
+
+/// This daemon's part in it.
+pub(super) struct Peers {
+    shared: Weak<Shared>,
+    image: String,
+    observer: Arc<dyn StateObserver>,
+    known: Mutex<Known>,
+    events: Sender<Event>,
+    /// `None` once it has left.
+    calls: Mutex<Option<Sender<Call>>>,
+}
+
+fn failed(what: impl Into<String>, errno: i32) -> Error {
+    Error::Failed {
+        what: what.into(),
+        errno,
+        hint: String::new(),
+    }
+}
+
+fn gone() -> Error {
+    failed(
+        "stay among the daemons that share a state",
+        libc::ECONNABORTED,
+    )
+}
+
+/// A notification or its answer: who, which version, and is everything settled?
+fn message(instance: [u8; 16], version: u64, settled: bool) -> Vec<u8> {
+    let mut bytes = instance.to_vec();
+    bytes.extend(version.to_be_bytes());
+    bytes.push(settled.into());
+    bytes
+}
+
+fn read_message(bytes: &[u8]) -> Option<([u8; 16], u64, bool)> {
+    let (instance, rest) = bytes.split_first_chunk::<16>()?;
+    let (version, rest) = rest.split_first_chunk::<8>()?;
+    Some((*instance, u64::from_be_bytes(*version), rest == [1]))
+}
+
+/// The object of an image.
+fn object_of(image: &Arc<Image>) -> Result<Arc<Object>, Error> {
+    Object::beside(image, &format!("lunette_state.{}", image.id()?))
+}
+
+fn reread(object: &Arc<Object>) -> Result<SharedRecord, Error> {
+    let bytes = object.read(RECORD_MAX + 1)?;
+    let record = bytes.as_deref().map(SharedRecord::decode);
+    record
+        .ok_or_else(|| failed("read the state that daemons share", libc::ENOENT))?
+        .ok_or_else(|| failed("understand the state that daemons share", libc::EBADMSG))
+}
+
+/// Takes part in the state of an image from now on, with two threads.
+pub(super) fn join(shared: &Arc<Shared>, observer: Arc<dyn StateObserver>) -> StateMembership {
+    let (event_sender, events) = mpsc::channel();
+    let (call_sender, calls) = mpsc::channel();
+    let peers = Arc::new(Peers {
+        shared: Arc::downgrade(shared),
+        image: shared.options.image.to_string(),
+        observer,
+        known: Mutex::new(Known {
+            is_new: true,
+            ..Known::default()
+        }),
+        events: event_sender,
+        calls: Mutex::new(Some(call_sender)),
+    });
+    shared.set_peers(Some(Arc::clone(&peers)));
+    let (follower, caller) = (Arc::clone(&peers), Arc::clone(&peers));
+    let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        if let Err(error) = thread.spawn(work) {
+            tracing::error!(image = %peers.image, "no thread for the state that daemons share: {error}");
+        }
+    };
+    spawn("rbd-peers", Box::new(move || follower.follow(&events)));
+    spawn("rbd-state", Box::new(move || caller.carry_out(&calls)));
+    let shared = Arc::downgrade(shared);
+    StateMembership::new(move || {
+        if let Some(shared) = shared.upgrade() {
+            shared.set_peers(None);
+        }
+        let (left, wait) = mpsc::sync_channel(1);
+        lock(&peers.calls).take();
+        if peers.events.send(Event::Stop(left)).is_ok() {
+            wait.recv_timeout(LEAVE_LIMIT).ok();
+        }
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Peers {
+    /// Replaces the state; `done` is called on another thread. Does not block.
+    pub(super) fn replace(&self, bytes: Vec<u8>, done: Done) {
+        let sent = match &*lock(&self.calls) {
+            Some(calls) => calls.send(Call::Replace(bytes, done)),
+            None => Err(mpsc::SendError(Call::Replace(bytes, done))),
+        };
+        if let Err(mpsc::SendError(Call::Replace(_, done))) = sent {
+            done(Err(libc::ENOTCONN));
+        }
+    }
+
+    /// Has this daemon been taken off the list by another one, as far as the object says, reached by another connection?
+    pub(super) fn is_excluded(&self, image: &Arc<Image>) -> bool {
+        let entered = lock(&self.known).entered;
+        let record = object_of(image).and_then(|object| reread(&object));
+        record.is_ok_and(|record| entered.is_some_and(|instance| !record.has(&instance)))
+    }
+
+    /// Waits until this daemon is current.
+    pub(super) fn wait_until_current(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        while !lock(&self.known).is_current {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(SETTLE_LOOK);
+        }
+        true
+    }
+
+    fn set_current(&self, current: bool) {
+        let mut known = lock(&self.known);
+        known.is_current = current;
+        known.is_new &= !current;
+        self.observer.set_current(current);
+    }
+
+    /// Acts on a record from now on, unless a later one is known.
+    fn adopt(&self, record: SharedRecord) -> Result<(), Error> {
+        let mut known = lock(&self.known);
+        if let Some(before) = &known.record
+            && before.version >= record.version
+        {
+            return Ok(());
+        }
+        let adopted = self.observer.changed(record.version, &record.state);
+        adopted.map_err(|reason| {
+            failed(
+                format!("understand the state that daemons share: {reason}"),
+                libc::EBADMSG,
+            )
+        })?;
+        known.record = Some(record);
+        Ok(())
+    }
+
+    /// Replaces what is known by what `change` makes of it; again, if another daemon has come before. `None` of `change`: nothing has
+    /// to be done.
+    fn update(
+        &self,
+        object: &Arc<Object>,
+        change: impl Fn(&SharedRecord) -> Option<SharedRecord>,
+    ) -> Result<(), Error> {
+        for _ in 0..ATTEMPTS_MAX {
+            let before = reread(object)?;
+            let Some(next) = change(&before) else {
+                return self.adopt(before);
+            };
+            let bytes = next.encode();
+            let bytes = bytes.ok_or_else(|| failed("write the shared state", libc::E2BIG))?;
+            if object.replace(&before.guard(), &bytes)? {
+                return self.adopt(next);
+            }
+        }
+        Err(failed("replace the state that daemons share", libc::EBUSY))
+    }
+
+    // The events thread.
+
+    fn follow(&self, events: &Receiver<Event>) {
+        let mut shown = false;
+        loop {
+            let watch = self.enter();
+            let problem = match watch {
+                Ok(watch) => match self.serve(&watch, events) {
+                    Ended::Left(left) => {
+                        self.leave(&watch);
+                        drop(watch);
+                        left.send(()).ok();
+                        return;
+                    }
+                    Ended::Lost(error) => {
+                        shown &= !lock(&self.known).is_current;
+                        // Before the watch ends, which may take a moment.
+                        self.set_current(false);
+                        error
+                    }
+                },
+                Err(error) => error,
+            };
+            if problem.errno() == libc::ESHUTDOWN
+                && let Some(shared) = self.shared.upgrade()
+            {
+                shared.found_fence(shared.generation());
+            }
+            if !shown {
+                shown = true;
+                tracing::error!(image = %self.image, "reservations unknown, SCSI reads and writes are answered BUSY until they are known: {problem}");
+            }
+            // What comes meanwhile is of a watch that is gone.
+            let end = Instant::now() + RETRY;
+            while let Some(left) = end.checked_duration_since(Instant::now()) {
+                match events.recv_timeout(left) {
+                    Ok(Event::Stop(left)) => {
+                        left.send(()).ok();
+                        return;
+                    }
+                    Ok(_) => {}
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+
+    /// Watches the object and takes its place on the list.
+    fn enter(&self) -> Result<Watch, Error> {
+        let shared = self.shared.upgrade();
+        let image = shared.map(|shared| shared.image());
+        let image = image.ok_or_else(|| failed("reach an image that is closed", libc::EBADF))?;
+        let object = object_of(&image)?;
+        let instance = random();
+        let address = object.cluster().address().unwrap_or_default();
+        // The entry of before stays on the list until the new one is there: else nobody excluded this daemon meanwhile.
+        let before = {
+            let mut known = lock(&self.known);
+            // An object that was removed and made again begins with another version.
+            (known.record, known.object) = (None, None);
+            known.instance = instance;
+            known.entered
+        };
+        if object.read(1)?.is_none() {
+            object.create(SharedRecord::default().encode().unwrap_or_default())?;
+        }
+        let (notified, lost, own) = (
+            self.events.clone(),
+            self.events.clone(),
+            Arc::clone(&object),
+        );
+        let watch = object.watch(
+            WATCH_TIMEOUT,
+            move |notification| match read_message(&notification.bytes) {
+                // Its sender knows what it has sent.
+                Some((sender, version, _)) if sender == instance => {
+                    own.acknowledge(&notification, &message(instance, version, true));
+                }
+                _ => drop(notified.send(Event::Notified(notification))),
+            },
+            move |errno| drop(lost.send(Event::Lost(errno))),
+        )?;
+        lock(&self.known).object = Some(Arc::clone(&object));
+        self.update(&object, |record| {
+            let mut next = record.next();
+            next.members.retain(|one| Some(one.instance) != before);
+            next.members.push(Member {
+                instance,
+                address: address.clone(),
+            });
+            if next.members.len() > MEMBERS_MAX {
+                // Nobody is lost by that: who is excluded joins again.
+                next.members.remove(0);
+            }
+            Some(next)
+        })?;
+        lock(&self.known).entered = Some(instance);
+        if let Some(calls) = &*lock(&self.calls) {
+            calls.send(Call::Announce).ok();
+        }
+        Ok(watch)
+    }
+
+    fn serve(&self, watch: &Watch, events: &Receiver<Event>) -> Ended {
+        let object = watch.object();
+        let lost = |errno| Ended::Lost(failed("watch the state that daemons share", errno));
+        loop {
+            match events.recv_timeout(LOOK) {
+                Ok(Event::Notified(notification)) => {
+                    if let Err(error) = self.take_over(object, &notification) {
+                        return Ended::Lost(error);
+                    }
+                }
+                Ok(Event::Announced(instance, _)) if instance != lock(&self.known).instance => {}
+                Ok(Event::Announced(_, Ok(()))) => {
+                    tracing::info!(image = %self.image, "reservations known");
+                    self.set_current(true);
+                }
+                Ok(Event::Announced(_, Err(error))) => return Ended::Lost(error),
+                Ok(Event::Lost(errno)) => return lost(errno),
+                Ok(Event::Stop(left)) => return Ended::Left(left),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return lost(libc::ESHUTDOWN),
+            }
+            match watch.age() {
+                Ok(age) if age < AGE_MAX => {}
+                Ok(_) => return lost(libc::ETIMEDOUT),
+                Err(errno) => return lost(errno),
+            }
+        }
+    }
+
+    fn take_over(&self, object: &Arc<Object>, notification: &Notification) -> Result<(), Error> {
+        let record = reread(object)?;
+        let (version, instance) = (record.version, lock(&self.known).instance);
+        let is_member = record.has(&instance);
+        let is_excluded = |one: &Member| !record.has(&one.instance);
+        let some_left = {
+            let known = lock(&self.known);
+            let before = known.record.iter().flat_map(|record| &record.members);
+            before.into_iter().any(is_excluded)
+        };
+        if some_left {
+            // From now on no OSD serves them after it has served this daemon.
+            object.cluster().wait_for_map()?;
+        }
+        self.adopt(record)?;
+        let settled = self.observer.is_settled();
+        object.acknowledge(notification, &message(instance, version, settled));
+        match is_member {
+            true => Ok(()),
+            // Too late with an acknowledgement.
+            false => Err(gone()),
+        }
+    }
+
+    fn leave(&self, watch: &Watch) {
+        self.observer.set_current(false);
+        let instance = lock(&self.known).instance;
+        let left = self.update(watch.object(), |record| {
+            let mut next = record.next();
+            next.members.retain(|one| one.instance != instance);
+            record.has(&instance).then_some(next)
+        });
+        if let Err(error) = left {
+            tracing::warn!(image = %self.image, "left without a word to other daemons: {error}");
+        }
+    }
+
+    // The calls thread.
+
+    fn carry_out(&self, calls: &Receiver<Call>) {
+        let mut joined = false;
+        loop {
+            if std::mem::take(&mut joined) {
+                let instance = lock(&self.known).instance;
+                let announced = self.announce_joined(instance, &mut || {});
+                self.events.send(Event::Announced(instance, announced)).ok();
+            }
+            match calls.recv() {
+                Ok(Call::Replace(bytes, done)) => {
+                    // What has to end before this one is over may wait behind it: it is of an older version.
+                    let mut meanwhile = || {
+                        for call in calls.try_iter() {
+                            match call {
+                                Call::Replace(_, done) => done(Err(libc::EILSEQ)),
+                                Call::Announce => joined = true,
+                            }
+                        }
+                    };
+                    done(self.replace_now(&bytes, &mut meanwhile));
+                }
+                Ok(Call::Announce) => joined = true,
+                Err(mpsc::RecvError) => return,
+            }
+        }
+    }
+
+    fn replace_now(&self, bytes: &[u8], meanwhile: &mut dyn FnMut()) -> Result<u64, i32> {
+        let (version, state) = bytes
+            .split_first_chunk::<STATE_VERSION_LENGTH>()
+            .ok_or(libc::EINVAL)?;
+        let version = u64::from_be_bytes(*version);
+        let (object, before, instance) = {
+            let known = lock(&self.known);
+            match (&known.object, &known.record) {
+                (Some(object), Some(record)) if known.is_current => {
+                    (Arc::clone(object), record.clone(), known.instance)
+                }
+                _ => return Err(libc::ETIMEDOUT),
+            }
+        };
+        if before.version != version {
+            return Err(libc::EILSEQ);
+        }
+        let mut next = before.next();
+        next.state = state.to_vec();
+        let encoded = next.encode().ok_or(libc::E2BIG)?;
+        let replaced = object.replace(&before.guard(), &encoded).and_then(|done| {
+            if !done {
+                let now = reread(&object)?;
+                // Its own replacement, if its answer was lost.
+                if now.nonce != next.nonce {
+                    self.adopt(now)?;
+                    return Ok(false);
+                }
+            }
+            self.adopt(next)?;
+            self.announce(&object, instance, meanwhile)?;
+            Ok(true)
+        });
+        match replaced {
+            Ok(true) => Ok(0),
+            Ok(false) => Err(libc::EILSEQ),
+            Err(error) => {
+                tracing::warn!(image = %self.image, "reservations not changed for certain: {error}");
+                Err(error.errno())
+            }
+        }
+    }
+
+    /// Everybody knows what holds; and if nobody was there before, so does this daemon.
+    fn announce_joined(
+        &self,
+        instance: [u8; 16],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        let (object, is_new) = {
+            let known = lock(&self.known);
+            (known.object.clone(), known.is_new)
+        };
+        let object = object.ok_or_else(gone)?;
+        loop {
+            self.announce(&object, instance, meanwhile)?;
+            let record = self.record_of(instance)?;
+            if !is_new || record.members.len() > 1 {
+                return Ok(());
+            }
+            let Some(state) = self.observer.after_power_on(record.version, &record.state) else {
+                return Ok(());
+            };
+            let mut next = record.next();
+            next.state = state;
+            let bytes = next.encode();
+            let bytes = bytes.ok_or_else(|| failed("write the shared state", libc::E2BIG))?;
+            if object.replace(&record.guard(), &bytes)? {
+                self.adopt(next)?;
+            } else {
+                // Somebody has come meanwhile.
+                self.adopt(reread(&object)?)?;
+            }
+        }
+    }
+
+    /// What is known to this instance; an error once this daemon has lost its watch, for then it knows nothing.
+    fn record_of(&self, instance: [u8; 16]) -> Result<SharedRecord, Error> {
+        let known = lock(&self.known);
+        let record = known.record.as_ref().filter(|_| known.instance == instance);
+        record.cloned().ok_or_else(gone)
+    }
+
+    /// Has all members take over what is known here; those that do not are excluded. Calls `meanwhile` while it waits until what they
+    /// have begun has ended.
+    fn announce(
+        &self,
+        object: &Arc<Object>,
+        instance: [u8; 16],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        let begun = Instant::now();
+        loop {
+            let SharedRecord {
+                version, members, ..
+            } = self.record_of(instance)?;
+            let asked = Instant::now();
+            let answers = object.notify(&message(instance, version, true), NOTIFY_LIMIT)?;
+            let answers: Vec<_> = answers.iter().filter_map(|one| read_message(one)).collect();
+            let has_answered = |member: &Member| {
+                let knows = |answer: &&([u8; 16], u64, bool)| {
+                    answer.0 == member.instance && answer.1 >= version
+                };
+                answers.iter().any(|answer| knows(&answer))
+            };
+            let others = members.into_iter().filter(|one| one.instance != instance);
+            let missing: Vec<Member> = others.filter(|one| !has_answered(one)).collect();
+            if !missing.is_empty() {
+                self.exclude(object, &missing, asked)?;
+                // The others have to know it, too.
+                continue;
+            }
+            let settled = self.observer.is_settled() && answers.iter().all(|answer| answer.2);
+            if settled {
+                // While it was asked about, this daemon may have been excluded itself.
+                return self.record_of(instance).map(drop);
+            }
+            if begun.elapsed() > SETTLE_LIMIT {
+                return Err(failed(
+                    "end commands that a reservation excludes",
+                    libc::ETIMEDOUT,
+                ));
+            }
+            meanwhile();
+            std::thread::sleep(SETTLE_LOOK);
+        }
+    }
+
+    /// Nothing that these daemons have begun reaches the image any more. They were asked at a time.
+    fn exclude(
+        &self,
+        object: &Arc<Object>,
+        missing: &[Member],
+        asked: Instant,
+    ) -> Result<(), Error> {
+        let cluster = object.cluster();
+        let own = cluster.address().unwrap_or_default();
+        for member in missing {
+            let address = &member.address;
+            if *address == own && !own.is_empty() {
+                continue;
+            }
+            match cluster.blocklist(address) {
+                Ok(()) => {
+                    tracing::warn!(image = %self.image, address, "daemon excluded and blocklisted: it has not acknowledged a change of reservations");
+                }
+                Err(error) => {
+                    tracing::error!(image = %self.image, address, "daemon not blocklisted, what it had begun may still be written: {error}");
+                    std::thread::sleep(LEASE.saturating_sub(asked.elapsed()));
+                }
+            }
+        }
+        self.update(object, |record| {
+            let mut next = record.next();
+            let is_missing = |one: &Member| missing.iter().any(|it| it.instance == one.instance);
+            next.members.retain(|one| !is_missing(one));
+            (next.members != record.members).then_some(next)
+        })
+    }
+}
+
+/// Why a watch is served no more.
+enum Ended {
+    Left(SyncSender<()>),
+    Lost(Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_back_and_others_are_none() {
+        let bytes = message([3; 16], 0x0102, true);
+        assert_eq!(bytes[16..], [0, 0, 0, 0, 0, 0, 1, 2, 1]);
+        assert_eq!(read_message(&bytes), Some(([3; 16], 0x0102, true)));
+        assert_eq!(read_message(&bytes[..23]), None);
+        let unsettled = message([3; 16], 7, false);
+        assert_eq!(read_message(&unsettled), Some(([3; 16], 7, false)));
+        assert_ne!(random(), random());
+    }
+}

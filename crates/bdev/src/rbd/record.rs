@@ -1,0 +1,233 @@
+//! The object beside an image that holds the state which its daemons share, as bytes.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | `LunState` |
+//! | 8 | version, one more with each replacement |
+//! | 16 | random, new with each replacement |
+//! | 2 | how many daemons take part; for each: 16 bytes of an instance, 2 of a length, a client's address |
+//! | 4 | length of the state, then the state |
+//!
+//! The first 32 bytes guard a replacement. Whoever may write the pool may write anything here: every length is checked.
+
+use crate::STATE_MAX;
+
+const MAGIC: [u8; 8] = *b"LunState";
+
+/// Bytes that differ between any two records.
+pub(super) const GUARD_LENGTH: usize = 32;
+
+/// The most daemons that take part.
+pub(super) const MEMBERS_MAX: usize = 64;
+
+/// The longest address: Ceph lists all of a client's.
+const ADDRESS_MAX: usize = 512;
+
+/// No record is longer.
+pub(super) const RECORD_MAX: usize =
+    GUARD_LENGTH + 2 + MEMBERS_MAX * (16 + 2 + ADDRESS_MAX) + 4 + STATE_MAX;
+
+/// One daemon that takes part, since it has joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Made anew whenever it joins.
+    pub instance: [u8; 16],
+    /// By which the cluster can be told to refuse it.
+    pub address: String,
+}
+
+/// What the object holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SharedRecord {
+    /// Counts replacements.
+    pub version: u64,
+    /// So that a version which comes again, in an object that was removed meanwhile, is not taken for the same.
+    pub nonce: [u8; 16],
+    /// Who takes part.
+    pub members: Vec<Member>,
+    /// What is shared. Nothing here looks into it.
+    pub state: Vec<u8>,
+}
+
+impl SharedRecord {
+    /// Reads what [`SharedRecord::encode`] has written; `None`: it is something else.
+    pub fn decode(bytes: &[u8]) -> Option<SharedRecord> {
+        let (magic, rest) = bytes.split_first_chunk::<8>()?;
+        let (version, rest) = rest.split_first_chunk::<8>()?;
+        let (nonce, rest) = rest.split_first_chunk::<16>()?;
+        let (count, mut rest) = rest.split_first_chunk::<2>()?;
+        let count = usize::from(u16::from_be_bytes(*count));
+        if *magic != MAGIC || count > MEMBERS_MAX {
+            return None;
+        }
+        let mut members = Vec::new();
+        for _ in 0..count {
+            let (instance, more) = rest.split_first_chunk::<16>()?;
+            let (length, more) = more.split_first_chunk::<2>()?;
+            let length = usize::from(u16::from_be_bytes(*length));
+            let (address, more) = more.split_at_checked(length)?;
+            if length > ADDRESS_MAX {
+                return None;
+            }
+            members.push(Member {
+                instance: *instance,
+                address: std::str::from_utf8(address).ok()?.to_owned(),
+            });
+            rest = more;
+        }
+        let (length, state) = rest.split_first_chunk::<4>()?;
+        let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
+        if length > STATE_MAX || state.len() != length {
+            return None;
+        }
+        Some(SharedRecord {
+            version: u64::from_be_bytes(*version),
+            nonce: *nonce,
+            members,
+            state: state.to_vec(),
+        })
+    }
+
+    /// As bytes; `None`: it is too large.
+    pub fn encode(&self) -> Option<Vec<u8>> {
+        if self.members.len() > MEMBERS_MAX || self.state.len() > STATE_MAX {
+            return None;
+        }
+        let mut bytes = self.guard().to_vec();
+        bytes.extend((self.members.len() as u16).to_be_bytes());
+        for member in &self.members {
+            if member.address.len() > ADDRESS_MAX {
+                return None;
+            }
+            bytes.extend(member.instance);
+            bytes.extend((member.address.len() as u16).to_be_bytes());
+            bytes.extend(member.address.as_bytes());
+        }
+        bytes.extend((self.state.len() as u32).to_be_bytes());
+        bytes.extend(&self.state);
+        Some(bytes)
+    }
+
+    /// What the object begins with as long as it is this record.
+    pub(super) fn guard(&self) -> [u8; GUARD_LENGTH] {
+        let mut guard = [0; GUARD_LENGTH];
+        guard[..8].copy_from_slice(&MAGIC);
+        guard[8..16].copy_from_slice(&self.version.to_be_bytes());
+        guard[16..].copy_from_slice(&self.nonce);
+        guard
+    }
+
+    /// What may replace it.
+    pub(super) fn next(&self) -> SharedRecord {
+        SharedRecord {
+            version: self.version.wrapping_add(1),
+            nonce: super::peers::random(),
+            ..self.clone()
+        }
+    }
+
+    pub(super) fn has(&self, instance: &[u8; 16]) -> bool {
+        self.members.iter().any(|one| one.instance == *instance)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn members() -> impl Strategy<Value = Vec<Member>> {
+        let member = (any::<[u8; 16]>(), "[a-z0-9:/.,]{0,64}");
+        let member = member.prop_map(|(instance, address)| Member { instance, address });
+        vec(member, 0..5)
+    }
+
+    fn record() -> impl Strategy<Value = SharedRecord> {
+        let fields = (
+            any::<u64>(),
+            any::<[u8; 16]>(),
+            members(),
+            vec(any::<u8>(), 0..100),
+        );
+        fields.prop_map(|(version, nonce, members, state)| SharedRecord {
+            version,
+            nonce,
+            members,
+            state,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_record_is_read_back_and_no_part_of_one_is(record in record()) {
+            let bytes = record.encode().unwrap();
+            prop_assert_eq!(&bytes[..GUARD_LENGTH], &record.guard());
+            prop_assert_eq!(SharedRecord::decode(&bytes), Some(record.clone()));
+            for length in 0..bytes.len() {
+                prop_assert_eq!(SharedRecord::decode(&bytes[..length]), None);
+            }
+            prop_assert_eq!(SharedRecord::decode(&[&bytes[..], &[0]].concat()), None);
+        }
+
+        #[test]
+        fn any_bytes_are_a_record_that_reads_the_same_again_or_none(
+            mut bytes in vec(any::<u8>(), 0..200),
+            is_record in any::<bool>(),
+        ) {
+            if is_record && bytes.len() > 40 {
+                bytes[..8].copy_from_slice(&MAGIC);
+                bytes[32..34].copy_from_slice(&[0, 1]);
+            }
+            if let Some(record) = SharedRecord::decode(&bytes) {
+                prop_assert_eq!(record.encode(), Some(bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_record_are_these() {
+        let record = SharedRecord {
+            version: 0x0102,
+            nonce: [7; 16],
+            members: vec![Member {
+                instance: [9; 16],
+                address: "a/1".to_owned(),
+            }],
+            state: vec![5, 6],
+        };
+        let mut expected = b"LunState\0\0\0\0\0\0\x01\x02".to_vec();
+        expected.extend([7; 16]);
+        expected.extend([0, 1]);
+        expected.extend([9; 16]);
+        expected.extend(b"\0\x03a/1\0\0\0\x02\x05\x06");
+        assert_eq!(record.encode(), Some(expected));
+        let next = record.next();
+        assert_eq!((next.version, &next.members), (0x0103, &record.members));
+        assert_ne!(next.nonce, record.nonce);
+    }
+
+    #[test]
+    fn what_is_too_large_is_not_written_and_not_read() {
+        let state = |length| SharedRecord {
+            state: vec![0; length],
+            ..SharedRecord::default()
+        };
+        let largest = state(STATE_MAX).encode().unwrap();
+        assert!(SharedRecord::decode(&largest).is_some() && largest.len() <= RECORD_MAX);
+        assert_eq!(state(STATE_MAX + 1).encode(), None);
+        let member = |length| Member {
+            instance: [0; 16],
+            address: "a".repeat(length),
+        };
+        let members = |members| SharedRecord {
+            members,
+            ..SharedRecord::default()
+        };
+        let most = members(vec![member(ADDRESS_MAX); MEMBERS_MAX]);
+        assert!(SharedRecord::decode(&most.encode().unwrap()).is_some());
+        assert_eq!(members(vec![member(1); MEMBERS_MAX + 1]).encode(), None);
+        assert_eq!(members(vec![member(ADDRESS_MAX + 1)]).encode(), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! PERSISTENT RESERVE OUT on a unit that other daemons serve too: the state that they share is replaced by one I/O, which ends when all of
+//! them have adopted it, this one included.
+//!
+//! When another daemon has come before, this one has adopted what that has made, and the service is carried out on it anew.
+
+use std::sync::Arc;
+
+use block::{IoErrorKind, IoOutcome, IoRequest};
+
+use super::{Request, answer, change};
+use crate::logical_unit::LogicalUnit;
+use crate::nexus::Nexus;
+use crate::plan::{Plan, Program, Run, Step};
+use crate::reservations::{Refusal, Registrant, SHARED_STATE_MAX};
+use crate::response::{Response, Status};
+
+/// Attempts before the initiator is asked to come again.
+const ATTEMPTS_MAX: u32 = 32;
+
+/// The version that is replaced, before the state.
+const VERSION_LENGTH: usize = 8;
+
+pub(super) fn plan(unit: Arc<LogicalUnit>, nexus: Arc<Nexus>, request: Request) -> Plan {
+    let program = Replacement {
+        unit,
+        nexus,
+        request,
+        attempts: 0,
+        aborts_own: false,
+    };
+    Run::plan(program, VERSION_LENGTH + SHARED_STATE_MAX)
+}
+
+struct Replacement {
+    unit: Arc<LogicalUnit>,
+    nexus: Arc<Nexus>,
+    request: Request,
+    attempts: u32,
+    /// Other tasks of the initiator that asks have to be aborted too: it has preempted itself.
+    aborts_own: bool,
+}
+
+impl Replacement {
+    fn attempt(&mut self, scratch: &mut [u8]) -> Result<Step, Refusal> {
+        self.attempts += 1;
+        let state = self.unit.state();
+        let Some(sharing) = state.sharing.as_ref().filter(|_| !state.is_out_of_date()) else {
+            return Ok(Step::Done(Response::status(Status::Busy)));
+        };
+        let (reservations, effects) = change(&state, &self.nexus, &self.request)?;
+        if reservations == state.reservations {
+            return Ok(Step::Done(Response::good()));
+        }
+        let who = Registrant::of(&self.nexus);
+        self.aborts_own = effects.aborts.contains(&who);
+        let (version, bytes) = sharing.changed(reservations, &effects, &who)?;
+        let length = VERSION_LENGTH + bytes.len();
+        scratch[..VERSION_LENGTH].copy_from_slice(&version.to_be_bytes());
+        scratch[VERSION_LENGTH..length].copy_from_slice(&bytes);
+        Ok(Step::Io {
+            disk: self.unit.disk(),
+            request: IoRequest::replace_state(length as u64),
+            scratch: 0..length,
+        })
+    }
+
+    fn end(&self) -> Response {
+        let own = self.aborts_own.then(|| Registrant::of(&self.nexus));
+        answer(&self.unit, &self.unit.state(), own.as_slice())
+    }
+}
+
+impl Program for Replacement {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        match last {
+            Some(Ok(())) => Step::Done(self.end()),
+            // What has become of it is not known, or nothing has: the initiator reads the keys, or asks again.
+            Some(Err(error))
+                if error.kind != IoErrorKind::Miscompare || self.attempts >= ATTEMPTS_MAX =>
+            {
+                Step::Done(Response::status(Status::Busy))
+            }
+            None | Some(Err(_)) => {
+                let attempt = self.attempt(scratch);
+                attempt.unwrap_or_else(|refusal| Step::Done(refusal.into()))
+            }
+        }
+    }
+}

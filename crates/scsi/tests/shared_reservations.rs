@@ -1,0 +1,264 @@
+//! Persistent reservations of a unit that two daemons serve: what one of them changes holds at the other, whose initiators are told.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use scsi::*;
+
+const GOOD: (Status, (u8, u8, u8)) = (Status::Good, (0, 0, 0));
+const CONFLICT: (Status, (u8, u8, u8)) = (Status::ReservationConflict, (0, 0, 0));
+const BUSY: (Status, (u8, u8, u8)) = (Status::Busy, (0, 0, 0));
+const RESERVATIONS_PREEMPTED: (Status, (u8, u8, u8)) = (Status::CheckCondition, (0x06, 0x2a, 0x03));
+const RESERVATIONS_RELEASED: (Status, (u8, u8, u8)) = (Status::CheckCondition, (0x06, 0x2a, 0x04));
+const REGISTRATIONS_PREEMPTED: (Status, (u8, u8, u8)) =
+    (Status::CheckCondition, (0x06, 0x2a, 0x05));
+
+const REGISTER: u8 = 0;
+const RESERVE: u8 = 1;
+const RELEASE: u8 = 2;
+const CLEAR: u8 = 3;
+const PREEMPT: u8 = 4;
+const PREEMPT_AND_ABORT: u8 = 5;
+
+/// Two beds whose units are one, and an initiator of the same name and port at each.
+fn daemons() -> (Arc<SharedState>, [Bed; 2]) {
+    let shared = Arc::new(SharedState::default());
+    let beds = [0x11, 0x22].map(|daemon| joined(&shared, daemon));
+    (shared, beds)
+}
+
+fn joined(shared: &Arc<SharedState>, daemon: u128) -> Bed {
+    let disk = block::DiskInfo {
+        shared: true,
+        ..info(512, 64, 0)
+    };
+    let mut bed = Bed::with(disk, false);
+    shared.join(&mut bed, daemon);
+    bed
+}
+
+fn out(bed: &mut Bed, action: u8, kind: u8, keys: [u64; 2], flags: u8) -> (Status, (u8, u8, u8)) {
+    let nexus = Arc::clone(&bed.nexus);
+    out_as(bed, &nexus, action, kind, keys, flags)
+}
+
+fn out_as(
+    bed: &mut Bed,
+    nexus: &Arc<Nexus>,
+    action: u8,
+    kind: u8,
+    [key, new_key]: [u64; 2],
+    flags: u8,
+) -> (Status, (u8, u8, u8)) {
+    let mut list = key.to_be_bytes().to_vec();
+    list.extend(new_key.to_be_bytes());
+    list.extend([0, 0, 0, 0, flags, 0, 0, 0]);
+    let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
+    let answer = bed.run_as(nexus, 0, &cdb, &list, 0);
+    (answer.status, answer.code())
+}
+
+fn write(bed: &mut Bed) -> (Status, (u8, u8, u8)) {
+    let answer = bed.run(0, &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0);
+    (answer.status, answer.code())
+}
+
+fn read(bed: &mut Bed) -> (Status, (u8, u8, u8)) {
+    let answer = bed.run(0, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], 512);
+    (answer.status, answer.code())
+}
+
+fn keys(bed: &mut Bed) -> Vec<u8> {
+    let data = bed
+        .run(0, &[0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0], &[], 256)
+        .data;
+    data[8..].chunks(8).map(|key| key[7]).collect()
+}
+
+#[test]
+fn a_reservation_of_one_daemon_stops_initiators_of_the_other_until_it_is_preempted() {
+    let (_shared, [mut a, mut b]) = daemons();
+    assert_eq!(out(&mut a, REGISTER, 0, [0, 1], 0), GOOD);
+    assert_eq!(out(&mut b, REGISTER, 0, [0, 2], 0), GOOD);
+    assert_eq!((keys(&mut a), keys(&mut b)), (vec![1, 2], vec![1, 2]));
+    assert_eq!(out(&mut a, RESERVE, 1, [1, 0], 0), GOOD);
+    assert_eq!((write(&mut a), read(&mut b)), (GOOD, GOOD));
+    assert_eq!(write(&mut b), CONFLICT);
+    assert_eq!(out(&mut b, RESERVE, 1, [2, 0], 0), CONFLICT);
+    // The same initiator through a port of the same number: another registrant all the same.
+    assert_eq!(out(&mut b, RELEASE, 1, [1, 0], 0), CONFLICT);
+
+    assert_eq!(out(&mut b, PREEMPT, 1, [2, 1], 0), GOOD);
+    assert_eq!(write(&mut b), GOOD);
+    assert_eq!(write(&mut a), REGISTRATIONS_PREEMPTED);
+    assert_eq!(write(&mut a), CONFLICT);
+    assert_eq!(keys(&mut a), [2]);
+    // Exclusive access keeps readers out too.
+    assert_eq!(out(&mut b, RELEASE, 1, [2, 0], 0), GOOD);
+    assert_eq!(out(&mut b, RESERVE, 3, [2, 0], 0), GOOD);
+    assert_eq!((read(&mut a), read(&mut b)), (CONFLICT, GOOD));
+}
+
+#[test]
+fn unit_attentions_of_a_change_reach_registrants_of_the_other_daemon_and_nobody_else() {
+    let (shared, [mut a, mut b]) = daemons();
+    let stranger = b.other_nexus(2);
+    for (bed, key) in [(&mut a, 1), (&mut b, 2)] {
+        assert_eq!(out(bed, REGISTER, 0, [0, key], 0), GOOD);
+    }
+    assert_eq!(out(&mut a, RESERVE, 5, [1, 0], 0), GOOD);
+    assert_eq!((write(&mut b), write(&mut b)), (GOOD, GOOD));
+    assert_eq!(out(&mut a, RELEASE, 5, [1, 0], 0), GOOD);
+    assert_eq!(
+        (write(&mut b), write(&mut a)),
+        (RESERVATIONS_RELEASED, GOOD)
+    );
+    assert_eq!(out(&mut a, CLEAR, 0, [1, 0], 0), GOOD);
+    assert_eq!(
+        (write(&mut b), write(&mut a)),
+        (RESERVATIONS_PREEMPTED, GOOD)
+    );
+    let ready = b.run_as(&stranger, 0, &[0; 6], &[], 0);
+    assert_eq!(ready.status, Status::Good);
+    assert_eq!(keys(&mut b), [0; 0]);
+    assert_eq!(shared.take_aborts(), []);
+}
+
+#[test]
+fn preempt_and_abort_aborts_tasks_at_the_daemon_of_its_victim() {
+    let (shared, [mut a, mut b]) = daemons();
+    for (bed, key) in [(&mut a, 1), (&mut b, 2)] {
+        assert_eq!(out(bed, REGISTER, 0, [0, key], 0), GOOD);
+    }
+    assert_eq!(out(&mut b, PREEMPT_AND_ABORT, 1, [2, 1], 0), GOOD);
+    let aborts = shared.take_aborts();
+    let task = |bed: &Bed| TaskTag {
+        nexus: bed.nexus.id(),
+        unit: bed.unit(0).id(),
+    };
+    assert_eq!(aborts.len(), 1);
+    assert!(aborts[0].matches(task(&a)) && !aborts[0].matches(task(&b)));
+    // Its own key: its other tasks are aborted, before it is answered, where it is.
+    assert_eq!(out(&mut b, PREEMPT_AND_ABORT, 1, [2, 2], 0), GOOD);
+    assert_eq!((shared.take_aborts(), keys(&mut b)), (vec![], vec![]));
+}
+
+#[test]
+fn a_daemon_that_does_not_know_what_holds_is_busy_and_catches_up() {
+    let (shared, [mut a, mut b]) = daemons();
+    for (bed, key) in [(&mut a, 1), (&mut b, 2)] {
+        assert_eq!(out(bed, REGISTER, 0, [0, key], 0), GOOD);
+    }
+    let unit = b.unit(0);
+    unit.set_reservations_current(false);
+    assert_eq!((write(&mut b), read(&mut b)), (BUSY, BUSY));
+    assert_eq!(out(&mut b, RESERVE, 1, [2, 0], 0), BUSY);
+    let in_keys = b.run(0, &[0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0], &[], 256);
+    assert_eq!(in_keys.status, Status::Busy);
+    for harmless in [[0; 6], [0x12, 0, 0, 0, 96, 0]] {
+        assert_eq!(b.run(0, &harmless, &[], 96).status, Status::Good);
+    }
+    unit.set_reservations_current(true);
+
+    // It has missed a preemption. A replacement on what it knows fails, and is made anew on what holds once that is known.
+    let (version, before) = shared.get();
+    assert_eq!(out(&mut a, PREEMPT_AND_ABORT, 0, [1, 2], 0), GOOD);
+    shared.take_aborts();
+    let (_, after) = shared.get();
+    let late = joined(&Arc::default(), 0x22);
+    let late_unit = late.unit(0);
+    let nexus = Arc::clone(&late.nexus);
+    assert!(
+        late_unit
+            .adopt_reservations(version, &before)
+            .unwrap()
+            .is_none()
+    );
+    let scope = late_unit
+        .adopt_reservations(version + 1, &after)
+        .unwrap()
+        .unwrap();
+    let task = TaskTag {
+        nexus: nexus.id(),
+        unit: late_unit.id(),
+    };
+    assert!(scope.matches(task));
+    // The same again is nothing new.
+    assert!(
+        late_unit
+            .adopt_reservations(version + 1, &after)
+            .unwrap()
+            .is_none()
+    );
+    let mut late = late;
+    assert_eq!(write(&mut late), REGISTRATIONS_PREEMPTED);
+    assert_eq!(write(&mut late), GOOD);
+    assert!(
+        late_unit
+            .adopt_reservations(version + 2, b"garbage")
+            .is_err()
+    );
+}
+
+#[test]
+fn a_change_on_old_knowledge_is_made_anew() {
+    let (shared, [mut a, mut b]) = daemons();
+    assert_eq!(out(&mut a, REGISTER, 0, [0, 1], 0), GOOD);
+    let (version, state) = shared.get();
+    // Somebody makes the same state a later one, and nobody adopts it: busy after some attempts, never GOOD.
+    shared.set(version + 1, &state);
+    assert_eq!(out(&mut b, REGISTER, 0, [0, 2], 0), BUSY);
+    b.unit(0).adopt_reservations(version + 1, &state).unwrap();
+    assert_eq!(out(&mut b, REGISTER, 0, [0, 2], 0), GOOD);
+    assert_eq!((keys(&mut a), keys(&mut b)), (vec![1, 2], vec![1, 2]));
+}
+
+#[test]
+fn without_aptpl_the_state_ends_with_the_last_daemon_and_with_it_it_stays() {
+    let (shared, [mut a, mut b]) = daemons();
+    assert_eq!(out(&mut a, REGISTER, 0, [0, 1], 0), GOOD);
+    let (_, volatile) = shared.get();
+    assert_eq!(out(&mut b, REGISTER, 0, [0, 2], 1), GOOD);
+    assert_eq!(out(&mut b, RESERVE, 1, [2, 0], 0), GOOD);
+    let (_, lasting) = shared.get();
+    let unit = joined(&Arc::default(), 0x22).unit(0);
+    assert!(unit.reservations_after_power_on(&lasting).is_none());
+    assert!(unit.reservations_after_power_on(&[]).is_none());
+    let cleared = unit.reservations_after_power_on(&volatile).unwrap();
+    unit.adopt_reservations(9, &cleared).unwrap();
+    assert!(unit.reservations().is_empty());
+
+    // A restart of the daemon that holds it: the same number, another nexus.
+    let again = Arc::new(SharedState::default());
+    again.set(9, &lasting);
+    let (mut holder, mut other) = (joined(&again, 0x22), joined(&again, 0x11));
+    assert_eq!((write(&mut holder), write(&mut other)), (GOOD, CONFLICT));
+    let status = other.unit(0).reservations();
+    let daemons: Vec<_> = status
+        .registrations
+        .iter()
+        .map(|one| one.daemon.as_deref())
+        .collect();
+    assert_eq!(daemons, [None, Some("00000000000000000000000000000022")]);
+}
+
+#[test]
+fn reserve_and_what_one_daemon_alone_can_promise_is_refused() {
+    let (_shared, [mut a, _b]) = daemons();
+    for opcode in [0x16, 0x56, 0x17, 0x57, 0x8b] {
+        let mut cdb = [0; 16];
+        cdb[0] = opcode;
+        assert_eq!(
+            a.run(0, &cdb, &[], 0).code(),
+            (0x05, 0x20, 0x00),
+            "{opcode:#x}"
+        );
+    }
+    let all = a
+        .run(0, &[0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0], &[], 4096)
+        .data;
+    let listed: Vec<u8> = all[4..].chunks_exact(8).map(|row| row[0]).collect();
+    assert!(listed.contains(&0x5e) && listed.contains(&0x5f) && !listed.contains(&0x16));
+}
