@@ -250,16 +250,19 @@ fn units_pages_and_completions_are_installed_and_removed_again() -> Result<()> {
     let scratch = Scratch::new()?;
     let (target, prefix) = (scratch.file("target"), scratch.file("usr"));
     std::fs::create_dir_all(target.join("release"))?;
-    std::fs::copy(
-        lunette_program(Profile::Dev)?,
-        target.join("release/lunette"),
-    )?;
+    let program = lunette_program(Profile::Dev)?;
+    for name in ["lunette", "lunette-lab"] {
+        let built = program.with_file_name(name);
+        std::fs::copy(built, target.join("release").join(name))?;
+    }
     make("install", &prefix, &target)?;
     for file in [
         "lib/sysusers.d/lunette.conf",
         "lib/tmpfiles.d/lunette.conf",
         "share/man/man1/lunette.1",
         "share/man/man1/lunette-serve.1",
+        "share/man/man1/lunette-lab.1",
+        "bin/lunette-lab",
         "share/bash-completion/completions/lunette",
         "share/zsh/site-functions/_lunette",
         "share/fish/vendor_completions.d/lunette.fish",
