@@ -4,7 +4,7 @@
 
 use control::{Client, Method};
 use end_to_end::rig::free_portal;
-use end_to_end::{IscsiSession, Result, Rig, ensure};
+use end_to_end::{IscsiSession, Result, Rig, Scratch, ensure};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -13,21 +13,34 @@ const TARGET: &str = "iqn.2026-11.org.example:t0";
 /// READ (10) of one block (SBC-4, 5.13).
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
-/// A disk whose I/Os take three seconds, behind a target with a reading initiator.
+/// The configuration: a disk whose I/Os take three seconds, and a target with or without it.
+fn configuration(portal: &str, has_lun: bool) -> String {
+    let disk = "[[disk]]\nname = \"slow\"\nbackend = \"delay\"\ntime = \"3s\"\nsize = \"1M\"\naround = \"ram\"\n";
+    let target =
+        format!("[[iscsi]]\nname = \"{TARGET}\"\nportals = [\"{portal}\"]\ndemo_mode = \"rw\"\n");
+    let lun = match has_lun {
+        true => "[[iscsi.lun]]\nlun = 0\ndisk = \"slow\"\n",
+        false => "",
+    };
+    format!("{disk}{target}{lun}")
+}
+
+/// That configuration, with an initiator that reads.
 struct Busy {
     rig: Rig,
+    portal: String,
+    folder: Scratch,
     client: Client,
     reader: std::thread::JoinHandle<Result<u8>>,
 }
 
 fn busy() -> Result<Busy> {
     let portal = free_portal()?.to_string();
-    let rig = Rig::new(|daemon| {
-        daemon
-            .disk("slow=delay:3s,size=1M,around=ram")
-            .arguments(["--iscsi", &format!("{TARGET}=slow")])
-            .arguments(["--portal", &portal, "--demo-mode", "rw"])
-    })?;
+    let folder = Scratch::new()?;
+    let file = folder.file("lunette.toml");
+    std::fs::write(&file, configuration(&portal, true))?;
+    let config = file.display().to_string();
+    let rig = Rig::new(|daemon| daemon.arguments(["--config", &config]))?;
     let client = Client::new(&rig.daemon.control()).patient(Duration::from_secs(60));
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
     let reader = std::thread::spawn(move || Ok(session.command(&READ, None, 512)?.status));
@@ -45,6 +58,8 @@ fn busy() -> Result<Busy> {
     }
     Ok(Busy {
         rig,
+        portal,
+        folder,
         client,
         reader,
     })
@@ -63,6 +78,7 @@ fn a_lun_that_is_removed_is_seen_as_removing_until_its_requests_have_ended() -> 
         rig,
         client,
         reader,
+        ..
     } = busy()?;
     let lun = format!("/v1/exports/{TARGET}/luns/0:0");
     let (status, _) = client.change(Method::DELETE, &format!("{lun}?wait=0"), None)?;
@@ -100,11 +116,54 @@ fn a_lun_that_is_removed_is_seen_as_removing_until_its_requests_have_ended() -> 
 }
 
 #[test]
+fn a_reload_that_removes_a_lun_in_use_waits_no_longer_than_its_caller() -> Result<()> {
+    let Busy {
+        rig,
+        portal,
+        folder,
+        client,
+        reader,
+    } = busy()?;
+    let reload = "/v1/config/reload?wait";
+    let refused = client.change(Method::POST, &format!("{reload}=3601"), None);
+    ensure!(
+        refused
+            .as_ref()
+            .is_err_and(|e| e.to_string().contains("at most 3600 seconds")),
+        "{refused:?}"
+    );
+    let file = folder.file("lunette.toml");
+    std::fs::write(&file, configuration(&portal, false))?;
+    let (status, answer) = client.change(Method::POST, &format!("{reload}=0"), None)?;
+    let waits = answer["waits"][0].as_str().unwrap_or_default().to_owned();
+    ensure!(
+        status == 202 && waits.contains("1 requests of the export in flight"),
+        "{status}: {answer}"
+    );
+    another_change_is_made(&client)?;
+    ensure!(!reader.is_finished(), "the other change has waited");
+    let status = reader.join().expect("it does not panic")?;
+    ensure!(
+        status == 0,
+        "the request in flight ended with status {status}"
+    );
+    let lun = format!("/v1/exports/{TARGET}/luns/0:0");
+    let begun = Instant::now();
+    while client.get::<Value>(&lun).is_ok() {
+        ensure!(begun.elapsed() < Duration::from_secs(20), "it stays");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(rig);
+    Ok(())
+}
+
+#[test]
 fn an_export_that_is_removed_by_force_is_seen_as_removing_and_holds_up_nobody() -> Result<()> {
     let Busy {
         rig,
         client,
         reader,
+        ..
     } = busy()?;
     let export = format!("/v1/exports/{TARGET}");
     let (status, _) =
@@ -130,6 +189,7 @@ fn a_disk_that_shrinks_waits_for_its_end_and_other_changes_do_not() -> Result<()
         rig,
         client,
         reader,
+        ..
     } = busy()?;
     let size = json!({"size": 512});
     let shrink = "/v1/disks/slow/size?force=true&wait=0";

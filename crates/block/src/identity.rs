@@ -42,6 +42,11 @@ impl Identity {
         (3 << 60) | (self.0 as u64 & ((1 << 60) - 1))
     }
 
+    /// Its bits.
+    pub const fn bits(self) -> u128 {
+        self.0
+    }
+
     /// All its 32 hexadecimal digits, without hyphens.
     pub fn digits(self) -> String {
         format!("{:032x}", self.0)

@@ -155,6 +155,11 @@ impl QueueRecord {
         self.parts().untold.insert(disk);
     }
 
+    /// Requests taken and not yet answered, as of the last iteration.
+    pub fn in_flight(&self) -> u64 {
+        self.counters.in_flight.get()
+    }
+
     /// Which queue this is.
     pub fn labels(&self) -> &Labels {
         &self.labels
@@ -208,7 +213,7 @@ impl QueueRecord {
         };
         let mut snapshot = QueueSnapshot {
             labels: self.labels.clone(),
-            in_flight: self.counters.in_flight.get(),
+            in_flight: self.in_flight(),
             latencies: self.latencies(clock),
             slow: match &*self.slow() {
                 Some(log) => log.snapshot(clock),

@@ -241,10 +241,12 @@ impl Ledger {
         (sum.in_flight, *since) = (0, now);
     }
 
-    /// The queues that are there now.
-    pub fn live(&self) -> Vec<Labels> {
+    /// The queues that are there now, with their requests in flight.
+    pub fn live(&self) -> Vec<(Labels, u64)> {
         let known = self.known();
-        known.live.iter().map(|one| one.labels().clone()).collect()
+        let live = known.live.iter();
+        live.map(|one| (one.labels().clone(), one.in_flight()))
+            .collect()
     }
 
     /// Forgets what queues of an export that is gone have measured.

@@ -126,6 +126,8 @@ pub struct OwnedQueue {
     pub queue: u32,
     /// The worker's number.
     pub worker: u32,
+    /// Requests taken and not yet answered.
+    pub in_flight: u64,
 }
 
 struct Slot {
@@ -330,14 +332,14 @@ impl Pool {
     /// The queues that are served now, each with its worker.
     pub fn queues(&self) -> Vec<OwnedQueue> {
         let ledgers = self.ledgers();
-        let labels = ledgers.iter().flat_map(|ledger| ledger.live());
-        labels
-            .map(|labels| OwnedQueue {
-                export: labels.export,
-                queue: labels.queue,
-                worker: labels.worker,
-            })
-            .collect()
+        let live = ledgers.iter().flat_map(|ledger| ledger.live());
+        live.map(|(labels, in_flight)| OwnedQueue {
+            export: labels.export,
+            queue: labels.queue,
+            worker: labels.worker,
+            in_flight,
+        })
+        .collect()
     }
 
     /// The counters of each worker that runs, with its number.

@@ -23,8 +23,7 @@ fn daemon(store: &dyn Store) -> u128 {
     let kept = store.load(DAEMON);
     let kept = kept.and_then(|bytes| Some(u128::from_be_bytes(bytes.try_into().ok()?)));
     kept.filter(|number| *number != 0).unwrap_or_else(|| {
-        let digits = Identity::random().digits();
-        let number = u128::from_str_radix(&digits, 16).expect("32 hexadecimal digits");
+        let number = Identity::random().bits();
         // The store says what it cannot keep: then initiators have to register anew after a restart.
         store.save(DAEMON, &number.to_be_bytes()).ok();
         number

@@ -1,7 +1,7 @@
 //! Aligned memory for requests whose own memory the device cannot take, and zeroes to write.
 //!
 //! Owned by one handle. Requests larger than a bounce buffer go through it piece by piece. Buffers are made when
-//! first needed and kept, up to a few: aligned clients never make one. BounceSlot out as slices, because a window
+//! first needed and kept, up to a few: aligned clients never make one. They are handed out as slices, because a window
 //! would leave its borders behind as borders of segments, and those need not be aligned for the next user.
 
 use guest_memory::IoBuffer;
@@ -17,13 +17,13 @@ const KEPT_MAX: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct Bounce {
-    /// BounceSlot ones and free ones; those that were let go are empty.
+    /// Those in use and free ones; a dropped one is empty.
     buffers: Vec<IoBuffer>,
     free: Vec<u32>,
     zeroes: Option<IoBuffer>,
 }
 
-/// A bounce buffer that is slot: its number.
+/// The number of a bounce buffer in use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BounceSlot(u32);
 
@@ -79,7 +79,7 @@ mod tests {
         let (large, slice) = bounce.take(PIECE_BYTES);
         assert_eq!((slice.len(), slice.segments().len()), (PIECE_BYTES, 1));
         bounce.give_back(slot);
-        let (_lent, small) = bounce.take(4096);
+        let (_slot, small) = bounce.take(4096);
         assert_eq!(small.segments()[0].base(), address);
         assert!(small.is_aligned(4096));
         bounce.give_back(large);
@@ -88,8 +88,8 @@ mod tests {
     #[test]
     fn many_unaligned_requests_at_once_do_not_keep_their_memory() {
         let mut bounce = Bounce::default();
-        let slot: Vec<BounceSlot> = (0..100).map(|_| bounce.take(PIECE_BYTES).0).collect();
-        for one in slot {
+        let slots: Vec<BounceSlot> = (0..100).map(|_| bounce.take(PIECE_BYTES).0).collect();
+        for one in slots {
             bounce.give_back(one);
         }
         let kept: usize = bounce.buffers.iter().map(IoBuffer::len).sum();

@@ -54,9 +54,7 @@ const ATTEMPTS_MAX: usize = 64;
 
 /// Random bytes for an instance or a record.
 pub(super) fn random() -> [u8; 16] {
-    let digits = Identity::random().digits();
-    let bits = u128::from_str_radix(&digits, 16).expect("32 hexadecimal digits");
-    bits.to_be_bytes()
+    Identity::random().bits().to_be_bytes()
 }
 
 type Done = Box<dyn FnOnce(Result<u64, i32>) + Send>;

@@ -138,11 +138,19 @@ pub struct Force {
 /// Seconds that a change may wait for clients before its caller gets an answer, where the caller says nothing else.
 const WAIT: u64 = 50;
 
+/// The most seconds that it may wait.
+const WAIT_MAX: u16 = 3600;
+
 pub(super) type ForceQuery = Result<Query<Force>, QueryRejection>;
 
 pub(super) fn force(query: ForceQuery) -> Result<Force, ErrorResponse> {
     let Query(force) = query.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
-    Ok(force)
+    match force.wait {
+        Some(wait) if wait > WAIT_MAX => Err(ErrorResponse::bad_request(format!(
+            "wait={wait}: at most {WAIT_MAX} seconds"
+        ))),
+        _ => Ok(force),
+    }
 }
 
 /// The names in a resource's address.

@@ -132,8 +132,8 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
 /// Requests in flight, by export.
 pub(super) fn requests(overview: &Overview) -> HashMap<String, u64> {
     let mut requests = HashMap::new();
-    for queue in overview.servers.pool.snapshots() {
-        *requests.entry(queue.labels.export).or_default() += queue.in_flight;
+    for queue in overview.servers.pool.queues() {
+        *requests.entry(queue.export).or_default() += queue.in_flight;
     }
     requests
 }

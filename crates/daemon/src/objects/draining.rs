@@ -33,6 +33,9 @@ const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 /// What drains for less is not worth an event and a log line.
 const ANNOUNCED: Duration = Duration::from_millis(200);
 
+/// What to do about something that drains.
+pub(super) const HELP: &str = "wait until its requests have ended, which its status shows";
+
 /// A change that may have to wait for clients.
 pub enum Work {
     /// Of some objects.
@@ -124,17 +127,16 @@ impl Draining {
             exports.map(|name| format!("export {name} is being removed, or its LUNs are"));
         let disks = disks.iter().filter(|name| self.disk(name).is_some());
         let disks = disks.map(|name| format!("disk {name} is being removed or shrunk"));
-        let help = "wait until its requests have ended, which its status shows";
         let mut faults: Vec<Fault> = exports
             .chain(disks)
-            .map(|detail| Fault::new(detail).help(help))
+            .map(|detail| Fault::new(detail).help(HELP))
             .collect();
         faults.dedup();
         faults
     }
 }
 
-/// What a change takes away, before its clients have let go of it.
+/// What a change takes away, before the requests of its clients have ended.
 #[derive(Default)]
 struct ToDrain {
     exports: Vec<ExportConfig>,
@@ -282,6 +284,12 @@ impl Drains {
             .collect()
     }
 
+    /// Is a disk being made ready to shrink?
+    pub fn shrinks(&self, disk: &str) -> bool {
+        let mut shrinking = self.draining.iter().flat_map(|one| &one.shrinking);
+        shrinking.any(|name| name == disk)
+    }
+
     /// When to announce what still drains.
     pub fn next_announcement(&self) -> Option<Instant> {
         let silent = self.draining.iter().filter(|one| !one.is_announced);
@@ -298,7 +306,7 @@ impl Drains {
 }
 
 impl Owner {
-    /// Makes a change, and gives what became of it to `reply`: at once, or when its clients have let go of what it takes away.
+    /// Makes a change and gives the result to `reply`: at once, or when the requests to what it takes away have ended.
     pub fn begin_change(&mut self, work: Work, how: How, reply: Reply) {
         self.go_on(work, how, Drained::default(), reply);
     }

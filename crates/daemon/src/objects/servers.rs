@@ -81,7 +81,7 @@ impl Servers {
         self.lock().clone()
     }
 
-    /// Ends all sessions, once everybody has let go of the transports.
+    /// Ends all sessions, once no thread uses the transports any more.
     pub fn end(&self) {
         let transports = self.lock().take();
         drop(transports);

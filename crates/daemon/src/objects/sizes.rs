@@ -106,6 +106,10 @@ impl Owner {
         let (Some(disk), Some(config)) = (self.disks.get(name), self.config.disk(name)) else {
             return Err(no_disk());
         };
+        if self.drains.shrinks(name) {
+            let fault = Fault::new(format!("disk {name} is being shrunk"));
+            return Err(Refusal::Conflict(vec![fault.help(super::draining::HELP)]));
+        }
         let failed = |error: &dyn std::fmt::Display| {
             Refusal::Failed(vec![Fault::new(format!("disk {name}: {error}"))])
         };
@@ -141,6 +145,10 @@ impl Owner {
         let Some(disk) = self.disks.get(name) else {
             return Ok(());
         };
+        // Its capacity is that of its new end already, and its file or block device has not followed.
+        if self.drains.shrinks(name) {
+            return Ok(());
+        }
         let before = disk.info().geometry.capacity_bytes();
         let Some(now) = disk.follow_size()? else {
             return Ok(());

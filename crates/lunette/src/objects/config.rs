@@ -5,7 +5,7 @@ use std::io::Write;
 use control::{Changes, Method, Summary};
 
 use super::arguments::{ConfigAction, ConfigCommand, ReloadArguments};
-use super::{force, print_json};
+use super::{ACCEPTED, force, print_json, print_waits};
 use crate::failure::{Failure, Outcome};
 
 /// Does what is asked for.
@@ -43,9 +43,12 @@ pub fn run(command: ConfigCommand) -> Outcome {
 pub fn reload(arguments: &ReloadArguments) -> Outcome {
     let client = arguments.ask.daemon.client()?;
     let path = format!("/v1/config/reload{}", force(arguments.force));
-    let (_, answer) = client.change(Method::POST, &path, None)?;
+    let (status, answer) = client.change(Method::POST, &path, None)?;
     if arguments.ask.json {
         return print_json(&answer);
+    }
+    if status == ACCEPTED {
+        return print_waits(status, &answer);
     }
     let summary: Summary = serde_json::from_value(answer)
         .map_err(|error| Failure::because(format!("malformed answer: {error}")))?;

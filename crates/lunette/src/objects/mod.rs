@@ -11,7 +11,7 @@ pub(crate) mod table;
 
 use std::io::Write;
 
-use control::Method;
+use control::{Accepted, Method};
 use daemon::config::{self as configuration, Config, Flags, Surroundings, render_size};
 use serde::Serialize;
 use serde_json::Value;
@@ -20,22 +20,16 @@ use crate::failure::{self, Failure, Outcome};
 use arguments::Ask;
 use table::Table;
 
+/// The status of a change that goes on by itself (RFC 9110, 15.3.3).
+const ACCEPTED: u16 = 202;
+
 impl Ask {
     /// Has a change made, and prints what is said of it if JSON was asked for.
     fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Outcome {
         let (status, answer) = self.daemon.client()?.change(method, path, body)?;
-        // Accepted: the change goes on by itself.
-        if status == 202 && !self.json {
-            for line in answer["waits"].as_array().into_iter().flatten() {
-                eprintln!("waiting: {}", line.as_str().unwrap_or_default());
-            }
-            eprintln!(
-                "The change goes on by itself; `lunette export list` and `lunette disk list` show it."
-            );
-        }
         match self.json && !answer.is_null() {
             true => print_json(&answer),
-            false => Ok(()),
+            false => print_waits(status, &answer),
         }
     }
 
@@ -50,6 +44,25 @@ impl Ask {
         stdout.flush()?;
         Ok(())
     }
+}
+
+/// What a change waits for that goes on by itself; `None`: it is made.
+fn waits(status: u16, answer: &Value) -> Option<String> {
+    if status != ACCEPTED {
+        return None;
+    }
+    let accepted: Accepted = serde_json::from_value(answer.clone()).ok()?;
+    let waits = accepted.waits.iter();
+    let lines = waits.map(|line| format!("waiting: {line}\n"));
+    let hint = "the change goes on by itself; hint: `lunette export list` and `lunette disk list` show it\n";
+    Some(lines.chain([hint.to_owned()]).collect())
+}
+
+fn print_waits(status: u16, answer: &Value) -> Outcome {
+    if let Some(text) = waits(status, answer) {
+        write!(std::io::stderr(), "{text}")?;
+    }
+    Ok(())
 }
 
 pub(crate) fn print_json(value: &impl Serialize) -> Outcome {
@@ -86,4 +99,20 @@ fn yes(is: bool) -> String {
 
 pub(crate) fn size_text(bytes: u64) -> String {
     render_size(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn change_that_goes_on_by_itself_says_what_it_waits_for() {
+        let answer = json!({"waits": ["export vm0 is being removed: 3 requests in flight"]});
+        let text = waits(202, &answer).unwrap();
+        assert!(text.starts_with("waiting: export vm0 is being removed: 3 requests in flight\n"));
+        assert_eq!(waits(200, &answer), None);
+        assert_eq!(waits(204, &Value::Null), None);
+    }
 }
