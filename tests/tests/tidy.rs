@@ -14,7 +14,10 @@ const LEVELS: [(&str, &[&str]); 5] = [
         "words",
         &["block", "latency", "guest_memory", "probes", "iscsi_name"],
     ),
-    ("protocols", &["virtqueue", "scsi", "iscsi"]),
+    (
+        "protocols",
+        &["virtqueue", "scsi", "iscsi", "guest_channel"],
+    ),
     ("engines", &["uring", "librbd", "bdev", "reactor"]),
     (
         "transports",

@@ -7,6 +7,7 @@
 mod agent;
 mod args;
 mod block_file;
+mod channel;
 mod load;
 mod pattern;
 mod probe;
@@ -24,7 +25,8 @@ const USAGE: &str = "guest-agent SUBCOMMAND --file PATH [--OPTION VALUE]...
   soak   --seed 1 --runtime 5 --bs 4096 --depth 4 [--size BYTES]                  random writes, each verified later
   probe  --op read|write|flush --offset 0 --length 512 [--buffered]               one I/O; prints bytes or errno
   zeroes --offset 0 --length BYTES                                               does the range read as zeroes?
-  agent  --file TTY                                                              runs what the host asks for";
+  agent  --file TTY                                                              runs what a test's host asks for
+  channel                                                                        runs what `lunette vm exec` asks for";
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         "probe" => probe::one(&args),
         "zeroes" => probe::zeroes(&args),
         "agent" => agent::serve(&args),
+        "channel" => channel::serve(&args),
         _ => Err(format!("unknown subcommand {subcommand:?}\n{USAGE}")),
     });
     match outcome {

@@ -4,6 +4,7 @@
 //! guest is booted once with a short time-out, and the answer is kept until the host boots again.
 
 use crate::guest::GuestBuilder;
+use crate::initramfs::Equipment;
 use crate::places::guest_directory;
 use anyhow::{Result, bail};
 use std::fs::OpenOptions;
@@ -33,6 +34,14 @@ impl Accelerator {
         }
         static FOUND: OnceLock<Accelerator> = OnceLock::new();
         Ok(*FOUND.get_or_init(remembered_or_probed))
+    }
+
+    /// As users read it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Accelerator::Kvm => "KVM",
+            Accelerator::Tcg => "TCG",
+        }
     }
 
     /// The value of QEMU's `-accel`.
@@ -65,6 +74,7 @@ fn remembered_or_probed() -> Accelerator {
     }
     let works = GuestBuilder::new("kvm-probe")
         .accelerator(Accelerator::Kvm)
+        .equipment(Equipment::User)
         .boot_limit(PROBE_LIMIT)
         .boot()
         .is_ok();

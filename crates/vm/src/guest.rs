@@ -104,6 +104,13 @@ impl GuestBuilder {
         )
     }
 
+    /// Another initramfs.
+    #[must_use]
+    pub(crate) fn equipment(mut self, equipment: Equipment) -> Self {
+        self.equipment = equipment;
+        self
+    }
+
     /// dm-multipath, `multipath` and `dmsetup`: see [`Guest::multipath_maps`].
     #[must_use]
     pub fn multipath(mut self) -> Self {

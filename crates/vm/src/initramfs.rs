@@ -2,12 +2,12 @@
 //!
 //! Built once and kept beside the kernel under a name made from its ingredients' sizes and times.
 
-use crate::build::guest_program;
 use crate::cpio::Archive;
 use crate::multipath::MULTIPATH_CONF;
 use crate::places::{
     Kernel, guest_directory, initiator_tool, multipath_file, tool, unpacked_libraries,
 };
+use crate::setup::{agent_program, busybox};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,11 +24,27 @@ pub enum Equipment {
     Initiator,
     /// dm-multipath and its tools.
     Multipath,
+    /// For users' guests: more devices, and of the tools those that the host has.
+    User,
+}
+
+impl Equipment {
+    /// In the names of archives.
+    fn word(self) -> &'static str {
+        match self {
+            Equipment::Usual => "initramfs",
+            Equipment::Initiator => "initiator",
+            Equipment::Multipath => "multipath",
+            Equipment::User => "user",
+        }
+    }
 }
 
 /// Loaded in the order in which `modules.dep` wants them.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "sd_mod", "virtio_scsi", "sg"];
 const INITIATOR_MODULES: [&str; 3] = ["virtio_net", "iscsi_tcp", "libcrc32c"];
+
+const USER_MODULES: [&str; 4] = ["virtio_console", "virtio_balloon", "virtio_net", "virtiofs"];
 
 const MULTIPATH_MODULES: [&str; 2] = ["dm-multipath", "dm-service-time"];
 
@@ -75,8 +91,9 @@ const PASSWD: &str = "root:x:0:0:root:/:/bin/sh\n";
 /// The name that the initiator in a guest goes by.
 pub const INITIATOR_NAME: &str = "iqn.2026-11.org.example:guest";
 
-/// The agent is process 1: when it ends, the kernel panics, which the host sees. Without [`AGENT`] on the kernel's
-/// command line there is a shell on the console instead, for people. A root file system that [`ROOT`] names has the same
+/// The agent is process 1: when it ends, the kernel panics, which the host sees. With [`USER`] on the kernel's command line the
+/// shell is process 1, which collects what commands leave behind: it keeps an agent for `lunette vm exec` and a shell on the
+/// console. With neither there is a shell on the console until its end. A root file system that [`ROOT`] names has the same
 /// script, and no modules: see `crates/vm/src/bootable.rs`.
 const INIT: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
@@ -90,6 +107,19 @@ root=$(sed -n 's/.*lunette.root=\\([^ ]*\\).*/\\1/p' /proc/cmdline)
 if [ -n \"$root\" ] && [ -e /modules/virtio_blk.ko ]; then
     mount -t ext4 $root /mnt && umount /tmp /sys /proc && exec switch_root /mnt /init
 fi
+if grep -q lunette.user /proc/cmdline; then
+    hostname $(sed -n 's/.*lunette.user=\\([^ ]*\\).*/\\1/p' /proc/cmdline)
+    [ ! -e /sys/bus/virtio/drivers/virtiofs ] || mount -t virtiofs share /share 2>/dev/null || rmdir /share
+    if grep -q lunette.net=user /proc/cmdline; then
+        ip link set eth0 up; ip address add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2
+        echo nameserver 10.0.2.3 > /etc/resolv.conf
+    fi
+    while :; do guest-agent channel; sleep 1; done &
+    export HOME=/root PS1='\\h:\\w# '
+    cd /root
+    echo; echo 'A shell in the guest. Its tools are busybox, guest-agent and what is in /tools; \"poweroff -f\" ends it.'
+    while :; do setsid cttyhack sh; done
+fi
 if grep -q lunette.agent /proc/cmdline; then exec /bin/guest-agent agent --file /dev/ttyS1; fi
 echo; echo 'A shell in the guest. Its tools are busybox, guest-agent and what is in /tools; \"poweroff -f\" ends it.'
 setsid cttyhack sh
@@ -99,12 +129,20 @@ poweroff -f
 /// The word on the kernel's command line that starts the agent.
 const AGENT: &str = "lunette.agent";
 
+/// The word on it that starts a user's guest; its value is the guest's name.
+const USER: &str = "lunette.user";
+
 /// The word on it that names a root file system.
 pub const ROOT: &str = "lunette.root";
 
 /// The kernel's command line.
 pub fn command_line() -> String {
     format!("console=ttyS0 panic=-1 loglevel=5 mitigations=off {AGENT}")
+}
+
+/// The kernel's command line in a user's guest.
+pub fn user_command_line(name: &str) -> String {
+    format!("console=ttyS0 panic=-1 loglevel=5 mitigations=off {USER}={name}")
 }
 
 /// The path of the archive to boot from, made when there is none that is up to date.
@@ -124,11 +162,7 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
             .hash(&mut hasher);
     }
     let directory = guest_directory();
-    let kind = match equipment {
-        Equipment::Usual => "initramfs",
-        Equipment::Initiator => "initiator",
-        Equipment::Multipath => "multipath",
-    };
+    let kind = equipment.word();
     let path = directory.join(format!("{kind}-{:016x}.cpio", hasher.finish()));
     if path.exists() {
         return Ok(path);
@@ -165,6 +199,10 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     if initiator {
         modules.extend(INITIATOR_MODULES);
     }
+    let for_user = equipment == Equipment::User;
+    if for_user {
+        modules.extend(USER_MODULES);
+    }
     let multipath = equipment == Equipment::Multipath;
     if multipath {
         modules.extend(MULTIPATH_MODULES);
@@ -173,12 +211,16 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
         .into_iter()
         .map(|module| (format!("modules/{}", base_name(&module)), module))
         .collect();
-    files.push(("bin/busybox".into(), tool("busybox")?));
-    files.push(("bin/guest-agent".into(), guest_program()?));
-    let mut tools = TOOLS
-        .iter()
-        .map(|name| Ok((*name, tool(name)?)))
-        .collect::<Result<Vec<_>>>()?;
+    files.push(("bin/busybox".into(), busybox()?));
+    files.push(("bin/guest-agent".into(), agent_program()?));
+    let mut tools = Vec::new();
+    for name in TOOLS {
+        match tool(name) {
+            Ok(path) => tools.push((name, path)),
+            Err(_) if for_user => {}
+            Err(error) => return Err(error),
+        }
+    }
     if initiator {
         for name in INITIATOR_TOOLS {
             tools.push((name, initiator_tool(name)?));
@@ -225,6 +267,8 @@ fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
         "dev",
         "tmp",
         "mnt",
+        "root",
+        "share",
         "run",
         "run/lock",
         "etc",

@@ -23,8 +23,10 @@ mod places;
 mod process;
 mod qmp;
 mod scratch;
+pub mod setup;
 
 pub mod demo;
+pub mod running;
 
 pub use accelerator::Accelerator;
 pub use agent::{Output, Running};
@@ -35,8 +37,9 @@ pub use daemon::{Daemon, DaemonBuilder};
 pub use firmware::{READ_WHOLE, bios_image, efi_image};
 pub use guest::{Guest, GuestBuilder};
 pub use initiator::RemoteTarget;
+pub use initramfs::user_command_line;
 pub use interrupt::{interrupted, watch};
-pub use places::{guest_directory, tool, workspace};
+pub use places::{guest_directory, tool, use_data_folder, workspace};
 pub use process::{Process, wait_until};
 pub use qmp::Qmp;
 pub use scratch::Scratch;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The root of the source tree.
 pub fn workspace() -> PathBuf {
@@ -9,10 +10,54 @@ pub fn workspace() -> PathBuf {
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
 }
 
-/// Where the guest's kernel, its initramfs and its program are kept: `$LUNETTE_GUEST_DIR`, else `build/guest`.
+static DATA_FOLDER: OnceLock<PathBuf> = OnceLock::new();
+
+/// Where the guest's kernel, its initramfs and its program are kept: `$LUNETTE_GUEST_DIR`, else `build/guest`; after
+/// [`use_data_folder`] a folder of the user's instead of that.
 pub fn guest_directory() -> PathBuf {
-    std::env::var_os("LUNETTE_GUEST_DIR")
-        .map_or_else(|| workspace().join("build/guest"), PathBuf::from)
+    match std::env::var_os("LUNETTE_GUEST_DIR") {
+        Some(folder) => PathBuf::from(folder),
+        None => match DATA_FOLDER.get() {
+            Some(folder) => folder.clone(),
+            None => workspace().join("build/guest"),
+        },
+    }
+}
+
+/// For a program that users install: the guest's files are in `$XDG_DATA_HOME/lunette/guest`, that is in
+/// `~/.local/share/lunette/guest`. A program that lies in its source tree uses what that has.
+pub fn use_data_folder() -> Result<()> {
+    if is_in_source_tree() {
+        return Ok(());
+    }
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let data = match (variable("XDG_DATA_HOME"), variable("HOME")) {
+        (Some(data), _) => PathBuf::from(data),
+        (None, Some(home)) => PathBuf::from(home).join(".local/share"),
+        (None, None) => variable("LUNETTE_GUEST_DIR").map(PathBuf::from).context(
+            "neither HOME nor XDG_DATA_HOME is set; hint: set LUNETTE_GUEST_DIR to the folder of guests' files",
+        )?,
+    };
+    DATA_FOLDER.get_or_init(|| data.join("lunette/guest"));
+    Ok(())
+}
+
+/// Was this program built in this source tree, and not copied elsewhere?
+fn is_in_source_tree() -> bool {
+    std::env::current_exe().is_ok_and(|program| program.starts_with(workspace()))
+}
+
+/// Is this a program that a user has installed, after [`use_data_folder`]?
+pub fn is_installed() -> bool {
+    DATA_FOLDER.get().is_some()
+}
+
+/// What brings the guest's files.
+fn setup_hint() -> &'static str {
+    match DATA_FOLDER.get() {
+        Some(_) => "lunette vm setup",
+        None => "scripts/setup test",
+    }
 }
 
 /// An unpacked kernel package.
@@ -44,8 +89,9 @@ pub fn kernel() -> Result<Kernel> {
     };
     find().with_context(|| {
         format!(
-            "no guest kernel in {}\nhint: scripts/setup test",
-            root.display()
+            "no guest kernel in {}\nhint: {}",
+            root.display(),
+            setup_hint()
         )
     })
 }
@@ -94,7 +140,10 @@ pub fn uefi() -> Result<&'static Path> {
 }
 
 /// Which Debian package has which of the tools that are used here.
-const PACKAGES: [(&str, &str); 20] = [
+const PACKAGES: [(&str, &str); 23] = [
+    ("depmod", "kmod"),
+    ("dpkg-deb", "dpkg"),
+    ("xz", "xz-utils"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("mke2fs", "e2fsprogs"),
@@ -132,9 +181,11 @@ pub fn tool(name: &str) -> Result<PathBuf> {
                 .iter()
                 .find(|(tool, _)| *tool == name)
                 .map_or(name, |(_, package)| package);
-            bail!(
-                "{name} is missing\nhint: scripts/setup test\n  or: apt-get install --no-install-recommends {package}"
-            )
+            let install = format!("apt-get install --no-install-recommends {package}");
+            match DATA_FOLDER.get() {
+                Some(_) => bail!("{name} is missing; hint: {install}"),
+                None => bail!("{name} is missing\nhint: scripts/setup test\n  or: {install}"),
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::places::tool;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -62,6 +63,34 @@ impl Process {
             child,
             log: log.to_owned(),
         })
+    }
+
+    /// Starts `command` in a process group that exists; who kills that group is somebody else.
+    pub fn start_in_group(
+        name: &str,
+        mut command: Command,
+        log: &Path,
+        group: u32,
+    ) -> Result<Process> {
+        let output = File::options().create(true).append(true).open(log);
+        let output = output.with_context(|| format!("cannot write {}", log.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .process_group(i32::try_from(group)?)
+            .spawn()
+            .with_context(|| format!("cannot start {name}: {}", command.get_program().display()))?;
+        Ok(Process {
+            name: name.to_owned(),
+            child,
+            log: log.to_owned(),
+        })
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The process id.

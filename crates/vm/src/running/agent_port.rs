@@ -1,0 +1,359 @@
+//! Shares the port of a guest's agent between clients, each of which runs one command at a time over a socket of its own.
+//!
+//! The guest is hostile: a frame against the protocol ends the session, and with it every command. Memory is bounded: a client's
+//! queue by its windows, the port's queue by [`PORT_QUEUE_MAX`], and clients by [`CLIENTS_MAX`].
+
+use super::outbox::Outbox;
+use anyhow::{Context, Result};
+use guest_channel::{Allowance, Budget, Decoder, Frame, Hunter, PAYLOAD_MAX, Stream, Violation};
+use rustix::process::Signal;
+use std::collections::HashMap;
+use std::io::Read;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Commands side by side.
+const CLIENTS_MAX: usize = 64;
+/// Bytes that wait for a guest that does not read: more than all clients' windows and scripts together.
+const PORT_QUEUE_MAX: usize = 32 << 20;
+
+/// The agent's port and the clients of it.
+#[derive(Clone, Debug)]
+pub struct AgentPort {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    port: Arc<Outbox>,
+    state: Mutex<Sessions>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Sessions {
+    /// How many the guest's agent has begun.
+    boots: u32,
+    has_session: bool,
+    next_id: u32,
+    channels: HashMap<u32, Channel>,
+    last_problem: Option<String>,
+}
+
+#[derive(Debug)]
+struct Channel {
+    client: Arc<Outbox>,
+    output: Allowance,
+    errors: Allowance,
+    input: Budget,
+    /// The client has gone: what still comes is dropped.
+    is_abandoned: bool,
+}
+
+impl AgentPort {
+    /// Speaks with the agent at the other end of `stream`.
+    pub fn start(stream: UnixStream) -> Result<AgentPort> {
+        let reader = stream.try_clone()?;
+        let shared = Arc::new(Shared {
+            port: Outbox::to(stream),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let port = AgentPort { shared };
+        let own = port.clone();
+        std::thread::spawn(move || own.read_port(reader));
+        Ok(port)
+    }
+
+    /// How often the guest's agent has greeted.
+    pub fn boots(&self) -> u32 {
+        self.lock().boots
+    }
+
+    /// Why the last session has ended, if it did not end as it should.
+    #[cfg(test)]
+    pub fn last_problem(&self) -> Option<String> {
+        self.lock().last_problem.clone()
+    }
+
+    /// Waits a moment for a change; gives how often the agent has greeted.
+    pub fn wait(&self, moment: Duration) -> u32 {
+        let state = self.lock();
+        let waited = self.shared.changed.wait_timeout(state, moment);
+        waited.unwrap_or_else(PoisonError::into_inner).0.boots
+    }
+
+    /// Takes clients until the listener fails.
+    pub fn serve(&self, listener: UnixListener) {
+        let port = self.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let port = port.clone();
+                std::thread::spawn(move || port.serve_client(stream));
+            }
+        });
+    }
+
+    /// Ends all commands: no session follows.
+    pub fn close(&self, reason: &str) {
+        self.lock().end_session(reason);
+        self.shared.port.close();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sessions> {
+        let state = &self.shared.state;
+        state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_port(&self, mut stream: UnixStream) {
+        let mut hunter = Some(Hunter::for_hello());
+        let mut decoder = Decoder::default();
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let Some(count) = stream.read(&mut buffer).ok().filter(|count| *count > 0) else {
+                return self.close("the guest has ended");
+            };
+            let mut bytes = &buffer[..count];
+            // Every turn but the last takes a greeting off the front.
+            loop {
+                if let Some(hunt) = &mut hunter {
+                    let Some((number, rest)) = hunt.feed(bytes) else {
+                        break;
+                    };
+                    self.greeted(number);
+                    (hunter, bytes, decoder) = (None, rest, Decoder::default());
+                }
+                let Err(violation) = decoder.feed(bytes, |id, frame| self.take(id, frame)) else {
+                    break;
+                };
+                self.lock().end_session(&violation.to_string());
+                hunter = Some(Hunter::for_hello());
+            }
+        }
+    }
+
+    fn greeted(&self, number: [u8; 16]) {
+        let mut state = self.lock();
+        state.end_session("the guest's agent was started again");
+        state.has_session = true;
+        state.boots += 1;
+        state.last_problem = None;
+        self.shared.port.append(|bytes| {
+            // For a session that is over.
+            bytes.clear();
+            Frame::Welcome(number).encode(0, bytes);
+        });
+        self.shared.changed.notify_all();
+    }
+
+    /// A frame of the guest's.
+    fn take(&self, id: u32, frame: Frame) -> Result<(), Violation> {
+        let mut state = self.lock();
+        let Some(channel) = state.channels.get_mut(&id) else {
+            return Err(Violation(format!(
+                "a frame for a channel {id} that does not exist"
+            )));
+        };
+        let answer = match &frame {
+            Frame::Output(data) => {
+                channel.output.receive(data.len())?;
+                channel.drop_output(Stream::Output)
+            }
+            Frame::Errors(data) => {
+                channel.errors.receive(data.len())?;
+                channel.drop_output(Stream::Errors)
+            }
+            Frame::Credit(Stream::Input, count) => {
+                channel.input.grant(*count)?;
+                None
+            }
+            Frame::Exit(_) | Frame::Failed(_) => None,
+            frame => {
+                return Err(Violation(format!(
+                    "a frame that only a host sends: {frame:?}"
+                )));
+            }
+        };
+        if !channel.is_abandoned {
+            channel.client.append(|bytes| frame.encode(0, bytes));
+        }
+        if let Frame::Exit(_) | Frame::Failed(_) = frame {
+            channel.client.close();
+            state.channels.remove(&id);
+        }
+        match answer {
+            Some(answer) => self.send(id, &answer),
+            None => Ok(()),
+        }
+    }
+
+    /// To the guest.
+    fn send(&self, id: u32, frame: &Frame) -> Result<(), Violation> {
+        if self.shared.port.waiting() > PORT_QUEUE_MAX {
+            let text =
+                format!("nothing while {PORT_QUEUE_MAX} bytes wait: it does not read its port");
+            return Err(Violation(text));
+        }
+        self.shared.port.append(|bytes| frame.encode(id, bytes));
+        Ok(())
+    }
+
+    fn serve_client(&self, stream: UnixStream) {
+        let Ok(mut reader) = stream.try_clone() else {
+            return;
+        };
+        let outbox = Outbox::to(stream);
+        let mut client = Client {
+            port: self,
+            outbox,
+            id: None,
+        };
+        let mut decoder = Decoder::default();
+        let mut buffer = vec![0; 2 * PAYLOAD_MAX];
+        while let Some(count) = reader.read(&mut buffer).ok().filter(|count| *count > 0) {
+            let fed = decoder.feed(&buffer[..count], |_, frame| client.take(frame));
+            if let Err(violation) = fed {
+                client.refuse(&violation.to_string());
+                break;
+            }
+        }
+        client.leave();
+    }
+}
+
+impl Sessions {
+    fn end_session(&mut self, reason: &str) {
+        if !self.has_session && self.channels.is_empty() {
+            return;
+        }
+        self.has_session = false;
+        self.last_problem = Some(reason.to_owned());
+        for (_, channel) in self.channels.drain() {
+            let frame = Frame::Failed(reason.to_owned());
+            channel.client.append(|bytes| frame.encode(0, bytes));
+            channel.client.close();
+        }
+    }
+
+    fn open(&mut self, client: &Arc<Outbox>) -> Result<u32, Violation> {
+        if !self.has_session {
+            let text = match &self.last_problem {
+                Some(problem) => format!("the guest's agent does not answer: {problem}"),
+                None => "the guest's agent has not started; hint: `lunette vm list` tells when the guest is running".to_owned(),
+            };
+            return Err(Violation(text));
+        }
+        if self.channels.len() >= CLIENTS_MAX {
+            let text = format!("{CLIENTS_MAX} commands run in the guest, which are the most");
+            return Err(Violation(text));
+        }
+        self.next_id += 1;
+        let channel = Channel {
+            client: Arc::clone(client),
+            output: Allowance::default(),
+            errors: Allowance::default(),
+            input: Budget::default(),
+            is_abandoned: false,
+        };
+        self.channels.insert(self.next_id, channel);
+        Ok(self.next_id)
+    }
+}
+
+impl Channel {
+    /// What to answer to data that nobody wants any more.
+    fn drop_output(&mut self, stream: Stream) -> Option<Frame> {
+        let allowance = match stream {
+            Stream::Output => &mut self.output,
+            _ => &mut self.errors,
+        };
+        let given = self.is_abandoned.then(|| allowance.refill()).flatten()?;
+        Some(Frame::Credit(stream, given))
+    }
+}
+
+/// One client's connection.
+struct Client<'a> {
+    port: &'a AgentPort,
+    outbox: Arc<Outbox>,
+    id: Option<u32>,
+}
+
+impl Client<'_> {
+    /// A frame of the client's: this user's, and checked all the same.
+    fn take(&mut self, frame: Frame) -> Result<(), Violation> {
+        let mut state = self.port.lock();
+        let id = match self.id {
+            Some(id) => id,
+            None => *self.id.insert(state.open(&self.outbox)?),
+        };
+        let Some(channel) = state.channels.get_mut(&id) else {
+            // It has ended, and the client will read so.
+            return Ok(());
+        };
+        match &frame {
+            Frame::Script(_) | Frame::Start | Frame::InputEnd | Frame::Signal(_) => {}
+            Frame::Input(data) => {
+                let count = data.len() as u32;
+                if count > channel.input.left() {
+                    return Err(Violation("more input than was allowed".to_owned()));
+                }
+                channel.input.spend(count);
+            }
+            Frame::Credit(Stream::Output, count) => channel.output.give(*count),
+            Frame::Credit(Stream::Errors, count) => channel.errors.give(*count),
+            frame => {
+                return Err(Violation(format!(
+                    "a frame that only a guest sends: {frame:?}"
+                )));
+            }
+        }
+        self.port.send(id, &frame)
+    }
+
+    fn refuse(&self, reason: &str) {
+        let frame = Frame::Failed(reason.to_owned());
+        self.outbox.append(|bytes| frame.encode(0, bytes));
+    }
+
+    /// Kills the command, if it still runs.
+    fn leave(&self) {
+        self.outbox.close();
+        let mut state = self.port.lock();
+        let Some(id) = self.id else { return };
+        let Some(channel) = state.channels.get_mut(&id) else {
+            return;
+        };
+        channel.is_abandoned = true;
+        let mut frames = vec![Frame::Signal(Signal::KILL.as_raw() as u8), Frame::InputEnd];
+        for stream in [Stream::Output, Stream::Errors] {
+            frames.extend(channel.drop_output(stream));
+        }
+        for frame in frames {
+            if let Err(violation) = self.port.send(id, &frame) {
+                return state.end_session(&violation.to_string());
+            }
+        }
+    }
+}
+
+/// Waits for QEMU to connect to a port's listener; `check` fails when it has ended.
+pub fn accept(
+    listener: &UnixListener,
+    limit: Duration,
+    mut check: impl FnMut() -> Result<()>,
+) -> Result<UnixStream> {
+    listener.set_nonblocking(true)?;
+    let accepted = crate::process::wait_until(limit, || match listener.accept() {
+        Ok((stream, _)) => Some(Ok(stream)),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => check().err().map(Err),
+        Err(error) => Some(Err(error.into())),
+    });
+    let stream = accepted.context("QEMU has not connected to its ports")??;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests;

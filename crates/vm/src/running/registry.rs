@@ -1,0 +1,465 @@
+//! The folders of running guests: one below the registry's for each name.
+//!
+//! A folder is made under another name, complete with its lock and its owner, and gets its name by a rename, which fails where
+//! the name is taken: so no half of a folder is ever seen. The lock is held by the supervisor. A folder whose lock is free is
+//! left over from a supervisor and a watcher that were both killed; the next guest of the name removes it.
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::getuid;
+use serde::{Deserialize, Serialize};
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Most bytes of a socket's path: `sun_path` of unix(7), with its NUL.
+const SOCKET_PATH_MAX: usize = 107;
+/// The longest name of a socket in a guest's folder.
+const SOCKET_NAME_MAX: usize = 24;
+const NAME_MAX: usize = 40;
+
+const LOCK: &str = "lock";
+const OWNER: &str = "owner";
+const STATE: &str = "state.json";
+const STATE_LOCK: &str = "state.lock";
+
+/// What a guest does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Its daemon or its QEMU is being started.
+    Starting,
+    /// Its system is being started.
+    Booting,
+    /// It takes commands; or it runs a system of which that is not expected.
+    Running,
+    /// It is being stopped.
+    Stopping,
+}
+
+impl Phase {
+    /// As users read it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Phase::Starting => "starting",
+            Phase::Booting => "booting",
+            Phase::Running => "running",
+            Phase::Stopping => "stopping",
+        }
+    }
+}
+
+/// What is known of a guest, as its folder holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub phase: Phase,
+    /// The supervisor's process.
+    pub supervisor: u32,
+    /// The process group of everything that the supervisor has started, and the watcher's process.
+    pub group: u32,
+    /// QEMU's process.
+    pub qemu: Option<u32>,
+    /// The daemon's process, where it is this guest's own.
+    pub daemon: Option<u32>,
+    /// The daemon's control socket, if there is a daemon.
+    pub control: Option<PathBuf>,
+    /// `KVM` or `TCG`.
+    pub accelerator: String,
+    /// `q35` or `pc`.
+    pub machine: String,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Memory.
+    pub memory_mib: u32,
+    /// As it was given.
+    pub topology: String,
+    /// Seconds since 1970.
+    pub started: u64,
+    /// How often its agent has started.
+    #[serde(default)]
+    pub boots: u32,
+    /// What was plugged in since.
+    #[serde(default)]
+    pub plugged: Vec<Plugged>,
+}
+
+/// A disk that was plugged in while the guest ran.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plugged {
+    /// `blk` or `scsi`.
+    pub kind: String,
+    /// The disk.
+    pub disk: String,
+    /// The device's root port, or the LUN's address.
+    pub at: String,
+}
+
+/// The folder of guests' folders.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    root: PathBuf,
+}
+
+/// A guest's folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    folder: PathBuf,
+}
+
+/// A folder with its name taken: who holds this is the guest's supervisor.
+#[derive(Debug)]
+pub struct Claim {
+    /// The folder.
+    pub place: Place,
+    _lock: File,
+}
+
+impl Registry {
+    /// `$XDG_RUNTIME_DIR/lunette/vm`; where there is no such variable `/tmp/lunette-UID/vm`.
+    pub fn open() -> Result<Registry> {
+        let uid = getuid().as_raw();
+        let root = match std::env::var_os("XDG_RUNTIME_DIR").filter(|place| !place.is_empty()) {
+            Some(place) => {
+                let place = PathBuf::from(place);
+                ensure!(
+                    place.is_dir(),
+                    "XDG_RUNTIME_DIR is {}, which is no folder; hint: unset it, and guests' folders are made in /tmp",
+                    place.display()
+                );
+                make(&place.join("lunette"), uid)?
+            }
+            None => make(Path::new(&format!("/tmp/lunette-{uid}")), uid)?,
+        };
+        Registry::at(&make(&root.join("vm"), uid)?)
+    }
+
+    /// This folder, which exists.
+    pub fn at(root: &Path) -> Result<Registry> {
+        Ok(Registry {
+            root: root.to_owned(),
+        })
+    }
+
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where a guest of this name has its folder, or would have it.
+    pub fn place(&self, name: &str) -> Result<Place> {
+        let sound = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        ensure!(
+            (1..=NAME_MAX).contains(&name.len())
+                && name.chars().all(sound)
+                && name.starts_with(|c: char| c.is_ascii_alphanumeric()),
+            "{name:?} is no name of a guest; hint: up to {NAME_MAX} letters, digits, '-', '_' and '.', the first one a letter or digit"
+        );
+        let folder = self.root.join(name);
+        let longest = folder.as_os_str().len() + 1 + SOCKET_NAME_MAX;
+        ensure!(
+            longest <= SOCKET_PATH_MAX,
+            "sockets below {} would have paths of {longest} bytes, {SOCKET_PATH_MAX} are the most; hint: a shorter name, or set XDG_RUNTIME_DIR to a shorter path",
+            folder.display()
+        );
+        Ok(Place { folder })
+    }
+
+    /// Names of all folders, sorted.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let entries = std::fs::read_dir(&self.root)
+            .with_context(|| format!("cannot read {}", self.root.display()))?;
+        let names = entries.flatten().map(|entry| entry.file_name());
+        let mut names: Vec<String> = names
+            .filter_map(|name| name.into_string().ok())
+            .filter(|name| !name.starts_with('.'))
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// The first of `vm1`, `vm2`, ... that no guest has.
+    pub fn free_name(&self) -> Result<String> {
+        let taken = self.names()?;
+        let mut names = (1..).map(|number| format!("vm{number}"));
+        names
+            .find(|name| !taken.contains(name))
+            .context("no name is free")
+    }
+
+    /// A running guest's folder and state.
+    pub fn find(&self, name: &str) -> Result<(Place, State)> {
+        let place = self.place(name)?;
+        if !place.is_held() {
+            let running = self.running()?;
+            let running = match running.is_empty() {
+                true => "none runs".to_owned(),
+                false => format!("running: {}", running.join(", ")),
+            };
+            bail!("no guest {name} runs; {running}; hint: lunette vm list");
+        }
+        let state = place.state()?;
+        Ok((place, state))
+    }
+
+    /// Names of guests that run.
+    pub fn running(&self) -> Result<Vec<String>> {
+        let mut names = self.names()?;
+        names.retain(|name| self.place(name).is_ok_and(|place| place.is_held()));
+        Ok(names)
+    }
+
+    /// Takes a name. `owner` is the watcher's process, which removes the folder, whatever comes of us.
+    pub fn claim(&self, name: &str, owner: u32, state: &State) -> Result<Claim> {
+        let place = self.place(name)?;
+        let fresh = unfinished(&self.root, owner);
+        let full = || {
+            format!(
+                "cannot make {}; hint: see whether its file system is full (df {0}), or set XDG_RUNTIME_DIR to another",
+                self.root.display()
+            )
+        };
+        // One of a watcher whose process had this number before.
+        remove(&fresh)?;
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&fresh)
+            .with_context(full)?;
+        let lock = File::create(fresh.join(LOCK)).with_context(full)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).context("cannot lock a new file")?;
+        std::fs::write(fresh.join(OWNER), owner.to_string()).with_context(full)?;
+        let text = serde_json::to_vec(state)?;
+        std::fs::write(fresh.join(STATE), text).with_context(full)?;
+        if !rename(&fresh, &place.folder)? {
+            let removed = place.remove_left_over()?;
+            if !removed || !rename(&fresh, &place.folder)? {
+                remove(&fresh)?;
+                bail!(
+                    "a guest named {name} runs already; hint: choose another --name, or end it with: lunette vm stop {name}"
+                );
+            }
+        }
+        Ok(Claim { place, _lock: lock })
+    }
+
+    /// Removes what belongs to the watcher `owner`, whose guest is dead.
+    pub fn remove_owned(&self, name: &str, owner: u32) -> Result<()> {
+        remove(&unfinished(&self.root, owner))?;
+        let place = self.place(name)?;
+        match std::fs::read_to_string(place.folder.join(OWNER)) {
+            Ok(text) if text == owner.to_string() => place.remove(),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Place {
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A file or socket in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Does a supervisor hold it?
+    pub fn is_held(&self) -> bool {
+        let Ok(file) = File::open(self.file(LOCK)) else {
+            return false;
+        };
+        flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+    }
+
+    /// What is known of the guest.
+    pub fn state(&self) -> Result<State> {
+        let path = self.file(STATE);
+        let text =
+            std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} makes no sense", path.display()))
+    }
+
+    /// Puts a new state in the old one's place.
+    pub fn set_state(&self, state: &State) -> Result<()> {
+        let mut part = tempfile::NamedTempFile::new_in(&self.folder)
+            .with_context(|| format!("cannot write to {}", self.folder.display()))?;
+        serde_json::to_writer(&mut part, state)?;
+        part.persist(self.file(STATE))?;
+        Ok(())
+    }
+
+    /// Changes the state, while nobody else does.
+    pub fn change(&self, change: impl FnOnce(&mut State)) -> Result<()> {
+        let lock = File::create(self.file(STATE_LOCK))
+            .with_context(|| format!("cannot write to {}", self.folder.display()))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        let mut state = self.state()?;
+        change(&mut state);
+        self.set_state(&state)
+    }
+
+    /// Removes the folder. Whoever looks on sees all of it or nothing.
+    pub fn remove(&self) -> Result<()> {
+        let name = self.folder.file_name().unwrap_or_default();
+        let hidden = format!(".old-{}-{}", std::process::id(), name.to_string_lossy());
+        let hidden = self.folder.with_file_name(hidden);
+        match std::fs::rename(&self.folder, &hidden) {
+            Ok(()) => remove(&hidden),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot remove {}", self.folder.display()))
+            }
+        }
+    }
+
+    /// Removes the folder if no supervisor holds it, after killing what its guest has left running; was it so?
+    pub fn remove_left_over(&self) -> Result<bool> {
+        let Ok(lock) = File::open(self.file(LOCK)) else {
+            // It went just now, or it is nothing of ours.
+            return Ok(!self.folder.exists());
+        };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(false);
+        }
+        if let Ok(state) = self.state() {
+            super::watcher::kill_left_over(state.group, &self.folder);
+        }
+        self.remove()?;
+        Ok(true)
+    }
+}
+
+fn unfinished(root: &Path, owner: u32) -> PathBuf {
+    root.join(format!(".new-{owner}"))
+}
+
+/// Gives `false` where the name is taken.
+fn rename(from: &Path, to: &Path) -> Result<bool> {
+    match rustix::fs::rename(from, to) {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot make {}", to.display())),
+    }
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes a folder that only this user may enter, or takes one that is so already: anybody may write to `/tmp`.
+fn make(folder: &Path, uid: u32) -> Result<PathBuf> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| {
+                format!(
+                    "cannot make {}; hint: set XDG_RUNTIME_DIR to a folder of your own",
+                    folder.display()
+                )
+            });
+        }
+        _ => {}
+    }
+    let metadata = std::fs::symlink_metadata(folder)
+        .with_context(|| format!("cannot look at {}", folder.display()))?;
+    ensure!(
+        metadata.is_dir() && metadata.uid() == uid && metadata.permissions().mode() & 0o022 == 0,
+        "{} is not a folder that only this user may write to; hint: remove it, or set XDG_RUNTIME_DIR to a folder of your own",
+        folder.display()
+    );
+    Ok(folder.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(name: &str) -> State {
+        State {
+            name: name.to_owned(),
+            phase: Phase::Starting,
+            supervisor: std::process::id(),
+            // No process has this number: Linux's largest is 2^22.
+            group: 1 << 23,
+            qemu: None,
+            daemon: None,
+            control: None,
+            accelerator: "TCG".to_owned(),
+            machine: "q35".to_owned(),
+            cpus: 1,
+            memory_mib: 256,
+            topology: "blk:1".to_owned(),
+            started: 0,
+            boots: 0,
+            plugged: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_name_is_taken_until_its_claim_is_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let registry = Registry::at(root.path()).unwrap();
+        let claim = registry.claim("one", 1, &state("one")).unwrap();
+        assert_eq!(registry.running().unwrap(), ["one"]);
+        assert_eq!(claim.place.state().unwrap(), state("one"));
+        let taken = registry.claim("one", 2, &state("one")).unwrap_err();
+        assert!(
+            taken.to_string().contains("hint: choose another --name"),
+            "{taken}"
+        );
+        assert_eq!(
+            registry.names().unwrap(),
+            ["one"],
+            "nothing is left of the refused one"
+        );
+        registry.claim("two", 3, &state("two")).unwrap();
+        // Nobody holds it now, and its folder is still there: it was killed.
+        drop(claim);
+        assert!(registry.running().unwrap().is_empty());
+        assert!(
+            registry
+                .find("one")
+                .unwrap_err()
+                .to_string()
+                .contains("no guest one runs")
+        );
+        let again = registry.claim("one", 4, &state("one")).unwrap();
+        assert!(again.place.is_held());
+        let hidden = std::fs::read_dir(root.path()).unwrap().flatten();
+        let hidden = hidden.filter(|entry| entry.file_name().to_string_lossy().starts_with('.'));
+        assert_eq!(hidden.count(), 0);
+    }
+
+    #[test]
+    fn a_watcher_removes_its_own_guest_only() {
+        let root = tempfile::tempdir().unwrap();
+        let registry = Registry::at(root.path()).unwrap();
+        let claim = registry.claim("one", 1, &state("one")).unwrap();
+        registry.remove_owned("one", 2).unwrap();
+        assert!(claim.place.is_held());
+        registry.remove_owned("one", 1).unwrap();
+        assert!(!claim.place.folder().exists());
+    }
+
+    #[test]
+    fn names_are_names_of_files_and_short() {
+        let registry = Registry::at(Path::new("/run/x")).unwrap();
+        for good in ["a", "vm1", "db-2.test_x"] {
+            assert!(registry.place(good).is_ok(), "{good}");
+        }
+        for bad in ["", ".", "..", "a/b", "-x", "ä", "x y", &"x".repeat(41)] {
+            assert!(registry.place(bad).is_err(), "{bad}");
+        }
+        let deep = Registry::at(Path::new(&"/d".repeat(50))).unwrap();
+        let long = deep.place("a").unwrap_err().to_string();
+        assert!(long.contains("107 are the most"), "{long}");
+    }
+}

@@ -1,0 +1,394 @@
+//! Starts a daemon and QEMU for one guest, waits for their ends, and leaves nothing behind.
+
+use super::agent_port::{AgentPort, accept};
+use super::console::Console;
+use super::registry::{Claim, Phase, Place, Registry, State};
+use super::watcher::Watcher;
+use crate::interrupt::interrupted;
+use crate::process::{Process, wait_until};
+use anyhow::{Context, Result, bail};
+use control::Client;
+use rustix::process::Signal;
+use std::fs::File;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Their starts are a matter of milliseconds; the machine may be busy.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// QEMU ends at once when it is asked to, a daemon when its disks are flushed.
+const QEMU_END_LIMIT: Duration = Duration::from_secs(5);
+const DAEMON_END_LIMIT: Duration = Duration::from_secs(30);
+const MOMENT: Duration = Duration::from_millis(50);
+
+/// A program and its arguments.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}
+
+/// A daemon of the guest's own.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    /// `lunette serve` with the guest's disks.
+    pub program: Program,
+    /// Sockets that it makes.
+    pub sockets: Vec<PathBuf>,
+}
+
+/// What is expected of a guest's system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// Its agent greets within this time.
+    Agent(Duration),
+    /// Nothing: the system is the user's own.
+    Nothing,
+}
+
+/// What to run. Paths in the arguments are below the guest's folder, which [`Registry::place`] tells.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// What is known before anything runs.
+    pub state: State,
+    /// A daemon of the guest's own, or none.
+    pub daemon: Option<Daemon>,
+    /// Programs that QEMU needs beside it, with the sockets that they make.
+    pub helpers: Vec<Daemon>,
+    /// QEMU, whose ports and monitor are those of [`ports`].
+    pub qemu: Program,
+    /// What is expected of the system.
+    pub expect: Expect,
+    /// Gets all that the console prints.
+    pub serial: Option<PathBuf>,
+    /// What to try where the guest does not come up.
+    pub hint: String,
+}
+
+/// QEMU's arguments for a guest's console, its agent's port and its monitors. `serial_bus` are properties of the agent's
+/// virtio-serial device, such as its place.
+pub fn ports(place: &Place, serial_bus: &str) -> Vec<String> {
+    let file = |name: &str| qemu_value(&place.file(name));
+    let words = [
+        "-display",
+        "none",
+        "-chardev",
+        &format!("socket,id=console,path={}", file(CONSOLE_PORT)),
+        "-serial",
+        "chardev:console",
+        "-device",
+        &format!("virtio-serial-pci,id=agent-bus{serial_bus}"),
+        "-chardev",
+        &format!("socket,id=agent,path={}", file(AGENT_PORT)),
+        "-device",
+        "virtserialport,bus=agent-bus.0,chardev=agent,name=lunette.agent",
+        "-qmp",
+        &format!("unix:{},server=on,wait=off", file(QMP_SOCKET)),
+        "-chardev",
+        &format!(
+            "socket,id=monitor,path={},server=on,wait=off",
+            file(MONITOR_SOCKET)
+        ),
+        "-mon",
+        "chardev=monitor,mode=readline",
+    ];
+    words.map(str::to_owned).to_vec()
+}
+
+/// A path as the value of one of QEMU's options, in which a comma is written twice.
+pub fn qemu_value(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+/// Clients' sockets in a guest's folder: its agent, its console, QEMU's machine protocol and its monitor.
+pub const AGENT_SOCKET: &str = "agent.sock";
+/// See [`AGENT_SOCKET`].
+pub const CONSOLE_SOCKET: &str = "console.sock";
+/// See [`AGENT_SOCKET`].
+pub const QMP_SOCKET: &str = "qmp.sock";
+/// See [`AGENT_SOCKET`].
+pub const MONITOR_SOCKET: &str = "monitor.sock";
+const CONSOLE_PORT: &str = "console.port";
+const AGENT_PORT: &str = "agent.port";
+
+/// A guest that is being started, runs, or is being stopped.
+pub struct Supervisor {
+    recipe: Recipe,
+    // Dropped, and with that ended, in this order.
+    qemu: Option<Process>,
+    helpers: Vec<Process>,
+    daemon: Option<Process>,
+    console: Console,
+    agent: Option<AgentPort>,
+    state: State,
+    claim: Option<Claim>,
+    watcher: Option<Watcher>,
+}
+
+/// How a guest came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestEnd {
+    /// It powered itself off, or was told to.
+    PoweredOff,
+    /// We were told to end.
+    Interrupted,
+}
+
+impl Supervisor {
+    /// Takes the guest's name. `watch` is this program with the words that lead to [`super::watch_parent`].
+    pub fn claim(registry: &Registry, recipe: Recipe, watch: Command) -> Result<Supervisor> {
+        let serial = recipe.serial.as_ref().map(|path| {
+            let file = File::options().create(true).append(true).open(path);
+            file.with_context(|| format!("cannot write to {}", path.display()))
+        });
+        let serial = serial.transpose()?;
+        let watcher = Watcher::start(watch)?;
+        let mut state = recipe.state.clone();
+        state.supervisor = std::process::id();
+        state.group = watcher.group();
+        let claimed = registry.claim(&state.name, watcher.group(), &state);
+        let claim = match claimed {
+            Ok(claim) => claim,
+            Err(error) => {
+                watcher.finish().context(error.to_string())?;
+                return Err(error);
+            }
+        };
+        Ok(Supervisor {
+            recipe,
+            qemu: None,
+            helpers: Vec::new(),
+            daemon: None,
+            console: Console::new(serial),
+            agent: None,
+            state,
+            claim: Some(claim),
+            watcher: Some(watcher),
+        })
+    }
+
+    /// The process that cleans up, to note what else is to be cleaned up.
+    pub fn watcher(&mut self) -> Result<&mut Watcher> {
+        self.watcher.as_mut().context("the guest has ended")
+    }
+
+    /// The console's socket: there once this is.
+    pub fn console_socket(&self) -> Result<PathBuf> {
+        Ok(self.place()?.file(CONSOLE_SOCKET))
+    }
+
+    /// Starts what the guest needs, and the guest: it boots when this returns.
+    pub fn start(&mut self) -> Result<()> {
+        let place = self.place()?.clone();
+        // Ports before QEMU, so that nothing that a guest prints is lost; sockets when there is somebody behind them.
+        let console_port = UnixListener::bind(place.file(CONSOLE_PORT))
+            .with_context(|| format!("cannot make a socket in {}", place.folder().display()))?;
+        let agent_port = UnixListener::bind(place.file(AGENT_PORT))?;
+        self.console
+            .serve(UnixListener::bind(place.file(CONSOLE_SOCKET))?);
+        if let Some(daemon) = self.recipe.daemon.clone() {
+            self.start_daemon(&place, &daemon)?;
+        }
+        for (index, helper) in self.recipe.helpers.clone().iter().enumerate() {
+            let log = place.file(&format!("helper{index}.log"));
+            let mut process = self.spawn("a helper of QEMU", &helper.program, &log)?;
+            wait_for(&helper.sockets, &mut process, || true)?;
+            self.helpers.push(process);
+        }
+        let qemu = self.spawn("QEMU", &self.recipe.qemu, &place.file("qemu.log"))?;
+        self.state.qemu = Some(qemu.id());
+        let qemu = self.qemu.insert(qemu);
+        let console = accept(&console_port, START_LIMIT, || qemu.check_running())?;
+        let agent = accept(&agent_port, START_LIMIT, || qemu.check_running())?;
+        self.console.connect(console)?;
+        let agent = self.agent.insert(AgentPort::start(agent)?);
+        agent.serve(UnixListener::bind(place.file(AGENT_SOCKET))?);
+        self.enter(match self.recipe.expect {
+            Expect::Agent(_) => Phase::Booting,
+            Expect::Nothing => Phase::Running,
+        })
+    }
+
+    /// Waits until the guest is up, as far as that is expected of it.
+    pub fn wait_until_up(&mut self) -> Result<()> {
+        let Expect::Agent(limit) = self.recipe.expect else {
+            return Ok(());
+        };
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(agent) = &self.agent
+                && agent.wait(MOMENT) > 0
+            {
+                self.state.boots = agent.boots();
+                return self.enter(Phase::Running);
+            }
+            self.check_running()
+                .with_context(|| self.console.tail(&self.state.name))?;
+            if interrupted() {
+                bail!("interrupted while the guest booted");
+            }
+            if Instant::now() >= end {
+                bail!(
+                    "guest {} has not booted within {} s, {}\n{}\nhint: {}",
+                    self.state.name,
+                    limit.as_secs(),
+                    self.state.accelerator,
+                    self.console.tail(&self.state.name),
+                    self.recipe.hint
+                );
+            }
+        }
+    }
+
+    /// Waits for the guest's end.
+    pub fn wait_for_end(&mut self) -> Result<GuestEnd> {
+        loop {
+            if interrupted() {
+                return Ok(GuestEnd::Interrupted);
+            }
+            if let Some(qemu) = &mut self.qemu
+                && let Some(status) = qemu.ended()?
+            {
+                if !status.success() {
+                    bail!("QEMU has ended, {status}\n{}", qemu.log_tail());
+                }
+                return Ok(GuestEnd::PoweredOff);
+            }
+            if let Some(daemon) = &mut self.daemon {
+                // Its disks hang from now on: better a guest that ends with a reason.
+                daemon
+                    .check_running()
+                    .context("the guest's disks are gone")?;
+            }
+            let boots = self.agent.as_ref().map_or(0, |agent| agent.wait(MOMENT));
+            if boots != self.state.boots {
+                self.state.boots = boots;
+                self.save()?;
+            }
+        }
+    }
+
+    /// The end of what its console has printed.
+    pub fn console_tail(&self) -> String {
+        self.console.tail(&self.state.name)
+    }
+
+    /// Ends everything and removes the folder.
+    pub fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(claim) = self.claim.take() else {
+            return Ok(());
+        };
+        self.state = claim.place.state().unwrap_or(self.state.clone());
+        self.state.phase = Phase::Stopping;
+        // A full disk is no reason to leave the rest undone.
+        claim.place.set_state(&self.state).unwrap_or(());
+        if let Some(qemu) = self.qemu.take() {
+            end_process(qemu, QEMU_END_LIMIT);
+        }
+        if let Some(agent) = self.agent.take() {
+            agent.close("the guest has ended");
+        }
+        self.helpers.clear();
+        if let Some(daemon) = self.daemon.take() {
+            end_process(daemon, DAEMON_END_LIMIT);
+        }
+        self.console.close();
+        // While the folder is there the name is taken; the watcher removes it, and what is in other daemons.
+        match self.watcher.take() {
+            Some(watcher) => watcher.finish(),
+            None => Ok(()),
+        }
+    }
+
+    fn start_daemon(&mut self, place: &Place, daemon: &Daemon) -> Result<()> {
+        let mut process =
+            self.spawn("lunette serve", &daemon.program, &place.file("daemon.log"))?;
+        self.state.daemon = Some(process.id());
+        self.save()?;
+        let control = self
+            .state
+            .control
+            .clone()
+            .context("a daemon without a control socket")?;
+        let client = Client::new(&control);
+        wait_for(&daemon.sockets, &mut process, || {
+            client.text("/v1/version").is_ok()
+        })?;
+        self.daemon = Some(process);
+        Ok(())
+    }
+
+    fn spawn(&self, name: &str, program: &Program, log: &Path) -> Result<Process> {
+        let mut command = Command::new(&program.path);
+        command.args(&program.arguments);
+        Process::start_in_group(name, command, log, self.state.group)
+    }
+
+    fn check_running(&mut self) -> Result<()> {
+        let processes = self.qemu.iter_mut().chain(&mut self.daemon);
+        processes.into_iter().try_for_each(Process::check_running)
+    }
+
+    fn enter(&mut self, phase: Phase) -> Result<()> {
+        self.state.phase = phase;
+        self.save()
+    }
+
+    /// What others have changed in the state meanwhile stays.
+    fn save(&mut self) -> Result<()> {
+        let place = self.place()?.clone();
+        place.change(|state| {
+            let plugged = std::mem::take(&mut state.plugged);
+            *state = self.state.clone();
+            state.plugged = plugged;
+        })
+    }
+
+    fn place(&self) -> Result<&Place> {
+        let claim = self.claim.as_ref();
+        Ok(&claim.context("the guest has ended")?.place)
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        // The error that led here is the one to tell.
+        self.end().unwrap_or(());
+    }
+}
+
+/// Waits until sockets are there and `is_ready`.
+fn wait_for(sockets: &[PathBuf], process: &mut Process, is_ready: impl Fn() -> bool) -> Result<()> {
+    let ready = wait_until(START_LIMIT, || match process.check_running() {
+        Err(error) => Some(Err(error)),
+        Ok(()) => (sockets.iter().all(|socket| socket.exists()) && is_ready()).then_some(Ok(())),
+    });
+    ready.unwrap_or_else(|| {
+        if interrupted() {
+            bail!("interrupted while {} was started", process.name());
+        }
+        bail!(
+            "{} is not ready after {START_LIMIT:?}\n{}",
+            process.name(),
+            process.log_tail()
+        )
+    })
+}
+
+/// Asks it to end, and makes it.
+fn end_process(mut process: Process, limit: Duration) {
+    if process.signal(Signal::TERM).is_ok() {
+        let end = Instant::now() + limit;
+        while matches!(process.ended(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(MOMENT);
+        }
+    }
+    // Killed by the drop if it still runs.
+}

@@ -1,0 +1,187 @@
+//! The process that outlives a guest's supervisor by a moment: it reads a pipe whose other end only the supervisor has, and
+//! at its end kills what the supervisor had started and removes the guest's folder.
+//!
+//! Whatever the supervisor starts joins the watcher's process group, before it becomes another program. A child that has been
+//! forked and is not yet in the group still has the pipe's other end, so that the end is not seen before the group is complete.
+
+use super::registry::Registry;
+use anyhow::{Context, Result};
+use control::{Client, Method};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The kernel needs a moment to end a process with much memory.
+const KILL_LIMIT: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// The supervisor's end.
+#[derive(Debug)]
+pub struct Watcher {
+    child: Child,
+    pipe: Option<ChildStdin>,
+}
+
+impl Watcher {
+    /// Starts it. `command` is this program with the words that lead to [`watch_parent`].
+    pub fn start(mut command: Command) -> Result<Watcher> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .context("cannot start the process that cleans up")?;
+        let pipe = child.stdin.take();
+        Ok(Watcher { child, pipe })
+    }
+
+    /// Its process, and the group that children of the supervisor join.
+    pub fn group(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it deleted `path` of the daemon at `control` at the end, unless [`Watcher::forget`] takes it back. To be called before
+    /// the thing is made.
+    pub fn delete_at_end(&mut self, control: &Path, path: &str) -> Result<()> {
+        self.say(&format!("+ {path} {}", control.display()))
+    }
+
+    /// Takes one back.
+    pub fn forget(&mut self, control: &Path, path: &str) -> Result<()> {
+        self.say(&format!("- {path} {}", control.display()))
+    }
+
+    fn say(&mut self, line: &str) -> Result<()> {
+        let pipe = self.pipe.as_mut().context("the watcher is gone")?;
+        writeln!(pipe, "{line}").context("the process that cleans up is gone")
+    }
+
+    /// Lets it clean up, and waits until it has.
+    pub fn finish(mut self) -> Result<()> {
+        self.pipe = None;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+/// The watcher's life: until its stdin is at its end, and a moment longer.
+pub fn watch_parent(registry: &Registry, name: &str) -> Result<()> {
+    let mut lines = String::new();
+    // A line that was cut off by the end was about something that has not been made.
+    let mut bytes = Vec::new();
+    std::io::stdin().read_to_end(&mut bytes).unwrap_or_default();
+    lines.push_str(&String::from_utf8_lossy(&bytes));
+    let group = std::process::id();
+    kill_group(group, |_| true);
+    delete_all(&lines);
+    registry.remove_owned(name, group)
+}
+
+/// Carries out what [`Watcher::delete_at_end`] has noted, last first.
+fn delete_all(lines: &str) {
+    let mut left: Vec<&str> = Vec::new();
+    for line in lines
+        .split_inclusive('\n')
+        .filter_map(|line| line.strip_suffix('\n'))
+    {
+        match line.split_once(' ') {
+            Some(("+", what)) => left.push(what),
+            Some(("-", what)) => left.retain(|other| *other != what),
+            _ => {}
+        }
+    }
+    for what in left.iter().rev() {
+        if let Some((path, control)) = what.split_once(' ') {
+            // The daemon may have ended, or never have made it.
+            let client = Client::new(Path::new(control));
+            let _gone = client.change(Method::DELETE, &format!("{path}?force=true"), None);
+        }
+    }
+}
+
+/// Kills what a dead guest's processes still are: those of its group that name its folder.
+pub(super) fn kill_left_over(group: u32, folder: &Path) {
+    let folder = format!("{}/", folder.display());
+    kill_group(group, |pid| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&words).contains(&folder)
+    });
+}
+
+/// Kills everybody in a process group but this process, and waits until they are gone.
+fn kill_group(group: u32, also: impl Fn(u32) -> bool) {
+    let end = Instant::now() + KILL_LIMIT;
+    loop {
+        let members: Vec<u32> = processes()
+            .filter(|pid| *pid != std::process::id() && is_member(*pid, group) && also(*pid))
+            .collect();
+        if members.is_empty() || Instant::now() > end {
+            return;
+        }
+        for pid in members {
+            kill(pid, group);
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// By a descriptor, so that no other process of the same number is meant.
+fn kill(pid: u32, group: u32) {
+    let Some(number) = Pid::from_raw(pid as i32) else {
+        return;
+    };
+    if let Ok(process) = pidfd_open(number, PidfdFlags::empty())
+        && is_member(pid, group)
+    {
+        // It may have ended since.
+        pidfd_send_signal(&process, Signal::KILL).unwrap_or(());
+    }
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Is it of this process group, and no zombie?
+fn is_member(pid: u32, group: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // After the name in parentheses, which may hold spaces: state, parent, process group (proc(5)).
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    let mut fields = fields.split(' ');
+    let state = fields.next();
+    state.is_some_and(|state| state != "Z" && state != "X")
+        && fields.nth(1).and_then(|field| field.parse().ok()) == Some(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_in_the_group_is_killed_and_nobody_else() {
+        let leader = Command::new("sleep").arg("100").process_group(0).spawn();
+        let mut leader = leader.unwrap();
+        let group = leader.id();
+        let script = "sleep 100 & sleep 100 & wait";
+        let mut member = Command::new("sh");
+        let member = member.args(["-c", script]).process_group(group as i32);
+        let mut member = member.spawn().unwrap();
+        let mut other = Command::new("sleep")
+            .arg("100")
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        kill_group(group, |_| true);
+        assert!(!processes().any(|pid| is_member(pid, group)));
+        leader.wait().unwrap();
+        member.wait().unwrap();
+        assert_eq!(other.try_wait().unwrap(), None);
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+}

@@ -1,0 +1,288 @@
+//! What a guest is made of, brought to a user's own folder: Debian's cloud kernel and a static busybox, downloaded and unpacked,
+//! never installed; and the agent, which comes with Lunette.
+
+use crate::build::guest_program;
+use crate::initramfs::{self, Equipment};
+use crate::interrupt::interrupted;
+use crate::places::{guest_directory, is_installed, kernel, tool};
+use anyhow::{Context, Result, bail, ensure};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
+const BUSYBOX_PACKAGE: &str = "busybox-static";
+const AGENT: &str = "guest-agent";
+/// Where `make install` puts the agent, from the folder of the program.
+const AGENT_FOLDER: &str = "../libexec/lunette";
+
+/// What a guest boots.
+#[derive(Clone, Debug)]
+pub struct UserSystem {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+}
+
+/// The small system that users' guests boot, with an initramfs that is made when it is not up to date.
+pub fn user_system() -> Result<UserSystem> {
+    let kernel = kernel()?;
+    let initramfs = initramfs::archive(&kernel, Equipment::User)?;
+    Ok(UserSystem {
+        kernel: kernel.image,
+        initramfs,
+    })
+}
+
+/// The statically linked agent: beside this program or in `../libexec/lunette`, and in a source tree as a build gives it.
+pub fn agent_program() -> Result<PathBuf> {
+    if !is_installed() {
+        return guest_program();
+    }
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let folder = own.parent().unwrap_or(Path::new("/"));
+    let candidates = [folder.join(AGENT), folder.join(AGENT_FOLDER).join(AGENT)];
+    let found = candidates.iter().find(|path| is_static(path));
+    found.cloned().with_context(|| {
+        format!(
+            "no statically linked {AGENT} at {} or {}; hint: `make install` puts it there",
+            candidates[0].display(),
+            candidates[1].display()
+        )
+    })
+}
+
+/// The host's busybox if it is static, else the one that [`Setup::run`] has brought.
+pub fn busybox() -> Result<PathBuf> {
+    let unpacked = ["busybox/usr/bin/busybox", "busybox/bin/busybox"];
+    let unpacked = unpacked.map(|path| guest_directory().join(path));
+    let host = tool("busybox");
+    let candidates = host.as_ref().ok().into_iter().chain(&unpacked);
+    match candidates.into_iter().find(|path| is_static(path)) {
+        Some(path) => Ok(path.clone()),
+        None => bail!(
+            "no statically linked busybox; hint: lunette vm setup, or apt-get install --no-install-recommends {BUSYBOX_PACKAGE}"
+        ),
+    }
+}
+
+/// Is it a program that needs no loader? It has no segment of the type PT_INTERP (ELF-64, chapter "Program Loading").
+fn is_static(path: &Path) -> bool {
+    const INTERPRETER: u32 = 3;
+    let mut bytes = Vec::new();
+    // The program headers come right behind the ELF header.
+    let read = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut bytes));
+    let word = |at: usize, length: usize| -> Option<u64> {
+        let mut value = [0; 8];
+        value[..length].copy_from_slice(bytes.get(at..at + length)?);
+        Some(u64::from_le_bytes(value))
+    };
+    let has_interpreter = || -> Option<bool> {
+        let (start, size, count) = (word(32, 8)?, word(54, 2)?, word(56, 2)?);
+        let mut kinds = (0..count).map(|index| word((start + index * size) as usize, 4));
+        Some(kinds.any(|kind| kind == Some(u64::from(INTERPRETER))))
+    };
+    read.is_ok() && bytes.starts_with(b"\x7fELF\x02\x01") && has_interpreter() == Some(false)
+}
+
+/// Brings what is missing.
+pub struct Setup<'a> {
+    /// Says what will be done, before it is.
+    pub say: &'a mut dyn FnMut(&str),
+    /// Also what is there.
+    pub again: bool,
+}
+
+impl Setup<'_> {
+    /// Does it; gives what guests boot from now on.
+    pub fn run(&mut self) -> Result<UserSystem> {
+        let folder = guest_directory();
+        std::fs::create_dir_all(&folder).with_context(|| {
+            format!(
+                "cannot make {}; hint: set LUNETTE_GUEST_DIR to a folder that you may write to",
+                folder.display()
+            )
+        })?;
+        if self.again || kernel().is_err() {
+            self.bring_kernel(&folder)?;
+        }
+        if busybox().is_err() {
+            let unpacked = self.download(&folder, BUSYBOX_PACKAGE)?;
+            put(&unpacked, &folder.join("busybox"))?;
+        }
+        user_system()
+    }
+
+    fn bring_kernel(&mut self, folder: &Path) -> Result<()> {
+        let depmod = tool("depmod")?;
+        let package = self.kernel_package()?;
+        let unpacked = self.download(folder, &package)?;
+        let modules = unpacked.join("lib/modules");
+        if !modules.is_dir() {
+            std::fs::create_dir_all(unpacked.join("lib"))?;
+            symlink("../usr/lib/modules", &modules)?;
+        }
+        decompress(&modules)?;
+        let mut versions = std::fs::read_dir(&modules)?.flatten();
+        let version = versions
+            .next()
+            .with_context(|| format!("{package} has no modules"))?;
+        run(Command::new(depmod)
+            .arg("-b")
+            .arg(&unpacked)
+            .arg(version.file_name()))?;
+        put(&unpacked, &folder.join("kernel"))?;
+        let link = folder.join("vmlinuz");
+        if link.is_symlink() {
+            std::fs::remove_file(&link)?;
+        }
+        let image = kernel()?.image;
+        symlink(image.strip_prefix(folder).unwrap_or(&image), &link)?;
+        Ok(())
+    }
+
+    /// The name of the package that Debian's package of cloud kernels needs now.
+    fn kernel_package(&mut self) -> Result<String> {
+        for is_last in [false, true] {
+            let listing = output(Command::new(apt("apt-cache")?).args(["depends", KERNEL_PACKAGE]));
+            let listing = listing.unwrap_or_default();
+            let mut words = listing.split_whitespace();
+            if let Some(name) =
+                words.find(|word| word.starts_with("linux-image-") && *word != KERNEL_PACKAGE)
+            {
+                return Ok(name.to_owned());
+            }
+            if is_last || !rustix::process::getuid().is_root() {
+                break;
+            }
+            (self.say)("will refresh apt's package lists, which do not name Debian's cloud kernel");
+            run(Command::new(apt("apt-get")?).args(["update", "-qq"]))?;
+        }
+        bail!(
+            "apt knows no {KERNEL_PACKAGE}; hint: as root, apt-get update, with Debian's main archive in /etc/apt/sources.list"
+        )
+    }
+
+    /// Downloads a package with apt, which checks its signature, and unpacks it into a folder of its own.
+    fn download(&mut self, folder: &Path, package: &str) -> Result<PathBuf> {
+        let apt_get = apt("apt-get")?;
+        let dpkg = tool("dpkg-deb")?;
+        let shown =
+            output(Command::new(apt("apt-cache")?).args(["show", "--no-all-versions", package]))?;
+        let size = shown
+            .lines()
+            .find_map(|line| line.strip_prefix("Size: ")?.parse::<u64>().ok());
+        let size = size.map_or(String::new(), |bytes| {
+            format!(" ({:.1} MB)", bytes as f64 / 1e6)
+        });
+        (self.say)(&format!(
+            "will download Debian's package {package}{size} and unpack it below {}; it is not installed",
+            folder.display()
+        ));
+        let part = tempfile::Builder::new()
+            .prefix("part-")
+            .tempdir_in(folder)?;
+        let mut download = Command::new(apt_get);
+        if rustix::process::getuid().is_root() {
+            // apt's own user may not write here.
+            download.args(["-o", "APT::Sandbox::User=root"]);
+        }
+        run(download
+            .args(["download", "-qq", package])
+            .current_dir(part.path()))
+        .context("hint: apt-get update, and see that Debian's mirror can be reached")?;
+        let mut files = std::fs::read_dir(part.path())?.flatten();
+        let file = files
+            .next()
+            .context("apt-get has downloaded nothing")?
+            .path();
+        let unpacked = part.path().join("root");
+        run(Command::new(dpkg).arg("-x").arg(&file).arg(&unpacked))
+            .with_context(|| format!("hint: see whether {} is full: df", folder.display()))?;
+        ensure!(!interrupted(), "interrupted");
+        let kept = tempfile::Builder::new()
+            .prefix("part-")
+            .tempdir_in(folder)?
+            .keep();
+        std::fs::rename(&unpacked, &kept)?;
+        Ok(kept)
+    }
+}
+
+/// Puts a finished folder where it belongs, in place of an old one.
+fn put(from: &Path, to: &Path) -> Result<()> {
+    if to.exists() {
+        std::fs::remove_dir_all(to)?;
+    }
+    std::fs::rename(from, to).with_context(|| format!("cannot make {}", to.display()))
+}
+
+fn apt(name: &str) -> Result<PathBuf> {
+    tool(name).map_err(|_| {
+        anyhow::anyhow!(
+            "there is no {name} here to download Debian's cloud kernel with; hint: on a Debian, make {} with `lunette vm setup` and copy it here, or give `lunette vm run` a --kernel with an --initrd, or a --system",
+            guest_directory().display()
+        )
+    })
+}
+
+/// Newer kernels ship compressed modules; busybox's insmod wants them plain.
+fn decompress(folder: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(folder)?.flatten() {
+        let path = entry.path();
+        if path.is_dir() && !path.is_symlink() {
+            decompress(&path)?;
+        } else if path.extension().is_some_and(|extension| extension == "xz") {
+            run(Command::new(tool("xz")?).arg("-d").arg(&path))?;
+        }
+    }
+    Ok(())
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    output(command).map(drop)
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    ensure!(
+        output.status.success(),
+        "{} failed, {}: {}",
+        command.get_program().display(),
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_with_a_loader_and_other_files_are_not_static() {
+        // This test is linked dynamically.
+        assert!(!is_static(&std::env::current_exe().unwrap()));
+        assert!(!is_static(Path::new("/etc/passwd")));
+        assert!(!is_static(Path::new("/nowhere")));
+    }
+
+    #[test]
+    fn a_header_without_an_interpreter_is_static() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut bytes = vec![0; 64 + 2 * 56];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        (bytes[32], bytes[54], bytes[56]) = (64, 56, 2);
+        bytes[64] = 1;
+        std::fs::write(file.path(), &bytes).unwrap();
+        assert!(is_static(file.path()));
+        bytes[64 + 56] = 3;
+        std::fs::write(file.path(), &bytes).unwrap();
+        assert!(!is_static(file.path()));
+    }
+}
