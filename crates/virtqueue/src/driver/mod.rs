@@ -3,14 +3,21 @@
 //! Owned by one thread; lays the ring out in memory that the caller shares with the device. As on the other side,
 //! indices are stored and loaded once per batch, and "kick?" is a return value. Unlike the device it trusts
 //! its peer: an answer to nothing is a panic, which is what a test wants. [`RawRing`] writes what no driver should.
+//!
+//! [`SplitRing`] and [`PackedRing`] are the rings; [`DriverQueue`] adds which descriptors are free. A load generator, whose
+//! requests have descriptors for good, uses the rings alone.
 
 mod packed;
+mod packed_ring;
 mod raw;
 mod split;
+mod split_ring;
 
 use guest_memory::{MemoryError, MemoryTable, RingMemory};
 
+pub use packed_ring::{Head, PackedRing};
 pub use raw::RawRing;
+pub use split_ring::SplitRing;
 
 use crate::QueueConfig;
 use crate::layout::{self, DESCRIPTOR_SIZE, Descriptor};
@@ -75,6 +82,14 @@ impl RingLayout {
             table.ring(self.driver_area, driver as u64)?,
             table.ring(self.device_area, device as u64)?,
         ])
+    }
+
+    fn zeroed_areas(&self, table: &MemoryTable) -> Result<[RingMemory; 3], MemoryError> {
+        let areas = self.areas(table)?;
+        for area in &areas {
+            (0..area.len()).for_each(|at| area.write(at, 0u8));
+        }
+        Ok(areas)
     }
 }
 
@@ -279,8 +294,8 @@ impl DriverQueue {
 
     /// Is there a chain to take? Cheap, for polling.
     #[inline]
-    pub fn has_used(&self) -> bool {
-        each!(&self.ring, ring => ring.has_used())
+    pub fn has_used(&mut self) -> bool {
+        each!(&mut self.ring, ring => ring.has_used())
     }
 
     /// Asks the device to notify of the next used chain; says whether there is one already.

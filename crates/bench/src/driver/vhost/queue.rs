@@ -20,8 +20,8 @@ use virtqueue::layout::{DESCRIPTOR_SIZE, Descriptor, NEXT, WRITE};
 use zerocopy::big_endian::{U32, U64};
 use zerocopy::little_endian;
 
-use super::packed::PackedRing;
-use super::split::SplitRing;
+use super::packed::PackedSlots;
+use super::split::SplitSlots;
 use super::{SLOT, stride};
 use crate::driver::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind};
 use crate::workload::Random;
@@ -66,15 +66,15 @@ pub enum Chain<'a> {
 
 /// Either kind of ring.
 enum Vring {
-    Split(SplitRing),
-    Packed(PackedRing),
+    Split(SplitSlots),
+    Packed(PackedSlots),
 }
 
 macro_rules! either {
-    ($vring:expr, $ring:ident => $call:expr) => {
+    ($vring:expr, $slots:ident => $call:expr) => {
         match $vring {
-            Vring::Split($ring) => $call,
-            Vring::Packed($ring) => $call,
+            Vring::Split($slots) => $call,
+            Vring::Packed($slots) => $call,
         }
     };
 }
@@ -170,11 +170,11 @@ impl VhostQueue {
         let table = front_end.table()?;
         let event_idx = front_end.has(feature::EVENT_IDX);
         let (vring, base) = if packed {
-            let ring = PackedRing::new(&layout, &table, event_idx, demand.slots)?;
-            (Vring::Packed(ring), PACKED_START)
+            let slots = PackedSlots::new(&layout, &table, event_idx, demand.slots)?;
+            (Vring::Packed(slots), PACKED_START)
         } else {
-            let ring = SplitRing::new(&layout, &table, event_idx, indirect)?;
-            (Vring::Split(ring), 0)
+            let slots = SplitSlots::new(&layout, &table, event_idx, indirect)?;
+            (Vring::Split(slots), 0)
         };
         let lun = match kind {
             Kind::VhostScsi { target, lun } => {
@@ -224,8 +224,8 @@ impl VhostQueue {
     fn lay_out(&mut self, demand: Demand) {
         if self.polling {
             match &mut self.vring {
-                Vring::Split(ring) => ring.never_interrupt(),
-                Vring::Packed(ring) => ring.disarm(),
+                Vring::Split(slots) => slots.ring.never_interrupt(),
+                Vring::Packed(slots) => slots.ring.disable_interrupts(),
             }
         }
         let mut noise = Random::new(demand.slots.into());
@@ -344,8 +344,8 @@ impl VhostQueue {
         if self.indirect {
             self.fill_table(slot, &parts[..count]);
         }
-        if let Vring::Split(ring) = &self.vring {
-            ring.describe(slot, &self.chain(slot, &parts[..count]));
+        if let Vring::Split(slots) = &self.vring {
+            slots.describe(slot, &self.chain(slot, &parts[..count]));
         }
         let base = self.header_at(slot);
         if self.is_scsi {
@@ -381,7 +381,7 @@ impl VhostQueue {
         self.clear_answer(slot);
         self.in_flight[usize::from(slot)] = true;
         match &mut self.vring {
-            Vring::Split(ring) => ring.offer(slot),
+            Vring::Split(slots) => slots.offer(slot),
             Vring::Packed(_) => self.offer_packed(slot, ask, length),
         }
     }
@@ -390,15 +390,15 @@ impl VhostQueue {
     fn offer_packed(&mut self, slot: u16, ask: Ask, length: u32) {
         let (parts, count) = self.parts(slot, ask, length);
         let chain = self.chain(slot, &parts[..count]);
-        if let Vring::Packed(ring) = &mut self.vring {
-            ring.offer(slot, &chain);
+        if let Vring::Packed(slots) = &mut self.vring {
+            slots.offer(slot, &chain);
         }
     }
 
     /// Shows the device what was submitted, with one kick where it wants it.
     #[inline]
     pub fn publish(&mut self) -> Result<()> {
-        if either!(&mut self.vring, ring => ring.publish()) {
+        if either!(&mut self.vring, slots => slots.ring.publish()) {
             self.kicks += 1;
             // A full counter means that a kick is pending anyway.
             rustix::io::write(&self.kick, &1u64.to_ne_bytes()).ok();
@@ -409,13 +409,13 @@ impl VhostQueue {
     /// Takes what has come back, a batch at a time, and has the answers' lines fetched, of which [`VhostQueue::did_well`] tells.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
-        if !either!(&mut self.vring, ring => ring.has_used()) {
+        if !either!(&mut self.vring, slots => slots.ring.has_used()) {
             return Ok(());
         }
         // Who came back stands in another line of the device's; a good guess has that and the answer's on their way at once.
         self.slots.prefetch(self.answer_at(self.last));
         // Each pop takes one from those in flight, so that it ends.
-        while let Some(slot) = either!(&mut self.vring, ring => ring.pop()) {
+        while let Some(slot) = either!(&mut self.vring, slots => slots.pop()) {
             let known = usize::try_from(slot)
                 .ok()
                 .and_then(|slot| self.in_flight.get_mut(slot));
@@ -452,7 +452,7 @@ impl VhostQueue {
             std::thread::yield_now();
             return Ok(());
         }
-        if !either!(&mut self.vring, ring => ring.arm()) {
+        if !either!(&mut self.vring, slots => slots.ring.enable_interrupts()) {
             // Edge-triggered: the counter need not be read, and adds up to the number of interrupts.
             let limit = (limit < Duration::from_secs(1)).then(|| Timespec::try_from(limit));
             let limit = limit.and_then(Result::ok);
@@ -462,7 +462,7 @@ impl VhostQueue {
                 Err(errno) => bail!("cannot wait for an interrupt: {errno}"),
             }
         }
-        either!(&mut self.vring, ring => ring.disarm());
+        either!(&mut self.vring, slots => slots.ring.disable_interrupts());
         Ok(())
     }
 

@@ -1,0 +1,173 @@
+//! A packed ring from the driver's side (virtio 1.3, 2.8): descriptors in the ring's order, the flags that make them available
+//! or used, notifications. Who uses it keeps account of buffer IDs and of how many descriptors each has.
+
+use std::sync::atomic::{Ordering, fence};
+
+use guest_memory::{MemoryError, MemoryTable, RingMemory};
+
+use super::RingLayout;
+use crate::layout::{
+    AVAIL, DESCRIPTOR_SIZE, EVENTS_DESCRIPTOR, EVENTS_DISABLE, EVENTS_ENABLE, PACKED_FLAGS,
+    PackedDescriptor, Place, USED, WRITE,
+};
+
+/// The driver side of a packed ring.
+pub struct PackedRing {
+    descriptors: RingMemory,
+    driver_events: RingMemory,
+    device_events: RingMemory,
+    size: u16,
+    event_idx: bool,
+    next_available: Place,
+    /// Where the batch that is not yet published begins.
+    published: Place,
+    /// Flags of its first descriptor, held back: the device stops there.
+    held: Option<u16>,
+    next_used: Place,
+}
+
+/// The first descriptor of a chain that is being written: where it is, and the flags that will make it available.
+#[derive(Clone, Copy)]
+pub struct Head {
+    place: Place,
+    flags: u16,
+}
+
+fn offset(place: Place) -> usize {
+    DESCRIPTOR_SIZE * usize::from(place.index)
+}
+
+impl PackedRing {
+    /// Zeroes the ring, and starts in it.
+    ///
+    /// # Errors
+    /// When the ring is not in the memory.
+    pub fn new(
+        layout: &RingLayout,
+        table: &MemoryTable,
+        event_idx: bool,
+    ) -> Result<PackedRing, MemoryError> {
+        let [descriptors, driver_events, device_events] = layout.zeroed_areas(table)?;
+        Ok(PackedRing {
+            descriptors,
+            driver_events,
+            device_events,
+            size: layout.size,
+            event_idx,
+            next_available: Place::START,
+            published: Place::START,
+            held: None,
+            next_used: Place::START,
+        })
+    }
+
+    /// Writes the first descriptor of a chain, which [`offer`](Self::offer) makes available when the rest is written.
+    #[inline]
+    pub fn begin(&mut self, id: u16, address: u64, length: u32, flags: u16) -> Head {
+        let place = self.next_available;
+        let flags = flags | place.available_flags();
+        // The opposite of what would make it available.
+        let unavailable = if place.wrap { 0 } else { AVAIL | USED };
+        self.write(id, address, length, unavailable);
+        Head { place, flags }
+    }
+
+    /// Writes a further descriptor of the chain.
+    #[inline]
+    pub fn extend(&mut self, id: u16, address: u64, length: u32, flags: u16) {
+        let flags = flags | self.next_available.available_flags();
+        self.write(id, address, length, flags);
+    }
+
+    #[inline]
+    fn write(&mut self, id: u16, address: u64, length: u32, flags: u16) {
+        let place = self.next_available;
+        let descriptor = PackedDescriptor {
+            address: address.into(),
+            length: length.into(),
+            id: id.into(),
+            flags: flags.into(),
+        };
+        self.descriptors.write(offset(place), descriptor);
+        self.next_available = place.advance(1, self.size);
+    }
+
+    /// Makes a chain available; the first of a batch with [`publish`](Self::publish).
+    #[inline]
+    pub fn offer(&mut self, head: Head) {
+        if self.held.is_none() {
+            self.held = Some(head.flags);
+        } else {
+            let at = offset(head.place) + PACKED_FLAGS;
+            self.descriptors.store_release_u16(at, head.flags);
+        }
+    }
+
+    /// Shows the device what was offered; says whether it wants a kick.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let Some(flags) = self.held.take() else {
+            return false;
+        };
+        let (old, new) = (self.published, self.next_available);
+        let at = offset(old) + PACKED_FLAGS;
+        self.descriptors.store_release_u16(at, flags);
+        self.published = new;
+        fence(Ordering::SeqCst);
+        let events = self.device_events.load_acquire_u32(0);
+        match (events >> 16) as u16 & 3 {
+            EVENTS_DISABLE => false,
+            EVENTS_DESCRIPTOR if self.event_idx => {
+                new.passes_event(Place::from_bits(events as u16), old, self.size)
+            }
+            _ => true,
+        }
+    }
+
+    /// Has a chain come back? While none is in flight the flags in the ring say nothing.
+    #[inline]
+    pub fn has_used(&self) -> bool {
+        let at = offset(self.next_used) + PACKED_FLAGS;
+        let flags = self.descriptors.load_acquire_u16(at);
+        flags & (AVAIL | USED) == self.next_used.used_flags()
+    }
+
+    /// The next chain that has come back: its buffer ID as the device says it, unchecked, and the bytes written. It comes again
+    /// until [`advance`](Self::advance).
+    #[inline]
+    pub fn peek_used(&self) -> Option<(u16, u32)> {
+        if !self.has_used() {
+            return None;
+        }
+        let used: PackedDescriptor = self.descriptors.read(offset(self.next_used));
+        // The length is reserved where nothing was written.
+        let wrote = used.flags.get() & WRITE != 0;
+        let written = if wrote { used.length.get() } else { 0 };
+        Some((used.id.get(), written))
+    }
+
+    /// Goes on behind a chain of so many descriptors.
+    #[inline]
+    pub fn advance(&mut self, count: u16) {
+        self.next_used = self.next_used.advance(count, self.size);
+    }
+
+    /// Asks for an interrupt with the next used chain; says whether there is one already.
+    pub fn enable_interrupts(&mut self) -> bool {
+        let flags = if self.event_idx {
+            let place = self.next_used.to_bits();
+            self.driver_events.store_release_u16(0, place);
+            EVENTS_DESCRIPTOR
+        } else {
+            EVENTS_ENABLE
+        };
+        self.driver_events.store_release_u16(2, flags);
+        fence(Ordering::SeqCst);
+        self.has_used()
+    }
+
+    /// Wants no interrupt for now.
+    pub fn disable_interrupts(&mut self) {
+        self.driver_events.store_release_u16(2, EVENTS_DISABLE);
+    }
+}

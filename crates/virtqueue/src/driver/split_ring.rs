@@ -1,0 +1,143 @@
+//! A split ring from the driver's side (virtio 1.3, 2.7): descriptors, the two rings of indices, notifications. Who uses
+//! it keeps account of which descriptors are free.
+
+use std::sync::atomic::{Ordering, fence};
+
+use guest_memory::{MemoryError, MemoryTable, RingMemory};
+use zerocopy::little_endian::U16;
+
+use super::RingLayout;
+use crate::layout::{
+    DESCRIPTOR_SIZE, Descriptor, INDEX, NO_INTERRUPT, NO_NOTIFY, RING, USED_ELEMENT_SIZE,
+    UsedElement, available_event, passes_event, used_event,
+};
+
+/// The driver side of a split ring.
+pub struct SplitRing {
+    descriptors: RingMemory,
+    available: RingMemory,
+    used: RingMemory,
+    size: u16,
+    event_idx: bool,
+    next_available: u16,
+    published: u16,
+    next_used: u16,
+    /// Up to here the device has given back what is in the used ring.
+    seen: u16,
+}
+
+impl SplitRing {
+    /// Zeroes the ring, and starts at index `start` of it.
+    ///
+    /// # Errors
+    /// When the ring is not in the memory.
+    pub fn new(
+        layout: &RingLayout,
+        table: &MemoryTable,
+        event_idx: bool,
+        start: u16,
+    ) -> Result<SplitRing, MemoryError> {
+        let [descriptors, available, used] = layout.zeroed_areas(table)?;
+        available.store_release_u16(INDEX, start);
+        used.store_release_u16(INDEX, start);
+        available.store_release_u16(used_event(layout.size), start);
+        used.store_release_u16(available_event(layout.size), start);
+        Ok(SplitRing {
+            descriptors,
+            available,
+            used,
+            size: layout.size,
+            event_idx,
+            next_available: start,
+            published: start,
+            next_used: start,
+            seen: start,
+        })
+    }
+
+    /// Writes descriptor `index`.
+    #[inline]
+    pub fn write_descriptor(&self, index: u16, address: u64, length: u32, flags: u16, next: u16) {
+        let descriptor = Descriptor {
+            address: address.into(),
+            length: length.into(),
+            flags: flags.into(),
+            next: next.into(),
+        };
+        self.descriptors
+            .write(DESCRIPTOR_SIZE * usize::from(index), descriptor);
+    }
+
+    /// Puts the head of a chain into the available ring; the device sees it after [`publish`](Self::publish).
+    #[inline]
+    pub fn offer(&mut self, head: u16) {
+        let place = usize::from(self.next_available & (self.size - 1));
+        self.available.write(RING + 2 * place, U16::new(head));
+        self.next_available = self.next_available.wrapping_add(1);
+    }
+
+    /// Shows the device what was offered, by one store of the index; says whether it wants a kick.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.published, self.next_available);
+        if old == new {
+            return false;
+        }
+        self.available.store_release_u16(INDEX, new);
+        self.published = new;
+        fence(Ordering::SeqCst);
+        if self.event_idx {
+            let event = self.used.load_relaxed_u16(available_event(self.size));
+            passes_event(event, old, new)
+        } else {
+            self.used.load_relaxed_u16(0) & NO_NOTIFY == 0
+        }
+    }
+
+    /// Has a chain come back? The device's index is read once per batch.
+    #[inline]
+    pub fn has_used(&mut self) -> bool {
+        if self.next_used == self.seen {
+            self.seen = self.used.load_acquire_u16(INDEX);
+        }
+        self.next_used != self.seen
+    }
+
+    /// The next chain that has come back: its head as the device says it, unchecked, and the bytes written.
+    #[inline]
+    pub fn pop_used(&mut self) -> Option<(u32, u32)> {
+        if !self.has_used() {
+            return None;
+        }
+        let place = usize::from(self.next_used & (self.size - 1));
+        let element: UsedElement = self.used.read(RING + USED_ELEMENT_SIZE * place);
+        self.next_used = self.next_used.wrapping_add(1);
+        Some((element.id.get(), element.length.get()))
+    }
+
+    /// Asks for an interrupt with the next used chain; says whether there is one already.
+    pub fn enable_interrupts(&mut self) -> bool {
+        if self.event_idx {
+            let place = used_event(self.size);
+            self.available.store_release_u16(place, self.next_used);
+        } else {
+            self.available.store_release_u16(0, 0);
+        }
+        fence(Ordering::SeqCst);
+        self.has_used()
+    }
+
+    /// Wants no interrupt for now: an index that was passed asks for none.
+    pub fn disable_interrupts(&mut self) {
+        if !self.event_idx {
+            self.available.store_release_u16(0, NO_INTERRUPT);
+        }
+    }
+
+    /// Wants no interrupt at all, as far as a split ring has a word for it: with `event_idx` one in 65536 chains remains.
+    pub fn never_interrupt(&mut self) {
+        self.available.store_release_u16(0, NO_INTERRUPT);
+        self.available
+            .store_release_u16(used_event(self.size), u16::MAX);
+    }
+}
