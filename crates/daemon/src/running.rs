@@ -15,7 +15,7 @@ use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
 use crate::config::{
-    Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
+    AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
 };
 use crate::control::{self, Api, BindError, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
@@ -175,23 +175,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         events,
         reload: options.reload.clone(),
     };
-    // Nobody is served over TCP whom no token tells apart: the configuration was checked for one.
-    let api = match (access.api_listen, &tokens) {
-        (Some(address), Some(tokens)) => {
-            let server = control::TcpServer::start(address, asked.clone(), tokens.clone());
-            let server =
-                server.map_err(|error| format!("cannot serve the API on {address}: {error}"))?;
-            tracing::info!(address = %server.address(), "API served over TCP, with tokens");
-            Some(server)
-        }
-        (Some(address), None) => {
-            return Err(format!(
-                "the API on {address} needs a token; hint: token_file, or --token-file FILE"
-            )
-            .into());
-        }
-        (None, _) => None,
-    };
+    let api = serve_tcp(&access, tokens.as_ref(), &asked)?;
     let control = match control {
         Some(bound) => {
             let server = control::Server::start(bound, asked, access)
@@ -200,16 +184,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         }
         None => None,
     };
-    let address = overview.live().config.metrics_listen;
-    let metrics = match address {
-        Some(address) => {
-            let view: Arc<dyn View> = overview.clone();
-            let listener = metrics::Listener::start(address, view, tokens)
-                .map_err(|error| format!("cannot serve metrics on {address}: {error}"))?;
-            Some(listener)
-        }
-        None => None,
-    };
+    let metrics = serve_metrics(&overview, tokens)?;
     Ok(Running {
         control,
         api,
@@ -220,6 +195,46 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         ready: made.ready,
         reload: options.reload,
     })
+}
+
+/// Serves the API over TCP where the configuration says so.
+fn serve_tcp(
+    access: &AccessConfig,
+    tokens: Option<&Tokens>,
+    asked: &Api,
+) -> Result<Option<control::TcpServer>, StartError> {
+    // Nobody is served over TCP whom no token tells apart: the configuration was checked for one.
+    match (access.api_listen, tokens) {
+        (Some(address), Some(tokens)) => {
+            let server = control::TcpServer::start(address, asked.clone(), tokens.clone());
+            let server =
+                server.map_err(|error| format!("cannot serve the API on {address}: {error}"))?;
+            tracing::info!(address = %server.address(), "API served over TCP, with tokens");
+            Ok(Some(server))
+        }
+        (Some(address), None) => Err(format!(
+            "the API on {address} needs a token; hint: token_file, or --token-file FILE"
+        )
+        .into()),
+        (None, _) => Ok(None),
+    }
+}
+
+/// Serves metrics over TCP where the configuration says so.
+fn serve_metrics(
+    overview: &Arc<Overview>,
+    tokens: Option<Tokens>,
+) -> Result<Option<metrics::Listener>, StartError> {
+    let address = overview.live().config.metrics_listen;
+    match address {
+        Some(address) => {
+            let view: Arc<dyn View> = Arc::clone(overview) as Arc<dyn View>;
+            let listener = metrics::Listener::start(address, view, tokens)
+                .map_err(|error| format!("cannot serve metrics on {address}: {error}"))?;
+            Ok(Some(listener))
+        }
+        None => Ok(None),
+    }
 }
 
 /// Without uevents nothing else is missing: sizes are followed when somebody looks.

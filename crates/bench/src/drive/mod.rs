@@ -77,6 +77,52 @@ pub struct CrewResult {
     pub cpu_ns: u64,
 }
 
+/// When a thread looks up from its work, and when what is measured begins and ends.
+struct Schedule {
+    tick: u64,
+    runtime: Option<Duration>,
+    ramp_end: Option<Stamp>,
+    end: Option<Stamp>,
+    /// Look up then.
+    next: Stamp,
+}
+
+impl Schedule {
+    fn new(clock: &Clock, window: Window, begin: Stamp) -> Schedule {
+        let after = |time: Duration| Stamp(begin.0 + clock.ticks(time));
+        let mut schedule = Schedule {
+            tick: clock.ticks(TICK),
+            runtime: window.runtime,
+            ramp_end: (!window.ramp.is_zero()).then(|| after(window.ramp)),
+            end: window.runtime.map(|time| after(window.ramp + time)),
+            next: begin,
+        };
+        schedule.set_next(begin);
+        schedule
+    }
+
+    /// Is this the first look after the ramp? Then what is measured begins now, however late a thread that was not let run
+    /// notices it, and is as long as it is to be.
+    fn ends_ramp(&mut self, clock: &Clock, now: Stamp) -> bool {
+        if self.ramp_end.is_none_or(|at| now < at) {
+            return false;
+        }
+        self.ramp_end = None;
+        self.end = self.runtime.map(|time| Stamp(now.0 + clock.ticks(time)));
+        true
+    }
+
+    fn set_next(&mut self, now: Stamp) {
+        let tick = Stamp(now.0 + self.tick);
+        let hands = [self.end, self.ramp_end].into_iter().flatten();
+        self.next = hands.fold(tick, Stamp::min);
+    }
+
+    fn is_over(&self, now: Stamp) -> bool {
+        self.end.is_some_and(|end| now >= end)
+    }
+}
+
 /// One thread's work.
 pub struct Crew {
     devices: Vec<Device>,
@@ -129,23 +175,17 @@ impl Crew {
     pub fn run(mut self, window: Window, shared: &Shared) -> Result<CrewResult> {
         let cpu_before = cpu_time();
         let begin = self.clock.now();
-        let clock = self.clock.clone();
-        let after = |stamp: Stamp, time: Duration| Stamp(stamp.0 + clock.ticks(time));
-        let tick = self.clock.ticks(TICK);
-        let mut ramp_end = (!window.ramp.is_zero()).then(|| after(begin, window.ramp));
-        let mut end = window.runtime.map(|time| after(begin, window.ramp + time));
-        let first = ramp_end.or(end).unwrap_or(Stamp(begin.0 + tick));
-        let mut next_event = first.min(Stamp(begin.0 + tick));
-        let mut signals = (0, 0);
+        let mut schedule = Schedule::new(&self.clock, window, begin);
         for stream in &mut self.streams {
             stream.begin(begin);
         }
-        let mut done: Vec<Done> = Vec::with_capacity(self.slots.len());
-        let mut told = (0, 0);
         for slot in 0..self.slots.len() as u16 {
             self.start(slot, begin)?;
         }
         self.publish()?;
+        let mut signals = (0, 0);
+        let mut told = (0, 0);
+        let mut done: Vec<Done> = Vec::with_capacity(self.slots.len());
         let mut empty = 0u32;
         loop {
             done.clear();
@@ -171,33 +211,29 @@ impl Crew {
                 self.unpark(now)?;
             }
             self.publish()?;
-            if now < next_event && self.in_flight > 0 {
+            if now < schedule.next && self.in_flight > 0 {
                 continue;
             }
-            // Rarely: the clock's hands, and whoever watches.
-            next_event = Stamp(now.0 + tick);
+            // Rarely: the schedule, and whoever watches.
             self.tell(shared, &mut told);
-            if ramp_end.is_some_and(|at| now >= at) {
-                ramp_end = None;
-                // However late it is noticed, by a thread that was not let run: what is measured is as long as it is to be.
-                end = window.runtime.map(|time| after(now, time));
+            if schedule.ends_ramp(&self.clock, now) {
                 signals = self.signals();
                 self.streams.iter_mut().for_each(|stream| stream.begin(now));
                 told = (0, 0);
             }
-            if let Some(end) = end {
-                next_event = next_event.min(end);
-            }
-            if let Some(at) = ramp_end {
-                next_event = next_event.min(at);
-            }
-            let over = end.is_some_and(|end| now >= end) || shared.stop.load(Ordering::Relaxed);
+            schedule.set_next(now);
+            let over = schedule.is_over(now) || shared.stop.load(Ordering::Relaxed);
             if over || (self.in_flight == 0 && self.parked.is_empty()) {
                 break;
             }
         }
-        let now = self.clock.now();
         self.tell(shared, &mut told);
+        self.end(signals, cpu_before, shared)
+    }
+
+    /// Closes the books at the end of what is measured; then lets requests in flight end, and reads back what has to be.
+    fn end(mut self, before: (u64, u64), cpu_before: u64, shared: &Shared) -> Result<CrewResult> {
+        let now = self.clock.now();
         self.streams.iter_mut().for_each(|stream| stream.end(now));
         let after = self.signals();
         let cpu_ns = cpu_time().saturating_sub(cpu_before);
@@ -214,8 +250,8 @@ impl Crew {
                 .into_iter()
                 .map(|stream| stream.result(&self.clock))
                 .collect(),
-            kicks: after.0 - signals.0,
-            interrupts: after.1 - signals.1,
+            kicks: after.0 - before.0,
+            interrupts: after.1 - before.1,
             cpu_ns,
         })
     }

@@ -187,7 +187,39 @@ tr>th:first-child{text-align:left;white-space:nowrap}details{overflow-x:auto;mar
 
 /// Writes the page, and each picture beside it as SVG and PNG; gives all paths.
 pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
-    let charts = [
+    let charts = charts(study);
+    let mut html = head(study);
+    let painter = Painter::new();
+    let folder = page.parent().unwrap_or(Path::new("."));
+    let mut written = vec![page.to_owned()];
+    for (name, chart) in &charts {
+        let svg = chart.svg();
+        // Identifiers in one page have to differ.
+        let inline = svg.replace("hatch", &format!("{name}-hatch"));
+        html.push_str(&format!(
+            "<h2>{}</h2>\n{inline}{}",
+            escape(&chart.title),
+            table(chart)
+        ));
+        let files = [
+            ("svg", svg.clone().into_bytes()),
+            ("png", painter.png(&svg)?),
+        ];
+        for (extension, bytes) in files {
+            let path = folder.join(format!("{name}.{extension}"));
+            std::fs::write(&path, bytes)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            written.push(path);
+        }
+    }
+    html.push_str("</body></html>\n");
+    std::fs::write(page, html).with_context(|| format!("cannot write {}", page.display()))?;
+    Ok(written)
+}
+
+/// The charts, each with the name of its files.
+fn charts(study: &Study) -> [(&'static str, Chart); 6] {
+    [
         (
             "read-bandwidth",
             by_case(study, "Combined read bandwidth", "MB/s", |r| {
@@ -217,7 +249,11 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
             }),
         ),
         ("stages", steps(study)),
-    ];
+    ]
+}
+
+/// The page's beginning: what was measured, and the advice.
+fn head(study: &Study) -> String {
     let environment = &study.environment;
     let turns = study
         .records
@@ -247,32 +283,7 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
         html.push_str(&format!("<li>{}</li>\n", escape(&sentence)));
     }
     html.push_str("</ul>\n");
-    let painter = Painter::new();
-    let folder = page.parent().unwrap_or(Path::new("."));
-    let mut written = vec![page.to_owned()];
-    for (name, chart) in &charts {
-        let svg = chart.svg();
-        // Identifiers in one page have to differ.
-        let inline = svg.replace("hatch", &format!("{name}-hatch"));
-        html.push_str(&format!(
-            "<h2>{}</h2>\n{inline}{}",
-            escape(&chart.title),
-            table(chart)
-        ));
-        let files = [
-            ("svg", svg.clone().into_bytes()),
-            ("png", painter.png(&svg)?),
-        ];
-        for (extension, bytes) in files {
-            let path = folder.join(format!("{name}.{extension}"));
-            std::fs::write(&path, bytes)
-                .with_context(|| format!("cannot write {}", path.display()))?;
-            written.push(path);
-        }
-    }
-    html.push_str("</body></html>\n");
-    std::fs::write(page, html).with_context(|| format!("cannot write {}", page.display()))?;
-    Ok(written)
+    html
 }
 
 #[cfg(test)]

@@ -124,6 +124,13 @@ fn entry(result: &JobResult, job: Option<&Job>, group: u64, bins_too: bool) -> M
     for name in ["ctx", "majf", "minf", "latency_target", "latency_window"] {
         entry.insert(name.into(), json!(0));
     }
+    add_depths(&mut entry, depth);
+    add_bins(&mut entry, &all);
+    entry
+}
+
+/// How the time is shared among depths.
+fn add_depths(entry: &mut Map<String, Value>, depth: u16) {
     let levels = ["1", "2", "4", "8", "16", "32", ">=64"];
     // A driver here keeps its depth: all time is spent at the level that it belongs to.
     let level = usize::from(depth.max(1)).ilog2().min(6) as usize;
@@ -140,23 +147,26 @@ fn entry(result: &JobResult, job: Option<&Job>, group: u64, bins_too: bool) -> M
             json!({"0": 0.0, "4": 0.0, "8": 0.0, "16": 0.0, "32": 0.0, "64": 0.0, ">=64": 0.0}),
         );
     }
+}
+
+/// Which share of all latencies lies below which bound.
+fn add_bins(entry: &mut Map<String, Value>, all: &SparseHistogram) {
     entry.insert(
         "latency_ns".into(),
-        bins(&all, 1, &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000]),
+        bins(all, 1, &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000]),
     );
     entry.insert(
         "latency_us".into(),
-        bins(&all, 1000, &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000]),
+        bins(all, 1000, &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000]),
     );
     entry.insert(
         "latency_ms".into(),
         bins(
-            &all,
+            all,
             1_000_000,
             &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000, 2000],
         ),
     );
-    entry
 }
 
 /// As given, and what tells a job from another where nothing was said.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use latency::Clock;
 
-use super::machine::{Busy, cpu_of, pin};
+use super::machine::{Busy, Spent, cpu_of, pin};
 use super::{JobResult, Plan, Progress};
 use crate::drive::{Crew, CrewResult, Shared, Stream, Window};
 use crate::driver::{Demand, DriverOptions, Kind, Seed, Session, Subject, prepare_file};
@@ -53,6 +53,22 @@ pub struct Totals {
     pub stolen_ns: u64,
     /// Wall clock.
     pub elapsed: Duration,
+}
+
+impl Totals {
+    fn add(&mut self, spent: &Spent, crews: &[CrewResult]) {
+        self.elapsed += spent.elapsed;
+        self.foreign_ns += spent.foreign_ns;
+        self.stolen_ns += spent.stolen_ns;
+        if let Some(device_ns) = spent.device_ns {
+            *self.device_cpu_ns.get_or_insert(0) += device_ns;
+        }
+        for crew in crews {
+            self.kicks += crew.kicks;
+            self.interrupts += crew.interrupts;
+            self.driver_cpu_ns += crew.cpu_ns;
+        }
+    }
 }
 
 /// One thread to be: its devices, its streams, its time.
@@ -136,47 +152,8 @@ impl Phase {
         interrupted: &AtomicBool,
         open: &mut Open,
     ) -> Result<Vec<ThreadPlan>> {
-        let jobs = || group.clones.iter().map(|(job, _)| &self.jobs[*job]);
-        let whole = Demand {
-            slots: jobs().map(|job| job.iodepth).max().unwrap_or(1),
-            largest: jobs().map(|job| job.largest()).max().unwrap_or(512),
-            zeroes: jobs().all(|job| job.zero_buffers),
-        };
-        let all_files = group.targets.iter().all(|target| target.kind == Kind::File);
-        let driver = DriverOptions {
-            // A thread waits for one device; with several it looks around.
-            polling: group.targets.len() > 1
-                || if all_files {
-                    plan.driver.poll_files
-                } else {
-                    plan.driver.polling
-                },
-            ..plan.driver.clone()
-        };
-        let mut sessions = Vec::new();
-        for target in &group.targets {
-            if let (Kind::File, Some(Amount::Bytes(size))) =
-                (target.kind, jobs().find_map(|job| job.size))
-            {
-                let size = size / group.targets.len().max(1) as u64;
-                prepare_file(&target.path, size, interrupted)?;
-            }
-            let count = group.clones.len();
-            let session = Session::open(target, &driver, whole, count, group.direct)?;
-            let info = session.info();
-            ensure!(
-                !info.read_only || jobs().all(|job| !job.pattern.writes()),
-                "{} refuses writes",
-                target.name
-            );
-            let exists = |pid: &u32| cpu_of(*pid).is_some();
-            if let Some(pid) = target.pid {
-                ensure!(exists(&pid), "{}: there is no process {pid}", target.name);
-            }
-            open.pids
-                .extend(target.pid.or(session.pid().filter(exists)));
-            sessions.push(session);
-        }
+        let (driver, whole) = self.demand(plan, group);
+        let mut sessions = self.sessions(group, &driver, whole, interrupted, open)?;
         let room = sessions.iter().map(|session| session.info().queues).min();
         let room = usize::from(
             room.unwrap_or(1)
@@ -194,32 +171,9 @@ impl Phase {
                     .map_err(|_| anyhow!("{slots} requests in flight on one queue"))?,
                 ..whole
             };
-            let mut streams = Vec::new();
-            for (job, clone) in mine() {
-                let generators = sessions
-                    .iter()
-                    .zip(&group.targets)
-                    .map(|(session, target)| {
-                        let info = session.info();
-                        let disk = Extent {
-                            capacity: info.capacity,
-                            block_size: info.block_size,
-                            shared_by: group.targets.len() as u64,
-                            cuts: !target.path.is_file(),
-                        };
-                        Generator::new(&self.jobs[*job], *clone, disk).with_context(|| {
-                            format!("job {} on {}", self.jobs[*job].name, target.name)
-                        })
-                    });
-                let generators = generators.collect::<Result<Vec<_>>>()?;
-                streams.push(Stream::new(
-                    self.jobs[*job].clone(),
-                    *job,
-                    *clone,
-                    generators,
-                    clock,
-                ));
-            }
+            let streams = mine()
+                .map(|(job, clone)| self.stream(*job, *clone, group, &sessions, clock))
+                .collect::<Result<Vec<_>>>()?;
             let seeds = sessions
                 .iter_mut()
                 .zip(&group.targets)
@@ -239,6 +193,93 @@ impl Phase {
         let names = group.targets.iter().map(|target| target.name.clone());
         open.sessions.extend(names.zip(sessions));
         Ok(threads)
+    }
+
+    /// How the group's devices are driven, and what all its jobs together want of one.
+    fn demand(&self, plan: &Plan, group: &Group) -> (DriverOptions, Demand) {
+        let jobs = || group.clones.iter().map(|(job, _)| &self.jobs[*job]);
+        let whole = Demand {
+            slots: jobs().map(|job| job.iodepth).max().unwrap_or(1),
+            largest: jobs().map(|job| job.largest()).max().unwrap_or(512),
+            zeroes: jobs().all(|job| job.zero_buffers),
+        };
+        let all_files = group.targets.iter().all(|target| target.kind == Kind::File);
+        let driver = DriverOptions {
+            // A thread waits for one device; with several it looks around.
+            polling: group.targets.len() > 1
+                || if all_files {
+                    plan.driver.poll_files
+                } else {
+                    plan.driver.polling
+                },
+            ..plan.driver.clone()
+        };
+        (driver, whole)
+    }
+
+    /// A session with each target of the group.
+    fn sessions(
+        &self,
+        group: &Group,
+        driver: &DriverOptions,
+        whole: Demand,
+        interrupted: &AtomicBool,
+        open: &mut Open,
+    ) -> Result<Vec<Session>> {
+        let jobs = || group.clones.iter().map(|(job, _)| &self.jobs[*job]);
+        let mut sessions = Vec::new();
+        for target in &group.targets {
+            if let (Kind::File, Some(Amount::Bytes(size))) =
+                (target.kind, jobs().find_map(|job| job.size))
+            {
+                let size = size / group.targets.len().max(1) as u64;
+                prepare_file(&target.path, size, interrupted)?;
+            }
+            let count = group.clones.len();
+            let session = Session::open(target, driver, whole, count, group.direct)?;
+            let info = session.info();
+            ensure!(
+                !info.read_only || jobs().all(|job| !job.pattern.writes()),
+                "{} refuses writes",
+                target.name
+            );
+            let exists = |pid: &u32| cpu_of(*pid).is_some();
+            if let Some(pid) = target.pid {
+                ensure!(exists(&pid), "{}: there is no process {pid}", target.name);
+            }
+            open.pids
+                .extend(target.pid.or(session.pid().filter(exists)));
+            sessions.push(session);
+        }
+        Ok(sessions)
+    }
+
+    /// The requests of one clone of a job, on all targets of the group.
+    fn stream(
+        &self,
+        job: usize,
+        clone: u32,
+        group: &Group,
+        sessions: &[Session],
+        clock: &Clock,
+    ) -> Result<Stream> {
+        let generators = sessions
+            .iter()
+            .zip(&group.targets)
+            .map(|(session, target)| {
+                let info = session.info();
+                let disk = Extent {
+                    capacity: info.capacity,
+                    block_size: info.block_size,
+                    shared_by: group.targets.len() as u64,
+                    cuts: !target.path.is_file(),
+                };
+                Generator::new(&self.jobs[job], clone, disk)
+                    .with_context(|| format!("job {} on {}", self.jobs[job].name, target.name))
+            });
+        let generators = generators.collect::<Result<Vec<_>>>()?;
+        let job_of = self.jobs[job].clone();
+        Ok(Stream::new(job_of, job, clone, generators, clock))
     }
 
     /// Runs it to its end, or until interrupted.
@@ -280,70 +321,26 @@ impl Phase {
             watcher: Some(std::thread::current()),
             ..Shared::default()
         };
-        let count = threads.len();
         let before = Busy::now(&devices);
-        let begin = Instant::now();
-        let mut gone: Option<&str> = None;
-        // When all have done what is measured: reading back is not.
-        let mut after: Option<Busy> = None;
-        let results = std::thread::scope(|scope| {
-            let handles: Vec<_> = threads
-                .into_iter()
-                .map(|thread| {
-                    let (shared, clock) = (&shared, clock.clone());
-                    scope.spawn(move || drive(thread, clock, shared))
-                })
-                .collect();
-            while !handles.iter().all(|handle| handle.is_finished()) {
-                let left = longest.map(|longest| longest.saturating_sub(begin.elapsed()));
-                std::thread::park_timeout(left.unwrap_or(GLANCE).clamp(ENDING, GLANCE));
-                if after.is_none() && shared.measured.load(Ordering::Relaxed) == count {
-                    after = Some(Busy::now(&devices));
-                }
-                let closed = || sessions.iter().find(|(_, session)| session.is_closed());
-                gone = gone.or_else(|| closed().map(|(name, _)| &name[..]));
-                shared.gone.store(gone.is_some(), Ordering::Relaxed);
-                let stop = gone.is_some()
-                    || interrupted.load(Ordering::Relaxed)
-                    // One that failed ends all.
-                    || shared.stop.load(Ordering::Relaxed);
-                shared.stop.store(stop, Ordering::Relaxed);
-                let elapsed = begin.elapsed();
-                if stop || longest.is_some_and(|longest| elapsed >= longest) {
-                    for waker in &wakers {
-                        rustix::io::write(waker, &1u64.to_ne_bytes()).ok();
-                    }
-                }
-                progress.show(title, elapsed, longest, &shared);
-            }
-            handles
-                .into_iter()
-                .map(|handle| {
-                    handle
-                        .join()
-                        .unwrap_or_else(|_| Err(anyhow!("a driver's thread panicked")))
-                })
-                .collect::<Vec<Result<CrewResult>>>()
+        let watched = Watched {
+            devices: &devices,
+            sessions: &sessions,
+            wakers: &wakers,
+            longest,
+            interrupted,
+            shared: &shared,
+        };
+        let (results, after) = watched.run(threads, clock, |elapsed| {
+            progress.show(title, elapsed, longest, &shared);
         });
-        let after = after.unwrap_or_else(|| Busy::now(&devices));
-        if let Some(name) = gone {
+        let gone = sessions.iter().find(|(_, session)| session.is_closed());
+        if let (Some((name, _)), true) = (gone, shared.gone.load(Ordering::Relaxed)) {
             bail!("{name}: the device has ended the session: what it logged says why");
         }
         drop(sessions);
         let results = results.into_iter().collect::<Result<Vec<_>>>()?;
         totals.ios += shared.ios.load(Ordering::Relaxed);
-        let spent = after.since(&before);
-        totals.elapsed += spent.elapsed;
-        totals.foreign_ns += spent.foreign_ns;
-        totals.stolen_ns += spent.stolen_ns;
-        if let Some(device_ns) = spent.device_ns {
-            *totals.device_cpu_ns.get_or_insert(0) += device_ns;
-        }
-        for crew in &results {
-            totals.kicks += crew.kicks;
-            totals.interrupts += crew.interrupts;
-            totals.driver_cpu_ns += crew.cpu_ns;
-        }
+        totals.add(&after.since(&before), &results);
         Ok(self.merge(number, results))
     }
 
@@ -379,6 +376,76 @@ impl Phase {
             }
         }
         jobs
+    }
+}
+
+/// What is watched while the threads of a phase run.
+struct Watched<'a> {
+    devices: &'a [u32],
+    sessions: &'a [(String, Session)],
+    wakers: &'a [OwnedFd],
+    longest: Option<Duration>,
+    interrupted: &'a AtomicBool,
+    shared: &'a Shared,
+}
+
+impl Watched<'_> {
+    /// Runs the threads to their end; and what was used by the moment when all had done what is measured: reading back is not.
+    fn run(
+        &self,
+        threads: Vec<ThreadPlan>,
+        clock: &Clock,
+        mut show: impl FnMut(Duration),
+    ) -> (Vec<Result<CrewResult>>, Busy) {
+        let count = threads.len();
+        let begin = Instant::now();
+        let mut after: Option<Busy> = None;
+        let results = std::thread::scope(|scope| {
+            let handles: Vec<_> = threads
+                .into_iter()
+                .map(|thread| {
+                    let clock = clock.clone();
+                    scope.spawn(move || drive(thread, clock, self.shared))
+                })
+                .collect();
+            while !handles.iter().all(|handle| handle.is_finished()) {
+                let longest = self.longest;
+                let left = longest.map(|longest| longest.saturating_sub(begin.elapsed()));
+                std::thread::park_timeout(left.unwrap_or(GLANCE).clamp(ENDING, GLANCE));
+                if after.is_none() && self.shared.measured.load(Ordering::Relaxed) == count {
+                    after = Some(Busy::now(self.devices));
+                }
+                let elapsed = begin.elapsed();
+                if self.must_stop() || longest.is_some_and(|longest| elapsed >= longest) {
+                    for waker in self.wakers {
+                        rustix::io::write(waker, &1u64.to_ne_bytes()).ok();
+                    }
+                }
+                show(elapsed);
+            }
+            handles
+                .into_iter()
+                .map(|handle| {
+                    handle
+                        .join()
+                        .unwrap_or_else(|_| Err(anyhow!("a driver's thread panicked")))
+                })
+                .collect::<Vec<Result<CrewResult>>>()
+        });
+        (results, after.unwrap_or_else(|| Busy::now(self.devices)))
+    }
+
+    /// A device that is gone, an interrupt or a thread that failed ends all threads.
+    fn must_stop(&self) -> bool {
+        let shared = self.shared;
+        let is_gone = shared.gone.load(Ordering::Relaxed)
+            || self.sessions.iter().any(|(_, session)| session.is_closed());
+        shared.gone.store(is_gone, Ordering::Relaxed);
+        let stop = is_gone
+            || self.interrupted.load(Ordering::Relaxed)
+            || shared.stop.load(Ordering::Relaxed);
+        shared.stop.store(stop, Ordering::Relaxed);
+        stop
     }
 }
 

@@ -173,23 +173,14 @@ pub fn table(
         }
     };
     fill(&place, peer.is_some(), &clock, interrupted)?;
-    let mut lines = Vec::new();
-    for case in CASES {
-        let wanted = options
-            .only
-            .as_ref()
-            .is_none_or(|only| case.name.contains(only.as_str()));
-        if !wanted || interrupted.load(Ordering::Relaxed) {
-            continue;
-        }
-        let plan = plan(case, &place, peer.is_some(), options)?;
-        let outcome = run_without_errors(&plan, &clock, interrupted, progress)
-            .with_context(|| format!("case {}", case.name))?;
-        lines.push(Line {
-            name: case.name,
-            outcome,
-        });
-    }
+    let lines = measure_cases(
+        &place,
+        peer.is_some(),
+        options,
+        &clock,
+        interrupted,
+        progress,
+    )?;
     let mut idle = Vec::new();
     for (name, daemon, socket) in [
         ("lunette", Some(&ours), place.socket(OURS, "null", "blk")),
@@ -224,6 +215,35 @@ pub fn table(
         text.push_str(&format!("\n{}", stamps::render(&costs)));
     }
     Ok(text)
+}
+
+/// Runs the cases that were asked for, one after the other.
+fn measure_cases(
+    place: &Place,
+    has_peer: bool,
+    options: &TableOptions,
+    clock: &Clock,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    for case in CASES {
+        let wanted = options
+            .only
+            .as_ref()
+            .is_none_or(|only| case.name.contains(only.as_str()));
+        if !wanted || interrupted.load(Ordering::Relaxed) {
+            continue;
+        }
+        let plan = plan(case, place, has_peer, options)?;
+        let outcome = run_without_errors(&plan, clock, interrupted, progress)
+            .with_context(|| format!("case {}", case.name))?;
+        lines.push(Line {
+            name: case.name,
+            outcome,
+        });
+    }
+    Ok(lines)
 }
 
 /// Is there any case at all that was asked for?

@@ -86,60 +86,10 @@ pub struct Generator {
 impl Generator {
     /// The requests of clone number `clone` on a disk.
     pub fn new(job: &Job, clone: u32, disk: Extent) -> Result<Generator, Misfit> {
-        let (capacity, block_size) = (disk.capacity, disk.block_size);
-        let of = |amount: Amount| match amount {
-            Amount::Bytes(bytes) => bytes / disk.shared_by.max(1),
-            percent => percent.of(capacity),
-        };
-        let smallest = job.smallest();
-        let largest = u64::from(job.largest());
-        for size in job.sizes.iter().flat_map(Sizes::named) {
-            if size % block_size != 0 {
-                return Err(Misfit(format!(
-                    "bs: {size} bytes are not whole blocks of {block_size} bytes"
-                )));
-            }
-        }
-        let start = job
-            .offset_increment
-            .of(capacity)
-            .checked_mul(u64::from(clone))
-            .and_then(|more| more.checked_add(job.offset.of(capacity)))
-            .filter(|start| *start < capacity)
-            .ok_or_else(|| Misfit(format!("offset: lies beyond the end of {capacity} bytes")))?;
-        let start = start - start % u64::from(block_size);
-        let room = capacity - start;
-        let mut length = job.size.map_or(room, of);
-        if disk.cuts {
-            length = length.min(room);
-        }
-        if length > room {
-            return Err(Misfit(format!(
-                "size: {length} bytes from {start} reach beyond the end of {capacity} bytes"
-            )));
-        }
-        if length < largest {
-            return Err(Misfit(format!(
-                "size: {length} bytes are less than one request of {largest}"
-            )));
-        }
-        let fixed = |sizes: &Sizes| matches!(sizes, Sizes::Fixed(size) if *size == smallest);
-        let alike = (!job.pattern.reads() || fixed(&job.sizes[0]))
-            && (!job.pattern.writes() || fixed(&job.sizes[1]));
-        let unit = u64::from(smallest);
-        let units = length / unit;
+        let (start, length) = extent(job, clone, disk)?;
+        let of = |amount: Amount| bytes_of(amount, disk);
+        let unit = u64::from(job.smallest());
         let seed = job.seed ^ (u64::from(clone) << 32);
-        let places = if !job.pattern.random {
-            Places::Sequential
-        } else if job.distribution != Distribution::Uniform
-            || job.no_random_map
-            || job.burst > 1
-            || !alike
-        {
-            Places::Drawn(Sampler::new(&job.distribution, units, unit))
-        } else {
-            Places::Once(Permutation::new(units, seed))
-        };
         Ok(Generator {
             random: Random::new(seed),
             read_percent: job.pattern.read_percent,
@@ -147,7 +97,7 @@ impl Generator {
             start,
             length,
             unit,
-            places,
+            places: places(job, length / unit, seed),
             position: [0; 2],
             skip: job.skip,
             burst: job.burst,
@@ -273,6 +223,70 @@ impl Iterator for Generator {
             offset: self.start + at,
             length,
         })
+    }
+}
+
+/// What an amount is of this disk.
+fn bytes_of(amount: Amount, disk: Extent) -> u64 {
+    match amount {
+        Amount::Bytes(bytes) => bytes / disk.shared_by.max(1),
+        percent => percent.of(disk.capacity),
+    }
+}
+
+/// The part of the disk that a clone of the job uses: first byte and bytes.
+fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
+    let (capacity, block_size) = (disk.capacity, disk.block_size);
+    let largest = u64::from(job.largest());
+    for size in job.sizes.iter().flat_map(Sizes::named) {
+        if size % block_size != 0 {
+            return Err(Misfit(format!(
+                "bs: {size} bytes are not whole blocks of {block_size} bytes"
+            )));
+        }
+    }
+    let start = job
+        .offset_increment
+        .of(capacity)
+        .checked_mul(u64::from(clone))
+        .and_then(|more| more.checked_add(job.offset.of(capacity)))
+        .filter(|start| *start < capacity)
+        .ok_or_else(|| Misfit(format!("offset: lies beyond the end of {capacity} bytes")))?;
+    let start = start - start % u64::from(block_size);
+    let room = capacity - start;
+    let mut length = job.size.map_or(room, |amount| bytes_of(amount, disk));
+    if disk.cuts {
+        length = length.min(room);
+    }
+    if length > room {
+        return Err(Misfit(format!(
+            "size: {length} bytes from {start} reach beyond the end of {capacity} bytes"
+        )));
+    }
+    if length < largest {
+        return Err(Misfit(format!(
+            "size: {length} bytes are less than one request of {largest}"
+        )));
+    }
+    Ok((start, length))
+}
+
+/// The order in which a clone of the job touches `units` places of its smallest size.
+fn places(job: &Job, units: u64, seed: u64) -> Places {
+    let smallest = job.smallest();
+    let fixed = |sizes: &Sizes| matches!(sizes, Sizes::Fixed(size) if *size == smallest);
+    let alike = (!job.pattern.reads() || fixed(&job.sizes[0]))
+        && (!job.pattern.writes() || fixed(&job.sizes[1]));
+    if !job.pattern.random {
+        Places::Sequential
+    } else if job.distribution != Distribution::Uniform
+        || job.no_random_map
+        || job.burst > 1
+        || !alike
+    {
+        Places::Drawn(Sampler::new(&job.distribution, units, u64::from(smallest)))
+    } else {
+        Places::Once(Permutation::new(units, seed))
     }
 }
 

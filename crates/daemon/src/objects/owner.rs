@@ -389,6 +389,24 @@ impl Owner {
             made_for_nothing();
             return Err(refusal);
         }
+        self.finish_parts(plan, &mut undo, &opened, all, first, transports);
+        self.identities.keep_volatile(next, &self.disks);
+        if !first {
+            self.tell(plan);
+        }
+        Ok(undo.exports.into_iter().map(|e| e.ready).collect())
+    }
+
+    /// What cannot fail, after everything that may has been done and the configuration persisted.
+    fn finish_parts(
+        &mut self,
+        plan: &Plan,
+        undo: &mut Undo,
+        opened: &Disks,
+        all: Disks,
+        first: bool,
+        transports: &Transports,
+    ) {
         let shrunk = self.shrink(std::mem::take(&mut undo.shrinking));
         if !first {
             self.remove_parts(plan, &undo.replaced, transports);
@@ -399,7 +417,7 @@ impl Owner {
         for OpenExport { name, device, .. } in &undo.exports {
             self.enter(name, device);
         }
-        for (name, disk) in &opened {
+        for (name, disk) in opened {
             self.follow_size(name, disk);
             self.follow_waiting(disk);
         }
@@ -421,11 +439,6 @@ impl Owner {
                 self.resume(disk);
             }
         }
-        self.identities.keep_volatile(next, &self.disks);
-        if !first {
-            self.tell(plan);
-        }
-        Ok(undo.exports.into_iter().map(|e| e.ready).collect())
     }
 
     /// What may fail, and can be taken back.

@@ -148,16 +148,12 @@ impl FullFeature {
             };
             header.lengths.set_data(take);
             if let (true, Some((status, transfer))) = (last, rides) {
-                let (count, over, under) = residual(expected, transfer.data_in);
-                header.flags |= DataIn::STATUS;
-                header.flags |= if over { DataIn::OVERFLOW } else { 0 }
-                    | if under { DataIn::UNDERFLOW } else { 0 };
-                header.status = status;
-                header.residual = U32::new(count);
-                header.stat_sn = self.take_stat_sn();
-                if let Some(task) = self.tasks.remove(id) {
-                    self.finished(&task);
-                }
+                self.ride(
+                    &mut header,
+                    id,
+                    status,
+                    residual(expected, transfer.data_in),
+                );
             }
             (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
             io.out
@@ -179,6 +175,21 @@ impl FullFeature {
                 },
             ),
             _ => Ok(()),
+        }
+    }
+
+    /// Puts the status of a task into its last Data-In PDU, and ends the task (11.7.3).
+    #[inline]
+    fn ride(&mut self, header: &mut DataIn, id: TaskId, status: u8, residual: (u32, bool, bool)) {
+        let (count, over, under) = residual;
+        header.flags |= DataIn::STATUS;
+        header.flags |=
+            if over { DataIn::OVERFLOW } else { 0 } | if under { DataIn::UNDERFLOW } else { 0 };
+        header.status = status;
+        header.residual = U32::new(count);
+        header.stat_sn = self.take_stat_sn();
+        if let Some(task) = self.tasks.remove(id) {
+            self.finished(&task);
         }
     }
 
