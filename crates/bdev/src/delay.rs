@@ -8,11 +8,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Capacity, DiskInfo, IoOutcome, IoRequest};
+use block::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
-use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
+use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
 /// How long an I/O is to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,40 +123,16 @@ impl Delay {
     }
 }
 
-impl BlockDevice for Delay {
-    fn info(&self) -> DiskInfo {
-        self.inner.info()
+impl Layer for Delay {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
     }
 
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.inner.capacity()
-    }
-
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-
-    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
-        self.inner.on_resized(resized);
-    }
-
-    fn found_size(&self) -> io::Result<Option<u64>> {
-        self.inner.found_size()
-    }
-
-    fn kind(&self) -> &'static str {
+    fn layer_kind(&self) -> &'static str {
         "delay"
     }
 
-    fn below(&self) -> Option<&dyn BlockDevice> {
-        Some(&*self.inner)
-    }
-
-    fn medium(&self) -> Option<&dyn crate::Medium> {
-        self.inner.medium()
-    }
-
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let owner = attach.owner();
         Ok(Box::new(DelayBackend {
             inner: self.inner.attach(attach)?,

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use block::{Capacity, DiskInfo, IoError, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{IoError, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
-use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
+use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
 /// One fault: which I/Os it hits, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,36 +113,16 @@ impl Faulty {
     }
 }
 
-impl BlockDevice for Faulty {
-    fn info(&self) -> DiskInfo {
-        self.inner.info()
+impl Layer for Faulty {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
     }
 
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.inner.capacity()
-    }
-
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-
-    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
-        self.inner.on_resized(resized);
-    }
-
-    fn found_size(&self) -> io::Result<Option<u64>> {
-        self.inner.found_size()
-    }
-
-    fn kind(&self) -> &'static str {
+    fn layer_kind(&self) -> &'static str {
         "faulty"
     }
 
-    fn below(&self) -> Option<&dyn BlockDevice> {
-        Some(&*self.inner)
-    }
-
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let owner = attach.owner();
         Ok(Box::new(FaultyBackend {
             inner: self.inner.attach(attach)?,

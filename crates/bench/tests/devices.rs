@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bdev::{
-    Attach, BlockDevice, Delay, Finished, IoChannel, Null, NullOptions, Ram, RamOptions,
+    Attach, BlockDevice, Delay, Finished, IoChannel, Layer, Null, NullOptions, Ram, RamOptions,
     Submission, Tag,
 };
 use bench::driver::{DriverOptions, Kind, Subject};
 use bench::run::Plan;
-use block::{DiskInfo, IoRequest};
+use block::IoRequest;
 use guest_memory::IoBuffer;
 use support::{Rig, job, outcome, plan, try_outcome};
 use uring::{Completion, Ring};
@@ -318,24 +318,16 @@ struct Liar {
 
 const PLACE: u64 = 3 << 18;
 
-impl BlockDevice for Liar {
-    fn info(&self) -> DiskInfo {
-        self.inner.info()
+impl Layer for Liar {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
     }
 
-    fn capacity(&self) -> &Arc<block::Capacity> {
-        self.inner.capacity()
-    }
-
-    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-
-    fn kind(&self) -> &'static str {
+    fn layer_kind(&self) -> &'static str {
         "liar"
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         Ok(Box::new(LiarBackend {
             inner: self.inner.attach(attach)?,
             wrong: self.wrong,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use bdev::{Attach, BlockDevice, Disk, DiskState, IoChannel, Null, NullOptions, Submission};
-use block::{Capacity, DiskInfo, IoErrorKind, IoOutcome, IoRequest};
+use bdev::{Attach, BlockDevice, Disk, DiskState, IoChannel, Layer, Null, NullOptions, Submission};
+use block::{IoErrorKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::Clock;
 use reactor::{DiskHandle, Source, SourceId, Tag, Worker};
@@ -19,24 +19,16 @@ struct Shy {
     attempts: Arc<AtomicU32>,
 }
 
-impl BlockDevice for Shy {
-    fn info(&self) -> DiskInfo {
-        self.inner.info()
+impl Layer for Shy {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.inner
     }
 
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.inner.capacity()
-    }
-
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-
-    fn kind(&self) -> &'static str {
+    fn layer_kind(&self) -> &'static str {
         "shy"
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         // An owner that was taken for nothing goes back.
         attach.owner();
         match self.attempts.fetch_add(1, Ordering::Relaxed) {

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bdev::{
-    Attach, BlockDevice, Delay, Disk, Finished, IoChannel, Ram, RamOptions, Submission,
+    Attach, BlockDevice, Delay, Disk, Finished, IoChannel, Layer, Ram, RamOptions, Submission,
     Tag as IoTag,
 };
-use block::{Capacity, DiskInfo, IoOutcome, IoRequest};
+use block::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::{Clock, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
@@ -30,24 +30,16 @@ struct Late {
     count: Arc<Count>,
 }
 
-impl BlockDevice for Late {
-    fn info(&self) -> DiskInfo {
-        self.inner.info()
+impl Layer for Late {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
     }
 
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.inner.capacity()
-    }
-
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-
-    fn kind(&self) -> &'static str {
+    fn layer_kind(&self) -> &'static str {
         "late"
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let owner = attach.owner();
         let event = RingFd::from(eventfd(1, EventfdFlags::CLOEXEC)?);
         let watch = attach.ring().watch(owner, 0, &event);

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bdev::{
-    Attach, BlockDevice, Disk, ErrorPolicy, Finished, IoChannel, OnError, Ram, RamOptions,
+    Attach, BlockDevice, Disk, ErrorPolicy, Finished, IoChannel, Layer, OnError, Ram, RamOptions,
     RangeLock, RateLimits, Submission,
 };
-use block::{Capacity, DiskInfo, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::{Clock, QueueRecord, SimulatedTime, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
@@ -105,20 +105,16 @@ struct Device {
     seen: Arc<Mutex<Seen>>,
 }
 
-impl BlockDevice for Device {
-    fn info(&self) -> DiskInfo {
-        self.ram.info()
+impl Layer for Device {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.ram
     }
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.ram.capacity()
-    }
-    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
-        self.ram.set_size(bytes)
-    }
-    fn kind(&self) -> &'static str {
+
+    fn layer_kind(&self) -> &'static str {
         "simulated"
     }
-    fn attach(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
+
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
         Ok(Box::new(Channel {
             inner: self.ram.attach(attach)?,
             owner: attach.owner(),

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdev::{
-    Attach, BlockDevice, Disk, ErrorPolicy, Finished, IoChannel, OnError, Ram, RamOptions,
+    Attach, BlockDevice, Disk, ErrorPolicy, Finished, IoChannel, Layer, OnError, Ram, RamOptions,
     Submission,
 };
-use block::{Capacity, DiskInfo, IoErrorKind, IoOutcome, IoRequest};
+use block::{IoErrorKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::{Clock, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
@@ -59,20 +59,16 @@ struct Stuck(Ram);
 
 const WRITES_TAKE: Duration = Duration::from_millis(2500);
 
-impl BlockDevice for Stuck {
-    fn info(&self) -> DiskInfo {
-        self.0.info()
+impl Layer for Stuck {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.0
     }
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.0.capacity()
-    }
-    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
-        self.0.set_size(bytes)
-    }
-    fn kind(&self) -> &'static str {
+
+    fn layer_kind(&self) -> &'static str {
         "stuck"
     }
-    fn attach(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
+
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
         Ok(Box::new(StuckChannel {
             owner: attach.owner(),
             pending: Vec::new(),

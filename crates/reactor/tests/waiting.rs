@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bdev::{
     Attach, BlockDevice, Disk, ErrorPolicy, Fault, FaultAction, FaultPlan, Faulty, IoChannel,
-    OnError, Ram, RamOptions, Submission,
+    Layer, OnError, Ram, RamOptions, Submission,
 };
-use block::{Capacity, DiskInfo, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::{Clock, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
@@ -79,20 +79,16 @@ struct Sick {
     absent: AtomicBool,
 }
 
-impl BlockDevice for Sick {
-    fn info(&self) -> DiskInfo {
-        self.inner.info()
+impl Layer for Sick {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.inner
     }
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.inner.capacity()
-    }
-    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-    fn kind(&self) -> &'static str {
+
+    fn layer_kind(&self) -> &'static str {
         "sick"
     }
-    fn attach(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
+
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
         if self.absent.load(Ordering::Acquire) {
             return Err(std::io::ErrorKind::NotFound.into());
         }

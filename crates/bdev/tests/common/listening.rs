@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use bdev::{Attach, BlockDevice, Finished, IoChannel, Prefetch, Submission, Tag};
-use block::{Capacity, DiskInfo, IoRequest};
+use bdev::{Attach, BlockDevice, Finished, IoChannel, Layer, Prefetch, Submission, Tag};
+use block::IoRequest;
 use guest_memory::IoBuffer;
 use uring::{Completion, Ring};
 
@@ -25,24 +25,16 @@ pub struct Listening {
     pub heard: Story,
 }
 
-impl BlockDevice for Listening {
-    fn info(&self) -> DiskInfo {
-        self.inner.info()
+impl Layer for Listening {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
     }
 
-    fn capacity(&self) -> &Arc<Capacity> {
-        self.inner.capacity()
-    }
-
-    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-
-    fn kind(&self) -> &'static str {
+    fn layer_kind(&self) -> &'static str {
         "listening"
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
         Ok(Box::new(ListeningBackend {
             inner: self.inner.attach(attach)?,
             heard: self.heard.clone(),

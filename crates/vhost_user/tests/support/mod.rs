@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bdev::{Attach, BlockDevice, Disk, Finished, IoChannel, Ram, RamOptions, Submission, Tag};
+use bdev::{
+    Attach, BlockDevice, Disk, Finished, IoChannel, Layer, Ram, RamOptions, Submission, Tag,
+};
 use block::{DiskInfo, IoRequest};
 use guest_memory::IoBuffer;
 use reactor::{PollLimit, Pool, WorkerOptions};
@@ -206,27 +208,23 @@ impl Watched {
     }
 }
 
-impl BlockDevice for Watched {
-    fn info(&self) -> DiskInfo {
-        DiskInfo {
-            write_cache: true,
-            ..self.inner.info()
-        }
+impl Layer for Watched {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
     }
 
-    fn capacity(&self) -> &Arc<block::Capacity> {
-        self.inner.capacity()
-    }
-
-    fn set_size(&self, bytes: u64) -> std::io::Result<()> {
-        self.inner.set_size(bytes)
-    }
-
-    fn kind(&self) -> &'static str {
+    fn layer_kind(&self) -> &'static str {
         "watched"
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+    fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
+        DiskInfo {
+            write_cache: true,
+            ..inner
+        }
+    }
+
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         Ok(Box::new(WatchedBackend {
             owner: attach.owner(),
             inner: self.inner.attach(attach)?,

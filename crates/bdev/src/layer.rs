@@ -1,0 +1,77 @@
+//! A block device that stands on another.
+
+use std::io;
+use std::sync::Arc;
+
+use block::{Capacity, DiskInfo};
+
+use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium};
+
+/// A block device that stands on another, `inner`, and differs from it in what its channels do. Everything that it does not say
+/// itself is the inner device's.
+///
+/// State that is shared among daemons ([`BlockDevice::shared_state`]) is not passed on: a layer may change what others would see.
+pub trait Layer: Send + Sync {
+    /// The device below.
+    fn inner(&self) -> &dyn BlockDevice;
+
+    /// See [`BlockDevice::kind`].
+    fn layer_kind(&self) -> &'static str;
+
+    /// The info of the device below as this layer shows it.
+    fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
+        inner
+    }
+
+    /// See [`BlockDevice::attach`].
+    ///
+    /// # Errors
+    /// As there.
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>>;
+}
+
+impl<L: Layer> BlockDevice for L {
+    fn info(&self) -> DiskInfo {
+        self.layer_info(self.inner().info())
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        self.inner().capacity()
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.inner().set_size(bytes)
+    }
+
+    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
+        self.inner().on_resized(resized);
+    }
+
+    fn found_size(&self) -> io::Result<Option<u64>> {
+        self.inner().found_size()
+    }
+
+    fn remove_if_created(&self) {
+        self.inner().remove_if_created();
+    }
+
+    fn medium(&self) -> Option<&dyn Medium> {
+        self.inner().medium()
+    }
+
+    fn state(&self) -> DiskState {
+        self.inner().state()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.layer_kind()
+    }
+
+    fn below(&self) -> Option<&dyn BlockDevice> {
+        Some(self.inner())
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        self.attach_layer(attach)
+    }
+}
