@@ -3,7 +3,7 @@
 //! time. `LUNETTE_DRAW=1 cargo test --workspace --exclude lunette-fuzz --test documents` draws the picture anew.
 #![forbid(unsafe_code)]
 
-use end_to_end::{Context, Result, ensure};
+use end_to_end::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Component, Path, PathBuf};
@@ -416,6 +416,48 @@ fn names_in_code_use_the_words_of_the_field() -> Result<()> {
         "private words in names:\n  {}",
         findings.join("\n  ")
     );
+    Ok(())
+}
+
+/// A row of docs/choosing.md ends with `FILE`: `TEST`, `TEST`; `FILE`: ...
+#[test]
+fn every_claim_about_the_transports_names_a_test() -> Result<()> {
+    let page = std::fs::read_to_string(workspace().join("docs/choosing.md"))?;
+    let mut named = 0;
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [what, .., shown] = cells[..] else {
+            bail!("docs/choosing.md: a row without cells: {row}");
+        };
+        if what.is_empty() || what.starts_with("---") {
+            continue;
+        }
+        ensure!(
+            shown.contains('`'),
+            "docs/choosing.md: `{what}` names no test"
+        );
+        for of_one_file in shown.split("; ") {
+            let words: Vec<&str> = of_one_file.split('`').skip(1).step_by(2).collect();
+            let [file, tests @ ..] = &words[..] else {
+                bail!("docs/choosing.md: `{what}`: no file in {of_one_file:?}");
+            };
+            let text = workspace().join(format!("tests/tests/{file}.rs"));
+            let text =
+                std::fs::read_to_string(&text).with_context(|| text.display().to_string())?;
+            ensure!(
+                !tests.is_empty(),
+                "docs/choosing.md: `{what}`: no test of {file}"
+            );
+            for test in tests {
+                ensure!(
+                    text.contains(&format!("fn {test}(")),
+                    "docs/choosing.md: `{what}`: tests/tests/{file}.rs has no test {test}"
+                );
+                named += 1;
+            }
+        }
+    }
+    ensure!(named > 20, "only {named} tests are named");
     Ok(())
 }
 
