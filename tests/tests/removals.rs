@@ -5,6 +5,7 @@
 use control::{Client, Method};
 use end_to_end::rig::free_portal;
 use end_to_end::{IscsiSession, Result, Rig, Scratch, ensure};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -154,6 +155,43 @@ fn a_reload_that_removes_a_lun_in_use_waits_no_longer_than_its_caller() -> Resul
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(rig);
+    Ok(())
+}
+
+#[test]
+fn a_reload_by_signal_that_waits_for_a_client_leaves_other_signals_heard() -> Result<()> {
+    let Busy {
+        mut rig,
+        portal,
+        folder,
+        client,
+        reader,
+    } = busy()?;
+    std::fs::write(folder.file("lunette.toml"), configuration(&portal, false))?;
+    rig.daemon.process().signal(Signal::HUP)?;
+    let is_removing = || -> Result<bool> {
+        let export: Value = client.get(&format!("/v1/exports/{TARGET}"))?;
+        Ok(export["status"]["removing_seconds"].is_u64())
+    };
+    let begun = Instant::now();
+    while !is_removing()? {
+        ensure!(begun.elapsed() < Duration::from_secs(20), "no reload");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rig.daemon.process().signal(Signal::USR1)?;
+    while !rig.daemon.process().log().contains("noticed") {
+        ensure!(
+            !reader.is_finished(),
+            "no table was printed while the reload waited"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let status = reader.join().expect("it does not panic")?;
+    ensure!(status == 0, "the request ended with status {status}");
+    while !rig.daemon.process().log().contains("reloaded: ") {
+        ensure!(begun.elapsed() < Duration::from_secs(20), "it never ends");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     Ok(())
 }
 

@@ -28,6 +28,8 @@ pub use disks::warnings;
 pub use exports::{Endpoint, ReadyExport};
 pub use logs::{LogHandle, LogLevels};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
-pub use running::{Inherited, PassedControl, Reload, Running, StartError, StartOptions, start};
+pub use running::{
+    Inherited, PassedControl, Reload, Reloader, Running, StartError, StartOptions, start,
+};
 pub use signals::{Signal, Signals};
 pub use watchdog::Watchdog;

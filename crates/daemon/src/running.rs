@@ -354,11 +354,29 @@ impl Running {
         self.overview.status()
     }
 
-    /// Reads the configuration file anew, and makes the smallest set of changes that it asks for, or none.
+    /// What reads the configuration file anew; it may be used on another thread, and while the daemon ends.
+    pub fn reloader(&self) -> Reloader {
+        Reloader {
+            reload: self.reload.clone(),
+            manager: self.manager.as_ref().map(ManagerThread::manager),
+            overview: self.overview.clone(),
+        }
+    }
+}
+
+/// Reads the configuration file anew.
+pub struct Reloader {
+    reload: Option<Reload>,
+    manager: Option<Manager>,
+    overview: Arc<Overview>,
+}
+
+impl Reloader {
+    /// Makes the smallest set of changes that the file asks for, or none. Waits for clients of what is taken away.
     ///
     /// # Errors
     /// All reasons why not; no changes then.
-    pub fn reload_file(&self, force: bool) -> Result<Plan, Vec<String>> {
+    pub fn reload(&self) -> Result<Plan, Vec<String>> {
         let because = |refusal: Refusal| -> Vec<String> {
             refusal.faults().iter().map(ToString::to_string).collect()
         };
@@ -368,14 +386,15 @@ impl Running {
             ]);
         };
         let config = reload().map_err(|mistakes| vec![mistakes.to_string()])?;
-        let manager = self.manager.as_ref().map(ManagerThread::manager);
+        let manager = self.manager.as_ref();
         let manager = manager.ok_or(Refusal::Ending).map_err(because)?;
-        let how = How {
-            force,
-            ..How::default()
-        };
-        let made = manager.change_blocking(Work::Reload(Box::new(config)), how);
+        let made = manager.change_blocking(Work::Reload(Box::new(config)), How::default());
         made.map(|made| made.plan).map_err(because)
+    }
+
+    /// What is served, and to whom.
+    pub fn status(&self) -> Status {
+        self.overview.status()
     }
 }
 

@@ -1,12 +1,13 @@
 //! `lunette serve`: starts what is configured, says what is ready, and serves until it is told to end.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use control::Status;
 use daemon::config::{self, Config, Surroundings};
 use daemon::notify::{self, Notifier};
-use daemon::{LogHandle, RULE, Reload, Running, Signal, Signals, StartOptions, reports};
+use daemon::{LogHandle, RULE, Reload, Reloader, Running, Signal, Signals, StartOptions, reports};
 
 use crate::cli::ServeArguments;
 use crate::failure::{self, Failure, Outcome};
@@ -51,24 +52,18 @@ pub fn serve(config: Config, options: StartOptions, notifier: Option<Notifier>) 
     announce(&running);
     let mut watchdog = None;
     if let Some(notifier) = &notifier {
-        notifier.ready(&status_line(&running));
+        notifier.ready(&status_line(&running.status()));
         if let Some(time) = notify::watchdog_time() {
             watchdog = Some(running.watchdog(notifier.clone(), time)?);
         }
     }
+    let reloads = reload_on_demand(running.reloader(), notifier.clone())?;
     loop {
         match next_signal(&mut signals, &running) {
             Signal::End => break,
             Signal::Print => print_latency(&running),
-            Signal::Reload => {
-                if let Some(notifier) = &notifier {
-                    notifier.reloading();
-                }
-                reload(&running);
-                if let Some(notifier) = &notifier {
-                    notifier.ready(&status_line(&running));
-                }
-            }
+            // Without a receiver its thread has panicked, which has been told.
+            Signal::Reload => drop(reloads.send(())),
         }
     }
     if let Some(notifier) = &notifier {
@@ -80,8 +75,7 @@ pub fn serve(config: Config, options: StartOptions, notifier: Option<Notifier>) 
 }
 
 /// What `systemctl status` shows.
-fn status_line(running: &Running) -> String {
-    let status = running.status();
+fn status_line(status: &Status) -> String {
     format!(
         "serving {} disks through {} exports, on {} workers",
         status.disks.len(),
@@ -90,9 +84,34 @@ fn status_line(running: &Running) -> String {
     )
 }
 
-/// SIGHUP: reads the file anew, and says what came of it.
-fn reload(running: &Running) {
-    match running.reload_file(false) {
+/// SIGHUP: a thread that reads the file anew each time that it is asked to, for a reload may wait for clients, and the daemon
+/// hears other signals meanwhile. Several signals that come during one reload are one more.
+fn reload_on_demand(
+    reloader: Reloader,
+    notifier: Option<Arc<Notifier>>,
+) -> std::io::Result<mpsc::Sender<()>> {
+    let (asked, requests) = mpsc::channel();
+    let reload_each = move || {
+        while requests.recv().is_ok() {
+            while requests.try_recv().is_ok() {}
+            if let Some(notifier) = &notifier {
+                notifier.reloading();
+            }
+            reload(&reloader);
+            if let Some(notifier) = &notifier {
+                notifier.ready(&status_line(&reloader.status()));
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("reload".to_owned())
+        .spawn(reload_each)?;
+    Ok(asked)
+}
+
+/// Reads the file anew, and says what came of it.
+fn reload(reloader: &Reloader) {
+    match reloader.reload() {
         Ok(plan) if plan.is_empty() => tracing::info!("reloaded: no changes"),
         Ok(plan) => {
             let summary =
