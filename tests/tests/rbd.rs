@@ -179,7 +179,7 @@ fn the_library_reads_writes_zeroes_compares_resizes_and_lists() -> Result<()> {
     // Sizes, seen by who watches; beyond the end nothing is read.
     let seen = Arc::new(AtomicU64::new(0));
     let told = Arc::clone(&seen);
-    image.watch_size(move |size| told.store(size, Ordering::SeqCst))?;
+    image.watch_size(move |size| told.store(size.unwrap_or(0), Ordering::SeqCst))?;
     image.resize(32 << 20)?;
     ceph.rbd(&["resize", "rbd/a", "--size", "128M", "--no-progress"])?;
     let grown = wait_until(LIMIT, || {

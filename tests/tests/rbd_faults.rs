@@ -11,15 +11,25 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How long a daemon may take to end at most.
 const STOP_LIMIT: Duration = Duration::from_secs(40);
 
-/// Waits until the disk `d` is shown in this state, for this reason.
-fn wait_for_state(rig: &Rig, state: &str, reason: &str) -> Result<()> {
-    let show = || rig.daemon.lunette(&["disk", "show", "d"]);
+/// Waits until a disk is shown in this state, for this reason.
+fn wait_for_state(rig: &Rig, disk: &str, state: &str, reason: &str) -> Result<()> {
+    let show = || rig.daemon.lunette(&["disk", "show", disk]);
     let shown = wait_until(LIMIT, || {
         let shown = show().ok()?;
         (shown.contains(state) && shown.contains(reason)).then_some(())
     });
-    ensure!(shown.is_some(), "not {state}: {}", show()?);
+    ensure!(shown.is_some(), "not {state}, {reason}: {}", show()?);
     Ok(())
+}
+
+/// Has the cluster refuse the client that has an image open; returns its address.
+fn blocklist(ceph: &Ceph, image: &str) -> Result<String> {
+    let status = ceph.rbd(&["status", image, "--format", "json"])?;
+    let status: serde_json::Value = serde_json::from_str(&status)?;
+    let address = status["watchers"][0]["address"].as_str();
+    let address = address.context("nobody watches the image")?.to_owned();
+    ceph.ceph(&["osd", "blocklist", "add", &address])?;
+    Ok(address)
 }
 
 /// From which parts of its store in use on an OSD is nearly full, takes no more copies, and is full.
@@ -106,9 +116,149 @@ fn a_disk_with_a_wrong_key_or_without_its_image_comes_when_that_is_mended() -> R
         keyring.display()
     );
     let rig = Rig::new(|daemon| daemon.disk(&disk))?;
-    wait_for_state(&rig, "unavailable", "the monitors refuse the key")?;
+    wait_for_state(&rig, "d", "unavailable", "the monitors refuse the key")?;
     std::fs::copy(ceph.keyring(), keyring)?;
-    wait_for_state(&rig, "unavailable", "lunette rbd list rbd")?;
+    wait_for_state(&rig, "d", "unavailable", "lunette rbd list rbd")?;
     ceph.rbd(&["create", "rbd/late", "--size", "8M"])?;
-    wait_for_state(&rig, "ready", "")
+    wait_for_state(&rig, "d", "ready", "")
+}
+
+#[test]
+fn a_renamed_image_is_served_on_and_is_not_replaced_by_another_one_of_its_old_name() -> Result<()> {
+    let ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/a", "--size", "8M"])?;
+    let disk = format!("d={},on_error=stop", ceph.disk("rbd/a"));
+    let mut rig = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("d"))?;
+    let options = QueueOptions::default();
+    let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    ensure!(queue.write(0, &[1; 512])? == status::OK);
+    ceph.rbd(&["rename", "rbd/a", "rbd/b"])?;
+    ensure!(queue.write(512, &[2; 512])? == status::OK);
+    ceph.rbd(&["resize", "rbd/b", "--size", "16M", "--no-progress"])?;
+    wait_for_state(&rig, "d", "16M", "")?;
+    let mut bytes = [0; 512];
+    ensure!(queue.read(0, &mut bytes)? == status::OK && bytes == [1; 512]);
+
+    // What has to be opened again is found by its name: the log says what became of it, and I/O waits.
+    let address = blocklist(&ceph, "rbd/b")?;
+    wait_for_state(&rig, "d", "unavailable", "blocklisted")?;
+    let slot = queue.take().context("no slot")?;
+    queue.data(slot).write(0, &[3; 512]);
+    ensure!(queue.submit(slot, kind::OUT, 1, 512, 0), "no room");
+    queue.publish();
+    ceph.ceph(&["osd", "blocklist", "rm", &address])?;
+    wait_for_state(
+        &rig,
+        "d",
+        "unavailable",
+        "renamed to b; hint: rbd rename rbd/b rbd/a",
+    )?;
+    ceph.rbd(&["create", "rbd/a", "--size", "16M"])?;
+    wait_for_state(
+        &rig,
+        "d",
+        "unavailable",
+        "another image or snapshot has this name",
+    )?;
+    let waits = queue.wait_for(Duration::from_millis(100));
+    ensure!(
+        matches!(waits, Err(vhost_frontend::Error::Timeout(_))),
+        "{waits:?}"
+    );
+    ceph.rbd(&["rm", "rbd/a", "--no-progress"])?;
+    ceph.rbd(&["rename", "rbd/b", "rbd/a"])?;
+    wait_for_state(&rig, "d", "ready", "")?;
+    ensure!(queue.wait()?.status == status::OK, "I/O that waited");
+    queue.release(slot);
+    for (at, byte) in [(0, 1), (512, 3)] {
+        ensure!(queue.read(at, &mut bytes)? == status::OK && bytes == [byte; 512]);
+    }
+    drop(queue);
+    rig.daemon.stop(STOP_LIMIT)?;
+    Ok(())
+}
+
+/// Objects that are gone read as zeroes: a guest must not see them.
+#[test]
+fn a_removed_image_fails_io_and_is_not_replaced_by_another_one_of_its_name() -> Result<()> {
+    let ceph = Ceph::start()?;
+    let mut disks = Vec::new();
+    for name in ["report", "stop", "header"] {
+        let image = format!("rbd/{name}");
+        ceph.rbd(&["create", &image, "--size", "8M"])?;
+        disks.push(format!("{name}={}", ceph.disk(&image)));
+    }
+    disks[1].push_str(",on_error=stop");
+    let mut rig = Rig::new(|daemon| {
+        let daemon = disks.iter().fold(daemon, |daemon, disk| daemon.disk(disk));
+        daemon
+            .vhost_blk("report")
+            .vhost_blk("stop")
+            .vhost_blk("header")
+    })?;
+    let mut ends = Vec::new();
+    for name in ["report", "stop", "header"] {
+        ends.push(FrontEnd::connect(&rig.socket(name), &Options::default())?);
+    }
+    let options = QueueOptions::default();
+    let queues = ends.iter_mut();
+    let queues = queues.map(|end| BlkQueue::start(end, 0, &options, 4, 4096, Cuts::Usual));
+    let mut queues = queues.collect::<std::result::Result<Vec<BlkQueue>, _>>()?;
+    for queue in &mut queues {
+        ensure!(queue.write(0, &[1; 512])? == status::OK);
+    }
+    let [report, stop, header] = &mut queues[..] else {
+        unreachable!("three disks");
+    };
+    let mut bytes = [0; 512];
+
+    // Without its header an image is no image, whoever has it open.
+    let info = ceph.rbd(&["info", "rbd/header", "--format", "json"])?;
+    let info: serde_json::Value = serde_json::from_str(&info)?;
+    let id = info["id"].as_str().context("an image without id")?;
+    for object in [format!("rbd_header.{id}"), "rbd_id.header".to_owned()] {
+        ceph.output("rados", &["-p", "rbd", "rm", &object])?;
+    }
+    wait_for_state(&rig, "header", "unavailable", "removed")?;
+    ensure!(header.read(0, &mut bytes)? == status::IOERR);
+    ensure!(header.write(0, &[2; 512])? == status::IOERR);
+
+    // Nobody does I/O while the client is blocklisted and the images are removed.
+    let address = blocklist(&ceph, "rbd/report")?;
+    for image in ["rbd/report", "rbd/stop"] {
+        let removed = wait_until(LIMIT, || ceph.rbd(&["rm", image, "--no-progress"]).ok());
+        ensure!(removed.is_some(), "{image} is not removed");
+    }
+    wait_for_state(&rig, "report", "unavailable", "blocklisted")?;
+    ceph.ceph(&["osd", "blocklist", "rm", &address])?;
+    ensure!(report.read(0, &mut bytes)? == status::IOERR, "{bytes:?}");
+    ensure!(report.write(0, &[2; 512])? == status::IOERR);
+    let slot = stop.take().context("no slot")?;
+    stop.data(slot).write(0, &[2; 512]);
+    ensure!(stop.submit(slot, kind::OUT, 0, 512, 0), "no room");
+    stop.publish();
+    for disk in ["report", "stop"] {
+        wait_for_state(&rig, disk, "unavailable", "was removed")?;
+    }
+    wait_for_state(&rig, "stop", "waiting", "")?;
+
+    // Another image of the name is another disk, which comes when it is asked for.
+    ceph.rbd(&["create", "rbd/report", "--size", "8M"])?;
+    wait_for_state(
+        &rig,
+        "report",
+        "unavailable",
+        "another image or snapshot has this name",
+    )?;
+    ensure!(report.read(0, &mut bytes)? == status::IOERR);
+    drop(queues);
+    drop(ends);
+    rig.daemon
+        .lunette(&["export", "remove", "report", "--force"])?;
+    rig.daemon.lunette(&["disk", "remove", "report"])?;
+    rig.daemon.lunette(&["disk", "add", &disks[0]])?;
+    wait_for_state(&rig, "report", "ready", "")?;
+    rig.daemon.stop(STOP_LIMIT)?;
+    Ok(())
 }

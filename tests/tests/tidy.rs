@@ -165,8 +165,8 @@ const CONTROL_PLANE: [(&str, &str); 6] = [
         "a file is tried when it is opened",
     ),
     (
-        "crates/bdev/src/rbd/fence.rs",
-        "a thread of its own waits until a blocklisted client is served again",
+        "crates/bdev/src/rbd/reopening.rs",
+        "a thread of its own waits until an image can be opened again",
     ),
     (
         "crates/bdev/src/rbd/peers.rs",

@@ -24,7 +24,7 @@ pub enum OpenError {
     },
     /// The RAM disk's address space was refused.
     #[error(
-        "cannot reserve {size} bytes of address space for a RAM disk: {source}; hint: hint: choose a smaller size"
+        "cannot reserve {size} bytes of address space for a RAM disk: {source}; hint: choose a smaller size"
     )]
     Memory {
         /// What was asked for.

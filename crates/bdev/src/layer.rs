@@ -43,8 +43,8 @@ impl<L: Layer> BlockDevice for L {
         self.inner().set_size(bytes)
     }
 
-    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
-        self.inner().on_resized(resized);
+    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
+        self.inner().on_change(changed);
     }
 
     fn found_size(&self) -> io::Result<Option<u64>> {

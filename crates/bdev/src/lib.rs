@@ -174,10 +174,10 @@ pub trait BlockDevice: Send + Sync {
     /// What the system says; no changes then.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
-    /// Has `resized` called after the disk's size was changed by others, which [`BlockDevice::capacity`] says by then. On any thread
-    /// but a worker's; must be quick.
-    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
-        drop(resized);
+    /// Has `changed` called after the disk's size was changed by others, which [`BlockDevice::capacity`] says by then, and after a device
+    /// that was unavailable is ready again. On any thread but a worker's; must be quick.
+    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
+        drop(changed);
     }
 
     /// How large what it lies in is now, for a block device that has to be asked whether others have changed that. May block.

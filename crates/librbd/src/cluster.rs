@@ -478,6 +478,44 @@ impl Pool {
     }
 }
 
+impl Pool {
+    /// What the image with this identifier is called; `None`: there is none, also not in the trash.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn name_of(self: &Arc<Pool>, id: &str) -> Result<Option<String>, Error> {
+        let pool = Arc::clone(self);
+        let what = format!("find the image {id} of {}", self.name);
+        let (failed, id) = (what.clone(), c_text("id", id)?);
+        within(CALL_LIMIT, &what, move || {
+            let library = pool.cluster.library;
+            let (mut image, mut name) = (std::ptr::null_mut(), [0_u8; 4096]);
+            let mut length = name.len();
+            // SAFETY: a context, a text that ends with NUL, no snapshot, and a place for the answer; all outlive the call.
+            let opened = unsafe {
+                (library.rbd_open_by_id_read_only)(
+                    pool.handle,
+                    id.as_ptr(),
+                    &mut image,
+                    std::ptr::null(),
+                )
+            };
+            if opened == -libc::ENOENT {
+                return Ok(None);
+            }
+            check(opened, |errno| Error::failed(failed.clone(), errno, ""))?;
+            // SAFETY: the image was opened above and is closed here, once; a buffer with its length.
+            let told = unsafe {
+                let told = (library.rbd_get_name)(image, name.as_mut_ptr().cast(), &mut length);
+                (library.rbd_close)(image);
+                told
+            };
+            check(told, |errno| Error::failed(failed, errno, ""))?;
+            Ok(Some(text_in(&name)))
+        })
+    }
+}
+
 impl Drop for Pool {
     fn drop(&mut self) {
         // SAFETY: made once; images that were opened through it hold the pool. librados counts what is in flight itself.

@@ -290,6 +290,27 @@ impl Image {
         })
     }
 
+    /// The number of the snapshot that it was opened at; `None`: it was opened as a whole. A snapshot that is made under the name of one
+    /// that was removed has another number.
+    ///
+    /// # Errors
+    /// What Ceph says, or no answer.
+    pub fn snapshot_id(self: &Arc<Image>) -> Result<Option<u64>, Error> {
+        let Some(snapshot) = &self.name.snapshot else {
+            return Ok(None);
+        };
+        let snapshot = c_text("snapshot", snapshot)?;
+        self.bounded("read the snapshot of", move |image, failed| {
+            let mut id = 0;
+            // SAFETY: an open image, a text that ends with NUL, and a place for the answer.
+            let told = unsafe {
+                (image.library().rbd_snap_get_id)(image.handle, snapshot.as_ptr(), &mut id)
+            };
+            check(told, failed)?;
+            Ok(Some(id))
+        })
+    }
+
     /// Grows or shrinks it. Shrinking removes objects, and may take long: what is not done in time goes on by itself.
     ///
     /// # Errors
@@ -313,13 +334,14 @@ impl Image {
         })
     }
 
-    /// Has `changed` called with the size whenever the image's header has changed, whoever changed it, on a thread of its own.
+    /// Has `changed` called with the size whenever the image's header has changed, whoever changed it, and with an error when it
+    /// cannot be read any more; on a thread of its own.
     ///
     /// # Errors
     /// What Ceph says, or no answer; when it is watched already.
     pub fn watch_size(
         self: &Arc<Image>,
-        changed: impl Fn(u64) + Send + 'static,
+        changed: impl Fn(Result<u64, Error>) + Send + 'static,
     ) -> Result<(), Error> {
         unsafe extern "C" fn notified(argument: *mut c_void) {
             // SAFETY: the sender is boxed, and dropped only after librbd has taken the watch away.
@@ -336,10 +358,7 @@ impl Image {
                     let Some(image) = watched.upgrade() else {
                         return;
                     };
-                    match image.size() {
-                        Ok(size) => changed(size),
-                        Err(error) => tracing::warn!("{error}"),
-                    }
+                    changed(image.size());
                 }
             });
         spawned.map_err(|error| {

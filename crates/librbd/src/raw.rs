@@ -131,6 +131,7 @@ functions! {
         rbd: fn rbd_image_spec_list_cleanup(*mut ImageSpec, usize);
         rbd: fn rbd_open(IoCtx, *const c_char, *mut Image, *const c_char) -> c_int;
         rbd: fn rbd_open_read_only(IoCtx, *const c_char, *mut Image, *const c_char) -> c_int;
+        rbd: fn rbd_open_by_id_read_only(IoCtx, *const c_char, *mut Image, *const c_char) -> c_int;
         rbd: fn rbd_close(Image) -> c_int;
         rbd: fn rbd_stat(Image, *mut ImageInfo, usize) -> c_int;
         rbd: fn rbd_get_size(Image, *mut u64) -> c_int;
@@ -138,6 +139,8 @@ functions! {
         rbd: fn rbd_get_flags(Image, *mut u64) -> c_int;
         rbd: fn rbd_get_stripe_unit(Image, *mut u64) -> c_int;
         rbd: fn rbd_get_id(Image, *mut c_char, usize) -> c_int;
+        rbd: fn rbd_get_name(Image, *mut c_char, *mut usize) -> c_int;
+        rbd: fn rbd_snap_get_id(Image, *const c_char, *mut u64) -> c_int;
         rbd: fn rbd_resize2(Image, u64, bool, Progress, *mut c_void) -> c_int;
         rbd: fn rbd_update_watch(Image, *mut u64, UpdateCallback, *mut c_void) -> c_int;
         rbd: fn rbd_update_unwatch(Image, u64) -> c_int;

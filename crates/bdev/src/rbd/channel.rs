@@ -14,6 +14,7 @@ use uring::{Completion, Owner, Ring, RingFd, WatchId};
 
 use super::Shared;
 use super::errno::classify;
+use super::reopening::Lost;
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
@@ -57,7 +58,11 @@ type Replaced = (u32, Result<u64, i32>);
 impl RbdChannel {
     pub(super) fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
         // Read first: an image that is replaced meanwhile is replaced here once more.
-        let generation = shared.generation();
+        let mut generation = shared.generation();
+        if shared.is_closed() {
+            // Of no image: it goes over to the one that comes.
+            generation = generation.wrapping_sub(1);
+        }
         let channel = librbd::Channel::new(&shared.image())?;
         let wake = RingFd::from(channel.wake_fd()?);
         let owner = attach.owner();
@@ -93,8 +98,8 @@ impl RbdChannel {
         let ask = move || {
             let pieces = shared.image().allocated(offset, length).map_err(|error| {
                 let errno = error.errno();
-                if errno == libc::ESHUTDOWN {
-                    shared.found_fence(generation);
+                if let Some(lost) = Lost::of_errno(errno) {
+                    shared.lose(generation, lost);
                 }
                 classify(IoKind::BlockStatus, errno)
             })?;
@@ -106,13 +111,14 @@ impl RbdChannel {
             .submit(ring, &self.shared.calls, buffer, tag, ask)
     }
 
-    /// Goes over to the image that was opened again; false while something is in flight on the one before.
+    /// Goes over to the image that was opened again; false while it is not, or while something is in flight on the one before.
     #[cold]
     fn change_image(&mut self) -> bool {
         // What librbd has, of which a replacement of the shared state is none.
-        if self.channel.in_flight() > 0 {
+        if self.shared.is_closed() || self.channel.in_flight() > 0 {
             return false;
         }
+        // Read first: an image that is lost meanwhile is looked at once more.
         self.generation = self.shared.generation();
         self.channel.set_image(&self.shared.image());
         true
@@ -120,8 +126,8 @@ impl RbdChannel {
 
     #[cold]
     fn failed(&self, kind: IoKind, errno: i32) -> IoError {
-        if errno == libc::ESHUTDOWN {
-            self.shared.found_fence(self.generation);
+        if let Some(lost) = Lost::of_errno(errno) {
+            self.shared.lose(self.generation, lost);
         }
         classify(kind, errno)
     }
@@ -261,7 +267,7 @@ impl RbdChannel {
         }
         if slot.done == slot.io.length {
             let durable = slot.io.modifies() && slot.io.flags.has(IoFlags::FUA);
-            if !(durable && self.shared.write_cache) {
+            if !(durable && self.shared.settings.write_cache) {
                 return Some(Ok(()));
             }
             slot.flushing = true;

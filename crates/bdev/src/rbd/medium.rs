@@ -1,4 +1,4 @@
-//! An image as what a disk's identity belongs to: its cluster, pool and id, which no rename changes.
+//! An image as what a disk's identity belongs to: its cluster, pool, id and snapshot's id, which no rename changes.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,6 +13,7 @@ use crate::{IdentityRecord, Medium, Stamp};
 /// The key of an image or snapshot. Every daemon that serves the image has the same one.
 pub(super) struct ImageMedium {
     key: String,
+    id: String,
 }
 
 impl ImageMedium {
@@ -23,11 +24,17 @@ impl ImageMedium {
         if let Some(namespace) = &name.namespace {
             key = format!("{key}/{namespace}");
         }
-        key = format!("{key}/{}", image.id()?);
-        if let Some(snapshot) = &name.snapshot {
+        let id = image.id()?;
+        key = format!("{key}/{id}");
+        if let Some(snapshot) = image.snapshot_id()? {
             key = format!("{key}@{snapshot}");
         }
-        Ok(ImageMedium { key })
+        Ok(ImageMedium { key, id })
+    }
+
+    /// The image's own identifier in its pool.
+    pub(super) fn id(&self) -> &str {
+        &self.id
     }
 }
 
@@ -74,6 +81,7 @@ mod tests {
         let identity = |key: &str| {
             let medium = ImageMedium {
                 key: key.to_owned(),
+                id: String::new(),
             };
             medium.own_identity().unwrap()
         };

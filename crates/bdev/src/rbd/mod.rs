@@ -7,24 +7,26 @@
 
 mod channel;
 mod errno;
-mod fence;
 mod lock;
 mod medium;
 mod peers;
+mod presence;
 mod record;
+mod reopening;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry};
 use librbd::{Cluster, ClusterConfig, Image, ImageName};
 
-use self::fence::Fence;
 pub use self::lock::RbdLock;
 use self::medium::ImageMedium;
 use self::peers::Peers;
+use self::presence::Presence;
 pub use self::record::{Member, SharedRecord};
+use self::reopening::{Away, Lost};
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
 use crate::{
@@ -55,16 +57,18 @@ pub struct Rbd {
 /// What channels need of it.
 pub(super) struct Shared {
     options: RbdOptions,
-    /// Another one once the client was blocklisted.
+    /// Another handle once it was opened again.
     image: Mutex<Arc<Image>>,
-    /// How often the image was opened again.
+    /// How often the image was lost or opened again.
     generation: AtomicU64,
-    fence: Fence,
+    /// It is lost: no I/O goes to it.
+    is_closed: AtomicBool,
+    away: Away,
+    presence: Mutex<Option<Presence>>,
     medium: ImageMedium,
     info: DiskInfo,
     size: Size,
-    /// Writes are answered before they are on stable storage.
-    write_cache: bool,
+    settings: Settings,
     calls: BlockingCalls,
     /// The state that daemons share, once somebody acts on it.
     peers: Mutex<Option<Arc<Peers>>>,
@@ -88,31 +92,86 @@ impl Shared {
         *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = peers;
     }
 
+    /// From now on channels refuse I/O.
+    fn close_image(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
     /// Channels go over to this image as soon as nothing of theirs is in flight.
     fn replace_image(&self, image: Arc<Image>) {
         *self.image.lock().unwrap_or_else(PoisonError::into_inner) = image;
+        // In this order: a channel that finds it open goes over to it once.
         self.generation.fetch_add(1, Ordering::Release);
+        self.is_closed.store(false, Ordering::Release);
+    }
+
+    /// Follows size and existence of an image that is of this generation, or is to be. The size of a snapshot does not change.
+    fn follow(self: &Arc<Shared>, image: &Arc<Image>, generation: u64) -> Result<(), OpenError> {
+        if image.name().snapshot.is_some() {
+            return Ok(());
+        }
+        let shared = Arc::downgrade(self);
+        image.watch_size(move |size| {
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
+            match size {
+                Ok(size) => shared.size.changed(size),
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    if let Some(lost) = Lost::of_errno(error.errno()) {
+                        shared.lose(generation, lost);
+                    }
+                }
+            }
+        })?;
+        let presence = presence::follow(Arc::downgrade(self), image, self.medium.id(), generation)?;
+        let mut followed = self.presence.lock().unwrap_or_else(PoisonError::into_inner);
+        *followed = Some(presence);
+        Ok(())
     }
 }
 
-/// How large the disk is, and who hears of changes by others.
-#[derive(Clone)]
+/// Settings of an image that decide what clients are told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Settings {
+    /// Writes are answered before they are on stable storage.
+    write_cache: bool,
+    /// Discards of less than the granularity do nothing.
+    skips_discards: bool,
+}
+
+impl Settings {
+    fn of(image: &Arc<Image>) -> Result<Settings, OpenError> {
+        let is_on = |key| {
+            let option = image.option(key)?;
+            Ok::<_, OpenError>(option.is_some_and(|(value, _)| value == "true"))
+        };
+        Ok(Settings {
+            write_cache: is_on("rbd_cache")?,
+            skips_discards: is_on("rbd_skip_partial_discard")?,
+        })
+    }
+
+    /// Does what clients were told by the settings before still hold?
+    fn keep(&self, before: &Settings) -> bool {
+        self.write_cache <= before.write_cache && self.skips_discards <= before.skips_discards
+    }
+}
+
+/// How large the disk is, and who hears of changes by others and of the image's return.
 struct Size {
     geometry: Geometry,
     capacity: Arc<Capacity>,
-    resized: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
+    changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Size {
-    /// Follows the size of an image; a snapshot has always the same.
-    fn follow(&self, image: &Arc<Image>) -> Result<(), OpenError> {
-        if image.name().snapshot.is_none() {
-            let size = self.clone();
-            image.watch_size(move |bytes| size.changed(bytes))?;
-        }
-        Ok(())
-    }
-
     fn changed(&self, size: u64) {
         let size = self.geometry.resized(size).capacity_bytes();
         let before = self.capacity.bytes();
@@ -120,8 +179,8 @@ impl Size {
             tracing::info!(before, size, "size of rbd image changed");
             self.capacity.set(size);
         }
-        if let Some(resized) = self.resized.get() {
-            resized();
+        if let Some(changed) = self.changed.get() {
+            changed();
         }
     }
 }
@@ -141,14 +200,11 @@ impl Rbd {
         let shape = image.shape()?;
         let geometry = Geometry::new(block_size, shape.size);
         check_size(geometry.capacity_bytes(), block_size)?;
-        let setting = |key| Ok::<_, OpenError>(image.option(key)?.map(|(value, _)| value));
-        let is_on = |value: Option<String>| value.is_some_and(|value| value == "true");
-        let write_cache = is_on(setting("rbd_cache")?);
-        lock::take(&image, options.lock, &shape, write_cache)?;
-        let is_exact = !is_on(setting("rbd_skip_partial_discard")?);
-        let granularity = setting("rbd_discard_granularity_bytes")?;
-        let granularity = match granularity.and_then(|value| value.parse().ok()) {
-            Some(bytes) if !is_exact => bytes,
+        let settings = Settings::of(&image)?;
+        lock::take(&image, options.lock, &shape, settings.write_cache)?;
+        let granularity = image.option("rbd_discard_granularity_bytes")?;
+        let granularity = match granularity.and_then(|(value, _)| value.parse().ok()) {
+            Some(bytes) if settings.skips_discards => bytes,
             _ => PHYSICAL_BLOCK_SIZE,
         };
         let info = DiskInfo {
@@ -156,9 +212,9 @@ impl Rbd {
             physical_block_size: PHYSICAL_BLOCK_SIZE,
             optimal_io_size: u32::try_from(shape.stripe_unit).unwrap_or(0),
             read_only: image.is_read_only(),
-            write_cache,
+            write_cache: settings.write_cache,
             discard_granularity: Some(granularity.max(block_size)),
-            discard_zeroes: is_exact,
+            discard_zeroes: !settings.skips_discards,
             write_zeroes: image.can_write_zeroes(),
             anchors: false,
             atomic_writes: None,
@@ -172,23 +228,24 @@ impl Rbd {
         let size = Size {
             geometry,
             capacity: Arc::new(Capacity::new(geometry.capacity_bytes())),
-            resized: Arc::default(),
+            changed: OnceLock::new(),
         };
-        size.follow(&image)?;
-        Ok(Rbd {
-            shared: Arc::new(Shared {
-                options: options.clone(),
-                medium: ImageMedium::of(&image)?,
-                image: Mutex::new(image),
-                generation: AtomicU64::new(0),
-                fence: Fence::default(),
-                info,
-                size,
-                write_cache,
-                calls: BlockingCalls::default(),
-                peers: Mutex::default(),
-            }),
-        })
+        let shared = Arc::new(Shared {
+            options: options.clone(),
+            medium: ImageMedium::of(&image)?,
+            image: Mutex::new(Arc::clone(&image)),
+            generation: AtomicU64::new(0),
+            is_closed: AtomicBool::new(false),
+            away: Away::default(),
+            presence: Mutex::default(),
+            info,
+            size,
+            settings,
+            calls: BlockingCalls::default(),
+            peers: Mutex::default(),
+        });
+        shared.follow(&image, 0)?;
+        Ok(Rbd { shared })
     }
 }
 
@@ -227,9 +284,9 @@ impl BlockDevice for Rbd {
         Ok(())
     }
 
-    fn on_resized(&self, resized: Box<dyn Fn() + Send + Sync>) {
+    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
         // One owner of objects sets it, once.
-        self.shared.size.resized.set(resized).ok();
+        self.shared.size.changed.set(changed).ok();
     }
 
     fn medium(&self) -> Option<&dyn Medium> {
@@ -242,7 +299,7 @@ impl BlockDevice for Rbd {
     }
 
     fn state(&self) -> DiskState {
-        self.shared.fence.state()
+        self.shared.away.state()
     }
 
     fn kind(&self) -> &'static str {

@@ -19,6 +19,7 @@ use librbd::{Error, Image, Notification, Object, Watch};
 
 use super::Shared;
 use super::record::{MEMBERS_MAX, Member, RECORD_MAX, SharedRecord};
+use super::reopening::Lost;
 use crate::shared_state::STATE_VERSION_LENGTH;
 use crate::{StateMembership, StateObserver};
 
@@ -286,7 +287,7 @@ impl Peers {
             if problem.errno() == libc::ESHUTDOWN
                 && let Some(shared) = self.shared.upgrade()
             {
-                shared.found_fence(shared.generation());
+                shared.lose(shared.generation(), Lost::Blocklisted);
             }
             if !shown {
                 shown = true;
@@ -310,6 +311,7 @@ impl Peers {
     /// Watches the object and takes its place on the list.
     fn enter(&self) -> Result<Watch, Error> {
         let shared = self.shared.upgrade();
+        let shared = shared.filter(|shared| !shared.is_closed());
         let image = shared.map(|shared| shared.image());
         let image = image.ok_or_else(|| failed("reach an image that is closed", libc::EBADF))?;
         let object = object_of(&image)?;

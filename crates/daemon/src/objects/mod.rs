@@ -14,7 +14,7 @@ mod clients;
 mod draining;
 mod events;
 mod failed_io;
-mod followed_sizes;
+mod following;
 mod identity;
 mod overlay;
 mod owner;

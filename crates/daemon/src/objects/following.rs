@@ -1,8 +1,9 @@
-//! Disks whose size others change: an image that another client resizes. The owner takes the new size over and tells clients.
+//! Disks that change by themselves: an image that another client resizes, or that is back. The owner takes the new size over and tells
+//! clients; I/O that waits for a device that is back goes on.
 
 use std::sync::Arc;
 
-use bdev::Disk;
+use bdev::{Disk, DiskState};
 
 use super::Message;
 use super::owner::Owner;
@@ -12,7 +13,7 @@ impl Owner {
     pub(super) fn follow_size(&self, name: &str, disk: &Arc<Disk>) {
         let messages = self.messages.clone();
         let name = name.to_owned();
-        disk.device().on_resized(Box::new(move || {
+        disk.device().on_change(Box::new(move || {
             let name = name.clone();
             let message: Message = Box::new(move |owner| owner.followed(&name));
             // Without an owner nobody is left to be told.
@@ -24,10 +25,16 @@ impl Owner {
         self.messages.send(message).ok();
     }
 
-    /// A disk may have another size than its clients know.
+    /// A disk may have another size than its clients know, or be back.
     pub(super) fn followed(&mut self, name: &str) {
         if let Err(error) = self.take_size_over(name) {
             tracing::warn!("disk {name}: its size cannot be followed: {error}");
+        }
+        if let Some(disk) = self.disks.get(name)
+            && disk.state().waiting().is_some()
+            && disk.device().state() == DiskState::Ready
+        {
+            self.resume(disk);
         }
     }
 }

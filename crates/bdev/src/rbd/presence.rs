@@ -1,0 +1,147 @@
+//! Whether an image is still there, and what it is called: seen by a watch on the object that its name belongs to.
+//!
+//! `rbd rename` and `rbd rm` remove that object, `rbd_id.NAME`, and the cluster tells who watches it at once. librbd does not say that the
+//! header of an open image is gone, and nobody sends notifications through this object that would have to be answered. A thread for
+//! each open image, which waits. It ends with the image's [`Presence`]. Tests: `tests/tests/rbd_faults.rs`.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use librbd::{Error, Image, ImageName, Object, Watch};
+
+use super::Shared;
+use super::reopening::Lost;
+
+/// When the cluster takes a watcher for dead.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Between two attempts to watch: each one is later than the one before, up to the longest.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_LONGEST: Duration = Duration::from_secs(30);
+
+/// A wait with no end.
+const FOR_EVER: Duration = Duration::from_secs(u64::MAX >> 1);
+
+enum Event {
+    Lost,
+    Stop,
+}
+
+/// That an image is looked after; dropping it ends that.
+pub(super) struct Presence(Sender<Event>);
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        // Else the thread has ended by itself.
+        self.0.send(Event::Stop).ok();
+    }
+}
+
+/// Looks after an image that is of this generation, or is to be. Does not block.
+pub(super) fn follow(
+    shared: Weak<Shared>,
+    image: &Arc<Image>,
+    id: &str,
+    generation: u64,
+) -> Result<Presence, Error> {
+    let (sender, events) = mpsc::channel();
+    let mut follower = Follower {
+        shared,
+        image: Arc::downgrade(image),
+        id: id.to_owned(),
+        name: image.name().clone(),
+        generation,
+        sender: sender.clone(),
+    };
+    let thread = std::thread::Builder::new().name("rbd-presence".to_owned());
+    let spawned = thread.spawn(move || follower.run(&events));
+    spawned.map_err(|error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+        failed("start a thread that watches the image", errno)
+    })?;
+    Ok(Presence(sender))
+}
+
+struct Follower {
+    shared: Weak<Shared>,
+    image: Weak<Image>,
+    id: String,
+    /// By which it was found last.
+    name: ImageName,
+    generation: u64,
+    sender: Sender<Event>,
+}
+
+impl Follower {
+    fn run(&mut self, events: &Receiver<Event>) {
+        let mut retry = RETRY_FIRST;
+        loop {
+            let watch = self.watch();
+            let wait = match &watch {
+                Ok(_) => {
+                    retry = RETRY_FIRST;
+                    FOR_EVER
+                }
+                Err(error) => {
+                    // A user who may only read may not watch either.
+                    if matches!(error.errno(), libc::EPERM | libc::EACCES | libc::EBADF) {
+                        return;
+                    }
+                    if let Some(lost) = Lost::of_errno(error.errno()) {
+                        return self.lose(lost);
+                    }
+                    let before = retry;
+                    retry = (retry * 2).min(RETRY_LONGEST);
+                    before
+                }
+            };
+            match events.recv_timeout(wait) {
+                Ok(Event::Lost) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Finds what the image is called, and watches that. ENOENT: it was removed.
+    fn watch(&mut self) -> Result<Watch, Error> {
+        let image = self.image.upgrade();
+        let image = image.ok_or_else(|| failed("watch a closed image", libc::EBADF))?;
+        let pool = self.name.pool_of(image.cluster())?;
+        let found = pool.name_of(&self.id)?;
+        let found = found.ok_or_else(|| failed("find the image", libc::ENOENT))?;
+        if found != self.name.image {
+            tracing::warn!(
+                image = %image.name(),
+                "image renamed to {found}: it is served on, but a restart does not find it by its old name"
+            );
+            self.name.image = found;
+        }
+        let object = Object::beside(&image, &format!("rbd_id.{}", self.name.image))?;
+        let (own, lost) = (Arc::clone(&object), self.sender.clone());
+        let watch = object.watch(
+            WATCH_TIMEOUT,
+            move |notification| own.acknowledge(&notification, &[]),
+            move |_| drop(lost.send(Event::Lost)),
+        );
+        watch.map_err(|error| match error.errno() {
+            // An image in the trash has no name. Or it has another one since a moment ago.
+            libc::ENOENT => failed("watch the name of the image", libc::EAGAIN),
+            _ => error,
+        })
+    }
+
+    fn lose(&self, lost: Lost) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.lose(self.generation, lost);
+        }
+    }
+}
+
+fn failed(what: &str, errno: i32) -> Error {
+    Error::Failed {
+        what: what.to_owned(),
+        errno,
+        hint: String::new(),
+    }
+}

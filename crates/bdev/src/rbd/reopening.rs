@@ -1,0 +1,247 @@
+//! An image that has to be opened again, for its client was blocklisted or it has been removed, and its way back.
+//!
+//! Whoever adds an entry to the blocklist relies on it that nothing is written any more. A new connection would have another address,
+//! and pass by it: the image is opened again only when the cluster answers the old connection, so when the entry has been removed or
+//! has expired. Another daemon that has excluded this one ([`super::peers`]) relies on no more than that nothing of the old connection
+//! is written: then the image is opened again at once, over a new one.
+//!
+//! Until then I/O fails, also where librbd would carry it out: objects of an image that was removed would be read as zeroes, and
+//! written for nobody. What is opened again has to be the same image, and to keep what clients were told of it; another one under its name is
+//! another disk. Runs on a thread of its own while the image is away; workers only start it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use librbd::{Cluster, Image};
+
+use super::medium::ImageMedium;
+use super::{Settings, Shared, lock};
+use crate::{DiskState, Medium, OpenError};
+
+/// The first wait; each later one is twice as long, up to the longest.
+const WAIT_FIRST: Duration = Duration::from_secs(1);
+const WAIT_LONGEST: Duration = Duration::from_secs(10);
+
+/// How long the image, once it is open again, waits for what this daemon has missed of the state that daemons share.
+const JOIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// A key of the image's metadata that need not be there: asking for it is asking the cluster.
+const ASKED: &str = "lunette.fence";
+
+/// Why an image has to be opened again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lost {
+    Blocklisted,
+    /// Its header, its snapshot or its pool is gone.
+    Removed,
+}
+
+impl Lost {
+    /// What an error of librbd says about that, of I/O or of the header.
+    pub(super) fn of_errno(errno: i32) -> Option<Lost> {
+        match errno {
+            libc::ESHUTDOWN => Some(Lost::Blocklisted),
+            libc::ENOENT => Some(Lost::Removed),
+            _ => None,
+        }
+    }
+
+    fn reason(self) -> &'static str {
+        match self {
+            Lost::Blocklisted => "this client is blocklisted; hint: see `ceph osd blocklist ls`",
+            Lost::Removed => "the image, its snapshot or its pool was removed",
+        }
+    }
+}
+
+/// Whether the image is away, as far as I/O or its header has told.
+#[derive(Default)]
+pub(super) struct Away {
+    is_up: AtomicBool,
+    /// Why the image is not there, and when it is tried next.
+    why: Mutex<Option<(String, Instant)>>,
+}
+
+impl Away {
+    pub(super) fn state(&self) -> DiskState {
+        match &*self.why.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => DiskState::Ready,
+            Some((reason, next_try)) => DiskState::Unavailable {
+                reason: reason.clone(),
+                next_try: next_try.saturating_duration_since(Instant::now()),
+            },
+        }
+    }
+
+    fn set(&self, why: Option<(String, Instant)>) {
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+}
+
+impl Shared {
+    /// The image of this generation is lost: no more I/O goes to it. Does not block.
+    pub(super) fn lose(self: &Arc<Shared>, generation: u64, lost: Lost) {
+        if generation != self.generation() || self.away.is_up.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let weak = Arc::downgrade(self);
+        let thread = std::thread::Builder::new().name("rbd-reopen".to_owned());
+        if let Err(error) = thread.spawn(move || come_back(&weak, lost)) {
+            // The next I/O tries again.
+            self.away.is_up.store(false, Ordering::Release);
+            tracing::error!(image = %self.options.image, "no thread to open the image again: {error}");
+            return;
+        }
+        self.close_image();
+    }
+
+    /// Opens the image again, once the cluster serves this client, or has served it since it was `fenced`. The disk is ready before
+    /// the first I/O on it ends.
+    fn reopen(self: &Arc<Shared>, fenced: &mut bool) -> Result<(), OpenError> {
+        let before = self.image();
+        let peers = self.peers();
+        if *fenced {
+            if peers.is_none() {
+                before.metadata(ASKED)?;
+                // From now on: whoever breaks a lock of the old connection has it blocklisted once more.
+                *fenced = false;
+            }
+            before.cluster().retire();
+        }
+        let image = self.find_again(&Cluster::connect(&self.options.cluster)?)?;
+        if *fenced
+            && let Some(peers) = &peers
+            && !peers.is_excluded(&image)
+        {
+            before.metadata(ASKED)?;
+        }
+        *fenced = false;
+        let shape = image.shape()?;
+        lock::take(&image, self.options.lock, &shape, self.settings.write_cache)?;
+        self.follow(&image, self.generation() + 1)?;
+        self.replace_image(image);
+        if let Some(peers) = &peers {
+            // I/O that waits goes on when the disk is ready: what others have aborted meanwhile has to end before.
+            peers.wait_until_current(JOIN_LIMIT);
+        }
+        self.away.set(None);
+        self.size.changed(shape.size);
+        Ok(())
+    }
+
+    /// The same image as before, by its name.
+    fn find_again(&self, cluster: &Arc<Cluster>) -> Result<Arc<Image>, OpenError> {
+        let (name, id) = (&self.options.image, self.medium.id());
+        let refused = |what: String| {
+            let image = name.to_string();
+            Err(OpenError::Image { image, what })
+        };
+        let image = match Image::open(cluster, name, self.options.read_only) {
+            Ok(image) => image,
+            Err(error) if error.errno() == libc::ENOENT => {
+                let found = name.pool_of(cluster)?.name_of(id)?;
+                return refused(missing(name, id, found.as_deref()));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if ImageMedium::of(&image)?.key() != self.medium.key() {
+            return refused(
+                "another image or snapshot has this name now, which is another disk; hint: take the disk out of service and add it \
+                 anew to serve that one"
+                    .to_owned(),
+            );
+        }
+        if !Settings::of(&image)?.keep(&self.settings) {
+            return refused(
+                "rbd_cache or rbd_skip_partial_discard was turned on, and clients rely on it being off; hint: turn it off, or restart \
+                 the daemon"
+                    .to_owned(),
+            );
+        }
+        Ok(image)
+    }
+}
+
+/// Why nothing is found by a name: what the image is called that had it.
+fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>) -> String {
+    let mut pool = name.pool.clone();
+    if let Some(namespace) = &name.namespace {
+        pool = format!("{pool}/{namespace}");
+    }
+    match (found, &name.snapshot) {
+        (None, _) => "the image was removed; hint: remove the disk".to_owned(),
+        (Some(now), _) if now != name.image => format!(
+            "the image was renamed to {now}; hint: rbd rename {pool}/{now} {pool}/{}, or add the disk anew by its new name",
+            name.image
+        ),
+        (Some(_), Some(snapshot)) => {
+            format!("the snapshot {snapshot} was removed; hint: remove the disk")
+        }
+        (Some(_), None) => {
+            format!("the image is in the trash; hint: rbd trash restore {pool}/{id}")
+        }
+    }
+}
+
+fn come_back(away: &Weak<Shared>, lost: Lost) {
+    let (mut wait, mut reason) = (WAIT_FIRST, lost.reason().to_owned());
+    let (mut fenced, mut logged) = (lost == Lost::Blocklisted, String::new());
+    loop {
+        let Some(shared) = away.upgrade() else {
+            return;
+        };
+        if logged != reason {
+            tracing::error!(image = %shared.options.image, "image away, I/O fails: {reason}");
+            logged.clone_from(&reason);
+        }
+        shared.away.set(Some((reason, Instant::now() + wait)));
+        drop(shared);
+        std::thread::sleep(wait);
+        let Some(shared) = away.upgrade() else {
+            return;
+        };
+        match shared.reopen(&mut fenced) {
+            Ok(()) => {
+                tracing::info!(image = %shared.options.image, "the image is open again");
+                shared.away.is_up.store(false, Ordering::Release);
+                return;
+            }
+            Err(error) => reason = error.to_string(),
+        }
+        wait = (wait * 2).min(WAIT_LONGEST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use librbd::ImageName;
+
+    use super::*;
+
+    #[test]
+    fn what_became_of_a_name_is_said_with_what_to_do() {
+        let name = |text| ImageName::parse(text).unwrap();
+        for (text, found, expected) in [
+            ("p/a", None, "was removed"),
+            (
+                "p/n/a",
+                Some("b"),
+                "renamed to b; hint: rbd rename p/n/b p/n/a",
+            ),
+            ("p/n/a", Some("a"), "rbd trash restore p/n/10b8"),
+            ("p/a@s", Some("a"), "the snapshot s was removed"),
+            ("p/a@s", Some("b"), "renamed to b"),
+        ] {
+            let said = missing(&name(text), "10b8", found);
+            assert!(said.contains(expected), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn errors_that_say_that_the_image_is_lost() {
+        assert_eq!(Lost::of_errno(108), Some(Lost::Blocklisted));
+        assert_eq!(Lost::of_errno(2), Some(Lost::Removed));
+        assert_eq!(Lost::of_errno(5), None);
+    }
+}
