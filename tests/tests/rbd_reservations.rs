@@ -2,13 +2,14 @@
 //! restarts, kills and a daemon that stands still.
 #![forbid(unsafe_code)]
 
-use end_to_end::{Context, DaemonBuilder, IscsiSession, Result, Rig, ensure};
+use end_to_end::{Context, DaemonBuilder, IscsiSession, Result, Rig, bail, ensure};
 use librbd::{Cluster, ClusterConfig, Image, ImageName, Object};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
 use vm::{CEPH_USER, Ceph, wait_until};
 
 const TARGET: &str = "iqn.2026-11.org.example:rbd";
@@ -23,6 +24,9 @@ const RESERVATIONS_PREEMPTED: Ended = (2, 0x2a03);
 const RESERVATIONS_RELEASED: Ended = (2, 0x2a04);
 const REGISTRATIONS_PREEMPTED: Ended = (2, 0x2a05);
 const BUSY: u8 = 8;
+
+/// Bytes before what virtio-blk writes beside the initiators' blocks.
+const BESIDE: u64 = 1 << 20;
 
 const REGISTER: u8 = 0;
 const RESERVE: u8 = 1;
@@ -96,7 +100,10 @@ fn shown(rig: &Rig) -> Result<(usize, usize)> {
 }
 
 fn serve(ceph: &Ceph) -> impl Fn(DaemonBuilder) -> DaemonBuilder {
-    let disk = format!("d={},lock=shared", ceph.disk("rbd/s"));
+    serve_disk(format!("d={},lock=shared", ceph.disk("rbd/s")))
+}
+
+fn serve_disk(disk: String) -> impl Fn(DaemonBuilder) -> DaemonBuilder {
     move |daemon| {
         daemon
             .disk(&disk)
@@ -193,12 +200,27 @@ fn reservations_hold_at_both_daemons_through_restarts_and_the_death_of_one() -> 
 fn a_daemon_that_stands_still_writes_nothing_after_its_initiator_was_preempted() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
-    let mut first = Rig::new(serve(&ceph))?;
+    let mut first = Rig::new(|daemon| serve(&ceph)(daemon).vhost_blk("d"))?;
     let mut second = first.beside(serve(&ceph))?;
     let (mut a, mut b) = (login(&mut first)?, login(&mut second)?);
     ensure!(reserve(&mut a, REGISTER, 0, [0, 1])? == GOOD);
     ensure!(reserve(&mut b, REGISTER, 0, [0, 2])? == GOOD);
     ensure!(reserve(&mut a, RESERVE, 1, [1, 0])? == GOOD && write(&mut a, 1)? == GOOD);
+    // virtio-blk knows no reservations. A daemon that serves nothing else takes no part, and nobody waits for it.
+    let disk = format!("d={},lock=shared", ceph.disk("rbd/s"));
+    let block_only = first.beside(|daemon| daemon.disk(&disk).vhost_blk("d"))?;
+    let mut ends = Vec::new();
+    for rig in [&first, &block_only] {
+        ends.push(FrontEnd::connect(&rig.socket("d"), &Options::default())?);
+    }
+    let options = QueueOptions::default();
+    let queues = ends.iter_mut();
+    let queues = queues.map(|end| BlkQueue::start(end, 0, &options, 4, 4096, Cuts::Usual));
+    let mut queues = queues.collect::<std::result::Result<Vec<BlkQueue>, _>>()?;
+    let [excluded, other] = &mut queues[..] else {
+        bail!("two queues");
+    };
+    ensure!(excluded.write(BESIDE, &[1; 512])? == status::OK);
 
     first.daemon.process().signal(Signal::STOP)?;
     let writer = std::thread::spawn(move || {
@@ -206,11 +228,19 @@ fn a_daemon_that_stands_still_writes_nothing_after_its_initiator_was_preempted()
         let done = a.command(&cdb, Some(&[66; 4096]), 0);
         (a, done)
     });
+    let slot = excluded.take().context("no slot")?;
+    excluded.data(slot).write(0, &[66; 512]);
+    ensure!(
+        excluded.submit(slot, kind::OUT, BESIDE / 512, 512, 0),
+        "no room"
+    );
+    excluded.publish();
     let begun = Instant::now();
     ensure!(reserve(&mut b, PREEMPT_AND_ABORT, 1, [2, 1])? == GOOD);
     let took = begun.elapsed();
     ensure!(took < Duration::from_secs(40), "preempted after {took:?}");
     ensure!(write(&mut b, 2)? == GOOD);
+    ensure!(other.write(BESIDE + 512, &[2; 512])? == status::OK);
     let listed = ceph.ceph(&["osd", "blocklist", "ls"])?;
     ensure!(listed.contains("127.0.0.1"), "{listed}");
 
@@ -218,9 +248,14 @@ fn a_daemon_that_stands_still_writes_nothing_after_its_initiator_was_preempted()
     first.daemon.process().signal(Signal::CONT)?;
     let (session, done) = writer.join().ok().context("a thread panicked")?;
     let mut a = session;
-    let status = done?.status;
-    ensure!(status != 0, "a write of a preempted initiator");
+    let ended = done?.status;
+    ensure!(ended != 0, "a write of a preempted initiator");
     ensure!(read(&mut b)? == (GOOD, Some(2)));
+    // Whatever an excluded daemon has begun, by whichever transport, ends with an error and is not written.
+    ensure!(excluded.wait()?.status == status::IOERR);
+    excluded.release(slot);
+    let mut bytes = [0; 512];
+    ensure!(other.read(BESIDE, &mut bytes)? == status::OK && bytes == [1; 512]);
 
     // It comes back over a new connection, knows what it has missed, and tells its initiator.
     let told = wait_until(LIMIT, || match write(&mut a, 67) {
@@ -236,6 +271,132 @@ fn a_daemon_that_stands_still_writes_nothing_after_its_initiator_was_preempted()
     });
     ensure!(ready.is_some(), "{}", first.daemon.process().log_tail());
     ensure!(reserve(&mut a, REGISTER, 0, [0, 3])? == GOOD && keys(&mut b)? == [2, 3]);
+    ensure!(excluded.write(BESIDE, &[3; 512])? == status::OK);
+    ensure!(other.read(BESIDE, &mut bytes)? == status::OK && bytes == [3; 512]);
+    Ok(())
+}
+
+/// A user who may read and write images, and nothing beyond: the cluster does not let it blocklist others.
+fn weak_user(ceph: &Ceph) -> Result<String> {
+    let keyring = ceph.folder().join("weak.keyring");
+    let path = keyring.to_string_lossy();
+    let caps = ["mon", "allow r", "osd", "profile rbd"];
+    let words = ["auth", "get-or-create", "client.weak"];
+    let words: Vec<&str> = words.into_iter().chain(caps).chain(["-o", &path]).collect();
+    ceph.ceph(&words)?;
+    let conf = ceph.conf();
+    Ok(format!(
+        "d=rbd:rbd/s,conf={},id=weak,keyring={path},lock=shared",
+        conf.display()
+    ))
+}
+
+/// Without the right to blocklist, the change is answered when the daemon that stands still has certainly stopped to rely on the old state.
+#[test]
+fn three_daemons_agree_also_when_one_stands_still_and_another_may_not_blocklist_it() -> Result<()> {
+    let ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
+    let weak = weak_user(&ceph)?;
+    let mut first = Rig::new(serve(&ceph))?;
+    let mut second = first.beside(serve(&ceph))?;
+    let mut third = first.beside(serve_disk(weak))?;
+    let (mut a, mut b, mut c) = (login(&mut first)?, login(&mut second)?, login(&mut third)?);
+    for (session, key) in [(&mut a, 1), (&mut b, 2), (&mut c, 3)] {
+        ensure!(reserve(session, REGISTER, 0, [0, key])? == GOOD);
+    }
+    ensure!(reserve(&mut a, RESERVE, 5, [1, 0])? == GOOD);
+    for session in [&mut a, &mut b, &mut c] {
+        ensure!(keys(session)? == [1, 2, 3] && write(session, 1)? == GOOD);
+    }
+    for rig in [&first, &second, &third] {
+        ensure!(shown(rig)? == (3, 2));
+    }
+    ensure!(reserve(&mut b, PREEMPT, 5, [2, 1])? == GOOD);
+    ensure!(write(&mut a, 2)? == REGISTRATIONS_PREEMPTED && write(&mut a, 2)? == CONFLICT);
+    ensure!(write(&mut c, 3)? == GOOD && read(&mut a)? == (GOOD, Some(3)));
+
+    second.daemon.process().signal(Signal::STOP)?;
+    let writer = std::thread::spawn(move || {
+        let cdb = [0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+        let done = b.command(&cdb, Some(&[66; 4096]), 0);
+        (b, done)
+    });
+    // Initiators wait less long for a command: it is sent again, and finds what has been done by then.
+    let preempted = wait_until(2 * LIMIT, || match reserve(&mut c, PREEMPT, 5, [3, 2]) {
+        Ok(CONFLICT | GOOD) => keys(&mut c).ok().filter(|keys| *keys == [3]),
+        _ => {
+            c = login(&mut third).ok()?;
+            None
+        }
+    });
+    let log = third.daemon.process().log();
+    ensure!(preempted.is_some(), "{log}");
+    ensure!(
+        log.contains("not blocklisted, what it had begun may still be written"),
+        "{log}"
+    );
+    let listed = ceph.ceph(&["osd", "blocklist", "ls"])?;
+    ensure!(!listed.contains("127.0.0.1"), "{listed}");
+    ensure!(write(&mut c, 4)? == GOOD);
+    second.daemon.process().signal(Signal::CONT)?;
+    let (session, done) = writer.join().ok().context("a thread panicked")?;
+    b = session;
+    let ended = done?.status;
+    ensure!(ended != 0, "a write of a preempted initiator");
+    let told = wait_until(LIMIT, || match write(&mut b, 67) {
+        Ok(CONFLICT) => Some(()),
+        _ => None,
+    });
+    ensure!(told.is_some(), "{}", second.daemon.process().log_tail());
+    for session in [&mut a, &mut b, &mut c] {
+        ensure!(read(session)? == (GOOD, Some(4)) && keys(session)? == [3]);
+    }
+    Ok(())
+}
+
+/// GET LBA STATUS(16): status, and additional sense code and qualifier.
+fn lba_status(session: &mut IscsiSession, lun: u8) -> Result<Ended> {
+    let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0];
+    let done = session.command_on(lun, &cdb, None, 64)?;
+    let code = |at: usize| done.sense.get(at).copied().map_or(0, u16::from);
+    Ok((done.status, code(12) << 8 | code(13)))
+}
+
+#[test]
+fn without_the_osd_reservations_are_unknown_and_block_status_ends_by_its_timeout() -> Result<()> {
+    const COMMAND_TIMEOUT: Ended = (2, 0x2e02);
+    let mut ceph = Ceph::start()?;
+    ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
+    ceph.rbd(&["create", "rbd/e", "--size", "8M"])?;
+    let other = format!("e={},io_timeout=2", ceph.disk("rbd/e"));
+    let shared = format!("d={},lock=shared", ceph.disk("rbd/s"));
+    let mut rig = Rig::new(|daemon| {
+        daemon
+            .disk(&shared)
+            .disk(&other)
+            .arguments(["--iscsi", &format!("{TARGET}=d,e")])
+            .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"])
+    })?;
+    let mut a = login(&mut rig)?;
+    ensure!(reserve(&mut a, REGISTER, 0, [0, 1])? == GOOD && write(&mut a, 1)? == GOOD);
+    while lba_status(&mut a, 1)? != GOOD {}
+    let shown = |rig: &Rig| rig.daemon.lunette(&["disk", "show", "d"]);
+    ensure!(!shown(&rig)?.contains("reservations"), "{}", shown(&rig)?);
+
+    ceph.kill_osd();
+    ensure!(lba_status(&mut a, 1)? == COMMAND_TIMEOUT);
+    let unknown = wait_until(LIMIT, || {
+        let shown = shown(&rig).ok()?;
+        (shown.contains("unknown: ") && shown.contains("writes wait")).then_some(())
+    });
+    ensure!(unknown.is_some(), "{}", shown(&rig)?);
+    let cdb = [0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+    ensure!(a.command(&cdb, Some(&[2; 4096]), 0)?.status == BUSY);
+
+    ceph.start_osd()?;
+    ensure!(write(&mut a, 3)? == GOOD && read(&mut a)? == (GOOD, Some(3)));
+    ensure!(keys(&mut a)? == [1] && lba_status(&mut a, 1)? == GOOD);
+    ensure!(!shown(&rig)?.contains("unknown"), "{}", shown(&rig)?);
     Ok(())
 }
 

@@ -17,6 +17,9 @@ pub const STATE_VERSION_LENGTH: usize = 8;
 pub trait SharedState: Send + Sync {
     /// Takes part from now on, until the membership is dropped. Does not block: `observer` hears when it has joined.
     fn join(&self, observer: Arc<dyn StateObserver>) -> StateMembership;
+
+    /// Why this daemon, which takes part, does not know the state just now; `None`: it does, or takes no part.
+    fn unknown(&self) -> Option<String>;
 }
 
 /// Whoever acts on the state, within one daemon. Called on threads of the device; must not block for long.

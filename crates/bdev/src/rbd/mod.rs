@@ -316,6 +316,10 @@ impl SharedState for Rbd {
     fn join(&self, observer: Arc<dyn StateObserver>) -> StateMembership {
         peers::join(&self.shared, observer)
     }
+
+    fn unknown(&self) -> Option<String> {
+        self.shared.peers()?.unknown()
+    }
 }
 
 #[cfg(test)]

@@ -86,6 +86,8 @@ struct Known {
     is_current: bool,
     /// It has never been current.
     is_new: bool,
+    /// Why it is not current, once something has failed.
+    problem: Option<String>,
 }
 
 /// This daemon's part in it.
@@ -202,6 +204,13 @@ impl Peers {
         record.is_ok_and(|record| entered.is_some_and(|instance| !record.has(&instance)))
     }
 
+    /// Why the state is not known.
+    pub(super) fn unknown(&self) -> Option<String> {
+        let known = lock(&self.known);
+        let problem = || known.problem.clone();
+        (!known.is_current).then(|| problem().unwrap_or_else(|| "being read".to_owned()))
+    }
+
     /// Waits until this daemon is current.
     pub(super) fn wait_until_current(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
@@ -218,6 +227,9 @@ impl Peers {
         let mut known = lock(&self.known);
         known.is_current = current;
         known.is_new &= !current;
+        if current {
+            known.problem = None;
+        }
         self.observer.set_current(current);
     }
 
@@ -289,6 +301,7 @@ impl Peers {
             {
                 shared.lose(shared.generation(), Lost::Blocklisted);
             }
+            lock(&self.known).problem = Some(problem.to_string());
             if !shown {
                 shown = true;
                 tracing::error!(image = %self.image, "reservations unknown, SCSI reads and writes are answered BUSY until they are known: {problem}");

@@ -89,6 +89,7 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
         DiskState::Ready | DiskState::Opening => (None, None),
     };
     let waiting = disk.and_then(|disk| disk.state().waiting());
+    let shared = disk.and_then(|disk| disk.device().shared_state());
     let geometry = info.as_ref().map(|info| info.geometry);
     let stack = match disk {
         Some(disk) => disk.stack(),
@@ -96,6 +97,7 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
     };
     let removing = live.draining.iter().find_map(|one| one.disk(&config.name));
     DiskStatus {
+        reservations_unknown: shared.and_then(|shared| shared.unknown()),
         removing_seconds: removing.map(|time| time.as_secs()),
         size: match geometry {
             Some(geometry) => geometry.capacity_bytes(),

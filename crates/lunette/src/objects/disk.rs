@@ -178,6 +178,10 @@ fn details(disk: &Disk) -> Table {
             );
             lines.push(("waiting", waiting));
         }
+        if let Some(reason) = &status.reservations_unknown {
+            let unknown = format!("unknown: {reason}; SCSI reads and writes wait");
+            lines.push(("reservations", unknown));
+        }
         lines.push(("stack", status.stack.join(" > ")));
     }
     if let Some(path) = &disk.path {
