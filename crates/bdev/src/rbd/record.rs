@@ -23,6 +23,9 @@ pub(super) const MEMBERS_MAX: usize = 64;
 /// The longest address: Ceph lists all of a client's.
 const ADDRESS_MAX: usize = 512;
 
+/// No record has a later version: the number never begins anew, which daemons would take for an earlier state.
+const VERSION_MAX: u64 = u64::MAX / 2;
+
 /// No record is longer.
 pub(super) const RECORD_MAX: usize =
     GUARD_LENGTH + 2 + MEMBERS_MAX * (16 + 2 + ADDRESS_MAX) + 4 + STATE_MAX;
@@ -57,7 +60,8 @@ impl SharedRecord {
         let (nonce, rest) = rest.split_first_chunk::<16>()?;
         let (count, mut rest) = rest.split_first_chunk::<2>()?;
         let count = usize::from(u16::from_be_bytes(*count));
-        if *magic != MAGIC || count > MEMBERS_MAX {
+        let version = u64::from_be_bytes(*version);
+        if *magic != MAGIC || version > VERSION_MAX || count > MEMBERS_MAX {
             return None;
         }
         let mut members = Vec::new();
@@ -81,7 +85,7 @@ impl SharedRecord {
             return None;
         }
         Some(SharedRecord {
-            version: u64::from_be_bytes(*version),
+            version,
             nonce: *nonce,
             members,
             state: state.to_vec(),
@@ -90,7 +94,10 @@ impl SharedRecord {
 
     /// As bytes; `None`: it is too large.
     pub fn encode(&self) -> Option<Vec<u8>> {
-        if self.members.len() > MEMBERS_MAX || self.state.len() > STATE_MAX {
+        if self.members.len() > MEMBERS_MAX
+            || self.state.len() > STATE_MAX
+            || self.version > VERSION_MAX
+        {
             return None;
         }
         let mut bytes = self.guard().to_vec();
@@ -120,7 +127,7 @@ impl SharedRecord {
     /// What may replace it.
     pub(super) fn next(&self) -> SharedRecord {
         SharedRecord {
-            version: self.version.wrapping_add(1),
+            version: self.version + 1,
             nonce: super::peers::random(),
             ..self.clone()
         }
@@ -146,7 +153,7 @@ mod tests {
 
     fn record() -> impl Strategy<Value = SharedRecord> {
         let fields = (
-            any::<u64>(),
+            0..=VERSION_MAX,
             any::<[u8; 16]>(),
             members(),
             vec(any::<u8>(), 0..100),
@@ -229,5 +236,14 @@ mod tests {
         assert!(SharedRecord::decode(&most.encode().unwrap()).is_some());
         assert_eq!(members(vec![member(1); MEMBERS_MAX + 1]).encode(), None);
         assert_eq!(members(vec![member(ADDRESS_MAX + 1)]).encode(), None);
+        let last = SharedRecord {
+            version: VERSION_MAX,
+            ..SharedRecord::default()
+        };
+        let mut bytes = last.encode().unwrap();
+        assert_eq!(SharedRecord::decode(&bytes).as_ref(), Some(&last));
+        assert_eq!(last.next().encode(), None);
+        bytes[8] |= 0x80;
+        assert_eq!(SharedRecord::decode(&bytes), None);
     }
 }

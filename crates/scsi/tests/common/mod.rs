@@ -108,7 +108,7 @@ impl SharedState {
         if u64::from_be_bytes(*version) != shared.version {
             return Err(IoErrorKind::Miscompare.into());
         }
-        shared.version += 1;
+        shared.version = shared.version.wrapping_add(1);
         shared.state = state.to_vec();
         let Shared {
             version,
