@@ -18,7 +18,10 @@ const LEVELS: [(&str, &[&str]); 5] = [
         "protocols",
         &["virtqueue", "scsi", "iscsi", "guest_channel"],
     ),
-    ("engines", &["uring", "librbd", "bdev", "reactor"]),
+    (
+        "engines",
+        &["uring", "librbd", "iscsi_initiator", "bdev", "reactor"],
+    ),
     (
         "transports",
         &[

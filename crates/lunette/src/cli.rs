@@ -73,6 +73,9 @@ pub enum Command {
     /// Drive a device as a guest's driver would, and measure it (the program lunette-lab runs this)
     #[command(disable_help_flag = true, after_help = AFTER_BENCH)]
     Bench(LabArguments),
+    /// Look at iSCSI targets, and copy their disks, without a driver
+    #[command(disable_help_flag = true, after_help = AFTER_ISCSI)]
+    Iscsi(LabArguments),
     /// Serve one file as virtio-blk, as QEMU and libvirt start a back end
     VhostUserBlk(BlkProgram),
     /// Serve files as a virtio-scsi controller, as QEMU and libvirt start a back end
@@ -350,6 +353,12 @@ lunette bench --help shows its options. It needs the program lunette-lab, beside
 
 Example:
     lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32";
+
+const AFTER_ISCSI: &str = "\
+lunette iscsi --help shows its commands. It needs the program lunette-lab, beside lunette or in PATH.
+
+Example:
+    lunette iscsi discover 192.0.2.1";
 
 const AFTER_COMPLETION: &str = "\
 Examples:

@@ -14,7 +14,7 @@ use cli_common::{Failure, Outcome, find_sibling};
 pub const PROGRAM: &str = "lunette-lab";
 
 /// The commands that it runs.
-pub const COMMANDS: [&str; 1] = ["bench"];
+pub const COMMANDS: [&str; 2] = ["bench", "iscsi"];
 
 /// The command's own arguments, which only `lunette-lab` knows.
 #[derive(Debug, Args)]

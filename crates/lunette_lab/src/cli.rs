@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 use cli_common::{CompletionArguments, LogOptions, ManArguments};
 
 use crate::bench::BenchArguments;
+use crate::iscsi::IscsiArguments;
 
 /// Measures block devices of virtual machines as their guests' drivers would use them.
 #[derive(Debug, Parser)]
@@ -34,6 +35,8 @@ const AFTER: &str = "\
 pub enum Command {
     /// Drive a device as a guest's driver would, and measure it
     Bench(Box<BenchArguments>),
+    /// Look at iSCSI targets, and copy their disks, without a driver
+    Iscsi(Box<IscsiArguments>),
     /// Print a shell's completion script for lunette-lab
     #[command(after_help = AFTER_COMPLETION)]
     Completion(CompletionArguments),

@@ -6,6 +6,7 @@
 
 mod bench;
 mod cli;
+mod iscsi;
 
 use std::process::ExitCode;
 
@@ -23,6 +24,7 @@ fn run(cli: Cli) -> Outcome {
     let _levels = cli.log.start()?;
     match cli.command {
         Command::Bench(arguments) => bench::run(*arguments),
+        Command::Iscsi(arguments) => iscsi::run(*arguments),
         Command::Completion(arguments) => pages().completion(&arguments),
         Command::Man(arguments) => pages().man(&arguments),
     }

@@ -1,0 +1,202 @@
+//! Where a logical unit is: `iscsi://[USER@]HOST[:PORT]/TARGET/LUN`, as other initiators write it.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+/// The port of iSCSI (RFC 7143, 4.2.7.1).
+const PORT: u16 = 3260;
+/// Flat space addressing has 14 bits (SAM-5, 4.7.7.3).
+const LUN_MAX: u16 = 16_383;
+
+/// A network portal: a host, by name or address, and a TCP port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Portal {
+    host: String,
+    port: u16,
+}
+
+impl Portal {
+    /// Its addresses.
+    ///
+    /// # Errors
+    /// When the name has none, or cannot be looked up.
+    pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        let found: Vec<SocketAddr> = (self.host.as_str(), self.port).to_socket_addrs()?.collect();
+        if found.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("{} has no address", self.host),
+            ));
+        }
+        Ok(found)
+    }
+}
+
+impl FromStr for Portal {
+    type Err = String;
+
+    /// `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; what a target announces may have `,GROUP` behind it.
+    fn from_str(text: &str) -> Result<Portal, String> {
+        let malformed = || format!("{text:?} is not HOST[:PORT], such as 192.0.2.1:3260 or [::1]");
+        let place = text.split(',').next().unwrap_or_default();
+        let (host, port) = match place.strip_prefix('[') {
+            Some(rest) => {
+                let (host, rest) = rest.split_once(']').ok_or_else(malformed)?;
+                (
+                    host,
+                    rest.strip_prefix(':')
+                        .or_else(|| rest.is_empty().then_some("")),
+                )
+            }
+            None => match place.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (place, Some("")),
+            },
+        };
+        let port = match port.ok_or_else(malformed)? {
+            "" if !place.ends_with(':') => PORT,
+            port => port.parse().map_err(|_| malformed())?,
+        };
+        if host.is_empty() || host.contains(['/', '@', ' ']) {
+            return Err(malformed());
+        }
+        Ok(Portal {
+            host: host.to_owned(),
+            port,
+        })
+    }
+}
+
+impl fmt::Display for Portal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// A logical unit of a target at a portal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitAddress {
+    /// For CHAP.
+    pub user: Option<String>,
+    /// Where.
+    pub portal: Portal,
+    /// The target's iSCSI name.
+    pub target: String,
+    /// The logical unit number.
+    pub lun: u16,
+}
+
+impl UnitAddress {
+    /// How it is written.
+    pub const FORM: &'static str = "iscsi://[USER@]HOST[:PORT]/TARGET/LUN";
+
+    /// Is this how one begins?
+    pub fn looks_like_one(text: &str) -> bool {
+        text.starts_with("iscsi://")
+    }
+
+    /// The target without a logical unit: `iscsi://[USER@]HOST[:PORT]/TARGET`.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn target(text: &str) -> Result<(Option<String>, Portal, String), String> {
+        let malformed = || format!("{text:?} is not {}", UnitAddress::FORM);
+        let rest = text.strip_prefix("iscsi://").ok_or_else(malformed)?;
+        let (place, target) = rest.split_once('/').ok_or_else(malformed)?;
+        let (user, portal) = match place.rsplit_once('@') {
+            Some((user, portal)) => (Some(user.to_owned()), portal),
+            None => (None, place),
+        };
+        if target.is_empty() || target.contains('/') || user.as_deref() == Some("") {
+            return Err(malformed());
+        }
+        Ok((user, portal.parse()?, target.to_owned()))
+    }
+
+    /// The number as the eight bytes of a LUN field: peripheral device addressing below 256, flat space addressing above
+    /// (SAM-5, 4.7.7.2 and 4.7.7.3).
+    pub fn wire(lun: u16) -> u64 {
+        let method = if lun < 256 { 0 } else { 0x4000 };
+        u64::from(method | lun) << 48
+    }
+}
+
+impl FromStr for UnitAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<UnitAddress, String> {
+        let malformed = || format!("{text:?} is not {}", UnitAddress::FORM);
+        let (whole, lun) = text.rsplit_once('/').ok_or_else(malformed)?;
+        let (user, portal, target) = UnitAddress::target(whole).map_err(|_| malformed())?;
+        let lun = lun.parse().ok().filter(|lun| *lun <= LUN_MAX);
+        Ok(UnitAddress {
+            user,
+            portal,
+            target,
+            lun: lun.ok_or_else(malformed)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portals_are_names_and_addresses_with_or_without_a_port() {
+        for (text, shown) in [
+            ("san", "san:3260"),
+            ("san.example.org:77", "san.example.org:77"),
+            ("192.0.2.1:3260,1", "192.0.2.1:3260"),
+            ("[2001:db8::1]", "[2001:db8::1]:3260"),
+            ("[::1]:3261,2", "[::1]:3261"),
+        ] {
+            assert_eq!(text.parse::<Portal>().unwrap().to_string(), shown);
+        }
+        for text in [
+            "",
+            ":3260",
+            "san:",
+            "san:x",
+            "san:70000",
+            "[::1",
+            "[::1]x",
+            "::1",
+            "a/b",
+        ] {
+            assert!(text.parse::<Portal>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn units_are_written_as_other_initiators_write_them() {
+        let unit: UnitAddress = "iscsi://ann@[::1]:3261/iqn.2026-11.org.example:t0/300"
+            .parse()
+            .unwrap();
+        assert_eq!(unit.user.as_deref(), Some("ann"));
+        assert_eq!(unit.portal.to_string(), "[::1]:3261");
+        assert_eq!(unit.target, "iqn.2026-11.org.example:t0");
+        assert_eq!(
+            UnitAddress::wire(unit.lun).to_be_bytes(),
+            [0x41, 0x2c, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(UnitAddress::wire(3).to_be_bytes(), [0, 3, 0, 0, 0, 0, 0, 0]);
+        for text in [
+            "san/t/0",
+            "iscsi://san",
+            "iscsi://san/t",
+            "iscsi://san/t/x",
+            "iscsi://san/t/16384",
+            "iscsi://san//0",
+            "iscsi://@san/t/0",
+            "iscsi:///t/0",
+        ] {
+            assert!(text.parse::<UnitAddress>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! CHAP credentials of an initiator, from a file of the form that the target reads: a line each,
+//! `NAME SECRET [TARGET_NAME TARGET_SECRET]`.
+
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use iscsi::chap::{Algorithm, Secret};
+use iscsi::login::Credentials;
+
+/// The line of `user` in the file at `path`. With a target's name and secret in it, the target has to prove itself too.
+///
+/// # Errors
+/// What is wrong with the file, without a word of its secrets.
+pub fn read_credentials(path: &Path, user: &str) -> Result<Credentials, String> {
+    let shown = path.display();
+    let failed = |error| format!("cannot read CHAP credentials from {shown}: {error}");
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode();
+    if mode & 0o077 != 0 {
+        return Err(format!(
+            "{shown} has mode {:o}, so others may read or change the secrets in it; hint: chmod 600 {shown}",
+            mode & 0o777
+        ));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(failed)?;
+    for (number, line) in text.lines().enumerate() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (secret, mutual) = match words[..] {
+            [name, secret] if name == user => (secret, None),
+            [name, secret, target, proof] if name == user => (secret, Some((target, proof))),
+            [name, ..] if name == user => {
+                let line = number + 1;
+                return Err(format!(
+                    "{shown}:{line}: not NAME SECRET [TARGET_NAME TARGET_SECRET]"
+                ));
+            }
+            _ => continue,
+        };
+        return Ok(Credentials {
+            name: user.to_owned(),
+            secret: Secret::new(secret),
+            mutual: mutual.map(|(name, proof)| (name.to_owned(), Secret::new(proof))),
+            algorithms: Algorithm::ALL.iter().rev().copied().collect(),
+        });
+    }
+    Err(format!("{shown} has no line for the CHAP user {user}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_user_is_taken_and_mistakes_tell_no_secret() {
+        let path = std::env::temp_dir().join(format!("credentials-{}", std::process::id()));
+        let read = |text: &str, mode, user: &str| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            read_credentials(&path, user)
+        };
+        let text = "# ours\nann secretsecret\nbob secretsecret t0 othersecret12\ncarl\n";
+        assert!(read(text, 0o600, "ann").unwrap().mutual.is_none());
+        let bob = read(text, 0o600, "bob").unwrap();
+        assert_eq!(bob.mutual.unwrap().0, "t0");
+        for (mode, user, told) in [
+            (0o644, "ann", "chmod 600"),
+            (0o600, "carl", ":4: not NAME SECRET"),
+            (0o600, "dora", "no line for the CHAP user dora"),
+        ] {
+            let error = read(text, mode, user).unwrap_err();
+            assert!(
+                error.contains(told) && !error.contains("secretsecret"),
+                "{error}"
+            );
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+}

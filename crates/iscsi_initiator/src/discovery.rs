@@ -1,0 +1,63 @@
+//! Which targets a portal knows: SendTargets (RFC 7143, appendix C).
+
+use crate::address::Portal;
+use crate::session::{Session, SessionError, SessionOptions};
+
+/// A target, and where it is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundTarget {
+    /// Its iSCSI name.
+    pub name: String,
+    /// Its addresses, `HOST:PORT,GROUP`, as the target gives them; none: where it was asked.
+    pub addresses: Vec<String>,
+}
+
+/// Asks a portal for all targets that this initiator may log in to.
+///
+/// # Errors
+/// Why there is no answer.
+pub fn discover(
+    portal: &Portal,
+    options: &SessionOptions,
+) -> Result<Vec<FoundTarget>, SessionError> {
+    let mut session = Session::discovery(portal, options)?;
+    let text = session.text(b"SendTargets=All\0")?;
+    session.logout()?;
+    Ok(targets_of(&text))
+}
+
+fn targets_of(text: &[u8]) -> Vec<FoundTarget> {
+    let mut targets: Vec<FoundTarget> = Vec::new();
+    for pair in text.split(|byte| *byte == 0) {
+        let pair = String::from_utf8_lossy(pair);
+        match (pair.split_once('='), targets.last_mut()) {
+            (Some(("TargetName", name)), _) => targets.push(FoundTarget {
+                name: name.to_owned(),
+                addresses: Vec::new(),
+            }),
+            (Some(("TargetAddress", address)), Some(target)) => {
+                target.addresses.push(address.to_owned());
+            }
+            _ => {}
+        }
+    }
+    targets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_belong_to_the_target_before_them() {
+        let text = b"TargetName=iqn.a:1\0TargetAddress=192.0.2.1:3260,1\0TargetAddress=[::1]:3260,2\0TargetName=iqn.a:2\0";
+        let found = targets_of(text);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].addresses, ["192.0.2.1:3260,1", "[::1]:3260,2"]);
+        assert_eq!(
+            (found[1].name.as_str(), found[1].addresses.len()),
+            ("iqn.a:2", 0)
+        );
+        assert!(targets_of(b"TargetAddress=x\0=\0\0").is_empty());
+    }
+}

@@ -1,0 +1,24 @@
+//! An iSCSI initiator for programs that wait for their commands: discovery, sessions with one to sixteen connections (MC/S),
+//! and logical units with the commands of SPC and SBC that disks need.
+//!
+//! [`Session`] moves bytes between sockets and the sans-IO session of crate `iscsi`, which checks what a target sends. A command goes by the
+//! connection that has the fewest commands in flight. Nothing waits longer than [`SessionOptions::timeout`] for a target that is silent.
+//! Error recovery level 0: a connection that is lost ends the session.
+#![forbid(unsafe_code)]
+
+mod address;
+mod credentials;
+mod discovery;
+mod link;
+mod reservations;
+mod sense;
+mod session;
+mod unit;
+
+pub use address::{Portal, UnitAddress};
+pub use credentials::read_credentials;
+pub use discovery::{FoundTarget, discover};
+pub use reservations::{ReservationKind, ReservationStatus};
+pub use sense::Sense;
+pub use session::{Session, SessionError, SessionOptions};
+pub use unit::{CommandError, Extent, Unit, UnitInfo, luns};

@@ -1,0 +1,512 @@
+//! A session over sockets: login with redirection, commands over its connections, answers in whatever order they come.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::time::{Duration, Instant};
+
+use iscsi::initiator::{
+    CommandDone, Event, Initiator, InitiatorError, InitiatorSettings, NotReady, Request,
+};
+use iscsi::login::{Credentials, LoginError};
+use iscsi::negotiation::{Offer, SessionParameters};
+use iscsi::pdu::LogoutReason;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::address::Portal;
+use crate::link::{Link, RECEIVE_BYTES};
+
+/// How often a target may send us elsewhere before a login is given up.
+const REDIRECTIONS_MAX: usize = 4;
+/// Target moved, for now or for good (RFC 7143, 11.13.5).
+const MOVED: [u16; 2] = [0x0101, 0x0102];
+/// What the text of a target may have, before it is too much: some thousand targets.
+const TEXT_MAX: usize = 1 << 20;
+/// Events of Asynchronous Messages (11.9.1): the target wants a logout, drops this connection, or all of them.
+const ASYNC_LOGOUT: u8 = 1;
+const ASYNC_DROPS: [u8; 2] = [2, 3];
+
+/// As whom, and how, an initiator logs in.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// InitiatorName.
+    pub initiator_name: String,
+    /// The session's part of the initiator port's name (10.4.1); `None`: random, so that sessions do not displace each other.
+    pub isid: Option<[u8; 6]>,
+    /// For CHAP.
+    pub credentials: Option<Credentials>,
+    /// Connections of the session, 1 to 16; a target that allows fewer gets as many as it allows.
+    pub connections: u16,
+    /// What is wished for.
+    pub offer: Offer,
+    /// How long a target may be silent while something is asked of it, and a connection may take to come about.
+    pub timeout: Duration,
+}
+
+impl Default for SessionOptions {
+    /// The host's own name as `/etc/iscsi/initiatorname.iscsi` has it, one connection, and data with commands as common
+    /// initiators send it.
+    fn default() -> Self {
+        SessionOptions {
+            initiator_name: host_name(),
+            isid: None,
+            credentials: None,
+            connections: 1,
+            offer: Offer {
+                max_recv_data_segment_length: 262_144,
+                session: SessionParameters {
+                    initial_r2t: false,
+                    immediate_data: true,
+                    max_burst_length: 1 << 20,
+                    first_burst_length: 262_144,
+                    ..SessionParameters::default()
+                },
+                ..Offer::default()
+            },
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+fn host_name() -> String {
+    let text = std::fs::read_to_string("/etc/iscsi/initiatorname.iscsi").unwrap_or_default();
+    let named = text
+        .lines()
+        .find_map(|line| line.strip_prefix("InitiatorName="));
+    let named = named
+        .map(str::trim)
+        .filter(|name| iscsi::login::is_iscsi_name(name));
+    named
+        .unwrap_or("iqn.2026-11.org.example:lunette")
+        .to_owned()
+}
+
+/// The random format of an ISID (10.4.1).
+fn random_isid() -> [u8; 6] {
+    let mut isid = [0; 6];
+    // Without entropy the process and the time tell sessions apart.
+    if getrandom::fill(&mut isid).is_err() {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let nanos = now.map_or(0, |time| time.subsec_nanos());
+        isid[1..5].copy_from_slice(&(nanos ^ std::process::id()).to_be_bytes());
+    }
+    isid[0] = 0x80;
+    isid
+}
+
+/// Why a session does not come about, or is over.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// No address of the portal answers.
+    #[error("cannot connect to {portal}: {error}")]
+    Connect {
+        /// The portal.
+        portal: Portal,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The target does not let us in.
+    #[error("cannot log in to {target} at {portal}: {error}")]
+    Login {
+        /// The target; `discovery` for a session that asks for targets.
+        target: String,
+        /// The portal.
+        portal: Portal,
+        /// Why not.
+        error: InitiatorError,
+    },
+    /// The connection is lost.
+    #[error("connection {cid} to {portal} is lost: {error}")]
+    Lost {
+        /// Its CID.
+        cid: u16,
+        /// The portal.
+        portal: Portal,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The target breaks a rule.
+    #[error("{portal}: {error}")]
+    Broken {
+        /// The portal.
+        portal: Portal,
+        /// Which.
+        error: InitiatorError,
+    },
+    /// Nothing has come for too long.
+    #[error("{portal} has not answered for {} s", waited.as_secs())]
+    Silent {
+        /// The portal.
+        portal: Portal,
+        /// For how long.
+        waited: Duration,
+    },
+    /// The target has refused a PDU.
+    #[error("{portal} rejects what was sent (reason {reason:#04x} of RFC 7143, 11.17.1)")]
+    Rejected {
+        /// The portal.
+        portal: Portal,
+        /// The reason.
+        reason: u8,
+    },
+    /// The target wants the session to end.
+    #[error("{portal} asks to log out, or drops the connection")]
+    Dismissed {
+        /// The portal.
+        portal: Portal,
+    },
+    /// The session is over.
+    #[error(transparent)]
+    NotReady(#[from] NotReady),
+}
+
+type Result<T> = std::result::Result<T, SessionError>;
+
+/// A session that is logged in.
+pub struct Session {
+    initiator: Initiator,
+    links: Vec<Link>,
+    portal: Portal,
+    target: Option<String>,
+    timeout: Duration,
+    /// When something was last asked for with nothing in flight, or something came.
+    heard: Instant,
+    /// Commands in flight, with the connection of each.
+    in_flight: HashMap<u32, u16>,
+    done: VecDeque<CommandDone>,
+    other: VecDeque<Event>,
+    buffer: Box<[u8]>,
+}
+
+impl Session {
+    /// Logs in to `target` at `portal`, or where it is redirected to, with all connections.
+    ///
+    /// # Errors
+    /// Why there is no session.
+    pub fn login(portal: &Portal, target: &str, options: &SessionOptions) -> Result<Session> {
+        let mut session = Session::leading(portal, Some(target), options)?;
+        let allowed = session.initiator.parameters().max_connections;
+        for _ in 1..options.connections.min(allowed) {
+            session.add_connection()?;
+        }
+        Ok(session)
+    }
+
+    /// A discovery session (RFC 7143, 4.3), which asks for targets only.
+    ///
+    /// # Errors
+    /// Why there is no session.
+    pub fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Session> {
+        Session::leading(portal, None, options)
+    }
+
+    fn leading(portal: &Portal, target: Option<&str>, options: &SessionOptions) -> Result<Session> {
+        let mut portal = portal.clone();
+        for _ in 0..REDIRECTIONS_MAX {
+            match Session::leading_at(&portal, target, options) {
+                Err(SessionError::Login {
+                    error:
+                        InitiatorError::Login(LoginError::Refused {
+                            status,
+                            address: Some(address),
+                        }),
+                    ..
+                }) if MOVED.contains(&status) && address.parse::<Portal>().is_ok() => {
+                    portal = address.parse().unwrap_or(portal);
+                }
+                other => return other,
+            }
+        }
+        Session::leading_at(&portal, target, options)
+    }
+
+    fn leading_at(
+        portal: &Portal,
+        target: Option<&str>,
+        options: &SessionOptions,
+    ) -> Result<Session> {
+        let isid = options.isid.unwrap_or_else(random_isid);
+        let mut offer = options.offer.clone();
+        offer.session.max_connections = options.connections.max(1);
+        let mut session = Session {
+            initiator: Initiator::new(InitiatorSettings {
+                initiator_name: options.initiator_name.clone(),
+                target_name: target.map(str::to_owned),
+                isid,
+                offer,
+                credentials: options.credentials.clone(),
+                first_cmd_sn: 1,
+                text_limit: TEXT_MAX,
+            }),
+            links: Vec::new(),
+            portal: portal.clone(),
+            target: target.map(str::to_owned),
+            timeout: options.timeout,
+            heard: Instant::now(),
+            in_flight: HashMap::new(),
+            done: VecDeque::new(),
+            other: VecDeque::new(),
+            buffer: vec![0; RECEIVE_BYTES].into(),
+        };
+        session.add_connection()?;
+        Ok(session)
+    }
+
+    fn add_connection(&mut self) -> Result<()> {
+        let connected = Link::connect(&self.portal, self.timeout);
+        let link = connected.map_err(|error| SessionError::Connect {
+            portal: self.portal.clone(),
+            error,
+        })?;
+        self.links.push(link);
+        let cid = self.initiator.connect();
+        self.heard = Instant::now();
+        while !self.initiator.is_ready(cid) {
+            self.move_bytes().map_err(|error| self.of_login(error))?;
+        }
+        Ok(())
+    }
+
+    fn of_login(&self, error: SessionError) -> SessionError {
+        match error {
+            SessionError::Broken { portal, error } => SessionError::Login {
+                target: self
+                    .target
+                    .clone()
+                    .unwrap_or_else(|| "discovery".to_owned()),
+                portal,
+                error,
+            },
+            other => other,
+        }
+    }
+
+    /// Connections that it has.
+    pub fn connections(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Where it is.
+    pub fn portal(&self) -> &Portal {
+        &self.portal
+    }
+
+    /// What was negotiated.
+    pub fn parameters(&self) -> &SessionParameters {
+        self.initiator.parameters()
+    }
+
+    /// Commands in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Starts a command, by the connection with the fewest in flight; its ITT is that of its [`CommandDone`].
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub fn submit(&mut self, request: Request) -> Result<u32> {
+        let load = |cid: u16| self.in_flight.values().filter(|at| **at == cid).count();
+        let cid = (0..self.links.len() as u16).min_by_key(|cid| load(*cid));
+        let cid = cid.unwrap_or(0);
+        if self.in_flight.is_empty() {
+            self.heard = Instant::now();
+        }
+        let itt = self.initiator.command(cid, request)?;
+        self.in_flight.insert(itt, cid);
+        self.send(cid)?;
+        Ok(itt)
+    }
+
+    /// Waits for the next command that ends.
+    ///
+    /// # Errors
+    /// When the session is over, or nothing is in flight.
+    pub fn wait(&mut self) -> Result<CommandDone> {
+        loop {
+            if let Some(done) = self.done.pop_front() {
+                return Ok(done);
+            }
+            if self.in_flight.is_empty() {
+                return Err(NotReady.into());
+            }
+            self.move_bytes()?;
+        }
+    }
+
+    /// One command from beginning to end; others that end meanwhile are kept for [`Session::wait`].
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub fn run(&mut self, request: Request) -> Result<CommandDone> {
+        let itt = self.submit(request)?;
+        loop {
+            if let Some(at) = self.done.iter().position(|done| done.itt == itt)
+                && let Some(done) = self.done.remove(at)
+            {
+                return Ok(done);
+            }
+            self.move_bytes()?;
+        }
+    }
+
+    /// Sends a NOP-Out with `data` by the connection `cid`, and gives the time until its answer.
+    ///
+    /// # Errors
+    /// When the session is over, or other data comes back.
+    pub fn ping(&mut self, cid: u16, data: &[u8]) -> Result<Duration> {
+        let begun = Instant::now();
+        self.heard = begun;
+        let itt = self.initiator.nop_out(cid, data.to_vec(), true)?;
+        let answer =
+            self.wait_for(|event| matches!(event, Event::Nop { itt: of, .. } if *of == itt))?;
+        match answer {
+            Event::Nop { data: came, .. } if came == data => Ok(begun.elapsed()),
+            _ => Err(SessionError::Broken {
+                portal: self.portal.clone(),
+                error: InitiatorError::Protocol("NOP-In with other data than were sent"),
+            }),
+        }
+    }
+
+    /// Sends text and gives the target's.
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub fn text(&mut self, text: &[u8]) -> Result<Vec<u8>> {
+        self.heard = Instant::now();
+        let itt = self.initiator.text(0, text)?;
+        let answer =
+            self.wait_for(|event| matches!(event, Event::Text { itt: of, .. } if *of == itt))?;
+        match answer {
+            Event::Text { text, .. } => Ok(text),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Ends the session in order.
+    ///
+    /// # Errors
+    /// When it was over before.
+    pub fn logout(mut self) -> Result<()> {
+        self.heard = Instant::now();
+        let itt = self.initiator.logout(0, LogoutReason::CloseSession, 0)?;
+        let answer =
+            self.wait_for(|event| matches!(event, Event::LoggedOut { itt: of, .. } if *of == itt));
+        match answer {
+            // The target closes all connections; that of another may be seen before the answer.
+            Ok(_) | Err(SessionError::Lost { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn wait_for(&mut self, is_meant: impl Fn(&Event) -> bool) -> Result<Event> {
+        loop {
+            if let Some(at) = self.other.iter().position(&is_meant)
+                && let Some(event) = self.other.remove(at)
+            {
+                return Ok(event);
+            }
+            self.other.clear();
+            self.move_bytes()?;
+        }
+    }
+
+    fn send(&mut self, cid: u16) -> Result<()> {
+        let Some(link) = self.links.get_mut(usize::from(cid)) else {
+            return Ok(());
+        };
+        let sent = link.send(self.initiator.outgoing(cid));
+        sent.map_err(|error| self.lost(cid, error))
+    }
+
+    fn lost(&self, cid: u16, error: io::Error) -> SessionError {
+        SessionError::Lost {
+            cid,
+            portal: self.portal.clone(),
+            error,
+        }
+    }
+
+    /// Sends what is to be sent and takes what comes, on whichever connection something happens first.
+    fn move_bytes(&mut self) -> Result<()> {
+        for cid in 0..self.links.len() as u16 {
+            self.send(cid)?;
+        }
+        let silent = self.heard.elapsed();
+        let left = self.timeout.saturating_sub(silent);
+        let mut fds: Vec<PollFd<'_>> = self
+            .links
+            .iter()
+            .map(|link| {
+                let sending = match link.is_sending() {
+                    true => PollFlags::OUT,
+                    false => PollFlags::empty(),
+                };
+                PollFd::new(&link.stream, PollFlags::IN | sending)
+            })
+            .collect();
+        match poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {
+            Ok(0) => {
+                return Err(SessionError::Silent {
+                    portal: self.portal.clone(),
+                    waited: self.heard.elapsed(),
+                });
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(self.lost(0, errno.into())),
+        }
+        let ready = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
+        let is_ready = |fd: &PollFd<'_>| fd.revents().intersects(ready);
+        let readable: Vec<bool> = fds.iter().map(is_ready).collect();
+        for (cid, _) in (0u16..).zip(readable).filter(|(_, ready)| *ready) {
+            self.receive(cid)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, cid: u16) -> Result<()> {
+        let Some(link) = self.links.get_mut(usize::from(cid)) else {
+            return Ok(());
+        };
+        let came = match link.receive(&mut self.buffer) {
+            Ok(Some(0)) => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the target has closed it",
+            )),
+            Ok(Some(bytes)) => Ok(bytes),
+            Ok(None) => return Ok(()),
+            Err(error) => Err(error),
+        };
+        let bytes = came.map_err(|error| self.lost(cid, error))?;
+        self.heard = Instant::now();
+        let events = self.initiator.receive(cid, &self.buffer[..bytes]);
+        let events = events.map_err(|error| SessionError::Broken {
+            portal: self.portal.clone(),
+            error,
+        })?;
+        events.into_iter().try_for_each(|event| self.take(event))
+    }
+
+    fn take(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Command(done) => {
+                self.in_flight.remove(&done.itt);
+                self.done.push_back(done);
+            }
+            Event::Rejected { reason, .. } => {
+                return Err(SessionError::Rejected {
+                    portal: self.portal.clone(),
+                    reason,
+                });
+            }
+            Event::Async { event, .. } if event == ASYNC_LOGOUT || ASYNC_DROPS.contains(&event) => {
+                return Err(SessionError::Dismissed {
+                    portal: self.portal.clone(),
+                });
+            }
+            Event::LoggedIn(_) | Event::Async { .. } => {}
+            other => self.other.push_back(other),
+        }
+        Ok(())
+    }
+}

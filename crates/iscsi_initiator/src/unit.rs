@@ -1,0 +1,546 @@
+//! A logical unit: the commands of SPC and SBC that somebody who copies, compares or looks at disks needs.
+//!
+//! What a unit says is checked before it is used: sizes, lengths, and that as much data came as was asked for.
+
+use std::time::Duration;
+
+use iscsi::initiator::{CommandDone, Initiator, Request};
+
+use crate::address::UnitAddress;
+use crate::sense::Sense;
+use crate::session::{Session, SessionError};
+
+/// SCSI status (SAM-5, 5.3).
+const GOOD: u8 = 0x00;
+const CHECK_CONDITION: u8 = 0x02;
+const BUSY: u8 = 0x08;
+const RESERVATION_CONFLICT: u8 = 0x18;
+const TASK_SET_FULL: u8 = 0x28;
+/// A new nexus is told some things, one a command; more than these mean that it never ends.
+const ATTENTIONS_MAX: u32 = 16;
+/// A unit that is busy is asked again this often, with a pause that doubles.
+const BUSY_MAX: u32 = 8;
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+/// What a list of LUNs may have: as many as flat addressing knows, and more than most targets have.
+const LUNS_BYTES: u32 = 8 + 8 * 16_384;
+/// GET LBA STATUS: descriptors at a time.
+const EXTENTS: u32 = 512;
+
+/// Why a command did not do what it is for.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// The session is over.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The unit says no.
+    #[error("{command}: {}", refusal(*status, sense.as_ref()))]
+    Refused {
+        /// The command's name.
+        command: &'static str,
+        /// SCSI status.
+        status: u8,
+        /// Why.
+        sense: Option<Sense>,
+    },
+    /// The answer makes no sense.
+    #[error("{command}: {what}")]
+    Answer {
+        /// The command's name.
+        command: &'static str,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+fn refusal(status: u8, sense: Option<&Sense>) -> String {
+    match (status, sense) {
+        (CHECK_CONDITION, Some(sense)) => sense.to_string(),
+        (CHECK_CONDITION, None) => "CHECK CONDITION without sense data".to_owned(),
+        (RESERVATION_CONFLICT, _) => {
+            "RESERVATION CONFLICT; hint: another initiator has reserved the unit, see `persist`"
+                .to_owned()
+        }
+        (BUSY, _) => "BUSY".to_owned(),
+        (TASK_SET_FULL, _) => "TASK SET FULL".to_owned(),
+        (status, _) => format!("status {status:#04x}"),
+    }
+}
+
+type Result<T> = std::result::Result<T, CommandError>;
+
+/// What a unit is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnitInfo {
+    /// Peripheral device type; 0 is a disk.
+    pub device_type: u8,
+    /// T10 vendor identification.
+    pub vendor: String,
+    /// Product identification.
+    pub product: String,
+    /// Product revision level.
+    pub revision: String,
+    /// Unit serial number (VPD page 80h).
+    pub serial: Option<String>,
+    /// NAA identifier in hexadecimal (VPD page 83h).
+    pub naa: Option<String>,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+    /// Logical blocks.
+    pub blocks: u64,
+    /// Nothing may be written (WP of MODE SENSE).
+    pub read_only: bool,
+    /// It can unmap blocks (LBPME).
+    pub thin: bool,
+    /// Unmapped blocks read as zeroes (LBPRZ).
+    pub zeroes: bool,
+    /// Most blocks of one read or write; `None`: not said.
+    pub transfer_max: Option<u32>,
+}
+
+impl UnitInfo {
+    /// Bytes of the unit.
+    pub fn bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_size)
+    }
+}
+
+/// A run of blocks of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First block.
+    pub block: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// They hold data, as far as the unit knows; else they are holes.
+    pub mapped: bool,
+}
+
+/// A logical unit in a session of its own.
+pub struct Unit {
+    session: Session,
+    lun: u64,
+    info: UnitInfo,
+}
+
+impl Unit {
+    /// Takes what a new nexus is told, and asks what the unit is.
+    ///
+    /// # Errors
+    /// When it is no disk, or is not ready.
+    pub fn open(session: Session, lun: u16) -> Result<Unit> {
+        let mut unit = Unit {
+            session,
+            lun: UnitAddress::wire(lun),
+            info: UnitInfo::default(),
+        };
+        unit.command("TEST UNIT READY", &[0; 6], 0)?;
+        unit.identify()?;
+        if unit.info.device_type == 0 {
+            unit.measure()?;
+        }
+        Ok(unit)
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &UnitInfo {
+        &self.info
+    }
+
+    /// Its session.
+    pub fn session(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    /// Ends the session in order.
+    ///
+    /// # Errors
+    /// When it was over before.
+    pub fn close(self) -> Result<()> {
+        Ok(self.session.logout()?)
+    }
+
+    /// INQUIRY, with a page code for vital product data.
+    ///
+    /// # Errors
+    /// When the unit has no such page.
+    pub fn inquiry(&mut self, page: Option<u8>) -> Result<Vec<u8>> {
+        let cdb = [0x12, u8::from(page.is_some()), page.unwrap_or(0), 4, 0, 0];
+        self.command("INQUIRY", &cdb, 1024)
+    }
+
+    fn identify(&mut self) -> Result<()> {
+        let data = self.inquiry(None)?;
+        let text = |data: &[u8], from: usize, to: usize| {
+            let bytes = data.get(from..to.min(data.len())).unwrap_or_default();
+            String::from_utf8_lossy(bytes)
+                .trim_matches([' ', '\0'])
+                .to_owned()
+        };
+        let first = data.first().copied().unwrap_or(0x7f);
+        if first >> 5 != 0 {
+            return Err(answer("INQUIRY", "there is no such logical unit"));
+        }
+        self.info.device_type = first & 0x1f;
+        self.info.vendor = text(&data, 8, 16);
+        self.info.product = text(&data, 16, 32);
+        self.info.revision = text(&data, 32, 36);
+        let pages = self.inquiry(Some(0)).unwrap_or_default();
+        let has = |page: u8| pages.get(4..).is_some_and(|list| list.contains(&page));
+        if has(0x80) {
+            let page = self.inquiry(Some(0x80))?;
+            self.info.serial = Some(text(&page, 4, page.len())).filter(|serial| !serial.is_empty());
+        }
+        if has(0x83) {
+            self.info.naa = naa_of(&self.inquiry(Some(0x83))?);
+        }
+        if has(0xb0) {
+            // Maximum transfer length of the block limits page (SBC-4, 6.6.4).
+            let page = self.inquiry(Some(0xb0))?;
+            let most = page.get(8..12).and_then(|bytes| bytes.try_into().ok());
+            let most = most.map(u32::from_be_bytes);
+            self.info.transfer_max = most.filter(|most| *most > 0);
+        }
+        Ok(())
+    }
+
+    /// READ CAPACITY (16), and the write protection of MODE SENSE (6).
+    fn measure(&mut self) -> Result<()> {
+        const NAME: &str = "READ CAPACITY(16)";
+        let data = self.command(
+            NAME,
+            &[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0],
+            32,
+        )?;
+        let Some((last, rest)) = data.split_first_chunk::<8>() else {
+            return Err(answer(NAME, format!("{} bytes came", data.len())));
+        };
+        let block_size = rest
+            .first_chunk::<4>()
+            .map_or(0, |bytes| u32::from_be_bytes(*bytes));
+        let blocks = u64::from_be_bytes(*last).checked_add(1);
+        let fits = blocks.and_then(|blocks| blocks.checked_mul(block_size.into()));
+        let (Some(blocks), Some(_)) = (blocks, fits.filter(|bytes| *bytes < 1 << 63)) else {
+            return Err(answer(NAME, "the unit has more than 2^63 bytes"));
+        };
+        if !block_size.is_power_of_two() || !(512..=65_536).contains(&block_size) {
+            return Err(answer(NAME, format!("blocks of {block_size} bytes")));
+        }
+        let provisioning = data.get(14).copied().unwrap_or(0);
+        self.info.block_size = block_size;
+        self.info.blocks = blocks;
+        (self.info.thin, self.info.zeroes) = (provisioning & 0x80 != 0, provisioning & 0x40 != 0);
+        // A unit without mode pages refuses; it says nothing of write protection then.
+        let mode = self.command("MODE SENSE(6)", &[0x1a, 0x08, 0x3f, 0, 192, 0], 192);
+        if let Ok(mode) = mode {
+            self.info.read_only = mode.get(2).is_some_and(|byte| byte & 0x80 != 0);
+        }
+        Ok(())
+    }
+
+    /// Starts READ (16); as much data comes as was asked for, or [`Unit::finish`] says what is wrong.
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub fn start_read(&mut self, block: u64, blocks: u32) -> Result<u32> {
+        let length = blocks * self.info.block_size;
+        let request = Initiator::read(self.lun, &cdb16(0x88, block, blocks), length);
+        Ok(self.session.submit(request)?)
+    }
+
+    /// Starts WRITE (16) of whole blocks.
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub fn start_write(&mut self, block: u64, data: Vec<u8>) -> Result<u32> {
+        let blocks = data.len() as u32 / self.info.block_size;
+        let request = Initiator::write(self.lun, &cdb16(0x8a, block, blocks), data);
+        Ok(self.session.submit(request)?)
+    }
+
+    /// Waits for the next of what was started: its ITT, and the data that it read.
+    ///
+    /// # Errors
+    /// When it failed. A unit attention is an error here: who has several commands in flight decides what it means.
+    pub fn finish(&mut self) -> Result<(u32, Vec<u8>)> {
+        let done = self.session.wait()?;
+        let itt = done.itt;
+        checked("READ(16) or WRITE(16)", done).map(|data| (itt, data))
+    }
+
+    /// Reads whole blocks.
+    ///
+    /// # Errors
+    /// When the unit does not.
+    pub fn read(&mut self, block: u64, blocks: u32) -> Result<Vec<u8>> {
+        let length = blocks * self.info.block_size;
+        let data = self.command("READ(16)", &cdb16(0x88, block, blocks), length)?;
+        match data.len() == length as usize {
+            true => Ok(data),
+            false => Err(answer(
+                "READ(16)",
+                format!("{} of {length} bytes came", data.len()),
+            )),
+        }
+    }
+
+    /// Writes whole blocks.
+    ///
+    /// # Errors
+    /// When the unit does not.
+    pub fn write(&mut self, block: u64, data: &[u8]) -> Result<()> {
+        let blocks = data.len() as u32 / self.info.block_size;
+        self.command_out("WRITE(16)", &cdb16(0x8a, block, blocks), data)
+    }
+
+    /// Makes blocks read as zeroes, by unmapping them: WRITE SAME (16) of zeroes with the UNMAP bit.
+    ///
+    /// # Errors
+    /// When the unit does not.
+    pub fn write_zeroes(&mut self, block: u64, blocks: u32) -> Result<()> {
+        let mut cdb = cdb16(0x93, block, blocks);
+        cdb[1] = 0x08;
+        let zeroes = vec![0; self.info.block_size as usize];
+        self.command_out("WRITE SAME(16)", &cdb, &zeroes)
+    }
+
+    /// Brings what was written to stable storage: SYNCHRONIZE CACHE (16) of everything.
+    ///
+    /// # Errors
+    /// When the unit does not.
+    pub fn flush(&mut self) -> Result<()> {
+        self.command("SYNCHRONIZE CACHE(16)", &cdb16(0x91, 0, 0), 0)
+            .map(drop)
+    }
+
+    /// What of the unit is data and what holes, from `block` on: GET LBA STATUS, one answer's worth. A unit that does not know is
+    /// all data.
+    ///
+    /// # Errors
+    /// When the session is over, or the answer makes no sense.
+    pub fn extents(&mut self, block: u64) -> Result<Vec<Extent>> {
+        const NAME: &str = "GET LBA STATUS";
+        let all = Extent {
+            block,
+            blocks: self.info.blocks.saturating_sub(block),
+            mapped: true,
+        };
+        let length = 8 + 16 * EXTENTS;
+        let mut cdb = cdb16(0x9e, block, length);
+        cdb[1] = 0x12;
+        let data = match self.command(NAME, &cdb, length) {
+            Ok(data) => data,
+            Err(CommandError::Refused { .. }) => return Ok(vec![all]),
+            Err(error) => return Err(error),
+        };
+        let mut extents = Vec::new();
+        let mut next = block;
+        for descriptor in data.get(8..).unwrap_or_default().chunks_exact(16) {
+            let number = |from: usize, bytes: usize| {
+                let bytes = &descriptor[from..from + bytes];
+                bytes
+                    .iter()
+                    .fold(0u64, |number, byte| number << 8 | u64::from(*byte))
+            };
+            let (first, count) = (number(0, 8), number(8, 4));
+            let count = count.min(self.info.blocks.saturating_sub(first));
+            if first != next || count == 0 {
+                return Err(answer(
+                    NAME,
+                    format!("block {first} where {next} was to come"),
+                ));
+            }
+            extents.push(Extent {
+                block: first,
+                blocks: count,
+                mapped: descriptor[12] & 0x0f == 0,
+            });
+            next = first + count;
+            if next >= self.info.blocks {
+                break;
+            }
+        }
+        match extents.is_empty() {
+            true => Err(answer(NAME, "no descriptor came")),
+            false => Ok(extents),
+        }
+    }
+
+    /// A command that reads up to `length` bytes. Unit attentions are taken, and a unit that is busy is asked again.
+    pub(crate) fn command(
+        &mut self,
+        name: &'static str,
+        cdb: &[u8],
+        length: u32,
+    ) -> Result<Vec<u8>> {
+        let lun = self.lun;
+        retried(&mut self.session, name, || match length {
+            0 => Request {
+                read_length: None,
+                ..Initiator::read(lun, cdb, 0)
+            },
+            length => Initiator::read(lun, cdb, length),
+        })
+    }
+
+    /// A command that writes `data`.
+    pub(crate) fn command_out(
+        &mut self,
+        name: &'static str,
+        cdb: &[u8],
+        data: &[u8],
+    ) -> Result<()> {
+        let lun = self.lun;
+        retried(&mut self.session, name, || {
+            Initiator::write(lun, cdb, data.to_vec())
+        })
+        .map(drop)
+    }
+}
+
+/// The logical units of a target, REPORT LUNS: their numbers, as far as they are of a kind that can be written as a number.
+///
+/// # Errors
+/// When the target does not say.
+pub fn luns(session: &mut Session) -> Result<Vec<u16>> {
+    const NAME: &str = "REPORT LUNS";
+    let [a, b, c, d] = LUNS_BYTES.to_be_bytes();
+    let cdb = [0xa0, 0, 0, 0, 0, 0, a, b, c, d, 0, 0];
+    let data = retried(session, NAME, || Initiator::read(0, &cdb, LUNS_BYTES))?;
+    let list = data.get(8..).unwrap_or_default().chunks_exact(8);
+    let mut luns: Vec<u16> = list
+        .filter_map(|lun| match lun[0] >> 6 {
+            0 if lun[0] == 0 => Some(u16::from(lun[1])),
+            1 => Some(u16::from_be_bytes([lun[0] & 0x3f, lun[1]])),
+            _ => None,
+        })
+        .collect();
+    luns.sort_unstable();
+    luns.dedup();
+    Ok(luns)
+}
+
+/// The whole of a 16-byte command with a block address and a length.
+fn cdb16(operation: u8, block: u64, length: u32) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    cdb[0] = operation;
+    cdb[2..10].copy_from_slice(&block.to_be_bytes());
+    cdb[10..14].copy_from_slice(&length.to_be_bytes());
+    cdb
+}
+
+fn retried(
+    session: &mut Session,
+    command: &'static str,
+    request: impl Fn() -> Request,
+) -> Result<Vec<u8>> {
+    let (mut attentions, mut busy) = (0, 0);
+    loop {
+        let done = session.run(request())?;
+        match checked(command, done) {
+            Err(CommandError::Refused {
+                sense: Some(sense), ..
+            }) if sense.key == Sense::UNIT_ATTENTION && attentions < ATTENTIONS_MAX => {
+                attentions += 1;
+            }
+            Err(CommandError::Refused { status, .. })
+                if matches!(status, BUSY | TASK_SET_FULL) && busy < BUSY_MAX =>
+            {
+                std::thread::sleep(BUSY_PAUSE * (1 << busy));
+                busy += 1;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn checked(command: &'static str, done: CommandDone) -> Result<Vec<u8>> {
+    if done.response != 0 {
+        let what = format!("iSCSI response {:#04x}", done.response);
+        return Err(answer(command, what));
+    }
+    match done.status {
+        GOOD => Ok(done.data),
+        status => Err(CommandError::Refused {
+            command,
+            status,
+            sense: Sense::parse(&done.sense),
+        }),
+    }
+}
+
+pub(crate) fn answer(command: &'static str, what: impl Into<String>) -> CommandError {
+    CommandError::Answer {
+        command,
+        what: what.into(),
+    }
+}
+
+/// The first NAA designator of the logical unit in VPD page 83h (SPC-4, 7.8.6).
+fn naa_of(page: &[u8]) -> Option<String> {
+    let mut rest = page.get(4..)?;
+    while let Some((head, after)) = rest.split_first_chunk::<4>() {
+        let designator = after.get(..usize::from(head[3]))?;
+        let (association, kind) = (head[1] >> 4 & 3, head[1] & 0x0f);
+        if (association, kind) == (0, 3) {
+            return Some(
+                designator
+                    .iter()
+                    .map(|byte| format!("{byte:02x}"))
+                    .collect(),
+            );
+        }
+        rest = after.get(usize::from(head[3])..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_those_of_sbc() {
+        assert_eq!(
+            cdb16(0x88, 0x0102_0304_0506_0708, 0x090a_0b0c),
+            [0x88, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0]
+        );
+    }
+
+    #[test]
+    fn the_units_own_naa_designator_is_found_behind_others() {
+        // T10 vendor designator, then NAA of a port, then NAA of the unit.
+        let mut page = vec![0, 0x83, 0, 0];
+        page.extend([0x02, 0x01, 0, 2, b'x', b'y']);
+        page.extend([0x01, 0x93, 0, 2, 0x30, 0x01]);
+        page.extend([0x01, 0x03, 0, 8, 0x3a, 0x5b, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(naa_of(&page).as_deref(), Some("3a5b000000000001"));
+        // Lengths that lie are no NAA and no panic.
+        for cut in 0..page.len() {
+            naa_of(&page[..cut]);
+        }
+        assert_eq!(naa_of(&[0, 0x83, 0, 4, 1, 3, 0, 255]), None);
+    }
+
+    #[test]
+    fn refusals_are_said_in_words() {
+        let error = |status, sense| CommandError::Refused {
+            command: "WRITE(16)",
+            status,
+            sense,
+        };
+        let protected = Sense {
+            key: 7,
+            code: 0x27,
+            qualifier: 0,
+        };
+        assert_eq!(
+            error(CHECK_CONDITION, Some(protected)).to_string(),
+            "WRITE(16): DATA PROTECT, 27h/00h (write protected)"
+        );
+        assert!(
+            error(RESERVATION_CONFLICT, None)
+                .to_string()
+                .contains("hint: ")
+        );
+    }
+}

@@ -1,0 +1,321 @@
+//! The definition of `lunette iscsi`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use cli_common::Failure;
+use iscsi::negotiation::DigestOffer;
+use iscsi_initiator::{Portal, SessionOptions, UnitAddress, read_credentials};
+
+/// `lunette iscsi`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct IscsiArguments {
+    /// What to do
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+const AFTER: &str = "\
+A logical unit is written iscsi://[USER@]HOST[:PORT]/TARGET/LUN. Nothing is mounted, and no driver is needed: the commands are
+initiators themselves, without root.
+
+Examples:
+    lunette iscsi discover 192.0.2.1
+    lunette iscsi luns iscsi://192.0.2.1/iqn.2026-11.org.example:t0
+    lunette iscsi inquiry iscsi://192.0.2.1/iqn.2026-11.org.example:t0/0
+    lunette iscsi parameters iscsi://192.0.2.1/iqn.2026-11.org.example:t0 --connections 4
+    lunette iscsi copy vm.raw iscsi://192.0.2.1/iqn.2026-11.org.example:t0/0 --connections 4
+    lunette iscsi verify vm.raw iscsi://192.0.2.1/iqn.2026-11.org.example:t0/0";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Action {
+    /// List the targets that a portal knows, and their addresses
+    Discover {
+        /// Portal [default port: 3260]
+        #[arg(value_name = "HOST[:PORT]")]
+        portal: Portal,
+        /// CHAP user of the discovery session
+        #[arg(long, value_name = "NAME", requires = "chap_file")]
+        user: Option<String>,
+        /// How to log in
+        #[command(flatten)]
+        login: Login,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the logical units of a target
+    Luns {
+        /// The target
+        #[arg(value_name = "iscsi://HOST/TARGET")]
+        target: String,
+        /// How to log in
+        #[command(flatten)]
+        login: Login,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what a logical unit is: names, size, blocks, write protection
+    Inquiry {
+        /// The logical unit
+        #[arg(value_name = "iscsi://HOST/TARGET/LUN")]
+        unit: UnitAddress,
+        /// How to log in
+        #[command(flatten)]
+        login: Login,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Log in, show what was negotiated, and log out
+    Parameters {
+        /// The target
+        #[arg(value_name = "iscsi://HOST/TARGET")]
+        target: String,
+        /// How to log in
+        #[command(flatten)]
+        login: Login,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Measure the time from NOP-Out to NOP-In, on each connection of a session
+    Ping {
+        /// The target
+        #[arg(value_name = "iscsi://HOST/TARGET")]
+        target: String,
+        /// Stop after so many
+        #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+        count: u32,
+        /// Seconds between two
+        #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+        interval: f64,
+        /// How to log in
+        #[command(flatten)]
+        login: Login,
+    },
+    /// Copy between files, block devices and logical units; `-` is standard input or output
+    Copy(Transfer),
+    /// Compare a file, block device or logical unit with another; exit code 1 where they differ
+    Verify(Transfer),
+    /// Show and change persistent reservations of a logical unit
+    Persist {
+        /// The logical unit
+        #[arg(value_name = "iscsi://HOST/TARGET/LUN")]
+        unit: UnitAddress,
+        /// What to do
+        #[command(subcommand)]
+        action: PersistAction,
+        /// How to log in
+        #[command(flatten)]
+        login: Login,
+    },
+}
+
+/// `copy` and `verify`
+#[derive(Debug, Args)]
+pub struct Transfer {
+    /// From where: a file, a block device or iscsi://...
+    #[arg(value_name = "SOURCE")]
+    pub source: String,
+    /// To where; a file is created, or overwritten
+    #[arg(value_name = "DESTINATION")]
+    pub destination: String,
+    /// Go on from this byte, as an interrupted run says it
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub from: u64,
+    /// Requests in flight
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub depth: u16,
+    /// Bytes of one request
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = clap::value_parser!(u32).range(4096..=16 << 20))]
+    pub block: u32,
+    /// Print no progress
+    #[arg(long)]
+    pub quiet: bool,
+    /// How to log in
+    #[command(flatten)]
+    pub login: Login,
+}
+
+/// What to do with persistent reservations.
+#[derive(Debug, Subcommand)]
+pub enum PersistAction {
+    /// Show the keys of all registrations, and the reservation
+    Show {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Register with a key
+    Register {
+        /// Reservation key, in hexadecimal
+        #[arg(value_parser = key)]
+        key: u64,
+        /// Keep registrations and reservation through a loss of power (APTPL)
+        #[arg(long)]
+        persist: bool,
+    },
+    /// Take back the registration, which the initiator name and the session's ISID name
+    Unregister,
+    /// Reserve the unit
+    Reserve {
+        /// Reservation key of this initiator
+        #[arg(value_parser = key)]
+        key: u64,
+        /// write-exclusive, exclusive-access, the same with -registrants or -all
+        #[arg(value_name = "KIND")]
+        kind: String,
+    },
+    /// Release the reservation
+    Release {
+        /// Reservation key of this initiator
+        #[arg(value_parser = key)]
+        key: u64,
+        /// As it was reserved
+        #[arg(value_name = "KIND")]
+        kind: String,
+    },
+    /// Take back the reservation and all registrations
+    Clear {
+        /// Reservation key of this initiator
+        #[arg(value_parser = key)]
+        key: u64,
+    },
+    /// Take the reservation and the registrations of another key
+    Preempt {
+        /// Reservation key of this initiator
+        #[arg(value_parser = key)]
+        key: u64,
+        /// The other key
+        #[arg(value_parser = key)]
+        other: u64,
+        /// Of the reservation
+        #[arg(value_name = "KIND")]
+        kind: String,
+        /// Abort the tasks of the other key
+        #[arg(long)]
+        abort: bool,
+    },
+}
+
+fn key(text: &str) -> Result<u64, String> {
+    let digits = text.trim_start_matches("0x");
+    u64::from_str_radix(digits, 16).map_err(|_| format!("{text:?} is not a hexadecimal key"))
+}
+
+/// As whom, and with which keys of RFC 7143 an initiator logs in.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Login")]
+pub struct Login {
+    /// Connections of the session; the target may allow fewer
+    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    pub connections: u16,
+    /// This initiator's name [default: that of /etc/iscsi/initiatorname.iscsi]
+    #[arg(long, global = true, value_name = "IQN")]
+    pub initiator_name: Option<String>,
+    /// CHAP secrets, a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600; the user stands in the address
+    #[arg(long, global = true, value_name = "FILE")]
+    pub chap_file: Option<PathBuf>,
+    /// Seconds after which a target that does not answer is given up
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub timeout: u64,
+    /// Digests of headers and data
+    #[arg(long, global = true, value_name = "KIND", default_value = "none")]
+    pub digests: Digests,
+    /// MaxRecvDataSegmentLength
+    #[arg(long, global = true, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(512..=16_777_215))]
+    pub max_recv_data_segment_length: Option<u32>,
+    /// MaxBurstLength
+    #[arg(long, global = true, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(512..=16_777_215))]
+    pub max_burst_length: Option<u32>,
+    /// FirstBurstLength
+    #[arg(long, global = true, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(512..=16_777_215))]
+    pub first_burst_length: Option<u32>,
+    /// ImmediateData
+    #[arg(long, global = true, value_name = "yes|no")]
+    pub immediate_data: Option<YesNo>,
+    /// InitialR2T
+    #[arg(long, global = true, value_name = "yes|no")]
+    pub initial_r2t: Option<YesNo>,
+    /// MaxOutstandingR2T
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub max_outstanding_r2t: Option<u16>,
+}
+
+/// Digests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Digests {
+    /// None
+    None,
+    /// CRC32C
+    Crc32c,
+}
+
+/// Yes or no, as iSCSI has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum YesNo {
+    /// Yes
+    Yes,
+    /// No
+    No,
+}
+
+impl Login {
+    /// The same for a session, as `user` where the address names one.
+    pub fn options(&self, user: Option<&str>) -> Result<SessionOptions, Failure> {
+        let mut options = SessionOptions {
+            connections: self.connections,
+            timeout: Duration::from_secs(self.timeout),
+            ..SessionOptions::default()
+        };
+        if let Some(name) = &self.initiator_name {
+            if !iscsi::login::is_iscsi_name(name) {
+                return Err(Failure::mistake(format!("{name:?} is not an iSCSI name")));
+            }
+            options.initiator_name.clone_from(name);
+        }
+        options.credentials = match (user, &self.chap_file) {
+            (Some(user), Some(file)) => {
+                Some(read_credentials(file, user).map_err(Failure::because)?)
+            }
+            (Some(user), None) => {
+                return Err(Failure::mistake(format!(
+                    "the address names the CHAP user {user}; hint: give its secret with --chap-file FILE"
+                )));
+            }
+            (None, Some(_)) => {
+                return Err(Failure::mistake(
+                    "--chap-file needs a user in the address: iscsi://USER@HOST/...",
+                ));
+            }
+            (None, None) => None,
+        };
+        if self.digests == Digests::Crc32c {
+            options.offer.header_digest = DigestOffer::Crc32c;
+            options.offer.data_digest = DigestOffer::Crc32c;
+        }
+        let session = &mut options.offer.session;
+        let yes = |said: Option<YesNo>, default| said.map_or(default, |said| said == YesNo::Yes);
+        session.immediate_data = yes(self.immediate_data, session.immediate_data);
+        session.initial_r2t = yes(self.initial_r2t, session.initial_r2t);
+        session.max_burst_length = self.max_burst_length.unwrap_or(session.max_burst_length);
+        let first = self
+            .first_burst_length
+            .unwrap_or(session.first_burst_length);
+        // RFC 7143, 13.14: it must not exceed MaxBurstLength.
+        session.first_burst_length = first.min(session.max_burst_length);
+        let r2t = self
+            .max_outstanding_r2t
+            .unwrap_or(session.max_outstanding_r2t);
+        session.max_outstanding_r2t = r2t;
+        let segment = self.max_recv_data_segment_length;
+        let usual = options.offer.max_recv_data_segment_length;
+        options.offer.max_recv_data_segment_length = segment.unwrap_or(usual);
+        Ok(options)
+    }
+}

@@ -1,0 +1,486 @@
+//! What a transfer reads from and writes to: a file, a block device, a pipe, a logical unit.
+//!
+//! A [`Source`] gives pieces in order, with as many requests in flight as it may have; a [`Destination`] takes them in order, and ends
+//! with everything on stable storage.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+
+use cli_common::Failure;
+use iscsi_initiator::{CommandError, Extent, Unit, UnitAddress};
+use rustix::fs::{SeekFrom, seek};
+
+use super::arguments::Transfer;
+use super::{because, open};
+
+/// Most blocks of one request that zeroes a hole: what every unit that can do it takes.
+const ZEROES_MAX: u32 = 1 << 15;
+
+/// What comes next.
+pub enum Piece {
+    /// Bytes.
+    Data(Vec<u8>),
+    /// So many bytes that are zeroes, and need no room.
+    Hole(u64),
+}
+
+impl Piece {
+    /// Its bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Piece::Data(data) => data.len() as u64,
+            Piece::Hole(bytes) => *bytes,
+        }
+    }
+}
+
+/// Where pieces come from.
+pub enum Source {
+    /// A file or a block device.
+    File(FileSource),
+    /// Standard input, or a pipe.
+    Stream(Box<dyn Read>, usize),
+    /// A logical unit.
+    Unit(Box<UnitSource>),
+}
+
+impl Source {
+    /// Opens what `text` names, to be read from `transfer.from` on.
+    pub fn open(text: &str, transfer: &Transfer) -> Result<Source, Failure> {
+        if UnitAddress::looks_like_one(text) {
+            let address: UnitAddress = text.parse().map_err(Failure::mistake)?;
+            let unit = open(&address, &transfer.login.options(address.user.as_deref())?)?;
+            return Ok(Source::Unit(Box::new(UnitSource::new(unit, transfer)?)));
+        }
+        let block = transfer.block as usize;
+        if text == "-" {
+            return Ok(Source::Stream(Box::new(std::io::stdin()), block));
+        }
+        let failed = |error| Failure::because(format!("cannot read {text}: {error}"));
+        let file = File::open(text).map_err(failed)?;
+        let kind = file.metadata().map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Ok(Source::Stream(Box::new(file), block));
+        }
+        // Of a block device the end is its size.
+        let size = seek(&file, SeekFrom::End(0)).map_err(|errno| failed(errno.into()))?;
+        Ok(Source::File(FileSource {
+            name: text.to_owned(),
+            file,
+            size,
+            at: transfer.from,
+            block,
+        }))
+    }
+
+    /// Its bytes, where that is known.
+    pub fn size(&self) -> Option<u64> {
+        match self {
+            Source::File(file) => Some(file.size),
+            Source::Stream(..) => None,
+            Source::Unit(unit) => Some(unit.unit.info().bytes()),
+        }
+    }
+
+    /// The next piece; `None` at the end.
+    pub fn next(&mut self) -> Result<Option<Piece>, Failure> {
+        match self {
+            Source::File(file) => file.next(),
+            Source::Stream(stream, block) => {
+                let mut data = Vec::new();
+                let read = stream.take(*block as u64).read_to_end(&mut data);
+                read.map_err(|error| Failure::because(format!("cannot read: {error}")))?;
+                Ok((!data.is_empty()).then_some(Piece::Data(data)))
+            }
+            Source::Unit(unit) => unit.next(),
+        }
+    }
+
+    /// Ends its session, if it has one.
+    pub fn close(self) -> Result<(), Failure> {
+        match self {
+            Source::Unit(unit) => unit.unit.close().map_err(because),
+            Source::File(_) | Source::Stream(..) => Ok(()),
+        }
+    }
+}
+
+/// A file that is read in order, its holes passed over.
+pub struct FileSource {
+    name: String,
+    file: File,
+    size: u64,
+    at: u64,
+    block: usize,
+}
+
+impl FileSource {
+    fn next(&mut self) -> Result<Option<Piece>, Failure> {
+        if self.at >= self.size {
+            return Ok(None);
+        }
+        // A file system without holes says that everything is data.
+        let data = match seek(&self.file, SeekFrom::Data(self.at)) {
+            Ok(data) => data.min(self.size),
+            Err(rustix::io::Errno::NXIO) => self.size,
+            Err(_) => self.at,
+        };
+        if data > self.at {
+            let hole = data - self.at;
+            self.at = data;
+            return Ok(Some(Piece::Hole(hole)));
+        }
+        let left = (self.size - self.at).min(self.block as u64) as usize;
+        let mut bytes = vec![0; left];
+        let read = self.file.read_exact_at(&mut bytes, self.at);
+        read.map_err(|error| Failure::because(format!("cannot read {}: {error}", self.name)))?;
+        self.at += left as u64;
+        Ok(Some(Piece::Data(bytes)))
+    }
+}
+
+/// A logical unit that is read in order, several requests ahead.
+pub struct UnitSource {
+    unit: Unit,
+    depth: usize,
+    /// Blocks of a request.
+    blocks: u32,
+    /// The next block that is asked for.
+    at: u64,
+    /// What is known of data and holes from `at` on.
+    extents: VecDeque<Extent>,
+    /// What was asked for, in order: tag and data, or a hole.
+    ahead: VecDeque<(u32, Option<Piece>)>,
+}
+
+impl UnitSource {
+    fn new(unit: Unit, transfer: &Transfer) -> Result<UnitSource, Failure> {
+        let blocks = request_blocks(&unit, transfer)?;
+        let block_size = u64::from(unit.info().block_size);
+        if !transfer.from.is_multiple_of(block_size) {
+            return Err(Failure::mistake(format!(
+                "--from {}: not a multiple of the block size, {block_size}",
+                transfer.from
+            )));
+        }
+        Ok(UnitSource {
+            depth: transfer.depth.into(),
+            blocks,
+            at: transfer.from / block_size,
+            extents: VecDeque::new(),
+            ahead: VecDeque::new(),
+            unit,
+        })
+    }
+
+    fn ask(&mut self) -> Result<(), CommandError> {
+        while self.ahead.len() < self.depth && self.at < self.unit.info().blocks {
+            if self.extents.is_empty() {
+                // Answers of reads may come before that of the status; they are kept.
+                self.extents = self.unit.extents(self.at)?.into();
+            }
+            let Some(extent) = self.extents.front_mut() else {
+                return Ok(());
+            };
+            let block_size = u64::from(self.unit.info().block_size);
+            if !extent.mapped && self.unit.info().zeroes {
+                let hole = Piece::Hole(extent.blocks * block_size);
+                self.at += extent.blocks;
+                self.extents.pop_front();
+                self.ahead.push_back((0, Some(hole)));
+                continue;
+            }
+            let blocks = extent.blocks.min(self.blocks.into());
+            extent.block += blocks;
+            extent.blocks -= blocks;
+            if extent.blocks == 0 {
+                self.extents.pop_front();
+            }
+            let tag = self.unit.start_read(self.at, blocks as u32)?;
+            self.ahead.push_back((tag, None));
+            self.at += blocks;
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<Piece>, Failure> {
+        loop {
+            self.ask().map_err(because)?;
+            match self.ahead.front() {
+                None => return Ok(None),
+                Some((_, Some(_))) => {
+                    return Ok(self.ahead.pop_front().and_then(|(_, piece)| piece));
+                }
+                Some((_, None)) => {}
+            }
+            let (tag, data) = self.unit.finish().map_err(because)?;
+            let waiting = |(of, piece): &&mut (u32, Option<Piece>)| *of == tag && piece.is_none();
+            if let Some((_, piece)) = self.ahead.iter_mut().find(waiting) {
+                *piece = Some(Piece::Data(data));
+            }
+        }
+    }
+}
+
+/// Blocks of one request, as asked for and as the unit allows.
+fn request_blocks(unit: &Unit, transfer: &Transfer) -> Result<u32, Failure> {
+    let info = unit.info();
+    if info.device_type != 0 {
+        return Err(Failure::because(format!(
+            "the logical unit is no disk (device type {:#04x})",
+            info.device_type
+        )));
+    }
+    let blocks = (transfer.block / info.block_size).max(1);
+    Ok(blocks.min(info.transfer_max.unwrap_or(u32::MAX)))
+}
+
+/// Where pieces go.
+pub enum Destination {
+    /// A file or a block device.
+    File(FileDestination),
+    /// Standard output.
+    Stream(std::io::Stdout),
+    /// A logical unit.
+    Unit(Box<UnitDestination>),
+}
+
+impl Destination {
+    /// Opens what `text` names, to be written from `transfer.from` on; `size`: bytes of the source.
+    pub fn open(
+        text: &str,
+        size: Option<u64>,
+        transfer: &Transfer,
+    ) -> Result<Destination, Failure> {
+        if UnitAddress::looks_like_one(text) {
+            let address: UnitAddress = text.parse().map_err(Failure::mistake)?;
+            let unit = open(&address, &transfer.login.options(address.user.as_deref())?)?;
+            let unit = UnitDestination::new(unit, size, transfer)?;
+            return Ok(Destination::Unit(Box::new(unit)));
+        }
+        if text == "-" {
+            return Ok(Destination::Stream(std::io::stdout()));
+        }
+        FileDestination::open(text, size, transfer).map(Destination::File)
+    }
+
+    /// Takes the next piece.
+    pub fn put(&mut self, piece: Piece) -> Result<(), Failure> {
+        match self {
+            Destination::File(file) => file.put(piece),
+            Destination::Stream(stdout) => {
+                let mut zeroes = std::io::repeat(0);
+                match piece {
+                    Piece::Data(data) => stdout.write_all(&data)?,
+                    Piece::Hole(bytes) => {
+                        std::io::copy(&mut zeroes.by_ref().take(bytes), stdout)?;
+                    }
+                }
+                Ok(())
+            }
+            Destination::Unit(unit) => unit.put(piece),
+        }
+    }
+
+    /// Waits for what is under way, and brings everything to stable storage.
+    pub fn finish(self) -> Result<(), Failure> {
+        match self {
+            Destination::File(file) => file.finish(),
+            Destination::Stream(mut stdout) => Ok(stdout.flush()?),
+            Destination::Unit(unit) => unit.finish(),
+        }
+    }
+}
+
+/// A file that is written in order; holes of the source stay holes where it is new.
+pub struct FileDestination {
+    name: String,
+    file: File,
+    at: u64,
+    /// What is not written reads as zeroes.
+    is_new: bool,
+}
+
+impl FileDestination {
+    fn open(text: &str, size: Option<u64>, transfer: &Transfer) -> Result<Self, Failure> {
+        let failed = |error| Failure::because(format!("cannot write {text}: {error}"));
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false);
+        let file = options.open(text).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        let is_file = metadata.file_type().is_file();
+        if is_file {
+            // What was behind `from` belongs to something else, or is to be written again.
+            file.set_len(transfer.from).map_err(failed)?;
+        } else if let Some(size) = size {
+            let room = seek(&file, SeekFrom::End(0)).map_err(|errno| failed(errno.into()))?;
+            if room < size {
+                return Err(Failure::because(format!(
+                    "{text} has {room} bytes, and the source {size}"
+                )));
+            }
+        }
+        Ok(FileDestination {
+            name: text.to_owned(),
+            file,
+            at: transfer.from,
+            is_new: is_file,
+        })
+    }
+
+    fn put(&mut self, piece: Piece) -> Result<(), Failure> {
+        let written = match &piece {
+            Piece::Data(data) => self.file.write_all_at(data, self.at),
+            Piece::Hole(bytes) if self.is_new => self.file.set_len(self.at + bytes),
+            Piece::Hole(bytes) => {
+                let zeroes = vec![0; 1 << 20];
+                let mut left = *bytes;
+                let mut write = || {
+                    while left > 0 {
+                        let take = left.min(zeroes.len() as u64);
+                        let at = self.at + (bytes - left);
+                        self.file.write_all_at(&zeroes[..take as usize], at)?;
+                        left -= take;
+                    }
+                    Ok(())
+                };
+                write()
+            }
+        };
+        written
+            .map_err(|error| Failure::because(format!("cannot write {}: {error}", self.name)))?;
+        self.at += piece.len();
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        let synced = self.file.sync_all();
+        let ignored = |error: &std::io::Error| error.kind() == std::io::ErrorKind::InvalidInput;
+        match synced {
+            // Devices such as /dev/null have nothing to sync.
+            Err(error) if !ignored(&error) => Err(Failure::because(format!(
+                "cannot sync {}: {error}",
+                self.name
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A logical unit that is written in order, several requests at a time.
+pub struct UnitDestination {
+    unit: Unit,
+    depth: usize,
+    blocks: u32,
+    at: u64,
+    in_flight: usize,
+    /// It has refused to zero by unmapping.
+    writes_zeroes: bool,
+}
+
+impl UnitDestination {
+    fn new(unit: Unit, size: Option<u64>, transfer: &Transfer) -> Result<Self, Failure> {
+        let blocks = request_blocks(&unit, transfer)?;
+        let info = unit.info();
+        let block_size = u64::from(info.block_size);
+        if info.read_only {
+            return Err(Failure::because("the destination is write-protected"));
+        }
+        if let Some(size) = size
+            && size > info.bytes()
+        {
+            return Err(Failure::because(format!(
+                "the destination has {} bytes, and the source {size}",
+                info.bytes()
+            )));
+        }
+        if !transfer.from.is_multiple_of(block_size) {
+            return Err(Failure::mistake(format!(
+                "--from {}: not a multiple of the block size, {block_size}",
+                transfer.from
+            )));
+        }
+        Ok(UnitDestination {
+            depth: transfer.depth.into(),
+            blocks,
+            at: transfer.from / block_size,
+            in_flight: 0,
+            writes_zeroes: !info.thin || !info.zeroes,
+            unit,
+        })
+    }
+
+    fn put(&mut self, piece: Piece) -> Result<(), Failure> {
+        match piece {
+            Piece::Data(mut data) => {
+                // Behind the end of a source that is no whole number of blocks there are zeroes.
+                let block_size = self.unit.info().block_size as usize;
+                data.resize(data.len().next_multiple_of(block_size), 0);
+                for chunk in data.chunks(self.blocks as usize * block_size) {
+                    self.write(chunk.to_vec())?;
+                }
+                Ok(())
+            }
+            Piece::Hole(bytes) => self.zero(bytes),
+        }
+    }
+
+    fn write(&mut self, data: Vec<u8>) -> Result<(), Failure> {
+        let blocks = data.len() as u64 / u64::from(self.unit.info().block_size);
+        if self.at + blocks > self.unit.info().blocks {
+            let all = self.unit.info().bytes();
+            return Err(Failure::because(format!(
+                "the destination is full: it has {all} bytes"
+            )));
+        }
+        while self.in_flight >= self.depth {
+            self.wait()?;
+        }
+        self.unit.start_write(self.at, data).map_err(because)?;
+        self.in_flight += 1;
+        self.at += blocks;
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), Failure> {
+        self.unit.finish().map_err(because)?;
+        self.in_flight -= 1;
+        Ok(())
+    }
+
+    fn zero(&mut self, bytes: u64) -> Result<(), Failure> {
+        let block_size = u64::from(self.unit.info().block_size);
+        let mut left = bytes.div_ceil(block_size);
+        while left > 0 && !self.writes_zeroes {
+            let blocks = left.min(ZEROES_MAX.into()) as u32;
+            // One at a time: its answer decides about the next.
+            while self.in_flight > 0 {
+                self.wait()?;
+            }
+            match self.unit.write_zeroes(self.at, blocks) {
+                Ok(()) => {
+                    self.at += u64::from(blocks);
+                    left -= u64::from(blocks);
+                }
+                Err(CommandError::Refused { .. }) => self.writes_zeroes = true,
+                Err(error) => return Err(because(error)),
+            }
+        }
+        while left > 0 {
+            let blocks = left.min(self.blocks.into());
+            self.write(vec![0; (blocks * block_size) as usize])?;
+            left -= blocks;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(), Failure> {
+        while self.in_flight > 0 {
+            self.wait()?;
+        }
+        self.unit.flush().map_err(because)?;
+        self.unit.close().map_err(because)
+    }
+}

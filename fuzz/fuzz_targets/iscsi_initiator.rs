@@ -1,0 +1,72 @@
+//! Any bytes as the answers of a target, in login and in full feature phase, with commands of each kind in flight: no panic, and no
+//! more memory than was asked for.
+//!
+//! `cargo fuzz run iscsi_initiator`. The first byte chooses whether a login comes first.
+
+#![no_main]
+
+use iscsi::initiator::{Initiator, InitiatorSettings};
+use iscsi::negotiation::Offer;
+use libfuzzer_sys::fuzz_target;
+
+/// The answer that agrees to what a Login Request wants (RFC 7143, 11.12 and 11.13): its stages and its task tag.
+fn login_response(request: &[u8]) -> [u8; 48] {
+    let mut header = [0; 48];
+    header[0] = 0x23;
+    header[1] = request[1];
+    header[8..14].copy_from_slice(&request[8..14]);
+    header[15] = 1;
+    header[16..20].copy_from_slice(&request[16..20]);
+    // ExpCmdSN and MaxCmdSN.
+    (header[31], header[35]) = (1, 64);
+    header
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((first, data)) = data.split_first() else {
+        return;
+    };
+    let mut initiator = Initiator::new(InitiatorSettings {
+        initiator_name: "iqn.2026-11.org.example:i".to_owned(),
+        target_name: Some("iqn.2026-11.org.example:t".to_owned()),
+        isid: [0x80, 0, 0, 0, 0, 1],
+        offer: Offer::default(),
+        credentials: None,
+        first_cmd_sn: 1,
+        text_limit: 1 << 16,
+    });
+    let cid = initiator.connect();
+    if first & 1 == 1 {
+        for number in 0..3 {
+            let request = std::mem::take(initiator.outgoing(cid));
+            if initiator.is_ready(cid) || request.len() < 48 {
+                break;
+            }
+            let mut answer = login_response(&request);
+            answer[27] = number;
+            if initiator.receive(cid, &answer).is_err() {
+                return;
+            }
+        }
+        if initiator.is_ready(cid) {
+            initiator
+                .command(cid, Initiator::read(0, &[0x88; 16], 8192))
+                .ok();
+            initiator
+                .command(cid, Initiator::write(0, &[0x8a; 16], vec![1; 100_000]))
+                .ok();
+            initiator.text(cid, b"SendTargets=All\0").ok();
+            initiator.nop_out(cid, vec![2; 32], true).ok();
+        }
+    }
+    for piece in data.chunks(61) {
+        if initiator.receive(cid, piece).is_err() {
+            return;
+        }
+        // What an R2T asks for is at most what the command has.
+        assert!(initiator.outgoing(cid).len() < 64 << 20);
+        if initiator.outgoing(cid).len() > 1 << 20 {
+            initiator.outgoing(cid).clear();
+        }
+    }
+});

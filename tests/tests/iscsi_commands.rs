@@ -1,0 +1,326 @@
+//! `lunette iscsi`: targets are found, disks are copied both ways over several connections, reservations are changed.
+//! Needs: nothing but the daemon. Takes: 10 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::rig::free_portal;
+use end_to_end::{Context, Result, Rig, Scratch, ensure};
+use serde_json::Value;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::{Command, Output};
+
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+const OTHER: &str = "iqn.2026-11.org.example:t1";
+const MIB: u64 = 1 << 20;
+
+/// A daemon with two targets: a file of 32 MiB and 4 KiB blocks, and memory of 32 MiB; the second target asks for CHAP.
+struct Bed {
+    _rig: Rig,
+    scratch: Scratch,
+    portal: String,
+}
+
+fn bed() -> Result<Bed> {
+    let portal = free_portal()?.to_string();
+    let scratch = Scratch::new()?;
+    let users = scratch.file("users");
+    std::fs::write(&users, "ann secretsecret t1 othersecret12\n")?;
+    private(&users)?;
+    let text = format!(
+        "[[disk]]\nname = \"f\"\nbackend = \"file\"\npath = \"{}\"\nsize = \"32M\"\nblock_size = 4096\nserial = \"FILE0\"\n\
+         [[disk]]\nname = \"m\"\nbackend = \"ram\"\nsize = \"32M\"\n\
+         [[iscsi]]\nname = \"{TARGET}\"\nportals = [\"{portal}\"]\ndemo_mode = \"rw\"\n\
+         lun = [{{ lun = 0, disk = \"f\" }}, {{ lun = 300, disk = \"m\" }}]\n\
+         [[iscsi]]\nname = \"{OTHER}\"\nportals = [\"{portal}\"]\nchap_users = \"{}\"\nacl = [{{}}]\ndisks = [\"m\"]\n",
+        scratch.file("disk.raw").display(),
+        users.display()
+    );
+    let file = scratch.file("lunette.toml");
+    std::fs::write(&file, text)?;
+    let config = file.display().to_string();
+    let rig = Rig::new(|daemon| daemon.arguments(["--config", &config]))?;
+    Ok(Bed {
+        _rig: rig,
+        scratch,
+        portal,
+    })
+}
+
+fn private(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    Ok(std::fs::set_permissions(
+        path,
+        std::fs::Permissions::from_mode(0o600),
+    )?)
+}
+
+impl Bed {
+    fn unit(&self, lun: u16) -> String {
+        format!("iscsi://{}/{TARGET}/{lun}", self.portal)
+    }
+
+    fn run(&self, words: &[&str]) -> Result<Output> {
+        let program = vm::lunette_program(end_to_end::Profile::Dev)?;
+        let mut command = Command::new(program);
+        command.arg("iscsi").args(words);
+        command.output().context("lunette iscsi")
+    }
+
+    fn ok(&self, words: &[&str]) -> Result<String> {
+        let output = self.run(words)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(
+            output.status.success(),
+            "{words:?}: {} {said}",
+            output.status
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    fn json(&self, words: &[&str]) -> Result<Value> {
+        Ok(serde_json::from_str(&self.ok(words)?)?)
+    }
+
+    /// What a command that fails says.
+    fn refused(&self, words: &[&str]) -> Result<String> {
+        let output = self.run(words)?;
+        ensure!(output.status.code() == Some(1), "{words:?}: {output:?}");
+        Ok(String::from_utf8(output.stderr)?)
+    }
+}
+
+#[test]
+fn targets_and_units_are_found_and_the_keys_of_a_login_are_those_that_were_asked_for() -> Result<()>
+{
+    let bed = bed()?;
+    let found = bed.json(&["discover", &bed.portal, "--json"])?;
+    ensure!(found[0]["name"] == TARGET, "{found}");
+    let address = found[0]["addresses"][0].as_str().unwrap_or_default();
+    ensure!(address == format!("{},1", bed.portal), "{found}");
+
+    let target = format!("iscsi://{}/{TARGET}", bed.portal);
+    let units = bed.json(&["luns", &target, "--json"])?;
+    let numbers: Vec<u64> = units
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|u| u["lun"].as_u64())
+        .collect();
+    ensure!(numbers == [0, 300], "{units}");
+    ensure!(
+        units[0]["info"]["serial"] == "FILE0" && units[0]["info"]["block_size"] == 4096,
+        "{units}"
+    );
+    ensure!(units[1]["info"]["bytes"] == 32 * MIB, "{units}");
+    let said = bed.ok(&["inquiry", &bed.unit(0)])?;
+    ensure!(
+        said.contains("FILE0") && said.contains("33554432 bytes"),
+        "{said}"
+    );
+    let said = bed.refused(&["inquiry", &bed.unit(7)])?;
+    ensure!(said.contains("logical unit not supported"), "{said}");
+
+    let keys = [
+        "--max-recv-data-segment-length",
+        "131072",
+        "--max-burst-length",
+        "262144",
+        "--first-burst-length",
+        "65536",
+        "--immediate-data",
+        "yes",
+        "--initial-r2t",
+        "yes",
+        "--connections",
+        "4",
+        "--json",
+    ];
+    let settled = bed.json(&[&["parameters", &target][..], &keys].concat())?;
+    for (key, value) in [
+        ("MaxBurstLength", Value::from(262_144)),
+        ("FirstBurstLength", Value::from(65_536)),
+        ("ImmediateData", "Yes".into()),
+        ("InitialR2T", "Yes".into()),
+        ("MaxConnections", 4.into()),
+        ("connections", 4.into()),
+    ] {
+        ensure!(settled[key] == value, "{key}: {settled}");
+    }
+    let said = bed.ok(&[
+        "ping",
+        &target,
+        "--count",
+        "2",
+        "--interval",
+        "0",
+        "--connections",
+        "3",
+    ])?;
+    ensure!(
+        said.lines().count() == 7 && said.contains("6 answers"),
+        "{said}"
+    );
+    Ok(())
+}
+
+#[test]
+fn disks_are_copied_both_ways_over_four_connections_and_holes_stay_holes() -> Result<()> {
+    let bed = bed()?;
+    // 20 MiB with data at both ends and a hole between, and an end that is no whole block.
+    let original = bed.scratch.file("original");
+    let file = std::fs::File::create(&original)?;
+    let noise: Vec<u8> = (0..3 * MIB as u32)
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect();
+    file.write_all_at(&noise, 0)?;
+    file.write_all_at(&noise, 17 * MIB)?;
+    file.set_len(20 * MIB + 123)?;
+    drop(file);
+    let original = original.display().to_string();
+    let unit = bed.unit(300);
+    let first = bed.ok(&[
+        "copy",
+        &original,
+        &unit,
+        "--connections",
+        "4",
+        "--digests",
+        "crc32c",
+    ])?;
+    ensure!(first.contains("20971643 bytes"), "{first}");
+    bed.ok(&["verify", &original, &unit, "--connections", "4"])?;
+    // From one unit to another, of other blocks, and back to a file.
+    bed.ok(&[
+        "copy",
+        &unit,
+        &bed.unit(0),
+        "--connections",
+        "2",
+        "--depth",
+        "3",
+        "--block",
+        "65536",
+    ])?;
+    let back = bed.scratch.file("back").display().to_string();
+    let second = bed.ok(&["copy", &bed.unit(0), &back])?;
+    bed.ok(&["verify", &original, &back])?;
+    let metadata = std::fs::metadata(&back)?;
+    ensure!(
+        metadata.len() == 32 * MIB && metadata.blocks() * 512 < 16 * MIB,
+        "{} blocks",
+        metadata.blocks()
+    );
+    let sum = |said: &str| {
+        said.split("SHA-256 ")
+            .nth(1)
+            .map(str::trim)
+            .map(str::to_owned)
+    };
+    let piped = bed.run(&["copy", &bed.unit(0), "-"])?;
+    ensure!(
+        piped.status.success() && piped.stdout == std::fs::read(&back)?,
+        "the pipe has other bytes"
+    );
+    ensure!(
+        sum(&second) == sum(&String::from_utf8(piped.stderr)?),
+        "{second}"
+    );
+
+    // One byte differs, and is found; what was behind it is written again from there on.
+    let changed = std::fs::File::options().write(true).open(&back)?;
+    changed.write_all_at(&[noise[5].wrapping_add(1)], 17 * MIB + 5)?;
+    let said = bed.refused(&["verify", &back, &bed.unit(0)])?;
+    ensure!(
+        said.contains(&format!("differ at byte {}", 17 * MIB + 5)),
+        "{said}"
+    );
+    bed.ok(&["copy", &bed.unit(0), &back, "--from", "16777216"])?;
+    bed.ok(&["verify", &back, &bed.unit(0)])?;
+    let said = bed.refused(&[
+        "copy",
+        &bed.unit(0),
+        &bed.unit(300),
+        "--from",
+        "16777216",
+        "--timeout",
+        "0",
+    ]);
+    ensure!(said.is_err(), "a timeout of nothing is taken");
+    Ok(())
+}
+
+#[test]
+fn reservations_are_changed_and_stop_others_who_are_told_why() -> Result<()> {
+    let bed = bed()?;
+    let unit = bed.unit(300);
+    let ours = ["--initiator-name", "iqn.2026-11.org.example:a"];
+    let persist = |action: &[&str]| -> Result<String> {
+        bed.ok(&[&["persist", &unit][..], action, &ours].concat())
+    };
+    persist(&["register", "0xa1"])?;
+    persist(&["reserve", "a1", "write-exclusive"])?;
+    let shown = persist(&["show"])?;
+    ensure!(
+        shown.contains("registered   0xa1") && shown.contains("write-exclusive by 0xa1"),
+        "{shown}"
+    );
+    let source = bed.scratch.file("source");
+    std::fs::write(&source, vec![7; 1 << 16])?;
+    let source = source.display().to_string();
+    let said = bed.refused(&[
+        "copy",
+        &source,
+        &unit,
+        "--initiator-name",
+        "iqn.2026-11.org.example:b",
+    ])?;
+    ensure!(
+        said.contains("RESERVATION CONFLICT") && said.contains("persist"),
+        "{said}"
+    );
+    persist(&["release", "a1", "write-exclusive"])?;
+    bed.ok(&[
+        "copy",
+        &source,
+        &unit,
+        "--initiator-name",
+        "iqn.2026-11.org.example:b",
+    ])?;
+    persist(&["clear", "a1"])?;
+    let shown = persist(&["show", "--json"])?;
+    let shown: Value = serde_json::from_str(&shown)?;
+    ensure!(
+        shown["keys"] == Value::Array(Vec::new()) && shown["reservation"].is_null(),
+        "{shown}"
+    );
+    Ok(())
+}
+
+#[test]
+fn chap_proves_both_sides_and_a_wrong_secret_is_said() -> Result<()> {
+    let bed = bed()?;
+    let unit = format!("iscsi://ann@{}/{OTHER}/0", bed.portal);
+    let secrets = bed.scratch.file("secrets");
+    let with = |text: &str| -> Result<String> {
+        std::fs::write(&secrets, text)?;
+        private(&secrets)?;
+        Ok(secrets.display().to_string())
+    };
+    let file = with("ann secretsecret t1 othersecret12\n")?;
+    bed.ok(&["inquiry", &unit, "--chap-file", &file])?;
+    let file = with("ann wrongwrongwrong\n")?;
+    let said = bed.refused(&["inquiry", &unit, "--chap-file", &file])?;
+    ensure!(
+        said.contains("uthentication") && !said.contains("wrongwrong"),
+        "{said}"
+    );
+    let file = with("ann secretsecret t1 wrongwrongwrong\n")?;
+    let said = bed.refused(&["inquiry", &unit, "--chap-file", &file])?;
+    ensure!(
+        said.contains("target failed to authenticate itself"),
+        "{said}"
+    );
+    let output = bed.run(&["inquiry", &unit])?;
+    ensure!(output.status.code() == Some(2), "{output:?}");
+    Ok(())
+}
