@@ -5,14 +5,14 @@
 //! when the last one lets go, whoever waits is told.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use iscsi::pdu::{TaskFunction, TaskFunctionResponse};
 use iscsi::serial::before;
 use iscsi::target::{Logout, LogoutScope, TaskManagement};
+use latency::UnitAddress;
 use reactor::Io;
 use scsi::{AbortScope, Lun, LunAddress, Managed, TaskManagementFunction};
-use scsi_exec::{Call, Effect, Exempt, Hold, Runner, Want};
+use scsi_exec::{Call, Effect, Exempt, Hold, Known, Runner, Tasks, Want};
 
 use crate::connection::Connection;
 use crate::shared::Place;
@@ -43,13 +43,20 @@ pub(crate) fn runner(place: Place) -> Runner {
         place.send(move |connection, io| {
             // Of its own calls that has been done.
             let mut own = connection.own_aborts.iter();
-            match own.position(|own| Arc::ptr_eq(own, &call.scope)) {
+            match own.position(|own| call.scope().is_some_and(|scope| Arc::ptr_eq(own, scope))) {
                 Some(own) => drop(connection.own_aborts.swap_remove(own)),
-                None if connection.heed(io, &call, &hold) => connection.iscsi.tell_window(),
-                None => {}
+                None => connection.heed_other(io, &call, &hold),
             }
         });
     })
+}
+
+/// The address in a LUN field, if it is one of a unit.
+fn unit_address(lun: [u8; 8]) -> Option<UnitAddress> {
+    match Lun(lun).address() {
+        LunAddress::Unit(lun) => Some(UnitAddress { target: 0, lun }),
+        _ => None,
+    }
 }
 
 impl Connection {
@@ -91,14 +98,11 @@ impl Connection {
             Managed::IncorrectLun => self.function_done(request.tag, Answer::LunDoesNotExist),
             Managed::Abort(scope) => {
                 let (tag, number) = (request.tag, request.cmd_sn);
-                let (after, reset) = match request.function {
-                    TaskFunction::TargetColdReset => (After::ColdReset { tag }, true),
-                    TaskFunction::AbortTaskSet | TaskFunction::ClearTaskSet => {
-                        (After::Function { tag }, false)
-                    }
-                    _ => (After::Function { tag }, true),
+                let after = match request.function {
+                    TaskFunction::TargetColdReset => After::ColdReset { tag },
+                    _ => After::Function { tag },
                 };
-                self.abort_everywhere(io, scope, reset, number, after);
+                self.abort_everywhere(io, scope, Want::of(function), number, after);
             }
         }
     }
@@ -130,31 +134,25 @@ impl Connection {
     }
 
     fn query_task_set(&mut self, request: &TaskManagement) {
-        let (Some(nexus), tag, lun) = (self.nexus_id(), request.tag, request.lun) else {
-            return self.function_done(request.tag, TaskFunctionResponse::Rejected);
+        let tag = request.tag;
+        let Some(nexus) = self.nexus_id() else {
+            return self.function_done(tag, TaskFunctionResponse::Rejected);
         };
-        let found = Arc::new(AtomicBool::new(false));
-        let (place, seen) = (self.place().clone(), found.clone());
+        let Some(unit) = unit_address(request.lun) else {
+            return self.function_done(tag, TaskFunctionResponse::Complete);
+        };
+        let call = Call::new(Tasks::Set(unit, Some(nexus)), Want::Find);
+        let (place, asked) = (self.place().clone(), call.clone());
         let hold = Hold::new(move || {
-            let answer = match seen.load(Ordering::Acquire) {
+            let answer = match asked.has_found() {
                 true => TaskFunctionResponse::Succeeded,
                 false => TaskFunctionResponse::Complete,
             };
             place.send(move |connection, _| connection.function_done(tag, answer));
         });
         for place in self.shared().connections() {
-            let (hold, found) = (hold.clone(), found.clone());
-            place.send(move |connection, _| {
-                let used: Vec<u32> = connection.slots.used().collect();
-                for index in used {
-                    let slot = connection.slots.get(index);
-                    let ours = slot.tag.is_some_and(|tag| tag.nexus == nexus);
-                    if ours && slot.lun == lun && slot.iscsi.is_some() {
-                        found.store(true, Ordering::Release);
-                    }
-                }
-                drop(hold);
-            });
+            let (call, hold) = (call.clone(), hold.clone());
+            place.send(move |connection, io| connection.heed_other(io, &call, &hold));
         }
     }
 
@@ -164,19 +162,15 @@ impl Connection {
         &mut self,
         io: &mut Io,
         scope: AbortScope,
-        reset: bool,
+        want: Want,
         number: u32,
         after: After,
     ) {
         let hold = hold(self.place(), after);
-        let want = if reset { Want::Reset } else { Want::Abort };
-        let call = Call {
-            exempt: self.sent_later(number),
-            ..Call::new(Arc::new(scope), want)
-        };
+        let call = Call::of_scope(scope, want).except(self.sent_later(number));
         self.heed(io, &call, &hold);
         // The runner of this connection is told as well.
-        self.own_aborts.push(call.scope.clone());
+        self.own_aborts.extend(call.scope().cloned());
         let runners = self.shared().units.runners().clone();
         runners.call(&call, move || drop(hold));
     }
@@ -196,18 +190,32 @@ impl Connection {
         Some(command.cmd_sn)
     }
 
-    /// Does what any connection or queue wants of the tasks of a scope. Were any aborted?
+    /// Does what any connection or queue wants of tasks.
+    pub(crate) fn heed_other(&mut self, io: &mut Io, call: &Call, hold: &Hold) {
+        if self.heed(io, call, hold) {
+            self.iscsi.tell_window();
+        }
+    }
+
+    /// The same; were any aborted?
     fn heed(&mut self, io: &mut Io, call: &Call, hold: &Hold) -> bool {
         let mut any = false;
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
             let later = self.is_exempt(index, call);
             let slot = self.slots.get(index);
-            let begun = slot.begun && (slot.iscsi.is_some() || slot.aborted);
-            let effect = slot
-                .tag
-                .map(|tag| call.effect(tag, &slot.task, begun, later));
-            match effect.flatten() {
+            // What waits for its turn in the order of CmdSN is told that its unit is gone when it is there.
+            let has_come = slot.begun || slot.tag.is_some();
+            let known = Known {
+                task: &slot.task,
+                tag: slot.tag,
+                unit: unit_address(slot.lun).filter(|_| has_come),
+                id: 0,
+                begun: slot.begun && (slot.iscsi.is_some() || slot.aborted),
+                later,
+                open: slot.iscsi.is_some(),
+            };
+            match call.effect(&known) {
                 Some(Effect::Abort) => {
                     self.abort_slot(io, index, Some(hold));
                     any = true;
@@ -216,8 +224,8 @@ impl Connection {
                 None => {}
             }
         }
-        if call.want == Want::End {
-            self.output.wait_for_owed(&call.scope, hold);
+        if let (Want::End, Some(scope)) = (call.want, call.scope()) {
+            self.output.wait_for_owed(scope, hold);
         }
         any
     }
@@ -235,42 +243,13 @@ impl Connection {
         })
     }
 
-    /// `hold` is kept until the tasks of these units of the target have ended; with `abort` they are aborted.
-    pub(crate) fn end_tasks(
-        &mut self,
-        io: &mut Io,
-        target: &str,
-        luns: &[u16],
-        abort: bool,
-        hold: &Hold,
-    ) {
-        let Some(session) = &mut self.session else {
-            return;
-        };
-        if session.target.options.name != target {
-            return;
-        }
-        // No command reaches them from here on.
-        session.view.refresh();
-        let used: Vec<u32> = self.slots.used().collect();
-        let mut any_aborted = false;
-        for index in used {
-            let slot = self.slots.get(index);
-            // What waits for its turn in the order of CmdSN is told the unit is gone when it is there.
-            let has_come = slot.begun || slot.tag.is_some();
-            match Lun(slot.lun).address() {
-                LunAddress::Unit(number) if has_come && luns.contains(&number) => {}
-                _ => continue,
-            }
-            if abort {
-                self.abort_slot(io, index, Some(hold));
-                any_aborted = true;
-            } else {
-                slot.task.hold(hold);
-            }
-        }
-        if any_aborted {
-            self.iscsi.tell_window();
+    /// Does what is wanted of the tasks of units that are taken away from the target.
+    pub(crate) fn end_tasks(&mut self, io: &mut Io, target: &str, call: &Call, hold: &Hold) {
+        let session = self.session.as_mut();
+        if let Some(session) = session.filter(|session| session.target.options.name == target) {
+            // No command reaches them from here on.
+            session.view.refresh();
+            self.heed_other(io, call, hold);
         }
     }
 

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use bdev::Disk;
 use iscsi::login::ChapUser;
-use latency::Clock;
+use latency::{Clock, UnitAddress};
 use reactor::{Accepting, Pool, RateLimit};
 use scsi::AttachError;
-use scsi_exec::{Hold, Units};
+use scsi_exec::{Call, Hold, Tasks, Units, Want};
 
 use crate::access::Portal;
 use crate::connection::Connection;
@@ -263,12 +263,13 @@ impl Server {
             return;
         };
         let target: Arc<str> = target.options.name.as_str().into();
-        let luns: Arc<[u16]> = luns.into();
+        let units = luns.iter();
+        let units = units.map(|&lun| UnitAddress { target: 0, lun });
+        let want = if abort { Want::Remove } else { Want::End };
+        let call = Call::new(Tasks::Units(units.collect()), want);
         for place in self.state.shared.connections() {
-            let (target, luns, hold) = (target.clone(), luns.clone(), hold.clone());
-            place.send(move |connection, io| {
-                connection.end_tasks(io, &target, &luns, abort, &hold);
-            });
+            let (target, call, hold) = (target.clone(), call.clone(), hold.clone());
+            place.send(move |connection, io| connection.end_tasks(io, &target, &call, &hold));
         }
     }
 

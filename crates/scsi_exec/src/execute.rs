@@ -107,7 +107,7 @@ pub fn execute(command: &mut impl Transport, io: &mut Io) -> Step {
             }
             Need::Answer => match parts.task.take_abort() {
                 None => return Step::Answer,
-                Some(scope) => return abort_first(command, scope),
+                Some(scope) => return abort_first(command, *scope),
             },
             need => {
                 if let Some(step) = execute_other(command, io, need) {
@@ -179,14 +179,13 @@ fn wait(command: &mut impl Transport, need: Need) -> Step {
 
 /// PREEMPT AND ABORT: the answer waits until the tasks of the scope have ended, on all workers.
 #[cold]
-fn abort_first(command: &mut impl Transport, scope: Box<AbortScope>) -> Step {
+fn abort_first(command: &mut impl Transport, scope: AbortScope) -> Step {
     let waiter = command.waiter();
-    let call = Call {
-        exempt: command.exempt(),
-        ..Call::new(Arc::from(scope), Want::Abort)
-    };
+    let call = Call::of_scope(scope, Want::Abort).except(command.exempt());
     let parts = command.parts();
-    parts.task.set_aborting(&call.scope);
+    if let Some(scope) = call.scope() {
+        parts.task.set_aborting(scope);
+    }
     let runners = parts.units.runners();
     runners.call(&call, move || waiter(Granted::Aborted));
     Step::Wait

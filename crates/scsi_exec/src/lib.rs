@@ -26,6 +26,8 @@ pub(crate) use memory::Held;
 pub use memory::WorkMemory;
 pub use operation::operation_of;
 pub use order::{Admission, StartTask, TaskOrder, Ticket};
-pub use runners::{Call, Effect, Exempt, Hold, Holding, Registration, Runner, Runners, Want};
+pub use runners::{
+    Call, Effect, Exempt, Hold, Holding, Known, Registration, Runner, Runners, Tasks, Want,
+};
 pub use task::{Granted, Task};
 pub use units::Units;

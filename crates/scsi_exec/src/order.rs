@@ -162,7 +162,7 @@ impl TaskOrder {
         if let Some(start) = ordered {
             let ticket = self.ticket(unit, TaskAttribute::Ordered);
             let scope = AbortScope::of_nexus_and_unit(self.nexus, unit);
-            let older = Call::new(Arc::new(scope), Want::End);
+            let older = Call::of_scope(scope, Want::End);
             self.runners.call(&older, move || start(Some(ticket)));
         }
     }
@@ -280,7 +280,7 @@ mod tests {
                 let (queue, nexus) = (queue.clone(), nexus_id);
                 runners.register(Arc::new(move |call: &Call, hold: Hold| {
                     assert_eq!(call.want, Want::End);
-                    let scope = call.scope.clone();
+                    let scope = call.scope().expect("a scope").clone();
                     queue.tell(move |tasks| {
                         for (unit, _, waits) in tasks.running.values_mut() {
                             let tag = TaskTag { nexus, unit: *unit };

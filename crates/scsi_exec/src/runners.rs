@@ -5,10 +5,12 @@
 //! last clone is gone, whoever asked goes on. Control plane: a lock per call, none per request.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use scsi::{AbortScope, NexusId, TaskTag};
+use latency::UnitAddress;
+use scsi::{AbortScope, NexusId, TaskManagementFunction, TaskTag};
 
 use crate::Task;
 
@@ -71,41 +73,127 @@ pub enum Want {
     Abort,
     /// The same by a reset: some transports have a response of its own for it.
     Reset,
+    /// The same, for their unit is no more.
+    Remove,
     /// To know when those that have begun by now have ended.
     End,
+    /// To know whether there is one.
+    Find,
 }
 
-/// What is wanted, of which tasks.
+impl Want {
+    /// What a task management function wants of the tasks of its scope.
+    pub fn of(function: TaskManagementFunction) -> Want {
+        use TaskManagementFunction::*;
+        match function {
+            AbortTaskSet | ClearTaskSet => Want::Abort,
+            LogicalUnitReset | TargetReset | NexusReset => Want::Reset,
+        }
+    }
+}
+
+/// Which tasks are meant.
+#[derive(Clone)]
+pub enum Tasks {
+    /// Those of a scope.
+    Scope(Arc<AbortScope>),
+    /// One of a unit, by the number that its initiator gave it: ABORT TASK, QUERY TASK.
+    One(UnitAddress, u64),
+    /// Those that one nexus, or anybody, has sent to a unit: QUERY TASK SET.
+    Set(UnitAddress, Option<NexusId>),
+    /// Those of units that are taken away.
+    Units(Arc<[UnitAddress]>),
+}
+
+/// What is wanted, of which tasks. A [`Tasks::Scope`] may reach every runner; all else those of the transport that has the units
+/// at these addresses.
 #[derive(Clone)]
 pub struct Call {
     /// Which tasks.
-    pub scope: Arc<AbortScope>,
+    pub tasks: Tasks,
     /// What is wanted of them.
     pub want: Want,
     /// Tasks of the scope that are not meant, for whoever asked did so before they were sent.
     pub exempt: Option<Exempt>,
+    found: Arc<AtomicBool>,
+}
+
+/// A task as its runner knows it.
+pub struct Known<'a> {
+    /// It.
+    pub task: &'a Task,
+    /// What the core knows it by, once it has been with it.
+    pub tag: Option<TaskTag>,
+    /// The address that it was sent to, as far as that is one of a unit.
+    pub unit: Option<UnitAddress>,
+    /// Its number.
+    pub id: u64,
+    /// It has left the task set's queue.
+    pub begun: bool,
+    /// It is one of those that are exempt.
+    pub later: bool,
+    /// It is to be answered.
+    pub open: bool,
 }
 
 impl Call {
-    /// Wants something of all tasks of a scope.
-    pub fn new(scope: Arc<AbortScope>, want: Want) -> Call {
+    /// Wants something of all these tasks.
+    pub fn new(tasks: Tasks, want: Want) -> Call {
         Call {
-            scope,
+            tasks,
             want,
             exempt: None,
+            found: Arc::default(),
         }
     }
 
-    /// What it does to a task. `begun`: the task has left the task set's queue; `later`: it is one of those that are exempt.
-    pub fn effect(&self, tag: TaskTag, task: &Task, begun: bool, later: bool) -> Option<Effect> {
-        if later || !self.scope.matches(tag) {
-            let ends = self.scope.ends(tag.nexus, |unit| task.writes_to(unit));
-            return ends.then_some(Effect::Wait);
+    /// The same of a scope.
+    pub fn of_scope(scope: AbortScope, want: Want) -> Call {
+        Call::new(Tasks::Scope(Arc::new(scope)), want)
+    }
+
+    /// The same but of these.
+    pub fn except(self, exempt: Option<Exempt>) -> Call {
+        Call { exempt, ..self }
+    }
+
+    /// The scope, if it means one.
+    pub fn scope(&self) -> Option<&Arc<AbortScope>> {
+        match &self.tasks {
+            Tasks::Scope(scope) => Some(scope),
+            _ => None,
         }
+    }
+
+    /// Has a task been found by now, of those that [`Want::Find`] looks for?
+    pub fn has_found(&self) -> bool {
+        self.found.load(Ordering::Acquire)
+    }
+
+    /// What it does to a task.
+    pub fn effect(&self, known: &Known<'_>) -> Option<Effect> {
+        let (nexus, is_scope) = (known.tag.map(|tag| tag.nexus), self.scope().is_some());
+        let is_meant = match &self.tasks {
+            Tasks::Scope(scope) => {
+                let tag = known.tag?;
+                if known.later || !scope.matches(tag) {
+                    let ends = scope.ends(tag.nexus, |unit| known.task.writes_to(unit));
+                    return ends.then_some(Effect::Wait);
+                }
+                !known.task.aborts(scope)
+            }
+            Tasks::One(unit, id) => known.unit == Some(*unit) && known.id == *id,
+            Tasks::Set(unit, of) => known.unit == Some(*unit) && (of.is_none() || nexus == *of),
+            Tasks::Units(units) => known.unit.is_some_and(|unit| units.contains(&unit)),
+        };
         match self.want {
-            _ if task.aborts(&self.scope) => None,
-            Want::Abort | Want::Reset => Some(Effect::Abort),
-            Want::End => begun.then_some(Effect::Wait),
+            _ if !is_meant => None,
+            Want::Abort | Want::Reset | Want::Remove => Some(Effect::Abort),
+            Want::End => (known.begun || !is_scope).then_some(Effect::Wait),
+            Want::Find => {
+                self.found.fetch_or(known.open, Ordering::AcqRel);
+                None
+            }
         }
     }
 }
@@ -184,6 +272,62 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+
+    fn known(task: &Task) -> Known<'_> {
+        Known {
+            task,
+            tag: None,
+            unit: Some(UnitAddress { target: 1, lun: 2 }),
+            id: 7,
+            begun: false,
+            later: false,
+            open: true,
+        }
+    }
+
+    /// SAM-5, 7.2, 7.10 and 7.11: a task by its unit and number, all tasks of a unit.
+    #[test]
+    fn functions_mean_the_tasks_that_sam_says() {
+        let task = Task::default();
+        let unit = |lun| UnitAddress { target: 1, lun };
+        for (tasks, is_meant) in [
+            (Tasks::One(unit(2), 7), true),
+            (Tasks::One(unit(2), 8), false),
+            (Tasks::One(unit(3), 7), false),
+            (Tasks::Set(unit(2), None), true),
+            (Tasks::Set(unit(3), None), false),
+            (Tasks::Units([unit(3), unit(2)].into()), true),
+            (Tasks::Units([unit(3)].into()), false),
+        ] {
+            let effect = |want| {
+                let call = Call::new(tasks.clone(), want);
+                (call.effect(&known(&task)), call.has_found())
+            };
+            let (aborted, waits) = (Some(Effect::Abort), Some(Effect::Wait));
+            for want in [Want::Abort, Want::Reset, Want::Remove] {
+                assert_eq!(effect(want), (aborted.filter(|_| is_meant), false));
+            }
+            assert_eq!(effect(Want::End), (waits.filter(|_| is_meant), false));
+            assert_eq!(effect(Want::Find), (None, is_meant));
+            let call = Call::new(tasks, Want::Find);
+            let answered = Known {
+                open: false,
+                ..known(&task)
+            };
+            assert_eq!((call.effect(&answered), call.has_found()), (None, false));
+        }
+    }
+
+    #[test]
+    fn resets_are_told_from_aborts() {
+        use TaskManagementFunction::*;
+        for function in [AbortTaskSet, ClearTaskSet] {
+            assert_eq!(Want::of(function), Want::Abort);
+        }
+        for function in [LogicalUnitReset, TargetReset, NexusReset] {
+            assert_eq!(Want::of(function), Want::Reset);
+        }
+    }
 
     #[test]
     fn last_hold_calls_back_once() {

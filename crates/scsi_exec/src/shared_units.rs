@@ -74,7 +74,7 @@ impl StateObserver for Observer {
         if let Some(scope) = unit.adopt_reservations(version, state)? {
             self.aborting.fetch_add(1, Ordering::AcqRel);
             let aborting = Arc::clone(&self.aborting);
-            let call = Call::new(Arc::new(scope), Want::Abort);
+            let call = Call::of_scope(scope, Want::Abort);
             self.runners.call(&call, move || {
                 aborting.fetch_sub(1, Ordering::AcqRel);
             });

@@ -6,18 +6,17 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::IoOutcome;
 use guest_memory::IoBuffer;
-use latency::Operation;
+use latency::{Operation, UnitAddress};
 use reactor::{Io, SourceId, Tag, Worker, WorkerHandle};
 use scsi::{Managed, TaskManagementFunction};
-use scsi_exec::{Call, Effect, Hold, Runner, Want};
+use scsi_exec::{Call, Effect, Hold, Known, Runner, Tasks, Want};
 use virtio_device::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
 use virtqueue::ErrorPlace;
 
-use crate::device::Shared;
+use crate::device::{Place, Shared};
 use crate::queue::RequestQueue;
 use crate::request::{Address, ControlRequest, S_ABORTED, S_BAD_TARGET, S_FAILURE, S_RESET};
 
@@ -28,39 +27,28 @@ const INCORRECT_LUN: u8 = 12;
 
 /// Task management functions, by VIRTIO_SCSI_T_TMF's subtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Function {
+enum Function {
     AbortTask,
-    AbortTaskSet,
-    ClearTaskSet,
-    NexusReset,
-    UnitReset,
     QueryTask,
     QueryTaskSet,
+    /// One that the unit takes part in.
+    Managed(TaskManagementFunction),
 }
 
 impl Function {
     fn parse(subtype: u32) -> Option<Function> {
+        use TaskManagementFunction::*;
         Some(match subtype {
             0 => Function::AbortTask,
-            1 => Function::AbortTaskSet,
+            1 => Function::Managed(AbortTaskSet),
             // 2 is CLEAR ACA: no unit has such a condition, as NORMACA says (SPC-5, 6.7.2), so there is nothing to clear.
-            3 => Function::ClearTaskSet,
-            4 => Function::NexusReset,
-            5 => Function::UnitReset,
+            3 => Function::Managed(ClearTaskSet),
+            4 => Function::Managed(NexusReset),
+            5 => Function::Managed(LogicalUnitReset),
             6 => Function::QueryTask,
             7 => Function::QueryTaskSet,
             _ => return None,
         })
-    }
-
-    /// Does it mean this task, of those that only the transport knows?
-    fn means(self, key: (u8, u16), id: u64, task: (Option<(u8, u16)>, u64)) -> bool {
-        let Some(task_key) = task.0 else { return false };
-        match self {
-            Function::AbortTask | Function::QueryTask => task_key == key && task.1 == id,
-            Function::QueryTaskSet => task_key == key,
-            _ => false,
-        }
     }
 }
 
@@ -75,40 +63,46 @@ fn complete(place: (WorkerHandle, SourceId), slot: u32, code: u8) {
     });
 }
 
-/// How calls reach a request queue: the message marks the tasks that are meant.
-pub(crate) fn runner(place: (WorkerHandle, SourceId)) -> Runner {
-    let (worker, source) = place;
-    Arc::new(move |call: &Call, hold: Hold| {
-        let call = call.clone();
-        worker.send(move |w| {
-            let Some(queue) = queue_of::<RequestQueue>(w, source) else {
-                return;
-            };
-            queue.for_each_request(|queue, task, waits| {
-                let Some(tag) = queue.task_tag(task.key()) else {
-                    return false;
+/// How calls reach a request queue.
+pub(crate) fn runner(place: Place) -> Runner {
+    Arc::new(move |call: &Call, hold: Hold| ask(&place, call, hold))
+}
+
+/// Has a request queue mark the tasks that are meant, by a message.
+pub(crate) fn ask(place: &Place, call: &Call, hold: Hold) {
+    let (call, source) = (call.clone(), place.1);
+    place.0.send(move |w| {
+        with_queue::<RequestQueue>(w, source, |queue, _| {
+            queue.for_each_request(|queue, request, waits| {
+                let key = request.key();
+                let known = Known {
+                    task: &request.task,
+                    tag: queue.task_tag(key),
+                    unit: key.map(|(target, lun)| UnitAddress { target, lun }),
+                    id: request.id,
+                    begun: request.slow_path.parked.is_none(),
+                    later: false,
+                    open: true,
                 };
-                let begun = task.slow_path.parked.is_none();
-                match call.effect(tag, &task.task, begun, false) {
-                    Some(Effect::Abort) => {
-                        let code = match call.want {
-                            Want::Reset => S_RESET,
-                            Want::Abort | Want::End => S_ABORTED,
-                        };
-                        return task.abort(code, &hold, waits);
+                let code = match (call.effect(&known), call.want) {
+                    (None, _) => return false,
+                    (Some(Effect::Wait), _) => {
+                        request.keep(&hold);
+                        return false;
                     }
-                    Some(Effect::Wait) => task.keep(&hold),
-                    None => {}
-                }
-                false
+                    (Some(Effect::Abort), Want::Reset) => S_RESET,
+                    (Some(Effect::Abort), Want::Remove) => S_BAD_TARGET,
+                    (Some(Effect::Abort), _) => S_ABORTED,
+                };
+                request.abort(code, &hold, waits)
             });
-            end_waits_for_disks(w, source);
         });
-    })
+        end_waits_for_disks(w, source);
+    });
 }
 
 /// Tasks that were aborted do not wait any more for a disk that has failed them.
-pub(crate) fn end_waits_for_disks(worker: &mut Worker, source: SourceId) {
+fn end_waits_for_disks(worker: &mut Worker, source: SourceId) {
     with_queue::<RequestQueue>(worker, source, |queue, io| {
         io.cancel_waiting(source, |slot| {
             let task = queue.state(slot);
@@ -116,11 +110,6 @@ pub(crate) fn end_waits_for_disks(worker: &mut Worker, source: SourceId) {
         });
     });
     worker.wake(source);
-}
-
-fn queue_of<P: Protocol>(worker: &mut Worker, source: SourceId) -> Option<&mut Queue<P>> {
-    let (source, _io) = worker.source(source)?;
-    (source as &mut dyn Any).downcast_mut()
 }
 
 /// Calls `with` for a queue that is still there.
@@ -157,34 +146,19 @@ impl ControlQueue {
 
     /// ABORT TASK, QUERY TASK and QUERY TASK SET: bookkeeping of this controller's queues. The answer comes by itself,
     /// when every message and every task that is being aborted has let go.
-    fn look_for(&self, function: Function, key: (u8, u16), id: u64, tag: Tag) {
+    fn look_for(&self, tasks: Tasks, want: Want, tag: Tag) {
         let place = (self.worker.clone(), tag.source);
-        let found = Arc::new(AtomicBool::new(false));
-        let seen = found.clone();
+        let call = Call::new(tasks, want);
+        let asked = call.clone();
         let hold = Hold::new(move || {
-            let code = match function {
-                Function::QueryTask | Function::QueryTaskSet if seen.load(Ordering::Acquire) => {
-                    FUNCTION_SUCCEEDED
-                }
-                _ => FUNCTION_COMPLETE,
+            let code = match asked.has_found() {
+                true => FUNCTION_SUCCEEDED,
+                false => FUNCTION_COMPLETE,
             };
             complete(place, tag.slot, code);
         });
-        for (worker, source) in self.shared.request_queues() {
-            let (hold, found) = (hold.clone(), found.clone());
-            worker.send(move |w| {
-                let Some(queue) = queue_of::<RequestQueue>(w, source) else {
-                    return;
-                };
-                queue.for_each_request(|_, task, waits| {
-                    if !function.means(key, id, (task.key(), task.id)) {
-                        return false;
-                    }
-                    found.store(true, Ordering::Release);
-                    function == Function::AbortTask && task.abort(S_ABORTED, &hold, waits)
-                });
-                end_waits_for_disks(w, source);
-            });
+        for queue in self.shared.request_queues() {
+            ask(&queue, &call, hold.clone());
         }
     }
 
@@ -200,12 +174,7 @@ impl ControlQueue {
             Managed::Abort(scope) => scope,
             Managed::IncorrectLun => return Err(INCORRECT_LUN),
         };
-        let reset = matches!(
-            function,
-            TaskManagementFunction::LogicalUnitReset | TaskManagementFunction::NexusReset
-        );
-        let want = if reset { Want::Reset } else { Want::Abort };
-        let call = Call::new(Arc::new(scope), want);
+        let call = Call::of_scope(scope, Want::of(function));
         let place = (self.worker.clone(), tag.source);
         let done = move || complete(place, tag.slot, FUNCTION_COMPLETE);
         self.shared.units.runners().call(&call, done);
@@ -215,27 +184,20 @@ impl ControlQueue {
     fn begin_function(&self, subtype: u32, lun: &[u8; 8], id: u64, tag: Tag) -> Result<(), u8> {
         let function = Function::parse(subtype).ok_or(FUNCTION_REJECTED)?;
         let address = Address::parse(lun).ok_or(INCORRECT_LUN)?;
-        match function {
-            Function::AbortTaskSet => {
-                return self.manage(TaskManagementFunction::AbortTaskSet, &address, tag);
-            }
-            Function::ClearTaskSet => {
-                return self.manage(TaskManagementFunction::ClearTaskSet, &address, tag);
-            }
-            Function::NexusReset => {
-                return self.manage(TaskManagementFunction::NexusReset, &address, tag);
-            }
-            Function::UnitReset => {
-                return self.manage(TaskManagementFunction::LogicalUnitReset, &address, tag);
-            }
-            Function::AbortTask | Function::QueryTask | Function::QueryTaskSet => {}
-        }
+        let (target, lun) = address.key();
+        let unit = UnitAddress { target, lun };
+        let (tasks, want) = match function {
+            Function::Managed(function) => return self.manage(function, &address, tag),
+            Function::AbortTask => (Tasks::One(unit, id), Want::Abort),
+            Function::QueryTask => (Tasks::One(unit, id), Want::Find),
+            Function::QueryTaskSet => (Tasks::Set(unit, None), Want::Find),
+        };
         match self.shared.has_unit(&address) {
             None => return Err(S_BAD_TARGET),
             Some(false) => return Err(INCORRECT_LUN),
             Some(true) => {}
         }
-        self.look_for(function, address.key(), id, tag);
+        self.look_for(tasks, want, tag);
         Ok(())
     }
 }
@@ -332,21 +294,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_mean_the_tasks_that_sam_says() {
-        let task = (Some((1, 2)), 7);
-        assert!(Function::AbortTask.means((1, 2), 7, task));
-        assert!(!Function::AbortTask.means((1, 2), 8, task));
-        assert!(!Function::AbortTask.means((1, 3), 7, task));
-        assert!(Function::QueryTaskSet.means((1, 2), 0, task));
-        assert!(!Function::QueryTaskSet.means((1, 3), 0, task));
-    }
-
-    #[test]
     fn subtypes_are_those_of_5_6_6_2() {
         let all: Vec<_> = (0..9).map(Function::parse).collect();
         assert_eq!(all[0], Some(Function::AbortTask));
         assert_eq!(all[2], None);
-        assert_eq!(all[5], Some(Function::UnitReset));
+        let reset = TaskManagementFunction::LogicalUnitReset;
+        assert_eq!(all[5], Some(Function::Managed(reset)));
         assert_eq!(all[7], Some(Function::QueryTaskSet));
         assert_eq!(all[8], None);
     }

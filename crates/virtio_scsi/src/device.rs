@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bdev::Disk;
+use latency::UnitAddress;
 use reactor::{SourceId, WorkerHandle};
 use scsi::{AttachError, LogicalUnit, LunAddress, Nexus, Target, TargetPort, TransportId};
-use scsi_exec::{Hold, Registration, Units, WorkMemory};
+use scsi_exec::{Call, Hold, Registration, Tasks, Units, Want, WorkMemory};
 use virtio_device::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
 use crate::control::{self, ControlQueue};
@@ -60,7 +61,7 @@ struct Entry {
     nexus: Arc<Nexus>,
 }
 
-type Place = (WorkerHandle, SourceId);
+pub(crate) type Place = (WorkerHandle, SourceId);
 
 /// A queue on its worker; request queues hear of aborts.
 struct Placed {
@@ -247,25 +248,12 @@ impl ScsiDevice {
 
     /// `hold` is kept until no task of these units is in flight any more; with `abort` the tasks are aborted.
     pub fn end_tasks(&self, luns: &[(u8, u16)], abort: bool, hold: &Hold) {
-        let luns: Arc<[(u8, u16)]> = luns.into();
-        for (worker, source) in self.shared.request_queues() {
-            let (luns, hold) = (luns.clone(), hold.clone());
-            worker.send(move |w| {
-                control::with_queue::<RequestQueue>(w, source, |queue, _io| {
-                    queue.for_each_request(|_, task, waits| {
-                        if !task.key().is_some_and(|key| luns.contains(&key)) {
-                            return false;
-                        }
-                        if abort {
-                            // There is no such unit any more.
-                            return task.abort(crate::request::S_BAD_TARGET, &hold, waits);
-                        }
-                        task.keep(&hold);
-                        false
-                    });
-                });
-                control::end_waits_for_disks(w, source);
-            });
+        let units = luns.iter();
+        let units = units.map(|&(target, lun)| UnitAddress { target, lun });
+        let want = if abort { Want::Remove } else { Want::End };
+        let call = Call::new(Tasks::Units(units.collect()), want);
+        for queue in self.shared.request_queues() {
+            control::ask(&queue, &call, hold.clone());
         }
     }
 
