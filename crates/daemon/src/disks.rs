@@ -3,19 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bdev::{
-    BlockDevice, Delay, Disk, DiskOptions, File, FileOptions, ImageFormat, Null, NullOptions,
-    OpenError, Ram, RamOptions, RateLimits, Rbd, RbdOptions,
-};
+use bdev::{BlockDevice, Disk, DiskOptions, ImageFormat, OpenError, RateLimits};
 
 use block::Identity;
 use scsi::Store;
 
-use crate::config::{Around, BlockDeviceConfig, CacheMode, Config, DiskConfig, LimitsConfig};
+use crate::config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
 use crate::identities::{self, Claim, Identities};
-
-/// The block size of a disk that has no other reason for one.
-const BLOCK_SIZE_DEFAULT: u32 = 512;
 
 /// Disks by name.
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
@@ -66,7 +60,7 @@ pub(crate) fn open_all<'a>(
     let (mut devices, mut claims) = (Vec::new(), Vec::new());
     for config in configs {
         let device = ready.remove(&config.name);
-        match device.unwrap_or_else(|| open_device(config)) {
+        match device.unwrap_or_else(|| config.backend.open(config)) {
             Ok(device) => {
                 claims.push((config, identities.claim(config, &*device, store)));
                 devices.push(device);
@@ -134,11 +128,6 @@ fn open(
     Ok(disk)
 }
 
-/// May opening the device take seconds, which nothing else should wait for?
-pub(crate) fn takes_long(config: &DiskConfig) -> bool {
-    matches!(config.backend, BlockDeviceConfig::Rbd(_))
-}
-
 /// Opens the device of a disk on a thread of its own, and passes it on there.
 pub(crate) fn open_elsewhere(
     config: DiskConfig,
@@ -146,55 +135,10 @@ pub(crate) fn open_elsewhere(
 ) -> std::io::Result<()> {
     let thread = std::thread::Builder::new().name("open-disk".to_owned());
     let open = move || {
-        let device = open_device(&config);
+        let device = config.backend.open(&config);
         opened(config, device);
     };
     thread.spawn(open).map(drop)
-}
-
-fn open_device(config: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
-    let block_size = config.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
-    Ok(match &config.backend {
-        BlockDeviceConfig::Ram { size } => Arc::new(Ram::create(RamOptions {
-            size: *size,
-            block_size,
-            read_only: config.read_only,
-            ..RamOptions::default()
-        })?),
-        BlockDeviceConfig::Null { size } => Arc::new(Null::create(NullOptions {
-            size: *size,
-            block_size,
-            read_only: config.read_only,
-        })?),
-        BlockDeviceConfig::Delay { size, time, around } => {
-            let inner = DiskConfig {
-                backend: match around {
-                    Around::Null => BlockDeviceConfig::Null { size: *size },
-                    Around::Ram => BlockDeviceConfig::Ram { size: *size },
-                },
-                ..config.clone()
-            };
-            Arc::new(Delay::new(open_device(&inner)?, *time))
-        }
-        BlockDeviceConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
-            size: *size,
-            cache: match cache {
-                CacheMode::None => bdev::CacheMode::None,
-                CacheMode::Writeback => bdev::CacheMode::Writeback,
-                CacheMode::Writethrough => bdev::CacheMode::Writethrough,
-            },
-            read_only: config.read_only,
-            block_size: config.block_size,
-            ..FileOptions::new(path)
-        })?),
-        BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
-            cluster: rbd.cluster.clone(),
-            image: rbd.image.clone(),
-            lock: rbd.lock,
-            read_only: config.read_only,
-            block_size,
-        })?),
-    })
 }
 
 /// Limits as a disk takes them ([`Disk::set_limits`]), with what is not said filled in.

@@ -299,7 +299,7 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
 
         // Without others the daemon starts, and waits for them.
         let required = disk.complete.as_ref().filter(|disk| disk.require);
-        let Some(super::model::BlockDeviceConfig::File { size: None, .. }) =
+        let Some(super::devices::BlockDeviceConfig::File { size: None, .. }) =
             required.map(|disk| &disk.backend)
         else {
             continue;

@@ -5,6 +5,7 @@
 //! all of them are reported at once. Tests: here for whole configurations, in each module for its part.
 
 mod check;
+mod devices;
 mod diagnostics;
 mod disk_attributes;
 mod error_policy;
@@ -28,6 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use check::Surroundings;
+pub use devices::{Around, BlockDeviceConfig, CacheMode};
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use error_policy::ErrorPolicyChange;
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
@@ -40,10 +42,10 @@ pub use json_source::{
     objects_json, size_json,
 };
 pub use model::{
-    AccessConfig, Around, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig,
-    ExportConfig, ExportRef, LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX,
-    Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX,
-    VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
+    AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, ExportConfig, ExportRef, LUNS_MAX,
+    LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX,
+    SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig,
+    WORKERS_MAX, WorkersConfig,
 };
 pub use place::{At, Place, Source};
 pub use rbd::RbdConfig;

@@ -5,12 +5,12 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bdev::{DelayTime, ErrorPolicy};
+use bdev::ErrorPolicy;
 use reactor::ExportPlacement;
 
+use super::devices::BlockDeviceConfig;
 use super::iscsi::IscsiConfig;
 use super::iscsi_limits::IscsiLimits;
-use super::rbd::RbdConfig;
 
 /// Most workers a daemon may have.
 pub const WORKERS_MAX: usize = 128;
@@ -390,105 +390,6 @@ pub struct ShownConfig {
     pub removable: bool,
     /// EXTENDED COPY through targets that do not have the disk may read and write it.
     pub copy_across_targets: bool,
-}
-
-/// The block device that does a disk's I/O, with its options.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BlockDeviceConfig {
-    /// Memory of the daemon, taken when touched.
-    Ram {
-        /// Bytes.
-        size: u64,
-    },
-    /// Completes at once and keeps nothing, for measuring.
-    Null {
-        /// Bytes.
-        size: u64,
-    },
-    /// A disk of one of these two kinds that takes its time, for measuring what is around it.
-    Delay {
-        /// Bytes.
-        size: u64,
-        /// How long each I/O takes.
-        time: DelayTime,
-        /// What keeps the data.
-        around: Around,
-    },
-    /// A raw file or a block device.
-    File {
-        /// The file; relative to the folder that the daemon was started in.
-        path: PathBuf,
-        /// Bytes; a file that is not there is created with this size, sparse.
-        size: Option<u64>,
-        /// What sits between it and stable storage.
-        cache: CacheMode,
-    },
-    /// A Ceph RBD image.
-    Rbd(Box<RbdConfig>),
-}
-
-impl BlockDeviceConfig {
-    /// The word for it in files and flags.
-    pub fn word(&self) -> &'static str {
-        match self {
-            BlockDeviceConfig::Ram { .. } => "ram",
-            BlockDeviceConfig::Null { .. } => "null",
-            BlockDeviceConfig::Delay { .. } => "delay",
-            BlockDeviceConfig::File { .. } => "file",
-            BlockDeviceConfig::Rbd(_) => "rbd",
-        }
-    }
-}
-
-/// What a delayed disk keeps its data in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Around {
-    /// Nothing.
-    Null,
-    /// Memory.
-    Ram,
-}
-
-impl Around {
-    /// Both, with their words.
-    pub const WORDS: [(&'static str, Around); 2] = [("null", Around::Null), ("ram", Around::Ram)];
-
-    /// The word for it in files and flags.
-    pub fn word(self) -> &'static str {
-        match self {
-            Around::Null => "null",
-            Around::Ram => "ram",
-        }
-    }
-}
-
-/// What sits between a file and stable storage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheMode {
-    /// O_DIRECT: the page cache is passed by.
-    None,
-    /// The page cache holds written data until a flush.
-    Writeback,
-    /// Every write is on stable storage before it is answered.
-    Writethrough,
-}
-
-impl CacheMode {
-    /// All of them, with their words.
-    pub const WORDS: [(&'static str, CacheMode); 3] = [
-        ("none", CacheMode::None),
-        ("writeback", CacheMode::Writeback),
-        ("writethrough", CacheMode::Writethrough),
-    ];
-
-    /// The word for it in files and flags.
-    pub fn word(self) -> &'static str {
-        match self {
-            CacheMode::None => "none",
-            CacheMode::Writeback => "writeback",
-            CacheMode::Writethrough => "writethrough",
-        }
-    }
 }
 
 /// One disk as virtio-blk on one vhost-user socket.

@@ -5,21 +5,20 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bdev::{DelayTime, ErrorPolicy};
+use bdev::ErrorPolicy;
 
+use super::devices::{DEVICE_KINDS, owner_of, read_device};
 use super::diagnostics::{Mistake, MistakeKind};
 use super::disk_attributes::{read_limits, read_shown};
 use super::error_policy::read_error_policy;
 use super::iscsi::{IscsiDraft, read_iscsi};
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::model::{
-    AccessConfig, Around, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, DiskConfig, LUNS_MAX,
-    LunConfig, NAME_MAX, POLL_MICROS_MAX, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
-    TARGETS_MAX, WORKERS_MAX,
+    AccessConfig, BLK_QUEUES_MAX, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX, POLL_MICROS_MAX,
+    PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX, WORKERS_MAX,
 };
 use super::place::At;
 use super::placement::{PlacementDraft, read_placement};
-use super::rbd::{RBD_KEYS, RbdDraft, read_rbd};
 use super::value::{Fields, Raw, Reader, number_of, wrong};
 use super::{Diagnostics, diagnostics::one_of};
 
@@ -310,24 +309,6 @@ fn read_queues(reader: &mut Reader<'_, '_>, most: u16) -> u16 {
         .map_or(most, |queues| queues.value as u16)
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum DeviceKind {
-    Ram,
-    Null,
-    Delay,
-    File,
-    Rbd,
-}
-
-/// The back ends, with their words and the keys that they have beyond those of every disk.
-const DEVICE_KINDS: [(&str, DeviceKind); 5] = [
-    ("ram", DeviceKind::Ram),
-    ("null", DeviceKind::Null),
-    ("delay", DeviceKind::Delay),
-    ("file", DeviceKind::File),
-    ("rbd", DeviceKind::Rbd),
-];
-
 /// A disk.
 pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let mut reader = Reader::new(fields, "disk", diagnostics);
@@ -346,67 +327,13 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let size_fits = size
         .as_ref()
         .is_none_or(|size| check_size(&mut reader, size, block_size.unwrap_or(512)));
-    let mut path = None;
-    let mut cache = None;
-    // A disk whose back end is not known may have every key.
-    if matches!(device, None | Some(DeviceKind::File)) {
-        let allowed = "the path of a raw file or a block device";
-        path = reader
-            .text("path", allowed)
-            .map(|path| At::new(PathBuf::from(path.value), path.place));
-        cache = reader.choice("cache", &CacheMode::WORDS);
-        if device.is_some() {
-            reader.require("path", allowed);
-        }
-    } else if device != Some(DeviceKind::Rbd) {
-        reader.require("size", super::size::SIZE_ALLOWED);
-    }
-    let rbd = match device {
-        None | Some(DeviceKind::Rbd) => read_rbd(&mut reader, device.is_some()),
-        _ => RbdDraft::default(),
-    };
-    if let (Some(DeviceKind::Rbd), Some(size)) = (device, &size) {
-        let message = "`size`: an image has the size that it has";
-        let mistake = Mistake::new(MistakeKind::Key, &size.place, message);
-        let help = "change it with `lunette disk resize` or `rbd resize`";
-        reader.diagnostics().push(mistake.help(help));
-    }
-    let mut delay = None;
-    if matches!(device, None | Some(DeviceKind::Delay)) {
-        delay = read_delay(&mut reader, device.is_some());
-    }
+    let (path, backend) = read_device(&mut reader, device, size);
     reader.finish(|key| {
-        let owner = match key {
-            "path" | "cache" => "file",
-            "time" | "around" => "delay",
-            key if RBD_KEYS.contains(&key) => "rbd",
-            _ => return None,
-        };
+        let owner = owner_of(key)?;
         Some(format!(
             "disk: `{key}` belongs to the back end `{owner}`, and this disk has another"
         ))
     });
-    let backend = match device {
-        Some(DeviceKind::Ram) => size.map(|size| BlockDeviceConfig::Ram { size: size.value }),
-        Some(DeviceKind::Null) => size.map(|size| BlockDeviceConfig::Null { size: size.value }),
-        Some(DeviceKind::Delay) => match (size, delay) {
-            (Some(size), Some((time, around))) => Some(BlockDeviceConfig::Delay {
-                size: size.value,
-                time,
-                around,
-            }),
-            _ => None,
-        },
-        Some(DeviceKind::File) => path.as_ref().map(|path| BlockDeviceConfig::File {
-            path: path.value.clone(),
-            size: size.map(|size| size.value),
-            cache: cache.map_or(CacheMode::None, |cache| cache.value),
-        }),
-        Some(DeviceKind::Rbd) => rbd
-            .complete()
-            .map(|rbd| BlockDeviceConfig::Rbd(Box::new(rbd))),
-        None => None,
-    };
     let complete = match (&name, backend, size_fits) {
         (Some(name), Some(backend), true) => Some(DiskConfig {
             name: name.value.clone(),
@@ -427,22 +354,6 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
         wwn,
         complete,
     }
-}
-
-/// How long each I/O of a delayed disk takes, and what keeps its data.
-fn read_delay(reader: &mut Reader<'_, '_>, required: bool) -> Option<(DelayTime, Around)> {
-    if required {
-        reader.require("time", DelayTime::FORMS);
-    }
-    let around = reader.choice("around", &Around::WORDS);
-    let text = reader.text("time", DelayTime::FORMS)?;
-    let Some(time) = DelayTime::parse(&text.value) else {
-        let message = format!("`time`: found {:?}", text.value);
-        let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
-        reader.diagnostics().push(mistake.allowed(DelayTime::FORMS));
-        return None;
-    };
-    Some((time, around.map_or(Around::Null, |around| around.value)))
 }
 
 fn read_block_size(reader: &mut Reader<'_, '_>) -> Option<u32> {

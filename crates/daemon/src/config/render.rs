@@ -8,7 +8,7 @@ use reactor::ExportPlacement;
 
 use super::iscsi::{Announced, IscsiConfig, Portal};
 use super::iscsi_limits::IscsiLimits;
-use super::model::{BlockDeviceConfig, Config, LunConfig, Placement, PollLimit};
+use super::model::{Config, LunConfig, Placement, PollLimit};
 use super::objects::{DISK_POLL_KEY, NETWORK_POLL_KEY, POLL_KEY};
 use super::rbd::RbdConfig;
 use super::size::render_size;
@@ -67,24 +67,7 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     for disk in &config.disks {
         writeln!(text, "\n[[disk]]\nname = {}", quoted(&disk.name))?;
         writeln!(text, "backend = \"{}\"", disk.backend.word())?;
-        match &disk.backend {
-            BlockDeviceConfig::Ram { size } | BlockDeviceConfig::Null { size } => {
-                writeln!(text, "size = \"{}\"", render_size(*size))?;
-            }
-            BlockDeviceConfig::Delay { size, time, around } => {
-                writeln!(text, "size = \"{}\"", render_size(*size))?;
-                writeln!(text, "time = {}", quoted(&time.to_string()))?;
-                writeln!(text, "around = \"{}\"", around.word())?;
-            }
-            BlockDeviceConfig::File { path, size, cache } => {
-                writeln!(text, "path = {}", quoted_path(path))?;
-                if let Some(size) = size {
-                    writeln!(text, "size = \"{}\"", render_size(*size))?;
-                }
-                writeln!(text, "cache = \"{}\"", cache.word())?;
-            }
-            BlockDeviceConfig::Rbd(rbd) => write_rbd(text, rbd)?,
-        }
+        disk.backend.write(text)?;
         if let Some(block_size) = disk.block_size {
             writeln!(text, "block_size = {block_size}")?;
         }
@@ -168,7 +151,8 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     Ok(())
 }
 
-fn write_rbd(text: &mut String, rbd: &RbdConfig) -> std::fmt::Result {
+/// The keys of an image.
+pub fn write_rbd(text: &mut String, rbd: &RbdConfig) -> std::fmt::Result {
     writeln!(text, "image = {}", quoted(&rbd.image.to_string()))?;
     if rbd.lock != RbdLock::default() {
         writeln!(text, "lock = {}", quoted(rbd.lock.word()))?;
@@ -255,12 +239,13 @@ fn write_iscsi(text: &mut String, target: &IscsiConfig) -> std::fmt::Result {
     writeln!(text, "]")
 }
 
-fn quoted_path(path: &Path) -> String {
+/// The same of a path.
+pub fn quoted_path(path: &Path) -> String {
     quoted(&path.to_string_lossy())
 }
 
 /// A TOML basic string.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for character in text.chars() {
         match character {

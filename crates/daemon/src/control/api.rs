@@ -27,7 +27,7 @@ use super::{ErrorResponse, View};
 use super::{
     clients, configuration, disks, events, exports, latency, log, luns, metrics, status, version,
 };
-use crate::disks::{Devices, open_elsewhere, takes_long};
+use crate::disks::{Devices, open_elsewhere};
 use crate::objects::{Change, How, Made, Manager, Work};
 use crate::running::{Overview, Reload};
 
@@ -98,7 +98,7 @@ impl Api {
             return Ok(Devices::new());
         };
         let live = self.overview()?.live();
-        if !takes_long(disk) || live.config.disk(&disk.name).is_some() {
+        if !disk.backend.takes_long() || live.config.disk(&disk.name).is_some() {
             return Ok(Devices::new());
         }
         let (opened, device) = tokio::sync::oneshot::channel();

@@ -1,57 +1,18 @@
 //! Configured objects in the form of the control API, and how they are.
 
-use std::path::PathBuf;
-
-use bdev::{DiskState, RbdLock};
+use bdev::DiskState;
 use control::objects::{Acl, Disk, DiskStatus, Export, Iscsi, Lun, VhostBlk, VhostScsi};
 use reactor::ExportPlacement;
 
 use super::Live;
-use crate::config::{AclEntry, BlockDeviceConfig, DiskConfig, ExportRef, LunConfig};
+use crate::config::{AclEntry, DiskConfig, ExportRef, LunConfig};
 
 /// A disk as it is configured.
 pub fn disk(disk: &DiskConfig) -> Disk {
-    let (path, cache) = match &disk.backend {
-        BlockDeviceConfig::File { path, cache, .. } => (
-            Some(path.to_string_lossy().into_owned()),
-            Some(cache.word().to_owned()),
-        ),
-        BlockDeviceConfig::Ram { .. }
-        | BlockDeviceConfig::Null { .. }
-        | BlockDeviceConfig::Delay { .. }
-        | BlockDeviceConfig::Rbd(_) => (None, None),
-    };
-    let rbd = match &disk.backend {
-        BlockDeviceConfig::Rbd(rbd) => Some(&**rbd),
-        _ => None,
-    };
-    let cluster = rbd.map(|rbd| &rbd.cluster);
-    let path_text = |path: &PathBuf| path.to_string_lossy().into_owned();
-    let options = cluster.map(|cluster| cluster.options.clone());
-    let (time, around) = match &disk.backend {
-        BlockDeviceConfig::Delay { time, around, .. } => {
-            (Some(time.to_string()), Some(around.word().to_owned()))
-        }
-        _ => (None, None),
-    };
-    Disk {
+    let mut body = Disk {
         name: disk.name.clone(),
         backend: disk.backend.word().to_owned(),
-        size: super::plan::size(&disk.backend),
-        path,
-        cache,
-        time,
-        around,
-        image: rbd.map(|rbd| rbd.image.to_string()),
-        conf: cluster.and_then(|cluster| cluster.conf.as_ref().map(path_text)),
-        id: cluster.and_then(|cluster| cluster.id.clone()),
-        keyring: cluster.and_then(|cluster| cluster.keyring.as_ref().map(path_text)),
-        mon_host: cluster.and_then(|cluster| cluster.mon_host.clone()),
-        lock: rbd
-            .map(|rbd| rbd.lock)
-            .filter(|lock| *lock != RbdLock::default())
-            .map(|lock| lock.word().to_owned()),
-        option: options.filter(|options| !options.is_empty()),
+        size: disk.backend.size(),
         block_size: disk.block_size,
         read_only: disk.read_only,
         require: disk.require,
@@ -67,7 +28,10 @@ pub fn disk(disk: &DiskConfig) -> Disk {
         on_error: Some(disk.errors.on_error.word().to_owned()),
         io_timeout: Some(disk.errors.io_timeout).filter(|seconds| *seconds > 0),
         status: None,
-    }
+        ..Disk::default()
+    };
+    disk.backend.describe(&mut body);
+    body
 }
 
 /// How a configured disk is; `used_by` is what shows it.
@@ -101,7 +65,7 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
         removing_seconds: removing.map(|time| time.as_secs()),
         size: match geometry {
             Some(geometry) => geometry.capacity_bytes(),
-            None => super::plan::size(&config.backend).unwrap_or(0),
+            None => config.backend.size().unwrap_or(0),
         },
         block_size: match geometry {
             Some(geometry) => geometry.block_size(),

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use super::plan::with_size;
 use super::refusal::{Fault, Refusal};
 use crate::config::{
     Config, DiskConfig, ErrorPolicyChange, ExportConfig, ExportRef, LimitsConfig, LunConfig,
@@ -92,7 +91,7 @@ impl Change {
             Change::ResizeDisk(name, size) => {
                 let disk = next.disks.iter_mut().find(|disk| disk.name == name);
                 let disk = disk.ok_or_else(|| not_there("disk", &name))?;
-                disk.backend = with_size(&disk.backend, Some(size));
+                disk.backend = disk.backend.with_size(Some(size));
             }
             Change::LimitDisk(name, limits) => {
                 let disk = next.disks.iter_mut().find(|disk| disk.name == name);

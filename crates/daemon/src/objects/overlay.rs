@@ -8,7 +8,6 @@ use control::objects::{Disk, Export, Lun};
 use serde::{Deserialize, Serialize};
 
 use super::bodies;
-use super::plan::{size, with_size};
 use super::refusal::Refusal;
 use crate::config::{
     Config, DiskConfig, ExportConfig, ExportRef, LunConfig, disk_json, export_json,
@@ -45,7 +44,7 @@ pub struct Changed {
 impl Changed {
     fn between(was: &DiskConfig, now: &DiskConfig) -> Option<Changed> {
         let with_changes = DiskConfig {
-            backend: with_size(&was.backend, size(&now.backend)),
+            backend: was.backend.with_size(now.backend.size()),
             limits: now.limits,
             errors: now.errors,
             ..was.clone()

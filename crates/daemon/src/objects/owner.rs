@@ -22,7 +22,7 @@ use super::servers::{Servers, Transports};
 use super::state_store::{Resizing, StateStore};
 use super::waiting::WaitingDisks;
 use super::{Inbox, Message};
-use crate::config::{BlockDeviceConfig, Config, ExportConfig, ExportRef, LunConfig};
+use crate::config::{Config, ExportConfig, ExportRef, LunConfig};
 use crate::disks::{self, Devices, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::identities::Identities;
@@ -743,11 +743,5 @@ fn failed(reasons: &[String]) -> Result<(), Refusal> {
 
 /// The file of a disk that lies in one.
 pub(super) fn file_of<'a>(config: &'a Config, disk: &str) -> Option<&'a std::path::Path> {
-    match &config.disk(disk)?.backend {
-        BlockDeviceConfig::File { path, .. } => Some(path),
-        BlockDeviceConfig::Ram { .. }
-        | BlockDeviceConfig::Null { .. }
-        | BlockDeviceConfig::Delay { .. }
-        | BlockDeviceConfig::Rbd(_) => None,
-    }
+    config.disk(disk)?.backend.file()
 }

@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use bdev::{ClusterConfig, ErrorPolicy};
+use bdev::ErrorPolicy;
 use reactor::ExportPlacement;
 
 use super::refusal::Fault;
 use super::relations::absolute;
 use crate::config::{
-    BlockDeviceConfig, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig,
-    Placement,
+    Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig, Placement,
 };
 
 /// Logical units of one export.
@@ -130,17 +129,13 @@ impl Plan {
             size: to,
         } in &self.resize
         {
-            let said = base.disk(name).and_then(|disk| size(&disk.backend));
+            let said = base.disk(name).and_then(|disk| disk.backend.size());
             let disk = next.disks.iter_mut().find(|disk| disk.name == *name);
             if let Some(disk) = disk
                 && said != Some(*to)
-                && match &disk.backend {
-                    BlockDeviceConfig::File { path, .. } => is_device(path),
-                    BlockDeviceConfig::Rbd(_) => true,
-                    _ => false,
-                }
+                && disk.backend.follows_size(&is_device) == Some(true)
             {
-                disk.backend = with_size(&disk.backend, None);
+                disk.backend = disk.backend.with_size(None);
             }
         }
     }
@@ -198,6 +193,7 @@ impl Plan {
         let gone: Vec<&DiskConfig> = gone.collect();
         for disk in &self.add_disks {
             // Its file is opened before anything goes, so that a change that fails has changed nothing.
+            let file = |disk: &DiskConfig| disk.backend.file().map(absolute);
             let same_file =
                 |other: &&&DiskConfig| file(other).is_some_and(|f| Some(f) == file(disk));
             if let Some(other) = gone.iter().find(same_file) {
@@ -214,7 +210,7 @@ impl Plan {
 
     fn changed_disk(&mut self, now: &DiskConfig, next: &DiskConfig) {
         let changed = DiskConfig {
-            backend: with_size(&now.backend, size(&next.backend)),
+            backend: now.backend.with_size(next.backend.size()),
             limits: next.limits,
             errors: next.errors,
             // Of the next start.
@@ -241,8 +237,8 @@ impl Plan {
             self.errors.push((next.name.clone(), next.errors));
         }
         // A file's size that is not said any more stays what it is.
-        if let Some(bytes) = size(&next.backend)
-            && Some(bytes) != size(&now.backend)
+        if let Some(bytes) = next.backend.size()
+            && Some(bytes) != now.backend.size()
         {
             self.resize.push(Resize {
                 disk: next.name.clone(),
@@ -316,50 +312,6 @@ fn bars(one: ExportRef<'_>, other: ExportRef<'_>) -> bool {
     iscsi_name::is_same(&one.name, &other.name)
 }
 
-/// The file of a disk that lies in one.
-fn file(disk: &DiskConfig) -> Option<PathBuf> {
-    match &disk.backend {
-        BlockDeviceConfig::File { path, .. } => Some(absolute(path)),
-        BlockDeviceConfig::Ram { .. }
-        | BlockDeviceConfig::Null { .. }
-        | BlockDeviceConfig::Delay { .. }
-        | BlockDeviceConfig::Rbd(_) => None,
-    }
-}
-
-/// Bytes that a back end is configured to have.
-pub fn size(backend: &BlockDeviceConfig) -> Option<u64> {
-    match backend {
-        BlockDeviceConfig::Ram { size }
-        | BlockDeviceConfig::Null { size }
-        | BlockDeviceConfig::Delay { size, .. } => Some(*size),
-        BlockDeviceConfig::File { size, .. } => *size,
-        BlockDeviceConfig::Rbd(rbd) => rbd.size,
-    }
-}
-
-/// The same back end with another size.
-pub fn with_size(backend: &BlockDeviceConfig, size: Option<u64>) -> BlockDeviceConfig {
-    let mut changed = backend.clone();
-    match (&mut changed, size) {
-        (
-            BlockDeviceConfig::Ram { size }
-            | BlockDeviceConfig::Null { size }
-            | BlockDeviceConfig::Delay { size, .. },
-            Some(new),
-        ) => *size = new,
-        (BlockDeviceConfig::File { size, .. }, new) => *size = new,
-        (BlockDeviceConfig::Rbd(rbd), new) => rbd.size = new,
-        (
-            BlockDeviceConfig::Ram { .. }
-            | BlockDeviceConfig::Null { .. }
-            | BlockDeviceConfig::Delay { .. },
-            None,
-        ) => {}
-    }
-    changed
-}
-
 /// The pointer of the first field that differs beside the size.
 fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
     if now.backend.word() != next.backend.word() {
@@ -386,36 +338,7 @@ fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
     if now.shown.copy_across_targets != next.shown.copy_across_targets {
         return "/copy_across_targets";
     }
-    match (&now.backend, &next.backend) {
-        (BlockDeviceConfig::File { path: a, .. }, BlockDeviceConfig::File { path: b, .. })
-            if a != b =>
-        {
-            "/path"
-        }
-        (BlockDeviceConfig::Delay { time: a, .. }, BlockDeviceConfig::Delay { time: b, .. })
-            if a != b =>
-        {
-            "/time"
-        }
-        (BlockDeviceConfig::Delay { .. }, _) => "/around",
-        (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) if a.image != b.image => "/image",
-        (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) if a.lock != b.lock => "/lock",
-        (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) => {
-            differing_clusters(&a.cluster, &b.cluster)
-        }
-        _ => "/cache",
-    }
-}
-
-fn differing_clusters(now: &ClusterConfig, next: &ClusterConfig) -> &'static str {
-    let fields = [
-        ("/conf", now.conf == next.conf),
-        ("/id", now.id == next.id),
-        ("/keyring", now.keyring == next.keyring),
-        ("/mon_host", now.mon_host == next.mon_host),
-    ];
-    let first = fields.into_iter().find(|(_, is_same)| !is_same);
-    first.map_or("/option", |(pointer, _)| pointer)
+    now.backend.differing(&next.backend)
 }
 
 #[cfg(test)]
@@ -444,7 +367,7 @@ mod tests {
             let plan = Plan::between(&disk(""), &next);
             assert_eq!(plan.resize.len(), 1);
             plan.let_devices_be(&mut next, base, |_| is_device);
-            assert_eq!(size(&next.disks[0].backend), wanted);
+            assert_eq!(next.disks[0].backend.size(), wanted);
         }
     }
 

@@ -126,7 +126,7 @@ fn check_files(next: &Config, faults: &mut Vec<Fault>) {
                 faults.push(Fault::at("/image", detail));
             }
         }
-        let BlockDeviceConfig::File { path, .. } = &disk.backend else {
+        let Some(path) = disk.backend.file() else {
             continue;
         };
         if let Some(other) = files.insert(absolute(path), &disk.name) {

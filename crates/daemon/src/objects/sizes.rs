@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use super::changes::Change;
 use super::owner::{Live, Owner};
-use super::plan::size;
 use super::refusal::{Fault, Refusal};
 use super::{Manager, Message};
-use crate::config::{BlockDeviceConfig, Config};
+use crate::config::Config;
 
 /// Whoever looks on waits no longer than this for a file system that does not answer, and sees the old size then.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -22,7 +21,7 @@ pub(super) struct Looking(AtomicBool);
 /// Disks that are as large as what they lie in: no size is configured.
 fn following(config: &Config) -> impl Iterator<Item = &str> {
     let disks = config.disks.iter();
-    let following = disks.filter(|disk| size(&disk.backend).is_none());
+    let following = disks.filter(|disk| disk.backend.size().is_none());
     following.map(|disk| disk.name.as_str())
 }
 
@@ -113,20 +112,19 @@ impl Owner {
         let failed = |error: &dyn std::fmt::Display| {
             Refusal::Failed(vec![Fault::new(format!("disk {name}: {error}"))])
         };
-        let follows = match &config.backend {
-            BlockDeviceConfig::File { path, .. } => super::owner::is_block_device(path),
-            BlockDeviceConfig::Rbd(_) => true,
-            BlockDeviceConfig::Ram { .. }
-            | BlockDeviceConfig::Null { .. }
-            | BlockDeviceConfig::Delay { .. } => {
-                let word = config.backend.word();
-                let detail = format!("a {word} disk has no size to follow; hint: give a size");
-                return Err(Refusal::Invalid(vec![Fault::at("/size", detail)]));
-            }
+        let follows = config.backend.follows_size(super::owner::is_block_device);
+        let Some(follows) = follows else {
+            let word = config.backend.word();
+            let detail = format!("a {word} disk has no size to follow; hint: give a size");
+            return Err(Refusal::Invalid(vec![Fault::at("/size", detail)]));
         };
         let found = disk.found_size().map_err(|error| failed(&error))?;
-        if size(&config.backend).is_some_and(|configured| configured != found) {
-            let said = self.base.disk(name).and_then(|disk| size(&disk.backend));
+        if config
+            .backend
+            .size()
+            .is_some_and(|configured| configured != found)
+        {
+            let said = self.base.disk(name).and_then(|disk| disk.backend.size());
             let change = Change::ResizeDisk(name.to_owned(), found);
             let mut next = change.next(&self.config, true)?;
             if follows && said != Some(found) {
@@ -174,7 +172,7 @@ impl Config {
     /// From now on a disk is as large as what it lies in.
     fn follow_size_of(&mut self, name: &str) {
         if let Some(disk) = self.disks.iter_mut().find(|disk| disk.name == name) {
-            disk.backend = super::plan::with_size(&disk.backend, None);
+            disk.backend = disk.backend.with_size(None);
         }
     }
 }

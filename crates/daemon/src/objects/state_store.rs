@@ -177,7 +177,7 @@ fn complete_resize(resizing: &Resizing, config: &Config) -> io::Result<()> {
         return Ok(());
     };
     let disk = config.disk(&resizing.disk);
-    let wanted = disk.and_then(|disk| super::plan::size(&disk.backend));
+    let wanted = disk.and_then(|disk| disk.backend.size());
     let wanted = wanted.unwrap_or(resizing.from);
     let file = File::options().write(true).open(path)?;
     let metadata = file.metadata()?;

@@ -140,7 +140,7 @@ impl WaitingDisks {
 
 /// A disk without which the daemon does not start is opened where all wait for it.
 fn is_opened_elsewhere(disk: &DiskConfig) -> bool {
-    !disk.require && disks::takes_long(disk)
+    !disk.require && disk.backend.takes_long()
 }
 
 impl Owner {
@@ -213,7 +213,8 @@ impl Owner {
     /// Tries disks whose time has come. What may take long is opened on a thread of its own, for other changes do not wait.
     pub(super) fn try_waiting_disks(&mut self) {
         let due = self.waiting.due(Instant::now());
-        let (slow, quick): (Vec<_>, Vec<_>) = due.into_iter().partition(disks::takes_long);
+        let (slow, quick): (Vec<_>, Vec<_>) =
+            due.into_iter().partition(|disk| disk.backend.takes_long());
         for disk in slow {
             self.open_slow_disk(&disk);
         }

@@ -1,0 +1,414 @@
+//! The kinds of block devices that a disk can be on: everything that differs between them here, in one list.
+//!
+//! A kind is a variant of [`BlockDeviceConfig`], a word in [`DEVICE_KINDS`], its keys in [`read_device`] and [`owner_of`], and an arm of each
+//! `match` below: the compiler names those that are missing.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bdev::{
+    BlockDevice, ClusterConfig, Delay, DelayTime, File, FileOptions, Null, NullOptions, OpenError,
+    Ram, RamOptions, Rbd, RbdLock, RbdOptions,
+};
+
+use super::diagnostics::{Mistake, MistakeKind};
+use super::model::DiskConfig;
+use super::place::At;
+use super::rbd::{RBD_KEYS, RbdConfig, RbdDraft, read_rbd};
+use super::render::{quoted, quoted_path, write_rbd};
+use super::size::{SIZE_ALLOWED, render_size};
+use super::value::Reader;
+
+/// The block size of a disk that has no other reason for one.
+const BLOCK_SIZE_DEFAULT: u32 = 512;
+
+/// The block device that does a disk's I/O, with its options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockDeviceConfig {
+    /// Memory of the daemon, taken when touched.
+    Ram {
+        /// Bytes.
+        size: u64,
+    },
+    /// Completes at once and keeps nothing, for measuring.
+    Null {
+        /// Bytes.
+        size: u64,
+    },
+    /// A disk of one of these two kinds that takes its time, for measuring what is around it.
+    Delay {
+        /// Bytes.
+        size: u64,
+        /// How long each I/O takes.
+        time: DelayTime,
+        /// What keeps the data.
+        around: Around,
+    },
+    /// A raw file or a block device.
+    File {
+        /// The file; relative to the folder that the daemon was started in.
+        path: PathBuf,
+        /// Bytes; a file that is not there is created with this size, sparse.
+        size: Option<u64>,
+        /// What sits between it and stable storage.
+        cache: CacheMode,
+    },
+    /// A Ceph RBD image.
+    Rbd(Box<RbdConfig>),
+}
+
+/// What a delayed disk keeps its data in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Around {
+    /// Nothing.
+    Null,
+    /// Memory.
+    Ram,
+}
+
+impl Around {
+    /// Both, with their words.
+    pub const WORDS: [(&'static str, Around); 2] = [("null", Around::Null), ("ram", Around::Ram)];
+
+    /// The word for it in files and flags.
+    pub fn word(self) -> &'static str {
+        match self {
+            Around::Null => "null",
+            Around::Ram => "ram",
+        }
+    }
+}
+
+/// What sits between a file and stable storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheMode {
+    /// O_DIRECT: the page cache is passed by.
+    None,
+    /// The page cache holds written data until a flush.
+    Writeback,
+    /// Every write is on stable storage before it is answered.
+    Writethrough,
+}
+
+impl CacheMode {
+    /// All of them, with their words.
+    pub const WORDS: [(&'static str, CacheMode); 3] = [
+        ("none", CacheMode::None),
+        ("writeback", CacheMode::Writeback),
+        ("writethrough", CacheMode::Writethrough),
+    ];
+
+    /// The word for it in files and flags.
+    pub fn word(self) -> &'static str {
+        match self {
+            CacheMode::None => "none",
+            CacheMode::Writeback => "writeback",
+            CacheMode::Writethrough => "writethrough",
+        }
+    }
+}
+
+/// A kind, where its options are not known yet.
+#[derive(Clone, Copy, PartialEq)]
+pub enum DeviceKind {
+    Ram,
+    Null,
+    Delay,
+    File,
+    Rbd,
+}
+
+/// All of them, with their words.
+pub const DEVICE_KINDS: [(&str, DeviceKind); 5] = [
+    ("ram", DeviceKind::Ram),
+    ("null", DeviceKind::Null),
+    ("delay", DeviceKind::Delay),
+    ("file", DeviceKind::File),
+    ("rbd", DeviceKind::Rbd),
+];
+
+/// Which kind has a key that not every disk has.
+pub fn owner_of(key: &str) -> Option<&'static str> {
+    match key {
+        "path" | "cache" => Some("file"),
+        "time" | "around" => Some("delay"),
+        key if RBD_KEYS.contains(&key) => Some("rbd"),
+        _ => None,
+    }
+}
+
+/// Reads the keys of a kind; a disk whose kind is not known may have every key. Gives the path of a file, too, for what is wrong with it is
+/// said whatever else is.
+pub fn read_device(
+    reader: &mut Reader<'_, '_>,
+    kind: Option<DeviceKind>,
+    size: Option<At<u64>>,
+) -> (Option<At<PathBuf>>, Option<BlockDeviceConfig>) {
+    let may_be = |one| kind.is_none_or(|kind| kind == one);
+    let is_known = kind.is_some();
+    let (mut path, mut cache) = (None, None);
+    if may_be(DeviceKind::File) {
+        let allowed = "the path of a raw file or a block device";
+        path = reader
+            .text("path", allowed)
+            .map(|path| At::new(PathBuf::from(path.value), path.place));
+        cache = reader.choice("cache", &CacheMode::WORDS);
+        if is_known {
+            reader.require("path", allowed);
+        }
+    } else if kind != Some(DeviceKind::Rbd) {
+        reader.require("size", SIZE_ALLOWED);
+    }
+    let rbd = match may_be(DeviceKind::Rbd) {
+        true => read_rbd(reader, is_known),
+        false => RbdDraft::default(),
+    };
+    if let (Some(DeviceKind::Rbd), Some(size)) = (kind, &size) {
+        let message = "`size`: an image has the size that it has";
+        let mistake = Mistake::new(MistakeKind::Key, &size.place, message);
+        let help = "change it with `lunette disk resize` or `rbd resize`";
+        reader.diagnostics().push(mistake.help(help));
+    }
+    let delay = may_be(DeviceKind::Delay).then(|| read_delay(reader, is_known));
+    let bytes = size.map(|size| size.value);
+    let device = kind.and_then(|kind| match kind {
+        DeviceKind::Ram => bytes.map(|size| BlockDeviceConfig::Ram { size }),
+        DeviceKind::Null => bytes.map(|size| BlockDeviceConfig::Null { size }),
+        DeviceKind::Delay => {
+            let (size, (time, around)) = bytes.zip(delay.flatten())?;
+            Some(BlockDeviceConfig::Delay { size, time, around })
+        }
+        DeviceKind::File => path.as_ref().map(|path| BlockDeviceConfig::File {
+            path: path.value.clone(),
+            size: bytes,
+            cache: cache.map_or(CacheMode::None, |cache| cache.value),
+        }),
+        DeviceKind::Rbd => {
+            let rbd = rbd.complete()?;
+            Some(BlockDeviceConfig::Rbd(Box::new(rbd)))
+        }
+    });
+    (path, device)
+}
+
+/// How long each I/O of a delayed disk takes, and what keeps its data.
+fn read_delay(reader: &mut Reader<'_, '_>, required: bool) -> Option<(DelayTime, Around)> {
+    if required {
+        reader.require("time", DelayTime::FORMS);
+    }
+    let around = reader.choice("around", &Around::WORDS);
+    let text = reader.text("time", DelayTime::FORMS)?;
+    let Some(time) = DelayTime::parse(&text.value) else {
+        let message = format!("`time`: found {:?}", text.value);
+        let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
+        reader.diagnostics().push(mistake.allowed(DelayTime::FORMS));
+        return None;
+    };
+    Some((time, around.map_or(Around::Null, |around| around.value)))
+}
+
+impl BlockDeviceConfig {
+    /// The word for it in files and flags.
+    pub fn word(&self) -> &'static str {
+        match self {
+            BlockDeviceConfig::Ram { .. } => "ram",
+            BlockDeviceConfig::Null { .. } => "null",
+            BlockDeviceConfig::Delay { .. } => "delay",
+            BlockDeviceConfig::File { .. } => "file",
+            BlockDeviceConfig::Rbd(_) => "rbd",
+        }
+    }
+
+    /// Opens the device of a disk; may block.
+    ///
+    /// # Errors
+    /// What cannot be opened, why, and what to do about it.
+    pub fn open(&self, disk: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
+        let block_size = disk.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
+        Ok(match self {
+            BlockDeviceConfig::Ram { size } => Arc::new(Ram::create(RamOptions {
+                size: *size,
+                block_size,
+                read_only: disk.read_only,
+                ..RamOptions::default()
+            })?),
+            BlockDeviceConfig::Null { size } => Arc::new(Null::create(NullOptions {
+                size: *size,
+                block_size,
+                read_only: disk.read_only,
+            })?),
+            BlockDeviceConfig::Delay { size, time, around } => {
+                let inner = DiskConfig {
+                    backend: match around {
+                        Around::Null => BlockDeviceConfig::Null { size: *size },
+                        Around::Ram => BlockDeviceConfig::Ram { size: *size },
+                    },
+                    ..disk.clone()
+                };
+                Arc::new(Delay::new(inner.backend.open(&inner)?, *time))
+            }
+            BlockDeviceConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
+                size: *size,
+                cache: match cache {
+                    CacheMode::None => bdev::CacheMode::None,
+                    CacheMode::Writeback => bdev::CacheMode::Writeback,
+                    CacheMode::Writethrough => bdev::CacheMode::Writethrough,
+                },
+                read_only: disk.read_only,
+                block_size: disk.block_size,
+                ..FileOptions::new(path)
+            })?),
+            BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
+                cluster: rbd.cluster.clone(),
+                image: rbd.image.clone(),
+                lock: rbd.lock,
+                read_only: disk.read_only,
+                block_size,
+            })?),
+        })
+    }
+
+    /// May opening it take seconds, which nothing else should wait for?
+    pub fn takes_long(&self) -> bool {
+        matches!(self, BlockDeviceConfig::Rbd(_))
+    }
+
+    /// The file that it lies in, if it lies in one of this machine.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            BlockDeviceConfig::File { path, .. } => Some(path),
+            BlockDeviceConfig::Ram { .. }
+            | BlockDeviceConfig::Null { .. }
+            | BlockDeviceConfig::Delay { .. }
+            | BlockDeviceConfig::Rbd(_) => None,
+        }
+    }
+
+    /// Does it get another size by others, which it follows? `is_device`: so do block devices of this machine. `None`: it has no size but
+    /// its own.
+    pub fn follows_size(&self, is_device: impl FnOnce(&Path) -> bool) -> Option<bool> {
+        match self {
+            BlockDeviceConfig::File { path, .. } => Some(is_device(path)),
+            BlockDeviceConfig::Rbd(_) => Some(true),
+            BlockDeviceConfig::Ram { .. }
+            | BlockDeviceConfig::Null { .. }
+            | BlockDeviceConfig::Delay { .. } => None,
+        }
+    }
+
+    /// Bytes that it is configured to have.
+    pub fn size(&self) -> Option<u64> {
+        match self {
+            BlockDeviceConfig::Ram { size }
+            | BlockDeviceConfig::Null { size }
+            | BlockDeviceConfig::Delay { size, .. } => Some(*size),
+            BlockDeviceConfig::File { size, .. } => *size,
+            BlockDeviceConfig::Rbd(rbd) => rbd.size,
+        }
+    }
+
+    /// The same with another size.
+    pub fn with_size(&self, size: Option<u64>) -> BlockDeviceConfig {
+        let mut changed = self.clone();
+        match (&mut changed, size) {
+            (
+                BlockDeviceConfig::Ram { size }
+                | BlockDeviceConfig::Null { size }
+                | BlockDeviceConfig::Delay { size, .. },
+                Some(new),
+            ) => *size = new,
+            (BlockDeviceConfig::File { size, .. }, new) => *size = new,
+            (BlockDeviceConfig::Rbd(rbd), new) => rbd.size = new,
+            (
+                BlockDeviceConfig::Ram { .. }
+                | BlockDeviceConfig::Null { .. }
+                | BlockDeviceConfig::Delay { .. },
+                None,
+            ) => {}
+        }
+        changed
+    }
+
+    /// The pointer of the first field that differs from another one of the same kind, beside the size.
+    pub fn differing(&self, next: &BlockDeviceConfig) -> &'static str {
+        match (self, next) {
+            (BlockDeviceConfig::File { path: a, .. }, BlockDeviceConfig::File { path: b, .. })
+                if a != b =>
+            {
+                "/path"
+            }
+            (
+                BlockDeviceConfig::Delay { time: a, .. },
+                BlockDeviceConfig::Delay { time: b, .. },
+            ) if a != b => "/time",
+            (BlockDeviceConfig::Delay { .. }, _) => "/around",
+            (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) => differing_images(a, b),
+            _ => "/cache",
+        }
+    }
+
+    /// Its keys, in the form of the control API.
+    pub fn describe(&self, body: &mut control::objects::Disk) {
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        match self {
+            BlockDeviceConfig::Ram { .. } | BlockDeviceConfig::Null { .. } => {}
+            BlockDeviceConfig::Delay { time, around, .. } => {
+                body.time = Some(time.to_string());
+                body.around = Some(around.word().to_owned());
+            }
+            BlockDeviceConfig::File { path, cache, .. } => {
+                body.path = Some(text(path));
+                body.cache = Some(cache.word().to_owned());
+            }
+            BlockDeviceConfig::Rbd(rbd) => {
+                let cluster = &rbd.cluster;
+                body.image = Some(rbd.image.to_string());
+                body.conf = cluster.conf.as_ref().map(text);
+                body.id.clone_from(&cluster.id);
+                body.keyring = cluster.keyring.as_ref().map(text);
+                body.mon_host.clone_from(&cluster.mon_host);
+                let lock = Some(rbd.lock).filter(|lock| *lock != RbdLock::default());
+                body.lock = lock.map(|lock| lock.word().to_owned());
+                let options = Some(&cluster.options).filter(|options| !options.is_empty());
+                body.option = options.cloned();
+            }
+        }
+    }
+
+    /// Its keys, as TOML.
+    pub fn write(&self, text: &mut String) -> std::fmt::Result {
+        match self {
+            BlockDeviceConfig::Ram { size } | BlockDeviceConfig::Null { size } => {
+                writeln!(text, "size = \"{}\"", render_size(*size))
+            }
+            BlockDeviceConfig::Delay { size, time, around } => {
+                writeln!(text, "size = \"{}\"", render_size(*size))?;
+                writeln!(text, "time = {}", quoted(&time.to_string()))?;
+                writeln!(text, "around = \"{}\"", around.word())
+            }
+            BlockDeviceConfig::File { path, size, cache } => {
+                writeln!(text, "path = {}", quoted_path(path))?;
+                if let Some(size) = size {
+                    writeln!(text, "size = \"{}\"", render_size(*size))?;
+                }
+                writeln!(text, "cache = \"{}\"", cache.word())
+            }
+            BlockDeviceConfig::Rbd(rbd) => write_rbd(text, rbd),
+        }
+    }
+}
+
+fn differing_images(now: &RbdConfig, next: &RbdConfig) -> &'static str {
+    let (here, there): (&ClusterConfig, &ClusterConfig) = (&now.cluster, &next.cluster);
+    let fields = [
+        ("/image", now.image == next.image),
+        ("/lock", now.lock == next.lock),
+        ("/conf", here.conf == there.conf),
+        ("/id", here.id == there.id),
+        ("/keyring", here.keyring == there.keyring),
+        ("/mon_host", here.mon_host == there.mon_host),
+    ];
+    let first = fields.into_iter().find(|(_, is_same)| !is_same);
+    first.map_or("/option", |(pointer, _)| pointer)
+}
