@@ -4,10 +4,12 @@
 
 use end_to_end::rig::free_portal;
 use end_to_end::{Context, Result, Rig, Scratch, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 const OTHER: &str = "iqn.2026-11.org.example:t1";
@@ -246,6 +248,50 @@ fn disks_are_copied_both_ways_over_four_connections_and_holes_stay_holes() -> Re
         "0",
     ]);
     ensure!(said.is_err(), "a timeout of nothing is taken");
+    Ok(())
+}
+
+#[test]
+fn a_copy_that_is_interrupted_says_where_to_go_on() -> Result<()> {
+    const BLOCK: usize = 256 << 10;
+    let bed = bed()?;
+    let data: Vec<u8> = (0..6 * BLOCK).map(|at| (at / 7) as u8).collect();
+    let original = bed.scratch.file("original");
+    std::fs::write(&original, &data)?;
+    let original = original.display().to_string();
+    let unit = bed.unit(0);
+    let mut child = Command::new(vm::lunette_program(end_to_end::Profile::Dev)?)
+        .args(["iscsi", "copy", "-", &unit])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut stdin = child.stdin.take().context("its input")?;
+    // A pipe holds 64 KiB: when this is through, the copy goes on.
+    stdin.write_all(&data[..2 * BLOCK])?;
+    kill_process(Pid::from_child(&child), Signal::INT)?;
+    // It ends behind the block that it reads; nobody need take all of it.
+    stdin.write_all(&data[2 * BLOCK..5 * BLOCK]).ok();
+    drop(stdin);
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(
+        output.status.code() == Some(130),
+        "{}: {said}",
+        output.status
+    );
+    let from = said
+        .split("--from ")
+        .nth(1)
+        .map(str::trim)
+        .unwrap_or_default()
+        .to_owned();
+    let bytes: usize = from.parse()?;
+    ensure!(
+        bytes >= BLOCK && bytes <= 5 * BLOCK && bytes.is_multiple_of(4096),
+        "{said}"
+    );
+    bed.ok(&["copy", &original, &unit, "--from", &from])?;
+    bed.ok(&["verify", &original, &unit])?;
     Ok(())
 }
 

@@ -82,7 +82,9 @@ pub fn copy(transfer: &Transfer) -> Outcome {
         at += bytes;
         meter.add(bytes);
         if interrupted.load(Ordering::Relaxed) {
-            // What was taken is written, so that the next run need not do it again.
+            // What was taken is written, so that the next run need not do it again, but for a part of a block.
+            let step = source.granularity().max(destination.granularity());
+            at -= at % step;
             destination.finish()?;
             let done = meter.end();
             say(&format_args!(

@@ -13,6 +13,7 @@ use iscsi_initiator::{CommandError, Extent, Unit, UnitAddress};
 use rustix::fs::{SeekFrom, seek};
 
 use super::arguments::Transfer;
+use super::whole_blocks::WholeBlocks;
 use super::{because, open};
 
 /// Most blocks of one request that zeroes a hole: what every unit that can do it takes.
@@ -81,6 +82,14 @@ impl Source {
             Source::File(file) => Some(file.size),
             Source::Stream(..) => None,
             Source::Unit(unit) => Some(unit.unit.info().bytes()),
+        }
+    }
+
+    /// `--from` has to be a multiple of this.
+    pub fn granularity(&self) -> u64 {
+        match self {
+            Source::File(_) | Source::Stream(..) => 1,
+            Source::Unit(unit) => unit.unit.info().block_size.into(),
         }
     }
 
@@ -266,6 +275,14 @@ impl Destination {
         FileDestination::open(text, size, transfer).map(Destination::File)
     }
 
+    /// `--from` has to be a multiple of this.
+    pub fn granularity(&self) -> u64 {
+        match self {
+            Destination::File(_) | Destination::Stream(_) => 1,
+            Destination::Unit(unit) => unit.unit.info().block_size.into(),
+        }
+    }
+
     /// Takes the next piece.
     pub fn put(&mut self, piece: Piece) -> Result<(), Failure> {
         match self {
@@ -378,6 +395,7 @@ pub struct UnitDestination {
     in_flight: usize,
     /// It has refused to zero by unmapping.
     writes_zeroes: bool,
+    whole: WholeBlocks,
 }
 
 impl UnitDestination {
@@ -408,20 +426,24 @@ impl UnitDestination {
             at: transfer.from / block_size,
             in_flight: 0,
             writes_zeroes: !info.thin || !info.zeroes,
+            whole: WholeBlocks::new(info.block_size),
             unit,
         })
     }
 
     fn put(&mut self, piece: Piece) -> Result<(), Failure> {
+        let pieces = self.whole.push(piece);
+        pieces
+            .into_iter()
+            .try_for_each(|piece| self.put_blocks(piece))
+    }
+
+    fn put_blocks(&mut self, piece: Piece) -> Result<(), Failure> {
         match piece {
-            Piece::Data(mut data) => {
-                // Behind the end of a source that is no whole number of blocks there are zeroes.
+            Piece::Data(data) => {
                 let block_size = self.unit.info().block_size as usize;
-                data.resize(data.len().next_multiple_of(block_size), 0);
-                for chunk in data.chunks(self.blocks as usize * block_size) {
-                    self.write(chunk.to_vec())?;
-                }
-                Ok(())
+                let mut requests = data.chunks(self.blocks as usize * block_size);
+                requests.try_for_each(|chunk| self.write(chunk.to_vec()))
             }
             Piece::Hole(bytes) => self.zero(bytes),
         }
@@ -452,7 +474,7 @@ impl UnitDestination {
 
     fn zero(&mut self, bytes: u64) -> Result<(), Failure> {
         let block_size = u64::from(self.unit.info().block_size);
-        let mut left = bytes.div_ceil(block_size);
+        let mut left = bytes / block_size;
         while left > 0 && !self.writes_zeroes {
             let blocks = left.min(ZEROES_MAX.into()) as u32;
             // One at a time: its answer decides about the next.
@@ -477,6 +499,9 @@ impl UnitDestination {
     }
 
     fn finish(mut self) -> Result<(), Failure> {
+        if let Some(last) = self.whole.end() {
+            self.put_blocks(last)?;
+        }
         while self.in_flight > 0 {
             self.wait()?;
         }

@@ -6,6 +6,7 @@ mod ends;
 mod look;
 mod meter;
 mod persist;
+mod whole_blocks;
 
 pub use arguments::IscsiArguments;
 
