@@ -37,6 +37,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
         "programs",
         &[
             "control",
+            "config",
             "daemon",
             "bench",
             "cli_common",
@@ -53,11 +54,24 @@ const LEVELS: [(&str, &[&str]); 5] = [
 ];
 
 /// Edges that the levels allow and the design does not: who, whom, why.
-const FORBIDDEN: [(&str, &[&str], &str); 6] = [
+const FORBIDDEN: [(&str, &[&str], &str); 7] = [
     (
         "control",
-        &["daemon", "bdev", "reactor", "scsi", "iscsi", "vhost_user"],
+        &[
+            "daemon",
+            "config",
+            "bdev",
+            "reactor",
+            "scsi",
+            "iscsi",
+            "vhost_user",
+        ],
         "clients link it, and nothing of a server",
+    ),
+    (
+        "config",
+        &["daemon", "control", "vhost_user", "virtio_device"],
+        "it says what there is to be, and starts nothing",
     ),
     (
         "scsi",
@@ -91,7 +105,7 @@ const NOT_LINKED: [(&str, &[&str], &str); 2] = [
     ),
     (
         "lunette_lab",
-        &["daemon", "reactor", "vhost_user", "iscsi_target"],
+        &["daemon", "config", "reactor", "vhost_user", "iscsi_target"],
         "it measures daemons of any version over their sockets",
     ),
 ];

@@ -8,8 +8,8 @@ use bdev::{BlockDevice, Disk, DiskOptions, ImageFormat, OpenError, RateLimits};
 use block::Identity;
 use scsi::Store;
 
-use crate::config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
 use crate::identities::{self, Claim, Identities};
+use config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
 
 /// Disks by name.
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
@@ -159,7 +159,7 @@ mod tests {
     use scsi::MemoryStore;
 
     use super::*;
-    use crate::config::{Flags, Surroundings, parse};
+    use config::{Flags, Surroundings, parse};
 
     fn opened(flags: &[String]) -> (Disks, Vec<String>) {
         let flags = Flags {

@@ -17,13 +17,11 @@ use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_device::VirtioDevice;
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
-use crate::config::{
-    Config, ExportRef, IscsiConfig, VhostBlkConfig, VhostScsiConfig, read_chap_users,
-};
 use crate::disks::Disks;
 use crate::objects::{Servers, Transports, absolute};
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
+use config::{Config, ExportRef, IscsiConfig, VhostBlkConfig, VhostScsiConfig, read_chap_users};
 
 /// How long the end of an export waits for what is in flight.
 const END_PATIENCE: Duration = Duration::from_secs(5);

@@ -16,9 +16,9 @@ use block::Identity;
 use scsi::Store;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, DiskConfig};
 use crate::disks::Disks;
 use crate::state;
+use config::{Config, DiskConfig};
 
 const VOLATILE: &str = "identities.json";
 

@@ -6,8 +6,8 @@ use rustix::fs::{XattrFlags, lgetxattr, lsetxattr};
 use scsi::{MemoryStore, Store};
 
 use super::*;
-use crate::config::{Flags, Surroundings, parse};
 use crate::disks::{Devices, open_all};
+use config::{Flags, Surroundings, parse};
 
 const ATTRIBUTE: &str = "user.lunette.identity";
 

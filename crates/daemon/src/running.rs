@@ -14,9 +14,6 @@ use ::control::{DiskStatus, ExportStatus, LunStatus, Status};
 use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
-use crate::config::{
-    AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
-};
 use crate::control::{self, Api, BindError, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
 use crate::logs::LogHandle;
@@ -29,6 +26,9 @@ use crate::statistics;
 use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
 use crate::{limits, metrics, state};
+use config::{
+    AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
+};
 
 /// Reads file and flags anew.
 pub type Reload = Arc<dyn Fn() -> Result<Config, Diagnostics> + Send + Sync>;
@@ -538,7 +538,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::{Flags, Surroundings, parse};
+    use config::{Flags, Surroundings, parse};
 
     fn config(folder: &Path, disks: &[&str], exports: &[&str]) -> Config {
         let at = |text: &&str| text.replace("@", &format!("{}/", folder.display()));

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::config::Config;
+use config::Config;
 
 /// Where state is kept unless the configuration says otherwise: what systemd gave, else `/var/lib/lunette` for root and
 /// the user's own state folder for others; `None` when there is none.

@@ -5,9 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use config::{Config, Flags, Surroundings, parse};
 use control::objects::Disk;
 use control::{Client, Method};
-use daemon::config::{Config, Flags, Surroundings, parse};
 use daemon::{Running, StartOptions, start};
 
 fn config(folder: &Path, require: &str) -> Config {

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use daemon::config::{self, Config, Surroundings};
+use config::{Config, Surroundings};
 use daemon::warnings;
 use serde_json::json;
 

@@ -1,11 +1,11 @@
-//! The command line's definition. Values are only taken here; `daemon::config` reads and checks them, so that
+//! The command line's definition. Values are only taken here; `config` reads and checks them, so that
 //! a mistake in a flag is reported like one in a file.
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use cli_common::{CompletionArguments, LogOptions, ManArguments};
-use daemon::config::Flags;
+use config::Flags;
 
 use crate::daemon_address::DaemonAddress;
 use crate::lab::LabArguments;

@@ -1,7 +1,7 @@
 //! How a subcommand fails, and what it prints.
 
+use config::Diagnostics;
 use daemon::StartError;
-use daemon::config::Diagnostics;
 
 pub use cli_common::{Failure, Outcome, exit_code, say};
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use daemon::config::Config;
+use config::Config;
 use daemon::{Inherited, PassedControl};
 use rustix::net::{AddressFamily, SocketAddrUnix};
 
@@ -102,7 +102,7 @@ fn path_of(socket: &OwnedFd) -> Result<PathBuf, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use daemon::config::{Flags, Surroundings, parse};
+    use config::{Flags, Surroundings, parse};
 
     use super::*;
 

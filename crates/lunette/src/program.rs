@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use daemon::config::{
+use config::{
     AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig,
     ExportPlacement, IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit,
     SCSI_QUEUES_MAX, ShownConfig, VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use config::{Config, Surroundings};
 use control::Status;
-use daemon::config::{self, Config, Surroundings};
 use daemon::notify::{self, Notifier};
 use daemon::{LogHandle, RULE, Reload, Reloader, Running, Signal, Signals, StartOptions, reports};
 

@@ -18,7 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ErrorResponse;
-use crate::config::AccessConfig;
+use config::AccessConfig;
 
 /// Connections at a time; further ones wait. Each may bring a body of some megabytes.
 const CONNECTIONS_MAX: usize = 512;

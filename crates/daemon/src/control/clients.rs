@@ -10,9 +10,9 @@ use super::ErrorResponse;
 use super::api::{Api, Path};
 use super::error_responses::{NameErrors, ReadErrors};
 use super::server::blocking;
-use crate::config::Placement;
 use crate::objects::{iscsi_session, vhost_session};
 use crate::running::Overview;
+use config::Placement;
 
 /// List workers.
 #[utoipa::path(get, path = "/v1/workers", responses(

@@ -13,9 +13,9 @@ use super::ErrorResponse;
 use super::api::{Api, Force, ForceQuery, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, ReadErrors};
 use super::server::blocking;
-use crate::config::{objects_json, render};
 use crate::disks::Devices;
 use crate::objects::{Change, Overlay, Plan, Refusal, Work, bodies};
+use config::{objects_json, render};
 
 /// What a plan did.
 pub fn summary(plan: &Plan) -> Summary {

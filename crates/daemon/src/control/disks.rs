@@ -11,9 +11,9 @@ use axum::response::{IntoResponse, Response};
 use super::ErrorResponse;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
-use crate::config::{DiskConfig, disk_json, error_policy_json, limits_json, size_json};
 use crate::objects::{Change, Live, Refusal, bodies, users_of_all};
 use crate::running::Overview;
+use config::{DiskConfig, disk_json, error_policy_json, limits_json, size_json};
 
 /// List disks.
 #[utoipa::path(get, path = "/v1/disks", responses(

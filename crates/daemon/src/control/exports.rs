@@ -13,9 +13,9 @@ use axum::response::{IntoResponse, Response};
 use super::ErrorResponse;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
-use crate::config::{ExportRef, export_json};
 use crate::objects::{Change, Refusal, bodies, served};
 use crate::running::Overview;
+use config::{ExportRef, export_json};
 
 /// List exports.
 #[utoipa::path(get, path = "/v1/exports", responses(

@@ -11,9 +11,9 @@ use axum::response::{IntoResponse, Response};
 use super::ErrorResponse;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
-use crate::config::{LUNS_MAX, LunConfig, lun_json, luns_json};
 use crate::objects::{Change, Refusal, bodies, lun_bodies};
 use crate::running::Overview;
+use config::{LUNS_MAX, LunConfig, lun_json, luns_json};
 
 /// List the logical units of an export.
 #[utoipa::path(get, path = "/v1/exports/{export}/luns", params(("export" = String, Path, description = "Name")),

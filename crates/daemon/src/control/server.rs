@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use super::access::{Guarded, check};
 use super::api::{Api, router};
 use super::{Bound, ErrorResponse};
-use crate::config::AccessConfig;
+use config::AccessConfig;
 
 /// How long a connection may take to say what it wants, the next time too: whoever says nothing keeps its place no longer.
 pub(super) const HEAD_TIME: Duration = Duration::from_secs(15);

@@ -8,7 +8,7 @@ use ::control::Token;
 use axum::http::{HeaderMap, header};
 
 use super::access::Right;
-use crate::config::AccessConfig;
+use config::AccessConfig;
 
 /// Why a request is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -380,9 +380,9 @@ fn where_there_are_tokens_the_page_is_for_those_who_show_one() {
     let path = folder.path().join("token");
     std::fs::write(&path, "0123456789abcdef\n").unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let access = crate::config::AccessConfig {
+    let access = config::AccessConfig {
         readers_token_file: Some(path),
-        ..crate::config::AccessConfig::default()
+        ..config::AccessConfig::default()
     };
     let tokens = crate::control::Tokens::of(&access).unwrap();
     let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed), tokens).unwrap();

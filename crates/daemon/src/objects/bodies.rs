@@ -1,11 +1,13 @@
 //! Configured objects in the form of the control API, and how they are.
 
-use bdev::DiskState;
+use std::path::PathBuf;
+
+use bdev::{DiskState, RbdLock};
 use control::objects::{Acl, Disk, DiskStatus, Export, Iscsi, Lun, VhostBlk, VhostScsi};
 use reactor::ExportPlacement;
 
 use super::Live;
-use crate::config::{AclEntry, DiskConfig, ExportRef, LunConfig};
+use config::{AclEntry, BlockDeviceConfig, DiskConfig, ExportRef, LunConfig};
 
 /// A disk as it is configured.
 pub fn disk(disk: &DiskConfig) -> Disk {
@@ -30,8 +32,36 @@ pub fn disk(disk: &DiskConfig) -> Disk {
         status: None,
         ..Disk::default()
     };
-    disk.backend.describe(&mut body);
+    describe(&disk.backend, &mut body);
     body
+}
+
+/// The keys of a disk's block device.
+fn describe(backend: &BlockDeviceConfig, body: &mut Disk) {
+    let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+    match backend {
+        BlockDeviceConfig::Ram { .. } | BlockDeviceConfig::Null { .. } => {}
+        BlockDeviceConfig::Delay { time, around, .. } => {
+            body.time = Some(time.to_string());
+            body.around = Some(around.word().to_owned());
+        }
+        BlockDeviceConfig::File { path, cache, .. } => {
+            body.path = Some(text(path));
+            body.cache = Some(cache.word().to_owned());
+        }
+        BlockDeviceConfig::Rbd(rbd) => {
+            let cluster = &rbd.cluster;
+            body.image = Some(rbd.image.to_string());
+            body.conf = cluster.conf.as_ref().map(text);
+            body.id.clone_from(&cluster.id);
+            body.keyring = cluster.keyring.as_ref().map(text);
+            body.mon_host.clone_from(&cluster.mon_host);
+            let lock = Some(rbd.lock).filter(|lock| *lock != RbdLock::default());
+            body.lock = lock.map(|lock| lock.word().to_owned());
+            let options = Some(&cluster.options).filter(|options| !options.is_empty());
+            body.option = options.cloned();
+        }
+    }
 }
 
 /// How a configured disk is; `used_by` is what shows it.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::refusal::{Fault, Refusal};
-use crate::config::{
+use config::{
     Config, DiskConfig, ErrorPolicyChange, ExportConfig, ExportRef, LimitsConfig, LunConfig,
 };
 

@@ -7,7 +7,7 @@ use virtio_scsi::Event as ScsiEvent;
 
 use super::owner::Owner;
 use super::servers::Transports;
-use crate::config::{ExportRef, LunConfig};
+use config::{ExportRef, LunConfig};
 
 /// CAPACITY DATA HAS CHANGED.
 const CAPACITY_CHANGED: ScsiEvent = ScsiEvent::Changed {

@@ -24,8 +24,8 @@ use super::owner::{How, Made, Owner, refused};
 use super::plan::{ExportLuns, Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::servers::Transports;
-use crate::config::{Config, ExportConfig, ExportRef, LunConfig};
 use crate::exports::{self, ChapUsers};
+use config::{Config, ExportConfig, ExportRef, LunConfig};
 
 /// How long a removal waits for requests that are in flight before it aborts them.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);

@@ -46,7 +46,7 @@ impl EventBus {
     }
 
     /// Tells an event about a logical unit.
-    pub fn tell_lun(&self, event: &str, export: &str, lun: &crate::config::LunConfig) {
+    pub fn tell_lun(&self, event: &str, export: &str, lun: &config::LunConfig) {
         self.send(Event {
             event: event.to_owned(),
             name: export.to_owned(),

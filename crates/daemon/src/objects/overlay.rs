@@ -9,9 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bodies;
 use super::refusal::Refusal;
-use crate::config::{
-    Config, DiskConfig, ExportConfig, ExportRef, LunConfig, disk_json, export_json,
-};
+use config::{Config, DiskConfig, ExportConfig, ExportRef, LunConfig, disk_json, export_json};
 
 type Address = (String, u8, u16);
 
@@ -359,7 +357,7 @@ pub fn lun_bodies(luns: &[LunConfig]) -> Vec<Lun> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Flags, Surroundings, parse};
+    use config::{Flags, Surroundings, parse};
 
     fn config(disks: &[&str], blk: &[&str], scsi: &[&str], luns: &[&str]) -> Config {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();

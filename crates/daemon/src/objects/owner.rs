@@ -22,11 +22,11 @@ use super::servers::{Servers, Transports};
 use super::state_store::{Resizing, StateStore};
 use super::waiting::WaitingDisks;
 use super::{Inbox, Message};
-use crate::config::{Config, ExportConfig, ExportRef, LunConfig};
 use crate::disks::{self, Devices, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::identities::Identities;
 use crate::running::Inherited;
+use config::{Config, ExportConfig, ExportRef, LunConfig};
 
 /// The objects as they are, for whoever looks on.
 #[derive(Clone)]

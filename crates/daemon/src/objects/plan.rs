@@ -8,9 +8,7 @@ use reactor::ExportPlacement;
 
 use super::refusal::Fault;
 use super::relations::absolute;
-use crate::config::{
-    Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig, Placement,
-};
+use config::{Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig, Placement};
 
 /// Logical units of one export.
 pub type ExportLuns = (String, Vec<LunConfig>);
@@ -344,7 +342,7 @@ fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Flags, Surroundings, parse};
+    use config::{Flags, Surroundings, parse};
 
     fn config(text: &str) -> Config {
         let file = Some(("lunette.toml", text));

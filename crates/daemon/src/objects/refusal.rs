@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::config::Diagnostics;
+use config::Diagnostics;
 
 /// One reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Refusal {
 
 impl From<Diagnostics> for Refusal {
     fn from(mistakes: Diagnostics) -> Refusal {
-        let fault = |mistake: &crate::config::Mistake| Fault {
+        let fault = |mistake: &config::Mistake| Fault {
             pointer: mistake.place.source.label.clone(),
             detail: mistake.message.clone(),
             allowed: mistake.allowed.clone(),

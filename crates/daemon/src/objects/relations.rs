@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use reactor::ExportPlacement;
 
 use super::refusal::Fault;
-use crate::config::{BlockDeviceConfig, Config, ExportRef, LunConfig, WORKERS_MAX, placement};
+use config::{BlockDeviceConfig, Config, ExportRef, LunConfig, WORKERS_MAX, placement};
 
 /// All that does not go together in `next`.
 pub fn check(next: &Config) -> Vec<Fault> {

@@ -9,7 +9,7 @@ use super::changes::Change;
 use super::owner::{Live, Owner};
 use super::refusal::{Fault, Refusal};
 use super::{Manager, Message};
-use crate::config::Config;
+use config::Config;
 
 /// Whoever looks on waits no longer than this for a file system that does not answer, and sees the old size then.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -128,7 +128,7 @@ impl Owner {
             let change = Change::ResizeDisk(name.to_owned(), found);
             let mut next = change.next(&self.config, true)?;
             if follows && said != Some(found) {
-                next.follow_size_of(name);
+                follow_size_of(&mut next, name);
             }
             self.keep(&next, false)?;
             self.set_config(next);
@@ -168,11 +168,9 @@ impl Owner {
     }
 }
 
-impl Config {
-    /// From now on a disk is as large as what it lies in.
-    fn follow_size_of(&mut self, name: &str) {
-        if let Some(disk) = self.disks.iter_mut().find(|disk| disk.name == name) {
-            disk.backend = disk.backend.with_size(None);
-        }
+/// From now on a disk is as large as what it lies in.
+fn follow_size_of(config: &mut Config, name: &str) {
+    if let Some(disk) = config.disks.iter_mut().find(|disk| disk.name == name) {
+        disk.backend = disk.backend.with_size(None);
     }
 }

@@ -12,8 +12,8 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::overlay::Overlay;
-use crate::config::Config;
 use crate::state::{self, fault};
+use config::Config;
 
 const CHANGES: &str = "changes.json";
 const RESIZING: &str = "resizing.json";
@@ -192,7 +192,7 @@ fn complete_resize(resizing: &Resizing, config: &Config) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Flags, Surroundings, parse};
+    use config::{Flags, Surroundings, parse};
 
     #[test]
     fn a_folder_belongs_to_one_daemon() {

@@ -12,9 +12,9 @@ use bdev::{BlockDevice, DiskState, OpenError};
 use super::owner::{How, Made, Owner};
 use super::refusal::{Fault, Refusal};
 use super::{Inbox, Message};
-use crate::config::{Config, DiskConfig, ExportRef};
 use crate::disks::{self, Devices, Disks};
 use crate::running::Inherited;
+use config::{Config, DiskConfig, ExportRef};
 
 /// The first wait; each later one is twice as long, up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
@@ -325,7 +325,7 @@ impl Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Flags, Surroundings, parse};
+    use config::{Flags, Surroundings, parse};
 
     fn config(text: &str) -> Config {
         let file = Some(("lunette.toml", text));

@@ -1,8 +1,8 @@
 //! `lunette disk`.
 
+use config::{self as configuration, Flags, Surroundings, parse_size};
 use control::objects::{Disk, DiskStatus, Limits};
 use control::{Method, escape};
-use daemon::config::{self as configuration, Flags, Surroundings, parse_size};
 use serde_json::{Value, json};
 
 use super::arguments::{Ask, DiskAction, DiskCommand};

@@ -1,8 +1,8 @@
 //! `lunette export`.
 
+use config::{ExportConfig, Flags};
 use control::objects::Export;
 use control::{Method, escape};
-use daemon::config::{ExportConfig, Flags};
 use serde_json::{Value, json};
 
 use super::arguments::{Ask, ExportAction, ExportCommand, NewExport};

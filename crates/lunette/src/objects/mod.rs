@@ -11,8 +11,8 @@ pub(crate) mod table;
 
 use std::io::Write;
 
+use ::config::{self as configuration, Config, Flags, Surroundings, render_size};
 use control::{Accepted, Method};
-use daemon::config::{self as configuration, Config, Flags, Surroundings, render_size};
 use serde::Serialize;
 use serde_json::Value;
 

@@ -34,11 +34,11 @@ pub const POLL_MICROS_MAX: u32 = 1_000_000;
 /// All that one daemon serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where the control socket is; `None`: at the usual place, see [`crate::control::default_socket`].
+    /// Where the control socket is; `None`: at the usual place.
     pub control: Option<PathBuf>,
     /// Who may ask there.
     pub access: AccessConfig,
-    /// Where what must survive a restart is kept; `None`: at the usual place, see [`crate::state::default_folder`].
+    /// Where what must survive a restart is kept; `None`: at the usual place.
     pub state: Option<PathBuf>,
     /// Where metrics are served over TCP; `None`: on the control socket only.
     pub metrics_listen: Option<SocketAddr>,

@@ -328,7 +328,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config::BlockDeviceConfig;
+    use crate::BlockDeviceConfig;
 
     fn told(mistakes: &Diagnostics) -> Vec<(String, String)> {
         let told = |m: &Mistake| (m.place.source.label.clone(), m.message.clone());

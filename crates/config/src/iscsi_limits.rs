@@ -111,7 +111,7 @@ pub fn read_iscsi_limits(fields: &Fields, diagnostics: &mut Diagnostics) -> Iscs
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{Config, Diagnostics, Flags, IscsiLimits, Surroundings, parse, render};
+    use crate::{Config, Diagnostics, Flags, IscsiLimits, Surroundings, parse, render};
 
     fn read(file: &str, flag: Option<&str>) -> Result<Config, Diagnostics> {
         let flags = Flags {

@@ -383,7 +383,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::config::{Config, Surroundings, parse};
+    use crate::{Config, Surroundings, parse};
 
     fn from_flags(iscsi: &[&str], portal: &[&str]) -> Result<Config, Diagnostics> {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
@@ -440,7 +440,7 @@ mod tests {
         assert!(config.iscsi[0].acl[0].read_only);
         let path = std::path::Path::new("/etc/lunette/discovery");
         assert_eq!(config.discovery_auth.as_deref(), Some(path));
-        let again = read(&crate::config::render(&config));
+        let again = read(&crate::render(&config));
         assert_eq!(
             again.unwrap_or_else(|mistakes| panic!("{mistakes}")),
             config

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use daemon::config::{Config, Diagnostics, Flags, Surroundings, parse};
+use config::{Config, Diagnostics, Flags, Surroundings, parse};
 
 const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n";
 const FILE: &str =

@@ -4,6 +4,8 @@
 //! each other and this machine (`check`) -> [`Config`]. Every step notes mistakes and goes on, so that
 //! all of them are reported at once. Tests: here for whole configurations, in each module for its part.
 
+#![forbid(unsafe_code)]
+
 mod check;
 mod devices;
 mod diagnostics;
@@ -16,7 +18,7 @@ mod json_source;
 mod model;
 mod objects;
 mod place;
-pub(crate) mod placement;
+pub mod placement;
 mod rbd;
 mod render;
 mod size;

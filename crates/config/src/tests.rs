@@ -7,7 +7,7 @@ use reactor::ExportPlacement;
 
 use super::*;
 
-const EXAMPLE: &str = include_str!("../../../../contrib/lunette.toml");
+const EXAMPLE: &str = include_str!("../../../contrib/lunette.toml");
 
 fn here() -> Surroundings {
     Surroundings {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bdev::{
     BlockDevice, ClusterConfig, Delay, DelayTime, File, FileOptions, Null, NullOptions, OpenError,
-    Ram, RamOptions, Rbd, RbdLock, RbdOptions,
+    Ram, RamOptions, Rbd, RbdOptions,
 };
 
 use super::diagnostics::{Mistake, MistakeKind};
@@ -345,34 +345,6 @@ impl BlockDeviceConfig {
             (BlockDeviceConfig::Delay { .. }, _) => "/around",
             (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) => differing_images(a, b),
             _ => "/cache",
-        }
-    }
-
-    /// Its keys, in the form of the control API.
-    pub fn describe(&self, body: &mut control::objects::Disk) {
-        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
-        match self {
-            BlockDeviceConfig::Ram { .. } | BlockDeviceConfig::Null { .. } => {}
-            BlockDeviceConfig::Delay { time, around, .. } => {
-                body.time = Some(time.to_string());
-                body.around = Some(around.word().to_owned());
-            }
-            BlockDeviceConfig::File { path, cache, .. } => {
-                body.path = Some(text(path));
-                body.cache = Some(cache.word().to_owned());
-            }
-            BlockDeviceConfig::Rbd(rbd) => {
-                let cluster = &rbd.cluster;
-                body.image = Some(rbd.image.to_string());
-                body.conf = cluster.conf.as_ref().map(text);
-                body.id.clone_from(&cluster.id);
-                body.keyring = cluster.keyring.as_ref().map(text);
-                body.mon_host.clone_from(&cluster.mon_host);
-                let lock = Some(rbd.lock).filter(|lock| *lock != RbdLock::default());
-                body.lock = lock.map(|lock| lock.word().to_owned());
-                let options = Some(&cluster.options).filter(|options| !options.is_empty());
-                body.option = options.cloned();
-            }
         }
     }
 
