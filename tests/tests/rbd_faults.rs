@@ -123,6 +123,13 @@ fn a_disk_with_a_wrong_key_or_without_its_image_comes_when_that_is_mended() -> R
     wait_for_state(&rig, "d", "ready", "")
 }
 
+fn image_id(ceph: &Ceph, image: &str) -> Result<String> {
+    let info = ceph.rbd(&["info", image, "--format", "json"])?;
+    let info: serde_json::Value = serde_json::from_str(&info)?;
+    let id = info["id"].as_str().context("an image without id")?;
+    Ok(id.to_owned())
+}
+
 #[test]
 fn a_renamed_image_is_served_on_and_is_not_replaced_by_another_one_of_its_old_name() -> Result<()> {
     let ceph = Ceph::start()?;
@@ -167,7 +174,12 @@ fn a_renamed_image_is_served_on_and_is_not_replaced_by_another_one_of_its_old_na
         "{waits:?}"
     );
     ceph.rbd(&["rm", "rbd/a", "--no-progress"])?;
-    ceph.rbd(&["rename", "rbd/b", "rbd/a"])?;
+    let id = image_id(&ceph, "rbd/b")?;
+    let moved = wait_until(LIMIT, || ceph.rbd(&["trash", "mv", "rbd/b"]).ok());
+    ensure!(moved.is_some(), "the image is not moved to the trash");
+    let restore = ["trash", "restore", &format!("rbd/{id}"), "--image", "a"];
+    wait_for_state(&rig, "d", "unavailable", &restore.join(" "))?;
+    ceph.rbd(&restore)?;
     wait_for_state(&rig, "d", "ready", "")?;
     ensure!(queue.wait()?.status == status::OK, "I/O that waited");
     queue.release(slot);
@@ -214,9 +226,7 @@ fn a_removed_image_fails_io_and_is_not_replaced_by_another_one_of_its_name() -> 
     let mut bytes = [0; 512];
 
     // Without its header an image is no image, whoever has it open.
-    let info = ceph.rbd(&["info", "rbd/header", "--format", "json"])?;
-    let info: serde_json::Value = serde_json::from_str(&info)?;
-    let id = info["id"].as_str().context("an image without id")?;
+    let id = image_id(&ceph, "rbd/header")?;
     for object in [format!("rbd_header.{id}"), "rbd_id.header".to_owned()] {
         ceph.output("rados", &["-p", "rbd", "rm", &object])?;
     }

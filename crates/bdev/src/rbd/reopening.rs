@@ -140,8 +140,13 @@ impl Shared {
         let image = match Image::open(cluster, name, self.options.read_only) {
             Ok(image) => image,
             Err(error) if error.errno() == libc::ENOENT => {
-                let found = name.pool_of(cluster)?.name_of(id)?;
-                return refused(missing(name, id, found.as_deref()));
+                let pool = name.pool_of(cluster)?;
+                let found = pool.name_of(id)?;
+                let is_listed = match &found {
+                    Some(found) => pool.images()?.contains(found),
+                    None => false,
+                };
+                return refused(missing(name, id, found.as_deref(), is_listed));
             }
             Err(error) => return Err(error.into()),
         };
@@ -163,14 +168,18 @@ impl Shared {
     }
 }
 
-/// Why nothing is found by a name: what the image is called that had it.
-fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>) -> String {
+/// Why nothing is found by a name: what the image is called that had it. One that is not listed is in the trash.
+fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>, is_listed: bool) -> String {
     let mut pool = name.pool.clone();
     if let Some(namespace) = &name.namespace {
         pool = format!("{pool}/{namespace}");
     }
     match (found, &name.snapshot) {
         (None, _) => "the image was removed; hint: remove the disk".to_owned(),
+        (Some(_), _) if !is_listed => format!(
+            "the image is in the trash; hint: rbd trash restore {pool}/{id} --image {}",
+            name.image
+        ),
         (Some(now), _) if now != name.image => format!(
             "the image was renamed to {now}; hint: rbd rename {pool}/{now} {pool}/{}, or add the disk anew by its new name",
             name.image
@@ -178,9 +187,8 @@ fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>) -> String {
         (Some(_), Some(snapshot)) => {
             format!("the snapshot {snapshot} was removed; hint: remove the disk")
         }
-        (Some(_), None) => {
-            format!("the image is in the trash; hint: rbd trash restore {pool}/{id}")
-        }
+        // It came back between two looks.
+        (Some(_), None) => "the image was not found by its name".to_owned(),
     }
 }
 
@@ -229,12 +237,15 @@ mod tests {
                 Some("b"),
                 "renamed to b; hint: rbd rename p/n/b p/n/a",
             ),
-            ("p/n/a", Some("a"), "rbd trash restore p/n/10b8"),
             ("p/a@s", Some("a"), "the snapshot s was removed"),
             ("p/a@s", Some("b"), "renamed to b"),
         ] {
-            let said = missing(&name(text), "10b8", found);
+            let said = missing(&name(text), "10b8", found, true);
             assert!(said.contains(expected), "{text}: {said}");
+        }
+        let trash = "rbd trash restore p/n/10b8 --image a";
+        for found in ["a", "b"] {
+            assert!(missing(&name("p/n/a"), "10b8", Some(found), false).contains(trash));
         }
     }
 
