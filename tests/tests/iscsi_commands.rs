@@ -287,7 +287,7 @@ fn a_copy_that_is_interrupted_says_where_to_go_on() -> Result<()> {
         .to_owned();
     let bytes: usize = from.parse()?;
     ensure!(
-        bytes >= BLOCK && bytes <= 5 * BLOCK && bytes.is_multiple_of(4096),
+        (BLOCK..=5 * BLOCK).contains(&bytes) && bytes.is_multiple_of(4096),
         "{said}"
     );
     bed.ok(&["copy", &original, &unit, "--from", &from])?;
