@@ -76,6 +76,9 @@ pub enum Command {
     /// Look at iSCSI targets, and copy their disks, without a driver
     #[command(disable_help_flag = true, after_help = AFTER_ISCSI)]
     Iscsi(LabArguments),
+    /// Plan guests whose disks are Lunette's, or QEMU's to compare with (the program lunette-lab runs this)
+    #[command(disable_help_flag = true, after_help = AFTER_VM)]
+    Vm(LabArguments),
     /// Serve one file as virtio-blk, as QEMU and libvirt start a back end
     VhostUserBlk(BlkProgram),
     /// Serve files as a virtio-scsi controller, as QEMU and libvirt start a back end
@@ -347,6 +350,10 @@ Examples:
 
 Holds until the daemon ends; `lunette serve --log FILTER` sets the first one.
 Parts are the names in front of log lines: vhost_user, virtio_scsi, iscsi_target, daemon, ...";
+
+const AFTER_VM: &str = "\
+Example:
+    lunette vm plan scsi:4x1,queues=2 blk:1";
 
 const AFTER_BENCH: &str = "\
 lunette bench --help shows its options. It needs the program lunette-lab, beside lunette or in PATH.

@@ -1,4 +1,4 @@
-//! Commands that the program `lunette-lab` runs: benchmarks bring drivers, plots and fonts, which no daemon needs.
+//! Commands that the program `lunette-lab` runs: benchmarks and guests bring drivers, plots and fonts, which no daemon needs.
 //!
 //! `lunette bench ...` becomes `lunette-lab bench ...` by exec(2): the process, its descriptors, its signals and its exit code are
 //! those of the command.
@@ -14,12 +14,12 @@ use cli_common::{Failure, Outcome, find_sibling};
 pub const PROGRAM: &str = "lunette-lab";
 
 /// The commands that it runs.
-pub const COMMANDS: [&str; 2] = ["bench", "iscsi"];
+pub const COMMANDS: [&str; 3] = ["bench", "iscsi", "vm"];
 
 /// The command's own arguments, which only `lunette-lab` knows.
 #[derive(Debug, Args)]
 pub struct LabArguments {
-    /// As `lunette bench --help` lists them
+    /// As `--help` lists them
     #[arg(
         value_name = "ARGUMENT",
         trailing_var_arg = true,

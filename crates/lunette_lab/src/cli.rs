@@ -1,12 +1,13 @@
-//! The command line's definition. Users type `lunette bench`, so that is how usage and help name it.
+//! The command line's definition. Users type `lunette bench` and `lunette vm`, so that is how usage and help name them.
 
 use clap::{Parser, Subcommand};
 use cli_common::{CompletionArguments, LogOptions, ManArguments};
 
 use crate::bench::BenchArguments;
 use crate::iscsi::IscsiArguments;
+use crate::vm::VmCommand;
 
-/// Measures block devices of virtual machines as their guests' drivers would use them.
+/// Measures block devices of virtual machines, and plans guests that use them.
 #[derive(Debug, Parser)]
 #[command(
     name = "lunette-lab",
@@ -26,9 +27,10 @@ pub struct Cli {
 }
 
 const AFTER: &str = "\
-`lunette bench ...` runs `lunette-lab bench ...`, from beside itself or from PATH.
+`lunette bench ...` runs `lunette-lab bench ...`, and `lunette vm ...` likewise, from beside itself or from PATH.
 
-  lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32 --cpus 0";
+  lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32 --cpus 0
+  lunette vm plan scsi:4x1,queues=2";
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -37,6 +39,8 @@ pub enum Command {
     Bench(Box<BenchArguments>),
     /// Look at iSCSI targets, and copy their disks, without a driver
     Iscsi(Box<IscsiArguments>),
+    /// Plan guests whose disks are Lunette's, or QEMU's to compare with
+    Vm(VmCommand),
     /// Print a shell's completion script for lunette-lab
     #[command(after_help = AFTER_COMPLETION)]
     Completion(CompletionArguments),

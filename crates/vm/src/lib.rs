@@ -27,6 +27,7 @@ pub mod setup;
 
 pub mod demo;
 pub mod running;
+pub mod topology;
 
 pub use accelerator::Accelerator;
 pub use agent::{Output, Running};

@@ -1,0 +1,229 @@
+//! The guest around the disks, as options of every subcommand that plans one.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::{Args, ValueEnum};
+use cli_common::Failure;
+use vm::topology::{
+    GuestKernel, MachineType, Plan, PlanOptions, QEMU, QemuVersion, SystemDisk, Topology,
+    TopologyError,
+};
+
+/// Disks, and the guest that has them.
+#[derive(Clone, Debug, Args)]
+pub struct GuestArguments {
+    /// Disks and how they are attached: words such as scsi:4x1,queues=2 (a controller, TARGETSxLUNS), blk:4 (virtio-blk
+    /// devices), via=lunette|qemu|qemu-iothread, backing=ram:SIZE|file:FOLDER|tmpfs:FOLDER|block:DEVICE+DEVICE|daemon:DISK+DISK
+    #[arg(value_name = "TOPOLOGY", required = true)]
+    pub topology: Vec<String>,
+    /// Name of the guest; its disks' serial numbers and files follow from it
+    #[arg(long, default_value = "lunette-guest", help_heading = "Guest")]
+    pub name: String,
+    /// Virtual CPUs
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Guest")]
+    pub smp: u32,
+    /// Memory: M or G, powers of 1024
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory, help_heading = "Guest")]
+    pub memory: u32,
+    /// Chipset
+    #[arg(long, value_enum, default_value = "q35", help_heading = "Guest")]
+    pub machine: MachineWord,
+    /// Model of the CPUs, as QEMU's -cpu takes it
+    #[arg(
+        long,
+        value_name = "MODEL",
+        default_value = "max",
+        help_heading = "Guest"
+    )]
+    pub cpu: String,
+    /// Accelerator, as QEMU's -accel takes it; the first that works is used [default: kvm, then tcg]
+    #[arg(long, value_name = "NAME", help_heading = "Guest")]
+    pub accel: Vec<String>,
+    /// UUID of the guest, which its disks' serial numbers then follow from
+    #[arg(long, help_heading = "Guest")]
+    pub uuid: Option<String>,
+    /// Disk to boot from, the guest's first: FILE, then ,format=raw|qcow2 and ,by=qemu|lunette
+    #[arg(long, value_name = "FILE", help_heading = "Boot")]
+    pub system: Option<String>,
+    /// Kernel to boot
+    #[arg(long, value_name = "FILE", help_heading = "Boot")]
+    pub kernel: Option<PathBuf>,
+    /// First file system of --kernel
+    #[arg(long, value_name = "FILE", requires = "kernel", help_heading = "Boot")]
+    pub initrd: Option<PathBuf>,
+    /// Command line of --kernel
+    #[arg(
+        long,
+        value_name = "TEXT",
+        requires = "kernel",
+        default_value = "console=ttyS0",
+        help_heading = "Boot"
+    )]
+    pub append: String,
+    /// Folder of the exports' sockets
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        default_value = "/tmp",
+        help_heading = "Hypervisor"
+    )]
+    pub sockets: PathBuf,
+    /// Plan for this version of QEMU [default: the installed one, else 7.2]
+    #[arg(long, value_name = "N.N", help_heading = "Hypervisor")]
+    pub qemu_version: Option<String>,
+    /// One more argument for QEMU; may be given again
+    #[arg(
+        long,
+        value_name = "ARGUMENT",
+        allow_hyphen_values = true,
+        help_heading = "Hypervisor"
+    )]
+    pub qemu_arg: Vec<String>,
+}
+
+/// Chipsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MachineWord {
+    /// PCI Express
+    Q35,
+    /// Conventional PCI
+    Pc,
+}
+
+/// MiB of a size with M or G.
+fn memory(text: &str) -> Result<u32, String> {
+    let (digits, factor) = match text.as_bytes().last() {
+        Some(b'M') => (&text[..text.len() - 1], 1),
+        Some(b'G') => (&text[..text.len() - 1], 1024),
+        _ => return Err("allowed are sizes with M or G, such as 512M".to_owned()),
+    };
+    let number = digits.parse::<u32>().ok();
+    number
+        .and_then(|number| number.checked_mul(factor))
+        .ok_or_else(|| "allowed are sizes with M or G, such as 512M".to_owned())
+}
+
+/// A mistake in a topology, as one of the command line.
+pub fn mistake(error: TopologyError) -> Failure {
+    Failure::mistake(error)
+}
+
+impl GuestArguments {
+    /// The plan that these arguments describe.
+    ///
+    /// # Errors
+    /// What makes no sense.
+    pub fn plan(&self) -> Result<Plan, Failure> {
+        let topology = Topology::parse(&self.topology).map_err(mistake)?;
+        Plan::new(&topology, self.options()?).map_err(mistake)
+    }
+
+    /// The guest around the disks.
+    ///
+    /// # Errors
+    /// What makes no sense.
+    pub fn options(&self) -> Result<PlanOptions, Failure> {
+        let usual = PlanOptions::default();
+        let accelerators = match self.accel.is_empty() {
+            true => usual.accelerators.clone(),
+            false => self.accel.clone(),
+        };
+        Ok(PlanOptions {
+            name: self.name.clone(),
+            uuid: self.uuid.clone(),
+            seed: self.uuid.clone().unwrap_or_else(machine_id),
+            cpus: self.smp,
+            memory_mib: self.memory,
+            machine: match self.machine {
+                MachineWord::Q35 => MachineType::Q35,
+                MachineWord::Pc => MachineType::Pc,
+            },
+            cpu: self.cpu.clone(),
+            accelerators,
+            sockets: absolute(&self.sockets)?,
+            qemu: qemu_version(self.qemu_version.as_deref())?,
+            kernel: self.kernel.as_ref().map(|image| GuestKernel {
+                image: image.clone(),
+                initrd: self.initrd.clone(),
+                append: self.append.clone(),
+            }),
+            system: self.system.as_deref().map(system).transpose()?,
+            extra: self.qemu_arg.clone(),
+            ..usual
+        })
+    }
+}
+
+fn absolute(path: &std::path::Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path)
+        .map_err(|error| Failure::because(format!("cannot resolve {}: {error}", path.display())))
+}
+
+/// What no other machine has; serial numbers would be those of other machines' guests without it.
+fn machine_id() -> String {
+    let text = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    text.trim().to_owned()
+}
+
+/// The version that was named, else that of the installed QEMU, else the oldest.
+fn qemu_version(named: Option<&str>) -> Result<QemuVersion, Failure> {
+    if let Some(text) = named {
+        return QemuVersion::parse(text).map_err(mistake);
+    }
+    match Command::new(QEMU).arg("--version").output() {
+        Ok(output) if output.status.success() => {
+            QemuVersion::parse(&String::from_utf8_lossy(&output.stdout)).map_err(mistake)
+        }
+        // Not installed here: the plan may be for another machine.
+        _ => Ok(QemuVersion::OLDEST),
+    }
+}
+
+fn system(text: &str) -> Result<SystemDisk, Failure> {
+    let mut parts = text.split(',');
+    let path = PathBuf::from(parts.next().unwrap_or_default());
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    let mut disk = SystemDisk {
+        is_qcow2: extension == Some("qcow2"),
+        path: absolute(&path)?,
+        by_lunette: false,
+    };
+    for part in parts {
+        match part {
+            "format=raw" => disk.is_qcow2 = false,
+            "format=qcow2" => disk.is_qcow2 = true,
+            "by=qemu" => disk.by_lunette = false,
+            "by=lunette" => disk.by_lunette = true,
+            other => {
+                return Err(Failure::mistake(format!(
+                    "--system {text}: {other:?} is unknown; allowed are format=raw, format=qcow2, by=qemu and by=lunette; hint: --system disk.qcow2"
+                )));
+            }
+        }
+    }
+    Ok(disk)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_a_size_with_a_unit() {
+        assert_eq!(memory("512M"), Ok(512));
+        assert_eq!(memory("2G"), Ok(2048));
+        for wrong in ["", "G", "12", "1T", "99999999G", "-1G"] {
+            assert!(memory(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_system_disk_is_qcow2_by_its_name_or_by_its_word() {
+        let read = |text: &str| system(text).map_err(|_| ()).unwrap();
+        assert!(read("/a/b.qcow2").is_qcow2);
+        assert!(!read("/a/b.qcow2,format=raw").is_qcow2);
+        assert!(read("/a/b.raw,by=lunette").by_lunette);
+        assert!(system("/a/b.raw,format=vmdk").is_err());
+    }
+}

@@ -1,0 +1,63 @@
+//! `lunette vm plan`: what to start, and what a guest will see, before anything is started.
+
+use std::io::Write;
+
+use clap::{Args, ValueEnum};
+use cli_common::Outcome;
+
+use super::GuestArguments;
+
+/// `lunette vm plan`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct PlanArguments {
+    #[command(flatten)]
+    guest: GuestArguments,
+    /// What to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+/// Forms of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Everything, for people
+    Text,
+    /// The daemon's flags
+    Flags,
+    /// The daemon's configuration file
+    Toml,
+    /// QEMU's command line
+    Qemu,
+    /// Everything, for programs
+    Json,
+}
+
+const AFTER: &str = "\
+Examples:
+
+  One virtio-scsi controller with four targets of one LUN, 2 queues
+    lunette vm plan scsi:4x1,queues=2
+
+  The same disks through QEMU's own device, with a thread for its I/O
+    lunette vm plan scsi:4x1,queues=2 via=qemu-iothread
+
+  Four virtio-blk devices beside a system disk
+    lunette vm plan blk:4 --system disk.qcow2";
+
+/// Prints a plan.
+///
+/// # Errors
+/// What makes no sense.
+pub fn run(arguments: &PlanArguments) -> Outcome {
+    let plan = arguments.guest.plan()?;
+    let text = match arguments.format {
+        Format::Text => plan.text(),
+        Format::Flags => plan.flags_text(),
+        Format::Toml => plan.toml(),
+        Format::Qemu => plan.qemu_text(),
+        Format::Json => format!("{:#}\n", plan.json()),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,25 @@
+//! A guest's disks, described in words: `scsi:4x1,queues=2 blk:4 via=qemu`.
+//!
+//! [`Topology::parse`] reads the words, [`Plan::new`] resolves them, and a plan is written down as the daemon's flags, its
+//! TOML, QEMU's command line, libvirt's XML or JSON. All of it is pure: nothing is opened, created or started.
+
+mod flags;
+mod json;
+mod names;
+mod options;
+mod parse;
+mod pci;
+mod plan;
+mod qemu;
+mod summary;
+mod text;
+mod toml;
+mod words;
+
+pub use names::{GuestNames, kernel_lun};
+pub use options::{Kernel as GuestKernel, KnownDisk, PlanOptions, QemuVersion, SystemDisk};
+pub use pci::{Budget, MachineType, PciAddress, Port};
+pub use plan::{Medium, Place, Plan, PlannedDevice, PlannedDisk};
+pub use qemu::QEMU;
+pub use text::{qemu_value, shell_command, shell_word};
+pub use words::{Aio, Backing, Group, Shape, Topology, TopologyError, Via};

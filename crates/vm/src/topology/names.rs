@@ -1,0 +1,112 @@
+//! What a Linux guest will call a disk, as far as that can be said in advance.
+//!
+//! `vd` names follow the order of PCI devices. `sd` names do not follow from anything: Linux probes several SCSI disks at
+//! a time. Links below `/dev/disk` are those of systemd's udev rules; sg3-utils adds its own.
+
+use super::pci::PciAddress;
+
+/// Names and addresses in a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestNames {
+    /// `/dev/vdc`, or `None` where it can be any of several.
+    pub device: Option<String>,
+    /// Where `device` is `None`: the command that finds it.
+    pub find: Option<String>,
+    /// Links below `/dev/disk/by-id` that udev makes of what the device says of itself.
+    pub by_id: Vec<String>,
+    /// Links below `/dev/disk/by-path`.
+    pub by_path: Vec<String>,
+    /// `host:0:target:lun` of a SCSI disk. The host's number counts virtio-scsi controllers only: other adapters of the guest
+    /// shift it.
+    pub scsi: Option<String>,
+    /// Hardware queues, which a guest has at most one of for each virtual CPU.
+    pub queues: u32,
+}
+
+/// Linux's number for a LUN: from 256 on, with the bits of the flat space addressing method (SAM-5, 4.7.7.3) in it.
+pub fn kernel_lun(lun: u32) -> u32 {
+    if lun < 256 { lun } else { lun | 0x4000 }
+}
+
+/// `vda` of 0, `vdz` of 25, `vdaa` of 26.
+pub(super) fn letters(prefix: &str, index: usize) -> String {
+    let mut name = Vec::new();
+    let mut rest = index + 1;
+    while rest > 0 {
+        name.push(b'a' + ((rest - 1) % 26) as u8);
+        rest = (rest - 1) / 26;
+    }
+    name.reverse();
+    format!("{prefix}{}", String::from_utf8_lossy(&name))
+}
+
+pub(super) fn of_blk(
+    index: usize,
+    address: &PciAddress,
+    serial: Option<&str>,
+    queues: u32,
+) -> GuestNames {
+    let serial = serial.map(|serial| format!("virtio-{}", link_text(serial)));
+    GuestNames {
+        device: Some(format!("/dev/{}", letters("vd", index))),
+        find: None,
+        by_id: serial.into_iter().collect(),
+        by_path: vec![format!("pci-{address}"), format!("virtio-pci-{address}")],
+        scsi: None,
+        queues,
+    }
+}
+
+/// A SCSI disk behind a controller, the `host`th of them.
+pub(super) struct ScsiPlace<'a> {
+    pub host: usize,
+    pub target: u32,
+    pub lun: u32,
+    pub address: &'a PciAddress,
+    /// Is it the guest's only one?
+    pub is_alone: bool,
+}
+
+pub(super) fn of_scsi(place: &ScsiPlace<'_>, wwn: Option<u64>, queues: u32) -> GuestNames {
+    let (target, lun) = (place.target, kernel_lun(place.lun));
+    let scsi = format!("{}:0:{target}:{lun}", place.host);
+    let by_id = wwn
+        .into_iter()
+        .flat_map(|wwn| [format!("scsi-3{wwn:016x}"), format!("wwn-0x{wwn:016x}")]);
+    GuestNames {
+        device: place.is_alone.then(|| "/dev/sda".to_owned()),
+        find: Some(format!("ls /sys/class/scsi_device/{scsi}/device/block")),
+        by_id: by_id.collect(),
+        by_path: vec![format!("pci-{}-scsi-0:0:{target}:{lun}", place.address)],
+        scsi: Some(scsi),
+        queues,
+    }
+}
+
+/// udev replaces what a link's name cannot hold.
+fn link_text(text: &str) -> String {
+    let kept = text.chars().map(|c| match c {
+        c if c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) => c,
+        _ => '_',
+    });
+    kept.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_continue_after_z() {
+        let names = [0, 25, 26, 51, 52, 701, 702].map(|index| letters("vd", index));
+        assert_eq!(
+            names,
+            ["vda", "vdz", "vdaa", "vdaz", "vdba", "vdzz", "vdaaa"]
+        );
+    }
+
+    #[test]
+    fn luns_from_256_on_have_the_bits_of_their_addressing_method() {
+        assert_eq!([255, 256, 16383].map(kernel_lun), [255, 0x4100, 0x7fff]);
+    }
+}

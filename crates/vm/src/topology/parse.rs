@@ -1,0 +1,481 @@
+//! Reads the words of a topology: `scsi:4x1,queues=2`, `blk:4`, `via=qemu`, `backing=ram:700M`.
+//!
+//! `scsi:` and `blk:` words describe groups of disks. `via=` and `backing=` as words of their own are for all groups that
+//! do not have their own. Every mistake names the word, what is allowed in its place, and something to write instead.
+
+use super::words::{Aio, Backing, Group, Shape, Topology, TopologyError, Via};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Targets that QEMU's controllers announce.
+const TARGETS_MAX: u32 = 256;
+
+/// Logical units of one target.
+const LUNS_MAX: u32 = 16384;
+
+/// Disks of one group; more have never booted in a useful time.
+const DISKS_MAX: u32 = 4096;
+
+/// Request queues of one export of the daemon.
+const BLK_QUEUES_MAX: u32 = 256;
+const SCSI_QUEUES_MAX: u32 = 254;
+
+/// Of a disk whose words name no size.
+const SIZE: u64 = 256 << 20;
+
+/// Sectors are never larger, so every disk has whole ones.
+const SIZE_UNIT: u64 = 4096;
+
+const GROUP_KEYS: &str = "queues, virtqueue_size, packed, via, backing, size, aio, ioeventfd, iothread_vq_mapping, and for scsi removable and cmd_per_lun";
+
+/// What stands behind a word's colon and commas.
+struct Options<'a> {
+    word: &'a str,
+    pairs: Vec<(String, Option<&'a str>)>,
+}
+
+/// Settings that a word of its own gives to all groups.
+#[derive(Default)]
+struct Defaults {
+    via: Option<Via>,
+    backing: Option<(Backing, Option<u64>)>,
+}
+
+impl Topology {
+    /// Reads words, each of which may hold several with spaces between them.
+    ///
+    /// # Errors
+    /// The first word that makes no sense.
+    pub fn parse<S: AsRef<str>>(words: &[S]) -> Result<Topology, TopologyError> {
+        let words: Vec<&str> = words
+            .iter()
+            .flat_map(|word| word.as_ref().split_whitespace())
+            .collect();
+        let mut defaults = Defaults::default();
+        for word in &words {
+            defaults.read(word)?;
+        }
+        let groups = words.iter().filter(|word| !is_default(word));
+        let groups = groups
+            .map(|word| group(word, &defaults))
+            .collect::<Result<Vec<_>, _>>()?;
+        if groups.is_empty() {
+            return Err(TopologyError::new(
+                "TOPOLOGY",
+                "no word describes disks",
+                "scsi:4x1 is one controller with four targets, blk:4 four virtio-blk devices",
+            ));
+        }
+        Ok(Topology { groups })
+    }
+}
+
+impl FromStr for Topology {
+    type Err = TopologyError;
+
+    fn from_str(text: &str) -> Result<Topology, TopologyError> {
+        Topology::parse(&[text])
+    }
+}
+
+fn is_default(word: &str) -> bool {
+    word.starts_with("via=") || word.starts_with("backing=")
+}
+
+impl Defaults {
+    fn read(&mut self, word: &str) -> Result<(), TopologyError> {
+        let twice = |key: &str| {
+            TopologyError::new(
+                word,
+                format!("{key} is given twice for all groups"),
+                format!("give one group its own, as in blk:2,{word}"),
+            )
+        };
+        if let Some(value) = word.strip_prefix("via=") {
+            if self.via.replace(via(word, value)?).is_some() {
+                return Err(twice("via"));
+            }
+        } else if let Some(value) = word.strip_prefix("backing=") {
+            let (value, size) = match value.split_once(",size=") {
+                Some((value, text)) => (value, Some(size(word, text)?)),
+                None => (value, None),
+            };
+            let (backing, own) = backing(word, value)?;
+            if size.is_some() && own.is_some() {
+                return Err(TopologyError::new(
+                    word,
+                    "the size is given twice",
+                    "backing=ram:700M",
+                ));
+            }
+            let has = self.backing.replace((backing, size.or(own)));
+            if has.is_some() {
+                return Err(twice("backing"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn group(word: &str, defaults: &Defaults) -> Result<Group, TopologyError> {
+    let (head, rest) = match word.split_once(',') {
+        Some((head, rest)) => (head, Some(rest)),
+        None => (word, None),
+    };
+    let shape = shape(word, head)?;
+    let mut options = Options::new(word, rest);
+    let via = match options.take("via") {
+        Some(value) => via(word, value.unwrap_or_default())?,
+        None => defaults.via.unwrap_or(Via::Lunette),
+    };
+    let own_size = match options.take("size") {
+        Some(value) => Some(size(word, value.unwrap_or_default())?),
+        None => None,
+    };
+    let backing = match options.take("backing") {
+        Some(value) => Some(backing(word, value.unwrap_or_default())?),
+        None => defaults.backing.clone(),
+    };
+    let (backing, size) = default_backing(backing, via);
+    let is_scsi = matches!(shape, Shape::Scsi { .. });
+    let queues_max = if is_scsi {
+        SCSI_QUEUES_MAX
+    } else {
+        BLK_QUEUES_MAX
+    };
+    let group = Group {
+        word: word.to_owned(),
+        shape,
+        queues: options.number("queues", 1, queues_max)?,
+        queue_size: options.queue_size()?,
+        cmd_per_lun: options.number("cmd_per_lun", 1, 1024)?,
+        removable: options
+            .number("removable", 0, shape.disks())?
+            .unwrap_or_default(),
+        packed: options.switch("packed")?.unwrap_or_default(),
+        via,
+        size: size_of(word, own_size.or(size), &backing)?,
+        backing,
+        aio: options.aio()?,
+        ioeventfd: options.switch("ioeventfd")?,
+        vq_mapping: options.number("iothread_vq_mapping", 1, 64)?,
+    };
+    options.none_is_left()?;
+    check(&group)?;
+    Ok(group)
+}
+
+/// What disks lie on where no word says so: both can be had without preparation, and end with their owner or the machine.
+fn default_backing(given: Option<(Backing, Option<u64>)>, via: Via) -> (Backing, Option<u64>) {
+    given.unwrap_or_else(|| match via {
+        Via::Lunette => (Backing::Ram, None),
+        Via::Qemu | Via::QemuIothread => (Backing::Tmpfs(PathBuf::from("/dev/shm")), None),
+    })
+}
+
+fn size_of(word: &str, size: Option<u64>, backing: &Backing) -> Result<Option<u64>, TopologyError> {
+    match (backing, size) {
+        (Backing::Block(_) | Backing::Daemon(_), Some(_)) => Err(TopologyError::new(
+            word,
+            "size is not for disks that have a size of their own",
+            "leave size away; it is for backing=ram, file and tmpfs",
+        )),
+        (Backing::Block(_) | Backing::Daemon(_), None) => Ok(None),
+        (_, size) => Ok(Some(size.unwrap_or(SIZE))),
+    }
+}
+
+fn shape(word: &str, head: &str) -> Result<Shape, TopologyError> {
+    let unknown = || {
+        TopologyError::new(
+            word,
+            "not a word of a topology; allowed are scsi:TARGETSxLUNS, blk:COUNT, via=WHO and backing=WHAT",
+            "scsi:4x1,queues=2 or blk:4 via=qemu",
+        )
+    };
+    let (kind, numbers) = head.split_once(':').ok_or_else(unknown)?;
+    let shape = match kind {
+        "scsi" => {
+            let (targets, luns) = numbers.split_once('x').ok_or_else(|| {
+                TopologyError::new(
+                    word,
+                    format!("{numbers:?} is no arrangement; it is TARGETSxLUNS"),
+                    "scsi:4x1 has four targets of one LUN, scsi:1x4 one target of four LUNs",
+                )
+            })?;
+            Shape::Scsi {
+                targets: number(word, "TARGETS", targets, 1, TARGETS_MAX)?,
+                luns: number(word, "LUNS", luns, 1, LUNS_MAX)?,
+            }
+        }
+        "blk" => Shape::Blk {
+            count: number(word, "COUNT", numbers, 1, DISKS_MAX)?,
+        },
+        _ => return Err(unknown()),
+    };
+    if shape.disks() > DISKS_MAX {
+        return Err(TopologyError::new(
+            word,
+            format!("{} disks; one group has at most {DISKS_MAX}", shape.disks()),
+            "scsi:64x64",
+        ));
+    }
+    Ok(shape)
+}
+
+fn number(word: &str, what: &str, text: &str, from: u32, to: u32) -> Result<u32, TopologyError> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let value = text.parse().ok().filter(|_| digits);
+    value
+        .filter(|value| (from..=to).contains(value))
+        .ok_or_else(|| {
+            TopologyError::new(
+                word,
+                format!("{what} is {text:?}; allowed are {from} to {to}"),
+                format!("a whole number, such as {}", from.max(4.min(to))),
+            )
+        })
+}
+
+/// A size with K, M, G or T, in bytes.
+fn size(word: &str, text: &str) -> Result<u64, TopologyError> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        Some(b'T') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let bytes = digits.parse::<u64>().ok().filter(|_| is_number);
+    let bytes = bytes.and_then(|number| number.checked_mul(1 << shift));
+    bytes
+        .filter(|bytes| *bytes > 0 && bytes % SIZE_UNIT == 0 && i64::try_from(*bytes).is_ok())
+        .ok_or_else(|| {
+            TopologyError::new(
+                word,
+                format!("the size is {text:?}; allowed are multiples of {SIZE_UNIT} bytes, with K, M, G or T (powers of 1024)"),
+                "700M",
+            )
+        })
+}
+
+fn via(word: &str, value: &str) -> Result<Via, TopologyError> {
+    chosen(word, "via", value, &Via::WORDS)
+}
+
+fn chosen<T: Copy>(
+    word: &str,
+    key: &str,
+    value: &str,
+    words: &[(&str, T)],
+) -> Result<T, TopologyError> {
+    let found = words.iter().find(|(name, _)| *name == value);
+    found.map(|(_, chosen)| *chosen).ok_or_else(|| {
+        let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
+        TopologyError::new(
+            word,
+            format!("{key} is {value:?}; allowed are {}", names.join(", ")),
+            format!("{key}={}", names.first().copied().unwrap_or_default()),
+        )
+    })
+}
+
+fn backing(word: &str, value: &str) -> Result<(Backing, Option<u64>), TopologyError> {
+    let (kind, rest) = value.split_once(':').unwrap_or((value, ""));
+    let needs = |what: &str, example: &str| {
+        TopologyError::new(
+            word,
+            format!("backing={kind} needs {what}"),
+            format!("backing={kind}:{example}"),
+        )
+    };
+    let list = |what: &str, example: &str| {
+        let names: Vec<&str> = rest.split('+').collect();
+        match names.iter().any(|name| name.is_empty()) {
+            true => Err(needs(what, example)),
+            false => Ok(names),
+        }
+    };
+    Ok(match kind {
+        "ram" => (Backing::Ram, Some(size(word, rest)?)),
+        "file" if rest.is_empty() => return Err(needs("a folder", "/var/lib/lunette")),
+        "file" => (Backing::File(PathBuf::from(rest)), None),
+        "tmpfs" if rest.is_empty() => return Err(needs("a folder", "/dev/shm")),
+        "tmpfs" => (Backing::Tmpfs(PathBuf::from(rest)), None),
+        "block" => {
+            let devices = list("devices, with + between them", "/dev/sdb+/dev/sdc")?;
+            let devices = devices.into_iter().map(PathBuf::from).collect();
+            (Backing::Block(devices), None)
+        }
+        "daemon" => {
+            let disks = list("disks of a running daemon, with + between them", "d0+d1")?;
+            let disks = disks.into_iter().map(str::to_owned).collect();
+            (Backing::Daemon(disks), None)
+        }
+        _ => {
+            return Err(TopologyError::new(
+                word,
+                format!(
+                    "backing is {value:?}; allowed are ram:SIZE, file:FOLDER, tmpfs:FOLDER, block:DEVICE+DEVICE and daemon:DISK+DISK"
+                ),
+                "backing=ram:700M",
+            ));
+        }
+    })
+}
+
+impl<'a> Options<'a> {
+    fn new(word: &'a str, rest: Option<&'a str>) -> Options<'a> {
+        let pairs = rest.into_iter().flat_map(|rest| rest.split(','));
+        let pairs = pairs.map(|pair| match pair.split_once('=') {
+            Some((key, value)) => (key.replace('-', "_"), Some(value)),
+            None => (pair.replace('-', "_"), None),
+        });
+        Options {
+            word,
+            pairs: pairs.collect(),
+        }
+    }
+
+    /// The value of a key, if it is there; one without a value has none.
+    fn take(&mut self, key: &str) -> Option<Option<&'a str>> {
+        let at = self.pairs.iter().position(|(name, _)| name == key)?;
+        Some(self.pairs.remove(at).1)
+    }
+
+    fn number(&mut self, key: &str, from: u32, to: u32) -> Result<Option<u32>, TopologyError> {
+        let value = self.take(key);
+        value
+            .map(|value| number(self.word, key, value.unwrap_or_default(), from, to))
+            .transpose()
+    }
+
+    fn switch(&mut self, key: &str) -> Result<Option<bool>, TopologyError> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(None | Some("on")) => Ok(Some(true)),
+            Some(Some("off")) => Ok(Some(false)),
+            Some(Some(other)) => Err(TopologyError::new(
+                self.word,
+                format!("{key} is {other:?}; allowed are on and off"),
+                format!("{key}=on"),
+            )),
+        }
+    }
+
+    fn queue_size(&mut self) -> Result<Option<u32>, TopologyError> {
+        let size = self.number("virtqueue_size", 16, 1024)?;
+        match size {
+            Some(size) if !size.is_power_of_two() => Err(TopologyError::new(
+                self.word,
+                format!("virtqueue_size is {size}; allowed are powers of two from 16 to 1024"),
+                format!("virtqueue_size={}", size.next_power_of_two()),
+            )),
+            size => Ok(size),
+        }
+    }
+
+    fn aio(&mut self) -> Result<Option<Aio>, TopologyError> {
+        let value = self.take("aio");
+        value
+            .map(|value| chosen(self.word, "aio", value.unwrap_or_default(), &Aio::WORDS))
+            .transpose()
+    }
+
+    fn none_is_left(&self) -> Result<(), TopologyError> {
+        match self.pairs.first() {
+            None => Ok(()),
+            Some((key, _)) => Err(TopologyError::new(
+                self.word,
+                format!("the key {key:?} is unknown or given twice; allowed are {GROUP_KEYS}"),
+                "scsi:4x1,queues=2,cmd_per_lun=64",
+            )),
+        }
+    }
+}
+
+/// Options that do not go together.
+fn check(group: &Group) -> Result<(), TopologyError> {
+    let wrong = |problem: String, hint: &str| Err(TopologyError::new(&group.word, problem, hint));
+    let is_scsi = matches!(group.shape, Shape::Scsi { .. });
+    if !is_scsi && (group.removable > 0 || group.cmd_per_lun.is_some()) {
+        return wrong(
+            "removable and cmd_per_lun are for scsi: virtio-blk has neither".to_owned(),
+            "scsi:4x1,removable=2",
+        );
+    }
+    if is_scsi && group.packed {
+        return wrong(
+            "packed is for blk: QEMU does not pass packed rings on for vhost-user-scsi".to_owned(),
+            "blk:4,packed",
+        );
+    }
+    if !group.via.is_qemu() {
+        let keys = [
+            ("aio", group.aio.is_some()),
+            ("ioeventfd", group.ioeventfd.is_some()),
+            ("iothread_vq_mapping", group.vq_mapping.is_some()),
+        ];
+        if let Some((key, _)) = keys.iter().find(|(_, is_given)| *is_given) {
+            return wrong(
+                format!("{key} is for devices of QEMU's own, these are Lunette's"),
+                "add via=qemu or via=qemu-iothread, or leave it away",
+            );
+        }
+    }
+    if group.vq_mapping.is_some() && group.via != Via::QemuIothread {
+        return wrong(
+            "iothread_vq_mapping is for via=qemu-iothread".to_owned(),
+            "blk:4,via=qemu-iothread,iothread_vq_mapping=2",
+        );
+    }
+    if group.via == Via::QemuIothread && group.ioeventfd == Some(false) {
+        return wrong(
+            "a thread for I/O is woken by an eventfd, so ioeventfd=off does not go with via=qemu-iothread".to_owned(),
+            "via=qemu,ioeventfd=off",
+        );
+    }
+    check_backing(group)
+}
+
+fn check_backing(group: &Group) -> Result<(), TopologyError> {
+    let wrong = |problem: String, hint: String| Err(TopologyError::new(&group.word, problem, hint));
+    let named = match &group.backing {
+        Backing::Ram if group.via.is_qemu() => {
+            return wrong(
+                "backing=ram is memory of Lunette's daemon, which QEMU does not reach".to_owned(),
+                "backing=tmpfs:/dev/shm serves both ways".to_owned(),
+            );
+        }
+        Backing::Daemon(_) if group.via.is_qemu() => {
+            return wrong(
+                "backing=daemon is served by a daemon, and via=qemu by QEMU".to_owned(),
+                "via=lunette, or backing=file:FOLDER".to_owned(),
+            );
+        }
+        Backing::Tmpfs(_) if group.aio == Some(Aio::Native) => {
+            return wrong(
+                "aio=native needs O_DIRECT, which is not used on tmpfs".to_owned(),
+                "aio=threads or aio=io_uring, or backing=file:FOLDER".to_owned(),
+            );
+        }
+        Backing::Daemon(_) if group.removable > 0 => {
+            return wrong(
+                "removable is set where a disk is added, and backing=daemon names disks that are there".to_owned(),
+                "lunette disk add NAME=ram:1G,removable".to_owned(),
+            );
+        }
+        Backing::Block(devices) => devices.len(),
+        Backing::Daemon(disks) => disks.len(),
+        _ => return Ok(()),
+    };
+    let disks = group.shape.disks() as usize;
+    if named == disks {
+        return Ok(());
+    }
+    wrong(
+        format!("{disks} disks, but backing names {named}"),
+        "name one for each disk, with + between them".to_owned(),
+    )
+}

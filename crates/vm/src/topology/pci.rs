@@ -1,0 +1,357 @@
+//! Where devices sit on a guest's PCI bus: slots directly on the bus while there are enough, and behind ports or bridges
+//! when there are not.
+
+use super::words::TopologyError;
+use std::fmt;
+
+/// Slots of one bus.
+const SLOTS: u32 = 32;
+
+/// Functions of one slot: as many devices fit behind one root port.
+const FUNCTIONS: u32 = 8;
+
+/// What the guest's machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MachineType {
+    /// PCI Express.
+    Q35,
+    /// i440FX: conventional PCI.
+    Pc,
+}
+
+impl MachineType {
+    /// QEMU's word.
+    pub fn word(self) -> &'static str {
+        match self {
+            MachineType::Q35 => "q35",
+            MachineType::Pc => "pc",
+        }
+    }
+
+    /// QEMU's name of the first bus.
+    pub fn bus(self) -> &'static str {
+        match self {
+            MachineType::Q35 => "pcie.0",
+            MachineType::Pc => "pci.0",
+        }
+    }
+
+    /// Slots that the chipset occupies.
+    pub fn chipset(self) -> &'static [u32] {
+        match self {
+            // host bridge; LPC, AHCI and SMBus
+            MachineType::Q35 => &[0x00, 0x1f],
+            // host bridge; ISA, IDE and ACPI
+            MachineType::Pc => &[0x00, 0x01],
+        }
+    }
+
+    /// Devices behind one port or bridge.
+    fn behind(self) -> u32 {
+        match self {
+            MachineType::Q35 => FUNCTIONS,
+            MachineType::Pc => SLOTS,
+        }
+    }
+
+    /// What brings more room.
+    pub fn extension(self) -> &'static str {
+        match self {
+            MachineType::Q35 => "root port",
+            MachineType::Pc => "PCI bridge",
+        }
+    }
+}
+
+/// Where a device sits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PciAddress {
+    /// QEMU's name of the bus.
+    pub bus: String,
+    /// The number that the guest gives to the bus: that of the firmware's and the kernel's order.
+    pub number: u32,
+    /// Slot on the bus.
+    pub slot: u32,
+    /// Function in the slot.
+    pub function: u32,
+    /// Are there more functions in the slot?
+    pub multifunction: bool,
+}
+
+impl PciAddress {
+    /// The properties of a QEMU device.
+    pub fn properties(&self) -> Vec<(String, String)> {
+        let mut properties = vec![("bus".to_owned(), self.bus.clone())];
+        let address = match self.multifunction {
+            true => format!("0x{:x}.0x{:x}", self.slot, self.function),
+            false => format!("0x{:x}", self.slot),
+        };
+        properties.push(("addr".to_owned(), address));
+        if self.multifunction && self.function == 0 {
+            properties.push(("multifunction".to_owned(), "on".to_owned()));
+        }
+        properties
+    }
+
+    /// Does the address in the guest follow from the command line alone, without the firmware's numbers?
+    pub fn is_certain(&self) -> bool {
+        self.number == 0
+    }
+}
+
+/// As Linux writes it: `0000:00:03.0`.
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "0000:{:02x}:{:02x}.{:x}",
+            self.number, self.slot, self.function
+        )
+    }
+}
+
+/// A root port, or a PCI bridge, that makes room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its name, which is also that of the bus behind it.
+    pub id: String,
+    /// Number of its bus, from 1.
+    pub number: u32,
+    /// Where it sits.
+    pub slot: u32,
+}
+
+/// How many slots there are and who has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Slots of the first bus.
+    pub slots: u32,
+    /// Of these, in use by the chipset, devices and ports.
+    pub used: u32,
+    /// Devices that are planned.
+    pub devices: u32,
+    /// Ports or bridges that these need.
+    pub ports: u32,
+    /// Where the ports are needed: the word of the group that does not fit, and slots that were free for it.
+    pub reason: Option<(String, u32)>,
+    /// What such a port is called.
+    pub extension: &'static str,
+}
+
+impl Budget {
+    /// Slots that are left.
+    pub fn free(&self) -> u32 {
+        self.slots.saturating_sub(self.used)
+    }
+}
+
+/// "12 of 32 slots used, 20 free", and what ports are for.
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} slots used, {} free",
+            self.used,
+            self.slots,
+            self.free()
+        )?;
+        if let Some((word, free)) = &self.reason {
+            let plural = if self.ports == 1 { "" } else { "s" };
+            write!(
+                f,
+                "; {word} found {free} free and needs {} {}{plural}",
+                self.ports, self.extension
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// What is on the bus.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    /// Of each device, in the order in which they were given.
+    pub devices: Vec<PciAddress>,
+    /// Of each reserved place.
+    pub reserved: Vec<PciAddress>,
+    /// Ports, in the order of their buses.
+    pub ports: Vec<Port>,
+    /// The count.
+    pub budget: Budget,
+}
+
+/// Gives every device a place, in the order in which Linux will find them: those directly on the first bus, by slot, then
+/// those behind ports, by port. `devices` are groups of devices with their words; `reserved` are single devices that others add, which
+/// come from the upper end, so that they are found last.
+pub(super) fn lay_out(
+    machine: MachineType,
+    devices: &[(String, u32)],
+    reserved: usize,
+) -> Result<Layout, TopologyError> {
+    let direct = |slot: u32| PciAddress {
+        bus: machine.bus().to_owned(),
+        number: 0,
+        slot,
+        function: 0,
+        multifunction: false,
+    };
+    let mut free: Vec<u32> = (0..SLOTS)
+        .filter(|slot| !machine.chipset().contains(slot))
+        .collect();
+    let above = free.split_off(free.len().saturating_sub(reserved));
+    let reserved = above.into_iter().rev().map(direct).collect::<Vec<_>>();
+    let count: u32 = devices.iter().map(|(_, count)| count).sum();
+    let slots = free.len() as u32;
+    let ports = ports_for(machine, count, slots).ok_or_else(|| {
+        let word = devices.iter().max_by_key(|(_, count)| *count);
+        TopologyError::new(
+            word.map_or("TOPOLOGY", |(word, _)| word),
+            format!(
+                "{count} PCI devices; {} with {} holds at most {}",
+                machine.word(),
+                match slots {
+                    1 => "1 free slot".to_owned(),
+                    _ => format!("{slots} free slots"),
+                },
+                slots * machine.behind()
+            ),
+            "one virtio-scsi controller is one device for all of its disks: scsi:1x64",
+        )
+    })?;
+    let on_bus = count.min(slots - ports);
+    let mut places: Vec<PciAddress> = free
+        .iter()
+        .take(on_bus as usize)
+        .map(|slot| direct(*slot))
+        .collect();
+    let port_slots = free.iter().skip(on_bus as usize).take(ports as usize);
+    let ports: Vec<Port> = (1..)
+        .zip(port_slots)
+        .map(|(number, slot)| Port {
+            id: format!("port{number}"),
+            number,
+            slot: *slot,
+        })
+        .collect();
+    let mut rest = count - on_bus;
+    for port in &ports {
+        let here = rest.min(machine.behind());
+        places.extend((0..here).map(|index| behind(machine, port, index, here)));
+        rest -= here;
+    }
+    let used = machine.chipset().len() as u32 + reserved.len() as u32 + on_bus + ports.len() as u32;
+    let budget = Budget {
+        slots: SLOTS,
+        used,
+        devices: count,
+        ports: ports.len() as u32,
+        reason: overflowing(devices, slots).filter(|_| !ports.is_empty()),
+        extension: machine.extension(),
+    };
+    Ok(Layout {
+        devices: places,
+        reserved,
+        ports,
+        budget,
+    })
+}
+
+/// The fewest ports with which so many devices find room in so many slots.
+fn ports_for(machine: MachineType, devices: u32, slots: u32) -> Option<u32> {
+    (0..=slots).find(|ports| slots - ports + ports * machine.behind() >= devices)
+}
+
+/// The first group that does not fit, and what was free for it.
+fn overflowing(devices: &[(String, u32)], mut free: u32) -> Option<(String, u32)> {
+    for (word, count) in devices {
+        if *count > free {
+            return Some((word.clone(), free));
+        }
+        free -= count;
+    }
+    None
+}
+
+fn behind(machine: MachineType, port: &Port, index: u32, here: u32) -> PciAddress {
+    let (slot, function) = match machine {
+        MachineType::Q35 => (0, index),
+        MachineType::Pc => (index, 0),
+    };
+    PciAddress {
+        bus: port.id.clone(),
+        number: port.number,
+        slot,
+        function,
+        multifunction: machine == MachineType::Q35 && here > 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(groups: &[(&str, u32)]) -> Vec<(String, u32)> {
+        let groups = groups.iter();
+        groups
+            .map(|(word, count)| ((*word).to_owned(), *count))
+            .collect()
+    }
+
+    #[test]
+    fn devices_sit_on_the_first_bus_while_it_has_room() {
+        let layout = lay_out(MachineType::Q35, &words(&[("blk:4", 4)]), 1).unwrap();
+        let shown: Vec<String> = layout.devices.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            shown,
+            [
+                "0000:00:01.0",
+                "0000:00:02.0",
+                "0000:00:03.0",
+                "0000:00:04.0"
+            ]
+        );
+        assert_eq!(layout.reserved[0].to_string(), "0000:00:1e.0");
+        assert_eq!(layout.budget.to_string(), "7 of 32 slots used, 25 free");
+    }
+
+    #[test]
+    fn forty_devices_beside_ten_others_need_three_root_ports() {
+        let layout = lay_out(
+            MachineType::Q35,
+            &words(&[("blk:10", 10), ("blk:40", 40)]),
+            0,
+        )
+        .unwrap();
+        assert_eq!(
+            layout.budget.to_string(),
+            "32 of 32 slots used, 0 free; blk:40 found 20 free and needs 3 root ports"
+        );
+        assert_eq!(layout.devices.len(), 50);
+        assert_eq!(layout.devices[26].to_string(), "0000:00:1b.0");
+        assert_eq!(layout.devices[27].to_string(), "0000:01:00.0");
+        assert!(layout.devices[27].multifunction);
+        assert_eq!(layout.devices[49].to_string(), "0000:03:00.6");
+        let slots: Vec<u32> = layout.ports.iter().map(|port| port.slot).collect();
+        assert_eq!(slots, [0x1c, 0x1d, 0x1e]);
+    }
+
+    #[test]
+    fn conventional_pci_has_bridges() {
+        let layout = lay_out(MachineType::Pc, &words(&[("blk:31", 31)]), 0).unwrap();
+        assert_eq!(
+            layout.budget.to_string(),
+            "32 of 32 slots used, 0 free; blk:31 found 30 free and needs 1 PCI bridge"
+        );
+        assert_eq!(layout.devices[29].to_string(), "0000:01:00.0");
+        assert_eq!(layout.devices[30].to_string(), "0000:01:01.0");
+    }
+
+    #[test]
+    fn more_than_all_ports_hold_is_an_error() {
+        let error = lay_out(MachineType::Q35, &words(&[("blk:241", 241)]), 0).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "blk:241: 241 PCI devices; q35 with 30 free slots holds at most 240; hint: one virtio-scsi controller is one device for all of its disks: scsi:1x64"
+        );
+    }
+}

@@ -1,0 +1,606 @@
+//! The resolved plan: every disk with its name, serial number, size and place, and every device with its PCI address.
+//! The renderers beside this file only write it down.
+
+use super::names::{self, GuestNames, ScsiPlace};
+use super::options::{PlanOptions, SystemDisk};
+use super::pci::{Budget, Layout, PciAddress, Port, lay_out};
+use super::words::{Aio, Backing, Group, Shape, Topology, TopologyError, Via};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// The longest path of a socket: sockaddr_un has 108 bytes, one of which ends it.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Bytes of a virtio-blk serial number (virtio 1.3, 5.2.6).
+const SERIAL_MAX: usize = 20;
+
+/// Where a disk's content is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Memory of the daemon.
+    Ram {
+        /// Bytes.
+        size: u64,
+    },
+    /// A raw file, created with this size where it is missing.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Bytes.
+        size: u64,
+        /// Does it lie in memory, where the page cache is all there is?
+        is_tmpfs: bool,
+    },
+    /// A block device of the host.
+    Block {
+        /// The device.
+        path: PathBuf,
+    },
+    /// A disk that the running daemon has under its name.
+    Daemon,
+    /// The system disk, as it is.
+    System(SystemDisk),
+}
+
+impl Medium {
+    /// The file or device.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Medium::File { path, .. } | Medium::Block { path } => Some(path),
+            Medium::System(system) => Some(&system.path),
+            Medium::Ram { .. } | Medium::Daemon => None,
+        }
+    }
+
+    /// Is it read and written past the page cache?
+    pub fn is_direct(&self) -> bool {
+        !matches!(self, Medium::File { is_tmpfs: true, .. })
+    }
+}
+
+/// Which device a disk belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A virtio-blk device of its own: an index into [`Plan::devices`].
+    Blk {
+        /// The device.
+        device: usize,
+    },
+    /// A logical unit of a virtio-scsi controller.
+    Scsi {
+        /// The controller: an index into [`Plan::devices`].
+        device: usize,
+        /// The target.
+        target: u32,
+        /// The logical unit number.
+        lun: u32,
+    },
+}
+
+impl Place {
+    /// The index of the device.
+    pub fn device(self) -> usize {
+        match self {
+            Place::Blk { device } | Place::Scsi { device, .. } => device,
+        }
+    }
+}
+
+/// One disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedDisk {
+    /// Its name in the daemon, and the id of its device in QEMU.
+    pub name: String,
+    /// Where its content is.
+    pub medium: Medium,
+    /// Bytes, where they are known.
+    pub size: Option<u64>,
+    /// Serial number, where it is known.
+    pub serial: Option<String>,
+    /// NAA identifier, where it is known.
+    pub wwn: Option<u64>,
+    /// Has it a removable medium?
+    pub removable: bool,
+    /// Its device.
+    pub place: Place,
+    /// What the guest calls it.
+    pub guest: GuestNames,
+}
+
+/// One virtio device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedDevice {
+    /// Its id in QEMU, and the name of its export in the daemon.
+    pub id: String,
+    /// Where it sits.
+    pub address: PciAddress,
+    /// Is it a virtio-scsi controller? Else it is a virtio-blk device.
+    pub is_scsi: bool,
+    /// Who emulates it.
+    pub via: Via,
+    /// Request queues that it offers.
+    pub queues: u32,
+    /// Entries of each queue.
+    pub queue_size: Option<u32>,
+    /// Commands that a logical unit may have in flight.
+    pub cmd_per_lun: Option<u32>,
+    /// Packed rings.
+    pub packed: bool,
+    /// How QEMU does its I/O.
+    pub aio: Aio,
+    /// Does a kick arrive by eventfd?
+    pub ioeventfd: Option<bool>,
+    /// Threads for I/O that serve it: one, or as many as its queues are spread over.
+    pub iothreads: Vec<String>,
+    /// Are its queues spread over its threads?
+    pub is_mapped: bool,
+    /// Its vhost-user socket.
+    pub socket: Option<PathBuf>,
+    /// Does the guest boot from it?
+    pub boots: bool,
+}
+
+/// A guest's disks, resolved.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The guest around them.
+    pub options: PlanOptions,
+    /// Disks, in the order of the words.
+    pub disks: Vec<PlannedDisk>,
+    /// virtio devices, in the order in which the guest finds them.
+    pub devices: Vec<PlannedDevice>,
+    /// Root ports or bridges.
+    pub ports: Vec<Port>,
+    /// Addresses for the devices that the caller adds.
+    pub reserved: Vec<(String, PciAddress)>,
+    /// The count of slots.
+    pub budget: Budget,
+    /// What is worth knowing about this plan.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// Resolves a topology.
+    ///
+    /// # Errors
+    /// What cannot be, and why.
+    pub fn new(topology: &Topology, options: PlanOptions) -> Result<Plan, TopologyError> {
+        check_options(&options)?;
+        let mut words: Vec<(String, u32)> = Vec::new();
+        if options.system.is_some() {
+            words.push(("--system".to_owned(), 1));
+        }
+        let groups = topology.groups.iter();
+        words.extend(groups.map(|group| (group.word.clone(), group.shape.devices())));
+        let layout = lay_out(options.machine, &words, options.reserved.len())?;
+        let mut builder = Builder::new(options, &layout);
+        builder.add_system();
+        for group in &topology.groups {
+            builder.add_group(group)?;
+        }
+        builder.finish(layout)
+    }
+
+    /// Is any device Lunette's?
+    pub fn needs_daemon(&self) -> bool {
+        self.devices.iter().any(|device| device.via == Via::Lunette)
+    }
+
+    /// The device of a disk.
+    pub fn device_of(&self, disk: &PlannedDisk) -> &PlannedDevice {
+        &self.devices[disk.place.device()]
+    }
+
+    /// The disks of a device, by its index.
+    pub fn disks_of(&self, device: usize) -> impl Iterator<Item = &PlannedDisk> {
+        let disks = self.disks.iter();
+        disks.filter(move |disk| disk.place.device() == device)
+    }
+
+    /// Files that QEMU needs before it starts, and their sizes: the daemon creates its own.
+    pub fn files_of_qemu(&self) -> Vec<(&Path, u64)> {
+        let disks = self.disks.iter();
+        let disks = disks.filter(|disk| self.device_of(disk).via.is_qemu());
+        disks
+            .filter_map(|disk| match &disk.medium {
+                Medium::File { path, size, .. } => Some((path.as_path(), *size)),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+fn check_options(options: &PlanOptions) -> Result<(), TopologyError> {
+    let wrong =
+        |word: &str, problem: String, hint: &str| Err(TopologyError::new(word, problem, hint));
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let starts = options
+        .name
+        .starts_with(|c: char| c.is_ascii_alphanumeric());
+    if !starts || options.name.len() > 64 || !options.name.chars().all(is_name) {
+        let problem = format!(
+            "{:?}; allowed are 1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit",
+            options.name
+        );
+        return wrong("--name", problem, "--name guest1");
+    }
+    if !(1..=255).contains(&options.cpus) {
+        let problem = format!("{}; allowed are 1 to 255", options.cpus);
+        return wrong("--smp", problem, "--smp 2");
+    }
+    if options.memory_mib < 64 {
+        let problem = format!("{} MiB; a guest needs 64 MiB", options.memory_mib);
+        return wrong("--memory", problem, "--memory 1G");
+    }
+    if let Some(system) = options
+        .system
+        .as_ref()
+        .filter(|system| system.is_qcow2 && system.by_lunette)
+    {
+        let problem = format!(
+            "{} is qcow2, and Lunette serves raw disks",
+            system.path.display()
+        );
+        return wrong(
+            "--system",
+            problem,
+            "let QEMU serve it: leave by=lunette away, or convert it: qemu-img convert -O raw",
+        );
+    }
+    Ok(())
+}
+
+/// Fills a plan, group by group.
+struct Builder {
+    options: PlanOptions,
+    addresses: std::vec::IntoIter<PciAddress>,
+    disks: Vec<PlannedDisk>,
+    devices: Vec<PlannedDevice>,
+    notes: BTreeSet<String>,
+    blk: usize,
+    hosts: usize,
+    next_disk: usize,
+    iothreads: usize,
+}
+
+impl Builder {
+    fn new(options: PlanOptions, layout: &Layout) -> Builder {
+        Builder {
+            options,
+            addresses: layout.devices.clone().into_iter(),
+            disks: Vec::new(),
+            devices: Vec::new(),
+            notes: BTreeSet::new(),
+            blk: 0,
+            hosts: 0,
+            next_disk: 0,
+            iothreads: 0,
+        }
+    }
+
+    fn add_system(&mut self) {
+        let Some(system) = self.options.system.clone() else {
+            return;
+        };
+        let via = match system.by_lunette {
+            true => Via::Lunette,
+            false => Via::Qemu,
+        };
+        let group = Group {
+            word: "--system".to_owned(),
+            shape: Shape::Blk { count: 1 },
+            queues: None,
+            queue_size: None,
+            cmd_per_lun: None,
+            removable: 0,
+            packed: false,
+            via,
+            backing: Backing::Ram,
+            size: None,
+            aio: None,
+            ioeventfd: None,
+            vq_mapping: None,
+        };
+        let device = self.device("system".to_owned(), &group, true);
+        self.disk(
+            "system".to_owned(),
+            Medium::System(system),
+            &group,
+            Place::Blk { device },
+        );
+    }
+
+    fn add_group(&mut self, group: &Group) -> Result<(), TopologyError> {
+        self.check_version(group)?;
+        match group.shape {
+            Shape::Blk { count } => {
+                for index in 0..count {
+                    let (name, medium) = self.medium(group, index)?;
+                    let device = self.device(name.clone(), group, false);
+                    self.disk(name, medium, group, Place::Blk { device });
+                }
+            }
+            Shape::Scsi { targets, luns } => {
+                let device = self.device(format!("c{}", self.hosts), group, false);
+                for index in 0..targets * luns {
+                    let (name, medium) = self.medium(group, index)?;
+                    let place = Place::Scsi {
+                        device,
+                        target: index / luns,
+                        lun: index % luns,
+                    };
+                    self.disk(name, medium, group, place);
+                }
+                self.hosts += 1;
+            }
+        }
+        let queues = self.queues(group);
+        if queues > self.options.cpus {
+            self.notes.insert(format!(
+                "{}: a guest with {} CPUs uses {} of {queues} queues",
+                group.word, self.options.cpus, self.options.cpus
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_version(&self, group: &Group) -> Result<(), TopologyError> {
+        let qemu = self.options.qemu;
+        let needed = match (group.vq_mapping, group.shape) {
+            (None, _) => return Ok(()),
+            (Some(_), Shape::Blk { .. }) => (9, 0),
+            (Some(_), Shape::Scsi { .. }) => (10, 0),
+        };
+        if qemu.is_at_least(needed.0, needed.1) {
+            return Ok(());
+        }
+        Err(TopologyError::new(
+            &group.word,
+            format!(
+                "iothread_vq_mapping needs QEMU {}.{}, this is {qemu}",
+                needed.0, needed.1
+            ),
+            "--qemu-version 10.0 plans for a later one; without iothread_vq_mapping each device has one thread",
+        ))
+    }
+
+    fn queues(&self, group: &Group) -> u32 {
+        group.queues.unwrap_or(self.options.cpus)
+    }
+
+    /// The name and the medium of a group's next disk.
+    fn medium(&mut self, group: &Group, index: u32) -> Result<(String, Medium), TopologyError> {
+        let at = index as usize;
+        let size = group.size.unwrap_or_default();
+        let name = match &group.backing {
+            Backing::Daemon(disks) => disks[at].clone(),
+            _ => {
+                self.next_disk += 1;
+                format!("d{}", self.next_disk - 1)
+            }
+        };
+        if self.disks.iter().any(|disk| disk.name == name) {
+            return Err(TopologyError::new(
+                &group.word,
+                format!("there are two disks {name}"),
+                "name each disk of the daemon once, and none of them d0, d1 and so on beside new ones",
+            ));
+        }
+        let file = |folder: &Path, is_tmpfs| Medium::File {
+            path: folder.join(format!("{}-{name}.raw", self.options.name)),
+            size,
+            is_tmpfs,
+        };
+        let medium = match &group.backing {
+            Backing::Ram => Medium::Ram { size },
+            Backing::File(folder) => file(folder, false),
+            Backing::Tmpfs(folder) => file(folder, true),
+            Backing::Block(devices) => Medium::Block {
+                path: devices[at].clone(),
+            },
+            Backing::Daemon(_) => Medium::Daemon,
+        };
+        Ok((name, medium))
+    }
+
+    /// Adds a device and gives its index.
+    fn device(&mut self, id: String, group: &Group, boots: bool) -> usize {
+        let queues = self.queues(group);
+        let threads = match group.via {
+            Via::QemuIothread => group.vq_mapping.unwrap_or(1).min(queues),
+            Via::Lunette | Via::Qemu => 0,
+        };
+        let first = self.iothreads;
+        self.iothreads += threads as usize;
+        let is_tmpfs = matches!(group.backing, Backing::Tmpfs(_));
+        let socket = self.options.sockets.join(format!("{id}.sock"));
+        self.devices.push(PlannedDevice {
+            id,
+            // One was laid out for each device.
+            address: self.addresses.next().unwrap_or(PciAddress {
+                bus: self.options.machine.bus().to_owned(),
+                number: 0,
+                slot: 0,
+                function: 0,
+                multifunction: false,
+            }),
+            is_scsi: matches!(group.shape, Shape::Scsi { .. }),
+            via: group.via,
+            queues,
+            queue_size: group.queue_size,
+            cmd_per_lun: group.cmd_per_lun,
+            packed: group.packed,
+            aio: group.aio.unwrap_or(match is_tmpfs {
+                true => Aio::Threads,
+                false => Aio::Native,
+            }),
+            ioeventfd: group.ioeventfd,
+            iothreads: (first..self.iothreads)
+                .map(|index| format!("iothread{}", index + 1))
+                .collect(),
+            is_mapped: group.vq_mapping.is_some(),
+            socket: (group.via == Via::Lunette).then_some(socket),
+            boots,
+        });
+        self.devices.len() - 1
+    }
+
+    fn disk(&mut self, name: String, medium: Medium, group: &Group, place: Place) {
+        let known = match medium {
+            Medium::Daemon => self.options.known.get(&name).cloned().unwrap_or_default(),
+            _ => identity(&self.options, &name),
+        };
+        let index = self.disks.iter().rev();
+        let index = index.take_while(|disk| disk.place.device() == place.device());
+        let removable = (index.count() as u32) < group.removable;
+        let device = &self.devices[place.device()];
+        let queues = device.queues.min(self.options.cpus);
+        let guest = match place {
+            Place::Blk { .. } => {
+                self.blk += 1;
+                names::of_blk(
+                    self.blk - 1,
+                    &device.address,
+                    known.serial.as_deref(),
+                    queues,
+                )
+            }
+            Place::Scsi { target, lun, .. } => {
+                let place = ScsiPlace {
+                    host: self.hosts,
+                    target,
+                    lun,
+                    address: &device.address,
+                    // Known when all are there.
+                    is_alone: false,
+                };
+                names::of_scsi(&place, known.wwn, queues)
+            }
+        };
+        self.disks.push(PlannedDisk {
+            name,
+            size: match &medium {
+                Medium::Ram { size } | Medium::File { size, .. } => Some(*size),
+                _ => known.size,
+            },
+            medium,
+            serial: known.serial,
+            wwn: known.wwn,
+            removable: removable && !matches!(place, Place::Blk { .. }),
+            place,
+            guest,
+        });
+    }
+
+    fn finish(mut self, layout: Layout) -> Result<Plan, TopologyError> {
+        for device in &self.devices {
+            let Some(socket) = &device.socket else {
+                continue;
+            };
+            if socket.as_os_str().len() > SOCKET_PATH_MAX {
+                return Err(TopologyError::new(
+                    "--sockets",
+                    format!(
+                        "the path {} has more than {SOCKET_PATH_MAX} bytes",
+                        socket.display()
+                    ),
+                    "a shorter folder, such as /tmp",
+                ));
+            }
+        }
+        self.check_names()?;
+        let mut scsi = self
+            .disks
+            .iter_mut()
+            .filter(|disk| disk.guest.scsi.is_some());
+        if let (Some(disk), None) = (scsi.next(), scsi.next()) {
+            disk.guest.device = Some("/dev/sda".to_owned());
+        }
+        self.add_notes();
+        Ok(Plan {
+            reserved: self
+                .options
+                .reserved
+                .iter()
+                .cloned()
+                .zip(layout.reserved)
+                .collect(),
+            options: self.options,
+            disks: self.disks,
+            devices: self.devices,
+            ports: layout.ports,
+            budget: layout.budget,
+            notes: self.notes.into_iter().collect(),
+        })
+    }
+
+    /// Devices and disks of SCSI controllers have their names side by side in QEMU.
+    fn check_names(&self) -> Result<(), TopologyError> {
+        let disks = self.disks.iter();
+        let disks = disks.filter(|disk| disk.guest.scsi.is_some());
+        let names = disks.map(|disk| &disk.name);
+        let mut taken = BTreeSet::new();
+        let devices = self.devices.iter().map(|device| &device.id);
+        match devices.chain(names).find(|name| !taken.insert(*name)) {
+            None => Ok(()),
+            Some(name) => Err(TopologyError::new(
+                "backing=daemon",
+                format!("a device and a disk are both called {name}"),
+                "give the daemon's disks other names than system, c0, c1 and so on",
+            )),
+        }
+    }
+
+    fn add_notes(&mut self) {
+        let scsi = self.disks.iter().filter(|disk| disk.guest.scsi.is_some());
+        if scsi.count() > 1 {
+            self.notes.insert("Linux probes several SCSI disks at a time: which is /dev/sda is not certain; use the address or /dev/disk/by-id".to_owned());
+        }
+        let lunette = self
+            .devices
+            .iter()
+            .filter(|device| device.via == Via::Lunette);
+        if lunette.clone().any(|device| device.is_scsi) && !self.options.qemu.is_at_least(8, 2) {
+            self.notes.insert(format!(
+                "QEMU {} does not reconnect vhost-user-scsi: restart the guest after the daemon, or use QEMU 8.2",
+                self.options.qemu
+            ));
+        }
+        if self.options.kernel.is_none() && self.options.system.is_none() {
+            self.notes.insert(
+                "nothing to boot: --system FILE boots a disk of yours, --kernel FILE a kernel"
+                    .to_owned(),
+            );
+        }
+        if self
+            .devices
+            .iter()
+            .any(|device| !device.address.is_certain())
+        {
+            self.notes.insert("PCI bus numbers behind ports are the firmware's: the first port has bus 1 unless it numbers them otherwise".to_owned());
+        }
+    }
+}
+
+/// Serial number and NAA identifier of a disk that the plan makes. They follow from the guest's seed and the disk's name, so
+/// that a plan is the same whenever it is printed, and from nothing that another guest has too.
+fn identity(options: &PlanOptions, name: &str) -> super::options::KnownDisk {
+    let mut hash = Sha256::new();
+    for part in [&options.seed, &options.name, name] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part.as_bytes());
+    }
+    let hash = hash.finalize();
+    let number = |from: usize| {
+        let bytes = hash.iter().skip(from).take(8);
+        bytes.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let short: String = name.chars().take(SERIAL_MAX - 13).collect();
+    super::options::KnownDisk {
+        size: None,
+        serial: Some(format!("{short}-{:012x}", number(0) >> 16)),
+        // NAA 3h, locally assigned (SPC-5, 7.7.6.6.4).
+        wwn: Some(3 << 60 | number(8) >> 4),
+    }
+}

@@ -1,0 +1,277 @@
+//! A plan as a QEMU command line.
+
+use super::options::PlanOptions;
+use super::plan::{Medium, Place, Plan, PlannedDevice, PlannedDisk};
+use super::text::{qemu_value, shell_command, shell_word};
+use super::words::Via;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// The program.
+pub const QEMU: &str = "qemu-system-x86_64";
+
+/// Properties in the order in which they are written.
+type Properties = Vec<(String, String)>;
+
+/// A device with its properties, as `-device` takes it.
+fn device(driver: &str, properties: Properties) -> String {
+    let properties = properties.iter();
+    let properties = properties.map(|(key, value)| format!(",{key}={}", qemu_value(value)));
+    format!("{driver}{}", properties.collect::<String>())
+}
+
+fn property(key: &str, value: impl ToString) -> (String, String) {
+    (key.to_owned(), value.to_string())
+}
+
+fn on_off(value: bool) -> &'static str {
+    if value { "on" } else { "off" }
+}
+
+impl Plan {
+    /// QEMU's arguments, without the program.
+    pub fn qemu_arguments(&self) -> Vec<String> {
+        let mut arguments = machine(&self.options, self.needs_daemon());
+        let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
+        for port in &self.ports {
+            let properties = vec![
+                property("id", &port.id),
+                property("bus", self.options.machine.bus()),
+                property("addr", format!("0x{:x}", port.slot)),
+            ];
+            let (driver, number) = match self.options.machine {
+                super::MachineType::Q35 => ("pcie-root-port", "chassis"),
+                super::MachineType::Pc => ("pci-bridge", "chassis_nr"),
+            };
+            let mut properties = properties;
+            properties.push(property(number, port.number));
+            if self.options.machine == super::MachineType::Pc {
+                // A hot-plug controller would occupy slot 0.
+                properties.push(property("shpc", "off"));
+            }
+            add("-device", device(driver, properties));
+        }
+        for planned in &self.devices {
+            for thread in &planned.iothreads {
+                add("-object", format!("iothread,id={thread}"));
+            }
+        }
+        for (index, planned) in self.devices.iter().enumerate() {
+            for (option, value) in self.device_arguments(index, planned) {
+                add(option, value);
+            }
+        }
+        arguments.extend(self.options.console.iter().cloned());
+        arguments.extend(boot(&self.options));
+        arguments.extend(self.options.extra.iter().cloned());
+        arguments
+    }
+
+    /// The command line for a shell, after the commands that create the files it needs.
+    pub fn qemu_text(&self) -> String {
+        let files = self.files_of_qemu().into_iter().map(|(path, size)| {
+            let path = shell_word(&path.display().to_string());
+            format!("[ -e {path} ] || truncate -s {size} {path}\n")
+        });
+        let mut text: String = files.collect();
+        let mut words = vec![QEMU.to_owned()];
+        words.extend(self.qemu_arguments());
+        text.push_str(&shell_command(&words));
+        text
+    }
+
+    fn device_arguments(
+        &self,
+        index: usize,
+        planned: &PlannedDevice,
+    ) -> Vec<(&'static str, String)> {
+        let mut arguments = Vec::new();
+        if let Some(socket) = &planned.socket {
+            arguments.push(("-chardev", self.chardev(planned, socket)));
+        }
+        let disks: Vec<&PlannedDisk> = self.disks_of(index).collect();
+        for disk in disks.iter().filter(|_| planned.via.is_qemu()) {
+            arguments.push(("-blockdev", blockdev(planned, disk)));
+        }
+        arguments.push(("-device", controller(planned, disks.first().copied())));
+        if planned.is_scsi && planned.via.is_qemu() {
+            for disk in disks {
+                arguments.push(("-device", scsi_disk(planned, disk)));
+            }
+        }
+        arguments
+    }
+
+    fn chardev(&self, planned: &PlannedDevice, socket: &Path) -> String {
+        let qemu = self.options.qemu;
+        let reconnect = match (planned.is_scsi, qemu.is_at_least(9, 2)) {
+            (true, _) if !qemu.is_at_least(8, 2) => "",
+            (_, true) => ",reconnect-ms=1000",
+            (_, false) => ",reconnect=1",
+        };
+        let path = qemu_value(&socket.display().to_string());
+        format!("socket,id={}-socket,path={path}{reconnect}", planned.id)
+    }
+}
+
+/// What is not a disk.
+fn machine(options: &PlanOptions, is_shared: bool) -> Vec<String> {
+    let memory = options.memory_mib;
+    let mut arguments: Vec<String> = ["-nodefaults", "-no-user-config", "-name"]
+        .map(str::to_owned)
+        .to_vec();
+    arguments.push(options.name.clone());
+    let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
+    if let Some(uuid) = &options.uuid {
+        add("-uuid", uuid.clone());
+    }
+    let backend = if is_shared { ",memory-backend=mem" } else { "" };
+    add("-machine", format!("{}{backend}", options.machine.word()));
+    for accelerator in &options.accelerators {
+        add("-accel", accelerator.clone());
+    }
+    add("-cpu", options.cpu.clone());
+    add("-smp", options.cpus.to_string());
+    add("-m", format!("{memory}M"));
+    if is_shared {
+        add(
+            "-object",
+            format!("memory-backend-memfd,id=mem,size={memory}M,share=on"),
+        );
+    }
+    arguments
+}
+
+fn boot(options: &PlanOptions) -> Vec<String> {
+    let mut arguments = Vec::new();
+    if let Some(kernel) = &options.kernel {
+        arguments.extend(["-kernel".to_owned(), kernel.image.display().to_string()]);
+        if let Some(initrd) = &kernel.initrd {
+            arguments.extend(["-initrd".to_owned(), initrd.display().to_string()]);
+        }
+        if !kernel.append.is_empty() {
+            arguments.extend(["-append".to_owned(), kernel.append.clone()]);
+        }
+    }
+    arguments
+}
+
+/// The device that the guest sees: a virtio-blk disk, or a virtio-scsi controller.
+fn controller(planned: &PlannedDevice, disk: Option<&PlannedDisk>) -> String {
+    let is_lunette = planned.via == Via::Lunette;
+    let driver = match (planned.is_scsi, is_lunette) {
+        (false, true) => "vhost-user-blk-pci",
+        (false, false) => "virtio-blk-pci",
+        (true, true) => "vhost-user-scsi-pci",
+        (true, false) => "virtio-scsi-pci",
+    };
+    let (queues, queue_size) = match planned.is_scsi {
+        true => ("num_queues", "virtqueue_size"),
+        false => ("num-queues", "queue-size"),
+    };
+    let mut properties = vec![property("id", &planned.id)];
+    match (is_lunette, planned.is_scsi, disk) {
+        (true, _, _) => properties.push(property("chardev", format!("{}-socket", planned.id))),
+        (false, false, Some(disk)) => {
+            properties.push(property("drive", format!("{}-node", disk.name)));
+            if let Some(serial) = &disk.serial {
+                properties.push(property("serial", serial));
+            }
+        }
+        _ => {}
+    }
+    properties.push(property(queues, planned.queues));
+    if let Some(size) = planned.queue_size {
+        properties.push(property(queue_size, size));
+    }
+    if let Some(commands) = planned.cmd_per_lun {
+        properties.push(property("cmd_per_lun", commands));
+    }
+    if planned.packed {
+        properties.push(property("packed", "on"));
+    }
+    if let Some(ioeventfd) = planned.ioeventfd {
+        properties.push(property("ioeventfd", on_off(ioeventfd)));
+    }
+    if let (Some(thread), false) = (planned.iothreads.first(), planned.is_mapped) {
+        properties.push(property("iothread", thread));
+    }
+    if planned.boots {
+        properties.push(property("bootindex", 0));
+    }
+    properties.extend(planned.address.properties());
+    match planned.is_mapped {
+        true => mapped(driver, properties, &planned.iothreads),
+        false => device(driver, properties),
+    }
+}
+
+/// A device whose queues are spread over threads: a list, which only QEMU's JSON form can say.
+fn mapped(driver: &str, properties: Properties, threads: &[String]) -> String {
+    let mut object = Map::new();
+    object.insert("driver".to_owned(), json!(driver));
+    for (key, value) in properties {
+        let value = match value.parse::<u64>() {
+            Ok(number) => json!(number),
+            Err(_) if value == "on" => Value::Bool(true),
+            Err(_) if value == "off" => Value::Bool(false),
+            Err(_) => json!(value),
+        };
+        object.insert(key, value);
+    }
+    let threads: Vec<Value> = threads
+        .iter()
+        .map(|thread| json!({"iothread": thread}))
+        .collect();
+    object.insert("iothread-vq-mapping".to_owned(), Value::Array(threads));
+    Value::Object(object).to_string()
+}
+
+fn scsi_disk(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
+    let Place::Scsi { target, lun, .. } = disk.place else {
+        return String::new();
+    };
+    let mut properties = vec![
+        property("id", &disk.name),
+        property("bus", format!("{}.0", planned.id)),
+        property("channel", 0),
+        property("scsi-id", target),
+        property("lun", lun),
+        property("drive", format!("{}-node", disk.name)),
+    ];
+    if let Some(serial) = &disk.serial {
+        properties.push(property("serial", serial));
+    }
+    if let Some(wwn) = disk.wwn {
+        properties.push(property("wwn", format!("0x{wwn:016x}")));
+    }
+    if disk.removable {
+        properties.push(property("removable", "on"));
+    }
+    device("scsi-hd", properties)
+}
+
+/// What QEMU opens for a disk of its own device.
+fn blockdev(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
+    let path = disk.medium.path().unwrap_or(Path::new(""));
+    let path = qemu_value(&path.display().to_string());
+    let is_device = matches!(disk.medium, Medium::Block { .. });
+    let driver = if is_device { "host_device" } else { "file" };
+    let cache = match disk.medium.is_direct() {
+        true => "cache.direct=on,",
+        false => "",
+    };
+    let discard = "discard=unmap";
+    match &disk.medium {
+        Medium::System(system) if system.is_qcow2 => format!(
+            "qcow2,node-name={}-node,{discard},file.driver=file,file.{cache}file.aio={},file.{discard},file.filename={path}",
+            disk.name,
+            planned.aio.word()
+        ),
+        _ => format!(
+            "{driver},node-name={}-node,{cache}aio={},{discard},filename={path}",
+            disk.name,
+            planned.aio.word()
+        ),
+    }
+}

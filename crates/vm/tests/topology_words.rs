@@ -1,0 +1,390 @@
+//! Words of a topology, and the command lines that they become: literal, as users see them.
+#![forbid(unsafe_code)]
+
+use vm::topology::{
+    Aio, Backing, GuestKernel, MachineType, Plan, PlanOptions, QemuVersion, Shape, SystemDisk,
+    Topology, Via,
+};
+
+fn options() -> PlanOptions {
+    PlanOptions {
+        name: "g".to_owned(),
+        seed: "a machine".to_owned(),
+        accelerators: vec!["kvm".to_owned()],
+        memory_mib: 512,
+        kernel: Some(GuestKernel {
+            image: "/boot/vmlinuz".into(),
+            initrd: Some("/boot/initrd".into()),
+            append: "console=ttyS0".to_owned(),
+        }),
+        ..PlanOptions::default()
+    }
+}
+
+fn plan(words: &str) -> Plan {
+    plan_with(words, options())
+}
+
+fn plan_with(words: &str, options: PlanOptions) -> Plan {
+    let topology = words.parse::<Topology>().unwrap();
+    Plan::new(&topology, options).unwrap()
+}
+
+/// QEMU's arguments between those of the machine and those of the console.
+fn devices(plan: &Plan) -> Vec<String> {
+    let arguments = plan.qemu_arguments();
+    let start = arguments
+        .iter()
+        .position(|argument| argument == "-m")
+        .unwrap();
+    let end = arguments
+        .iter()
+        .position(|argument| argument == "-display")
+        .unwrap();
+    let pairs = arguments[start + 2..end].chunks(2);
+    pairs.map(|pair| pair.join(" ")).collect()
+}
+
+#[test]
+fn words_are_read_with_all_their_options() {
+    let topology = Topology::parse(&[
+        "scsi:4x1,queues=2,removable=2,cmd_per_lun=64,virtqueue-size=128",
+        "blk:3,packed,via=qemu-iothread,aio=io_uring,backing=file:/v,size=2G",
+        "backing=ram:700M",
+    ])
+    .unwrap();
+    let [scsi, blk] = &topology.groups[..] else {
+        panic!("{topology:?}");
+    };
+    let four_targets = Shape::Scsi {
+        targets: 4,
+        luns: 1,
+    };
+    assert_eq!(scsi.shape, four_targets);
+    assert_eq!((scsi.queues, scsi.removable), (Some(2), 2));
+    assert_eq!((scsi.cmd_per_lun, scsi.queue_size), (Some(64), Some(128)));
+    assert_eq!((scsi.via, &scsi.backing), (Via::Lunette, &Backing::Ram));
+    assert_eq!(scsi.size, Some(700 << 20));
+    assert_eq!(blk.shape, Shape::Blk { count: 3 });
+    assert_eq!((blk.via, blk.packed), (Via::QemuIothread, true));
+    assert_eq!(blk.aio, Some(Aio::IoUring));
+    assert_eq!(blk.backing, Backing::File("/v".into()));
+    assert_eq!(blk.size, Some(2 << 30));
+}
+
+#[test]
+fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
+    let cases = [
+        (
+            "disk:4",
+            "disk:4: not a word of a topology; allowed are scsi:TARGETSxLUNS, blk:COUNT, via=WHO and backing=WHAT; \
+             hint: scsi:4x1,queues=2 or blk:4 via=qemu",
+        ),
+        (
+            "scsi:4",
+            "scsi:4: \"4\" is no arrangement; it is TARGETSxLUNS; hint: scsi:4x1 has four targets of one LUN, scsi:1x4 one \
+             target of four LUNs",
+        ),
+        (
+            "scsi:257x1",
+            "scsi:257x1: TARGETS is \"257\"; allowed are 1 to 256; hint: a whole number, such as 4",
+        ),
+        (
+            "blk:+4",
+            "blk:+4: COUNT is \"+4\"; allowed are 1 to 4096; hint: a whole number, such as 4",
+        ),
+        (
+            "blk:4 via=vhost",
+            "via=vhost: via is \"vhost\"; allowed are lunette, qemu, qemu-iothread; hint: via=lunette",
+        ),
+        (
+            "blk:4,queus=2",
+            "blk:4,queus=2: the key \"queus\" is unknown or given twice; allowed are queues, virtqueue_size, packed, via, \
+             backing, size, aio, ioeventfd, iothread_vq_mapping, and for scsi removable and cmd_per_lun; \
+             hint: scsi:4x1,queues=2,cmd_per_lun=64",
+        ),
+        (
+            "blk:1 backing=ram:7X",
+            "backing=ram:7X: the size is \"7X\"; allowed are multiples of 4096 bytes, with K, M, G or T (powers of 1024); \
+             hint: 700M",
+        ),
+        (
+            "blk:1 backing=disk",
+            "backing=disk: backing is \"disk\"; allowed are ram:SIZE, file:FOLDER, tmpfs:FOLDER, block:DEVICE+DEVICE and \
+             daemon:DISK+DISK; hint: backing=ram:700M",
+        ),
+        (
+            "blk:3,backing=block:/dev/sdb+/dev/sdc",
+            "blk:3,backing=block:/dev/sdb+/dev/sdc: 3 disks, but backing names 2; hint: name one for each disk, with + \
+             between them",
+        ),
+        (
+            "blk:1,via=qemu,backing=ram:1M",
+            "blk:1,via=qemu,backing=ram:1M: backing=ram is memory of Lunette's daemon, which QEMU does not reach; \
+             hint: backing=tmpfs:/dev/shm serves both ways",
+        ),
+        (
+            "blk:1,aio=native",
+            "blk:1,aio=native: aio is for devices of QEMU's own, these are Lunette's; hint: add via=qemu or \
+             via=qemu-iothread, or leave it away",
+        ),
+        (
+            "blk:1,removable=1",
+            "blk:1,removable=1: removable and cmd_per_lun are for scsi: virtio-blk has neither; hint: scsi:4x1,removable=2",
+        ),
+        (
+            "blk:1 via=qemu via=lunette",
+            "via=lunette: via is given twice for all groups; hint: give one group its own, as in blk:2,via=lunette",
+        ),
+        (
+            "via=qemu",
+            "TOPOLOGY: no word describes disks; hint: scsi:4x1 is one controller with four targets, blk:4 four virtio-blk \
+             devices",
+        ),
+    ];
+    for (words, wanted) in cases {
+        let error = words.parse::<Topology>().unwrap_err();
+        assert_eq!(error.to_string(), wanted, "{words}");
+    }
+}
+
+#[test]
+fn a_whole_command_line_boots_two_virtio_blk_disks() {
+    let plan = plan("blk:2,queues=2,packed,virtqueue_size=256");
+    assert_eq!(
+        plan.qemu_text(),
+        "qemu-system-x86_64 \\
+    -nodefaults \\
+    -no-user-config \\
+    -name g \\
+    -machine q35,memory-backend=mem \\
+    -accel kvm \\
+    -cpu max \\
+    -smp 2 \\
+    -m 512M \\
+    -object memory-backend-memfd,id=mem,size=512M,share=on \\
+    -chardev socket,id=d0-socket,path=/tmp/d0.sock,reconnect=1 \\
+    -device vhost-user-blk-pci,id=d0,chardev=d0-socket,num-queues=2,queue-size=256,packed=on,bus=pcie.0,addr=0x1 \\
+    -chardev socket,id=d1-socket,path=/tmp/d1.sock,reconnect=1 \\
+    -device vhost-user-blk-pci,id=d1,chardev=d1-socket,num-queues=2,queue-size=256,packed=on,bus=pcie.0,addr=0x2 \\
+    -display none \\
+    -serial mon:stdio \\
+    -kernel /boot/vmlinuz \\
+    -initrd /boot/initrd \\
+    -append console=ttyS0
+"
+    );
+}
+
+#[test]
+fn one_controller_has_all_targets() {
+    let plan = plan("scsi:4x1,queues=2,cmd_per_lun=64,virtqueue_size=128");
+    assert_eq!(
+        devices(&plan),
+        [
+            "-object memory-backend-memfd,id=mem,size=512M,share=on",
+            "-chardev socket,id=c0-socket,path=/tmp/c0.sock",
+            "-device vhost-user-scsi-pci,id=c0,chardev=c0-socket,num_queues=2,virtqueue_size=128,cmd_per_lun=64,\
+             bus=pcie.0,addr=0x1"
+        ]
+    );
+    let addresses = plan.disks.iter().map(|disk| disk.guest.scsi.as_deref());
+    let wanted = ["0:0:0:0", "0:0:1:0", "0:0:2:0", "0:0:3:0"];
+    assert!(addresses.eq(wanted.map(Some)));
+}
+
+#[test]
+fn qemu_serves_the_same_disks_itself() {
+    let plan = plan("scsi:1x2,removable=1,queues=4,via=qemu-iothread blk:1,via=qemu,ioeventfd=off");
+    let [first, second, third] = &plan.disks[..] else {
+        panic!("{:?}", plan.disks);
+    };
+    let (serial, wwn) = (
+        first.serial.as_deref().unwrap(),
+        format!("{:016x}", first.wwn.unwrap()),
+    );
+    let (serial2, wwn2) = (
+        second.serial.as_deref().unwrap(),
+        format!("{:016x}", second.wwn.unwrap()),
+    );
+    let serial3 = third.serial.as_deref().unwrap();
+    assert_eq!(
+        devices(&plan),
+        [
+            "-object iothread,id=iothread1".to_owned(),
+            "-blockdev file,node-name=d0-node,aio=threads,discard=unmap,filename=/dev/shm/g-d0.raw"
+                .to_owned(),
+            "-blockdev file,node-name=d1-node,aio=threads,discard=unmap,filename=/dev/shm/g-d1.raw"
+                .to_owned(),
+            "-device virtio-scsi-pci,id=c0,num_queues=4,iothread=iothread1,bus=pcie.0,addr=0x1"
+                .to_owned(),
+            format!(
+                "-device scsi-hd,id=d0,bus=c0.0,channel=0,scsi-id=0,lun=0,drive=d0-node,serial={serial},wwn=0x{wwn},removable=on"
+            ),
+            format!(
+                "-device scsi-hd,id=d1,bus=c0.0,channel=0,scsi-id=0,lun=1,drive=d1-node,serial={serial2},wwn=0x{wwn2}"
+            ),
+            "-blockdev file,node-name=d2-node,aio=threads,discard=unmap,filename=/dev/shm/g-d2.raw"
+                .to_owned(),
+            format!(
+                "-device virtio-blk-pci,id=d2,drive=d2-node,serial={serial3},num-queues=2,ioeventfd=off,bus=pcie.0,addr=0x2"
+            ),
+        ]
+    );
+    assert!(
+        plan.qemu_text()
+            .starts_with("[ -e /dev/shm/g-d0.raw ] || truncate -s 268435456 /dev/shm/g-d0.raw\n")
+    );
+}
+
+#[test]
+fn queues_are_spread_over_threads_where_qemu_can() {
+    let words = "blk:1,queues=4,via=qemu-iothread,iothread-vq-mapping=2,backing=file:/v";
+    let old = Plan::new(&words.parse().unwrap(), options()).unwrap_err();
+    assert_eq!(
+        old.to_string(),
+        format!(
+            "{words}: iothread_vq_mapping needs QEMU 9.0, this is 7.2; hint: --qemu-version 10.0 plans for a later one; \
+             without iothread_vq_mapping each device has one thread"
+        )
+    );
+    let qemu = QemuVersion::parse("QEMU emulator version 9.0.2 (Debian)").unwrap();
+    let plan = plan_with(words, PlanOptions { qemu, ..options() });
+    let lines = devices(&plan);
+    assert_eq!(
+        lines[..3],
+        [
+            "-object iothread,id=iothread1",
+            "-object iothread,id=iothread2",
+            "-blockdev file,node-name=d0-node,cache.direct=on,aio=native,discard=unmap,filename=/v/g-d0.raw"
+        ]
+    );
+    let device: serde_json::Value =
+        serde_json::from_str(lines[3].strip_prefix("-device ").unwrap()).unwrap();
+    assert_eq!(device["driver"], "virtio-blk-pci");
+    assert_eq!(device["num-queues"], 4);
+    let mapping = r#"[{"iothread":"iothread1"},{"iothread":"iothread2"}]"#;
+    assert_eq!(device["iothread-vq-mapping"].to_string(), mapping);
+}
+
+#[test]
+fn later_versions_reconnect_both_transports() {
+    let chardevs = |version: &str| {
+        let qemu = QemuVersion::parse(version).unwrap();
+        let plan = plan_with("blk:1 scsi:1x1", PlanOptions { qemu, ..options() });
+        let lines = devices(&plan).into_iter();
+        let lines = lines.filter(|line| line.starts_with("-chardev"));
+        lines
+            .map(|line| line.split(".sock").nth(1).unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(chardevs("7.2"), [",reconnect=1", ""]);
+    assert_eq!(chardevs("8.2"), [",reconnect=1", ",reconnect=1"]);
+    assert_eq!(
+        chardevs("10.0.3"),
+        [",reconnect-ms=1000", ",reconnect-ms=1000"]
+    );
+}
+
+#[test]
+fn the_system_disk_is_the_first_one() {
+    let system = SystemDisk {
+        path: "/v/system.qcow2".into(),
+        is_qcow2: true,
+        by_lunette: false,
+    };
+    let options = PlanOptions {
+        system: Some(system),
+        ..options()
+    };
+    let plan = plan_with("blk:4", options);
+    let names: Vec<_> = plan
+        .disks
+        .iter()
+        .map(|disk| disk.guest.device.as_deref().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        ["/dev/vda", "/dev/vdb", "/dev/vdc", "/dev/vdd", "/dev/vde"]
+    );
+    let lines = devices(&plan);
+    assert_eq!(
+        lines[1],
+        "-blockdev qcow2,node-name=system-node,discard=unmap,file.driver=file,file.cache.direct=on,file.aio=native,\
+         file.discard=unmap,file.filename=/v/system.qcow2"
+    );
+    assert!(
+        lines[2].contains("bootindex=0,bus=pcie.0,addr=0x1"),
+        "{}",
+        lines[2]
+    );
+}
+
+#[test]
+fn more_devices_than_slots_sit_behind_ports() {
+    let plan = plan("blk:40");
+    let lines = devices(&plan);
+    assert_eq!(plan.budget.ports, 2);
+    assert_eq!(
+        lines[1..3],
+        [
+            "-device pcie-root-port,id=port1,bus=pcie.0,addr=0x1d,chassis=1",
+            "-device pcie-root-port,id=port2,bus=pcie.0,addr=0x1e,chassis=2"
+        ]
+    );
+    assert!(lines.iter().any(|line| {
+        line.ends_with("chardev=d28-socket,num-queues=2,bus=port1,addr=0x0.0x0,multifunction=on")
+    }));
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.ends_with("chardev=d29-socket,num-queues=2,bus=port1,addr=0x0.0x1"))
+    );
+    let pc = PlanOptions {
+        machine: MachineType::Pc,
+        ..options()
+    };
+    let lines = devices(&plan_with("blk:40", pc));
+    assert_eq!(
+        lines[1],
+        "-device pci-bridge,id=port1,bus=pci.0,addr=0x1f,chassis_nr=1,shpc=off"
+    );
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.ends_with("bus=port1,addr=0x0"))
+    );
+}
+
+#[test]
+fn names_in_the_guest_follow_from_serial_number_and_place() {
+    let plan = plan("blk:1 scsi:2x300");
+    let blk = &plan.disks[0];
+    let serial = blk.serial.as_deref().unwrap();
+    assert!(serial.starts_with("d0-") && serial.len() == 15, "{serial}");
+    assert_eq!(blk.guest.by_id, [format!("virtio-{serial}")]);
+    assert_eq!(
+        blk.guest.by_path,
+        ["pci-0000:00:01.0", "virtio-pci-0000:00:01.0"]
+    );
+    let last = plan.disks.last().unwrap();
+    let wwn = last.wwn.unwrap();
+    assert_eq!(wwn >> 60, 3);
+    assert_eq!(
+        last.guest.by_id,
+        [format!("scsi-3{wwn:016x}"), format!("wwn-0x{wwn:016x}")]
+    );
+    // LUN 299 with the bits of its addressing method.
+    assert_eq!(last.guest.scsi.as_deref(), Some("0:0:1:16683"));
+    assert_eq!(last.guest.by_path, ["pci-0000:00:02.0-scsi-0:0:1:16683"]);
+    assert_eq!(last.guest.device, None);
+    let other = plan_with(
+        "blk:1",
+        PlanOptions {
+            seed: "another machine".to_owned(),
+            ..options()
+        },
+    );
+    assert_ne!(other.disks[0].serial, blk.serial);
+    assert_ne!(other.disks[0].wwn, blk.wwn);
+}
