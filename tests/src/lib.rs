@@ -9,10 +9,12 @@ pub mod http;
 pub mod idle;
 pub mod initiator;
 pub mod rig;
+pub mod user_guests;
 
 pub use idle::ensure_idle;
 pub use initiator::IscsiSession;
 pub use rig::Rig;
+pub use user_guests::UserGuests;
 
 pub use anyhow::{Context, Result, bail, ensure};
 pub use vm::{Daemon, DaemonBuilder, Guest, GuestBuilder, Profile, Scratch};

@@ -255,8 +255,12 @@ fn units_pages_and_completions_are_installed_and_removed_again() -> Result<()> {
         let built = program.with_file_name(name);
         std::fs::copy(built, target.join("release").join(name))?;
     }
+    let agent = target.join("guest-agent/x86_64-unknown-linux-gnu/release");
+    std::fs::create_dir_all(&agent)?;
+    std::fs::copy(vm::guest_program()?, agent.join("guest-agent"))?;
     make("install", &prefix, &target)?;
     for file in [
+        "libexec/lunette/guest-agent",
         "lib/sysusers.d/lunette.conf",
         "lib/tmpfiles.d/lunette.conf",
         "share/man/man1/lunette.1",

@@ -76,7 +76,7 @@ pub enum Command {
     /// Look at iSCSI targets, and copy their disks, without a driver
     #[command(disable_help_flag = true, after_help = AFTER_ISCSI)]
     Iscsi(LabArguments),
-    /// Plan guests whose disks are Lunette's, or QEMU's to compare with (the program lunette-lab runs this)
+    /// Plan and run guests whose disks are Lunette's, or QEMU's to compare with (the program lunette-lab runs this)
     #[command(disable_help_flag = true, after_help = AFTER_VM)]
     Vm(LabArguments),
     /// Serve one file as virtio-blk, as QEMU and libvirt start a back end
@@ -352,8 +352,10 @@ Holds until the daemon ends; `lunette serve --log FILTER` sets the first one.
 Parts are the names in front of log lines: vhost_user, virtio_scsi, iscsi_target, daemon, ...";
 
 const AFTER_VM: &str = "\
-Example:
-    lunette vm plan scsi:4x1,queues=2 blk:1";
+Examples:
+    lunette vm plan scsi:4x1,queues=2 blk:1
+    lunette vm run --detach --name guest1 blk:2 backing=ram:256M
+    lunette vm exec guest1 'cat /proc/partitions'";
 
 const AFTER_BENCH: &str = "\
 lunette bench --help shows its options. It needs the program lunette-lab, beside lunette or in PATH.

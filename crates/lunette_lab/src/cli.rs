@@ -7,7 +7,7 @@ use crate::bench::BenchArguments;
 use crate::iscsi::IscsiArguments;
 use crate::vm::VmCommand;
 
-/// Measures block devices of virtual machines, and plans guests that use them.
+/// Measures block devices of virtual machines, and runs guests that use them.
 #[derive(Debug, Parser)]
 #[command(
     name = "lunette-lab",
@@ -30,7 +30,8 @@ const AFTER: &str = "\
 `lunette bench ...` runs `lunette-lab bench ...`, and `lunette vm ...` likewise, from beside itself or from PATH.
 
   lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32 --cpus 0
-  lunette vm plan scsi:4x1,queues=2";
+  lunette vm plan scsi:4x1,queues=2
+  lunette vm run scsi:4x1,queues=2 backing=ram:256M";
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -39,7 +40,7 @@ pub enum Command {
     Bench(Box<BenchArguments>),
     /// Look at iSCSI targets, and copy their disks, without a driver
     Iscsi(Box<IscsiArguments>),
-    /// Plan guests whose disks are Lunette's, or QEMU's to compare with
+    /// Plan and run guests whose disks are Lunette's, or QEMU's to compare with
     Vm(VmCommand),
     /// Print a shell's completion script for lunette-lab
     #[command(after_help = AFTER_COMPLETION)]

@@ -109,7 +109,7 @@ if [ -n \"$root\" ] && [ -e /modules/virtio_blk.ko ]; then
 fi
 if grep -q lunette.user /proc/cmdline; then
     hostname $(sed -n 's/.*lunette.user=\\([^ ]*\\).*/\\1/p' /proc/cmdline)
-    [ ! -e /sys/bus/virtio/drivers/virtiofs ] || mount -t virtiofs share /share 2>/dev/null || rmdir /share
+    if grep -q lunette.share /proc/cmdline; then mount -t virtiofs share /share; fi
     if grep -q lunette.net=user /proc/cmdline; then
         ip link set eth0 up; ip address add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2
         echo nameserver 10.0.2.3 > /etc/resolv.conf

@@ -16,6 +16,13 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
+/// Ends every wait as one of them would.
+pub fn interrupt() {
+    INTERRUPTED
+        .get_or_init(Arc::default)
+        .store(true, Ordering::Relaxed);
+}
+
 /// Has one of them come?
 pub fn interrupted() -> bool {
     INTERRUPTED

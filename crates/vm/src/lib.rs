@@ -39,7 +39,7 @@ pub use firmware::{READ_WHOLE, bios_image, efi_image};
 pub use guest::{Guest, GuestBuilder};
 pub use initiator::RemoteTarget;
 pub use initramfs::user_command_line;
-pub use interrupt::{interrupted, watch};
+pub use interrupt::{interrupt, interrupted, watch};
 pub use places::{guest_directory, tool, use_data_folder, workspace};
 pub use process::{Process, wait_until};
 pub use qmp::Qmp;

@@ -1,16 +1,18 @@
 //! A client for QEMU's machine protocol: one command, one answer; events in between are skipped.
 
 use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An open monitor.
 pub struct Qmp {
     reader: BufReader<UnixStream>,
     writer: UnixStream,
+    deleted: Vec<String>,
 }
 
 impl Qmp {
@@ -22,6 +24,7 @@ impl Qmp {
         let mut qmp = Qmp {
             reader: BufReader::new(writer.try_clone()?),
             writer,
+            deleted: Vec::new(),
         };
         qmp.message()?;
         qmp.command("qmp_capabilities", json!({}))?;
@@ -55,6 +58,31 @@ impl Qmp {
         }
     }
 
+    /// Waits for a device's end; `false` when it has not come in time.
+    pub fn wait_for_deletion(&mut self, id: &str, limit: Duration) -> Result<bool> {
+        let end = Instant::now() + limit;
+        loop {
+            if self.deleted.iter().any(|deleted| deleted == id) {
+                self.deleted.retain(|deleted| deleted != id);
+                return Ok(true);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || !self.is_readable(left)? {
+                return Ok(false);
+            }
+            self.message()?;
+        }
+    }
+
+    fn is_readable(&self, limit: Duration) -> Result<bool> {
+        if !self.reader.buffer().is_empty() {
+            return Ok(true);
+        }
+        let mut polled = [PollFd::new(&self.writer, PollFlags::IN)];
+        let limit = Timespec::try_from(limit)?;
+        Ok(poll(&mut polled, Some(&limit))? > 0)
+    }
+
     fn message(&mut self) -> Result<Value> {
         let mut line = String::new();
         if self
@@ -65,6 +93,13 @@ impl Qmp {
         {
             bail!("QEMU closed its monitor");
         }
-        Ok(serde_json::from_str(&line)?)
+        let message: Value = serde_json::from_str(&line)?;
+        if message["event"] == "DEVICE_DELETED"
+            && let Some(id) = message["data"]["device"].as_str()
+        {
+            // It may come before the answer to what brought it about.
+            self.deleted.push(id.to_owned());
+        }
+        Ok(message)
     }
 }

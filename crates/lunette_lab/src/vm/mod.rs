@@ -1,13 +1,23 @@
 //! `lunette vm`: guests whose disks come through Lunette, or through QEMU's own devices to compare with. One file for each
-//! subcommand.
+//! subcommand, or for a few that belong together.
 
+mod console;
+mod copy;
+mod exec;
 mod guest;
+mod list;
 mod plan;
+mod plug;
+mod run;
+mod running_daemon;
+mod setup;
+mod stop;
+mod watch;
 
 use clap::{Args, Subcommand};
-use cli_common::Outcome;
+use cli_common::{Failure, Outcome};
 
-pub use guest::GuestArguments;
+pub use guest::{GuestArguments, mistake};
 
 /// `lunette vm`
 #[derive(Debug, Args)]
@@ -21,18 +31,68 @@ pub struct VmCommand {
 enum Action {
     /// Print how to serve and start a guest with these disks, and what it will call them
     Plan(Box<plan::PlanArguments>),
+    /// Bring the small system that guests boot
+    Setup(setup::SetupArguments),
+    /// Run a guest with these disks, and its daemon
+    Run(Box<run::RunArguments>),
+    /// List the guests of this user
+    List(list::ListArguments),
+    /// Run a command in a guest
+    Exec(exec::ExecArguments),
+    /// Copy a file into a guest, or out of it
+    Copy(copy::CopyArguments),
+    /// Look at a guest's console, and type there
+    Console(console::ConsoleArguments),
+    /// Ask QEMU's monitor
+    Monitor(console::MonitorArguments),
+    /// Plug a disk into a guest that runs
+    Plug(plug::PlugArguments),
+    /// Take a plugged disk away
+    Unplug(plug::UnplugArguments),
+    /// Power a guest off
+    Stop(stop::StopArguments),
+    /// Reboot a guest
+    Reboot(stop::StopArguments),
+    /// Take a guest's power away
+    Kill(stop::KillArguments),
+    /// Clean up after a guest
+    #[command(hide = true)]
+    Watch(watch::WatchArguments),
 }
 
 const AFTER: &str = "\
-Example:
-    lunette vm plan scsi:4x1,queues=2 blk:1";
+Examples:
+    lunette vm plan scsi:4x1,queues=2 blk:1
+    lunette vm setup
+    lunette vm run --detach --name guest1 scsi:4x1,queues=2 backing=ram:256M
+    lunette vm exec guest1 'cat /proc/partitions'
+    lunette vm stop guest1";
 
 /// Runs a subcommand.
 ///
 /// # Errors
 /// Why it failed.
 pub fn run(command: VmCommand) -> Outcome {
+    vm::use_data_folder().map_err(failed)?;
     match command.action {
         Action::Plan(arguments) => plan::run(&arguments),
+        Action::Setup(arguments) => setup::run(&arguments),
+        Action::Run(arguments) => run::run(&arguments),
+        Action::List(arguments) => list::run(&arguments),
+        Action::Exec(arguments) => exec::run(arguments),
+        Action::Copy(arguments) => copy::run(&arguments),
+        Action::Console(arguments) => console::console(&arguments),
+        Action::Monitor(arguments) => console::monitor(&arguments),
+        Action::Plug(arguments) => plug::plug(&arguments),
+        Action::Unplug(arguments) => plug::unplug(&arguments),
+        Action::Stop(arguments) => stop::stop(&arguments),
+        Action::Reboot(arguments) => stop::reboot(&arguments),
+        Action::Kill(arguments) => stop::kill(&arguments),
+        Action::Watch(arguments) => watch::run(&arguments),
     }
+}
+
+/// An error with all its causes.
+fn failed(error: anyhow::Error) -> Failure {
+    Failure::because(format!("{error:#}"))
 }

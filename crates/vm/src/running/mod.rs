@@ -22,4 +22,4 @@ pub use supervisor::{
     AGENT_SOCKET, CONSOLE_SOCKET, Daemon as OwnDaemon, Expect, GuestEnd, MONITOR_SOCKET, Program,
     QMP_SOCKET, Recipe, Supervisor, ports, qemu_value,
 };
-pub use watcher::{Watcher, watch_parent};
+pub use watcher::{Watcher, terminate, watch_parent};

@@ -82,6 +82,9 @@ pub struct State {
     /// How often its agent has started.
     #[serde(default)]
     pub boots: u32,
+    /// How often a disk was plugged in.
+    #[serde(default)]
+    pub plugs: u32,
     /// What was plugged in since.
     #[serde(default)]
     pub plugged: Vec<Plugged>,
@@ -96,6 +99,12 @@ pub struct Plugged {
     pub disk: String,
     /// The device's root port, or the LUN's address.
     pub at: String,
+    /// The export of a virtio-blk disk.
+    pub export: String,
+    /// It was made for this, and goes with it.
+    pub is_new: bool,
+    /// QEMU serves it.
+    pub via_qemu: bool,
 }
 
 /// The folder of guests' folders.
@@ -399,6 +408,7 @@ mod tests {
             topology: "blk:1".to_owned(),
             started: 0,
             boots: 0,
+            plugs: 0,
             plugged: Vec::new(),
         }
     }

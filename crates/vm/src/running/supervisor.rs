@@ -276,6 +276,11 @@ impl Supervisor {
         self.console.tail(&self.state.name)
     }
 
+    /// Sends all away who look at the console.
+    pub fn close_console(&self) {
+        self.console.close();
+    }
+
     /// Ends everything and removes the folder.
     pub fn stop(mut self) -> Result<()> {
         self.end()
@@ -345,13 +350,14 @@ impl Supervisor {
     fn save(&mut self) -> Result<()> {
         let place = self.place()?.clone();
         place.change(|state| {
-            let plugged = std::mem::take(&mut state.plugged);
+            let (plugs, plugged) = (state.plugs, std::mem::take(&mut state.plugged));
             *state = self.state.clone();
-            state.plugged = plugged;
+            (state.plugs, state.plugged) = (plugs, plugged);
         })
     }
 
-    fn place(&self) -> Result<&Place> {
+    /// The guest's folder.
+    pub fn place(&self) -> Result<&Place> {
         let claim = self.claim.as_ref();
         Ok(&claim.context("the guest has ended")?.place)
     }

@@ -70,11 +70,10 @@ impl Watcher {
 
 /// The watcher's life: until its stdin is at its end, and a moment longer.
 pub fn watch_parent(registry: &Registry, name: &str) -> Result<()> {
-    let mut lines = String::new();
     // A line that was cut off by the end was about something that has not been made.
     let mut bytes = Vec::new();
     std::io::stdin().read_to_end(&mut bytes).unwrap_or_default();
-    lines.push_str(&String::from_utf8_lossy(&bytes));
+    let lines = String::from_utf8_lossy(&bytes);
     let group = std::process::id();
     kill_group(group, |_| true);
     delete_all(&lines);
@@ -100,6 +99,16 @@ fn delete_all(lines: &str) {
             let client = Client::new(Path::new(control));
             let _gone = client.change(Method::DELETE, &format!("{path}?force=true"), None);
         }
+    }
+}
+
+/// Asks a process to end, or kills it. It may have ended since it was looked up.
+pub fn terminate(pid: u32, by_force: bool) {
+    let signal = if by_force { Signal::KILL } else { Signal::TERM };
+    if let Some(number) = Pid::from_raw(pid as i32)
+        && let Ok(process) = pidfd_open(number, PidfdFlags::empty())
+    {
+        pidfd_send_signal(&process, signal).unwrap_or(());
     }
 }
 

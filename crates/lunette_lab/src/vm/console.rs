@@ -1,0 +1,92 @@
+//! `lunette vm console` and `lunette vm monitor`: a guest's terminal, and QEMU's.
+
+use std::io::Write;
+
+use clap::Args;
+use cli_common::{Failure, Outcome, say};
+use serde_json::{Value, json};
+use vm::Qmp;
+use vm::running::{Attached, CONSOLE_SOCKET, MONITOR_SOCKET, QMP_SOCKET, Registry, attach};
+
+use super::failed;
+
+/// `lunette vm console`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_CONSOLE)]
+pub struct ConsoleArguments {
+    /// The guest
+    name: String,
+}
+
+const AFTER_CONSOLE: &str = "\
+The last 64 KiB that the console has printed come first. Ctrl-] leaves it; the guest runs on. Several may look at one console.
+
+Example:
+    lunette vm console guest1";
+
+/// `lunette vm monitor`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_MONITOR)]
+pub struct MonitorArguments {
+    /// The guest
+    name: String,
+    /// One command of QEMU's monitor; without it the monitor itself, which Ctrl-] leaves
+    #[arg(value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+const AFTER_MONITOR: &str = "\
+Examples:
+    lunette vm monitor guest1 'info block'
+    lunette vm monitor guest1 info pci";
+
+/// Joins the terminal to a guest's console.
+///
+/// # Errors
+/// When there is none.
+pub fn console(arguments: &ConsoleArguments) -> Outcome {
+    let registry = Registry::open().map_err(failed)?;
+    let (place, _) = registry.find(&arguments.name).map_err(failed)?;
+    say(&format_args!(
+        "Ctrl-] leaves the console of {}",
+        arguments.name
+    ));
+    match attach(&place.file(CONSOLE_SOCKET)).map_err(failed)? {
+        Attached::Left => say(&format_args!("\nguest {} runs on", arguments.name)),
+        Attached::Ended => say(&format_args!("\nguest {} has ended", arguments.name)),
+    }
+    Ok(())
+}
+
+/// Runs a command of QEMU's monitor, or joins the terminal to it.
+///
+/// # Errors
+/// When there is no such command, or no monitor.
+pub fn monitor(arguments: &MonitorArguments) -> Outcome {
+    let registry = Registry::open().map_err(failed)?;
+    let (place, _) = registry.find(&arguments.name).map_err(failed)?;
+    if arguments.command.is_empty() {
+        say(&format_args!(
+            "Ctrl-] leaves the monitor of {}",
+            arguments.name
+        ));
+        attach(&place.file(MONITOR_SOCKET)).map_err(failed)?;
+        say(&"");
+        return Ok(());
+    }
+    let line = arguments.command.join(" ");
+    let mut qmp = Qmp::connect(&place.file(QMP_SOCKET)).map_err(failed)?;
+    let answer = qmp.command("human-monitor-command", json!({"command-line": line}));
+    let answer = answer.map_err(failed)?;
+    let text = answer
+        .as_str()
+        .map_or(Value::to_string(&answer), str::to_owned);
+    std::io::stdout().write_all(text.replace('\r', "").as_bytes())?;
+    match text.starts_with("unknown command") {
+        true => Err(Failure::because(format!(
+            "QEMU has no monitor command {line:?}; hint: lunette vm monitor {} help",
+            arguments.name
+        ))),
+        false => Ok(()),
+    }
+}

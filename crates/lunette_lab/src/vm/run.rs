@@ -1,0 +1,494 @@
+//! `lunette vm run`.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use cli_common::{Failure, Outcome, find_sibling, say};
+use vm::running::{
+    Attached, Expect, GuestEnd, MONITOR_SOCKET, OwnDaemon, Phase, Place, Program, Recipe, Registry,
+    State, Supervisor, attach, ports,
+};
+use vm::topology::{GuestKernel, MachineType, Plan, Topology};
+use vm::{Accelerator, setup, tool, user_command_line};
+
+use super::{GuestArguments, failed, mistake, running_daemon};
+
+/// `lunette vm run`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct RunArguments {
+    #[command(flatten)]
+    guest: GuestArguments,
+    /// Return when the guest is up, which then runs in the background
+    #[arg(long, help_heading = "Run")]
+    detach: bool,
+    /// Control socket of a running daemon that serves the guest's disks, instead of one of the guest's own
+    #[arg(long, value_name = "SOCKET", help_heading = "Run")]
+    control: Option<PathBuf>,
+    /// Append what the guest's console prints to this file
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
+    serial: Option<PathBuf>,
+    /// Join the terminal to QEMU's monitor instead of the guest's console
+    #[arg(long, value_enum, help_heading = "Run")]
+    monitor: Option<MonitorWord>,
+    /// Network of the guest
+    #[arg(long, value_enum, default_value = "none", help_heading = "Run")]
+    net: NetWord,
+    /// Hardware address of its network card
+    #[arg(long, value_name = "ADDRESS", value_parser = hardware_address, help_heading = "Run")]
+    mac: Option<String>,
+    /// Give the guest a balloon, by which the monitor's `balloon MIB` takes memory from it
+    #[arg(long, help_heading = "Run")]
+    balloon: bool,
+    /// Root ports of the q35 machine that stay free for `lunette vm plug`
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=16), help_heading = "Run")]
+    spare_ports: u32,
+    /// How long the guest's system may take to come up
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 240,
+        help_heading = "Run"
+    )]
+    boot_limit: u64,
+}
+
+/// Which network a guest has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum NetWord {
+    /// None
+    None,
+    /// QEMU's own, without privileges: the guest reaches what this machine reaches, as 10.0.2.15; this machine is 10.0.2.2
+    User,
+}
+
+/// Six bytes in hexadecimal, of a single station (IEEE 802, 8.2.2: the first byte's lowest bit is 0).
+fn hardware_address(text: &str) -> Result<String, String> {
+    let bytes: Vec<&str> = text.split(':').collect();
+    let is_byte = |byte: &&str| byte.len() == 2 && u8::from_str_radix(byte, 16).is_ok();
+    let first = u8::from_str_radix(bytes[0], 16).unwrap_or(1);
+    match bytes.len() == 6 && bytes.iter().all(is_byte) && first & 1 == 0 {
+        true => Ok(text.to_owned()),
+        false => Err("expected six bytes such as 52:54:00:12:34:56, the first one even".to_owned()),
+    }
+}
+
+/// Where QEMU's monitor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MonitorWord {
+    /// Here
+    Stdio,
+}
+
+const AFTER: &str = "\
+The guest runs until it powers off, Ctrl-] is typed, or this command gets a signal; with --detach until `lunette vm stop`. Its daemon
+ends with it, and nothing of either stays behind, however this command ends. Without --system or --kernel it boots the small
+system that `lunette vm setup` brings. KVM is used where a guest boots under it, else TCG; LUNETTE_ACCEL=kvm or tcg decides otherwise.
+
+Examples:
+
+  Four SCSI disks of memory, and a shell in the guest
+    lunette vm run scsi:4x1 backing=ram:256M
+
+  A guest in the background, and a command in it
+    lunette vm run --detach --name guest1 blk:2,queues=2
+    lunette vm exec guest1 'ls /sys/block'
+    lunette vm stop guest1
+
+  A disk of a daemon that runs already
+    lunette vm run blk:1,backing=daemon:d1 --control /run/lunette/control.sock
+
+  A system of one's own, beside whose disk there are four of Lunette's
+    lunette vm run blk:4 --system disk.qcow2 --memory 4G";
+
+/// Set for the process that runs a guest in the background.
+const BACKGROUND: &str = "LUNETTE_VM_BACKGROUND";
+/// What that process prints before it goes on alone.
+const READY: &str = "ready";
+
+/// Runs a guest.
+///
+/// # Errors
+/// Why it could not be run, or how it ended.
+pub fn run(arguments: &RunArguments) -> Outcome {
+    if std::env::var_os(BACKGROUND).is_some() {
+        return run_in_background(arguments);
+    }
+    if arguments.detach {
+        return detach(&arguments.guest.name);
+    }
+    vm::watch().map_err(failed)?;
+    let mut claimed = claim(arguments)?;
+    let ended = run_here(arguments, &mut claimed);
+    let stopped = claimed.supervisor.stop();
+    match ended.and_then(|end| stopped.map(|()| end)) {
+        Ok(GuestEnd::PoweredOff) => Ok(()),
+        Ok(GuestEnd::Interrupted) => Err(Failure::Interrupted),
+        Err(_) if vm::interrupted() => Err(Failure::Interrupted),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// In the foreground, with the console or the monitor on this terminal.
+fn run_here(arguments: &RunArguments, claimed: &mut Claimed) -> Result<GuestEnd> {
+    claimed.start(arguments)?;
+    let supervisor = &mut claimed.supervisor;
+    let socket = match arguments.monitor {
+        Some(MonitorWord::Stdio) => supervisor.place()?.file(MONITOR_SOCKET),
+        None => supervisor.console_socket()?,
+    };
+    say(&"Ctrl-] ends the guest");
+    let has_left = Arc::new(AtomicBool::new(false));
+    let left = Arc::clone(&has_left);
+    let (sender, attached) = mpsc::channel();
+    std::thread::spawn(move || {
+        if let Ok(Attached::Left) = attach(&socket) {
+            left.store(true, Ordering::Relaxed);
+            vm::interrupt();
+        }
+        // Nobody may wait for it any more.
+        sender.send(()).unwrap_or(());
+    });
+    let ended = supervisor
+        .wait_until_up()
+        .and_then(|()| supervisor.wait_for_end());
+    supervisor.close_console();
+    // The terminal is as it was when the thread has ended; one that hangs in a write is not waited for.
+    attached.recv_timeout(Duration::from_secs(2)).unwrap_or(());
+    match ended {
+        Ok(GuestEnd::Interrupted) if has_left.load(Ordering::Relaxed) => Ok(GuestEnd::PoweredOff),
+        ended => ended,
+    }
+}
+
+/// Starts this program again, in the background, and waits until the guest is up.
+fn detach(name: &str) -> Outcome {
+    vm::watch().map_err(failed)?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .env(BACKGROUND, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    // Its stdin ends with this process: until it is ready it ends with us.
+    let life = child.stdin.take();
+    let stdout = child.stdout.take();
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        let lines = stdout
+            .into_iter()
+            .flat_map(|stdout| BufReader::new(stdout).lines());
+        for line in lines.map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let mut said = Vec::new();
+    loop {
+        match lines.recv_timeout(Duration::from_millis(100)) {
+            Ok(line) if line == READY => {
+                println!("{name}");
+                return Ok(());
+            }
+            Ok(line) => match line.strip_prefix("say ") {
+                Some(line) => say(&line),
+                None => said.push(line),
+            },
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+        if vm::interrupted() {
+            drop(life);
+            child.wait()?;
+            return Err(Failure::Interrupted);
+        }
+    }
+    let status = child.wait()?;
+    if said.is_empty() {
+        said.push(format!("the process of guest {name} has ended, {status}"));
+    }
+    match status.code() {
+        Some(2) => Err(Failure::mistake(said.join("\n"))),
+        _ => Err(Failure::because(said.join("\n"))),
+    }
+}
+
+/// The process behind `--detach`: says what happens on stdout, and nothing any more once the guest is up.
+fn run_in_background(arguments: &RunArguments) -> Outcome {
+    vm::watch().map_err(failed)?;
+    // No terminal's signals.
+    rustix::process::setsid().map_err(|error| failed(error.into()))?;
+    let is_ready = Arc::new(AtomicBool::new(false));
+    let ready = Arc::clone(&is_ready);
+    std::thread::spawn(move || {
+        let mut nothing = Vec::new();
+        std::io::stdin()
+            .read_to_end(&mut nothing)
+            .unwrap_or_default();
+        if !ready.load(Ordering::Relaxed) {
+            vm::interrupt();
+        }
+    });
+    let outcome = claim(arguments).and_then(|mut claimed| {
+        let ended = run_alone(arguments, &mut claimed, &is_ready);
+        let stopped = claimed.supervisor.stop();
+        ended.and(stopped).map_err(failed)
+    });
+    if let Err(Failure::Reasons(reasons)) = &outcome {
+        let mut stdout = std::io::stdout();
+        for reason in reasons {
+            // Once the guest was up nobody reads.
+            writeln!(stdout, "{reason}").unwrap_or(());
+        }
+    }
+    outcome
+}
+
+fn run_alone(arguments: &RunArguments, claimed: &mut Claimed, is_ready: &AtomicBool) -> Result<()> {
+    claimed.start(arguments)?;
+    let supervisor = &mut claimed.supervisor;
+    supervisor.wait_until_up()?;
+    is_ready.store(true, Ordering::Relaxed);
+    // Who waited has gone: then nobody wants the guest.
+    let told = writeln!(std::io::stdout(), "{READY}");
+    told.context("nobody waits for the guest any more")?;
+    supervisor.wait_for_end().map(drop)
+}
+
+/// A guest whose name is taken, and the flags of its daemon.
+struct Claimed {
+    supervisor: Supervisor,
+    flags: Vec<String>,
+}
+
+impl Claimed {
+    /// Starts the guest, after what it needs in a daemon that runs already.
+    fn start(&mut self, arguments: &RunArguments) -> Result<()> {
+        if let Some(control) = &arguments.control {
+            let control = std::path::absolute(control)?;
+            running_daemon::add(&mut self.supervisor, &control, &self.flags)?;
+        }
+        self.supervisor.start()
+    }
+}
+
+/// Plans the guest and takes its name.
+fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
+    let registry = Registry::open().map_err(failed)?;
+    let name = &arguments.guest.name;
+    let place = registry.place(name).map_err(failed)?;
+    let (plan, accelerator) = plan(arguments, &place)?;
+    let recipe = recipe(arguments, &place, &plan, accelerator)?;
+    let state = &recipe.state;
+    let line = format!(
+        "guest {name}: {}, {} CPUs, {} MiB, {}",
+        state.accelerator, state.cpus, state.memory_mib, state.topology
+    );
+    match std::env::var_os(BACKGROUND) {
+        Some(_) => println!("say {line}"),
+        None => say(&line),
+    }
+    let mut watch = Command::new(std::env::current_exe()?);
+    watch.args(["vm", "watch", name]).env_remove(BACKGROUND);
+    Ok(Claimed {
+        supervisor: Supervisor::claim(&registry, recipe, watch).map_err(failed)?,
+        flags: plan.daemon_flags(),
+    })
+}
+
+fn recipe(
+    arguments: &RunArguments,
+    place: &Place,
+    plan: &Plan,
+    accelerator: Accelerator,
+) -> Result<Recipe, Failure> {
+    for (path, size) in plan.files_of_qemu() {
+        create(path, size).map_err(failed)?;
+    }
+    let control = match &arguments.control {
+        Some(control) => std::path::absolute(control)?,
+        None => place.file("control.sock"),
+    };
+    let daemon = match (plan.needs_daemon(), &arguments.control) {
+        (true, None) => Some(daemon(plan, place, &control)?),
+        _ => None,
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let options = &plan.options;
+    let has_agent = arguments.guest.system.is_none() && arguments.guest.initrd.is_none();
+    Ok(Recipe {
+        state: State {
+            name: options.name.clone(),
+            phase: Phase::Starting,
+            supervisor: 0,
+            group: 0,
+            qemu: None,
+            daemon: None,
+            control: plan.needs_daemon().then_some(control),
+            accelerator: accelerator.word().to_owned(),
+            machine: options.machine.word().to_owned(),
+            cpus: options.cpus,
+            memory_mib: options.memory_mib,
+            topology: arguments.guest.topology.join(" "),
+            started: now.map_or(0, |now| now.as_secs()),
+            boots: 0,
+            plugs: 0,
+            plugged: Vec::new(),
+        },
+        daemon,
+        helpers: Vec::new(),
+        qemu: Program {
+            path: tool(vm::topology::QEMU).map_err(failed)?,
+            arguments: plan.qemu_arguments(),
+        },
+        expect: match has_agent {
+            true => Expect::Agent(Duration::from_secs(arguments.boot_limit)),
+            false => Expect::Nothing,
+        },
+        serial: arguments.serial.clone(),
+        hint: boot_hint(arguments, accelerator),
+    })
+}
+
+fn boot_hint(arguments: &RunArguments, accelerator: Accelerator) -> String {
+    let again = match accelerator {
+        Accelerator::Kvm => "LUNETTE_ACCEL=tcg does without KVM",
+        Accelerator::Tcg => "a busy machine needs a longer --boot-limit",
+    };
+    match arguments.guest.kernel {
+        Some(_) => format!(
+            "--kernel alone needs virtio drivers that are built in, or an --initrd with its modules; {again}"
+        ),
+        None => format!("{again}; --serial FILE keeps all of the console"),
+    }
+}
+
+/// The plan with the guest's folder, its ports and what it boots.
+fn plan(arguments: &RunArguments, place: &Place) -> Result<(Plan, Accelerator), Failure> {
+    let guest = &arguments.guest;
+    let topology = Topology::parse(&guest.topology).map_err(mistake)?;
+    let accelerator = Accelerator::detect().map_err(failed)?;
+    let mut options = guest.options()?;
+    options.sockets = place.folder().to_owned();
+    if guest.accel.is_empty() {
+        options.accelerators = vec![accelerator.qemu_option().to_owned()];
+    }
+    if guest.system.is_none() && guest.initrd.is_none() {
+        let system = setup::user_system().map_err(failed)?;
+        options.kernel = Some(GuestKernel {
+            image: guest.kernel.clone().unwrap_or(system.kernel),
+            initrd: Some(system.initramfs),
+            append: match arguments.net {
+                NetWord::None => user_command_line(&guest.name),
+                NetWord::User => format!("{} lunette.net=user", user_command_line(&guest.name)),
+            },
+        });
+    }
+    options.reserved = vec!["agent-bus".to_owned()];
+    if arguments.balloon {
+        options.reserved.push("balloon".to_owned());
+    }
+    if arguments.net == NetWord::User {
+        options.reserved.push("net".to_owned());
+    }
+    if options.machine == MachineType::Q35 {
+        let spare = (1..=arguments.spare_ports).map(|number| format!("spare{number}"));
+        options.reserved.extend(spare);
+    }
+    let mut plan = Plan::new(&topology, options).map_err(mistake)?;
+    let mut console = Vec::new();
+    for (name, address) in &plan.reserved {
+        let properties = address.properties();
+        let properties = properties
+            .iter()
+            .map(|(key, value)| format!(",{key}={value}"));
+        let properties: String = properties.collect();
+        match name.as_str() {
+            "agent-bus" => console.extend(ports(place, &properties)),
+            "balloon" => {
+                console.push("-device".to_owned());
+                console.push(format!("virtio-balloon-pci,id=balloon{properties}"));
+            }
+            "net" => {
+                let mac = arguments.mac.as_ref();
+                let mac = mac.map_or(String::new(), |mac| format!(",mac={mac}"));
+                console.extend(["-netdev".to_owned(), "user,id=net".to_owned()]);
+                console.push("-device".to_owned());
+                console.push(format!(
+                    "virtio-net-pci,id=net-card,netdev=net,romfile={mac}{properties}"
+                ));
+            }
+            port => {
+                // Chassis of ports that the plan itself needs count from 1.
+                let chassis = 100 + console.len();
+                console.push("-device".to_owned());
+                console.push(format!(
+                    "pcie-root-port,id={port},chassis={chassis}{properties}"
+                ));
+            }
+        }
+    }
+    plan.options.console = console;
+    Ok((plan, accelerator))
+}
+
+fn daemon(plan: &Plan, place: &Place, control: &Path) -> Result<OwnDaemon, Failure> {
+    let text = |path: &Path| path.display().to_string();
+    let mut arguments = vec![
+        "serve".to_owned(),
+        "--control".to_owned(),
+        text(control),
+        "--state".to_owned(),
+        text(&place.file("state")),
+    ];
+    arguments.extend(plan.daemon_flags());
+    let sockets = plan
+        .devices
+        .iter()
+        .filter_map(|device| device.socket.clone());
+    Ok(OwnDaemon {
+        program: Program {
+            path: find_sibling("lunette")?,
+            arguments,
+        },
+        sockets: sockets.collect(),
+    })
+}
+
+/// A disk's file that QEMU opens itself.
+fn create(path: &Path, size: u64) -> Result<()> {
+    match std::fs::File::create_new(path) {
+        Ok(file) => file
+            .set_len(size)
+            .with_context(|| format!("cannot make {} {size} bytes long", path.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => bail!("cannot make {}: {error}", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hardware_addresses_have_six_bytes_and_mean_one_station() {
+        assert!(hardware_address("52:54:00:12:34:56").is_ok());
+        for wrong in [
+            "",
+            "52:54:00:12:34",
+            "53:54:00:12:34:56",
+            "52:54:00:12:34:5x",
+            "52-54-00-12-34-56",
+        ] {
+            assert!(hardware_address(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! `lunette vm setup`.
+
+use std::io::Write;
+
+use clap::Args;
+use cli_common::{Outcome, say};
+use vm::setup::Setup;
+use vm::{Accelerator, guest_directory};
+
+use super::failed;
+
+/// `lunette vm setup`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct SetupArguments {
+    /// Also what is there already, to have the newest kernel
+    #[arg(long)]
+    again: bool,
+}
+
+const AFTER: &str = "\
+Guests without a --system of their own boot Debian's cloud kernel and an initramfs with busybox, some tools of this machine, and
+the agent that `lunette vm exec` speaks with. The packages are downloaded with apt-get and unpacked into
+$XDG_DATA_HOME/lunette/guest, that is ~/.local/share/lunette/guest; LUNETTE_GUEST_DIR names another folder. Nothing is installed, and
+no privilege is needed.
+
+Example:
+    lunette vm setup && lunette vm run blk:1";
+
+/// Brings what guests boot.
+///
+/// # Errors
+/// What could not be had.
+pub fn run(arguments: &SetupArguments) -> Outcome {
+    vm::watch().map_err(failed)?;
+    let mut setup = Setup {
+        say: &mut |line| say(&line),
+        again: arguments.again,
+    };
+    let system = setup.run().map_err(failed)?;
+    let accelerator = Accelerator::detect().map_err(failed)?;
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "folder:      {}", guest_directory().display())?;
+    writeln!(stdout, "kernel:      {}", system.kernel.display())?;
+    writeln!(stdout, "initramfs:   {}", system.initramfs.display())?;
+    writeln!(stdout, "accelerator: {}", accelerator.word())?;
+    Ok(())
+}

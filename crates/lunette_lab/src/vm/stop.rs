@@ -1,0 +1,167 @@
+//! `lunette vm stop`, `reboot` and `kill`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use cli_common::{Outcome, say};
+use serde_json::json;
+use vm::Qmp;
+use vm::running::{AGENT_SOCKET, ExecInput, Place, QMP_SOCKET, Registry, State, exec, terminate};
+
+use super::failed;
+
+/// `lunette vm stop`, `lunette vm reboot`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct StopArguments {
+    /// The guest
+    name: String,
+    /// How long to wait for it
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    within: u64,
+}
+
+const AFTER: &str = "\
+The guest's agent does it; of a system without one, its power button or its reset button is pressed. A guest that does not react
+is ended by `lunette vm kill`.
+
+Examples:
+    lunette vm stop guest1
+    lunette vm reboot guest1 --within 30";
+
+/// `lunette vm kill`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_KILL)]
+pub struct KillArguments {
+    /// The guest
+    name: String,
+}
+
+const AFTER_KILL: &str = "\
+The guest loses its power: what it has not flushed is lost. Its daemon ends as it should, after flushing its disks. Of a guest
+that is dead already, what is left is removed.
+
+Example:
+    lunette vm kill guest1";
+
+/// Its supervisor ends QEMU, then the daemon, which flushes.
+const KILL_LIMIT: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Powers a guest off.
+///
+/// # Errors
+/// When it does not react.
+pub fn stop(arguments: &StopArguments) -> Outcome {
+    let limit = Duration::from_secs(arguments.within);
+    let stopped = find(&arguments.name).and_then(|(place, state)| {
+        match has_agent(&state) {
+            true => ask_agent(&place, "sync; poweroff -f"),
+            false => ask_qemu(&place, "system_powerdown")?,
+        }
+        wait(limit, || (!place.is_held()).then_some(())).with_context(|| {
+            format!(
+                "guest {0} has not powered off within {1} s; hint: lunette vm kill {0}",
+                arguments.name, arguments.within
+            )
+        })
+    });
+    stopped.map_err(failed)
+}
+
+/// Reboots a guest, and waits until it is up where that can be seen.
+///
+/// # Errors
+/// When it does not react.
+pub fn reboot(arguments: &StopArguments) -> Outcome {
+    let limit = Duration::from_secs(arguments.within);
+    let rebooted = find(&arguments.name).and_then(|(place, state)| {
+        if !has_agent(&state) {
+            return ask_qemu(&place, "system_reset");
+        }
+        ask_agent(&place, "sync; reboot -f");
+        let again = || {
+            let now = place.state().ok();
+            now.is_none_or(|now| now.boots > state.boots).then_some(())
+        };
+        wait(limit, again).with_context(|| {
+            format!(
+                "guest {0} is not up again within {1} s; hint: lunette vm console {0}",
+                arguments.name, arguments.within
+            )
+        })?;
+        match place.is_held() {
+            true => Ok(()),
+            false => bail!("guest {} has ended", arguments.name),
+        }
+    });
+    rebooted.map_err(failed)
+}
+
+/// Takes a guest's power away, or removes what is left of a dead one.
+///
+/// # Errors
+/// When there is nothing of that name.
+pub fn kill(arguments: &KillArguments) -> Outcome {
+    let registry = Registry::open().map_err(failed)?;
+    let place = registry.place(&arguments.name).map_err(failed)?;
+    if place.folder().exists() && place.remove_left_over().map_err(failed)? {
+        say(&format_args!(
+            "guest {} was dead; what was left is removed",
+            arguments.name
+        ));
+        return Ok(());
+    }
+    let killed = find(&arguments.name).and_then(|(place, state)| {
+        let gone = || (!place.is_held()).then_some(());
+        terminate(state.supervisor, false);
+        if wait(KILL_LIMIT, gone).is_none() {
+            // Its watcher does the rest.
+            terminate(state.supervisor, true);
+            wait(KILL_LIMIT, || (!place.folder().exists()).then_some(()))
+                .with_context(|| format!("cannot end process {}", state.supervisor))?;
+        }
+        Ok(())
+    });
+    killed.map_err(failed)
+}
+
+fn find(name: &str) -> Result<(Place, State)> {
+    Registry::open()?.find(name)
+}
+
+fn has_agent(state: &State) -> bool {
+    state.boots > 0
+}
+
+/// The agent goes with the system: how the command ended is not known, and the guest's end is waited for anyway.
+fn ask_agent(place: &Place, script: &str) {
+    let socket = place.file(AGENT_SOCKET);
+    let (mut output, mut errors) = (std::io::sink(), std::io::sink());
+    let script = script.as_bytes();
+    let _gone = exec(
+        &socket,
+        script,
+        ExecInput::Nothing,
+        &mut output,
+        &mut errors,
+        None,
+    );
+}
+
+fn ask_qemu(place: &Place, command: &str) -> Result<()> {
+    let mut qmp = Qmp::connect(&place.file(QMP_SOCKET))?;
+    qmp.command(command, json!({})).map(drop)
+}
+
+fn wait<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + limit;
+    loop {
+        match condition() {
+            Some(value) => return Some(value),
+            None if Instant::now() >= end => return None,
+            None => std::thread::sleep(LOOK_AGAIN),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! `lunette vm` as a user has it: programs in folders of their own, and a place for guests that is this test's alone.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+use vm::running::{Registry, State, terminate};
+use vm::{Profile, Scratch, guest_program, lunette_program, tool, wait_until};
+
+/// Ends of processes and of folders are a matter of moments; the machine may be busy.
+const GONE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Installed programs and the folder of guests' folders. Whatever runs there is killed on drop.
+pub struct UserGuests {
+    scratch: Scratch,
+    programs: PathBuf,
+    path: PathBuf,
+}
+
+impl UserGuests {
+    /// The programs as `make install` lays them out, without wrappers.
+    pub fn new() -> Result<UserGuests> {
+        let scratch = Scratch::new()?;
+        let programs = scratch.file("bin");
+        let libexec = scratch.file("libexec/lunette");
+        let path = scratch.file("path");
+        for folder in [&programs, &libexec, &path] {
+            std::fs::create_dir_all(folder)?;
+        }
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(scratch.socket("run"))?;
+        let built = lunette_program(Profile::Dev)?;
+        let lab = built.with_file_name("lunette-lab");
+        link(&lab, &programs.join("lunette-lab"))?;
+        link(&built, &programs.join("lunette"))?;
+        link(&guest_program()?, &libexec.join("guest-agent"))?;
+        Ok(UserGuests {
+            scratch,
+            programs,
+            path,
+        })
+    }
+
+    /// A file of this test's.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.scratch.file(name)
+    }
+
+    /// A shell script in the place of `lunette`, whose path is `$REAL` in it.
+    pub fn wrap_daemon(&self, script: &str) -> Result<()> {
+        let place = self.programs.join("lunette");
+        std::fs::remove_file(&place)?;
+        write_script(&place, &lunette_program(Profile::Dev)?, script)
+    }
+
+    /// The same for QEMU.
+    pub fn wrap_qemu(&self, script: &str) -> Result<()> {
+        let name = "qemu-system-x86_64";
+        write_script(&self.path.join(name), &tool(name)?, script)
+    }
+
+    /// `lunette vm WORDS`.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let search = std::env::var("PATH").unwrap_or_default();
+        let mut command = Command::new(self.programs.join("lunette-lab"));
+        command
+            .arg("vm")
+            .args(words)
+            .env("XDG_RUNTIME_DIR", self.scratch.socket("run"))
+            .env("LUNETTE_GUEST_DIR", vm::guest_directory())
+            .env("PATH", format!("{}:{search}", self.path.display()))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it, whatever its exit code.
+    pub fn vm(&self, words: &[&str]) -> Result<Output> {
+        Ok(self.command(words).output()?)
+    }
+
+    /// Runs it; it must succeed. Gives what it prints.
+    pub fn ok(&self, words: &[&str]) -> Result<String> {
+        let output = self.vm(words)?;
+        ensure!(
+            output.status.success(),
+            "lunette vm {}: {}\n{}",
+            words.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs it; it must fail. Gives what it complains of.
+    pub fn refused(&self, words: &[&str]) -> Result<String> {
+        let output = self.vm(words)?;
+        ensure!(
+            !output.status.success(),
+            "lunette vm {} succeeded",
+            words.join(" ")
+        );
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// Starts it and returns at once; its outputs go nowhere.
+    pub fn start(&self, words: &[&str]) -> Result<Child> {
+        let mut command = self.command(words);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        Ok(child?)
+    }
+
+    /// Runs it with something to read.
+    pub fn with_input(&self, words: &[&str], input: &[u8]) -> Result<Output> {
+        let mut command = self.command(words);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut stdin = child.stdin.take().context("no pipe")?;
+        let input = input.to_vec();
+        let writer = std::thread::spawn(move || stdin.write_all(&input));
+        let output = child.wait_with_output()?;
+        writer
+            .join()
+            .map_err(|_| anyhow::anyhow!("the writer panicked"))??;
+        Ok(output)
+    }
+
+    /// What is known of a guest, if there is one of the name.
+    pub fn state(&self, name: &str) -> Option<State> {
+        let registry = Registry::at(&self.root()).ok()?;
+        registry.place(name).ok()?.state().ok()
+    }
+
+    /// Waits until `wanted` gives something of a guest's state.
+    pub fn wait_for<T>(
+        &self,
+        name: &str,
+        mut wanted: impl FnMut(&State) -> Option<T>,
+    ) -> Result<T> {
+        let found = wait_until(GONE_LIMIT, || wanted(&self.state(name)?));
+        found.with_context(|| format!("guest {name} has not come so far: {:?}", self.state(name)))
+    }
+
+    /// A guest's folder.
+    pub fn folder(&self, name: &str) -> PathBuf {
+        self.root().join(name)
+    }
+
+    /// Waits until no process and no folder of any guest is left.
+    pub fn nothing_is_left(&self) -> Result<()> {
+        let gone = wait_until(GONE_LIMIT, || {
+            (self.processes().is_empty() && self.folders().is_empty()).then_some(())
+        });
+        if gone.is_none() {
+            bail!(
+                "left: processes {:?}, folders {:?}",
+                self.processes(),
+                self.folders()
+            );
+        }
+        Ok(())
+    }
+
+    fn root(&self) -> PathBuf {
+        self.scratch.socket("run/lunette/vm")
+    }
+
+    /// Whatever is in the folder of guests' folders, by name.
+    fn folders(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.root())
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+
+    /// Processes that have this place in their environment, without zombies: whatever was started through here has.
+    fn processes(&self) -> Vec<(u32, String)> {
+        let place = format!("XDG_RUNTIME_DIR={}", self.scratch.socket("run").display());
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let found = numbers.filter_map(|pid| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+            let words = environment.split(|byte| *byte == 0);
+            words
+                .into_iter()
+                .any(|word| word == place.as_bytes())
+                .then_some(())?;
+            let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+            let words = String::from_utf8_lossy(&words).replace('\0', " ");
+            (!words.is_empty()).then_some((pid, words))
+        });
+        found.collect()
+    }
+}
+
+impl Drop for UserGuests {
+    fn drop(&mut self) {
+        for (pid, _) in self.processes() {
+            terminate(pid, true);
+        }
+    }
+}
+
+/// Kills with SIGKILL, and collects.
+pub fn kill_hard(child: &mut Child) -> Result<()> {
+    child.kill()?;
+    child.wait()?;
+    Ok(())
+}
+
+fn link(from: &Path, to: &Path) -> Result<()> {
+    if std::fs::hard_link(from, to).is_err() {
+        std::fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok(())
+}
+
+fn write_script(place: &Path, real: &Path, script: &str) -> Result<()> {
+    let text = format!("#!/bin/sh\nREAL={}\n{script}\n", real.display());
+    std::fs::write(place, text)?;
+    std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}

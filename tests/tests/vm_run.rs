@@ -1,0 +1,297 @@
+//! `lunette vm run` and its companions, as installed programs: what users do with a guest, and what is left of it however it ends.
+#![forbid(unsafe_code)]
+
+use end_to_end::user_guests::kill_hard;
+use end_to_end::{Context, DaemonBuilder, Result, Scratch, UserGuests, ensure};
+use std::path::Path;
+use std::process::Child;
+use vm::running::Phase;
+
+/// More than any window or buffer on the way.
+const MUCH: usize = 10_000_000;
+
+/// Bytes in which no piece is like another.
+fn bytes(count: usize) -> Vec<u8> {
+    let words = (0..count as u64 / 8 + 1).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    bytes.truncate(count);
+    bytes
+}
+
+#[test]
+fn a_guest_in_the_background_takes_commands_and_files_beside_another_one() -> Result<()> {
+    let guests = UserGuests::new()?;
+    let run = |name: &str, more: &[&str]| {
+        let words = [
+            "run", "--detach", "--name", name, "--smp", "1", "--memory", "192M",
+        ];
+        let disks = ["scsi:2x1", "blk:1,queues=1", "backing=ram:16M"];
+        guests.ok(&[&words[..], &disks, more].concat())
+    };
+    ensure!(run("one", &[])?.trim() == "one");
+    let taken = guests.refused(&["run", "--name", "one", "blk:1"])?;
+    ensure!(
+        taken.contains("a guest named one runs already") && taken.contains("lunette vm stop one"),
+        "{taken}"
+    );
+    run("two", &["--net", "user", "--mac", "52:54:00:aa:bb:cc"])?;
+    let list = guests.ok(&["list"])?;
+    for name in ["one", "two"] {
+        let line = list
+            .lines()
+            .find(|line| line.starts_with(name))
+            .context("not listed")?;
+        ensure!(
+            line.contains("running") && line.contains("scsi:2x1 blk:1"),
+            "{list}"
+        );
+    }
+    commands(&guests)?;
+    files(&guests)?;
+
+    let block = guests.ok(&["monitor", "two", "info", "status"])?;
+    ensure!(block.contains("running"), "{block}");
+    let network = guests.ok(&[
+        "exec",
+        "two",
+        "ip -4 address show eth0; cat /sys/class/net/eth0/address",
+    ])?;
+    ensure!(
+        network.contains("10.0.2.15/24") && network.contains("52:54:00:aa:bb:cc"),
+        "{network}"
+    );
+    guests.ok(&["exec", "one", "touch /tmp/before"])?;
+    guests.ok(&["reboot", "one"])?;
+    let gone = guests.vm(&["exec", "one", "test -e /tmp/before"])?;
+    ensure!(gone.status.code() == Some(1), "{gone:?}");
+    guests.ok(&["stop", "one"])?;
+    ensure!(guests.state("one").is_none() && guests.state("two").is_some());
+    let stopped = guests.refused(&["exec", "one", "true"])?;
+    ensure!(
+        stopped.contains("no guest one runs; running: two"),
+        "{stopped}"
+    );
+    guests.ok(&["kill", "two"])?;
+    guests.nothing_is_left()
+}
+
+/// Exit codes, streams apart, much of everything, and what is left of a command whose exec was killed.
+fn commands(guests: &UserGuests) -> Result<()> {
+    let failing = guests.vm(&["exec", "one", "echo out; echo err >&2; exit 7"])?;
+    ensure!(
+        failing.status.code() == Some(7)
+            && failing.stdout == b"out\n"
+            && failing.stderr == b"err\n",
+        "{failing:?}"
+    );
+    let killed = guests.vm(&["exec", "one", "kill -9 $$"])?;
+    ensure!(killed.status.code() == Some(137), "{killed:?}");
+    let words = guests.vm(&["exec", "one", "echo", "a  b", "it's", "$HOME"])?;
+    ensure!(words.stdout == b"a  b it's $HOME\n", "{words:?}");
+    let disks = guests.ok(&["exec", "one", "ls /sys/block"])?;
+    ensure!(
+        disks.split_whitespace().eq(["sda", "sdb", "vda"]),
+        "{disks}"
+    );
+
+    let much = bytes(MUCH);
+    let echoed = guests.with_input(&["exec", "one", "cat; echo done >&2"], &much)?;
+    ensure!(
+        echoed.status.success() && echoed.stderr == b"done\n",
+        "{:?}",
+        echoed.status
+    );
+    ensure!(
+        echoed.stdout == much,
+        "{} of {MUCH} bytes came back",
+        echoed.stdout.len()
+    );
+
+    let mut sleeping = guests.start(&["exec", "one", "exec sleep 4242"])?;
+    let sleeps = || guests.ok(&["exec", "one", "ps | grep '[s]leep 4242' | wc -l"]);
+    wait_for(|| Ok(sleeps()?.trim() == "1"))?;
+    kill_hard(&mut sleeping)?;
+    wait_for(|| Ok(sleeps()?.trim() == "0"))
+}
+
+fn files(guests: &UserGuests) -> Result<()> {
+    let (first, back) = (guests.file("first"), guests.file("back"));
+    std::fs::write(&first, bytes(MUCH))?;
+    let text = |path: &Path| path.display().to_string();
+    guests.ok(&["copy", "two", &text(&first), ":/tmp/"])?;
+    let sum = guests.ok(&["exec", "two", "sha256sum < /tmp/first; ls /tmp"])?;
+    let host = std::process::Command::new("sha256sum")
+        .stdin(std::fs::File::open(&first)?)
+        .output()?;
+    let host = String::from_utf8(host.stdout)?;
+    // Nothing but the finished file is there.
+    ensure!(sum == format!("{host}first\n"), "{sum} instead of {host}");
+    guests.ok(&["copy", "two", ":/tmp/first", &text(&back)])?;
+    ensure!(
+        std::fs::read(&back)? == std::fs::read(&first)?,
+        "the copy differs"
+    );
+    let missing = guests.refused(&["copy", "two", ":/tmp/nothing", &text(&back)])?;
+    ensure!(
+        missing.contains("/tmp/nothing") && missing.contains("No such file"),
+        "{missing}"
+    );
+    Ok(())
+}
+
+fn wait_for(mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+    for _ in 0..600 {
+        if condition()? {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    anyhow::bail!("it has not come so far")
+}
+
+#[test]
+fn nothing_is_left_of_a_guest_whose_supervisor_is_killed_at_any_point() -> Result<()> {
+    let guests = UserGuests::new()?;
+    let start = |name: &str, more: &[&str]| {
+        let words = [
+            "run",
+            "--name",
+            name,
+            "--smp",
+            "1",
+            "--memory",
+            "128M",
+            "blk:1",
+            "backing=ram:8M",
+        ];
+        guests.start(&[&words[..], more].concat())
+    };
+    let end = |mut child: Child| -> Result<()> {
+        kill_hard(&mut child)?;
+        guests.nothing_is_left()
+    };
+
+    guests.wrap_daemon("sleep 30; exec $REAL \"$@\"")?;
+    let child = start("daemon", &[])?;
+    guests.wait_for("daemon", |state| state.daemon)?;
+    end(child)?;
+
+    guests.wrap_daemon("exec $REAL \"$@\"")?;
+    guests.wrap_qemu("case $* in *-name*) sleep 30;; esac; exec $REAL \"$@\"")?;
+    let child = start("qemu", &[])?;
+    let control = guests.folder("qemu").join("control.sock");
+    guests.wait_for("qemu", |_| control.exists().then_some(()))?;
+    end(child)?;
+
+    // It does not end when it is asked to: this shell does not pass the signal on.
+    guests.wrap_qemu("trap '' TERM; $REAL \"$@\"")?;
+    let is = |phase: Phase| move |state: &vm::running::State| (state.phase == phase).then_some(());
+    let child = start("booting", &[])?;
+    guests.wait_for("booting", is(Phase::Booting))?;
+    end(child)?;
+
+    let child = start("running", &[])?;
+    guests.wait_for("running", is(Phase::Running))?;
+    terminate(&child);
+    guests.wait_for("running", is(Phase::Stopping))?;
+    end(child)?;
+
+    // What it added to a daemon that runs already goes too, and only that.
+    let scratch = Scratch::new()?;
+    let daemon = DaemonBuilder::new(&scratch).disk("own=ram:8M").start()?;
+    let control = daemon.control().display().to_string();
+    let child = start(
+        "added",
+        &["blk:1,backing=daemon:own", "--control", &control],
+    )?;
+    guests.wait_for("added", is(Phase::Booting))?;
+    let names = |kind: &str| daemon.lunette(&[kind, "list"]);
+    ensure!(names("export")?.contains("own") && names("disk")?.contains("8M"));
+    end(child)?;
+    let (exports, disks) = (names("export")?, names("disk")?);
+    ensure!(
+        !exports.contains("vhost") && disks.contains("own"),
+        "{exports}{disks}"
+    );
+    ensure!(
+        disks.lines().filter(|line| line.contains("ram")).count() == 1,
+        "{disks}"
+    );
+
+    // In the background: first the one who waits for it, then the guest's supervisor.
+    let child = start("detached", &["--detach"])?;
+    guests.wait_for("detached", is(Phase::Booting))?;
+    end(child)?;
+    let mut child = start("detached", &["--detach"])?;
+    let supervisor = guests.wait_for("detached", |state| {
+        (state.phase == Phase::Running).then_some(state.supervisor)
+    })?;
+    child.wait()?;
+    vm::running::terminate(supervisor, true);
+    guests.nothing_is_left()
+}
+
+/// SIGTERM.
+fn terminate(child: &Child) {
+    vm::running::terminate(child.id(), false);
+}
+
+/// A kernel in the form that boot loaders know (Linux, Documentation/arch/x86/boot.rst) that says "stuck" on the serial port and
+/// then does nothing.
+fn kernel_that_hangs() -> Vec<u8> {
+    const SETUP: usize = 0x200;
+    const CODE: usize = 0x26c;
+    let mut image = vec![0; 0x8000];
+    // setup_sects, boot_flag
+    image[0x1f1] = 4;
+    image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
+    // jmp CODE
+    image[SETUP..SETUP + 2].copy_from_slice(&[0xeb, (CODE - SETUP - 2) as u8]);
+    image[0x202..0x206].copy_from_slice(b"HdrS");
+    // version 2.2, loadflags: LOADED_HIGH
+    image[0x206..0x208].copy_from_slice(&[0x02, 0x02]);
+    image[0x211] = 1;
+    let mut code = vec![0xba, 0xf8, 0x03]; // mov dx, 0x3f8
+    for letter in b"stuck\n" {
+        code.extend([0xb0, *letter, 0xee]); // mov al, LETTER; out dx, al
+    }
+    code.extend([0xf4, 0xeb, 0xfd]); // hlt; jmp to it
+    image[CODE..CODE + code.len()].copy_from_slice(&code);
+    image
+}
+
+#[test]
+fn a_guest_that_does_not_come_up_ends_with_what_its_console_said() -> Result<()> {
+    let guests = UserGuests::new()?;
+    let kernel = guests.file("stuck");
+    std::fs::write(&kernel, kernel_that_hangs())?;
+    let kernel = kernel.display().to_string();
+    let words = [
+        "run",
+        "--name",
+        "stuck",
+        "blk:1",
+        "backing=ram:8M",
+        "--kernel",
+        &kernel,
+        "--boot-limit",
+        "6",
+    ];
+    for detached in [false, true] {
+        let mut words = words.to_vec();
+        words.extend(detached.then_some("--detach"));
+        let complaint = guests.refused(&words)?;
+        for part in [
+            "has not booted within 6 s",
+            "stuck\n",
+            "hint: --kernel alone needs virtio drivers",
+        ] {
+            ensure!(complaint.contains(part), "no {part:?} in: {complaint}");
+        }
+        guests.nothing_is_left()?;
+    }
+    // A QEMU that refuses its command line.
+    let refused = guests.refused(&["run", "blk:1", "backing=ram:8M", "--qemu-arg=-nonsense"])?;
+    ensure!(refused.contains("nonsense: invalid option"), "{refused}");
+    guests.nothing_is_left()
+}
