@@ -37,6 +37,7 @@ pub struct GuestBuilder {
     equipment: Equipment,
     boots_from_disk: bool,
     uefi: bool,
+    planned: Option<(Vec<String>, PathBuf)>,
 }
 
 impl GuestBuilder {
@@ -54,6 +55,7 @@ impl GuestBuilder {
             equipment: Equipment::Usual,
             boots_from_disk: false,
             uefi: false,
+            planned: None,
         }
     }
 
@@ -155,6 +157,21 @@ impl GuestBuilder {
         self
     }
 
+    /// QEMU gets these arguments and no others: they have to boot [`GuestBuilder::boot_files`], and to connect the guest's second
+    /// serial port to this socket.
+    #[must_use]
+    pub fn planned(mut self, arguments: Vec<String>, agent: &Path) -> Self {
+        self.planned = Some((arguments, agent.to_owned()));
+        self
+    }
+
+    /// Kernel, initramfs and kernel's command line of a guest that takes scripts.
+    pub fn boot_files() -> Result<(PathBuf, PathBuf, String)> {
+        let kernel = kernel()?;
+        let archive = initramfs::archive(&kernel, Equipment::Usual)?;
+        Ok((kernel.image, archive, initramfs::command_line()))
+    }
+
     /// How long a boot may take.
     #[must_use]
     pub fn boot_limit(mut self, limit: Duration) -> Self {
@@ -171,15 +188,25 @@ impl GuestBuilder {
 
     /// Starts QEMU, with whatever will run in it: see [`Guest::wait_for_line`].
     pub fn power_on(&self) -> Result<Guest> {
-        let accelerator = self.accelerator.map_or_else(Accelerator::detect, Ok)?;
         let directory = tempfile::Builder::new()
             .prefix("lunette-guest-")
             .tempdir()?;
-        let port = directory.path().join("agent.sock");
+        let (command, port) = match &self.planned {
+            Some((arguments, port)) => {
+                let mut command = Command::new(tool("qemu-system-x86_64")?);
+                command.args(arguments);
+                (command, port.clone())
+            }
+            None => {
+                let accelerator = self.accelerator.map_or_else(Accelerator::detect, Ok)?;
+                let command = self.command(accelerator, directory.path())?;
+                (command, directory.path().join("agent.sock"))
+            }
+        };
         let listener = UnixListener::bind(&port)?;
         let process = Process::start(
             &format!("QEMU of guest {}", self.name),
-            &self.command(accelerator, directory.path())?,
+            &command,
             &directory.path().join("qemu.log"),
         )?;
         let mut guest = Guest {

@@ -140,7 +140,8 @@ pub fn uefi() -> Result<&'static Path> {
 }
 
 /// Which Debian package has which of the tools that are used here.
-const PACKAGES: [(&str, &str); 23] = [
+const PACKAGES: [(&str, &str); 24] = [
+    ("xmllint", "libxml2-utils"),
     ("depmod", "kmod"),
     ("dpkg-deb", "dpkg"),
     ("xz", "xz-utils"),

@@ -295,6 +295,7 @@ fn the_system_disk_is_the_first_one() {
     };
     let options = PlanOptions {
         system: Some(system),
+        kernel: None,
         ..options()
     };
     let plan = plan_with("blk:4", options);
@@ -352,7 +353,7 @@ fn more_devices_than_slots_sit_behind_ports() {
     assert!(
         lines
             .iter()
-            .any(|line| line.ends_with("bus=port1,addr=0x0"))
+            .any(|line| line.ends_with("bus=port1,addr=0x1"))
     );
 }
 

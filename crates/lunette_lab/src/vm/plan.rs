@@ -29,6 +29,8 @@ enum Format {
     Toml,
     /// QEMU's command line
     Qemu,
+    /// libvirt's domain XML
+    Xml,
     /// Everything, for programs
     Json,
 }
@@ -56,6 +58,7 @@ pub fn run(arguments: &PlanArguments) -> Outcome {
         Format::Flags => plan.flags_text(),
         Format::Toml => plan.toml(),
         Format::Qemu => plan.qemu_text(),
+        Format::Xml => plan.libvirt_xml(),
         Format::Json => format!("{:#}\n", plan.json()),
     };
     std::io::stdout().write_all(text.as_bytes())?;

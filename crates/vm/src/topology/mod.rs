@@ -5,6 +5,7 @@
 
 mod flags;
 mod json;
+mod libvirt;
 mod names;
 mod options;
 mod parse;

@@ -50,7 +50,8 @@ impl MachineType {
     fn behind(self) -> u32 {
         match self {
             MachineType::Q35 => FUNCTIONS,
-            MachineType::Pc => SLOTS,
+            // Bridges may have a hot-plug controller in slot 0.
+            MachineType::Pc => SLOTS - 1,
         }
     }
 
@@ -275,7 +276,7 @@ fn overflowing(devices: &[(String, u32)], mut free: u32) -> Option<(String, u32)
 fn behind(machine: MachineType, port: &Port, index: u32, here: u32) -> PciAddress {
     let (slot, function) = match machine {
         MachineType::Q35 => (0, index),
-        MachineType::Pc => (index, 0),
+        MachineType::Pc => (index + 1, 0),
     };
     PciAddress {
         bus: port.id.clone(),
@@ -342,8 +343,8 @@ mod tests {
             layout.budget.to_string(),
             "32 of 32 slots used, 0 free; blk:31 found 30 free and needs 1 PCI bridge"
         );
-        assert_eq!(layout.devices[29].to_string(), "0000:01:00.0");
-        assert_eq!(layout.devices[30].to_string(), "0000:01:01.0");
+        assert_eq!(layout.devices[29].to_string(), "0000:01:01.0");
+        assert_eq!(layout.devices[30].to_string(), "0000:01:02.0");
     }
 
     #[test]

@@ -302,7 +302,9 @@ impl Builder {
             ioeventfd: None,
             vq_mapping: None,
         };
-        let device = self.device("system".to_owned(), &group, true);
+        // QEMU gives a kernel that it loads itself the first place in the boot order.
+        let boots = self.options.kernel.is_none();
+        let device = self.device("system".to_owned(), &group, boots);
         self.disk(
             "system".to_owned(),
             Medium::System(system),

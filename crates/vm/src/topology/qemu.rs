@@ -80,7 +80,7 @@ impl Plan {
         text
     }
 
-    fn device_arguments(
+    pub(super) fn device_arguments(
         &self,
         index: usize,
         planned: &PlannedDevice,
