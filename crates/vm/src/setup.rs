@@ -6,6 +6,7 @@ use crate::initramfs::{self, Equipment};
 use crate::interrupt::interrupted;
 use crate::places::{guest_directory, is_installed, kernel, tool};
 use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::symlink;
@@ -14,6 +15,8 @@ use std::process::Command;
 
 const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 const BUSYBOX_PACKAGE: &str = "busybox-static";
+/// Folders that are not finished.
+const PART: &str = "part-";
 const AGENT: &str = "guest-agent";
 /// Where `make install` puts the agent, from the folder of the program.
 const AGENT_FOLDER: &str = "../libexec/lunette";
@@ -106,6 +109,13 @@ impl Setup<'_> {
                 folder.display()
             )
         })?;
+        let lock = File::create(folder.join("setup.lock"))?;
+        ensure!(
+            flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok(),
+            "another setup works in {}; hint: wait for its end",
+            folder.display()
+        );
+        remove_parts(&folder)?;
         if self.again || kernel().is_err() {
             self.bring_kernel(&folder)?;
         }
@@ -182,9 +192,7 @@ impl Setup<'_> {
             "will download Debian's package {package}{size} and unpack it below {}; it is not installed",
             folder.display()
         ));
-        let part = tempfile::Builder::new()
-            .prefix("part-")
-            .tempdir_in(folder)?;
+        let part = tempfile::Builder::new().prefix(PART).tempdir_in(folder)?;
         let mut download = Command::new(apt_get);
         if rustix::process::getuid().is_root() {
             // apt's own user may not write here.
@@ -204,12 +212,22 @@ impl Setup<'_> {
             .with_context(|| format!("hint: see whether {} is full: df", folder.display()))?;
         ensure!(!interrupted(), "interrupted");
         let kept = tempfile::Builder::new()
-            .prefix("part-")
+            .prefix(PART)
             .tempdir_in(folder)?
             .keep();
         std::fs::rename(&unpacked, &kept)?;
         Ok(kept)
     }
+}
+
+/// Removes what a setup that was killed has left.
+fn remove_parts(folder: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(folder)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(PART) {
+            std::fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Puts a finished folder where it belongs, in place of an old one.
@@ -270,6 +288,16 @@ mod tests {
         assert!(!is_static(&std::env::current_exe().unwrap()));
         assert!(!is_static(Path::new("/etc/passwd")));
         assert!(!is_static(Path::new("/nowhere")));
+    }
+
+    #[test]
+    fn unfinished_folders_go_and_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["part-x", "kernel"] {
+            std::fs::create_dir_all(folder.path().join(name).join("deep")).unwrap();
+        }
+        remove_parts(folder.path()).unwrap();
+        assert!(!folder.path().join("part-x").exists() && folder.path().join("kernel").exists());
     }
 
     #[test]
