@@ -1,24 +1,18 @@
 //! The kinds of block devices that a disk can be on: everything that differs between them here, in one list.
 //!
-//! A kind is a variant of [`BlockDeviceConfig`], a word in [`DEVICE_KINDS`], its keys in [`read_device`] and [`owner_of`], and an arm of each
+//! A kind is a variant of [`BlockDeviceConfig`], a word in [`DEVICE_KINDS`], its keys in [`super::disk`], and an arm of each
 //! `match` below: the compiler names those that are missing.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdev::{
-    BlockDevice, ClusterConfig, Delay, DelayTime, File, FileOptions, Null, NullOptions, OpenError,
-    Ram, RamOptions, Rbd, RbdOptions,
+    BlockDevice, Delay, DelayTime, File, FileOptions, Null, NullOptions, OpenError, Ram,
+    RamOptions, Rbd, RbdOptions,
 };
 
-use super::diagnostics::{Mistake, MistakeKind};
 use super::model::DiskConfig;
-use super::place::At;
-use super::rbd::{RBD_KEYS, RbdConfig, RbdDraft, read_rbd};
-use super::render::{quoted, quoted_path, write_rbd};
-use super::size::{SIZE_ALLOWED, render_size};
-use super::value::Reader;
+use super::rbd::RbdConfig;
 
 /// The block size of a disk that has no other reason for one.
 const BLOCK_SIZE_DEFAULT: u32 = 512;
@@ -127,86 +121,6 @@ pub const DEVICE_KINDS: [(&str, DeviceKind); 5] = [
     ("file", DeviceKind::File),
     ("rbd", DeviceKind::Rbd),
 ];
-
-/// Which kind has a key that not every disk has.
-pub fn owner_of(key: &str) -> Option<&'static str> {
-    match key {
-        "path" | "cache" => Some("file"),
-        "time" | "around" => Some("delay"),
-        key if RBD_KEYS.contains(&key) => Some("rbd"),
-        _ => None,
-    }
-}
-
-/// Reads the keys of a kind; a disk whose kind is not known may have every key. Gives the path of a file, too, for what is wrong with it is
-/// said whatever else is.
-pub fn read_device(
-    reader: &mut Reader<'_, '_>,
-    kind: Option<DeviceKind>,
-    size: Option<At<u64>>,
-) -> (Option<At<PathBuf>>, Option<BlockDeviceConfig>) {
-    let may_be = |one| kind.is_none_or(|kind| kind == one);
-    let is_known = kind.is_some();
-    let (mut path, mut cache) = (None, None);
-    if may_be(DeviceKind::File) {
-        let allowed = "the path of a raw file or a block device";
-        path = reader
-            .text("path", allowed)
-            .map(|path| At::new(PathBuf::from(path.value), path.place));
-        cache = reader.choice("cache", &CacheMode::WORDS);
-        if is_known {
-            reader.require("path", allowed);
-        }
-    } else if kind != Some(DeviceKind::Rbd) {
-        reader.require("size", SIZE_ALLOWED);
-    }
-    let rbd = match may_be(DeviceKind::Rbd) {
-        true => read_rbd(reader, is_known),
-        false => RbdDraft::default(),
-    };
-    if let (Some(DeviceKind::Rbd), Some(size)) = (kind, &size) {
-        let message = "`size`: an image has the size that it has";
-        let mistake = Mistake::new(MistakeKind::Key, &size.place, message);
-        let help = "change it with `lunette disk resize` or `rbd resize`";
-        reader.diagnostics().push(mistake.help(help));
-    }
-    let delay = may_be(DeviceKind::Delay).then(|| read_delay(reader, is_known));
-    let bytes = size.map(|size| size.value);
-    let device = kind.and_then(|kind| match kind {
-        DeviceKind::Ram => bytes.map(|size| BlockDeviceConfig::Ram { size }),
-        DeviceKind::Null => bytes.map(|size| BlockDeviceConfig::Null { size }),
-        DeviceKind::Delay => {
-            let (size, (time, around)) = bytes.zip(delay.flatten())?;
-            Some(BlockDeviceConfig::Delay { size, time, around })
-        }
-        DeviceKind::File => path.as_ref().map(|path| BlockDeviceConfig::File {
-            path: path.value.clone(),
-            size: bytes,
-            cache: cache.map_or(CacheMode::None, |cache| cache.value),
-        }),
-        DeviceKind::Rbd => {
-            let rbd = rbd.complete()?;
-            Some(BlockDeviceConfig::Rbd(Box::new(rbd)))
-        }
-    });
-    (path, device)
-}
-
-/// How long each I/O of a delayed disk takes, and what keeps its data.
-fn read_delay(reader: &mut Reader<'_, '_>, required: bool) -> Option<(DelayTime, Around)> {
-    if required {
-        reader.require("time", DelayTime::FORMS);
-    }
-    let around = reader.choice("around", &Around::WORDS);
-    let text = reader.text("time", DelayTime::FORMS)?;
-    let Some(time) = DelayTime::parse(&text.value) else {
-        let message = format!("`time`: found {:?}", text.value);
-        let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
-        reader.diagnostics().push(mistake.allowed(DelayTime::FORMS));
-        return None;
-    };
-    Some((time, around.map_or(Around::Null, |around| around.value)))
-}
 
 impl BlockDeviceConfig {
     /// The word for it in files and flags.
@@ -329,58 +243,4 @@ impl BlockDeviceConfig {
         }
         changed
     }
-
-    /// The pointer of the first field that differs from another one of the same kind, beside the size.
-    pub fn differing(&self, next: &BlockDeviceConfig) -> &'static str {
-        match (self, next) {
-            (BlockDeviceConfig::File { path: a, .. }, BlockDeviceConfig::File { path: b, .. })
-                if a != b =>
-            {
-                "/path"
-            }
-            (
-                BlockDeviceConfig::Delay { time: a, .. },
-                BlockDeviceConfig::Delay { time: b, .. },
-            ) if a != b => "/time",
-            (BlockDeviceConfig::Delay { .. }, _) => "/around",
-            (BlockDeviceConfig::Rbd(a), BlockDeviceConfig::Rbd(b)) => differing_images(a, b),
-            _ => "/cache",
-        }
-    }
-
-    /// Its keys, as TOML.
-    pub fn write(&self, text: &mut String) -> std::fmt::Result {
-        match self {
-            BlockDeviceConfig::Ram { size } | BlockDeviceConfig::Null { size } => {
-                writeln!(text, "size = \"{}\"", render_size(*size))
-            }
-            BlockDeviceConfig::Delay { size, time, around } => {
-                writeln!(text, "size = \"{}\"", render_size(*size))?;
-                writeln!(text, "time = {}", quoted(&time.to_string()))?;
-                writeln!(text, "around = \"{}\"", around.word())
-            }
-            BlockDeviceConfig::File { path, size, cache } => {
-                writeln!(text, "path = {}", quoted_path(path))?;
-                if let Some(size) = size {
-                    writeln!(text, "size = \"{}\"", render_size(*size))?;
-                }
-                writeln!(text, "cache = \"{}\"", cache.word())
-            }
-            BlockDeviceConfig::Rbd(rbd) => write_rbd(text, rbd),
-        }
-    }
-}
-
-fn differing_images(now: &RbdConfig, next: &RbdConfig) -> &'static str {
-    let (here, there): (&ClusterConfig, &ClusterConfig) = (&now.cluster, &next.cluster);
-    let fields = [
-        ("/image", now.image == next.image),
-        ("/lock", now.lock == next.lock),
-        ("/conf", here.conf == there.conf),
-        ("/id", here.id == there.id),
-        ("/keyring", here.keyring == there.keyring),
-        ("/mon_host", here.mon_host == there.mon_host),
-    ];
-    let first = fields.into_iter().find(|(_, is_same)| !is_same);
-    first.map_or("/option", |(pointer, _)| pointer)
 }

@@ -4,16 +4,16 @@
 
 use std::sync::Arc;
 
+use bdev::ErrorPolicy;
 use serde_json::Value;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
-use super::disk_attributes::read_limits;
-use super::error_policy::{ErrorPolicyChange, read_error_policy};
+use super::disk::{check_size, read_disk, read_limits, read_settings};
 use super::iscsi::{IscsiConfig, read_iscsi};
 use super::model::{
     Config, DiskConfig, ExportConfig, LimitsConfig, LunConfig, VhostBlkConfig, VhostScsiConfig,
 };
-use super::objects::{LunDraft, check_size, read_disk, read_lun, read_vhost_blk, read_vhost_scsi};
+use super::objects::{LunDraft, read_lun, read_vhost_blk, read_vhost_scsi};
 use super::place::{At, Place, Source};
 use super::value::{Field, Fields, Raw, Reader, wrong};
 
@@ -260,28 +260,36 @@ pub fn size_json(value: &Value, block_size: u32) -> Result<Option<u64>, Diagnost
 /// All mistakes, each with the pointer of its field.
 pub fn limits_json(value: &Value) -> Result<LimitsConfig, Diagnostics> {
     let mut diagnostics = Diagnostics::default();
-    let read = object(value, &mut diagnostics).map(|fields| {
-        let mut reader = Reader::new(&fields, "limits", &mut diagnostics);
-        let limits = read_limits(&mut reader);
-        reader.finish(|_| None);
-        limits
-    });
+    let fields = object(value, &mut diagnostics);
+    let read = fields.map(|fields| read_limits(&fields, &mut diagnostics));
     checked(read, diagnostics)
 }
 
-/// What becomes of a disk's I/Os that fail or take too long, from its JSON.
+/// What is said of the keys of a disk that `lunette disk set` changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskSettings(Value);
+
+impl DiskSettings {
+    /// What is not said stays as it is.
+    pub fn apply(&self, disk: &mut DiskConfig) {
+        // Mistakes were told when it was read.
+        disk.errors = read_settings(
+            &fields("", &self.0),
+            disk.errors,
+            &mut Diagnostics::default(),
+        );
+    }
+}
+
+/// What is said of the keys of a disk that `lunette disk set` changes, from its JSON.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
-pub fn error_policy_json(value: &Value) -> Result<ErrorPolicyChange, Diagnostics> {
+pub fn disk_settings_json(value: &Value) -> Result<DiskSettings, Diagnostics> {
     let mut diagnostics = Diagnostics::default();
-    let read = object(value, &mut diagnostics).map(|fields| {
-        let mut reader = Reader::new(&fields, "disk", &mut diagnostics);
-        let change = read_error_policy(&mut reader);
-        reader.finish(|_| None);
-        change
-    });
-    checked(read, diagnostics)
+    let fields = object(value, &mut diagnostics);
+    fields.map(|fields| read_settings(&fields, ErrorPolicy::default(), &mut diagnostics));
+    checked(Some(DiskSettings(value.clone())), diagnostics)
 }
 
 /// All disks and exports from their JSON, `{"disks": [...], "exports": [...]}`, over a configuration without any.
@@ -353,6 +361,27 @@ mod tests {
             "serial": "S", "status": {"used_by": []}}),
         );
         assert_eq!(again.unwrap(), disk);
+    }
+
+    #[test]
+    fn what_is_not_said_of_the_policy_stays() {
+        let mut disk = disk_json("d0", &json!({"backend": "ram", "size": "1M"})).unwrap();
+        let mut set = |body: Value| {
+            disk_settings_json(&body).unwrap().apply(&mut disk);
+            (disk.errors.on_error, disk.errors.io_timeout)
+        };
+        let stop = bdev::OnError::Stop;
+        assert_eq!(
+            set(json!({"on_error": "stop", "io_timeout": 30})),
+            (stop, 30)
+        );
+        assert_eq!(set(json!({})), (stop, 30));
+        assert_eq!(set(json!({"io_timeout": 0})), (stop, 0));
+        let other = disk_settings_json(&json!({"serial": "S", "io_timeout": 86401}));
+        let mut pointers: Vec<String> =
+            told(&other.unwrap_err()).into_iter().map(|t| t.0).collect();
+        pointers.sort();
+        assert_eq!(pointers, ["/io_timeout", "/serial"]);
     }
 
     #[test]

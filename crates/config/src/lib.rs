@@ -9,12 +9,12 @@
 mod check;
 mod devices;
 mod diagnostics;
-mod disk_attributes;
-mod error_policy;
+mod disk;
 mod flag_source;
 mod iscsi;
 mod iscsi_limits;
 mod json_source;
+mod key;
 mod model;
 mod objects;
 mod place;
@@ -33,16 +33,17 @@ use std::sync::Arc;
 pub use check::Surroundings;
 pub use devices::{Around, BlockDeviceConfig, CacheMode};
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
-pub use error_policy::ErrorPolicyChange;
+pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use iscsi::{
     AclEntry, Announced, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users,
 };
 pub use iscsi_limits::{ISCSI_LIMITS_FORM, IscsiLimits};
 pub use json_source::{
-    JsonExport, disk_json, error_policy_json, export_json, limits_json, lun_json, luns_json,
-    objects_json, size_json,
+    DiskSettings, JsonExport, disk_json, disk_settings_json, export_json, limits_json, lun_json,
+    luns_json, objects_json, size_json,
 };
+pub use key::{Key, Kind, RunTime};
 pub use model::{
     AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, ExportConfig, ExportRef, LUNS_MAX,
     LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX,
@@ -133,7 +134,7 @@ fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
         let fields = flag_source::disk_flag(&source("--disk", text), diagnostics);
         draft
             .disks
-            .extend(fields.map(|fields| objects::read_disk(&fields, diagnostics)));
+            .extend(fields.map(|fields| disk::read_disk(&fields, diagnostics)));
     }
     for text in &flags.vhost_blk {
         let source = source("--vhost-blk", text);

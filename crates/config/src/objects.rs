@@ -5,24 +5,20 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bdev::ErrorPolicy;
-
-use super::devices::{DEVICE_KINDS, owner_of, read_device};
+use super::Diagnostics;
 use super::diagnostics::{Mistake, MistakeKind};
-use super::disk_attributes::{read_limits, read_shown};
-use super::error_policy::read_error_policy;
+use super::disk::{DiskDraft, read_disk};
 use super::iscsi::{IscsiDraft, read_iscsi};
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::model::{
-    AccessConfig, BLK_QUEUES_MAX, DiskConfig, LUNS_MAX, LunConfig, NAME_MAX, POLL_MICROS_MAX,
-    PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, TARGETS_MAX, WORKERS_MAX,
+    AccessConfig, BLK_QUEUES_MAX, LUNS_MAX, LunConfig, NAME_MAX, POLL_MICROS_MAX, PollLimit,
+    SCSI_QUEUES_MAX, SOCKET_PATH_MAX, TARGETS_MAX, WORKERS_MAX,
 };
 use super::place::At;
 use super::placement::{PlacementDraft, read_placement};
 use super::value::{Fields, Raw, Reader, number_of, wrong};
-use super::{Diagnostics, diagnostics::one_of};
 
-const NAME_ALLOWED: &str =
+pub const NAME_ALLOWED: &str =
     "1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit";
 const SOCKET_ALLOWED: &str = "a path of at most 107 bytes, such as \"/run/lunette/d0.sock\"";
 const GROUP_ALLOWED: &str = "the name of a group of this machine";
@@ -41,14 +37,6 @@ const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3
 pub struct WorkersDraft {
     pub count: Option<At<usize>>,
     pub cpus: Option<At<Vec<At<usize>>>>,
-}
-
-/// What was said about a disk.
-pub struct DiskDraft {
-    pub name: Option<At<String>>,
-    pub path: Option<At<PathBuf>>,
-    pub wwn: Option<At<u64>>,
-    pub complete: Option<DiskConfig>,
 }
 
 /// What was said about a vhost-blk export.
@@ -287,7 +275,7 @@ pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<
 }
 
 /// A name; kept even when it is not allowed, so that references to it are not mistakes too.
-fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<String>> {
+pub fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<String>> {
     let name = reader.text(key, NAME_ALLOWED)?;
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let first = name.value.chars().next().unwrap_or('-');
@@ -307,98 +295,6 @@ fn read_queues(reader: &mut Reader<'_, '_>, most: u16) -> u16 {
     reader
         .number("queues", 1..=u64::from(most))
         .map_or(most, |queues| queues.value as u16)
-}
-
-/// A disk.
-pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
-    let mut reader = Reader::new(fields, "disk", diagnostics);
-    reader.require("name", NAME_ALLOWED);
-    reader.require("backend", &one_of(&DEVICE_KINDS.map(|(word, _)| word)));
-    let name = read_name(&mut reader, "name");
-    let device = reader.choice("backend", &DEVICE_KINDS).map(|at| at.value);
-    let block_size = read_block_size(&mut reader);
-    let read_only = reader.boolean("read_only").is_some_and(|at| at.value);
-    let require = reader.boolean("require").is_some_and(|at| at.value);
-    let serial = read_serial(&mut reader);
-    let (wwn, shown) = read_shown(&mut reader, block_size);
-    let limits = read_limits(&mut reader);
-    let errors = read_error_policy(&mut reader);
-    let size = reader.size("size");
-    let size_fits = size
-        .as_ref()
-        .is_none_or(|size| check_size(&mut reader, size, block_size.unwrap_or(512)));
-    let (path, backend) = read_device(&mut reader, device, size);
-    reader.finish(|key| {
-        let owner = owner_of(key)?;
-        Some(format!(
-            "disk: `{key}` belongs to the back end `{owner}`, and this disk has another"
-        ))
-    });
-    let complete = match (&name, backend, size_fits) {
-        (Some(name), Some(backend), true) => Some(DiskConfig {
-            name: name.value.clone(),
-            backend,
-            block_size,
-            read_only,
-            require,
-            serial,
-            shown,
-            limits,
-            errors: errors.applied_to(ErrorPolicy::default()),
-        }),
-        _ => None,
-    };
-    DiskDraft {
-        name,
-        path,
-        wwn,
-        complete,
-    }
-}
-
-fn read_block_size(reader: &mut Reader<'_, '_>) -> Option<u32> {
-    let value = reader.raw("block_size")?;
-    let read = match &value.value {
-        Raw::Integer(number) => Some(*number),
-        Raw::Word(word) => super::size::parse_size(word).ok().map(i128::from),
-        _ => None,
-    };
-    match read {
-        Some(512) => Some(512),
-        Some(4096) => Some(4096),
-        _ => {
-            reader.refuse("block_size", value, "512 or 4096");
-            None
-        }
-    }
-}
-
-fn read_serial(reader: &mut Reader<'_, '_>) -> Option<String> {
-    let allowed = "1 to 20 printable ASCII characters";
-    let serial = reader.text("serial", allowed)?;
-    let printable = |c: char| c.is_ascii_graphic() || c == ' ';
-    if serial.value.len() > SERIAL_MAX || !serial.value.chars().all(printable) {
-        let message = format!("`serial`: found {:?}", serial.value);
-        let mistake = Mistake::new(MistakeKind::Value, &serial.place, message);
-        reader.diagnostics().push(mistake.allowed(allowed));
-        return None;
-    }
-    Some(serial.value)
-}
-
-/// Is it a whole number of blocks, and not none?
-pub fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) -> bool {
-    if size.value > 0 && size.value.is_multiple_of(u64::from(block_size)) {
-        return true;
-    }
-    let message = format!(
-        "`size`: {} bytes are not a whole number of blocks of {block_size} bytes",
-        size.value
-    );
-    let mistake = Mistake::new(MistakeKind::Value, &size.place, message);
-    let allowed = format!("a multiple of {block_size}, at least {block_size}");
-    reader.diagnostics().push(mistake.allowed(allowed));
-    false
 }
 
 /// A vhost-blk export.

@@ -1,18 +1,11 @@
 //! Disks that are Ceph RBD images: which image, which cluster, and as whom.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use bdev::{ClusterConfig, ImageName, RbdLock};
 
 use super::diagnostics::{Mistake, MistakeKind};
-use super::place::At;
 use super::value::{Raw, Reader, wrong};
-
-/// The keys that only such a disk has.
-pub const RBD_KEYS: [&str; 7] = [
-    "image", "conf", "id", "keyring", "mon_host", "option", "lock",
-];
 
 /// An image and the way to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,71 +23,13 @@ pub struct RbdConfig {
 /// Options of Ceph that would show a secret to whoever may look on.
 const SECRETS: [&str; 2] = ["key", "keyfile"];
 
-/// What was said about an image.
-#[derive(Default)]
-pub struct RbdDraft {
-    image: Option<At<ImageName>>,
-    cluster: ClusterConfig,
-    lock: RbdLock,
-}
-
-impl RbdDraft {
-    /// The image, if it was said.
-    pub fn complete(&self) -> Option<RbdConfig> {
-        Some(RbdConfig {
-            image: self.image.as_ref()?.value.clone(),
-            cluster: self.cluster.clone(),
-            lock: self.lock,
-            size: None,
-        })
-    }
-}
-
-/// Reads the keys of an image.
-pub fn read_rbd(reader: &mut Reader<'_, '_>, required: bool) -> RbdDraft {
-    if required {
-        reader.require("image", ImageName::FORM);
-    }
-    RbdDraft {
-        image: read_image(reader),
-        cluster: read_cluster(reader),
-        lock: reader
-            .choice("lock", &RbdLock::WORDS)
-            .map_or(RbdLock::default(), |lock| lock.value),
-    }
-}
-
-/// Reads which cluster, and as whom.
-pub fn read_cluster(reader: &mut Reader<'_, '_>) -> ClusterConfig {
-    let path = |at: At<String>| PathBuf::from(at.value);
-    let conf = reader.text(
-        "conf",
-        "the path of Ceph's configuration, such as /etc/ceph/ceph.conf",
-    );
-    let id = reader.text(
-        "id",
-        "a user of the cluster without `client.`, such as admin",
-    );
-    let keyring = reader.text("keyring", "the path of the file with the user's key");
-    let mon_host = reader.text(
-        "mon_host",
-        "addresses of monitors, such as \"10.0.0.1,10.0.0.2\"",
-    );
-    ClusterConfig {
-        conf: conf.map(path),
-        id: id.map(|at| at.value),
-        keyring: keyring.map(path),
-        mon_host: mon_host.map(|at| at.value),
-        options: read_options(reader),
-    }
-}
-
-fn read_image(reader: &mut Reader<'_, '_>) -> Option<At<ImageName>> {
-    let text = reader.text("image", ImageName::FORM)?;
+/// The name of an image.
+pub fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<ImageName> {
+    let text = reader.text(key, ImageName::FORM)?;
     match ImageName::parse(&text.value) {
-        Some(image) => Some(At::new(image, text.place)),
+        Some(image) => Some(image),
         None => {
-            let message = format!("`image`: found {:?}", text.value);
+            let message = format!("`{key}`: found {:?}", text.value);
             let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
             reader.diagnostics().push(mistake.allowed(ImageName::FORM));
             None
@@ -102,10 +37,14 @@ fn read_image(reader: &mut Reader<'_, '_>) -> Option<At<ImageName>> {
     }
 }
 
-fn read_options(reader: &mut Reader<'_, '_>) -> BTreeMap<String, String> {
-    const EXAMPLE: &str = "a table of Ceph's options, such as { rbd_cache = \"true\" }";
+/// Options of Ceph.
+pub fn read_options(
+    reader: &mut Reader<'_, '_>,
+    key: &'static str,
+    allowed: &str,
+) -> BTreeMap<String, String> {
     let mut options = BTreeMap::new();
-    let Some(fields) = reader.table("option", EXAMPLE) else {
+    let Some(fields) = reader.table(key, allowed) else {
         return options;
     };
     for field in &fields.entries {

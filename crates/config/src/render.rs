@@ -3,14 +3,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use bdev::{ClusterConfig, RbdLock};
 use reactor::ExportPlacement;
 
 use super::iscsi::{Announced, IscsiConfig, Portal};
 use super::iscsi_limits::IscsiLimits;
+use super::key::quoted;
 use super::model::{Config, LunConfig, Placement, PollLimit};
 use super::objects::{DISK_POLL_KEY, NETWORK_POLL_KEY, POLL_KEY};
-use super::rbd::RbdConfig;
 use super::size::render_size;
 
 /// The text of `config`, with every value said.
@@ -65,45 +64,9 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
         }
     }
     for disk in &config.disks {
-        writeln!(text, "\n[[disk]]\nname = {}", quoted(&disk.name))?;
-        writeln!(text, "backend = \"{}\"", disk.backend.word())?;
-        disk.backend.write(text)?;
-        if let Some(block_size) = disk.block_size {
-            writeln!(text, "block_size = {block_size}")?;
-        }
-        writeln!(text, "read_only = {}", disk.read_only)?;
-        writeln!(text, "require = {}", disk.require)?;
-        if let Some(serial) = &disk.serial {
-            writeln!(text, "serial = {}", quoted(serial))?;
-        }
-        if let Some(wwn) = disk.shown.wwn {
-            writeln!(text, "wwn = \"{wwn:016x}\"")?;
-        }
-        if let Some(size) = disk.shown.physical_block_size {
-            writeln!(text, "physical_block_size = {size}")?;
-        }
-        writeln!(text, "removable = {}", disk.shown.removable)?;
-        writeln!(
-            text,
-            "copy_across_targets = {}",
-            disk.shown.copy_across_targets
-        )?;
-        writeln!(text, "on_error = \"{}\"", disk.errors.on_error.word())?;
-        if disk.errors.io_timeout > 0 {
-            writeln!(text, "io_timeout = {}", disk.errors.io_timeout)?;
-        }
-        let limits = &disk.limits;
-        if let Some(iops) = limits.iops {
-            writeln!(text, "iops = {iops}")?;
-        }
-        if let Some(burst) = limits.iops_burst {
-            writeln!(text, "iops_burst = {burst}")?;
-        }
-        if let Some(bandwidth) = limits.bandwidth {
-            writeln!(text, "bandwidth = \"{}\"", render_size(bandwidth))?;
-        }
-        if let Some(burst) = limits.bandwidth_burst {
-            writeln!(text, "bandwidth_burst = \"{}\"", render_size(burst))?;
+        writeln!(text, "\n[[disk]]")?;
+        for (key, value) in disk.file_values() {
+            writeln!(text, "{} = {}", key.name, key.kind.toml(&value))?;
         }
     }
     for export in &config.vhost_blk {
@@ -147,39 +110,6 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
             writeln!(text, "{key} = {value}")?;
         }
         writeln!(text, "memory = \"{}\"", render_size(limits.memory))?;
-    }
-    Ok(())
-}
-
-/// The keys of an image.
-pub fn write_rbd(text: &mut String, rbd: &RbdConfig) -> std::fmt::Result {
-    writeln!(text, "image = {}", quoted(&rbd.image.to_string()))?;
-    if rbd.lock != RbdLock::default() {
-        writeln!(text, "lock = {}", quoted(rbd.lock.word()))?;
-    }
-    let ClusterConfig {
-        conf,
-        id,
-        keyring,
-        mon_host,
-        options,
-    } = &rbd.cluster;
-    for (key, path) in [("conf", conf), ("keyring", keyring)] {
-        if let Some(path) = path {
-            writeln!(text, "{key} = {}", quoted_path(path))?;
-        }
-    }
-    for (key, word) in [("id", id), ("mon_host", mon_host)] {
-        if let Some(word) = word {
-            writeln!(text, "{key} = {}", quoted(word))?;
-        }
-    }
-    if !options.is_empty() {
-        let options = options.iter();
-        let options: Vec<String> = options
-            .map(|(key, value)| format!("{} = {}", quoted(key), quoted(value)))
-            .collect();
-        writeln!(text, "option = {{ {} }}", options.join(", "))?;
     }
     Ok(())
 }
@@ -239,22 +169,7 @@ fn write_iscsi(text: &mut String, target: &IscsiConfig) -> std::fmt::Result {
     writeln!(text, "]")
 }
 
-/// The same of a path.
-pub fn quoted_path(path: &Path) -> String {
+/// A path as a TOML string.
+fn quoted_path(path: &Path) -> String {
     quoted(&path.to_string_lossy())
-}
-
-/// A TOML basic string.
-pub fn quoted(text: &str) -> String {
-    let mut quoted = String::from('"');
-    for character in text.chars() {
-        match character {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            c if c.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
 }

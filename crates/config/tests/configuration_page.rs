@@ -1,9 +1,10 @@
 //! `docs/configuration.md` and the parser say the same: the keys of each table, the ranges and words of their values, and
-//! their defaults. A key that is added to one of them alone fails here.
+//! their defaults. A key that is added to one of them alone fails here. Rows of disks are what their keys declare:
+//! `LUNETTE_WRITE_DOCS=1 cargo test --workspace --exclude lunette-fuzz --test configuration_page` writes them.
 
 use std::collections::BTreeSet;
 
-use config::{Config, Diagnostics, Flags, Surroundings, parse};
+use config::{Config, DISK_KEYS, Diagnostics, Flags, Surroundings, parse};
 
 const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n";
 const FILE: &str =
@@ -149,9 +150,56 @@ fn keys_of_the_parser(section: &Section) -> BTreeSet<String> {
     words.skip(1).step_by(2).map(str::to_owned).collect()
 }
 
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+
 fn page() -> String {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
-    std::fs::read_to_string(path).expect("the page")
+    std::fs::read_to_string(PAGE).expect("the page")
+}
+
+/// The page with the rows of one table in the place of those that are below `heading`.
+fn with_rows(page: &str, heading: &str, rows: &[String]) -> String {
+    let start = page.find(&format!("\n{heading}\n")).expect("the heading");
+    let rule = "|---|---|---|---|---|\n";
+    let start = start + page[start..].find(rule).expect("a table") + rule.len();
+    let old = page[start..].split_inclusive('\n');
+    let length: usize = old
+        .take_while(|line| line.starts_with('|'))
+        .map(str::len)
+        .sum();
+    format!(
+        "{}{}\n{}",
+        &page[..start],
+        rows.join("\n"),
+        &page[start + length..]
+    )
+}
+
+#[test]
+fn rows_of_disks_are_what_their_keys_declare() {
+    let mut expected = page();
+    for (heading, device) in [
+        ("## Disks", None),
+        ("### Files and block devices", Some("file")),
+        ("### Ceph RBD images", Some("rbd")),
+        ("### Delays", Some("delay")),
+    ] {
+        let keys = DISK_KEYS.iter().filter(|key| match device {
+            None => key.of.is_empty(),
+            Some(device) => key.of.contains(&device),
+        });
+        let rows: Vec<String> = keys.map(|key| key.row()).collect();
+        expected = with_rows(&expected, heading, &rows);
+    }
+    if std::env::var_os("LUNETTE_WRITE_DOCS").is_some() {
+        std::fs::write(PAGE, &expected).expect("the page can be written");
+    }
+    for (line, expected) in page().lines().zip(expected.lines()) {
+        assert_eq!(
+            line, expected,
+            "hint: LUNETTE_WRITE_DOCS=1 cargo test --workspace --exclude lunette-fuzz --test configuration_page"
+        );
+    }
+    assert_eq!(page(), expected);
 }
 
 #[test]

@@ -8,6 +8,7 @@
 mod client;
 mod configuration;
 mod event;
+mod keys;
 mod log;
 pub mod objects;
 mod problem;
@@ -21,6 +22,7 @@ use std::path::PathBuf;
 pub use client::{Client, ClientError, Method, escape, get, latency_path};
 pub use configuration::{Accepted, Changes, Objects, Summary};
 pub use event::Event;
+pub use keys::Keys;
 pub use log::Log;
 pub use problem::{FieldProblem, Problem};
 pub use status::{DiskStatus, ExportStatus, LunStatus, Status};

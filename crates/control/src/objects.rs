@@ -1,108 +1,42 @@
 //! Objects as JSON, with the names of the configuration file. What GET gives may be PUT back.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::openapi::{ObjectBuilder, Ref, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
-/// A disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+use crate::keys::Keys;
+
+/// A disk: what is said of it, by the keys of the configuration file, and how it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     /// Its name: as in the address.
     #[serde(default)]
     pub name: String,
     /// The block device that does its I/O.
-    #[schema(pattern = "^(ram|null|delay|file|rbd)$")]
     pub backend: String,
-    /// Bytes; in a request also a text such as "10G". Not needed for a file that is there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 512, maximum = 9_223_372_036_854_775_807_u64, value_type = Option<u64>, format = "int64")]
-    pub size: Option<u64>,
-    /// Of the back end `file`: the raw file or block device.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub path: Option<String>,
-    /// Of the back end `file`: `none`, `writeback` or `writethrough`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(pattern = "^(none|writeback|writethrough)$")]
-    pub cache: Option<String>,
-    /// How long each I/O of a `delay` takes: a time, MIN-MAX or exp:MEAN.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub time: Option<String>,
-    /// What a `delay` keeps its data in: null, ram.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub around: Option<String>,
-    /// Of the back end `rbd`: the image, POOL[/NAMESPACE]/IMAGE[@SNAPSHOT].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
-    /// Of the back end `rbd`: Ceph's configuration file.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub conf: Option<String>,
-    /// Of the back end `rbd`: the user, without `client.`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// Of the back end `rbd`: the file with the user's key.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub keyring: Option<String>,
-    /// Of the back end `rbd`: addresses of monitors.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mon_host: Option<String>,
-    /// Of the back end `rbd`: `exclusive` or `shared`; without it `cooperative`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lock: Option<String>,
-    /// Of the back end `rbd`: further options of Ceph.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub option: Option<BTreeMap<String, String>>,
-    /// Logical block size in bytes: 512 or 4096.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 512, maximum = 4096)]
-    pub block_size: Option<u32>,
-    /// Nothing may be written.
-    #[serde(default)]
-    pub read_only: bool,
-    /// The daemon does not start without the disk.
-    #[serde(default)]
-    pub require: bool,
-    /// What clients see as serial number.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(max_length = 20)]
-    pub serial: Option<String>,
-    /// NAA identifier that SCSI initiators see: 16 hexadecimal digits.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub wwn: Option<String>,
-    /// Physical block size in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub physical_block_size: Option<u32>,
-    /// SCSI initiators may eject and load the medium.
-    #[serde(default)]
-    pub removable: bool,
-    /// EXTENDED COPY through targets that do not have the disk may read and write it.
-    #[serde(default)]
-    pub copy_across_targets: bool,
-    /// Most requests in a second. May be changed at any time, as may the other limits.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops: Option<u64>,
-    /// Requests that may come at once after a pause.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iops_burst: Option<u64>,
-    /// Most bytes in a second.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bandwidth: Option<u64>,
-    /// Bytes that may come at once after a pause.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bandwidth_burst: Option<u64>,
-    /// What becomes of an I/O that fails: `report` (the client gets the error), `stop` (it waits until the disk is resumed, or its
-    /// device is back) or `enospc` (it waits if the device is full). May be changed at any time. Default: `report`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(pattern = "^(report|stop|enospc)$")]
-    pub on_error: Option<String>,
-    /// Seconds after which an I/O that the device has not ended is cancelled, where the device can do so, and has failed; 0, the
-    /// default: it may take any time. May be changed at any time.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(maximum = 86400)]
-    pub io_timeout: Option<u32>,
+    /// Its other keys.
+    #[serde(flatten)]
+    pub keys: Keys,
     /// What is so; not looked at in a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<DiskStatus>,
+}
+
+/// The daemon, which knows the keys, adds them to the schema.
+impl PartialSchema for Disk {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .description(Some("A disk."))
+            .property("status", Ref::from_schema_name(DiskStatus::name()))
+            .into()
+    }
+}
+
+impl ToSchema for Disk {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((DiskStatus::name().into_owned(), DiskStatus::schema()));
+        DiskStatus::schemas(schemas);
+    }
 }
 
 /// How a disk is.
@@ -200,18 +134,10 @@ pub struct Limits {
     pub bandwidth_burst: Option<u64>,
 }
 
-/// What becomes of I/Os of a disk that fail or take too long. What is not said stays as it is.
+/// What becomes of I/Os of a disk that fail or take too long. What is not said stays as it is. The daemon, which knows the
+/// keys, adds them to the schema.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ErrorPolicy {
-    /// `report`, `stop` or `enospc`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(pattern = "^(report|stop|enospc)$")]
-    pub on_error: Option<String>,
-    /// Seconds; 0: an I/O may take any time.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(maximum = 86400)]
-    pub io_timeout: Option<u32>,
-}
+pub struct ErrorPolicy {}
 
 /// An export: `kind` says which.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

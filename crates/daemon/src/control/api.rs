@@ -12,12 +12,13 @@ use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use config::{DISK_KEYS, DISK_SET, DiskKey};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::broadcast;
-use utoipa::openapi::RefOr;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{RefOr, Schema};
 use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -220,9 +221,29 @@ fn guard(document: &mut utoipa::openapi::OpenApi) {
     document.security = Some(either.to_vec());
 }
 
+/// Adds keys of a disk, which are declared where its configuration is read, to an object.
+fn add_keys(document: &mut utoipa::openapi::OpenApi, object: &str, has: fn(&DiskKey) -> bool) {
+    let components = document.components.get_or_insert_default();
+    let Some(RefOr::T(Schema::Object(object))) = components.schemas.get_mut(object) else {
+        return;
+    };
+    for key in DISK_KEYS.iter().filter(|key| has(key)) {
+        let schema = serde_json::from_value::<RefOr<Schema>>(key.schema());
+        let schema = schema.expect("a key's schema is one");
+        object.properties.insert(key.name.to_owned(), schema);
+        // The address has the name, too.
+        if key.is_required() && key.name != "name" {
+            object.required.push(key.name.to_owned());
+        }
+    }
+}
+
 fn described() -> OpenApiRouter<Api> {
     let mut described = routes();
     guard(described.get_openapi_mut());
+    add_keys(described.get_openapi_mut(), "Disk", |_| true);
+    let is_set = |key: &DiskKey| key.run_time == DISK_SET;
+    add_keys(described.get_openapi_mut(), "ErrorPolicy", is_set);
     described
 }
 

@@ -13,7 +13,7 @@ use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::objects::{Change, Live, Refusal, bodies, users_of_all};
 use crate::running::Overview;
-use config::{DiskConfig, disk_json, error_policy_json, limits_json, size_json};
+use config::{DiskConfig, disk_json, disk_settings_json, limits_json, size_json};
 
 /// List disks.
 #[utoipa::path(get, path = "/v1/disks", responses(
@@ -124,8 +124,8 @@ pub(super) async fn set_error_policy(
     Path(name): Path<String>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Disk>, ErrorResponse> {
-    let policy = error_policy_json(&json(body)?).map_err(Refusal::from)?;
-    let change = Change::SetErrorPolicy(name.clone(), policy);
+    let settings = disk_settings_json(&json(body)?).map_err(Refusal::from)?;
+    let change = Change::SetDisk(name.clone(), settings);
     api.change(change, Force::default()).await?;
     one(api.overview()?, &name).map(Json)
 }

@@ -1,66 +1,23 @@
 //! Configured objects in the form of the control API, and how they are.
 
-use std::path::PathBuf;
-
-use bdev::{DiskState, RbdLock};
+use bdev::DiskState;
+use control::Keys;
 use control::objects::{Acl, Disk, DiskStatus, Export, Iscsi, Lun, VhostBlk, VhostScsi};
 use reactor::ExportPlacement;
 
 use super::Live;
-use config::{AclEntry, BlockDeviceConfig, DiskConfig, ExportRef, LunConfig};
+use config::{AclEntry, DiskConfig, ExportRef, LunConfig};
 
 /// A disk as it is configured.
 pub fn disk(disk: &DiskConfig) -> Disk {
-    let mut body = Disk {
+    let said = disk.values().map(|(key, value)| (key.name, value));
+    // These two have fields of their own.
+    let keys = said.filter(|(key, _)| !matches!(*key, "name" | "backend"));
+    Disk {
         name: disk.name.clone(),
         backend: disk.backend.word().to_owned(),
-        size: disk.backend.size(),
-        block_size: disk.block_size,
-        read_only: disk.read_only,
-        require: disk.require,
-        serial: disk.serial.clone(),
-        wwn: disk.shown.wwn.map(|wwn| format!("{wwn:016x}")),
-        physical_block_size: disk.shown.physical_block_size,
-        removable: disk.shown.removable,
-        copy_across_targets: disk.shown.copy_across_targets,
-        iops: disk.limits.iops,
-        iops_burst: disk.limits.iops_burst,
-        bandwidth: disk.limits.bandwidth,
-        bandwidth_burst: disk.limits.bandwidth_burst,
-        on_error: Some(disk.errors.on_error.word().to_owned()),
-        io_timeout: Some(disk.errors.io_timeout).filter(|seconds| *seconds > 0),
+        keys: Keys(keys.map(|(key, value)| (key.to_owned(), value)).collect()),
         status: None,
-        ..Disk::default()
-    };
-    describe(&disk.backend, &mut body);
-    body
-}
-
-/// The keys of a disk's block device.
-fn describe(backend: &BlockDeviceConfig, body: &mut Disk) {
-    let text = |path: &PathBuf| path.to_string_lossy().into_owned();
-    match backend {
-        BlockDeviceConfig::Ram { .. } | BlockDeviceConfig::Null { .. } => {}
-        BlockDeviceConfig::Delay { time, around, .. } => {
-            body.time = Some(time.to_string());
-            body.around = Some(around.word().to_owned());
-        }
-        BlockDeviceConfig::File { path, cache, .. } => {
-            body.path = Some(text(path));
-            body.cache = Some(cache.word().to_owned());
-        }
-        BlockDeviceConfig::Rbd(rbd) => {
-            let cluster = &rbd.cluster;
-            body.image = Some(rbd.image.to_string());
-            body.conf = cluster.conf.as_ref().map(text);
-            body.id.clone_from(&cluster.id);
-            body.keyring = cluster.keyring.as_ref().map(text);
-            body.mon_host.clone_from(&cluster.mon_host);
-            let lock = Some(rbd.lock).filter(|lock| *lock != RbdLock::default());
-            body.lock = lock.map(|lock| lock.word().to_owned());
-            let options = Some(&cluster.options).filter(|options| !options.is_empty());
-            body.option = options.cloned();
-        }
     }
 }
 

@@ -3,9 +3,7 @@
 use std::collections::HashMap;
 
 use super::refusal::{Fault, Refusal};
-use config::{
-    Config, DiskConfig, ErrorPolicyChange, ExportConfig, ExportRef, LimitsConfig, LunConfig,
-};
+use config::{Config, DiskConfig, DiskSettings, ExportConfig, ExportRef, LimitsConfig, LunConfig};
 
 /// One change, by the names of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +14,8 @@ pub enum Change {
     ResizeDisk(String, u64),
     /// The clients of this disk may do so much.
     LimitDisk(String, LimitsConfig),
-    /// This becomes of I/Os of this disk that fail or take too long.
-    SetErrorPolicy(String, ErrorPolicyChange),
+    /// These keys of this disk, which may change at any time, have these values.
+    SetDisk(String, DiskSettings),
     /// This disk is not there.
     RemoveDisk(String),
     /// This export is there, as it is said, with these logical units.
@@ -97,10 +95,9 @@ impl Change {
                 let disk = next.disks.iter_mut().find(|disk| disk.name == name);
                 disk.ok_or_else(|| not_there("disk", &name))?.limits = limits;
             }
-            Change::SetErrorPolicy(name, change) => {
+            Change::SetDisk(name, settings) => {
                 let disk = next.disks.iter_mut().find(|disk| disk.name == name);
-                let disk = disk.ok_or_else(|| not_there("disk", &name))?;
-                disk.errors = change.applied_to(disk.errors);
+                settings.apply(disk.ok_or_else(|| not_there("disk", &name))?);
             }
             Change::RemoveDisk(name) => remove_disk(&mut next, &name, force)?,
             Change::PutExport(export) => next.put_export(export),

@@ -220,7 +220,8 @@ impl Plan {
             let detail = format!(
                 "only the size, the limits and the error policy of disk {name} can be changed"
             );
-            let fault = Fault::at(differing(now, next), detail);
+            let key = now.differs_in(next).unwrap_or("backend");
+            let fault = Fault::at(format!("/{key}"), detail);
             self.refused
                 .push(fault.help("remove the disk and add it anew"));
             return;
@@ -308,35 +309,6 @@ fn bars(one: ExportRef<'_>, other: ExportRef<'_>) -> bool {
         return false;
     };
     iscsi_name::is_same(&one.name, &other.name)
-}
-
-/// The pointer of the first field that differs beside the size.
-fn differing(now: &DiskConfig, next: &DiskConfig) -> &'static str {
-    if now.backend.word() != next.backend.word() {
-        return "/backend";
-    }
-    if now.block_size != next.block_size {
-        return "/block_size";
-    }
-    if now.read_only != next.read_only {
-        return "/read_only";
-    }
-    if now.serial != next.serial {
-        return "/serial";
-    }
-    if now.shown.wwn != next.shown.wwn {
-        return "/wwn";
-    }
-    if now.shown.physical_block_size != next.shown.physical_block_size {
-        return "/physical_block_size";
-    }
-    if now.shown.removable != next.shown.removable {
-        return "/removable";
-    }
-    if now.shown.copy_across_targets != next.shown.copy_across_targets {
-        return "/copy_across_targets";
-    }
-    now.backend.differing(&next.backend)
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! `lunette disk`.
 
-use config::{self as configuration, Flags, Surroundings, parse_size};
+use config::{
+    self as configuration, BlockDeviceConfig, DISK_KEYS, DISK_SET, DiskKey, Flags, Kind,
+    Surroundings, parse_size,
+};
 use control::objects::{Disk, DiskStatus, Limits};
 use control::{Method, escape};
 use serde_json::{Value, json};
@@ -48,7 +51,7 @@ pub fn run(command: DiskCommand) -> Outcome {
             ask.change(Method::PUT, &path, Some(&json!(limits)))
         }
         DiskAction::Set { disk, setting } => {
-            let body = error_policy(&setting).map_err(Failure::mistake)?;
+            let body = settings(&setting).map_err(Failure::mistake)?;
             let path = format!("{}/on_error", path(&disk));
             ask.change(Method::PUT, &path, Some(&body))
         }
@@ -131,12 +134,12 @@ fn add(ask: &Ask, flag: String) -> Outcome {
             let reason = format!("disk {} already exists", disk.name);
             return Err(Failure::because(reason));
         }
-        let mut body = daemon::objects::bodies::disk(&disk);
-        // The daemon's folder may be another.
-        body.path = body.path.map(|path| {
-            let absolute = std::path::absolute(&path).ok();
-            absolute.map_or(path, |path| path.to_string_lossy().into_owned())
-        });
+        let mut disk = disk;
+        if let BlockDeviceConfig::File { path, .. } = &mut disk.backend {
+            // The daemon's folder may be another.
+            *path = std::path::absolute(&path).unwrap_or(path.clone());
+        }
+        let body = daemon::objects::bodies::disk(&disk);
         ask.change(Method::PUT, &path, Some(&json!(body)))?;
     }
     Ok(())
@@ -150,15 +153,15 @@ fn table(disks: &[Disk]) -> Table {
         let status = disk.status.as_ref();
         table.row([
             disk.name.clone(),
-            match &disk.path {
+            match disk.keys.text("path") {
                 Some(path) => format!("{}:{path}", disk.backend),
                 None => disk.backend.clone(),
             },
             status.map_or_else(String::new, |status| status.state.clone()),
-            size_text(status.map_or(disk.size.unwrap_or(0), |status| status.size)),
+            size_text(status.map_or(disk.keys.number("size").unwrap_or(0), |status| status.size)),
             status.map_or_else(String::new, |status| status.block_size.to_string()),
-            yes(disk.read_only),
-            limits_text(disk.iops, disk.bandwidth),
+            yes(disk.keys.is_on("read_only")),
+            limits(disk),
             status.map_or_else(String::new, |status| status.serial.clone()),
             status.map_or_else(String::new, |status| status.used_by.join(" ")),
         ])
@@ -184,8 +187,8 @@ fn details(disk: &Disk) -> Table {
         }
         lines.push(("stack", status.stack.join(" > ")));
     }
-    if let Some(path) = &disk.path {
-        lines.push(("path", path.clone()));
+    if let Some(path) = disk.keys.text("path") {
+        lines.push(("path", path.to_owned()));
     }
     if let Some(status) = &disk.status {
         lines.push(("size", size_text(status.size)));
@@ -193,39 +196,65 @@ fn details(disk: &Disk) -> Table {
         lines.push(("serial", status.serial.clone()));
         lines.push(("used by", status.used_by.join(" ")));
     }
-    lines.push(("read-only", yes(disk.read_only)));
-    lines.push(("on error", disk.on_error.clone().unwrap_or_default()));
-    if let Some(seconds) = disk.io_timeout {
+    lines.push(("read-only", yes(disk.keys.is_on("read_only"))));
+    let on_error = disk.keys.text("on_error").unwrap_or_default();
+    lines.push(("on error", on_error.to_owned()));
+    if let Some(seconds) = disk.keys.number("io_timeout") {
         lines.push(("I/O timeout", format!("{seconds} s")));
     }
-    lines.push(("limits", limits_text(disk.iops, disk.bandwidth)));
+    lines.push(("limits", limits(disk)));
     let head = Table::new(&["PROPERTY", "VALUE"]);
     lines.into_iter().fold(head, |table, (property, value)| {
         table.row([property.to_owned(), value])
     })
 }
 
-/// The body of a change of the error policy, from `on_error=stop,io_timeout=30`.
-fn error_policy(setting: &str) -> Result<Value, String> {
+/// The body of a change of keys that may change at any time, from `on_error=stop,io_timeout=30`.
+fn settings(text: &str) -> Result<Value, String> {
+    let known = || DISK_KEYS.iter().filter(|key| key.run_time == DISK_SET);
     let mut body = serde_json::Map::new();
-    for one in setting.split(',') {
-        let value = match one.split_once('=') {
-            Some(("on_error", word)) => Value::from(word),
-            Some(("io_timeout", "none")) => Value::from(0),
-            Some(("io_timeout", seconds)) => {
-                seconds.parse::<u32>().map(Value::from).map_err(|_| {
-                    format!("io_timeout={seconds:?}: expected seconds from 1 to 86400, or none")
-                })?
-            }
-            _ => {
-                let allowed = "on_error=report|stop|enospc, io_timeout=SECONDS|none";
-                return Err(format!("{one:?} is not a setting: {allowed}"));
-            }
+    for one in text.split(',') {
+        let said = one.split_once('=');
+        let found = said.and_then(|(name, value)| Some((known().find(|k| k.name == name)?, value)));
+        let Some((key, value)) = found else {
+            let allowed: Vec<String> = known().map(form).collect();
+            let allowed = allowed.join(", ");
+            return Err(format!("{one:?} is not a setting: {allowed}"));
         };
-        let key = one.split('=').next().unwrap_or_default();
-        body.insert(key.to_owned(), value);
+        body.insert(key.name.to_owned(), setting(key, value)?);
     }
     Ok(Value::Object(body))
+}
+
+/// The value of a key. Of a number that may be 0 this is also `none`.
+fn setting(key: &DiskKey, value: &str) -> Result<Value, String> {
+    match &key.kind {
+        Kind::Number(unit, range) => match (value, value.parse::<u64>()) {
+            ("none", _) if range.contains(&0) => Ok(Value::from(0)),
+            (_, Ok(number)) => Ok(Value::from(number)),
+            _ => {
+                let (name, least, most) = (key.name, range.start().max(&1), range.end());
+                Err(format!(
+                    "{name}={value:?}: expected {unit} from {least} to {most}, or none"
+                ))
+            }
+        },
+        Kind::Boolean => Ok(Value::from(matches!(value, "on" | "true" | "yes"))),
+        _ => Ok(Value::from(value)),
+    }
+}
+
+/// `io_timeout=SECONDS|none`.
+fn form(key: &DiskKey) -> String {
+    let name = key.name;
+    match &key.kind {
+        Kind::Word(words) => format!("{name}={}", words.join("|")),
+        Kind::Number(unit, range) if range.contains(&0) => {
+            format!("{name}={}|none", unit.to_uppercase())
+        }
+        Kind::Number(unit, _) => format!("{name}={}", unit.to_uppercase()),
+        _ => format!("{name}=VALUE"),
+    }
 }
 
 /// `ready`, or `unavailable: REASON, next try in 4 s`.
@@ -255,6 +284,10 @@ fn identities(disks: &[Disk]) -> Table {
     })
 }
 
+fn limits(disk: &Disk) -> String {
+    limits_text(disk.keys.number("iops"), disk.keys.number("bandwidth"))
+}
+
 /// What may be done in a second; bursts are in `--json`.
 fn limits_text(iops: Option<u64>, bandwidth: Option<u64>) -> String {
     let iops = iops.map(|iops| format!("{iops} IOPS"));
@@ -282,6 +315,21 @@ mod tests {
             "iops_burst=5: `iops_burst` needs `iops`"
         );
         assert!(limits_of("iops=5,iops_burst=5").is_ok());
+    }
+
+    #[test]
+    fn settings_are_the_keys_that_may_change_at_any_time() {
+        let body = settings("on_error=stop,io_timeout=30");
+        assert_eq!(body, Ok(json!({"on_error": "stop", "io_timeout": 30})));
+        assert_eq!(settings("io_timeout=none"), Ok(json!({"io_timeout": 0})));
+        assert_eq!(
+            settings("io_timeout=soon").unwrap_err(),
+            "io_timeout=\"soon\": expected seconds from 1 to 86400, or none"
+        );
+        assert_eq!(
+            settings("serial=S").unwrap_err(),
+            "\"serial=S\" is not a setting: on_error=report|stop|enospc, io_timeout=SECONDS|none"
+        );
     }
 
     #[test]

@@ -1,0 +1,709 @@
+//! The keys of a disk, and what relates them to each other.
+
+use std::path::{Path, PathBuf};
+
+use bdev::{ClusterConfig, DelayTime, ErrorPolicy, ImageName, OnError, RbdLock};
+use serde_json::{Value, json};
+
+use super::Diagnostics;
+use super::devices::{Around, BlockDeviceConfig, CacheMode, DEVICE_KINDS, DeviceKind};
+use super::diagnostics::{Mistake, MistakeKind};
+use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
+use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
+use super::objects::{NAME_ALLOWED, read_name};
+use super::place::At;
+use super::rbd::{RbdConfig, read_image, read_options};
+use super::size::{SIZE_MAX, parse_size};
+use super::value::{Fields, Raw, Reader};
+
+/// Of keys that `lunette disk set` changes at run time.
+pub const DISK_SET: RunTime = RunTime::Command("lunette disk set");
+const DISK_LIMIT: RunTime = RunTime::Command("lunette disk limit");
+const DISK_RESIZE: RunTime = RunTime::Command("lunette disk resize");
+
+const WWN_ALLOWED: &str =
+    "16 hexadecimal digits, the first 2, 3 or 5, such as \"3a5b000000000001\"";
+const PHYSICAL_MAX: u32 = 65_536;
+/// Most requests in a second that a limit may say: more than any disk does.
+const IOPS_MAX: u64 = 1_000_000_000;
+/// The longest timeout, in seconds: a day.
+const IO_TIMEOUT_MAX: u64 = 86_400;
+
+/// What was said about a disk.
+#[derive(Default)]
+pub struct DiskDraft {
+    pub(crate) name: Option<At<String>>,
+    pub(crate) path: Option<At<PathBuf>>,
+    pub(crate) wwn: Option<At<u64>>,
+    /// The disk, if nothing is missing.
+    pub(crate) complete: Option<DiskConfig>,
+    device: Option<DeviceKind>,
+    size: Option<At<u64>>,
+    cache: Option<CacheMode>,
+    time: Option<DelayTime>,
+    around: Option<Around>,
+    image: Option<ImageName>,
+    cluster: ClusterConfig,
+    lock: RbdLock,
+    block_size: Option<u32>,
+    read_only: bool,
+    require: bool,
+    serial: Option<String>,
+    shown: ShownConfig,
+    iops: Option<At<u64>>,
+    iops_burst: Option<At<u64>>,
+    bandwidth: Option<At<u64>>,
+    bandwidth_burst: Option<At<u64>>,
+    errors: ErrorPolicy,
+}
+
+/// A key of a disk.
+pub type DiskKey = Key<DiskDraft, DiskConfig>;
+
+/// All keys of a disk.
+pub static DISK_KEYS: &[DiskKey] = &[
+    Key {
+        name: "name",
+        kind: Kind::Text("a name", NAME_ALLOWED),
+        default: REQUIRED,
+        run_time: RunTime::AddAnew,
+        of: &[],
+        help: "exports and commands refer to it",
+        read: |key, reader, disk| disk.name = read_name(reader, key.name),
+        get: |disk| Some(json!(disk.name)),
+    },
+    Key {
+        name: "backend",
+        kind: Kind::Word(&const { words(&DEVICE_KINDS) }),
+        default: REQUIRED,
+        run_time: RunTime::AddAnew,
+        of: &[],
+        help: "what the disk is, see below",
+        read: |key, reader, disk| {
+            disk.device = reader.choice(key.name, &DEVICE_KINDS).map(|at| at.value);
+        },
+        get: |disk| Some(json!(disk.backend.word())),
+    },
+    Key {
+        name: "size",
+        kind: Kind::Size(": a multiple of the block size", 512..=SIZE_MAX),
+        default: NONE,
+        run_time: DISK_RESIZE,
+        of: &[],
+        help: "`ram`, `null`, `delay`: required. `file`: a file that is missing is created with it, sparse; without it the disk \
+            follows the file's size. `rbd`: not allowed, the image has its size",
+        read: |key, reader, disk| disk.size = reader.size(key.name),
+        get: |disk| disk.backend.size().map(Value::from),
+    },
+    Key {
+        name: "path",
+        kind: Kind::Text(
+            "path of a raw file or a block device",
+            "the path of a raw file or a block device",
+        ),
+        default: REQUIRED,
+        run_time: RunTime::AddAnew,
+        of: &["file"],
+        help: "a qcow2, VMDK, VHDX, VDI or LUKS image is served as raw bytes, with a warning",
+        read: |key, reader, disk| {
+            disk.path = key
+                .text(reader)
+                .map(|at| At::new(at.value.into(), at.place));
+        },
+        get: |disk| match &disk.backend {
+            BlockDeviceConfig::File { path, .. } => Some(path_value(path)),
+            _ => None,
+        },
+    },
+    Key {
+        name: "cache",
+        kind: Kind::Word(&const { words(&CacheMode::WORDS) }),
+        default: "`none`",
+        run_time: RunTime::AddAnew,
+        of: &["file"],
+        help: "`none`: O_DIRECT. `writeback`: the page cache holds written data until a flush. `writethrough`: each write is \
+            durable when it is answered",
+        read: |key, reader, disk| {
+            disk.cache = reader
+                .choice(key.name, &CacheMode::WORDS)
+                .map(|at| at.value);
+        },
+        get: |disk| match &disk.backend {
+            BlockDeviceConfig::File { cache, .. } => Some(json!(cache.word())),
+            _ => None,
+        },
+    },
+    Key {
+        name: "time",
+        kind: Kind::Text(
+            "`250us`, `50us-2ms` (any time between) or `exp:3ms` (exponentially distributed)",
+            DelayTime::FORMS,
+        ),
+        default: REQUIRED,
+        run_time: RunTime::AddAnew,
+        of: &["delay"],
+        help: "duration of each I/O",
+        read: |key, reader, disk| disk.time = read_time(key, reader),
+        get: |disk| match &disk.backend {
+            BlockDeviceConfig::Delay { time, .. } => Some(json!(time.to_string())),
+            _ => None,
+        },
+    },
+    Key {
+        name: "around",
+        kind: Kind::Word(&const { words(&Around::WORDS) }),
+        default: "`null`",
+        run_time: RunTime::AddAnew,
+        of: &["delay"],
+        help: "what keeps the data",
+        read: |key, reader, disk| {
+            disk.around = reader.choice(key.name, &Around::WORDS).map(|at| at.value);
+        },
+        get: |disk| match &disk.backend {
+            BlockDeviceConfig::Delay { around, .. } => Some(json!(around.word())),
+            _ => None,
+        },
+    },
+    Key {
+        name: "image",
+        kind: Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM),
+        default: REQUIRED,
+        run_time: RunTime::AddAnew,
+        of: &["rbd"],
+        help: "the image; a snapshot is read-only",
+        read: |key, reader, disk| disk.image = read_image(reader, key.name),
+        get: |disk| Some(json!(rbd(disk)?.image.to_string())),
+    },
+    Key {
+        name: "conf",
+        kind: Kind::Text(
+            "path of a file",
+            "the path of Ceph's configuration, such as /etc/ceph/ceph.conf",
+        ),
+        default: "Ceph's",
+        run_time: RunTime::AddAnew,
+        of: &["rbd"],
+        help: "configuration of the cluster",
+        read: |key, reader, disk| disk.cluster.conf = key.text(reader).map(|at| at.value.into()),
+        get: |disk| rbd(disk)?.cluster.conf.as_deref().map(path_value),
+    },
+    Key {
+        name: "id",
+        kind: Kind::Text(
+            "a user without `client.`",
+            "a user of the cluster without `client.`, such as admin",
+        ),
+        default: "Ceph's (`admin`)",
+        run_time: RunTime::AddAnew,
+        of: &["rbd"],
+        help: "the user",
+        read: |key, reader, disk| disk.cluster.id = key.text(reader).map(|at| at.value),
+        get: |disk| rbd(disk)?.cluster.id.clone().map(Value::from),
+    },
+    Key {
+        name: "keyring",
+        kind: Kind::Text("path of a file", "the path of the file with the user's key"),
+        default: "Ceph's",
+        run_time: RunTime::AddAnew,
+        of: &["rbd"],
+        help: "file with the user's key",
+        read: |key, reader, disk| disk.cluster.keyring = key.text(reader).map(|at| at.value.into()),
+        get: |disk| rbd(disk)?.cluster.keyring.as_deref().map(path_value),
+    },
+    Key {
+        name: "mon_host",
+        kind: Kind::Text(
+            "addresses of monitors",
+            "addresses of monitors, such as \"10.0.0.1,10.0.0.2\"",
+        ),
+        default: "Ceph's",
+        run_time: RunTime::AddAnew,
+        of: &["rbd"],
+        help: "monitors",
+        read: |key, reader, disk| disk.cluster.mon_host = key.text(reader).map(|at| at.value),
+        get: |disk| rbd(disk)?.cluster.mon_host.clone().map(Value::from),
+    },
+    Key {
+        name: "lock",
+        kind: Kind::Word(&const { words(&RbdLock::WORDS) }),
+        default: "`cooperative`",
+        run_time: RunTime::AddAnew,
+        of: &["rbd"],
+        help: "[who else may write](rbd.md#who-else-may-write)",
+        read: |key, reader, disk| {
+            let lock = reader.choice(key.name, &RbdLock::WORDS);
+            disk.lock = lock.map_or(RbdLock::default(), |at| at.value);
+        },
+        get: |disk| {
+            let lock = rbd(disk)?.lock;
+            (lock != RbdLock::default()).then(|| json!(lock.word()))
+        },
+    },
+    Key {
+        name: "option",
+        kind: Kind::Table("a table of Ceph's options, such as { rbd_cache = \"true\" }"),
+        default: NONE,
+        run_time: RunTime::AddAnew,
+        of: &["rbd"],
+        help: "further options of Ceph. In a flag `option.KEY=VALUE`",
+        read: |key, reader, disk| {
+            disk.cluster.options = read_options(reader, key.name, &key.kind.allowed());
+        },
+        get: |disk| {
+            let options = &rbd(disk)?.cluster.options;
+            (!options.is_empty()).then(|| json!(options))
+        },
+    },
+    Key {
+        name: "block_size",
+        kind: Kind::Numbers(&[512, 4096]),
+        default: "512 bytes; of a block device its own",
+        run_time: RunTime::AddAnew,
+        of: &[],
+        help: "logical block size",
+        read: |key, reader, disk| disk.block_size = read_block_size(key, reader),
+        get: |disk| disk.block_size.map(Value::from),
+    },
+    Key {
+        name: "read_only",
+        kind: Kind::Boolean,
+        default: "`false`",
+        run_time: RunTime::AddAnew,
+        of: &[],
+        help: "refuses writes. In a flag `ro` is the same",
+        read: |key, reader, disk| disk.read_only = key.is_on(reader),
+        get: |disk| Some(json!(disk.read_only)),
+    },
+    Key {
+        name: "require",
+        kind: Kind::Boolean,
+        default: "`false`",
+        run_time: RunTime::NextStart,
+        of: &[],
+        help: "the daemon does not start without the disk. Otherwise it starts, shows the disk as unavailable and tries it again",
+        read: |key, reader, disk| disk.require = key.is_on(reader),
+        get: |disk| Some(json!(disk.require)),
+    },
+    Key {
+        name: "serial",
+        kind: Kind::ShortText(
+            "at most 20 printable ASCII characters",
+            "1 to 20 printable ASCII characters",
+            SERIAL_MAX,
+        ),
+        default: "from the disk's [identity](operations.md#identity)",
+        run_time: RunTime::AddAnew,
+        of: &[],
+        help: "serial number that clients see",
+        read: |key, reader, disk| disk.serial = read_serial(key, reader),
+        get: |disk| disk.serial.clone().map(Value::from),
+    },
+    Key {
+        name: "wwn",
+        kind: Kind::Text("16 hexadecimal digits, the first 2, 3 or 5", WWN_ALLOWED),
+        default: "from the disk's [identity](operations.md#identity)",
+        run_time: RunTime::AddAnew,
+        of: &[],
+        help: "NAA identifier. Set it only where two daemons serve one medium as one disk",
+        read: |key, reader, disk| {
+            disk.wwn = read_wwn(key, reader);
+            disk.shown.wwn = disk.wwn.as_ref().map(|at| at.value);
+        },
+        get: |disk| Some(json!(format!("{:016x}", disk.shown.wwn?))),
+    },
+    Key {
+        name: "physical_block_size",
+        kind: Kind::Size(": a power of two, 512 to 65536", 512..=PHYSICAL_MAX as u64),
+        default: "that of the file or device",
+        run_time: RunTime::AddAnew,
+        of: &[],
+        help: "physical block size that clients see",
+        read: |key, reader, disk| {
+            disk.shown.physical_block_size = read_physical_block_size(key, reader, disk.block_size);
+        },
+        get: |disk| disk.shown.physical_block_size.map(Value::from),
+    },
+    Key {
+        name: "removable",
+        kind: Kind::Boolean,
+        default: "`false`",
+        run_time: RunTime::AddAnew,
+        of: &[],
+        help: "SCSI initiators may eject and load the medium",
+        read: |key, reader, disk| disk.shown.removable = key.is_on(reader),
+        get: |disk| Some(json!(disk.shown.removable)),
+    },
+    Key {
+        name: "copy_across_targets",
+        kind: Kind::Boolean,
+        default: "`false`",
+        run_time: RunTime::AddAnew,
+        of: &[],
+        help: "EXTENDED COPY through targets that do not have the disk may use it, by its NAA identifier",
+        read: |key, reader, disk| disk.shown.copy_across_targets = key.is_on(reader),
+        get: |disk| Some(json!(disk.shown.copy_across_targets)),
+    },
+    Key {
+        name: "iops",
+        kind: Kind::Number("requests per second", 1..=IOPS_MAX),
+        default: NONE,
+        run_time: DISK_LIMIT,
+        of: &[],
+        help: "limit for all clients together",
+        read: |key, reader, disk| disk.iops = key.number(reader),
+        get: |disk| disk.limits.iops.map(Value::from),
+    },
+    Key {
+        name: "iops_burst",
+        kind: Kind::Number("requests", 1..=IOPS_MAX),
+        default: "a twentieth of `iops`",
+        run_time: DISK_LIMIT,
+        of: &[],
+        help: "requests that may come at once after a pause",
+        read: |key, reader, disk| disk.iops_burst = key.number(reader),
+        get: |disk| disk.limits.iops_burst.map(Value::from),
+    },
+    Key {
+        name: "bandwidth",
+        kind: Kind::Size(", per second", 1..=SIZE_MAX),
+        default: NONE,
+        run_time: DISK_LIMIT,
+        of: &[],
+        help: "limit for all clients together, reads and writes added",
+        read: |key, reader, disk| disk.bandwidth = reader.size(key.name),
+        get: |disk| disk.limits.bandwidth.map(Value::from),
+    },
+    Key {
+        name: "bandwidth_burst",
+        kind: Kind::Size("", 1..=SIZE_MAX),
+        default: "a twentieth of `bandwidth`",
+        run_time: DISK_LIMIT,
+        of: &[],
+        help: "bytes that may come at once after a pause",
+        read: |key, reader, disk| disk.bandwidth_burst = reader.size(key.name),
+        get: |disk| disk.limits.bandwidth_burst.map(Value::from),
+    },
+    Key {
+        name: "on_error",
+        kind: Kind::Word(&const { words(&OnError::WORDS) }),
+        default: "`report`",
+        run_time: DISK_SET,
+        of: &[],
+        help: "what happens to an I/O that the device fails: the client gets the error; it \
+            [waits](operations.md#when-a-disk-fails); it waits if the device is full",
+        read: |key, reader, disk| {
+            if let Some(at) = reader.choice(key.name, &OnError::WORDS) {
+                disk.errors.on_error = at.value;
+            }
+        },
+        get: |disk| Some(json!(disk.errors.on_error.word())),
+    },
+    Key {
+        name: "io_timeout",
+        kind: Kind::Number("seconds", 0..=IO_TIMEOUT_MAX),
+        default: "`0`",
+        run_time: DISK_SET,
+        of: &[],
+        help: "after this time the device is asked to cancel an I/O. 0: never",
+        read: |key, reader, disk| {
+            if let Some(at) = key.number(reader) {
+                disk.errors.io_timeout = at.value as u32;
+            }
+        },
+        get: |disk| {
+            Some(disk.errors.io_timeout)
+                .filter(|s| *s > 0)
+                .map(Value::from)
+        },
+    },
+];
+
+fn path_value(path: &Path) -> Value {
+    json!(path.to_string_lossy())
+}
+
+fn rbd(disk: &DiskConfig) -> Option<&RbdConfig> {
+    match &disk.backend {
+        BlockDeviceConfig::Rbd(rbd) => Some(rbd),
+        _ => None,
+    }
+}
+
+impl DiskConfig {
+    /// What is said of the disk, in the order of its keys.
+    pub fn values(&self) -> impl Iterator<Item = (&'static DiskKey, Value)> {
+        DISK_KEYS
+            .iter()
+            .filter_map(|key| Some((key, (key.get)(self)?)))
+    }
+
+    /// The same as a file has it: an image has the size that it has.
+    pub fn file_values(&self) -> impl Iterator<Item = (&'static DiskKey, Value)> {
+        let is_image = rbd(self).is_some();
+        self.values()
+            .filter(move |(key, _)| !(is_image && key.run_time == DISK_RESIZE))
+    }
+
+    /// The first key by which this is another disk than `other`.
+    pub fn differs_in(&self, other: &DiskConfig) -> Option<&'static str> {
+        let mut fixed = DISK_KEYS
+            .iter()
+            .filter(|key| key.run_time == RunTime::AddAnew);
+        let differing = fixed.find(|key| (key.get)(self) != (key.get)(other));
+        differing.map(|key| key.name)
+    }
+}
+
+fn read_keys(reader: &mut Reader<'_, '_>, draft: &mut DiskDraft, which: fn(&DiskKey) -> bool) {
+    for key in DISK_KEYS.iter().filter(|key| which(key)) {
+        let known = DEVICE_KINDS
+            .iter()
+            .find(|(_, kind)| Some(*kind) == draft.device);
+        let device = known.map(|(word, _)| *word);
+        if !key.is_of(device) {
+            continue;
+        }
+        if key.default == REQUIRED && (key.of.is_empty() || device.is_some()) {
+            reader.require(key.name, &key.kind.allowed());
+        }
+        (key.read)(key, reader, draft);
+    }
+}
+
+/// A disk.
+pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
+    let mut reader = Reader::new(fields, "disk", diagnostics);
+    let mut draft = DiskDraft::default();
+    read_keys(&mut reader, &mut draft, |_| true);
+    let limits = relate_limits(&mut reader, &draft);
+    let size_fits = relate_size(&mut reader, &draft);
+    reader.finish(|key| {
+        let key = DISK_KEYS.iter().find(|known| known.name == key)?;
+        let (key, owner) = (key.name, key.of.first()?);
+        Some(format!(
+            "disk: `{key}` belongs to the back end `{owner}`, and this disk has another"
+        ))
+    });
+    draft.complete = draft
+        .backend()
+        .filter(|_| size_fits)
+        .and_then(|backend| draft.disk(backend, limits));
+    draft
+}
+
+/// Limits alone.
+pub fn read_limits(fields: &Fields, diagnostics: &mut Diagnostics) -> LimitsConfig {
+    let mut reader = Reader::new(fields, "limits", diagnostics);
+    let mut draft = DiskDraft::default();
+    read_keys(&mut reader, &mut draft, |key| key.run_time == DISK_LIMIT);
+    let limits = relate_limits(&mut reader, &draft);
+    reader.finish(|_| None);
+    limits
+}
+
+/// An error policy with what is said of the keys that `lunette disk set` changes; the others stay.
+pub fn read_settings(
+    fields: &Fields,
+    errors: ErrorPolicy,
+    diagnostics: &mut Diagnostics,
+) -> ErrorPolicy {
+    let mut reader = Reader::new(fields, "disk", diagnostics);
+    let mut draft = DiskDraft {
+        errors,
+        ..DiskDraft::default()
+    };
+    read_keys(&mut reader, &mut draft, |key| key.run_time == DISK_SET);
+    reader.finish(|_| None);
+    draft.errors
+}
+
+impl DiskDraft {
+    fn backend(&self) -> Option<BlockDeviceConfig> {
+        let size = self.size.as_ref().map(|size| size.value);
+        Some(match self.device? {
+            DeviceKind::Ram => BlockDeviceConfig::Ram { size: size? },
+            DeviceKind::Null => BlockDeviceConfig::Null { size: size? },
+            DeviceKind::Delay => BlockDeviceConfig::Delay {
+                size: size?,
+                time: self.time?,
+                around: self.around.unwrap_or(Around::Null),
+            },
+            DeviceKind::File => BlockDeviceConfig::File {
+                path: self.path.as_ref()?.value.clone(),
+                size,
+                cache: self.cache.unwrap_or(CacheMode::None),
+            },
+            DeviceKind::Rbd => BlockDeviceConfig::Rbd(Box::new(RbdConfig {
+                image: self.image.clone()?,
+                cluster: self.cluster.clone(),
+                lock: self.lock,
+                size: None,
+            })),
+        })
+    }
+
+    fn disk(&self, backend: BlockDeviceConfig, limits: LimitsConfig) -> Option<DiskConfig> {
+        Some(DiskConfig {
+            name: self.name.as_ref()?.value.clone(),
+            backend,
+            block_size: self.block_size,
+            read_only: self.read_only,
+            require: self.require,
+            serial: self.serial.clone(),
+            shown: self.shown,
+            limits,
+            errors: self.errors,
+        })
+    }
+}
+
+/// Which back ends need a size, and which size; false where it is none of the disk's blocks.
+fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
+    use DeviceKind::{Delay, Null, Ram, Rbd};
+    if matches!(draft.device, Some(Ram | Null | Delay)) {
+        reader.require("size", super::size::SIZE_ALLOWED);
+    }
+    let Some(size) = &draft.size else {
+        return true;
+    };
+    if draft.device == Some(Rbd) {
+        let message = "`size`: an image has the size that it has";
+        let mistake = Mistake::new(MistakeKind::Key, &size.place, message);
+        let help = "change it with `lunette disk resize` or `rbd resize`";
+        reader.diagnostics().push(mistake.help(help));
+    }
+    check_size(reader, size, draft.block_size.unwrap_or(512))
+}
+
+/// Is it a whole number of blocks, and not none?
+pub fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) -> bool {
+    if size.value > 0 && size.value.is_multiple_of(u64::from(block_size)) {
+        return true;
+    }
+    let message = format!(
+        "`size`: {} bytes are not a whole number of blocks of {block_size} bytes",
+        size.value
+    );
+    let mistake = Mistake::new(MistakeKind::Value, &size.place, message);
+    let allowed = format!("a multiple of {block_size}, at least {block_size}");
+    reader.diagnostics().push(mistake.allowed(allowed));
+    false
+}
+
+/// A burst without its rate is a mistake: it would mean nothing.
+fn relate_limits(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> LimitsConfig {
+    let pairs = [
+        ("iops", &draft.iops, &draft.iops_burst),
+        ("bandwidth", &draft.bandwidth, &draft.bandwidth_burst),
+    ];
+    for (rate_key, rate, burst) in pairs {
+        let burst_key = format!("{rate_key}_burst");
+        if let (Some(burst), None) = (burst, rate) {
+            let message = format!("`{burst_key}` needs `{rate_key}`");
+            let mistake = Mistake::new(MistakeKind::Relation, &burst.place, message);
+            let help = format!("add `{rate_key}`, or remove `{burst_key}`");
+            reader.diagnostics().push(mistake.help(help));
+        }
+        for (key, at) in [(rate_key, rate), (burst_key.as_str(), burst)] {
+            if let Some(at) = at.as_ref().filter(|at| at.value == 0) {
+                let message = format!("`{key}`: found 0");
+                let mistake = Mistake::new(MistakeKind::Value, &at.place, message);
+                let help = "to remove the limit, remove the key";
+                reader.diagnostics().push(mistake.help(help));
+            }
+        }
+    }
+    let value = |at: &Option<At<u64>>| at.as_ref().map(|at| at.value);
+    LimitsConfig {
+        iops: value(&draft.iops),
+        iops_burst: value(&draft.iops_burst),
+        bandwidth: value(&draft.bandwidth),
+        bandwidth_burst: value(&draft.bandwidth_burst),
+    }
+}
+
+/// How long each I/O of a delayed disk takes.
+fn read_time(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<DelayTime> {
+    let text = key.text(reader)?;
+    let time = DelayTime::parse(&text.value);
+    if time.is_none() {
+        key.refuse(reader, &text);
+    }
+    time
+}
+
+fn read_block_size(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<u32> {
+    let value = reader.raw(key.name)?;
+    let read = match &value.value {
+        Raw::Integer(number) => Some(*number),
+        Raw::Word(word) => parse_size(word).ok().map(i128::from),
+        _ => None,
+    };
+    match read {
+        Some(512) => Some(512),
+        Some(4096) => Some(4096),
+        _ => {
+            reader.refuse(key.name, value, &key.kind.allowed());
+            None
+        }
+    }
+}
+
+fn read_physical_block_size(
+    key: &DiskKey,
+    reader: &mut Reader<'_, '_>,
+    block_size: Option<u32>,
+) -> Option<u32> {
+    let value = reader.raw(key.name)?;
+    let read = match &value.value {
+        Raw::Integer(number) => u32::try_from(*number).ok(),
+        Raw::Text(word) | Raw::Word(word) => {
+            parse_size(word).ok().and_then(|n| u32::try_from(n).ok())
+        }
+        _ => None,
+    };
+    let least = block_size.unwrap_or(512);
+    match read {
+        Some(size) if size.is_power_of_two() && (least..=PHYSICAL_MAX).contains(&size) => {
+            Some(size)
+        }
+        _ => {
+            let allowed = format!("a power of two from {least}, the block size, to {PHYSICAL_MAX}");
+            reader.refuse(key.name, value, &allowed);
+            None
+        }
+    }
+}
+
+fn read_serial(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<String> {
+    let serial = key.text(reader)?;
+    let printable = |c: char| c.is_ascii_graphic() || c == ' ';
+    if serial.value.len() > SERIAL_MAX || !serial.value.chars().all(printable) {
+        key.refuse(reader, &serial);
+        return None;
+    }
+    Some(serial.value)
+}
+
+/// NAA identifiers of 64 bits, as `lsblk`, udev and initiators print them: also with `naa.` or `0x` before.
+fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<At<u64>> {
+    let value = reader.raw(key.name)?;
+    let text = match &value.value {
+        Raw::Text(text) | Raw::Word(text) => text.as_str(),
+        _ => "",
+    };
+    let digits = ["naa.", "0x"]
+        .iter()
+        .find_map(|prefix| text.strip_prefix(prefix))
+        .unwrap_or(text);
+    let all_hexadecimal = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    match u64::from_str_radix(digits, 16) {
+        Ok(wwn) if all_hexadecimal && matches!(wwn >> 60, 2 | 3 | 5) => {
+            Some(At::new(wwn, value.place.clone()))
+        }
+        _ => {
+            reader.refuse(key.name, value, WWN_ALLOWED);
+            None
+        }
+    }
+}
