@@ -76,6 +76,9 @@ pub enum Command {
     /// Look at iSCSI targets, and copy their disks, without a driver
     #[command(disable_help_flag = true, after_help = AFTER_ISCSI)]
     Iscsi(LabArguments),
+    /// Make domains of libvirt, and read them (the program lunette-lab runs this)
+    #[command(disable_help_flag = true, after_help = AFTER_LIBVIRT)]
+    Libvirt(LabArguments),
     /// Plan and run guests whose disks are Lunette's, or QEMU's to compare with (the program lunette-lab runs this)
     #[command(disable_help_flag = true, after_help = AFTER_VM)]
     Vm(LabArguments),
@@ -350,6 +353,10 @@ Examples:
 
 Holds until the daemon ends; `lunette serve --log FILTER` sets the first one.
 Parts are the names in front of log lines: vhost_user, virtio_scsi, iscsi_target, daemon, ...";
+
+const AFTER_LIBVIRT: &str = "\
+Example:
+    lunette libvirt from-xml domain.xml --to toml";
 
 const AFTER_VM: &str = "\
 Examples:

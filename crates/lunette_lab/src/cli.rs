@@ -5,6 +5,7 @@ use cli_common::{CompletionArguments, LogOptions, ManArguments};
 
 use crate::bench::BenchArguments;
 use crate::iscsi::IscsiArguments;
+use crate::libvirt::LibvirtCommand;
 use crate::vm::VmCommand;
 
 /// Measures block devices of virtual machines, and runs guests that use them.
@@ -40,6 +41,8 @@ pub enum Command {
     Bench(Box<BenchArguments>),
     /// Look at iSCSI targets, and copy their disks, without a driver
     Iscsi(Box<IscsiArguments>),
+    /// Make domains of libvirt, and read them
+    Libvirt(LibvirtCommand),
     /// Plan and run guests whose disks are Lunette's, or QEMU's to compare with
     Vm(VmCommand),
     /// Print a shell's completion script for lunette-lab

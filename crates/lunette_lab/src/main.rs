@@ -7,6 +7,7 @@
 mod bench;
 mod cli;
 mod iscsi;
+mod libvirt;
 mod vm;
 
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ fn run(cli: Cli) -> Outcome {
     match cli.command {
         Command::Bench(arguments) => bench::run(*arguments),
         Command::Iscsi(arguments) => iscsi::run(*arguments),
+        Command::Libvirt(command) => libvirt::run(command),
         Command::Vm(command) => vm::run(command),
         Command::Completion(arguments) => pages().completion(&arguments),
         Command::Man(arguments) => pages().man(&arguments),

@@ -26,6 +26,7 @@ mod scratch;
 pub mod setup;
 
 pub mod demo;
+pub mod libvirt;
 pub mod running;
 pub mod topology;
 

@@ -109,7 +109,9 @@ fn disk_flag(disk: &PlannedDisk) -> Option<String> {
             let cache = if *is_tmpfs { ",cache=writeback" } else { "" };
             format!("{}=file:{},size={size}{cache}", disk.name, path_value(path))
         }
-        Medium::Block { path } => format!("{}=file:{}", disk.name, path_value(path)),
+        Medium::Block { path } | Medium::Existing { path, .. } => {
+            format!("{}=file:{}", disk.name, path_value(path))
+        }
         Medium::System(system) => format!("{}=file:{}", disk.name, path_value(&system.path)),
         Medium::Daemon => return None,
     };

@@ -6,7 +6,7 @@
 use super::names::letters;
 use super::options::PlanOptions;
 use super::pci::{MachineType, PciAddress, Port};
-use super::plan::{Medium, Place, Plan, PlannedDevice, PlannedDisk};
+use super::plan::{Place, Plan, PlannedDevice, PlannedDisk};
 use super::words::Via;
 use std::fmt::Write;
 
@@ -134,15 +134,15 @@ impl Plan {
     }
 
     fn qemu_disk(&self, xml: &mut Xml, device: &PlannedDevice, disk: &PlannedDisk) {
-        let is_device = matches!(disk.medium, Medium::Block { .. });
+        let is_device = disk.medium.is_device();
         let (kind, source) = if is_device {
             ("block", "dev")
         } else {
             ("file", "file")
         };
-        let format = match &disk.medium {
-            Medium::System(system) if system.is_qcow2 => "qcow2",
-            _ => "raw",
+        let format = match disk.medium.is_qcow2() {
+            true => "qcow2",
+            false => "raw",
         };
         let cache = if disk.medium.is_direct() {
             "none"

@@ -18,6 +18,7 @@ mod toml;
 mod words;
 
 pub use names::{GuestNames, kernel_lun};
+pub(crate) use names::{of_blk as blk_names, of_scsi_at as scsi_names};
 pub use options::{Kernel as GuestKernel, KnownDisk, PlanOptions, QemuVersion, SystemDisk};
 pub use pci::{Budget, MachineType, PciAddress, Port};
 pub use plan::{Medium, Place, Plan, PlannedDevice, PlannedDisk};

@@ -40,7 +40,8 @@ pub(super) fn letters(prefix: &str, index: usize) -> String {
     format!("{prefix}{}", String::from_utf8_lossy(&name))
 }
 
-pub(super) fn of_blk(
+/// Of a virtio-blk disk, the `index`th of them.
+pub(crate) fn of_blk(
     index: usize,
     address: &PciAddress,
     serial: Option<&str>,
@@ -81,6 +82,24 @@ pub(super) fn of_scsi(place: &ScsiPlace<'_>, wwn: Option<u64>, queues: u32) -> G
         scsi: Some(scsi),
         queues,
     }
+}
+
+/// The same without knowing whether it is the only one: of the disk at a target and LUN behind the `host`th controller.
+pub(crate) fn of_scsi_at(
+    host: usize,
+    (target, lun): (u32, u32),
+    address: &PciAddress,
+    wwn: Option<u64>,
+    queues: u32,
+) -> GuestNames {
+    let place = ScsiPlace {
+        host,
+        target,
+        lun,
+        address,
+        is_alone: false,
+    };
+    of_scsi(&place, wwn, queues)
 }
 
 /// udev replaces what a link's name cannot hold.

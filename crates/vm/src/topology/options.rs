@@ -104,6 +104,8 @@ pub struct PlanOptions {
     pub cpus: u32,
     /// Memory.
     pub memory_mib: u32,
+    /// Is it shared, also where no device of the plan needs that?
+    pub is_memory_shared: bool,
     /// The chipset.
     pub machine: MachineType,
     /// QEMU's `-cpu`.
@@ -136,6 +138,7 @@ impl Default for PlanOptions {
             seed: String::new(),
             cpus: 2,
             memory_mib: 1024,
+            is_memory_shared: false,
             machine: MachineType::Q35,
             cpu: "max".to_owned(),
             accelerators: vec!["kvm".to_owned(), "tcg,thread=multi".to_owned()],

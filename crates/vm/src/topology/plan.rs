@@ -41,13 +41,26 @@ pub enum Medium {
     Daemon,
     /// The system disk, as it is.
     System(SystemDisk),
+    /// A file or device that is there, as it is.
+    Existing {
+        /// The file or device.
+        path: PathBuf,
+        /// Is it qcow2? Else it is raw.
+        is_qcow2: bool,
+        /// Is it read and written past the page cache?
+        is_direct: bool,
+        /// Is it a block device?
+        is_device: bool,
+    },
 }
 
 impl Medium {
     /// The file or device.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Medium::File { path, .. } | Medium::Block { path } => Some(path),
+            Medium::File { path, .. } | Medium::Block { path } | Medium::Existing { path, .. } => {
+                Some(path)
+            }
             Medium::System(system) => Some(&system.path),
             Medium::Ram { .. } | Medium::Daemon => None,
         }
@@ -55,7 +68,36 @@ impl Medium {
 
     /// Is it read and written past the page cache?
     pub fn is_direct(&self) -> bool {
-        !matches!(self, Medium::File { is_tmpfs: true, .. })
+        let is_cached = matches!(
+            self,
+            Medium::File { is_tmpfs: true, .. }
+                | Medium::Existing {
+                    is_direct: false,
+                    ..
+                }
+        );
+        !is_cached
+    }
+
+    /// Is it qcow2? Else it is raw.
+    pub fn is_qcow2(&self) -> bool {
+        match self {
+            Medium::System(system) => system.is_qcow2,
+            Medium::Existing { is_qcow2, .. } => *is_qcow2,
+            _ => false,
+        }
+    }
+
+    /// Is it a block device?
+    pub fn is_device(&self) -> bool {
+        matches!(
+            self,
+            Medium::Block { .. }
+                | Medium::Existing {
+                    is_device: true,
+                    ..
+                }
+        )
     }
 }
 

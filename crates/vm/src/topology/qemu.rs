@@ -1,10 +1,11 @@
 //! A plan as a QEMU command line.
 
 use super::options::PlanOptions;
-use super::plan::{Medium, Place, Plan, PlannedDevice, PlannedDisk};
+use super::plan::{Place, Plan, PlannedDevice, PlannedDisk};
 use super::text::{qemu_value, shell_command, shell_word};
 use super::words::Via;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The program.
@@ -31,7 +32,10 @@ fn on_off(value: bool) -> &'static str {
 impl Plan {
     /// QEMU's arguments, without the program.
     pub fn qemu_arguments(&self) -> Vec<String> {
-        let mut arguments = machine(&self.options, self.needs_daemon());
+        let mut arguments = machine(
+            &self.options,
+            self.needs_daemon() || self.options.is_memory_shared,
+        );
         let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
         for port in &self.ports {
             let properties = vec![
@@ -51,10 +55,10 @@ impl Plan {
             }
             add("-device", device(driver, properties));
         }
-        for planned in &self.devices {
-            for thread in &planned.iothreads {
-                add("-object", format!("iothread,id={thread}"));
-            }
+        let threads = self.devices.iter().flat_map(|device| &device.iothreads);
+        let mut added = BTreeSet::new();
+        for thread in threads.filter(|thread| added.insert(*thread)) {
+            add("-object", format!("iothread,id={thread}"));
         }
         for (index, planned) in self.devices.iter().enumerate() {
             for (option, value) in self.device_arguments(index, planned) {
@@ -255,20 +259,24 @@ fn scsi_disk(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
 fn blockdev(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
     let path = disk.medium.path().unwrap_or(Path::new(""));
     let path = qemu_value(&path.display().to_string());
-    let is_device = matches!(disk.medium, Medium::Block { .. });
+    let is_device = disk.medium.is_device();
     let driver = if is_device { "host_device" } else { "file" };
     let cache = match disk.medium.is_direct() {
         true => "cache.direct=on,",
         false => "",
     };
+    let direct = match cache {
+        "" => String::new(),
+        cache => format!("file.{cache}"),
+    };
     let discard = "discard=unmap";
-    match &disk.medium {
-        Medium::System(system) if system.is_qcow2 => format!(
-            "qcow2,node-name={}-node,{discard},file.driver=file,file.{cache}file.aio={},file.{discard},file.filename={path}",
+    match disk.medium.is_qcow2() {
+        true => format!(
+            "qcow2,node-name={}-node,{discard},file.driver={driver},{direct}file.aio={},file.{discard},file.filename={path}",
             disk.name,
             planned.aio.word()
         ),
-        _ => format!(
+        false => format!(
             "{driver},node-name={}-node,{cache}aio={},{discard},filename={path}",
             disk.name,
             planned.aio.word()

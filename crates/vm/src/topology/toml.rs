@@ -84,7 +84,7 @@ fn disk_table(disk: &PlannedDisk) -> Option<String> {
                 line("cache", text("writeback"));
             }
         }
-        Medium::Block { path } => {
+        Medium::Block { path } | Medium::Existing { path, .. } => {
             line("backend", text("file"));
             line("path", path_text(path));
         }

@@ -1,0 +1,271 @@
+//! A domain: the guest around its disks, and the whole that is made of it.
+
+use super::document::Reader;
+use crate::topology::{
+    Budget, GuestKernel, MachineType, Medium, Place, Plan, PlanOptions, PlannedDevice, PlannedDisk,
+    Port, TopologyError, Via,
+};
+use roxmltree::{Document, Node};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Text that is not a domain.
+#[derive(Debug)]
+pub struct DomainError(pub(super) String);
+
+impl fmt::Display for DomainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}; hint: virsh dumpxml --inactive DOMAIN prints one",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for DomainError {}
+
+/// A domain, as far as it is understood.
+#[derive(Debug)]
+pub struct Domain {
+    /// What is understood.
+    pub plan: Plan,
+    /// What is not, by its path in the document, with its value.
+    pub unread: Vec<String>,
+}
+
+/// Parts that are being collected.
+pub(super) struct Parts<'r, 'd> {
+    pub reader: &'r Reader<'d>,
+    pub root: Node<'d, 'd>,
+    pub options: PlanOptions,
+    pub devices: Vec<PlannedDevice>,
+    pub disks: Vec<PlannedDisk>,
+    pub ports: Vec<Port>,
+}
+
+impl Domain {
+    /// Reads a domain.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn read(text: &str, options: PlanOptions) -> Result<Domain, DomainError> {
+        let document = Document::parse(text)
+            .map_err(|error| DomainError(format!("not well-formed XML: {error}")))?;
+        let reader = Reader::new(&document);
+        let root = reader.root();
+        if root.tag_name().name() != "domain" {
+            let name = root.tag_name().name();
+            return Err(DomainError(format!(
+                "the document is a <{name}>, not a <domain>"
+            )));
+        }
+        let mut parts = Parts {
+            reader: &reader,
+            root,
+            options,
+            devices: Vec::new(),
+            disks: Vec::new(),
+            ports: Vec::new(),
+        };
+        parts.guest()?;
+        parts.devices();
+        let plan = parts.finish();
+        Ok(Domain {
+            unread: reader.unread(),
+            plan,
+        })
+    }
+
+    /// The same guest with every virtio disk served by Lunette, at sockets in this folder.
+    ///
+    /// # Errors
+    /// Disks that Lunette does not serve.
+    pub fn served(&self, sockets: &Path) -> Result<Plan, TopologyError> {
+        let mut plan = self.plan.clone();
+        for disk in &plan.disks {
+            let Medium::Existing {
+                path,
+                is_qcow2: true,
+                ..
+            } = &disk.medium
+            else {
+                continue;
+            };
+            return Err(TopologyError {
+                word: disk.name.clone(),
+                problem: format!("{} is qcow2, and Lunette serves raw disks", path.display()),
+                hint: "qemu-img convert -O raw".to_owned(),
+            });
+        }
+        for device in plan
+            .devices
+            .iter_mut()
+            .filter(|device| device.via.is_qemu())
+        {
+            device.via = Via::Lunette;
+            device.socket = Some(sockets.join(format!("{}.sock", device.id)));
+            device.iothreads.clear();
+            device.is_mapped = false;
+            device.ioeventfd = None;
+        }
+        Ok(plan)
+    }
+}
+
+/// Bytes of a size with libvirt's unit, KiB unless it is named.
+fn mebibytes(node: Node<'_, '_>) -> Option<u32> {
+    let factor: u64 = match node.attribute("unit").unwrap_or("KiB") {
+        "b" | "bytes" => 1,
+        "KB" => 1000,
+        "k" | "KiB" => 1 << 10,
+        "MB" => 1_000_000,
+        "M" | "MiB" => 1 << 20,
+        "GB" => 1_000_000_000,
+        "G" | "GiB" => 1 << 30,
+        "TB" => 1_000_000_000_000,
+        "T" | "TiB" => 1 << 40,
+        _ => return None,
+    };
+    let number: u64 = node.text()?.trim().parse().ok()?;
+    u32::try_from(number.checked_mul(factor)? >> 20).ok()
+}
+
+impl Parts<'_, '_> {
+    fn guest(&mut self) -> Result<(), DomainError> {
+        let (reader, root) = (self.reader, self.root);
+        let kind = reader.attribute(root, "type");
+        self.options.accelerators = match kind {
+            Some("qemu") => vec!["tcg,thread=multi".to_owned()],
+            _ => vec!["kvm".to_owned()],
+        };
+        if let Some(name) = reader.text(root, "name") {
+            self.options.name = name.to_owned();
+        }
+        self.options.uuid = reader.text(root, "uuid").map(str::to_owned);
+        let memory = reader.child(root, "memory");
+        let memory = memory.ok_or_else(|| DomainError("the domain has no <memory>".to_owned()))?;
+        reader.attribute(memory, "unit");
+        self.options.memory_mib = mebibytes(memory).ok_or_else(|| {
+            DomainError(format!(
+                "{}: {:?} is no size",
+                reader.path(memory),
+                memory.text().unwrap_or_default()
+            ))
+        })?;
+        // As much as <memory> unless a balloon takes some.
+        if let Some(current) = reader.candidates(root, "currentMemory").next()
+            && mebibytes(current) == Some(self.options.memory_mib)
+        {
+            reader.take(current);
+            reader.attribute(current, "unit");
+        }
+        self.memory_backing();
+        if let Some(cpus) = reader.child(root, "vcpu") {
+            reader.parsed(cpus, "placement", |value| (value == "static").then_some(()));
+            let number = cpus.text().and_then(|text| text.trim().parse().ok());
+            self.options.cpus = number.unwrap_or(1);
+        } else {
+            self.options.cpus = 1;
+        }
+        // Their names are in the devices that use them.
+        reader.text(root, "iothreads");
+        self.boot();
+        self.cpu();
+        Ok(())
+    }
+
+    /// Shared memory is what vhost-user needs, and QEMU's line has it then.
+    fn memory_backing(&mut self) {
+        let reader = self.reader;
+        let Some(backing) = reader.child(self.root, "memoryBacking") else {
+            return;
+        };
+        for (name, attribute, value) in [("source", "type", "memfd"), ("access", "mode", "shared")]
+        {
+            for node in reader.candidates(backing, name) {
+                if reader.peek(node, attribute) == Some(value) {
+                    reader.take(node);
+                    reader.attribute(node, attribute);
+                    self.options.is_memory_shared |= name == "access";
+                }
+            }
+        }
+    }
+
+    fn boot(&mut self) {
+        let reader = self.reader;
+        let Some(os) = reader.child(self.root, "os") else {
+            return;
+        };
+        if let Some(kind) = reader.child(os, "type") {
+            reader.parsed(kind, "arch", |arch| (arch == "x86_64").then_some(()));
+            let machine = reader.parsed(kind, "machine", |machine| match machine {
+                "q35" => Some(MachineType::Q35),
+                "pc" => Some(MachineType::Pc),
+                _ if machine.starts_with("pc-q35-") => Some(MachineType::Q35),
+                _ if machine.starts_with("pc-i440fx-") => Some(MachineType::Pc),
+                _ => None,
+            });
+            self.options.machine = machine.unwrap_or(MachineType::Pc);
+        }
+        let image = reader.text(os, "kernel").map(PathBuf::from);
+        self.options.kernel = image.map(|image| GuestKernel {
+            image,
+            initrd: reader.text(os, "initrd").map(PathBuf::from),
+            append: reader.text(os, "cmdline").unwrap_or_default().to_owned(),
+        });
+    }
+
+    fn cpu(&mut self) {
+        let reader = self.reader;
+        let Some(cpu) = reader.candidates(self.root, "cpu").next() else {
+            return;
+        };
+        let model = match reader.peek(cpu, "mode") {
+            Some("maximum") => "max",
+            Some("host-passthrough") => "host",
+            _ => return,
+        };
+        reader.take(cpu);
+        reader.attribute(cpu, "mode");
+        self.options.cpu = model.to_owned();
+    }
+
+    fn finish(self) -> Plan {
+        let slots = self
+            .devices
+            .iter()
+            .filter(|device| device.address.is_certain());
+        let used = self.options.machine.chipset().len() + slots.count() + self.ports.len();
+        let budget = Budget {
+            slots: 32,
+            used: used as u32,
+            devices: self.devices.len() as u32,
+            ports: self.ports.len() as u32,
+            reason: None,
+            extension: self.options.machine.extension(),
+        };
+        let mut options = self.options;
+        // A domain has consoles of its own, or none.
+        options.console = ["-display", "none"].map(str::to_owned).to_vec();
+        let mut disks = self.disks;
+        disks.sort_by_key(|disk| match disk.place {
+            Place::Blk { device } => (device, 0, 0),
+            Place::Scsi {
+                device,
+                target,
+                lun,
+            } => (device, target, lun),
+        });
+        Plan {
+            options,
+            disks,
+            devices: self.devices,
+            ports: self.ports,
+            reserved: Vec::new(),
+            budget,
+            notes: Vec::new(),
+        }
+    }
+}

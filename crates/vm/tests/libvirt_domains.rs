@@ -1,0 +1,225 @@
+//! Domains of libvirt, as other programs write them, and our own read back.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use vm::libvirt::Domain;
+use vm::topology::{Plan, PlanOptions, QemuVersion, SystemDisk, Topology};
+
+fn read(name: &str) -> Domain {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/domains")
+        .join(name);
+    let text = std::fs::read_to_string(file).unwrap();
+    Domain::read(&text, PlanOptions::default()).unwrap()
+}
+
+/// Options that make disks and their devices, sorted, with their properties sorted; names that only QEMU sees are replaced.
+fn devices(plan: &Plan) -> Vec<BTreeMap<String, String>> {
+    let arguments = plan.qemu_arguments();
+    let pairs = arguments.windows(2);
+    let pairs = pairs
+        .filter(|pair| ["-device", "-blockdev", "-chardev", "-object"].contains(&pair[0].as_str()));
+    let mut found: Vec<BTreeMap<String, String>> = pairs
+        .map(|pair| {
+            if let Ok(json) = serde_json::from_str::<serde_json::Value>(&pair[1]) {
+                let object = json.as_object().unwrap().iter();
+                return object
+                    .map(|(key, value)| (key.clone(), value.to_string()))
+                    .collect();
+            }
+            let value = pair[1]
+                .replace("port", "pci.")
+                .replace("pcie-root-pci.", "pcie-root-port");
+            let properties = value.split(',').enumerate();
+            properties
+                .map(|(index, property)| match property.split_once('=') {
+                    Some((key, value)) => (key.to_owned(), value.to_owned()),
+                    None => (format!("#{index}"), property.to_owned()),
+                })
+                .collect()
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_plan_as_a_domain_and_back_has_the_same_devices() {
+    let system = SystemDisk {
+        path: "/v/system.qcow2".into(),
+        is_qcow2: true,
+        by_lunette: false,
+    };
+    let cases = [
+        "scsi:4x1,queues=2,removable=2,cmd_per_lun=64,virtqueue_size=128",
+        "scsi:1x4 blk:2,packed,virtqueue_size=256",
+        "scsi:4x1,removable=2,virtqueue_size=128,cmd_per_lun=64 blk:2,ioeventfd=off via=qemu",
+        "scsi:1x4 blk:2,packed,queues=4 via=qemu-iothread backing=file:/v",
+        "scsi:2x1 blk:2 via=qemu-iothread,iothread_vq_mapping=2",
+        "blk:40",
+    ];
+    for words in cases {
+        let words = words.replace(
+            " via=qemu-iothread,iothread_vq_mapping=2",
+            ",queues=4,via=qemu-iothread,iothread_vq_mapping=2 via=qemu",
+        );
+        let topology: Topology = words.parse().unwrap();
+        let options = PlanOptions {
+            qemu: QemuVersion {
+                major: 10,
+                minor: 0,
+            },
+            system: Some(system.clone()),
+            ..PlanOptions::default()
+        };
+        let plan = Plan::new(&topology, options.clone()).unwrap();
+        let xml = plan.libvirt_xml();
+        let base = PlanOptions {
+            system: None,
+            ..options
+        };
+        let domain = Domain::read(&xml, base).unwrap();
+        assert_eq!(
+            domain.unread,
+            ["/domain/devices/serial type=\"pty\""],
+            "{words}\n{xml}"
+        );
+        let (wanted, found) = (devices(&plan), devices(&domain.plan));
+        for (wanted, found) in wanted.iter().zip(&found) {
+            assert_eq!(wanted, found, "{words}\n{xml}");
+        }
+        assert_eq!(wanted.len(), found.len(), "{words}");
+    }
+}
+
+#[test]
+fn what_is_not_understood_is_named_with_its_path() {
+    let wanted: [(&str, usize, &[&str]); 10] = [
+        (
+            "virt-install-q35.xml",
+            1,
+            &[
+                "/domain/metadata",
+                "/domain/os/boot dev=\"hd\"",
+                "/domain/features",
+                "/domain/clock offset=\"utc\"",
+                "/domain/devices/emulator \"/usr/bin/qemu-system-x86_64\"",
+                "/domain/devices/controller[1] type=\"usb\" model=\"qemu-xhci\" ports=\"15\"",
+                "/domain/devices/interface type=\"network\"",
+                "/domain/devices/console type=\"pty\"",
+            ],
+        ),
+        (
+            "openstack-scsi.xml",
+            1,
+            &[
+                "/domain/cputune",
+                "/domain/devices/disk[2] type=\"network\" device=\"disk\"",
+                "/domain/devices/controller/driver/@max_sectors = \"512\"",
+            ],
+        ),
+        (
+            "ovirt-iothreads.xml",
+            1,
+            &[
+                "/domain/metadata",
+                "/domain/vcpu/@current = \"2\"",
+                "/domain/devices/disk/@snapshot = \"no\"",
+                "/domain/devices/disk/driver/@error_policy = \"stop\"",
+                "/domain/devices/disk/source/@index = \"1\"",
+                "/domain/devices/controller/target chassis=\"3\" port=\"0x12\"",
+            ],
+        ),
+        ("vhostuser.xml", 1, &[]),
+        (
+            "hugepages-numa.xml",
+            1,
+            &[
+                "/domain/memoryBacking/hugepages",
+                "/domain/cpu mode=\"host-model\"",
+                "/domain/devices/disk/iotune",
+            ],
+        ),
+        (
+            "ide-cdrom.xml",
+            0,
+            &[
+                "/domain/devices/disk[1] type=\"file\" device=\"disk\"",
+                "/domain/devices/disk[2] type=\"file\" device=\"cdrom\"",
+            ],
+        ),
+        (
+            "virt-manager-scsi.xml",
+            2,
+            &[
+                "/domain/devices/graphics type=\"spice\" autoport=\"yes\"",
+                "/domain/devices/video",
+            ],
+        ),
+        (
+            "lsilogic.xml",
+            0,
+            &[
+                "/domain/devices/disk type=\"file\" device=\"disk\"",
+                "/domain/devices/controller type=\"scsi\" index=\"0\" model=\"lsilogic\"",
+            ],
+        ),
+        (
+            "kernel-boot.xml",
+            1,
+            &["/domain/devices/serial type=\"pty\""],
+        ),
+        (
+            "command-line.xml",
+            0,
+            &["/domain/commandline/env name=\"QEMU_AUDIO_DRV\" value=\"none\""],
+        ),
+    ];
+    for (name, disks, unread) in wanted {
+        let domain = read(name);
+        assert_eq!(domain.unread, unread, "{name}");
+        assert_eq!(domain.plan.disks.len(), disks, "{name}");
+    }
+}
+
+#[test]
+fn a_domain_becomes_a_command_line_and_a_configuration_file() {
+    let domain = read("kernel-boot.xml");
+    let text = domain.plan.qemu_text();
+    assert!(
+        text.contains("-blockdev 'file,node-name=vda-node,aio=threads,discard=unmap,filename=/images/root,, old.raw'")
+            && text.contains("-device virtio-blk-pci,id=vda,drive=vda-node,num-queues=1,bus=pcie.0,addr=0x1")
+            && text.contains("-append 'console=ttyS0 root=/dev/vda'"),
+        "{text}"
+    );
+    let served = domain.served(Path::new("/run/lunette")).unwrap();
+    assert_eq!(
+        served.toml(),
+        "[[disk]]\nname = \"vda\"\nbackend = \"file\"\npath = \"/images/root, old.raw\"\n\n\
+         [[vhost_blk]]\ndisk = \"vda\"\nsocket = \"/run/lunette/vda.sock\"\n"
+    );
+    let error = read("virt-install-q35.xml")
+        .served(Path::new("/tmp"))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "vda: /var/lib/libvirt/images/debian12.qcow2 is qcow2, and Lunette serves raw disks; hint: qemu-img convert -O raw"
+    );
+}
+
+#[test]
+fn what_is_no_domain_is_refused_with_a_reason() {
+    for (text, reason) in [
+        ("", "not well-formed XML"),
+        ("<network/>", "the document is a <network>, not a <domain>"),
+        ("<domain type='kvm'/>", "the domain has no <memory>"),
+        (
+            "<domain><memory unit='parsec'>1</memory></domain>",
+            "/domain/memory: \"1\" is no size",
+        ),
+    ] {
+        let error = Domain::read(text, PlanOptions::default()).unwrap_err();
+        assert!(error.to_string().contains(reason), "{text}: {error}");
+    }
+}
