@@ -377,6 +377,10 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn packed_rings_are_driven_where_there_are_some_and_refused_elsewhere() -> Result<()> {
     let rig = rig()?;
     for subject in [

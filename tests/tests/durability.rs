@@ -167,6 +167,10 @@ fn cdb(guest: &mut Guest, disk: &str, cdb: &str, options: &str) -> Result<String
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn what_a_disk_does_not_have_or_allow_gets_the_right_error() -> Result<()> {
     let rig = Rig::new(|daemon| {
         daemon

@@ -132,6 +132,10 @@ fn is_closed(stream: &mut TcpStream) -> Result<bool> {
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn a_thousand_idle_sessions_and_half_open_logins_delay_nobody_and_cost_nothing() -> Result<()> {
     allow_descriptors(4096)?;
     let limits = format!("connections=1400,sessions=1100,half_open={HALF_OPEN_MAX},login_s=3600");

@@ -13,6 +13,10 @@ const TARGET: &str = "iqn.2026-11.org.example:t0";
 const SOON: Duration = Duration::from_secs(60);
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn linux_initiator_keeps_its_data_through_restarts_and_kills_of_the_daemon() -> Result<()> {
     let portal = free_portal()?;
     let mut rig = Rig::prepared(|scratch, daemon| {

@@ -147,6 +147,10 @@ fn slowest_requests_are_told_whole_at_every_transport() -> Result<()> {
 /// Two disks behind one controller and one target, one of them slow: each has its own table through every transport, what a
 /// transport measured is the sum, and what is not told apart is said.
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn disks_that_share_queues_have_tables_of_their_own() -> Result<()> {
     let target = format!("{TARGET}=fast,slow");
     let mut rig = Rig::new(|daemon| {

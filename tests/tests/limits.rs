@@ -158,6 +158,10 @@ fn window(rig: &Rig, disk: &str, exports: [&str; 2]) -> Result<(f64, f64, [f64; 
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn limits_are_set_changed_and_taken_away_under_load_and_hold_within_five_percent() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         daemon

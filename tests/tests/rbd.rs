@@ -96,6 +96,10 @@ impl Driver {
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn the_library_reads_writes_zeroes_compares_resizes_and_lists() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
@@ -304,6 +308,10 @@ fn lunette(words: &[&str]) -> Result<std::process::Output> {
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn a_disk_on_an_image_waits_for_its_osd_follows_sizes_and_ends_in_time() -> Result<()> {
     let mut ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;

@@ -107,6 +107,10 @@ const LBA_OUT_OF_RANGE: i32 = 22;
 const RESERVATION_CONFLICT: i32 = 24;
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn what_a_unit_says_of_itself() -> Result<()> {
     let mut bench = Bench::new("sg3-says")?;
     for (command, lines) in [
@@ -262,6 +266,10 @@ fn what_a_unit_says_of_itself() -> Result<()> {
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
     let mut bench = Bench::new("sg3-changes")?;
     let d = bench.file[0].clone();

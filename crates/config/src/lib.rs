@@ -11,6 +11,7 @@ mod devices;
 mod diagnostics;
 mod disk;
 mod flag_source;
+mod flags_over_file;
 mod iscsi;
 mod iscsi_limits;
 mod json_source;
@@ -28,7 +29,6 @@ mod toml_source;
 mod value;
 
 use std::path::Path;
-use std::sync::Arc;
 
 pub use check::Surroundings;
 pub use devices::{Around, BlockDeviceConfig, CacheMode};
@@ -56,8 +56,7 @@ pub use reactor::ExportPlacement;
 pub use render::render;
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 
-use objects::{Draft, WorkersDraft};
-use value::{Field, Fields, Reader};
+use objects::Draft;
 
 /// The configuration of the file at `path`, where there is one, and of `flags`. Objects of both add up;
 /// of a single value (`--workers`, `--control`, ...) the flag's counts.
@@ -114,130 +113,11 @@ pub fn parse(
         }
         None => Draft::default(),
     };
-    add_flags(&mut draft, flags, &mut diagnostics);
+    flags_over_file::add(&mut draft, flags, &mut diagnostics);
     let config = check::complete(draft, surroundings, &mut diagnostics);
     diagnostics.sort_and_prune();
     match config {
         Some(config) if diagnostics.is_empty() => Ok(config),
         _ => Err(diagnostics),
-    }
-}
-
-fn add_flags(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
-    // The file is source 0; flags are told apart, and listed, by their order.
-    let mut order = 0;
-    let mut source = |flag: &str, text: &String| -> Arc<Source> {
-        order += 1;
-        Source::flag(flag, text, order)
-    };
-    for text in &flags.disk {
-        let fields = flag_source::disk_flag(&source("--disk", text), diagnostics);
-        draft
-            .disks
-            .extend(fields.map(|fields| disk::read_disk(&fields, diagnostics)));
-    }
-    for text in &flags.vhost_blk {
-        let source = source("--vhost-blk", text);
-        let fields = flag_source::export_flag(&source, "disk", VHOST_BLK_FORM, diagnostics);
-        let export = fields.map(|fields| objects::read_vhost_blk(&fields, diagnostics));
-        draft.vhost_blk.extend(export);
-    }
-    for text in &flags.vhost_scsi {
-        let source = source("--vhost-scsi", text);
-        let fields = flag_source::export_flag(&source, "name", VHOST_SCSI_FORM, diagnostics);
-        let controller = fields.map(|fields| objects::read_vhost_scsi(&fields, diagnostics));
-        draft.vhost_scsi.extend(controller);
-    }
-    for text in &flags.lun {
-        if let Some((controller, fields)) =
-            flag_source::lun_flag(&source("--lun", text), diagnostics)
-        {
-            let lun = objects::read_lun(&fields, diagnostics);
-            draft.luns.push((controller, lun));
-        }
-    }
-    draft
-        .iscsi
-        .extend(iscsi::read_flags(flags, &mut source, diagnostics));
-    if let Some(text) = &flags.discovery_auth {
-        let word = flag_source::word_flag(&source("--discovery-auth", text));
-        let fields = single("discovery_auth", word);
-        let mut reader = Reader::new(&fields, "discovery_auth", diagnostics);
-        draft.discovery_auth = objects::read_file_name(&mut reader, "discovery_auth");
-    }
-    if let Some(text) = &flags.iscsi_limits {
-        let fields = flag_source::options_flag(&source("--iscsi-limits", text));
-        draft.iscsi_limits = Some(iscsi_limits::read_iscsi_limits(&fields, diagnostics));
-    }
-    if flags.workers.is_some() || flags.cpus.is_some() {
-        // Count and CPUs say one thing together: a flag for either replaces both.
-        draft.workers = WorkersDraft::default();
-    }
-    if let Some(text) = &flags.workers {
-        let value = flag_source::word_flag(&source("--workers", text));
-        draft.workers.count = objects::read_workers(&value, diagnostics);
-    }
-    if let Some(text) = &flags.cpus {
-        let value = flag_source::list_flag(&source("--cpus", text));
-        draft.workers.cpus = objects::read_cpus(&value, diagnostics);
-    }
-    if let Some(text) = &flags.poll_us {
-        let value = flag_source::word_flag(&source("--poll-us", text));
-        draft.poll = objects::read_poll(objects::POLL_KEY, &value, diagnostics);
-    }
-    if let Some(text) = &flags.network_poll_us {
-        let value = flag_source::word_flag(&source("--network-poll-us", text));
-        draft.network_poll = objects::read_poll(objects::NETWORK_POLL_KEY, &value, diagnostics);
-    }
-    if let Some(text) = &flags.disk_poll_us {
-        let value = flag_source::word_flag(&source("--disk-poll-us", text));
-        draft.disk_poll = objects::read_poll(objects::DISK_POLL_KEY, &value, diagnostics);
-    }
-    if let Some(text) = &flags.control {
-        let fields = single(
-            "control",
-            flag_source::word_flag(&source("--control", text)),
-        );
-        let mut reader = Reader::new(&fields, "control", diagnostics);
-        draft.control = objects::read_socket(&mut reader, "control");
-    }
-    if let Some(text) = &flags.state {
-        let fields = single("state", flag_source::word_flag(&source("--state", text)));
-        let mut reader = Reader::new(&fields, "state", diagnostics);
-        draft.state = objects::read_folder(&mut reader, "state");
-    }
-    if let Some(text) = &flags.metrics_listen {
-        let word = flag_source::word_flag(&source("--metrics-listen", text));
-        let fields = single("metrics_listen", word);
-        let mut reader = Reader::new(&fields, "metrics_listen", diagnostics);
-        draft.metrics_listen = objects::read_address(&mut reader, "metrics_listen");
-    }
-    if let Some(text) = &flags.api_listen {
-        let word = flag_source::word_flag(&source("--api-listen", text));
-        let fields = single("api_listen", word);
-        let mut reader = Reader::new(&fields, "api_listen", diagnostics);
-        draft.api_listen = objects::read_address(&mut reader, "api_listen");
-    }
-    if let Some(text) = &flags.token_file {
-        let word = flag_source::word_flag(&source("--token-file", text));
-        let fields = single("token_file", word);
-        let mut reader = Reader::new(&fields, "token_file", diagnostics);
-        draft.token_file = objects::read_file_name(&mut reader, "token_file");
-    }
-    if let Some(text) = &flags.readers_token_file {
-        let word = flag_source::word_flag(&source("--readers-token-file", text));
-        let fields = single("readers_token_file", word);
-        let mut reader = Reader::new(&fields, "readers_token_file", diagnostics);
-        draft.readers_token_file = objects::read_file_name(&mut reader, "readers_token_file");
-    }
-}
-
-/// A flag's value as the only field of a table, so that the file's reader reads it.
-fn single(key: &str, value: At<value::Raw>) -> Fields {
-    let place = value.place.clone();
-    let key = At::new(key.to_owned(), place.clone());
-    Fields {
-        place,
-        entries: vec![Field { key, value }],
     }
 }

@@ -19,7 +19,8 @@ pub fn render(config: &Config) -> String {
     text
 }
 
-fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
+/// The keys at the top of the file.
+fn write_daemon(text: &mut String, config: &Config) -> std::fmt::Result {
     if let Some(control) = &config.control {
         writeln!(text, "control = {}", quoted_path(control))?;
     }
@@ -63,6 +64,11 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
             PollLimit::Always => writeln!(text, "{key} = \"always\"")?,
         }
     }
+    Ok(())
+}
+
+fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
+    write_daemon(text, config)?;
     for disk in &config.disks {
         writeln!(text, "\n[[disk]]")?;
         for (key, value) in disk.file_values() {

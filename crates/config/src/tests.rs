@@ -37,6 +37,10 @@ fn mistakes(text: &str) -> Vec<String> {
 }
 
 #[test]
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn flags_say_the_same_as_a_file() {
     let flags = Flags {
         disk: words(&[
@@ -610,6 +614,10 @@ fn any_image(path: PathBuf, number: u64) -> RbdConfig {
 }
 
 /// Valid configurations: names and sockets differ by number, references point at disks that there are.
+#[allow(
+    clippy::too_many_lines,
+    reason = "one test, from its beginning to its end"
+)]
 fn config() -> impl Strategy<Value = Config> {
     let poll = prop_oneof![
         Just(PollLimit::Never),

@@ -117,6 +117,7 @@ fn first_response_echoes_isid_itt_and_numbers_and_tells_the_portal_group() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 fn refusals_carry_the_status_of_table_11_13() {
     let names = text(&NAMES);
     let only = |key: &str, value: &str| text(&[(key, value)]);

@@ -26,6 +26,7 @@ fn zeroes(length: usize, set: &[(usize, u8)]) -> Vec<u8> {
     list
 }
 
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 fn lists() -> Vec<List> {
     vec![
         List {

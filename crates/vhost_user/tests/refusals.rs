@@ -215,6 +215,7 @@ const HUGE: Way = Way::TableOf(0xffff_fff0, 0);
 struct Case(&'static str, Way, Vec<Element>, Outcome);
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 fn disk_serves_or_refuses_alone_what_is_odd() {
     let (header, data, status) = ((HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE));
     let good = [header, data, status];
@@ -362,6 +363,7 @@ fn disk_serves_or_refuses_alone_what_is_odd() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 fn controller_serves_or_refuses_alone_what_is_odd() {
     const RESPONSE: u64 = 2048;
     /// The response's last header byte.

@@ -86,6 +86,10 @@ impl Side {
         }
     }
 
+    #[allow(
+        clippy::too_many_lines,
+        reason = "one test, from its beginning to its end"
+    )]
     fn step(&mut self, op: &Op) -> Seen {
         let mut seen = Seen::default();
         let (driver, device) = (&mut self.pair.driver, &mut self.pair.device);

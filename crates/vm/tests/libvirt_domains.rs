@@ -94,6 +94,7 @@ fn a_plan_as_a_domain_and_back_has_the_same_devices() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 fn what_is_not_understood_is_named_with_its_path() {
     let wanted: [(&str, usize, &[&str]); 10] = [
         (

@@ -149,6 +149,7 @@ fn nop(itt: u32, cmd_sn: u32) -> Vec<u8> {
 pub type Case = (&'static str, fn(SocketAddr));
 
 /// All of them.
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 pub fn cases() -> Vec<Case> {
     vec![
         ("half a header", |portal| {
