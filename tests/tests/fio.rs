@@ -522,3 +522,17 @@ fn every_option_of_fio_is_honoured_or_refused_by_its_name() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn the_job_files_of_contrib_are_fio_s_too() -> Result<()> {
+    let folder = vm::workspace().join("contrib/jobs");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(&folder)? {
+        let text = std::fs::read_to_string(entry?.path())?;
+        let scratch = Scratch::new()?;
+        run(Who::Fio, scratch.files(), &text, &["--parse-only"])?;
+        seen += 1;
+    }
+    ensure!(seen >= 2, "{seen} job files in {}", folder.display());
+    Ok(())
+}
