@@ -13,7 +13,7 @@ type Read<T> = fn(&mut Reader<'_, '_>, &'static str) -> Option<At<T>>;
 
 /// Reads all flags, and puts what they say over the draft of a file.
 pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
-    // The file is source 0; flags are told apart, and listed, by their order.
+    // The file is source 0; each flag is a source of its own, and mistakes are listed in the order of sources.
     let mut order = 0;
     let mut source = |flag: &str, text: &String| -> Arc<Source> {
         order += 1;

@@ -50,7 +50,7 @@ pub enum Kind {
     Word(&'static [&'static str]),
     /// A text: what the documents say of it, and what a mistake says is allowed.
     Text(&'static str, &'static str),
-    /// The same of so many characters at most.
+    /// Text with a limit on its characters.
     ShortText(&'static str, &'static str, usize),
     /// A table of texts.
     Table(&'static str),

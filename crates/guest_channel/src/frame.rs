@@ -61,7 +61,7 @@ pub enum Frame {
     Output(Vec<u8>),
     /// Bytes of its stderr.
     Errors(Vec<u8>),
-    /// So many bytes more may be sent on a stream.
+    /// Raises by a number of bytes what may be sent on a stream.
     Credit(Stream, u32),
     /// The command has ended with this code, 128 + n after signal n.
     Exit(u32),

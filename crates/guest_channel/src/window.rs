@@ -21,7 +21,7 @@ impl Budget {
         self.0
     }
 
-    /// So many are sent. More than are left is a mistake of ours.
+    /// Counts bytes that are sent. More than are left is a mistake of ours.
     pub fn spend(&mut self, count: u32) {
         assert!(
             count <= self.0,
@@ -64,7 +64,7 @@ impl Default for Allowance {
 }
 
 impl Allowance {
-    /// So many bytes have come.
+    /// Counts bytes that have come.
     ///
     /// # Errors
     /// When they are more than were allowed.
@@ -80,7 +80,7 @@ impl Allowance {
         Ok(())
     }
 
-    /// So many of them have been used; gives what to tell the sender, now and then, so that credit is no flood of its own.
+    /// Counts bytes that have been used. Gives the credit to send, now and then, so that credit is no flood of its own.
     pub fn consume(&mut self, count: u32) -> Option<u32> {
         self.used += count;
         if self.used < WINDOW / 4 {
@@ -98,7 +98,7 @@ impl Allowance {
         (given > 0).then_some(given)
     }
 
-    /// So many bytes more may come.
+    /// Raises by a number of bytes what may come.
     pub fn give(&mut self, count: u32) {
         self.open = self.open.saturating_add(count).min(WINDOW);
     }

@@ -2,6 +2,7 @@
 
 use crate::address::Portal;
 use crate::session::{Session, SessionError, SessionOptions};
+use crate::unit::printable;
 
 /// A target, and where it is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub fn discover(
 fn targets_of(text: &[u8]) -> Vec<FoundTarget> {
     let mut targets: Vec<FoundTarget> = Vec::new();
     for pair in text.split(|byte| *byte == 0) {
-        let pair = String::from_utf8_lossy(pair);
+        let pair = printable(pair);
         match (pair.split_once('='), targets.last_mut()) {
             (Some(("TargetName", name)), _) => targets.push(FoundTarget {
                 name: name.to_owned(),

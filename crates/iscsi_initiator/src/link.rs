@@ -9,6 +9,9 @@ use crate::address::Portal;
 /// What is received at a time.
 pub const RECEIVE_BYTES: usize = 256 << 10;
 
+/// Above what the commands of most sessions have in flight.
+const UNSENT_MAX: usize = 64 << 20;
+
 pub struct Link {
     pub stream: TcpStream,
     out: Vec<u8>,
@@ -60,6 +63,11 @@ impl Link {
     /// Has the socket not taken everything?
     pub fn is_sending(&self) -> bool {
         self.sent < self.out.len()
+    }
+
+    /// Is so much unsent that a target has to read before it is read from? What it sends may ask for more to be sent.
+    pub fn is_full(&self) -> bool {
+        self.out.len() - self.sent > UNSENT_MAX
     }
 
     /// Receives what is there: bytes, 0 at the end of the connection, `None` where nothing is there.

@@ -168,7 +168,7 @@ pub struct Session {
     portal: Portal,
     target: Option<String>,
     timeout: Duration,
-    /// When something was last asked for with nothing in flight, or something came.
+    /// When bytes last came, or the first of the requests in flight was sent.
     heard: Instant,
     /// Commands in flight, with the connection of each.
     in_flight: HashMap<u32, u16>,
@@ -259,9 +259,17 @@ impl Session {
         })?;
         self.links.push(link);
         let cid = self.initiator.connect();
-        self.heard = Instant::now();
+        let begun = Instant::now();
+        self.heard = begun;
         while !self.initiator.is_ready(cid) {
             self.move_bytes().map_err(|error| self.of_login(error))?;
+            // A target that sends a byte now and then does not keep a login open.
+            if begun.elapsed() > self.timeout && !self.initiator.is_ready(cid) {
+                return Err(SessionError::Silent {
+                    portal: self.portal.clone(),
+                    waited: begun.elapsed(),
+                });
+            }
         }
         Ok(())
     }
@@ -438,11 +446,10 @@ impl Session {
             .links
             .iter()
             .map(|link| {
-                let sending = match link.is_sending() {
-                    true => PollFlags::OUT,
-                    false => PollFlags::empty(),
-                };
-                PollFd::new(&link.stream, PollFlags::IN | sending)
+                let mut events = PollFlags::empty();
+                events.set(PollFlags::OUT, link.is_sending());
+                events.set(PollFlags::IN, !link.is_full());
+                PollFd::new(&link.stream, events)
             })
             .collect();
         match poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {

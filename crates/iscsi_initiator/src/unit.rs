@@ -1,7 +1,8 @@
 //! A logical unit: the commands of SPC and SBC that somebody who copies, compares or looks at disks needs.
 //!
-//! What a unit says is checked before it is used: sizes, lengths, and that as much data came as was asked for.
+//! What a unit says is checked before it is used: sizes, lengths, and that all data of a read have come.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use iscsi::initiator::{CommandDone, Initiator, Request};
@@ -120,6 +121,8 @@ pub struct Unit {
     session: Session,
     lun: u64,
     info: UnitInfo,
+    /// Bytes that each read in flight has to bring; none for a write.
+    expected: HashMap<u32, Option<u32>>,
 }
 
 impl Unit {
@@ -132,6 +135,7 @@ impl Unit {
             session,
             lun: UnitAddress::wire(lun),
             info: UnitInfo::default(),
+            expected: HashMap::new(),
         };
         unit.command("TEST UNIT READY", &[0; 6], 0)?;
         unit.identify()?;
@@ -172,9 +176,7 @@ impl Unit {
         let data = self.inquiry(None)?;
         let text = |data: &[u8], from: usize, to: usize| {
             let bytes = data.get(from..to.min(data.len())).unwrap_or_default();
-            String::from_utf8_lossy(bytes)
-                .trim_matches([' ', '\0'])
-                .to_owned()
+            printable(bytes)
         };
         let first = data.first().copied().unwrap_or(0x7f);
         if first >> 5 != 0 {
@@ -237,14 +239,16 @@ impl Unit {
         Ok(())
     }
 
-    /// Starts READ (16); as much data comes as was asked for, or [`Unit::finish`] says what is wrong.
+    /// Starts READ (16). [`Unit::finish`] gives its data, all of it.
     ///
     /// # Errors
     /// When the session is over.
     pub fn start_read(&mut self, block: u64, blocks: u32) -> Result<u32> {
         let length = blocks * self.info.block_size;
         let request = Initiator::read(self.lun, &cdb16(0x88, block, blocks), length);
-        Ok(self.session.submit(request)?)
+        let itt = self.session.submit(request)?;
+        self.expected.insert(itt, Some(length));
+        Ok(itt)
     }
 
     /// Starts WRITE (16) of whole blocks.
@@ -254,42 +258,24 @@ impl Unit {
     pub fn start_write(&mut self, block: u64, data: Vec<u8>) -> Result<u32> {
         let blocks = data.len() as u32 / self.info.block_size;
         let request = Initiator::write(self.lun, &cdb16(0x8a, block, blocks), data);
-        Ok(self.session.submit(request)?)
+        let itt = self.session.submit(request)?;
+        self.expected.insert(itt, None);
+        Ok(itt)
     }
 
-    /// Waits for the next of what was started: its ITT, and the data that it read.
+    /// Waits for the next read or write that ends: its ITT, and the data that it read.
     ///
     /// # Errors
-    /// When it failed. A unit attention is an error here: who has several commands in flight decides what it means.
+    /// When it failed, or less was transferred than its command says. A unit attention is an error here: who has several commands in flight decides what it means.
     pub fn finish(&mut self) -> Result<(u32, Vec<u8>)> {
         let done = self.session.wait()?;
         let itt = done.itt;
-        checked("READ(16) or WRITE(16)", done).map(|data| (itt, data))
-    }
-
-    /// Reads whole blocks.
-    ///
-    /// # Errors
-    /// When the unit does not.
-    pub fn read(&mut self, block: u64, blocks: u32) -> Result<Vec<u8>> {
-        let length = blocks * self.info.block_size;
-        let data = self.command("READ(16)", &cdb16(0x88, block, blocks), length)?;
-        match data.len() == length as usize {
-            true => Ok(data),
-            false => Err(answer(
-                "READ(16)",
-                format!("{} of {length} bytes came", data.len()),
-            )),
+        match self.expected.remove(&itt).flatten() {
+            None => written("WRITE(16)", checked("WRITE(16)", done)?).map(|()| (itt, Vec::new())),
+            Some(length) => {
+                read_whole("READ(16)", checked("READ(16)", done)?, length).map(|data| (itt, data))
+            }
         }
-    }
-
-    /// Writes whole blocks.
-    ///
-    /// # Errors
-    /// When the unit does not.
-    pub fn write(&mut self, block: u64, data: &[u8]) -> Result<()> {
-        let blocks = data.len() as u32 / self.info.block_size;
-        self.command_out("WRITE(16)", &cdb16(0x8a, block, blocks), data)
     }
 
     /// Makes blocks read as zeroes, by unmapping them: WRITE SAME (16) of zeroes with the UNMAP bit.
@@ -380,6 +366,7 @@ impl Unit {
             },
             length => Initiator::read(lun, cdb, length),
         })
+        .map(|done| done.data)
     }
 
     /// A command that writes `data`.
@@ -390,10 +377,10 @@ impl Unit {
         data: &[u8],
     ) -> Result<()> {
         let lun = self.lun;
-        retried(&mut self.session, name, || {
+        let done = retried(&mut self.session, name, || {
             Initiator::write(lun, cdb, data.to_vec())
-        })
-        .map(drop)
+        })?;
+        written(name, done)
     }
 }
 
@@ -405,7 +392,7 @@ pub fn luns(session: &mut Session) -> Result<Vec<u16>> {
     const NAME: &str = "REPORT LUNS";
     let [a, b, c, d] = LUNS_BYTES.to_be_bytes();
     let cdb = [0xa0, 0, 0, 0, 0, 0, a, b, c, d, 0, 0];
-    let data = retried(session, NAME, || Initiator::read(0, &cdb, LUNS_BYTES))?;
+    let data = retried(session, NAME, || Initiator::read(0, &cdb, LUNS_BYTES))?.data;
     let list = data.get(8..).unwrap_or_default().chunks_exact(8);
     let mut luns: Vec<u16> = list
         .filter_map(|lun| match lun[0] >> 6 {
@@ -432,7 +419,7 @@ fn retried(
     session: &mut Session,
     command: &'static str,
     request: impl Fn() -> Request,
-) -> Result<Vec<u8>> {
+) -> Result<CommandDone> {
     let (mut attentions, mut busy) = (0, 0);
     loop {
         let done = session.run(request())?;
@@ -453,13 +440,29 @@ fn retried(
     }
 }
 
-fn checked(command: &'static str, done: CommandDone) -> Result<Vec<u8>> {
+/// Fewer data came than the command asks for, with status GOOD: what is missing is not zeroes.
+fn read_whole(command: &'static str, done: CommandDone, length: u32) -> Result<Vec<u8>> {
+    match done.data.len() {
+        came if came == length as usize => Ok(done.data),
+        came => Err(answer(command, format!("{came} of {length} bytes came"))),
+    }
+}
+
+/// Less data was taken than the command has, with status GOOD: not everything is written.
+fn written(command: &'static str, done: CommandDone) -> Result<()> {
+    match done.residual {
+        0.. => Ok(()),
+        short => Err(answer(command, format!("{} bytes were not taken", -short))),
+    }
+}
+
+fn checked(command: &'static str, done: CommandDone) -> Result<CommandDone> {
     if done.response != 0 {
         let what = format!("iSCSI response {:#04x}", done.response);
         return Err(answer(command, what));
     }
     match done.status {
-        GOOD => Ok(done.data),
+        GOOD => Ok(done),
         status => Err(CommandError::Refused {
             command,
             status,
@@ -473,6 +476,13 @@ pub(crate) fn answer(command: &'static str, what: impl Into<String>) -> CommandE
         command,
         what: what.into(),
     }
+}
+
+/// Text of a target for a terminal: without control characters, which could do anything there.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let text = text.trim_matches([' ', '\0']);
+    text.replace(char::is_control, "?")
 }
 
 /// The first NAA designator of the logical unit in VPD page 83h (SPC-4, 7.8.6).
@@ -519,6 +529,36 @@ mod tests {
             naa_of(&page[..cut]);
         }
         assert_eq!(naa_of(&[0, 0x83, 0, 4, 1, 3, 0, 255]), None);
+    }
+
+    #[test]
+    fn text_of_a_target_has_no_control_characters() {
+        assert_eq!(printable(b"  LUN\x1b[2J 0\0\0"), "LUN?[2J 0");
+    }
+
+    #[test]
+    fn a_read_that_brings_less_is_an_error() {
+        let done = CommandDone {
+            data: vec![0; 512],
+            ..CommandDone::default()
+        };
+        assert_eq!(
+            read_whole("READ(16)", done.clone(), 512).unwrap().len(),
+            512
+        );
+        let error = read_whole("READ(16)", done, 1024).unwrap_err().to_string();
+        assert_eq!(error, "READ(16): 512 of 1024 bytes came");
+    }
+
+    #[test]
+    fn a_write_of_which_a_part_was_not_taken_is_an_error() {
+        let done = |residual| CommandDone {
+            residual,
+            ..CommandDone::default()
+        };
+        assert!(written("WRITE(16)", done(0)).is_ok());
+        let error = written("WRITE(16)", done(-512)).unwrap_err().to_string();
+        assert_eq!(error, "WRITE(16): 512 bytes were not taken");
     }
 
     #[test]

@@ -56,6 +56,26 @@ fn a_target_that_says_nothing_is_given_up_in_time() {
 }
 
 #[test]
+fn a_target_that_sends_a_byte_now_and_then_is_given_up_in_time() {
+    let portal = target(|mut stream| {
+        std::thread::spawn(move || {
+            let answer = response(|header| header[7] = 200);
+            for byte in answer.iter().chain(std::iter::repeat_n(&0, 200)) {
+                std::thread::sleep(Duration::from_millis(50));
+                if stream.write_all(&[*byte]).is_err() {
+                    return;
+                }
+            }
+        });
+    });
+    let begun = Instant::now();
+    let error = login(&portal).err().expect("no session");
+    assert!(matches!(error, SessionError::Silent { .. }), "{error}");
+    // Its answer would take twelve seconds.
+    assert!(begun.elapsed() < Duration::from_secs(8));
+}
+
+#[test]
 fn a_target_that_closes_at_any_byte_is_said_to_have_closed() {
     for bytes in [0, 1, 47, 48, 60] {
         let portal = target(move |mut stream| {

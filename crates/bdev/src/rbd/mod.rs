@@ -137,7 +137,7 @@ impl Shared {
     }
 }
 
-/// Settings of an image that decide what clients are told of it.
+/// Settings of an image that decide what is reported to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Settings {
     /// Writes are answered before they are on stable storage.

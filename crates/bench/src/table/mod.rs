@@ -217,7 +217,7 @@ pub fn table(
     Ok(text)
 }
 
-/// Runs the cases that were asked for, one after the other.
+/// Runs the chosen cases, one after the other.
 fn measure_cases(
     place: &Place,
     has_peer: bool,

@@ -49,7 +49,7 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// The host takes so many bytes more.
+    /// Raises what the host takes by a number of bytes.
     pub fn grant(&self, count: u32) -> Result<(), Violation> {
         lock(&self.budget).grant(count)?;
         self.more.notify_all();

@@ -279,6 +279,13 @@ impl Initiator {
         let end = end.ok_or(InitiatorError::Protocol(
             "R2T beyond the data of the command",
         ))?;
+        // At error recovery level 0 no byte is requested twice; a target that does so could have any amount queued.
+        command.sent += length;
+        if command.sent > command.write.len() {
+            return Err(InitiatorError::Protocol(
+                "R2Ts for more than the data of the command",
+            ));
+        }
         // taken out for the call, for the link is borrowed beside it
         let write = std::mem::take(&mut command.write);
         let link = self.link(cid)?;

@@ -63,6 +63,8 @@ pub(super) struct Task {
 
 pub(super) struct CommandTask {
     pub write: Vec<u8>,
+    /// Bytes of `write` that were sent, or are queued.
+    pub sent: usize,
     pub data: Vec<u8>,
     pub read_length: u32,
     /// Data-In and R2T PDUs so far.
@@ -124,6 +126,7 @@ impl Initiator {
         let read_length = request.read_length.unwrap_or(0);
         let kind = Kind::Command(Box::new(CommandTask {
             write,
+            sent: immediate,
             data: Vec::new(),
             read_length,
             data_sn: 0,
@@ -168,7 +171,7 @@ impl Initiator {
         if let Some(task) = self.tasks.get_mut(&itt) {
             task.cmd_sn = self.cmd_sn;
             task.numbered = header.opcode & IMMEDIATE == 0;
-            if let (Kind::Command(command), false) = (&task.kind, header.is_final()) {
+            if let (Kind::Command(command), false) = (&mut task.kind, header.is_final()) {
                 let burst = command
                     .write
                     .len()
@@ -181,6 +184,7 @@ impl Initiator {
                     segment.len(),
                     &command.write[segment.len()..burst],
                 );
+                command.sent = burst;
             }
         }
         if !header.is_immediate() {

@@ -14,7 +14,7 @@ use arguments::Action;
 use cli_common::{Failure, Outcome};
 use iscsi_initiator::{Session, SessionOptions, Unit, UnitAddress};
 
-/// Does what is asked for.
+/// Runs the command.
 pub fn run(arguments: IscsiArguments) -> Outcome {
     match arguments.action {
         Action::Discover {

@@ -12,7 +12,7 @@ use super::{because, open};
 /// A registration belongs to an initiator port, of which the ISID is a part: each run has to come by the same.
 const ISID: [u8; 6] = [0x80, 0, 0, 0, 0, 1];
 
-/// Does what is asked for.
+/// Runs the command.
 pub fn run(address: &UnitAddress, options: &SessionOptions, action: &PersistAction) -> Outcome {
     let options = SessionOptions {
         isid: Some(ISID),
