@@ -7,7 +7,7 @@ use serde_json::json;
 use std::net::Shutdown;
 use std::path::Path;
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
 
 const MIB: usize = 1 << 20;
 const SOON: Duration = Duration::from_secs(30);
@@ -26,7 +26,10 @@ impl Machine {
             packed,
             ..Options::default()
         };
-        let mut front_end = FrontEnd::connect(socket, &options)?;
+        Machine::over(FrontEnd::connect(socket, &options)?, index, options)
+    }
+
+    fn over(mut front_end: FrontEnd, index: u16, options: Options) -> Result<Machine> {
         let queue = QueueOptions::default();
         let queue = BlkQueue::start(&mut front_end, index, &queue, 4, BLOCK, Cuts::Usual)?;
         Ok(Machine {
@@ -39,17 +42,6 @@ impl Machine {
     fn write(&mut self, byte: u8) -> Result<()> {
         let done = self.queue.write(0, &[byte; BLOCK])?;
         ensure!(done == status::OK, "status {done}");
-        Ok(())
-    }
-
-    /// Puts a write of block 0 into the queue, which nobody serves.
-    fn leave_write(&mut self, byte: u8) -> Result<()> {
-        let Some(slot) = self.queue.take() else {
-            end_to_end::bail!("all requests are in flight");
-        };
-        self.queue.data(slot).write(0, &[byte; BLOCK]);
-        ensure!(self.queue.submit(slot, 1, 0, BLOCK, 0));
-        self.queue.publish();
         Ok(())
     }
 
@@ -72,6 +64,17 @@ impl Machine {
         let queue = self.queue.queue();
         Ok(self.front_end.begin_queue(queue, base)?)
     }
+}
+
+/// Puts a write of block 0 into a queue that nobody serves.
+fn leave_write(queue: &mut BlkQueue, byte: u8) -> Result<()> {
+    let Some(slot) = queue.take() else {
+        end_to_end::bail!("all requests are in flight");
+    };
+    queue.data(slot).write(0, &[byte; BLOCK]);
+    ensure!(queue.submit(slot, kind::OUT, 0, BLOCK, 0));
+    queue.publish();
+    Ok(())
 }
 
 fn give_disk(rig: &Rig, disk: &str) -> Result<()> {
@@ -116,7 +119,7 @@ fn queue_that_resumes_on_another_disk_is_refused_until_its_driver_starts_anew() 
         old.front_end.channel().wait_closed(SOON)?;
 
         // Where it stood; where a ring stands that has come round; beside a queue that was never used.
-        old.leave_write(2)?;
+        leave_write(&mut old.queue, 2)?;
         let (stood, start) = (base_after(1, packed), base_after(0, packed));
         for (base, others) in [(stood, &[][..]), (start, &[]), (stood, &[0]), (stood, &[])] {
             let served = old.reconnect(&socket, base, others);
@@ -150,10 +153,82 @@ fn queue_that_resumes_on_another_disk_is_refused_until_its_driver_starts_anew() 
         // The old disk again: to this driver it is another one.
         give_disk(&rig, "d")?;
         new.front_end.channel().wait_closed(SOON)?;
-        new.leave_write(5)?;
+        leave_write(&mut new.queue, 5)?;
         let served = new.reconnect(&socket, base_after(2, packed), &[]);
         ensure!(served.is_err(), "packed {packed}");
         ensure!(first_block(&rig, "d.raw")? == [1; BLOCK]);
+    }
+    Ok(())
+}
+
+/// Queues with a write in each, which no back end has looked at yet.
+fn queues_with_writes(front_end: &mut FrontEnd, byte: u8) -> Result<[BlkQueue; 2]> {
+    let mut queue = |index| -> Result<BlkQueue> {
+        let queue = front_end.place_queue(index, &QueueOptions::default())?;
+        let mut queue = BlkQueue::over(front_end, queue, 4, BLOCK, Cuts::Usual)?;
+        leave_write(&mut queue, byte)?;
+        Ok(queue)
+    };
+    Ok([queue(0)?, queue(1)?])
+}
+
+fn begin(front_end: &FrontEnd, queues: &mut [BlkQueue]) -> Result<()> {
+    for queue in queues {
+        let queue = queue.queue();
+        front_end.begin_queue(queue, queue.base())?;
+    }
+    Ok(())
+}
+
+/// A VMM does not wait until a ring has started: its guest may submit before the daemon has looked at the ring. What tells such a driver
+/// from one that resumes is the in-flight region, which a VMM keeps for a driver that goes on and asks for anew otherwise.
+#[test]
+fn driver_with_a_new_inflight_region_is_served_though_it_submits_before_its_queues_start()
+-> Result<()> {
+    let size = QueueOptions::default().size;
+    for packed in [false, true] {
+        let rig = two_disks()?;
+        let socket = rig.socket("d");
+        let options = Options {
+            packed,
+            ..Options::default()
+        };
+        give_disk(&rig, "d")?;
+        let old = FrontEnd::connect(&socket, &options)?;
+        let kept = old.new_inflight(2, size)?;
+        old.give_inflight(&kept)?;
+        let mut driver = Machine::over(old, 0, options)?;
+        driver.write(1)?;
+        give_disk(&rig, "e")?;
+        driver.front_end.channel().wait_closed(SOON)?;
+
+        // The old driver, in queues that it had not used before.
+        let mut resumed = FrontEnd::connect(&socket, &options)?;
+        resumed.give_inflight(&kept)?;
+        let mut queues = queues_with_writes(&mut resumed, 2)?;
+        ensure!(begin(&resumed, &mut queues).is_err(), "packed {packed}");
+        ensure!(first_block(&rig, "e.raw")? == [0; BLOCK]);
+        drop(resumed);
+
+        // To ask for a region and to give the one that was kept is to resume.
+        let mut resumed = FrontEnd::connect(&socket, &options)?;
+        resumed.new_inflight(2, size)?;
+        resumed.give_inflight(&kept)?;
+        let mut queues = queues_with_writes(&mut resumed, 2)?;
+        ensure!(begin(&resumed, &mut queues).is_err(), "packed {packed}");
+        ensure!(first_block(&rig, "e.raw")? == [0; BLOCK]);
+        drop(resumed);
+
+        let mut fresh = FrontEnd::connect(&socket, &options)?;
+        let region = fresh.new_inflight(2, size)?;
+        fresh.give_inflight(&region)?;
+        let mut queues = queues_with_writes(&mut fresh, 3)?;
+        begin(&fresh, &mut queues)?;
+        for queue in &mut queues {
+            let done = queue.wait()?;
+            ensure!(done.status == status::OK, "packed {packed}: {done:?}");
+        }
+        ensure!(first_block(&rig, "e.raw")? == [3; BLOCK]);
     }
     Ok(())
 }

@@ -2,14 +2,17 @@
 //!
 //! A message is request, flags and size of the payload, 32 bits each in the machine's byte order, then the payload.
 
-use std::io::{IoSlice, Read};
-use std::os::fd::BorrowedFd;
+use std::io::{IoSlice, IoSliceMut, Read};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 
 use crate::{Error, Result};
 
@@ -35,6 +38,8 @@ pub mod request {
     pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
     pub const RESET_DEVICE: u32 = 34;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
@@ -127,8 +132,14 @@ impl Channel {
 
     /// Waits for the next message.
     pub fn receive(&self) -> Result<Message> {
+        Ok(self.receive_with_fd()?.0)
+    }
+
+    /// The same, with the descriptor that came with it.
+    fn receive_with_fd(&self) -> Result<(Message, Option<OwnedFd>)> {
         let mut header = [0; 12];
-        self.read(&mut header)?;
+        let (read, fd) = self.read_with_fd(&mut header)?;
+        self.read(&mut header[read..])?;
         let word = |at: usize| {
             u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
         };
@@ -141,11 +152,12 @@ impl Channel {
         }
         let mut payload = vec![0; size];
         self.read(&mut payload)?;
-        Ok(Message {
+        let message = Message {
             request: word(0),
             flags: word(4),
             payload,
-        })
+        };
+        Ok((message, fd))
     }
 
     /// Sends a request that has an answer, and waits for it.
@@ -165,15 +177,19 @@ impl Channel {
         }
     }
 
+    /// Sends a request whose answer comes with a descriptor, and waits for both.
+    pub fn call_for_fd(&self, request: u32, payload: &[u8]) -> Result<(Vec<u8>, OwnedFd)> {
+        self.send(request, 0, payload, &[])?;
+        let (answer, fd) = self.receive_with_fd()?;
+        let fd = fd.ok_or_else(|| Error::Answer {
+            request,
+            what: "no descriptor".into(),
+        })?;
+        Ok((payload_of(request, answer)?, fd))
+    }
+
     fn answer(&self, request: u32) -> Result<Vec<u8>> {
-        let answer = self.receive()?;
-        if answer.request != request || answer.flags & REPLY == 0 {
-            return Err(Error::Answer {
-                request,
-                what: format!("request {} flags {:#x}", answer.request, answer.flags),
-            });
-        }
-        Ok(answer.payload)
+        payload_of(request, self.receive()?)
     }
 
     /// Waits until the back end has closed the session; whatever it says before is thrown away.
@@ -199,6 +215,31 @@ impl Channel {
         self.wait_closed(Duration::ZERO).is_ok()
     }
 
+    /// Reads the first bytes of a message, and the descriptor that comes with them.
+    fn read_with_fd(&self, into: &mut [u8]) -> Result<(usize, Option<OwnedFd>)> {
+        if !readable(&self.stream, self.limit)? {
+            return Err(Error::Timeout(self.limit));
+        }
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = recvmsg(
+            &self.stream,
+            &mut [IoSliceMut::new(into)],
+            &mut control,
+            flags,
+        )
+        .map_err(closed)?;
+        if got.bytes == 0 {
+            return Err(Error::Closed);
+        }
+        let fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        Ok((got.bytes, fds.flatten().next()))
+    }
+
     fn read(&self, into: &mut [u8]) -> Result<()> {
         let mut done = 0;
         while done < into.len() {
@@ -216,6 +257,17 @@ impl Channel {
         }
         Ok(())
     }
+}
+
+/// The payload of the answer to `request`.
+fn payload_of(request: u32, answer: Message) -> Result<Vec<u8>> {
+    if answer.request != request || answer.flags & REPLY == 0 {
+        return Err(Error::Answer {
+            request,
+            what: format!("request {} flags {:#x}", answer.request, answer.flags),
+        });
+    }
+    Ok(answer.payload)
 }
 
 fn closed(errno: rustix::io::Errno) -> Error {

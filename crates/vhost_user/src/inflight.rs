@@ -7,12 +7,32 @@ use std::fs::File;
 use std::os::fd::AsFd;
 
 use guest_memory::{MemoryTable, RegionSpec, RingMemory};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserInflight;
 use virtqueue::{Inflight, PackedInflight};
 
+/// Which memory a region is: device and inode of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegionId {
+    device: u64,
+    inode: u64,
+}
+
+impl RegionId {
+    /// # Errors
+    /// When the descriptor is not one of a file, in words.
+    pub fn of(file: &File) -> Result<RegionId, String> {
+        let stat = fstat(file).map_err(|errno| format!("the in-flight region: {errno}"))?;
+        Ok(RegionId {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        })
+    }
+}
+
 /// A region that the front end has given.
 pub(crate) struct InflightRegion {
+    pub id: RegionId,
     memory: MemoryTable,
     queues: u16,
     size: u16,
@@ -60,6 +80,7 @@ impl InflightRegion {
             .with_region(spec, file.as_fd())
             .map_err(|error| format!("the in-flight region: {error}"))?;
         Ok(InflightRegion {
+            id: RegionId::of(file)?,
             memory,
             queues: said.num_queues,
             size: said.queue_size,

@@ -19,7 +19,7 @@ use reactor::{Accepting, Pool, RateLimit};
 use rustix::net::{Shutdown, shutdown};
 use virtio_device::VirtioDevice;
 
-use crate::session::{self, SessionHandle};
+use crate::front_end::{self, SessionHandle};
 use crate::socket::{SocketError, bind};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
@@ -517,7 +517,7 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
                 ready.send(()).ok();
             };
             let held_up = move || *lock(&held_up) = Some(Instant::now());
-            let served = session::serve(stream, device, state.pool.clone(), started, held_up);
+            let served = front_end::serve(stream, device, state.pool.clone(), started, held_up);
             if let Err(error) = served {
                 tracing::warn!("cannot set up a session: {error}");
             }

@@ -1,23 +1,15 @@
-//! One connected front end: its messages, from the crate `vhost`, change the session's state and its vrings.
+//! The state of one connection: messages, from the crate `vhost`, change it and its vrings.
 //!
-//! Runs on a thread of its own, which sleeps but for messages. Checks everything that the crate does not: indices,
-//! features, sizes, addresses. Any refusal ends the session, for the protocol has no other way to say no. However
-//! it ends, its vrings are drained first, so that no request is left half done.
+//! Checks everything that the crate does not: indices, features, sizes, addresses. Any refusal ends the session, for the
+//! protocol has no other way to say no. However it ends, its vrings are drained first, so that no request is left half done.
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
 
 use guest_memory::{MemoryTable, RegionSpec};
-use reactor::{Pool, RateLimit, WorkerHandle};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
-use rustix::net::SendFlags;
+use reactor::{Pool, WorkerHandle};
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg,
@@ -27,14 +19,12 @@ use vhost::vhost_user::{
     Backend, Error, GpuBackend, VhostUserBackendReqHandlerMut,
     VhostUserProtocolFeatures as Protocol,
 };
-use virtio_device::{Breach, OnBroken, QueueChange, VirtioDevice};
+use virtio_device::{OnBroken, QueueChange, VirtioDevice};
 use virtqueue::PACKED_START;
 
-use crate::inflight::InflightRegion;
-use crate::relay::{Handled, Relay};
+use crate::inflight::{InflightRegion, RegionId};
 use crate::resume::ResumeCheck;
 use crate::vring::{Context, UserAddresses, Vring};
-use crate::whole_message;
 
 /// Feature bits of the transport and the rings, the same for every device.
 const F_ANY_LAYOUT: u64 = 1 << 27;
@@ -56,171 +46,6 @@ const MAX_CHANGED_TABLES: usize = MAX_MEMORY_REGIONS as usize;
 const MAX_OLD_MAPPINGS: usize = 1024;
 /// The configuration space reads as zero up to here, whatever the device's own length.
 const CONFIG_SPACE: usize = 256;
-/// A front end that stops in the middle of a message is given up after this.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// A hostile front end that comes again and again must not fill the log.
-static ENDED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
-static REFUSED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
-// A virtual machine comes and goes with all its disks at once, and each is worth a line.
-static COMING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
-static LEAVING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
-
-/// A front end that says nothing for so long may be replaced by another.
-const SILENCE: Duration = Duration::from_secs(1);
-
-/// What others may ask of a running session.
-pub(crate) struct SessionHandle {
-    stream: UnixStream,
-    spoke: Arc<AtomicBool>,
-    ended: Arc<AtomicBool>,
-    since: Instant,
-    channel: Channel,
-}
-
-/// The front end's socket for messages of ours, once it has given one.
-type Channel = Arc<Mutex<Option<UnixStream>>>;
-
-/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, without a payload.
-const CONFIG_CHANGE: [u8; 12] = [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
-
-impl SessionHandle {
-    /// Ends the session: its thread reads the end of the stream. The front end must not see an end before everything in
-    /// flight has been answered, or it takes for lost what is answered yet: so only our side is shut.
-    pub fn end(&self) {
-        self.ended.store(true, Ordering::Relaxed);
-        // It fails only when the stream has ended already.
-        self.stream.shutdown(std::net::Shutdown::Read).ok();
-    }
-
-    /// Tells the front end that the configuration space has changed; false when it has given no channel for that, or
-    /// does not listen.
-    pub fn config_changed(&self) -> bool {
-        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = channel.as_ref().map(|channel| {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            rustix::net::send(channel, &CONFIG_CHANGE, flags)
-        });
-        matches!(sent, Some(Ok(12)))
-    }
-
-    /// Has the front end hung up? Its session then drains and ends by itself.
-    pub fn is_leaving(&self) -> bool {
-        let mut hung_up = [PollFd::new(&self.stream, PollFlags::RDHUP)];
-        poll(&mut hung_up, Some(&Timespec::default())).is_ok_and(|n| n > 0)
-    }
-
-    /// Has the front end been silent for longer than one that means it takes?
-    pub fn is_silent(&self) -> bool {
-        !self.spoke.load(Ordering::Relaxed) && self.since.elapsed() > SILENCE
-    }
-}
-
-/// Serves one front end until it leaves; call on a thread of its own. `started` is given the session's handle;
-/// `held_up` is called when the front end made a worker wait.
-pub(crate) fn serve(
-    stream: UnixStream,
-    device: Arc<dyn VirtioDevice>,
-    pool: Arc<Pool>,
-    started: impl FnOnce(SessionHandle),
-    held_up: impl Fn() + Send + Sync + 'static,
-) -> io::Result<()> {
-    stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
-    stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
-    let watch = stream.try_clone()?;
-    let spoke = Arc::new(AtomicBool::new(false));
-    let ended = Arc::new(AtomicBool::new(false));
-    let channel = Channel::default();
-    started(SessionHandle {
-        channel: channel.clone(),
-        stream: stream.try_clone()?,
-        spoke: spoke.clone(),
-        ended: ended.clone(),
-        since: Instant::now(),
-    });
-    let name = device.name().to_owned();
-    let breaker = stream.try_clone()?;
-    let on_broken: OnBroken = Arc::new(move |breach, _why| {
-        if breach == Breach::HeldUp {
-            held_up();
-        }
-        breaker.shutdown(std::net::Shutdown::Read).ok();
-    });
-    let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));
-    let mut relay = Relay::new(stream, session.clone())?;
-    if let Some(suppressed) = COMING_LOG.pass() {
-        tracing::info!(export = name, suppressed, "front end connected");
-    }
-    let end = loop {
-        // Wait without a limit for a message to begin, and with one for it to end.
-        match poll(&mut [PollFd::new(&watch, PollFlags::IN)], None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => break Error::SocketBroken(errno.into()),
-        }
-        spoke.store(true, Ordering::Relaxed);
-        match whole_message::wait(&watch, MESSAGE_TIMEOUT) {
-            Ok(None) => {}
-            Ok(Some(given)) => {
-                let mut channel = channel.lock().unwrap_or_else(PoisonError::into_inner);
-                let before = channel.replace(UnixStream::from(given));
-                // To close it may take long, and others want to tell something.
-                drop(channel);
-                drop(before);
-            }
-            Err(error) => break Error::SocketError(error),
-        }
-        if let Err(error) = room_to_answer(&watch) {
-            break Error::SocketError(error);
-        }
-        match relay.handle() {
-            Ok(Handled::Done) => {}
-            Ok(Handled::Refused(why)) => {
-                if let Some(suppressed) = REFUSED_LOG.pass() {
-                    tracing::warn!(export = name, suppressed, "message refused: {why}");
-                }
-            }
-            Err(error) => break error,
-        }
-    };
-    let hung_up = matches!(end, Error::Disconnected) && !ended.load(Ordering::Relaxed);
-    let why = session.lock().map(|mut session| {
-        session.has_left = hung_up;
-        session.refusal.take()
-    });
-    let why = why.unwrap_or_default();
-    log_end(&name, &end, why);
-    Ok(())
-}
-
-/// Waits until an answer can be sent without waiting: a stream takes more when most of its buffer is free. The crate `vhost`
-/// would try for ever to send to a front end that asks and does not read.
-fn room_to_answer(stream: &UnixStream) -> io::Result<()> {
-    let limit = Timespec::try_from(MESSAGE_TIMEOUT).map_err(io::Error::other)?;
-    let mut wait = [PollFd::new(stream, PollFlags::OUT)];
-    retry_on_intr(|| poll(&mut wait, Some(&limit)))?;
-    match wait[0].revents().contains(PollFlags::OUT) {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "it does not read answers",
-        )),
-    }
-}
-
-fn log_end(export: &str, end: &Error, why: Option<String>) {
-    if let (Error::Disconnected, None) = (end, &why) {
-        if let Some(suppressed) = LEAVING_LOG.pass() {
-            tracing::info!(export, suppressed, "front end left");
-        }
-    } else if let Some(suppressed) = ENDED_LOG.pass() {
-        let why = why.unwrap_or_else(|| end.to_string());
-        tracing::warn!(
-            export,
-            suppressed,
-            "front end refused, its session ends: {why}"
-        );
-    }
-}
 
 pub(crate) struct Session {
     device: Arc<dyn VirtioDevice>,
@@ -233,13 +58,15 @@ pub(crate) struct Session {
     vrings: Vec<Vring>,
     /// Where requests in flight are kept.
     inflight: Option<InflightRegion>,
+    /// The region that was made last for this front end.
+    made: Option<RegionId>,
     resume: ResumeCheck,
     /// Why a message was refused, in words for the log.
     pub(crate) refusal: Option<String>,
     /// Has any ring run?
     has_run: bool,
     /// The front end has hung up.
-    has_left: bool,
+    pub(crate) has_left: bool,
 }
 
 /// How a state of the memory differs from the one before it.
@@ -279,6 +106,7 @@ impl Session {
             features: 0,
             vrings,
             inflight: None,
+            made: None,
             refusal: None,
             has_run: false,
             has_left: false,
@@ -358,8 +186,14 @@ impl Session {
         };
         let vring = &mut self.vrings[index as usize];
         let resumes = || {
-            vring.resumes(first_base(packed), &self.memory)
-                || region.is_some_and(|region| region.has_requests(packed))
+            vring.goes_on(first_base(packed))
+                || match region {
+                    // A front end keeps the region for a driver that goes on. With a new one, what is in the ring was put there by a
+                    // driver that did not wait until the ring had started.
+                    Some(region) if Some(region.id) == self.made => false,
+                    Some(region) => vring.is_used(&self.memory) || region.has_requests(packed),
+                    None => vring.is_used(&self.memory),
+                }
         };
         if let Err(why) = self.resume.start(number, &*self.device, resumes) {
             return self.refuse(why);
@@ -704,7 +538,15 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_inflight_fd(&mut self, said: &VhostUserInflight) -> Reply<(VhostUserInflight, File)> {
         self.check_inflight(said)?;
-        InflightRegion::create(said.num_queues, said.queue_size).or_else(|why| self.refuse(why))
+        let made = InflightRegion::create(said.num_queues, said.queue_size)
+            .and_then(|(said, file)| Ok((said, RegionId::of(&file)?, file)));
+        match made {
+            Ok((said, id, file)) => {
+                self.made = Some(id);
+                Ok((said, file))
+            }
+            Err(why) => self.refuse(why),
+        }
     }
 
     fn set_inflight_fd(&mut self, said: &VhostUserInflight, file: File) -> Reply<()> {

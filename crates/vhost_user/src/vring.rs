@@ -64,11 +64,13 @@ impl Vring {
         (self.size, self.addresses, self.base, self.enabled) = (0, None, None, false);
     }
 
-    /// Was the ring in use before? Its driver has then filled descriptors in, also where it has come round to its beginning.
-    pub fn resumes(&self, start: u32, memory: &MemoryTable) -> bool {
-        if self.base.is_some_and(|base| base != start) {
-            return true;
-        }
+    /// Does the ring go on elsewhere than at its start?
+    pub fn goes_on(&self, start: u32) -> bool {
+        self.base.is_some_and(|base| base != start)
+    }
+
+    /// Has a driver filled descriptors in? It has where the ring has come round to its start.
+    pub fn is_used(&self, memory: &MemoryTable) -> bool {
         let bytes = u64::from(self.size) * DESCRIPTOR_SIZE;
         let descriptors = self
             .addresses
