@@ -29,6 +29,11 @@ impl Limits {
         }
     }
 
+    /// Blocks that the disk has.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.capacity.bytes() / (self.block_mask + 1)
+    }
+
     /// May this I/O be done at all?
     #[inline]
     pub(crate) fn admit(&self, io: &IoRequest) -> IoOutcome {

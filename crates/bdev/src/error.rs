@@ -65,6 +65,14 @@ pub enum OpenError {
         /// What is wrong with it and what to do.
         what: String,
     },
+    /// Something about a logical unit of an iSCSI target.
+    #[error("{unit}: {what}")]
+    Unit {
+        /// Its address.
+        unit: String,
+        /// What is wrong with it and what to do.
+        what: String,
+    },
     /// Something about a file.
     #[error("{}: {what}", path.display())]
     File {

@@ -23,6 +23,7 @@ mod disk_object;
 mod error;
 mod faulty;
 mod file;
+mod iscsi;
 mod layer;
 mod medium;
 mod null;
@@ -48,6 +49,7 @@ pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, File, FileOptions, ImageFormat};
+pub use iscsi::{Iscsi, IscsiOptions};
 pub use layer::Layer;
 pub use librbd::{ClusterConfig, ImageName};
 pub use medium::{IdentityRecord, Medium, Stamp};
@@ -61,6 +63,8 @@ pub use shared_state::{
 };
 pub use state::{DiskState, StateCell, WaitingIo};
 pub use throttle::{Moment, RateLimits, Throttle};
+/// Protocols of devices, for whoever describes them or looks at what they serve.
+pub use {iscsi_initiator, librbd};
 
 /// What the submitter calls its I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdev::{
-    BlockDevice, Delay, DelayTime, File, FileOptions, Null, NullOptions, OpenError, Ram,
+    BlockDevice, Delay, DelayTime, File, FileOptions, Iscsi, Null, NullOptions, OpenError, Ram,
     RamOptions, Rbd, RbdOptions,
 };
 
 use super::model::DiskConfig;
 use super::rbd::RbdConfig;
+use super::remote::RemoteConfig;
 
 /// The block size of a disk that has no other reason for one.
 const BLOCK_SIZE_DEFAULT: u32 = 512;
@@ -50,6 +51,8 @@ pub enum BlockDeviceConfig {
     },
     /// A Ceph RBD image.
     Rbd(Box<RbdConfig>),
+    /// A logical unit of an iSCSI target.
+    Iscsi(Box<RemoteConfig>),
 }
 
 /// What a delayed disk keeps its data in.
@@ -111,15 +114,17 @@ pub enum DeviceKind {
     Delay,
     File,
     Rbd,
+    Iscsi,
 }
 
 /// All of them, with their words.
-pub const DEVICE_KINDS: [(&str, DeviceKind); 5] = [
+pub const DEVICE_KINDS: [(&str, DeviceKind); 6] = [
     ("ram", DeviceKind::Ram),
     ("null", DeviceKind::Null),
     ("delay", DeviceKind::Delay),
     ("file", DeviceKind::File),
     ("rbd", DeviceKind::Rbd),
+    ("iscsi", DeviceKind::Iscsi),
 ];
 
 impl BlockDeviceConfig {
@@ -131,6 +136,7 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Delay { .. } => "delay",
             BlockDeviceConfig::File { .. } => "file",
             BlockDeviceConfig::Rbd(_) => "rbd",
+            BlockDeviceConfig::Iscsi(_) => "iscsi",
         }
     }
 
@@ -180,12 +186,18 @@ impl BlockDeviceConfig {
                 read_only: disk.read_only,
                 block_size,
             })?),
+            BlockDeviceConfig::Iscsi(remote) => {
+                Arc::new(Iscsi::open(&remote.options(&disk.name, disk.read_only)?)?)
+            }
         })
     }
 
     /// May opening it take seconds, which nothing else should wait for?
     pub fn takes_long(&self) -> bool {
-        matches!(self, BlockDeviceConfig::Rbd(_))
+        matches!(
+            self,
+            BlockDeviceConfig::Rbd(_) | BlockDeviceConfig::Iscsi(_)
+        )
     }
 
     /// The file that it lies in, if it lies in one of this machine.
@@ -195,7 +207,8 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. }
-            | BlockDeviceConfig::Rbd(_) => None,
+            | BlockDeviceConfig::Rbd(_)
+            | BlockDeviceConfig::Iscsi(_) => None,
         }
     }
 
@@ -204,7 +217,7 @@ impl BlockDeviceConfig {
     pub fn follows_size(&self, is_device: impl FnOnce(&Path) -> bool) -> Option<bool> {
         match self {
             BlockDeviceConfig::File { path, .. } => Some(is_device(path)),
-            BlockDeviceConfig::Rbd(_) => Some(true),
+            BlockDeviceConfig::Rbd(_) | BlockDeviceConfig::Iscsi(_) => Some(true),
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. } => None,
@@ -219,6 +232,7 @@ impl BlockDeviceConfig {
             | BlockDeviceConfig::Delay { size, .. } => Some(*size),
             BlockDeviceConfig::File { size, .. } => *size,
             BlockDeviceConfig::Rbd(rbd) => rbd.size,
+            BlockDeviceConfig::Iscsi(_) => None,
         }
     }
 
@@ -239,7 +253,8 @@ impl BlockDeviceConfig {
                 | BlockDeviceConfig::Null { .. }
                 | BlockDeviceConfig::Delay { .. },
                 None,
-            ) => {}
+            )
+            | (BlockDeviceConfig::Iscsi(_), _) => {}
         }
         changed
     }

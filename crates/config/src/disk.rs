@@ -13,6 +13,7 @@ use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
 use super::objects::{NAME_ALLOWED, read_name};
 use super::place::At;
 use super::rbd::{RbdConfig, read_image, read_options};
+use super::remote::{self, RemoteConfig};
 use super::size::{SIZE_MAX, parse_size};
 use super::value::{Fields, Raw, Reader};
 
@@ -45,6 +46,7 @@ pub struct DiskDraft {
     image: Option<ImageName>,
     cluster: ClusterConfig,
     lock: RbdLock,
+    pub(crate) remote: RemoteConfig,
     block_size: Option<u32>,
     read_only: bool,
     require: bool,
@@ -91,7 +93,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         run_time: DISK_RESIZE,
         of: &[],
         help: "`ram`, `null`, `delay`: required. `file`: a file that is missing is created with it, sparse; without it the disk \
-            follows the file's size. `rbd`: not allowed, the image has its size",
+            follows the file's size. `rbd`, `iscsi`: not allowed, image and unit have their size",
         read: |key, reader, disk| disk.size = reader.size(key.name),
         get: |disk| disk.backend.size().map(Value::from),
     },
@@ -254,6 +256,20 @@ pub static DISK_KEYS: &[DiskKey] = &[
             (!options.is_empty()).then(|| json!(options))
         },
     },
+    remote::UNIT,
+    remote::CONNECTIONS_KEY,
+    remote::CHAP_FILE,
+    remote::INITIATOR_NAME,
+    remote::QUEUE_DEPTH_KEY,
+    remote::REPLACEMENT_TIMEOUT_KEY,
+    remote::HEADER_DIGEST,
+    remote::DATA_DIGEST,
+    remote::MAX_RECV_DATA_SEGMENT_LENGTH,
+    remote::MAX_BURST_LENGTH,
+    remote::FIRST_BURST_LENGTH,
+    remote::MAX_OUTSTANDING_R2T,
+    remote::IMMEDIATE_DATA,
+    remote::INITIAL_R2T,
     Key {
         name: "block_size",
         kind: Kind::Numbers(&[512, 4096]),
@@ -539,6 +555,10 @@ impl DiskDraft {
                 lock: self.lock,
                 size: None,
             })),
+            DeviceKind::Iscsi => {
+                self.remote.unit.as_ref()?;
+                BlockDeviceConfig::Iscsi(Box::new(self.remote.clone()))
+            }
         })
     }
 
@@ -559,17 +579,26 @@ impl DiskDraft {
 
 /// Which back ends need a size, and which size; false where it is none of the disk's blocks.
 fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
-    use DeviceKind::{Delay, Null, Ram, Rbd};
+    use DeviceKind::{Delay, Iscsi, Null, Ram, Rbd};
     if matches!(draft.device, Some(Ram | Null | Delay)) {
         reader.require("size", super::size::SIZE_ALLOWED);
     }
     let Some(size) = &draft.size else {
         return true;
     };
-    if draft.device == Some(Rbd) {
-        let message = "`size`: an image has the size that it has";
+    let refusal = match draft.device {
+        Some(Rbd) => Some((
+            "`size`: an image has the size that it has",
+            "change it with `lunette disk resize` or `rbd resize`",
+        )),
+        Some(Iscsi) => Some((
+            "`size`: a logical unit has the size that it has",
+            "resize it at its target",
+        )),
+        _ => None,
+    };
+    if let Some((message, help)) = refusal {
         let mistake = Mistake::new(MistakeKind::Key, &size.place, message);
-        let help = "change it with `lunette disk resize` or `rbd resize`";
         reader.diagnostics().push(mistake.help(help));
     }
     check_size(reader, size, draft.block_size.unwrap_or(512))

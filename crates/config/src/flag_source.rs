@@ -60,7 +60,7 @@ pub struct Flags {
 }
 
 /// How a disk is said in a flag.
-pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH or NAME=rbd:POOL/IMAGE, then ,KEY=VALUE as needed: \
+pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=rbd:POOL/IMAGE or NAME=iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as needed: \
     d0=ram:512M or d1=file:vm.raw,size=10G,cache=none,ro";
 /// How a vhost-blk export is said in a flag.
 pub const VHOST_BLK_FORM: &str =
@@ -200,6 +200,7 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
                 "ram" | "null" => entries.push(argument.field("size")),
                 "delay" => entries.push(argument.field("time")),
                 "rbd" => entries.push(argument.field("image")),
+                "iscsi" => entries.push(argument.field("unit")),
                 // The backend's name is reported; nothing is known about its argument.
                 _ => {}
             }

@@ -21,6 +21,7 @@ mod objects;
 mod place;
 pub mod placement;
 mod rbd;
+mod remote;
 mod render;
 mod size;
 #[cfg(test)]
@@ -53,6 +54,7 @@ pub use model::{
 pub use place::{At, Place, Source};
 pub use rbd::RbdConfig;
 pub use reactor::ExportPlacement;
+pub use remote::{Digest, RemoteConfig};
 pub use render::render;
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 

@@ -10,6 +10,7 @@ const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n"
 const FILE: &str =
     "[[disk]]\nname = \"d0\"\nbackend = \"file\"\npath = \"d0.raw\"\nsize = \"1M\"\n";
 const RBD: &str = "[[disk]]\nname = \"d0\"\nbackend = \"rbd\"\nimage = \"rbd/vm\"\n";
+const REMOTE: &str = "[[disk]]\nname = \"d0\"\nbackend = \"iscsi\"\nunit = \"iscsi://h/iqn.2026-11.org.example:t0/0\"\n";
 const DELAY: &str = "[[disk]]\nname = \"d0\"\nbackend = \"delay\"\ntime = \"1ms\"\nsize = \"1M\"\n";
 const BLK: &str = "[[vhost_blk]]\ndisk = \"d0\"\nsocket = \"/run/d0.sock\"\n";
 const SCSI: &str = "[[vhost_scsi]]\nname = \"c0\"\nsocket = \"/run/c0.sock\"\n";
@@ -39,6 +40,12 @@ fn sections() -> Vec<Section> {
         section("## Disks", &[], DISK, Some("disk")),
         section("### Files and block devices", &[], FILE, Some("disk")),
         section("### Ceph RBD images", &[], RBD, Some("disk")),
+        section(
+            "### Logical units of iSCSI targets",
+            &[],
+            REMOTE,
+            Some("disk"),
+        ),
         section("### Delays", &[], DELAY, Some("disk")),
         section("## virtio-blk exports", &[DISK], BLK, None),
         section("## virtio-scsi exports", &[DISK], SCSI, None),
@@ -181,6 +188,7 @@ fn rows_of_disks_are_what_their_keys_declare() {
         ("## Disks", None),
         ("### Files and block devices", Some("file")),
         ("### Ceph RBD images", Some("rbd")),
+        ("### Logical units of iSCSI targets", Some("iscsi")),
         ("### Delays", Some("delay")),
     ] {
         let keys = DISK_KEYS.iter().filter(|key| match device {

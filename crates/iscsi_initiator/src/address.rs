@@ -126,6 +126,16 @@ impl UnitAddress {
     }
 }
 
+impl fmt::Display for UnitAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("iscsi://")?;
+        if let Some(user) = &self.user {
+            write!(f, "{user}@")?;
+        }
+        write!(f, "{}/{}/{}", self.portal, self.target, self.lun)
+    }
+}
+
 impl FromStr for UnitAddress {
     type Err = String;
 

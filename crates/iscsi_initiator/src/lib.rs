@@ -3,13 +3,16 @@
 //!
 //! [`Session`] moves bytes between sockets and the sans-IO session of crate `iscsi`, which checks what a target sends. A command goes by the
 //! connection that has the fewest commands in flight. Nothing waits longer than [`SessionOptions::timeout`] for a target that is silent.
-//! Error recovery level 0: a connection that is lost ends the session.
+//! Error recovery level 0: a connection that is lost ends the session. [`ReconnectingUnit`] logs in again, for programs that serve a unit on.
 #![forbid(unsafe_code)]
 
 mod address;
+mod attended;
 mod credentials;
 mod discovery;
 mod link;
+mod properties;
+mod reconnecting;
 mod reservations;
 mod sense;
 mod session;
@@ -18,7 +21,14 @@ mod unit;
 pub use address::{Portal, UnitAddress};
 pub use credentials::read_credentials;
 pub use discovery::{FoundTarget, discover};
+pub use iscsi::initiator::CommandDone;
+pub use iscsi::login::is_iscsi_name;
+pub use iscsi::negotiation::{DigestOffer, SessionParameters};
+pub use properties::UnitProperties;
+pub use reconnecting::{
+    CommandSink, Ended, ReconnectSettings, ReconnectingUnit, UnitCommand, UnitEvent, UnitObserver,
+};
 pub use reservations::{ReservationKind, ReservationStatus};
 pub use sense::Sense;
 pub use session::{Session, SessionError, SessionOptions};
-pub use unit::{CommandError, Extent, Unit, UnitInfo, luns};
+pub use unit::{CommandError, Extent, Unit, UnitInfo, cdb16, luns, parse_extents};

@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::address::Portal;
 
@@ -14,6 +14,12 @@ const UNSENT_MAX: usize = 64 << 20;
 
 pub struct Link {
     pub stream: TcpStream,
+    /// When bytes last came.
+    pub heard: Instant,
+    /// When a ping was sent that nothing has come after.
+    pub pinged: Option<Instant>,
+    /// Commands in flight on it.
+    pub commands: usize,
     out: Vec<u8>,
     sent: usize,
 }
@@ -29,6 +35,9 @@ impl Link {
                     stream.set_nonblocking(true)?;
                     return Ok(Link {
                         stream,
+                        heard: Instant::now(),
+                        pinged: None,
+                        commands: 0,
                         out: Vec::new(),
                         sent: 0,
                     });
@@ -73,7 +82,10 @@ impl Link {
     /// Receives what is there: bytes, 0 at the end of the connection, `None` where nothing is there.
     pub fn receive(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match (&self.stream).read(into) {
-            Ok(bytes) => Ok(Some(bytes)),
+            Ok(bytes) => {
+                (self.heard, self.pinged) = (Instant::now(), None);
+                Ok(Some(bytes))
+            }
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
             {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use iscsi::initiator::{
@@ -81,7 +82,7 @@ fn host_name() -> String {
 }
 
 /// The random format of an ISID (10.4.1).
-fn random_isid() -> [u8; 6] {
+pub(crate) fn random_isid() -> [u8; 6] {
     let mut isid = [0; 6];
     // Without entropy the process and the time tell sessions apart.
     if getrandom::fill(&mut isid).is_err() {
@@ -163,17 +164,17 @@ type Result<T> = std::result::Result<T, SessionError>;
 
 /// A session that is logged in.
 pub struct Session {
-    initiator: Initiator,
-    links: Vec<Link>,
+    pub(crate) initiator: Initiator,
+    pub(crate) links: Vec<Link>,
     portal: Portal,
     target: Option<String>,
-    timeout: Duration,
+    pub(crate) timeout: Duration,
     /// When bytes last came, or the first of the requests in flight was sent.
     heard: Instant,
     /// Commands in flight, with the connection of each.
-    in_flight: HashMap<u32, u16>,
-    done: VecDeque<CommandDone>,
-    other: VecDeque<Event>,
+    pub(crate) in_flight: HashMap<u32, u16>,
+    pub(crate) done: VecDeque<CommandDone>,
+    pub(crate) other: VecDeque<Event>,
     buffer: Box<[u8]>,
 }
 
@@ -313,16 +314,25 @@ impl Session {
     /// # Errors
     /// When the session is over.
     pub fn submit(&mut self, request: Request) -> Result<u32> {
-        let load = |cid: u16| self.in_flight.values().filter(|at| **at == cid).count();
-        let cid = (0..self.links.len() as u16).min_by_key(|cid| load(*cid));
-        let cid = cid.unwrap_or(0);
+        let (itt, cid) = self.enqueue(request)?;
+        self.send(cid)?;
+        Ok(itt)
+    }
+
+    /// The same, without a byte sent yet.
+    pub(crate) fn enqueue(&mut self, request: Request) -> Result<(u32, u16)> {
+        let links = (0u16..).zip(&self.links);
+        let cid = links.min_by_key(|(_, link)| link.commands);
+        let cid = cid.map_or(0, |(cid, _)| cid);
         if self.in_flight.is_empty() {
             self.heard = Instant::now();
         }
         let itt = self.initiator.command(cid, request)?;
         self.in_flight.insert(itt, cid);
-        self.send(cid)?;
-        Ok(itt)
+        if let Some(link) = self.links.get_mut(usize::from(cid)) {
+            link.commands += 1;
+        }
+        Ok((itt, cid))
     }
 
     /// Waits for the next command that ends.
@@ -437,38 +447,45 @@ impl Session {
 
     /// Sends what is to be sent and takes what comes, on whichever connection something happens first.
     fn move_bytes(&mut self) -> Result<()> {
+        let left = self.timeout.saturating_sub(self.heard.elapsed());
+        match self.move_bytes_until(None, left)? {
+            true => Ok(()),
+            false => Err(SessionError::Silent {
+                portal: self.portal.clone(),
+                waited: self.heard.elapsed(),
+            }),
+        }
+    }
+
+    /// The same, until `limit` is over or `wake` can be read; false: nothing has happened.
+    pub(crate) fn move_bytes_until(
+        &mut self,
+        wake: Option<BorrowedFd<'_>>,
+        limit: Duration,
+    ) -> Result<bool> {
         for cid in 0..self.links.len() as u16 {
             self.send(cid)?;
         }
-        let silent = self.heard.elapsed();
-        let left = self.timeout.saturating_sub(silent);
-        let mut fds: Vec<PollFd<'_>> = self
-            .links
-            .iter()
-            .map(|link| {
-                let mut events = PollFlags::empty();
-                events.set(PollFlags::OUT, link.is_sending());
-                events.set(PollFlags::IN, !link.is_full());
-                PollFd::new(&link.stream, events)
-            })
-            .collect();
-        match poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {
-            Ok(0) => {
-                return Err(SessionError::Silent {
-                    portal: self.portal.clone(),
-                    waited: self.heard.elapsed(),
-                });
-            }
+        let links = self.links.iter().map(|link| {
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::OUT, link.is_sending());
+            events.set(PollFlags::IN, !link.is_full());
+            PollFd::new(&link.stream, events)
+        });
+        let wake = wake.map(|wake| PollFd::from_borrowed_fd(wake, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = links.chain(wake).collect();
+        match poll(&mut fds, Timespec::try_from(limit).ok().as_ref()) {
+            Ok(0) => return Ok(false),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(self.lost(0, errno.into())),
         }
         let ready = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         let is_ready = |fd: &PollFd<'_>| fd.revents().intersects(ready);
-        let readable: Vec<bool> = fds.iter().map(is_ready).collect();
+        let readable: Vec<bool> = fds[..self.links.len()].iter().map(is_ready).collect();
         for (cid, _) in (0u16..).zip(readable).filter(|(_, ready)| *ready) {
             self.receive(cid)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     fn receive(&mut self, cid: u16) -> Result<()> {
@@ -497,7 +514,11 @@ impl Session {
     fn take(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Command(done) => {
-                self.in_flight.remove(&done.itt);
+                let cid = self.in_flight.remove(&done.itt);
+                let link = cid.and_then(|cid| self.links.get_mut(usize::from(cid)));
+                if let Some(link) = link {
+                    link.commands -= 1;
+                }
                 self.done.push_back(done);
             }
             Event::Rejected { reason, .. } => {

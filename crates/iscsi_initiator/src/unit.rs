@@ -8,6 +8,7 @@ use std::time::Duration;
 use iscsi::initiator::{CommandDone, Initiator, Request};
 
 use crate::address::UnitAddress;
+use crate::properties::UnitProperties;
 use crate::sense::Sense;
 use crate::session::{Session, SessionError};
 
@@ -96,12 +97,31 @@ pub struct UnitInfo {
     pub zeroes: bool,
     /// Most blocks of one read or write; `None`: not said.
     pub transfer_max: Option<u32>,
+    /// How it is best used.
+    pub properties: UnitProperties,
 }
 
 impl UnitInfo {
     /// Bytes of the unit.
     pub fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_size)
+    }
+
+    /// What tells it from other units: its NAA identifier, or vendor, product and serial number.
+    pub fn name(&self) -> String {
+        match (&self.naa, &self.serial) {
+            (Some(naa), _) => format!("naa.{naa}"),
+            (None, serial) => {
+                let serial = serial.as_deref().unwrap_or_default();
+                format!("{} {} {serial}", self.vendor, self.product)
+            }
+        }
+    }
+
+    /// Is it the same unit, which can be used as before?
+    pub(crate) fn is_same_unit(&self, other: &UnitInfo) -> bool {
+        let shape = |unit: &UnitInfo| (unit.name(), unit.device_type, unit.block_size);
+        shape(self) == shape(other)
     }
 }
 
@@ -148,6 +168,23 @@ impl Unit {
     /// What it is.
     pub fn info(&self) -> &UnitInfo {
         &self.info
+    }
+
+    /// Its logical unit number, as the eight bytes of a LUN field.
+    pub(crate) fn lun(&self) -> u64 {
+        self.lun
+    }
+
+    /// Asks anew what it is, after it has said that something has changed.
+    pub(crate) fn measure_again(&mut self) -> Result<()> {
+        self.identify()?;
+        match self.info.device_type {
+            0 => self.measure(),
+            other => Err(answer(
+                "INQUIRY",
+                format!("device type {other:#04x} is no disk"),
+            )),
+        }
     }
 
     /// Its session.
@@ -201,6 +238,15 @@ impl Unit {
             let most = page.get(8..12).and_then(|bytes| bytes.try_into().ok());
             let most = most.map(u32::from_be_bytes);
             self.info.transfer_max = most.filter(|most| *most > 0);
+            self.info.properties.take_block_limits(&page);
+        }
+        if has(0xb1) {
+            let page = self.inquiry(Some(0xb1))?;
+            self.info.properties.take_characteristics(&page);
+        }
+        if has(0xb2) {
+            let page = self.inquiry(Some(0xb2))?;
+            self.info.properties.take_provisioning(&page);
         }
         Ok(())
     }
@@ -230,11 +276,13 @@ impl Unit {
         let provisioning = data.get(14).copied().unwrap_or(0);
         self.info.block_size = block_size;
         self.info.blocks = blocks;
+        self.info.properties.physical_exponent = data.get(13).copied().unwrap_or(0) & 0x0f;
         (self.info.thin, self.info.zeroes) = (provisioning & 0x80 != 0, provisioning & 0x40 != 0);
         // A unit without mode pages refuses; it says nothing of write protection then.
         let mode = self.command("MODE SENSE(6)", &[0x1a, 0x08, 0x3f, 0, 192, 0], 192);
         if let Ok(mode) = mode {
             self.info.read_only = mode.get(2).is_some_and(|byte| byte & 0x80 != 0);
+            self.info.properties.take_mode(&mode);
         }
         Ok(())
     }
@@ -318,37 +366,7 @@ impl Unit {
             Err(CommandError::Refused { .. }) => return Ok(vec![all]),
             Err(error) => return Err(error),
         };
-        let mut extents = Vec::new();
-        let mut next = block;
-        for descriptor in data.get(8..).unwrap_or_default().chunks_exact(16) {
-            let number = |from: usize, bytes: usize| {
-                let bytes = &descriptor[from..from + bytes];
-                bytes
-                    .iter()
-                    .fold(0u64, |number, byte| number << 8 | u64::from(*byte))
-            };
-            let (first, count) = (number(0, 8), number(8, 4));
-            let count = count.min(self.info.blocks.saturating_sub(first));
-            if first != next || count == 0 {
-                return Err(answer(
-                    NAME,
-                    format!("block {first} where {next} was to come"),
-                ));
-            }
-            extents.push(Extent {
-                block: first,
-                blocks: count,
-                mapped: descriptor[12] & 0x0f == 0,
-            });
-            next = first + count;
-            if next >= self.info.blocks {
-                break;
-            }
-        }
-        match extents.is_empty() {
-            true => Err(answer(NAME, "no descriptor came")),
-            false => Ok(extents),
-        }
+        parse_extents(&data, block, self.info.blocks).map_err(|what| answer(NAME, what))
     }
 
     /// A command that reads up to `length` bytes. Unit attentions are taken, and a unit that is busy is asked again.
@@ -406,8 +424,47 @@ pub fn luns(session: &mut Session) -> Result<Vec<u16>> {
     Ok(luns)
 }
 
+/// The extents of GET LBA STATUS (SBC-4, 5.6.2) from block `from` on, of a unit of so many blocks.
+///
+/// # Errors
+/// When they do not follow each other, or there is none.
+pub fn parse_extents(
+    data: &[u8],
+    from: u64,
+    blocks: u64,
+) -> std::result::Result<Vec<Extent>, String> {
+    let mut extents = Vec::new();
+    let mut next = from;
+    for descriptor in data.get(8..).unwrap_or_default().chunks_exact(16) {
+        let number = |from: usize, bytes: usize| {
+            let bytes = &descriptor[from..from + bytes];
+            bytes
+                .iter()
+                .fold(0u64, |number, byte| number << 8 | u64::from(*byte))
+        };
+        let (first, count) = (number(0, 8), number(8, 4));
+        let count = count.min(blocks.saturating_sub(first));
+        if first != next || count == 0 {
+            return Err(format!("block {first} where {next} was to come"));
+        }
+        extents.push(Extent {
+            block: first,
+            blocks: count,
+            mapped: descriptor[12] & 0x0f == 0,
+        });
+        next = first + count;
+        if next >= blocks {
+            break;
+        }
+    }
+    match extents.is_empty() {
+        true => Err("no descriptor came".to_owned()),
+        false => Ok(extents),
+    }
+}
+
 /// The whole of a 16-byte command with a block address and a length.
-fn cdb16(operation: u8, block: u64, length: u32) -> [u8; 16] {
+pub fn cdb16(operation: u8, block: u64, length: u32) -> [u8; 16] {
     let mut cdb = [0; 16];
     cdb[0] = operation;
     cdb[2..10].copy_from_slice(&block.to_be_bytes());

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bdev::librbd::{Cluster, ClusterConfig, Error, Image, ImageName, Pool};
 use clap::{Args, Subcommand};
-use librbd::{Cluster, ClusterConfig, Error, Image, ImageName, Pool};
 use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};

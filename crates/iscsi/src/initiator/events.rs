@@ -16,6 +16,8 @@ pub struct CommandDone {
     pub sense: Vec<u8>,
     /// What was read, up to the last byte that came.
     pub data: Vec<u8>,
+    /// What was to be written, given back.
+    pub written: Vec<u8>,
     /// Residual count; negative: underflow, positive: overflow.
     pub residual: i64,
     /// The same for the read of a bidirectional command.

@@ -204,12 +204,14 @@ impl Initiator {
             header.flags & DataIn::UNDERFLOW != 0,
         );
         let data = std::mem::take(&mut command.data);
+        let written = std::mem::take(&mut command.write);
         self.finish(cid, itt, |kind| matches!(kind, Kind::Command(_)))?;
         let status = header.status;
         Ok(Some(Event::Command(CommandDone {
             itt,
             status,
             data,
+            written,
             residual,
             ..CommandDone::default()
         })))
@@ -240,6 +242,7 @@ impl Initiator {
             status: header.status,
             sense,
             data: std::mem::take(&mut command.data),
+            written: std::mem::take(&mut command.write),
             residual: signed(
                 header.residual.get(),
                 flag(ScsiResponse::OVERFLOW),

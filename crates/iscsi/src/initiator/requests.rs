@@ -311,6 +311,22 @@ impl Initiator {
         });
     }
 
+    /// A command that a task management function has ended is over without an answer.
+    pub fn forget(&mut self, itt: u32) {
+        self.tasks.remove(&itt);
+    }
+
+    /// The session is over: its commands without an answer, with what they were to write.
+    pub fn take_commands(&mut self) -> Vec<(u32, Vec<u8>)> {
+        self.waiting.clear();
+        let tasks = self.tasks.drain();
+        let commands = tasks.filter_map(|(itt, task)| match task.kind {
+            Kind::Command(command) => Some((itt, command.write)),
+            _ => None,
+        });
+        commands.collect()
+    }
+
     /// The connection is gone: its tasks are over without an answer; their ITTs are given.
     pub fn lost(&mut self, cid: u16) -> Vec<u32> {
         if let Some(link) = self.links.get_mut(usize::from(cid)) {

@@ -70,7 +70,7 @@ pub enum DiskAction {
     },
     /// Add a disk
     Add {
-        /// NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH or NAME=rbd:POOL/IMAGE, then ,KEY=VALUE as for serve --disk
+        /// NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH, NAME=rbd:POOL/IMAGE or NAME=iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk
         #[arg(value_name = "NAME=BACKEND:...")]
         disk: String,
     },

@@ -1,0 +1,273 @@
+//! One worker's I/O on a remote unit: gives the unit's thread commands, and hears of their ends by an event that its ring watches.
+//!
+//! An I/O of more bytes than the unit takes in a command is done in steps, one after the other. Data are copied once, to and from
+//! memory that travels with the command.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use iscsi_initiator::{CommandSink, Ended};
+use uring::{Completion, Event, Owner, Ring, WatchId};
+
+use super::Shared;
+use super::commands::{is_unknown_command, outcome};
+use crate::admit::Limits;
+use crate::{Attach, Finished, IoChannel, Submission, Tag};
+
+struct Slot {
+    tag: Tag,
+    io: IoRequest,
+    buffer: IoBuffer,
+    /// Bytes from the start that are done.
+    done: u64,
+    /// Bytes of the step under way.
+    step: u64,
+    /// The last step of a write that is to be durable is under way.
+    is_flushing: bool,
+    is_free: bool,
+}
+
+/// Commands that have ended, on their way to the worker.
+struct Inbox {
+    ended: Mutex<Vec<(u64, Ended)>>,
+    event: Event,
+}
+
+impl CommandSink for Inbox {
+    fn ended(&self, token: u64, ended: Ended) {
+        let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = all.is_empty();
+        all.push((token, ended));
+        drop(all);
+        if is_first {
+            self.event.notify();
+        }
+    }
+}
+
+pub(super) struct IscsiChannel {
+    shared: Arc<Shared>,
+    limits: Limits,
+    owner: Owner,
+    inbox: Arc<Inbox>,
+    /// `None` once the channel closes.
+    watch: Option<WatchId>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    ended: Vec<(u64, Ended)>,
+}
+
+impl IscsiChannel {
+    pub fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<IscsiChannel> {
+        let owner = attach.owner();
+        let event = attach.ring().event()?;
+        let watch = attach.ring().watch_event(owner, 0, &event)?;
+        Ok(IscsiChannel {
+            limits: Limits::of(&shared.info, &shared.capacity),
+            shared,
+            owner,
+            inbox: Arc::new(Inbox {
+                ended: Mutex::default(),
+                event,
+            }),
+            watch: Some(watch),
+            slots: Vec::new(),
+            free: Vec::new(),
+            ended: Vec::new(),
+        })
+    }
+
+    fn occupy(&mut self, slot: Slot) -> u32 {
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    fn sink(&self) -> Arc<dyn CommandSink> {
+        Arc::clone(&self.inbox) as Arc<dyn CommandSink>
+    }
+
+    /// Gives the unit the next step of an I/O.
+    fn start(&mut self, index: u32) {
+        let sink = self.sink();
+        let slot = &mut self.slots[index as usize];
+        let step = match slot.is_flushing {
+            true => self.shared.manner.flush(),
+            false => {
+                let by_writing = self.shared.zeroes_by_writing();
+                let buffer = &slot.buffer;
+                let read_out = |offset: u64, bytes: u64| {
+                    let mut out = vec![0; bytes as usize];
+                    buffer.read_at(offset as usize, &mut out);
+                    out
+                };
+                self.shared
+                    .manner
+                    .step(&slot.io, slot.done, by_writing, read_out)
+            }
+        };
+        slot.step = step.bytes;
+        self.shared
+            .unit()
+            .submit(step.command, sink, u64::from(index));
+    }
+
+    /// A step has ended: `None`: the next one is under way.
+    fn step_ended(&mut self, index: u32, ended: Ended) -> Option<IoOutcome> {
+        let slot = &mut self.slots[index as usize];
+        let io = slot.io;
+        let done = match ended {
+            Ended::Done(done) => done,
+            Ended::Cancelled => return Some(Err(IoErrorKind::Cancelled.into())),
+            Ended::Lost => return Some(Err(self.lost(&io))),
+        };
+        if is_unknown_command(&done) && !slot.is_flushing {
+            match io.kind {
+                IoKind::WriteZeroes if !self.shared.zeroes_by_writing() => {
+                    self.shared.write_zeroes_from_now_on();
+                    self.start(index);
+                    return None;
+                }
+                // Whoever has no such command has no cache, or knows of no holes.
+                IoKind::Flush => return Some(Ok(())),
+                IoKind::BlockStatus => {
+                    let status = self.shared.manner.block_status(&io, &[], 0);
+                    slot.buffer.write_at(0, &status);
+                    return Some(Ok(()));
+                }
+                _ => {}
+            }
+        }
+        if let Err(error) = outcome(&io, slot.step, &done) {
+            return Some(Err(error));
+        }
+        match io.kind {
+            IoKind::Read => slot.buffer.write_at(slot.done as usize, &done.data),
+            IoKind::BlockStatus => {
+                let blocks = self.limits.blocks();
+                let status = self.shared.manner.block_status(&io, &done.data, blocks);
+                slot.buffer.write_at(0, &status);
+            }
+            _ => {}
+        }
+        if slot.is_flushing {
+            return Some(Ok(()));
+        }
+        slot.done += slot.step;
+        if slot.done >= io.length {
+            if !self.shared.manner.flushes_after(&io) {
+                return Some(Ok(()));
+            }
+            slot.is_flushing = true;
+        }
+        self.start(index);
+        None
+    }
+
+    #[cold]
+    fn lost(&self, io: &IoRequest) -> IoError {
+        match io.kind {
+            // Nobody knows whether it was done.
+            IoKind::CompareAndWrite => IoErrorKind::WriteMedium.into(),
+            _ => IoErrorKind::Offline.into(),
+        }
+    }
+}
+
+impl IoChannel for IscsiChannel {
+    fn submit(
+        &mut self,
+        _ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if let Err(refused) = self.limits.admit(io) {
+            return Submission::Done(Err(refused));
+        }
+        if io.flags.has(block::IoFlags::ATOMIC) {
+            return Submission::Done(Err(IoErrorKind::Unsupported.into()));
+        }
+        if io.length == 0 && io.kind != IoKind::Flush {
+            return Submission::Done(Ok(()));
+        }
+        let expected = io.buffer_length();
+        assert!(
+            expected == 0 || buffer.len() as u64 == expected,
+            "window and I/O differ"
+        );
+        let index = self.occupy(Slot {
+            tag,
+            io: *io,
+            buffer: std::mem::take(buffer),
+            done: 0,
+            step: 0,
+            is_flushing: false,
+            is_free: false,
+        });
+        self.start(index);
+        Submission::Pending
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        if !completion.more && self.watch.is_some() {
+            // The kernel has ended the watch, for want of memory it may be.
+            match ring.watch_event(self.owner, 0, &self.inbox.event) {
+                Ok(again) => self.watch = Some(again),
+                Err(error) => tracing::error!("a remote disk is not heard of any more: {error}"),
+            }
+        }
+        let mut ended = std::mem::take(&mut self.ended);
+        {
+            let mut inbox = self
+                .inbox
+                .ended
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            std::mem::swap(&mut *inbox, &mut ended);
+        }
+        for (token, how) in ended.drain(..) {
+            let index = token as u32;
+            if let Some(outcome) = self.step_ended(index, how) {
+                let slot = &mut self.slots[index as usize];
+                slot.is_free = true;
+                finished.push(Finished {
+                    tag: slot.tag,
+                    buffer: std::mem::take(&mut slot.buffer),
+                    outcome,
+                });
+                self.free.push(index);
+            }
+        }
+        self.ended = ended;
+    }
+
+    fn abort(&mut self, _ring: &mut Ring, tag: Tag) {
+        let found = self
+            .slots
+            .iter()
+            .position(|slot| !slot.is_free && slot.tag == tag);
+        if let Some(index) = found {
+            self.shared.unit().abort(&self.sink(), index as u64);
+        }
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        if let Some(watch) = self.watch.take() {
+            ring.unwatch(watch);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}

@@ -1,0 +1,450 @@
+//! I/O as commands of SBC-4, and answers of a unit as outcomes of I/O. Pure.
+
+use block::{
+    DeviceSense, Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest,
+    encode_extents,
+};
+use iscsi_initiator::{CommandDone, UnitCommand, UnitInfo, cdb16, parse_extents};
+
+const READ_16: u8 = 0x88;
+const COMPARE_AND_WRITE: u8 = 0x89;
+const WRITE_16: u8 = 0x8a;
+const SYNCHRONIZE_CACHE_16: u8 = 0x91;
+const WRITE_SAME_16: u8 = 0x93;
+/// With service action 12h: GET LBA STATUS.
+const SERVICE_ACTION_IN_16: u8 = 0x9e;
+const UNMAP: u8 = 0x42;
+
+/// In byte 1 of READ, WRITE and COMPARE AND WRITE.
+const FUA: u8 = 0x08;
+/// In byte 1 of WRITE SAME.
+const UNMAP_BIT: u8 = 0x08;
+
+/// Bytes of one command where the unit does not say how many it takes.
+const TRANSFER_BYTES: u64 = 1 << 20;
+/// Bytes of one command, whatever the unit takes: a daemon holds them in memory.
+const TRANSFER_BYTES_MAX: u64 = 4 << 20;
+/// Blocks that one WRITE SAME or UNMAP gets where the unit does not say how many it takes.
+const RANGE_BLOCKS: u64 = 1 << 16;
+/// Extents that one GET LBA STATUS asks for: as many as a block status I/O takes.
+const EXTENTS: u32 = 256;
+
+/// How the unit is used.
+#[derive(Clone, Debug)]
+pub(super) struct Manner {
+    block_size: u64,
+    transfer_max: u64,
+    unmaps: Unmaps,
+    unmap_max: u64,
+    write_same_max: u64,
+    write_cache: bool,
+    fua: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unmaps {
+    No,
+    ByUnmap,
+    ByWriteSame,
+}
+
+/// One step of an I/O.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub command: UnitCommand,
+    /// Bytes of the I/O that it does.
+    pub bytes: u64,
+}
+
+impl Manner {
+    pub fn of(unit: &UnitInfo) -> Manner {
+        let block_size = u64::from(unit.block_size);
+        let properties = &unit.properties;
+        let said = unit
+            .transfer_max
+            .map(|blocks| u64::from(blocks) * block_size);
+        let range = |blocks: Option<u64>| {
+            blocks.unwrap_or(RANGE_BLOCKS).min(u64::from(u32::MAX)) * block_size
+        };
+        Manner {
+            block_size,
+            transfer_max: said
+                .unwrap_or(TRANSFER_BYTES)
+                .clamp(block_size, TRANSFER_BYTES_MAX),
+            unmaps: match () {
+                () if unit.thin && properties.unmap => Unmaps::ByUnmap,
+                () if unit.thin && properties.unmap_by_write_same => Unmaps::ByWriteSame,
+                () => Unmaps::No,
+            },
+            unmap_max: range(properties.unmap_max.map(u64::from)),
+            write_same_max: range(properties.write_same_max),
+            write_cache: properties.write_cache,
+            fua: properties.fua,
+        }
+    }
+
+    /// Can ranges be given back?
+    pub fn unmaps(&self) -> bool {
+        self.unmaps != Unmaps::No
+    }
+
+    /// The step of an I/O after `done` bytes of it. `read_out` gives a part of the I/O's buffer: offset, bytes. `by_writing`: the unit
+    /// does not know how to write zeroes, and they are sent.
+    pub fn step(
+        &self,
+        io: &IoRequest,
+        done: u64,
+        by_writing: bool,
+        read_out: impl FnOnce(u64, u64) -> Vec<u8>,
+    ) -> Step {
+        let left = io.length - done;
+        let block = (io.offset + done) / self.block_size;
+        let blocks = |bytes: u64| (bytes / self.block_size) as u32;
+        let step = |cdb: [u8; 16], out: Vec<u8>, read: u32, bytes: u64| Step {
+            command: UnitCommand {
+                cdb,
+                out,
+                read,
+                repeatable: io.kind != IoKind::CompareAndWrite,
+            },
+            bytes,
+        };
+        match io.kind {
+            IoKind::Read => {
+                let bytes = left.min(self.transfer_max);
+                step(
+                    cdb16(READ_16, block, blocks(bytes)),
+                    Vec::new(),
+                    bytes as u32,
+                    bytes,
+                )
+            }
+            IoKind::Write => {
+                let bytes = left.min(self.transfer_max);
+                let mut cdb = cdb16(WRITE_16, block, blocks(bytes));
+                if io.flags.has(IoFlags::FUA) && self.fua {
+                    cdb[1] = FUA;
+                }
+                step(cdb, read_out(done, bytes), 0, bytes)
+            }
+            IoKind::CompareAndWrite => {
+                let mut cdb = cdb16(COMPARE_AND_WRITE, block, 0);
+                cdb[13] = blocks(io.length) as u8;
+                step(cdb, read_out(0, 2 * io.length), 0, io.length)
+            }
+            IoKind::WriteZeroes if by_writing => {
+                let bytes = left.min(self.transfer_max);
+                let cdb = cdb16(WRITE_16, block, blocks(bytes));
+                step(cdb, vec![0; bytes as usize], 0, bytes)
+            }
+            IoKind::WriteZeroes => {
+                let bytes = left.min(self.write_same_max);
+                let mut cdb = cdb16(WRITE_SAME_16, block, blocks(bytes));
+                if io.flags.has(IoFlags::UNMAP) && self.unmaps() {
+                    cdb[1] = UNMAP_BIT;
+                }
+                step(cdb, vec![0; self.block_size as usize], 0, bytes)
+            }
+            IoKind::Discard if self.unmaps == Unmaps::ByWriteSame => {
+                let bytes = left.min(self.write_same_max);
+                let mut cdb = cdb16(WRITE_SAME_16, block, blocks(bytes));
+                cdb[1] = UNMAP_BIT;
+                step(cdb, vec![0; self.block_size as usize], 0, bytes)
+            }
+            IoKind::Discard => {
+                let bytes = left.min(self.unmap_max);
+                let (cdb, list) = unmap(block, blocks(bytes));
+                step(cdb, list, 0, bytes)
+            }
+            IoKind::BlockStatus => {
+                let length = 8 + 16 * EXTENTS;
+                let mut cdb = cdb16(SERVICE_ACTION_IN_16, block, length);
+                cdb[1] = 0x12;
+                step(cdb, Vec::new(), length, left)
+            }
+            IoKind::Flush | IoKind::ReplaceState => self.flush(),
+        }
+    }
+
+    /// Everything written so far becomes durable.
+    pub fn flush(&self) -> Step {
+        let command = UnitCommand {
+            cdb: cdb16(SYNCHRONIZE_CACHE_16, 0, 0),
+            repeatable: true,
+            ..UnitCommand::default()
+        };
+        Step { command, bytes: 0 }
+    }
+
+    /// Does this I/O end with a flush, because the unit has a cache and does not take the FUA bit (or the command has none)?
+    pub fn flushes_after(&self, io: &IoRequest) -> bool {
+        let is_sent_with_fua = io.kind == IoKind::Write && self.fua;
+        io.modifies() && io.flags.has(IoFlags::FUA) && self.write_cache && !is_sent_with_fua
+    }
+
+    /// What GET LBA STATUS says of an I/O's range, as the bytes of a block status. What makes no sense is data.
+    pub fn block_status(&self, io: &IoRequest, data: &[u8], blocks: u64) -> Vec<u8> {
+        let first = io.offset / self.block_size;
+        let extents = parse_extents(data, first, blocks).unwrap_or_default();
+        encode_extents(io.offset..io.offset + io.length, |from| {
+            let at = from / self.block_size;
+            let found = extents
+                .iter()
+                .find(|extent| at < extent.block + extent.blocks);
+            match found {
+                Some(extent) => {
+                    let end = (extent.block + extent.blocks) * self.block_size;
+                    match extent.mapped {
+                        true => Extent::data(end),
+                        false => Extent::hole(end),
+                    }
+                }
+                None => Extent::UNKNOWN,
+            }
+        })
+    }
+}
+
+/// UNMAP of one range (SBC-4, 5.32): CDB and parameter list.
+fn unmap(block: u64, blocks: u32) -> ([u8; 16], Vec<u8>) {
+    const LIST: u8 = 24;
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[8]) = (UNMAP, LIST);
+    let mut list = vec![0, LIST - 2, 0, LIST - 8, 0, 0, 0, 0];
+    list.extend(block.to_be_bytes());
+    list.extend(blocks.to_be_bytes());
+    list.extend([0; 4]);
+    (cdb, list)
+}
+
+/// SCSI status (SAM-5, 5.3).
+const GOOD: u8 = 0x00;
+const CHECK_CONDITION: u8 = 0x02;
+const RESERVATION_CONFLICT: u8 = 0x18;
+
+/// How a step of an I/O has ended.
+pub(super) fn outcome(io: &IoRequest, step_bytes: u64, done: &CommandDone) -> IoOutcome {
+    let medium = match io.modifies() || io.kind == IoKind::Flush {
+        true => IoErrorKind::WriteMedium,
+        false => IoErrorKind::ReadMedium,
+    };
+    if done.response != 0 {
+        return Err(medium.into());
+    }
+    match done.status {
+        // Status GOOD and less data than asked for: what is missing is not zeroes.
+        GOOD if io.kind == IoKind::Read && done.data.len() as u64 != step_bytes => {
+            Err(medium.into())
+        }
+        GOOD if done.residual < 0 && io.kind != IoKind::BlockStatus => Err(medium.into()),
+        GOOD => Ok(()),
+        CHECK_CONDITION => refused(medium, done),
+        RESERVATION_CONFLICT => Err(IoError::with_errno(medium, libc::EBADE)),
+        _ => Err(medium.into()),
+    }
+}
+
+fn refused(medium: IoErrorKind, done: &CommandDone) -> IoOutcome {
+    let Some(sense) = iscsi_initiator::Sense::parse(&done.sense) else {
+        return Err(medium.into());
+    };
+    let kind = match (sense.key, sense.code, sense.qualifier) {
+        // No sense, recovered error.
+        (0 | 1, ..) => return Ok(()),
+        (2, ..) | (5, 0x25, _) => IoErrorKind::Offline,
+        (5, 0x21, _) => IoErrorKind::OutOfRange,
+        (5, ..) => IoErrorKind::Unsupported,
+        (7, 0x27, 0x07) | (0x0d, ..) => IoErrorKind::NoSpace,
+        (7, ..) => IoErrorKind::ReadOnly,
+        (0x0e, ..) => IoErrorKind::Miscompare,
+        _ => medium,
+    };
+    let sense = DeviceSense {
+        key: sense.key,
+        code: sense.code,
+        qualifier: sense.qualifier,
+    };
+    Err(IoError::with_sense(kind, sense, 0))
+}
+
+/// Does the unit not know this command, or not in this form?
+pub(super) fn is_unknown_command(done: &CommandDone) -> bool {
+    const ILLEGAL_REQUEST: u8 = 5;
+    let sense = iscsi_initiator::Sense::parse(&done.sense);
+    done.status == CHECK_CONDITION
+        && sense
+            .is_some_and(|sense| sense.key == ILLEGAL_REQUEST && matches!(sense.code, 0x20 | 0x24))
+}
+
+#[cfg(test)]
+mod tests {
+    use iscsi_initiator::UnitProperties;
+
+    use super::*;
+
+    fn unit() -> UnitInfo {
+        UnitInfo {
+            block_size: 512,
+            blocks: 1 << 20,
+            thin: true,
+            transfer_max: Some(16),
+            properties: UnitProperties {
+                unmap: true,
+                fua: true,
+                unmap_max: Some(256),
+                write_same_max: Some(64),
+                compare_and_write_max: 1,
+                ..UnitProperties::default()
+            },
+            ..UnitInfo::default()
+        }
+    }
+
+    fn step(manner: &Manner, io: &IoRequest, done: u64) -> Step {
+        manner.step(io, done, false, |offset, bytes| {
+            vec![offset as u8; bytes as usize]
+        })
+    }
+
+    #[test]
+    fn commands_are_those_of_sbc_and_no_longer_than_the_unit_takes() {
+        let manner = Manner::of(&unit());
+        let read = step(&manner, &IoRequest::read(1 << 20, 10_240), 0);
+        assert_eq!(
+            read.command.cdb,
+            [0x88, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 16, 0, 0]
+        );
+        assert_eq!((read.bytes, read.command.read), (8192, 8192));
+        let rest = step(&manner, &IoRequest::read(1 << 20, 10_240), 8192);
+        assert_eq!(
+            rest.command.cdb,
+            [0x88, 0, 0, 0, 0, 0, 0, 0, 8, 16, 0, 0, 0, 4, 0, 0]
+        );
+
+        let write = IoRequest::write(0, 512).flagged(IoFlags::FUA);
+        let written = step(&manner, &write, 0);
+        assert_eq!(
+            written.command.cdb,
+            [0x8a, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
+        );
+        assert_eq!(written.command.out.len(), 512);
+        assert!(written.command.repeatable && !manner.flushes_after(&write));
+
+        let flush = step(&manner, &IoRequest::flush(), 0);
+        assert_eq!(
+            flush.command.cdb,
+            [0x91, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        );
+
+        let discard = step(&manner, &IoRequest::discard(512 * 0x0102, 1 << 20), 0);
+        assert_eq!(
+            discard.command.cdb,
+            [0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            discard.command.out,
+            [
+                0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 1, 0, 0, 0, 0, 0
+            ]
+        );
+        assert_eq!(discard.bytes, 256 * 512);
+
+        let zeroes = IoRequest::write_zeroes(0, 1 << 20).flagged(IoFlags::UNMAP);
+        let zeroed = step(&manner, &zeroes, 0);
+        assert_eq!(
+            zeroed.command.cdb,
+            [0x93, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0]
+        );
+        assert_eq!(zeroed.command.out, [0; 512]);
+        let kept = step(&manner, &IoRequest::write_zeroes(0, 512), 0);
+        assert_eq!(kept.command.cdb[1], 0);
+        let sent = manner.step(&zeroes, 0, true, |_, _| Vec::new());
+        assert_eq!((sent.command.cdb[0], sent.command.out.len()), (0x8a, 8192));
+
+        let compared = step(&manner, &IoRequest::compare_and_write(512, 512), 0);
+        assert_eq!(
+            compared.command.cdb,
+            [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0]
+        );
+        assert!(compared.command.out.len() == 1024 && !compared.command.repeatable);
+    }
+
+    #[test]
+    fn a_unit_with_a_cache_and_without_fua_is_flushed_after_a_durable_write() {
+        let mut unit = unit();
+        unit.properties.fua = false;
+        let manner = Manner::of(&unit);
+        let write = IoRequest::write(0, 512).flagged(IoFlags::FUA);
+        assert_eq!(step(&manner, &write, 0).command.cdb[1], 0);
+        assert!(manner.flushes_after(&write));
+        assert!(!manner.flushes_after(&IoRequest::write(0, 512)));
+        unit.properties.write_cache = false;
+        assert!(!Manner::of(&unit).flushes_after(&write));
+    }
+
+    #[test]
+    fn a_unit_that_unmaps_only_by_write_same_is_told_so() {
+        let mut unit = unit();
+        unit.properties.unmap = false;
+        assert!(!Manner::of(&unit).unmaps());
+        unit.properties.unmap_by_write_same = true;
+        let discard = step(&Manner::of(&unit), &IoRequest::discard(0, 512), 0);
+        assert_eq!(discard.command.cdb[..2], [0x93, 8]);
+        unit.thin = false;
+        assert!(!Manner::of(&unit).unmaps());
+    }
+
+    #[test]
+    fn answers_are_outcomes_with_the_units_sense() {
+        let answer = |status, sense: [u8; 3]| CommandDone {
+            status,
+            sense: vec![0x72, sense[0], sense[1], sense[2], 0, 0, 0, 0],
+            data: vec![0; 512],
+            ..CommandDone::default()
+        };
+        let read = IoRequest::read(0, 512);
+        let kind = |done: &CommandDone| outcome(&read, 512, done).map_err(|error| error.kind);
+        assert_eq!(kind(&answer(GOOD, [0; 3])), Ok(()));
+        assert_eq!(kind(&answer(CHECK_CONDITION, [1, 0, 0])), Ok(()));
+        for (sense, expected) in [
+            ([3, 0x11, 0], IoErrorKind::ReadMedium),
+            ([5, 0x21, 0], IoErrorKind::OutOfRange),
+            ([5, 0x25, 0], IoErrorKind::Offline),
+            ([7, 0x27, 7], IoErrorKind::NoSpace),
+            ([7, 0x27, 0], IoErrorKind::ReadOnly),
+            ([0x0e, 0x1d, 0], IoErrorKind::Miscompare),
+        ] {
+            let error = outcome(&read, 512, &answer(CHECK_CONDITION, sense)).unwrap_err();
+            assert_eq!(error.kind, expected);
+            assert_eq!(
+                error.sense.map(|s| [s.key, s.code, s.qualifier]),
+                Some(sense)
+            );
+        }
+        let conflict = outcome(&read, 512, &answer(RESERVATION_CONFLICT, [0; 3])).unwrap_err();
+        assert_eq!(conflict.errno, libc::EBADE);
+        // Less data than asked for.
+        assert_eq!(
+            outcome(&read, 1024, &answer(GOOD, [0; 3])).map_err(|e| e.kind),
+            Err(IoErrorKind::ReadMedium)
+        );
+    }
+
+    #[test]
+    fn block_status_is_what_the_unit_says_and_data_where_it_makes_no_sense() {
+        let manner = Manner::of(&unit());
+        let mut data = vec![0; 8];
+        for (block, blocks, state) in [(8u64, 8u32, 1u8), (16, 8, 0)] {
+            data.extend(block.to_be_bytes());
+            data.extend(blocks.to_be_bytes());
+            data.extend([state, 0, 0, 0]);
+        }
+        let io = IoRequest::block_status(8 * 512, 32 * 512);
+        let status = manner.block_status(&io, &data, 1 << 20);
+        let extents: Vec<Extent> = block::decode_extents(&status).collect();
+        assert_eq!(extents, [Extent::hole(16 * 512), Extent::data(40 * 512)]);
+        let status = manner.block_status(&io, &data[..20], 1 << 20);
+        let extents: Vec<Extent> = block::decode_extents(&status).collect();
+        assert_eq!(extents, [Extent::data(40 * 512)]);
+    }
+}

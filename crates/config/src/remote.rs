@@ -1,0 +1,466 @@
+//! Disks that are logical units of iSCSI targets: which unit, as whom, and with which session.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bdev::iscsi_initiator::{
+    DigestOffer, ReconnectSettings, SessionOptions, SessionParameters, UnitAddress, is_iscsi_name,
+    read_credentials,
+};
+use bdev::{IscsiOptions, OpenError};
+use serde_json::{Value, json};
+
+use super::devices::BlockDeviceConfig;
+use super::disk::DiskKey;
+use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
+use super::model::DiskConfig;
+
+/// A logical unit and the way to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteConfig {
+    /// Where it is; the draft of a disk may not know yet.
+    pub unit: Option<UnitAddress>,
+    /// The user's secret for CHAP.
+    pub chap_file: Option<PathBuf>,
+    /// As whom; the host's own name by default.
+    pub initiator_name: Option<String>,
+    /// Connections of the session.
+    pub connections: u16,
+    /// Commands in flight.
+    pub queue_depth: u16,
+    /// Seconds for which I/O waits for a target that is away; 0: for ever.
+    pub replacement_timeout: u32,
+    /// CRC32C over headers, and over data.
+    pub digests: [Digest; 2],
+    /// MaxRecvDataSegmentLength, which is declared.
+    pub max_recv_data_segment_length: u32,
+    /// MaxBurstLength.
+    pub max_burst_length: u32,
+    /// FirstBurstLength.
+    pub first_burst_length: u32,
+    /// MaxOutstandingR2T.
+    pub max_outstanding_r2t: u16,
+    /// ImmediateData.
+    pub immediate_data: bool,
+    /// InitialR2T.
+    pub initial_r2t: bool,
+}
+
+/// A digest of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Digest {
+    /// None.
+    #[default]
+    None,
+    /// CRC32C.
+    Crc32c,
+}
+
+impl Digest {
+    const WORDS: [(&'static str, Digest); 2] = [("none", Digest::None), ("crc32c", Digest::Crc32c)];
+
+    fn word(self) -> &'static str {
+        match self {
+            Digest::None => "none",
+            Digest::Crc32c => "crc32c",
+        }
+    }
+
+    fn offer(self) -> DigestOffer {
+        match self {
+            Digest::None => DigestOffer::None,
+            Digest::Crc32c => DigestOffer::Crc32c,
+        }
+    }
+}
+
+const CONNECTIONS: u16 = 1;
+const QUEUE_DEPTH: u16 = 128;
+const MAX_RECV_DATA_SEGMENT_LENGTH_DEFAULT: u32 = 262_144;
+const MAX_BURST_LENGTH_DEFAULT: u32 = 1 << 20;
+const FIRST_BURST_LENGTH_DEFAULT: u32 = 262_144;
+const MAX_OUTSTANDING_R2T_DEFAULT: u16 = 1;
+/// As other initiators have it.
+const REPLACEMENT_TIMEOUT: u32 = 120;
+/// A target that does not answer a login is given up after this.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Default for RemoteConfig {
+    fn default() -> Self {
+        RemoteConfig {
+            unit: None,
+            chap_file: None,
+            initiator_name: None,
+            connections: CONNECTIONS,
+            queue_depth: QUEUE_DEPTH,
+            replacement_timeout: REPLACEMENT_TIMEOUT,
+            digests: [Digest::None; 2],
+            max_recv_data_segment_length: MAX_RECV_DATA_SEGMENT_LENGTH_DEFAULT,
+            max_burst_length: MAX_BURST_LENGTH_DEFAULT,
+            first_burst_length: FIRST_BURST_LENGTH_DEFAULT,
+            max_outstanding_r2t: MAX_OUTSTANDING_R2T_DEFAULT,
+            immediate_data: true,
+            initial_r2t: false,
+        }
+    }
+}
+
+impl RemoteConfig {
+    /// What opens it.
+    ///
+    /// # Errors
+    /// When there is no secret for its user, or no user for its secrets.
+    pub(crate) fn options(&self, disk: &str, read_only: bool) -> Result<IscsiOptions, OpenError> {
+        let Some(address) = self.unit.clone() else {
+            return Err(OpenError::Unit {
+                unit: "iscsi".to_owned(),
+                what: "the disk has no `unit`".to_owned(),
+            });
+        };
+        let failed = |what: String| OpenError::Unit {
+            unit: address.to_string(),
+            what,
+        };
+        let mut session = SessionOptions {
+            connections: self.connections,
+            timeout: LOGIN_TIMEOUT,
+            ..SessionOptions::default()
+        };
+        if let Some(name) = &self.initiator_name {
+            session.initiator_name.clone_from(name);
+        }
+        session.credentials = match (&address.user, &self.chap_file) {
+            (Some(user), Some(file)) => Some(read_credentials(file, user).map_err(failed)?),
+            (Some(user), None) => {
+                return Err(failed(format!(
+                    "the address names the CHAP user {user}; hint: give its secret with `chap_file`"
+                )));
+            }
+            (None, Some(_)) => {
+                return Err(failed(
+                    "`chap_file` needs a user in the address: iscsi://USER@HOST/...".to_owned(),
+                ));
+            }
+            (None, None) => None,
+        };
+        let offer = &mut session.offer;
+        let [header, data] = self.digests;
+        (offer.header_digest, offer.data_digest) = (header.offer(), data.offer());
+        offer.max_recv_data_segment_length = self.max_recv_data_segment_length;
+        self.ask_for(&mut offer.session);
+        Ok(IscsiOptions {
+            unit: ReconnectSettings {
+                address,
+                session,
+                queue_depth: usize::from(self.queue_depth),
+                replacement_timeout: Duration::from_secs(self.replacement_timeout.into()),
+            },
+            disk: disk.to_owned(),
+            read_only,
+        })
+    }
+
+    fn ask_for(&self, session: &mut SessionParameters) {
+        session.max_burst_length = self.max_burst_length;
+        // RFC 7143, 13.14: it must not exceed MaxBurstLength.
+        session.first_burst_length = self.first_burst_length.min(self.max_burst_length);
+        session.max_outstanding_r2t = self.max_outstanding_r2t;
+        session.immediate_data = self.immediate_data;
+        session.initial_r2t = self.initial_r2t;
+    }
+}
+
+fn remote(disk: &DiskConfig) -> Option<&RemoteConfig> {
+    match &disk.backend {
+        BlockDeviceConfig::Iscsi(remote) => Some(remote),
+        _ => None,
+    }
+}
+
+/// A value that is not the default.
+fn unless<T: PartialEq + Into<Value>>(value: T, default: T) -> Option<Value> {
+    (value != default).then(|| value.into())
+}
+
+const ISCSI: &[&str] = &["iscsi"];
+
+/// RFC 7143, 13.13 and 13.14: 512 to 2^24-1.
+const LENGTHS: std::ops::RangeInclusive<u64> = 512..=16_777_215;
+
+pub const UNIT: DiskKey = Key {
+    name: "unit",
+    kind: Kind::Text("`iscsi://[USER@]HOST[:PORT]/TARGET/LUN`", UnitAddress::FORM),
+    default: REQUIRED,
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "the logical unit. USER is that of CHAP",
+    read: |key, reader, disk| {
+        let Some(text) = key.text(reader) else {
+            return;
+        };
+        // A flag has the kind of the disk before it: d0=iscsi://HOST/TARGET/LUN.
+        let whole = match text.value.starts_with("//") {
+            true => format!("iscsi:{}", text.value),
+            false => text.value.clone(),
+        };
+        match whole.parse() {
+            Ok(unit) => disk.remote.unit = Some(unit),
+            Err(_) => key.refuse(reader, &text),
+        }
+    },
+    get: |disk| Some(json!(remote(disk)?.unit.as_ref()?.to_string())),
+};
+
+pub const CONNECTIONS_KEY: DiskKey = Key {
+    name: "connections",
+    kind: Kind::Number("connections of the session", 1..=16),
+    default: "`1`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "a target that allows fewer gets as many as it allows",
+    read: |key, reader, disk| {
+        if let Some(at) = key.number(reader) {
+            disk.remote.connections = at.value as u16;
+        }
+    },
+    get: |disk| unless(remote(disk)?.connections, CONNECTIONS),
+};
+
+pub const CHAP_FILE: DiskKey = Key {
+    name: "chap_file",
+    kind: Kind::Text(
+        "path of a file of mode 600",
+        "the path of a file of mode 600",
+    ),
+    default: NONE,
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "CHAP secrets, a line each: `NAME SECRET [TARGET_NAME TARGET_SECRET]`; with the last two the target has to prove itself",
+    read: |key, reader, disk| disk.remote.chap_file = key.text(reader).map(|at| at.value.into()),
+    get: |disk| Some(json!(remote(disk)?.chap_file.as_ref()?.to_string_lossy())),
+};
+
+pub const INITIATOR_NAME: DiskKey = Key {
+    name: "initiator_name",
+    kind: Kind::Text(
+        "an iSCSI name",
+        "an iSCSI name, such as \"iqn.2026-11.org.example:host\"",
+    ),
+    default: "that of `/etc/iscsi/initiatorname.iscsi`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "as whom to log in",
+    read: |key, reader, disk| {
+        let Some(name) = key.text(reader) else {
+            return;
+        };
+        match is_iscsi_name(&name.value) {
+            true => disk.remote.initiator_name = Some(name.value),
+            false => key.refuse(reader, &name),
+        }
+    },
+    get: |disk| remote(disk)?.initiator_name.clone().map(Value::from),
+};
+
+pub const QUEUE_DEPTH_KEY: DiskKey = Key {
+    name: "queue_depth",
+    kind: Kind::Number("commands", 1..=1024),
+    default: "`128`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "commands in flight at the target; more wait",
+    read: |key, reader, disk| {
+        if let Some(at) = key.number(reader) {
+            disk.remote.queue_depth = at.value as u16;
+        }
+    },
+    get: |disk| unless(remote(disk)?.queue_depth, QUEUE_DEPTH),
+};
+
+pub const REPLACEMENT_TIMEOUT_KEY: DiskKey = Key {
+    name: "replacement_timeout",
+    kind: Kind::Number("seconds", 0..=86_400),
+    default: "`120`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "for so long I/O waits for a session that is lost; then it fails, and `on_error` decides. 0: it waits for ever",
+    read: |key, reader, disk| {
+        if let Some(at) = key.number(reader) {
+            disk.remote.replacement_timeout = at.value as u32;
+        }
+    },
+    get: |disk| unless(remote(disk)?.replacement_timeout, REPLACEMENT_TIMEOUT),
+};
+
+pub const HEADER_DIGEST: DiskKey = Key {
+    name: "header_digest",
+    kind: Kind::Word(&const { words(&Digest::WORDS) }),
+    default: "`none`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "a checksum over each header",
+    read: |key, reader, disk| {
+        let digest = reader.choice(key.name, &Digest::WORDS);
+        disk.remote.digests[0] = digest.map_or(Digest::None, |at| at.value);
+    },
+    get: |disk| unless(remote(disk)?.digests[0].word(), Digest::None.word()),
+};
+
+pub const DATA_DIGEST: DiskKey = Key {
+    name: "data_digest",
+    kind: Kind::Word(&const { words(&Digest::WORDS) }),
+    default: "`none`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "a checksum over the data of each PDU",
+    read: |key, reader, disk| {
+        let digest = reader.choice(key.name, &Digest::WORDS);
+        disk.remote.digests[1] = digest.map_or(Digest::None, |at| at.value);
+    },
+    get: |disk| unless(remote(disk)?.digests[1].word(), Digest::None.word()),
+};
+
+pub const MAX_RECV_DATA_SEGMENT_LENGTH: DiskKey = Key {
+    name: "max_recv_data_segment_length",
+    kind: Kind::Number("bytes", LENGTHS),
+    default: "`262144`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "most data of a PDU that the target sends",
+    read: |key, reader, disk| {
+        if let Some(at) = key.number(reader) {
+            disk.remote.max_recv_data_segment_length = at.value as u32;
+        }
+    },
+    get: |disk| {
+        unless(
+            remote(disk)?.max_recv_data_segment_length,
+            MAX_RECV_DATA_SEGMENT_LENGTH_DEFAULT,
+        )
+    },
+};
+
+pub const MAX_BURST_LENGTH: DiskKey = Key {
+    name: "max_burst_length",
+    kind: Kind::Number("bytes", LENGTHS),
+    default: "`1048576`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "most data that the target requests at once, and sends in a sequence",
+    read: |key, reader, disk| {
+        if let Some(at) = key.number(reader) {
+            disk.remote.max_burst_length = at.value as u32;
+        }
+    },
+    get: |disk| unless(remote(disk)?.max_burst_length, MAX_BURST_LENGTH_DEFAULT),
+};
+
+pub const FIRST_BURST_LENGTH: DiskKey = Key {
+    name: "first_burst_length",
+    kind: Kind::Number("bytes", LENGTHS),
+    default: "`262144`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "most data that is sent without being requested; not more than `max_burst_length`",
+    read: |key, reader, disk| {
+        if let Some(at) = key.number(reader) {
+            disk.remote.first_burst_length = at.value as u32;
+        }
+    },
+    get: |disk| unless(remote(disk)?.first_burst_length, FIRST_BURST_LENGTH_DEFAULT),
+};
+
+pub const MAX_OUTSTANDING_R2T: DiskKey = Key {
+    name: "max_outstanding_r2t",
+    kind: Kind::Number("requests", 1..=65_535),
+    default: "`1`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "requests for the data of a command that the target may have out",
+    read: |key, reader, disk| {
+        if let Some(at) = key.number(reader) {
+            disk.remote.max_outstanding_r2t = at.value as u16;
+        }
+    },
+    get: |disk| {
+        unless(
+            remote(disk)?.max_outstanding_r2t,
+            MAX_OUTSTANDING_R2T_DEFAULT,
+        )
+    },
+};
+
+pub const IMMEDIATE_DATA: DiskKey = Key {
+    name: "immediate_data",
+    kind: Kind::Boolean,
+    default: "`true`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "data are sent in the PDU of their command",
+    read: |key, reader, disk| {
+        disk.remote.immediate_data = reader.boolean(key.name).is_none_or(|at| at.value);
+    },
+    get: |disk| unless(remote(disk)?.immediate_data, true),
+};
+
+pub const INITIAL_R2T: DiskKey = Key {
+    name: "initial_r2t",
+    kind: Kind::Boolean,
+    default: "`false`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "data behind that are sent only when the target requests them",
+    read: |key, reader, disk| {
+        disk.remote.initial_r2t = reader.boolean(key.name).is_some_and(|at| at.value);
+    },
+    get: |disk| unless(remote(disk)?.initial_r2t, false),
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn session_asks_for_what_the_keys_say() {
+        let unit = "iscsi://192.0.2.1/iqn.2026-11.org.example:t0/3";
+        let config = RemoteConfig {
+            unit: unit.parse().ok(),
+            connections: 4,
+            digests: [Digest::Crc32c, Digest::None],
+            max_burst_length: 65_536,
+            initial_r2t: true,
+            ..RemoteConfig::default()
+        };
+        let options = config.options("r", true).unwrap();
+        assert_eq!(
+            options.unit.address.to_string(),
+            "iscsi://192.0.2.1:3260/iqn.2026-11.org.example:t0/3"
+        );
+        let session = &options.unit.session;
+        assert_eq!(session.connections, 4);
+        assert_eq!(session.offer.header_digest, DigestOffer::Crc32c);
+        let parameters = &session.offer.session;
+        assert_eq!(
+            (parameters.max_burst_length, parameters.first_burst_length),
+            (65_536, 65_536)
+        );
+        assert!(parameters.initial_r2t && parameters.immediate_data && options.read_only);
+    }
+
+    #[test]
+    fn a_user_needs_a_secret_and_a_secret_a_user() {
+        let config = |unit: &str, file: Option<&str>| RemoteConfig {
+            unit: unit.parse().ok(),
+            chap_file: file.map(PathBuf::from),
+            ..RemoteConfig::default()
+        };
+        let error = |config: RemoteConfig| config.options("r", false).unwrap_err().to_string();
+        let named = error(config("iscsi://ann@h/iqn.2026-11.org.example:t0/0", None));
+        assert!(
+            named.contains("hint: give its secret with `chap_file`"),
+            "{named}"
+        );
+        let unnamed = error(config("iscsi://h/iqn.2026-11.org.example:t0/0", Some("/x")));
+        assert!(unnamed.contains("needs a user in the address"), "{unnamed}");
+    }
+}

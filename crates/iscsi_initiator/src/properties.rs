@@ -1,0 +1,164 @@
+//! What a disk says of itself in vital product data and mode pages, as far as it decides how it is used (SBC-4, 6.6 and 6.5).
+//!
+//! Pure: pages come as the unit sent them, and are as short or as wrong as it likes.
+
+/// Properties of a disk behind SCSI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitProperties {
+    /// Written data may sit in a volatile cache until SYNCHRONIZE CACHE; true as well where the unit does not say.
+    pub write_cache: bool,
+    /// It takes the FUA bit (DPOFUA).
+    pub fua: bool,
+    /// log2 of the logical blocks of a physical one.
+    pub physical_exponent: u8,
+    /// It spins.
+    pub rotational: bool,
+    /// It unmaps by UNMAP (LBPU).
+    pub unmap: bool,
+    /// It unmaps by WRITE SAME (16) with the UNMAP bit (LBPWS).
+    pub unmap_by_write_same: bool,
+    /// Most blocks of one UNMAP; `None`: not said.
+    pub unmap_max: Option<u32>,
+    /// Blocks that are best unmapped together.
+    pub unmap_granularity: u32,
+    /// Most blocks of one WRITE SAME; `None`: not said.
+    pub write_same_max: Option<u64>,
+    /// Most blocks of COMPARE AND WRITE; 0: there is none.
+    pub compare_and_write_max: u8,
+    /// Best blocks of one transfer; 0: not said.
+    pub optimal_transfer: u32,
+}
+
+impl Default for UnitProperties {
+    fn default() -> Self {
+        UnitProperties {
+            write_cache: true,
+            fua: false,
+            physical_exponent: 0,
+            rotational: false,
+            unmap: false,
+            unmap_by_write_same: false,
+            unmap_max: None,
+            unmap_granularity: 0,
+            write_same_max: None,
+            compare_and_write_max: 0,
+            optimal_transfer: 0,
+        }
+    }
+}
+
+/// The number in `bytes` bytes at `at`; 0 where the page ends before.
+fn number(page: &[u8], at: usize, bytes: usize) -> u64 {
+    let field = page.get(at..at + bytes).unwrap_or_default();
+    field
+        .iter()
+        .fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+fn said<T: TryFrom<u64>>(number: u64) -> Option<T> {
+    T::try_from(number).ok().filter(|_| number > 0)
+}
+
+impl UnitProperties {
+    /// Block limits (page B0h).
+    pub(crate) fn take_block_limits(&mut self, page: &[u8]) {
+        self.compare_and_write_max = number(page, 5, 1) as u8;
+        self.optimal_transfer = number(page, 12, 4) as u32;
+        self.unmap_max = said(number(page, 20, 4));
+        self.unmap_granularity = number(page, 28, 4) as u32;
+        self.write_same_max = said(number(page, 36, 8));
+    }
+
+    /// Block device characteristics (page B1h): 0 is not said, 1 does not rotate.
+    pub(crate) fn take_characteristics(&mut self, page: &[u8]) {
+        self.rotational = number(page, 4, 2) > 1;
+    }
+
+    /// Logical block provisioning (page B2h).
+    pub(crate) fn take_provisioning(&mut self, page: &[u8]) {
+        let flags = number(page, 5, 1);
+        self.unmap = flags & 0x80 != 0;
+        self.unmap_by_write_same = flags & 0x40 != 0;
+    }
+
+    /// All mode pages, as MODE SENSE (6) gives them.
+    pub(crate) fn take_mode(&mut self, data: &[u8]) {
+        self.fua = number(data, 2, 1) & 0x10 != 0;
+        let mut rest = data
+            .get(4 + number(data, 3, 1) as usize..)
+            .unwrap_or_default();
+        while let [code, length, ..] = *rest {
+            const SUBPAGE: u8 = 0x40;
+            const CACHING: u8 = 0x08;
+            let (head, length) = match code & SUBPAGE {
+                0 => (2, usize::from(length)),
+                _ => (4, number(rest, 2, 2) as usize),
+            };
+            if code & 0x7f == CACHING {
+                // Absent or cut off, the unit has not said.
+                self.write_cache = rest.get(2).is_none_or(|flags| flags & 0x04 != 0);
+                return;
+            }
+            rest = rest.get(head + length..).unwrap_or_default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_where_the_standard_has_them() {
+        let mut page = [0u8; 64];
+        page[5] = 8;
+        page[12..16].copy_from_slice(&[0, 0, 8, 0]);
+        page[20..24].copy_from_slice(&[0, 1, 0, 0]);
+        page[28..32].copy_from_slice(&[0, 0, 0, 8]);
+        page[36..44].copy_from_slice(&[0, 0, 0, 0, 0, 2, 0, 0]);
+        let mut unit = UnitProperties::default();
+        unit.take_block_limits(&page);
+        unit.take_characteristics(&[0, 0xb1, 0, 0x3c, 0x1c, 0x20]);
+        unit.take_provisioning(&[0, 0xb2, 0, 4, 0, 0xc0]);
+        let expected = UnitProperties {
+            rotational: true,
+            unmap: true,
+            unmap_by_write_same: true,
+            unmap_max: Some(0x1_0000),
+            unmap_granularity: 8,
+            write_same_max: Some(0x2_0000),
+            compare_and_write_max: 8,
+            optimal_transfer: 0x800,
+            ..UnitProperties::default()
+        };
+        assert_eq!(unit, expected);
+        unit.take_characteristics(&[0, 0xb1, 0, 0x3c, 0, 1]);
+        assert!(!unit.rotational);
+    }
+
+    #[test]
+    fn the_caching_page_is_found_behind_others_and_a_unit_that_does_not_say_has_a_cache() {
+        // Header with DPOFUA, read-write error recovery, then caching with and without WCE.
+        let mode = |flags| {
+            let mut data = vec![0, 0, 0x10, 0, 0x01, 0x0a];
+            data.extend([0; 10]);
+            data.extend([0x88, 0x12, flags]);
+            data.extend([0; 17]);
+            data
+        };
+        let taken = |data: &[u8]| {
+            let mut unit = UnitProperties::default();
+            unit.take_mode(data);
+            (unit.write_cache, unit.fua)
+        };
+        assert_eq!(taken(&mode(0)), (false, true));
+        assert_eq!(taken(&mode(4)), (true, true));
+        assert_eq!(taken(&[3, 0, 0, 0]), (true, false));
+        for cut in 0..mode(0).len() {
+            taken(&mode(0)[..cut]);
+        }
+        // A page that says to be longer than all, and a block descriptor that does.
+        assert!(taken(&[9, 0, 0, 0, 0x01, 0xff, 0]).0);
+        assert!(taken(&[9, 0, 0, 0xff, 0x08, 0x12, 0]).0);
+    }
+}

@@ -1,0 +1,433 @@
+//! The thread that keeps a unit's session: takes commands from users, sends them, and logs in again when the session is lost.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use iscsi::initiator::{CommandDone, Request};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::retry::{Attempts, Verdict, is_change};
+use super::{
+    CommandSink, Ended, ReconnectSettings, Shared, Task, UnitCommand, UnitEvent, UnitObserver,
+    open_unit,
+};
+use crate::attended::PING_AFTER;
+use crate::unit::{CommandError, Unit, UnitInfo};
+
+/// The pause before the second try to log in; it doubles.
+const PAUSE_FIRST: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// A target gets so long to answer the last logout.
+const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Function complete, and task does not exist (RFC 7143, 11.6.1).
+const FUNCTION_COMPLETE: u8 = 0;
+
+/// There is no session.
+struct Down {
+    since: Instant,
+    next_try: Instant,
+    tries: u32,
+    /// Commands do not wait any more.
+    is_expired: bool,
+}
+
+pub(super) struct Attendant {
+    shared: Arc<Shared>,
+    settings: ReconnectSettings,
+    observer: UnitObserver,
+    unit: Option<Unit>,
+    down: Option<Down>,
+    /// What users were told that it is.
+    info: UnitInfo,
+    waiting: VecDeque<Task>,
+    /// By ITT.
+    running: HashMap<u32, Task>,
+    /// ITTs of ABORT TASK, each with that of its command.
+    aborting: HashMap<u32, u32>,
+    /// The unit has said that something about it has changed.
+    has_changed: bool,
+    /// When a command last ended, or the unit was asked whether it is ready.
+    active: Instant,
+}
+
+impl Attendant {
+    pub fn new(
+        shared: Arc<Shared>,
+        settings: ReconnectSettings,
+        unit: Unit,
+        observer: UnitObserver,
+    ) -> Attendant {
+        Attendant {
+            shared,
+            settings,
+            observer,
+            info: unit.info().clone(),
+            unit: Some(unit),
+            down: None,
+            waiting: VecDeque::new(),
+            running: HashMap::new(),
+            aborting: HashMap::new(),
+            has_changed: false,
+            active: Instant::now(),
+        }
+    }
+
+    pub fn run(mut self) {
+        while self.take_inbox() {
+            if self.unit.is_none() {
+                self.reconnect();
+                continue;
+            }
+            if let Err(error) = self.serve() {
+                self.lost(&error.to_string());
+            }
+        }
+        self.end();
+    }
+
+    /// Takes what users have given; false: it is time to end.
+    fn take_inbox(&mut self) -> bool {
+        let mut inbox = self.shared.inbox();
+        let (commands, aborts) = (
+            std::mem::take(&mut inbox.commands),
+            std::mem::take(&mut inbox.aborts),
+        );
+        let stop = inbox.stop;
+        drop(inbox);
+        match &self.down {
+            Some(down) if down.is_expired => {
+                commands.into_iter().for_each(|task| task.end(Ended::Lost))
+            }
+            _ => self.waiting.extend(commands),
+        }
+        for (sink, token) in aborts {
+            self.abort(&sink, token);
+        }
+        !stop
+    }
+
+    /// One round with a session: sends, waits, receives.
+    fn serve(&mut self) -> Result<(), CommandError> {
+        let now = Instant::now();
+        self.send_waiting(now)?;
+        let limit = self.next_wake(now);
+        let shared = Arc::clone(&self.shared);
+        shared.is_asleep.store(true, Ordering::SeqCst);
+        let is_empty = {
+            let inbox = shared.inbox();
+            inbox.commands.is_empty() && inbox.aborts.is_empty() && !inbox.stop
+        };
+        let limit = if is_empty { limit } else { Duration::ZERO };
+        let attended = match &mut self.unit {
+            Some(unit) => unit.session().attend(shared.wake.as_fd(), limit),
+            None => Ok(()),
+        };
+        self.is_awake();
+        // Also what came before the session was lost.
+        self.take_answers()?;
+        attended?;
+        if std::mem::take(&mut self.has_changed) {
+            self.look_again()?;
+        }
+        Ok(())
+    }
+
+    fn is_awake(&self) {
+        if !self.shared.is_asleep.swap(false, Ordering::SeqCst) {
+            // Somebody has written, or is about to: what is left of it only wakes once more.
+            rustix::io::read(&self.shared.wake, &mut [0u8; 8]).ok();
+        }
+    }
+
+    fn send_waiting(&mut self, now: Instant) -> Result<(), CommandError> {
+        let Some(unit) = &mut self.unit else {
+            return Ok(());
+        };
+        let idle = self.running.is_empty() && self.waiting.is_empty();
+        if idle && now.duration_since(self.active) >= PING_AFTER {
+            // A unit that nobody uses has no other way to say that it has changed.
+            self.active = now;
+            self.waiting.push_back(ask_ready());
+        }
+        for _ in 0..self.waiting.len() {
+            if self.running.len() >= self.settings.queue_depth {
+                break;
+            }
+            let Some(mut task) = self.waiting.pop_front() else {
+                break;
+            };
+            if task.attempts.not_before.is_some_and(|at| at > now) {
+                self.waiting.push_back(task);
+                continue;
+            }
+            let out = std::mem::take(&mut task.command.out);
+            let request = Request {
+                lun: unit.lun().to_be_bytes(),
+                cdb: task.command.cdb.to_vec(),
+                write: (!out.is_empty()).then_some(out),
+                read_length: (task.command.read > 0).then_some(task.command.read),
+                ..Request::default()
+            };
+            let itt = unit.session().queue(request)?;
+            self.running.insert(itt, task);
+        }
+        Ok(())
+    }
+
+    /// How long nothing needs to be done without bytes or users.
+    fn next_wake(&self, now: Instant) -> Duration {
+        let due = self
+            .waiting
+            .iter()
+            .filter_map(|task| task.attempts.not_before);
+        let next = due
+            .min()
+            .map_or(PING_AFTER, |at| at.saturating_duration_since(now));
+        match self.running.len() < self.settings.queue_depth {
+            true => next.min(PING_AFTER),
+            false => PING_AFTER,
+        }
+    }
+
+    fn take_answers(&mut self) -> Result<(), CommandError> {
+        let now = Instant::now();
+        while let Some(done) = self
+            .unit
+            .as_mut()
+            .and_then(|unit| unit.session().take_done())
+        {
+            if let Some(task) = self.running.remove(&done.itt) {
+                self.answered(task, done, now);
+            }
+        }
+        while let Some((itt, response)) = self
+            .unit
+            .as_mut()
+            .and_then(|unit| unit.session().take_managed())
+        {
+            let Some(command) = self.aborting.remove(&itt) else {
+                continue;
+            };
+            // The command's answer may have come, or comes, where the target knows no such task.
+            if response == FUNCTION_COMPLETE
+                && let Some(task) = self.running.remove(&command)
+            {
+                if let Some(unit) = &mut self.unit {
+                    unit.session().forget(command);
+                }
+                task.end(Ended::Cancelled);
+            }
+        }
+        Ok(())
+    }
+
+    fn answered(&mut self, mut task: Task, mut done: CommandDone, now: Instant) {
+        self.active = now;
+        self.has_changed |= is_change(&done);
+        let limit = self.settings.replacement_timeout;
+        let verdict = task
+            .attempts
+            .judge(&done, task.command.repeatable, now, limit);
+        if verdict == Verdict::Over {
+            task.end(Ended::Done(done));
+        } else if task.is_aborted {
+            task.end(Ended::Cancelled);
+        } else {
+            task.command.out = std::mem::take(&mut done.written);
+            self.waiting.push_back(task);
+        }
+    }
+
+    fn abort(&mut self, sink: &Arc<dyn CommandSink>, token: u64) {
+        let is_it = |task: &Task| {
+            task.token == token && task.sink.as_ref().is_some_and(|one| Arc::ptr_eq(one, sink))
+        };
+        if let Some(at) = self.waiting.iter().position(is_it) {
+            // One of a lost session may still be carried out, until there is a new one.
+            if let Some(task) = self
+                .waiting
+                .get_mut(at)
+                .filter(|task| task.was_sent && self.unit.is_none())
+            {
+                task.is_aborted = true;
+            } else if let Some(task) = self.waiting.remove(at) {
+                task.end(Ended::Cancelled);
+            }
+            return;
+        }
+        let running = self.running.iter_mut().find(|(_, task)| is_it(task));
+        if let (Some((itt, task)), Some(unit)) = (running, &mut self.unit) {
+            task.is_aborted = true;
+            let (itt, lun) = (*itt, unit.lun());
+            // A session that is over is noticed by all that uses it.
+            if let Ok(abort) = unit.session().abort(itt, lun) {
+                self.aborting.insert(abort, itt);
+            }
+        }
+    }
+
+    /// Asks what the unit is now.
+    fn look_again(&mut self) -> Result<(), CommandError> {
+        let Some(unit) = &mut self.unit else {
+            return Ok(());
+        };
+        unit.measure_again()?;
+        let info = unit.info().clone();
+        if info != self.info {
+            self.info = info;
+            (self.observer)(UnitEvent::Changed(&self.info));
+        }
+        Ok(())
+    }
+
+    /// The session is over; its commands are for the next one.
+    fn lost(&mut self, reason: &str) {
+        let now = Instant::now();
+        let mut unsent = match &mut self.unit {
+            Some(unit) => unit.session().take_commands().into_iter().collect(),
+            None => HashMap::new(),
+        };
+        self.unit = None;
+        self.aborting.clear();
+        for (itt, mut task) in self.running.drain() {
+            task.was_sent = true;
+            match unsent.remove(&itt) {
+                Some(out) if task.command.repeatable => {
+                    task.command.out = out;
+                    self.waiting.push_front(task);
+                }
+                _ => task.end(Ended::Lost),
+            }
+        }
+        tracing::warn!(unit = %self.settings.address, "session lost, logging in again: {reason}");
+        self.down = Some(Down {
+            since: now,
+            next_try: now,
+            tries: 0,
+            is_expired: false,
+        });
+        (self.observer)(UnitEvent::Down {
+            reason,
+            next_try: Duration::ZERO,
+        });
+    }
+
+    /// One round without a session: tries to log in when it is time, or waits for that.
+    fn reconnect(&mut self) {
+        let now = Instant::now();
+        let Some(down) = &mut self.down else {
+            return;
+        };
+        let limit = self.settings.replacement_timeout;
+        if !limit.is_zero() && !down.is_expired && now.duration_since(down.since) >= limit {
+            down.is_expired = true;
+            self.waiting
+                .drain(..)
+                .for_each(|task| task.end(Ended::Lost));
+        }
+        if now < down.next_try {
+            let mut wait = down.next_try - now;
+            if !limit.is_zero() && !down.is_expired {
+                wait = wait.min((down.since + limit).saturating_duration_since(now));
+            }
+            return self.sleep(wait);
+        }
+        match self.open_same() {
+            Ok(unit) => self.back(unit),
+            Err(reason) => self.try_later(&reason),
+        }
+    }
+
+    fn open_same(&self) -> Result<Unit, String> {
+        let unit = open_unit(&self.settings).map_err(|error| error.to_string())?;
+        let (is, was) = (unit.info(), &self.info);
+        match is.is_same_unit(was) {
+            true => Ok(unit),
+            false => Err(format!(
+                "another logical unit is there: {}, not {}",
+                is.name(),
+                was.name()
+            )),
+        }
+    }
+
+    fn back(&mut self, unit: Unit) {
+        let waited = self
+            .down
+            .take()
+            .map_or(Duration::ZERO, |down| down.since.elapsed());
+        tracing::info!(unit = %self.settings.address, seconds = waited.as_secs_f32(), "session is back");
+        self.info = unit.info().clone();
+        self.unit = Some(unit);
+        self.active = Instant::now();
+        // The target has ended the tasks of the session before.
+        let waiting = std::mem::take(&mut self.waiting);
+        let (aborted, rest): (Vec<Task>, Vec<Task>) =
+            waiting.into_iter().partition(|task| task.is_aborted);
+        self.waiting.extend(rest);
+        aborted
+            .into_iter()
+            .for_each(|task| task.end(Ended::Cancelled));
+        (self.observer)(UnitEvent::Up(&self.info));
+    }
+
+    fn try_later(&mut self, reason: &str) {
+        let Some(down) = &mut self.down else {
+            return;
+        };
+        let pause = (PAUSE_FIRST * (1 << down.tries.min(6))).min(PAUSE_MAX);
+        down.tries += 1;
+        down.next_try = Instant::now() + pause;
+        tracing::debug!(unit = %self.settings.address, "no session: {reason}");
+        (self.observer)(UnitEvent::Down {
+            reason,
+            next_try: pause,
+        });
+    }
+
+    /// Sleeps without a session, until a user wants something or the time is over.
+    fn sleep(&self, limit: Duration) {
+        self.shared.is_asleep.store(true, Ordering::SeqCst);
+        let is_empty = {
+            let inbox = self.shared.inbox();
+            inbox.commands.is_empty() && inbox.aborts.is_empty() && !inbox.stop
+        };
+        if is_empty {
+            let mut wake = [PollFd::new(&self.shared.wake, PollFlags::IN)];
+            // Woken early it looks once more.
+            poll(&mut wake, Timespec::try_from(limit).ok().as_ref()).ok();
+        }
+        self.is_awake();
+    }
+
+    fn end(mut self) {
+        let left = self
+            .waiting
+            .drain(..)
+            .chain(self.running.drain().map(|(_, task)| task));
+        left.for_each(|task| task.end(Ended::Lost));
+        if let Some(mut unit) = self.unit.take() {
+            unit.session().timeout = LOGOUT_TIMEOUT;
+            // A target that does not answer notices the end of the connections.
+            unit.close().ok();
+        }
+    }
+}
+
+/// TEST UNIT READY, of the thread's own.
+fn ask_ready() -> Task {
+    Task {
+        sink: None,
+        token: 0,
+        command: UnitCommand {
+            repeatable: true,
+            ..UnitCommand::default()
+        },
+        attempts: Attempts::default(),
+        was_sent: false,
+        is_aborted: false,
+    }
+}

@@ -1,0 +1,174 @@
+//! Which answers of a unit pass by themselves, so that a command is worth another try (SAM-5, 5.3; SPC-5, 4.4).
+
+use std::time::{Duration, Instant};
+
+use iscsi::initiator::CommandDone;
+
+use crate::sense::Sense;
+
+const CHECK_CONDITION: u8 = 0x02;
+const BUSY: u8 = 0x08;
+const TASK_SET_FULL: u8 = 0x28;
+const TASK_ABORTED: u8 = 0x40;
+
+const NOT_READY: u8 = 2;
+const ABORTED_COMMAND: u8 = 0x0b;
+/// In the process of becoming ready.
+const BECOMING_READY: (u8, u8) = (0x04, 0x01);
+
+/// A new nexus is told some things, one a command; more than these mean that it never ends.
+const ATTENTIONS_MAX: u8 = 16;
+/// How often a command is sent that the target aborts.
+const ABORTED_MAX: u8 = 4;
+const PAUSE_FIRST: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// How often a command was tried.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Attempts {
+    attentions: u8,
+    aborted: u8,
+    /// Since when, and how often, the unit has been busy.
+    busy: Option<(Instant, u32)>,
+    /// Not before.
+    pub not_before: Option<Instant>,
+}
+
+/// What to do with a command that was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Its answer is for whoever gave it.
+    Over,
+    /// It is sent again; not before [`Attempts::not_before`].
+    Again,
+}
+
+impl Attempts {
+    /// `repeatable`: the command may be done twice, for one that was aborted may have been done. `limit`: how long a unit may be busy;
+    /// zero: for ever.
+    pub fn judge(
+        &mut self,
+        done: &CommandDone,
+        repeatable: bool,
+        now: Instant,
+        limit: Duration,
+    ) -> Verdict {
+        self.not_before = None;
+        let sense = Sense::parse(&done.sense);
+        let is = |key: u8| sense.is_some_and(|sense| sense.key == key);
+        match done.status {
+            CHECK_CONDITION if is(Sense::UNIT_ATTENTION) => {
+                again(&mut self.attentions, ATTENTIONS_MAX)
+            }
+            CHECK_CONDITION if is(ABORTED_COMMAND) && repeatable => {
+                again(&mut self.aborted, ABORTED_MAX)
+            }
+            TASK_ABORTED if repeatable => again(&mut self.aborted, ABORTED_MAX),
+            CHECK_CONDITION
+                if is(NOT_READY)
+                    && sense.map(|s| (s.code, s.qualifier)) == Some(BECOMING_READY) =>
+            {
+                self.wait(now, limit)
+            }
+            BUSY | TASK_SET_FULL => self.wait(now, limit),
+            _ => Verdict::Over,
+        }
+    }
+
+    fn wait(&mut self, now: Instant, limit: Duration) -> Verdict {
+        let (since, times) = self.busy.unwrap_or((now, 0));
+        if !limit.is_zero() && now.duration_since(since) >= limit {
+            return Verdict::Over;
+        }
+        self.busy = Some((since, times + 1));
+        let pause = PAUSE_FIRST * (1 << times.min(10));
+        self.not_before = Some(now + pause.min(PAUSE_MAX));
+        Verdict::Again
+    }
+}
+
+fn again(times: &mut u8, most: u8) -> Verdict {
+    *times += 1;
+    match *times <= most {
+        true => Verdict::Again,
+        false => Verdict::Over,
+    }
+}
+
+/// Does the answer mean that the unit has to be asked anew what it is?
+pub(super) fn is_change(done: &CommandDone) -> bool {
+    let sense = Sense::parse(&done.sense).filter(|sense| sense.key == Sense::UNIT_ATTENTION);
+    // Parameters changed, medium may have changed, microcode, INQUIRY data or reported LUNs changed.
+    done.status == CHECK_CONDITION
+        && sense.is_some_and(|sense| matches!(sense.code, 0x28 | 0x2a | 0x3f))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(status: u8, key: u8, code: u8, qualifier: u8) -> CommandDone {
+        CommandDone {
+            status,
+            sense: vec![0x72, key, code, qualifier, 0, 0, 0, 0],
+            ..CommandDone::default()
+        }
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_tried_again_and_what_does_not_is_over() {
+        let now = Instant::now();
+        let judge = |done: &CommandDone| Attempts::default().judge(done, true, now, Duration::ZERO);
+        for again in [
+            done(CHECK_CONDITION, 6, 0x29, 0),
+            done(CHECK_CONDITION, 0x0b, 0, 0),
+            done(CHECK_CONDITION, 2, 4, 1),
+            done(BUSY, 0, 0, 0),
+            done(TASK_SET_FULL, 0, 0, 0),
+            done(TASK_ABORTED, 0, 0, 0),
+        ] {
+            assert_eq!(judge(&again), Verdict::Again, "{again:?}");
+        }
+        for over in [
+            done(0, 0, 0, 0),
+            done(CHECK_CONDITION, 3, 0x11, 0),
+            done(CHECK_CONDITION, 2, 4, 2),
+            done(CHECK_CONDITION, 5, 0x21, 0),
+            done(0x18, 0, 0, 0),
+        ] {
+            assert_eq!(judge(&over), Verdict::Over, "{over:?}");
+        }
+        // It may have been done.
+        let aborted = done(CHECK_CONDITION, 0x0b, 0, 0);
+        let once = Attempts::default().judge(&aborted, false, now, Duration::ZERO);
+        assert_eq!(once, Verdict::Over);
+    }
+
+    #[test]
+    fn a_unit_that_is_attentive_or_busy_without_end_is_given_up() {
+        let (mut attempts, now) = (Attempts::default(), Instant::now());
+        let attention = done(CHECK_CONDITION, 6, 0x29, 0);
+        let tried = (0..100).take_while(|_| {
+            attempts.judge(&attention, false, now, Duration::ZERO) == Verdict::Again
+        });
+        assert_eq!(tried.count(), 16);
+        let (busy, limit) = (done(BUSY, 0, 0, 0), Duration::from_secs(10));
+        let mut attempts = Attempts::default();
+        assert_eq!(attempts.judge(&busy, false, now, limit), Verdict::Again);
+        assert_eq!(attempts.not_before, Some(now + PAUSE_FIRST));
+        assert_eq!(attempts.judge(&busy, false, now, limit), Verdict::Again);
+        assert_eq!(attempts.not_before, Some(now + 2 * PAUSE_FIRST));
+        assert_eq!(
+            attempts.judge(&busy, false, now + limit, limit),
+            Verdict::Over
+        );
+    }
+
+    #[test]
+    fn another_size_is_a_change() {
+        assert!(is_change(&done(CHECK_CONDITION, 6, 0x2a, 9)));
+        assert!(is_change(&done(CHECK_CONDITION, 6, 0x3f, 0x0e)));
+        assert!(!is_change(&done(CHECK_CONDITION, 6, 0x29, 7)));
+        assert!(!is_change(&done(CHECK_CONDITION, 5, 0x2a, 9)));
+    }
+}

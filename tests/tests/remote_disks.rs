@@ -1,0 +1,353 @@
+//! Disks that are logical units of another daemon's iSCSI target: data, abilities, sizes and errors pass through, and a target that
+//! dies and comes back costs no error. Needs: a guest, tgt. Takes: 50 s.
+#![forbid(unsafe_code)]
+
+use control::{Client, Method};
+use end_to_end::rig::{free_portal, kernel_is_content};
+use end_to_end::{Context, GuestBuilder, Result, Rig, Scratch, ensure};
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use vhost_frontend::{
+    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, VerifiedLoad, Verifier, status,
+};
+use vm::{Process, wait_until};
+
+const TARGET: &str = "iqn.2026-11.org.example:far";
+const MIB: u64 = 1 << 20;
+const SOON: Duration = Duration::from_secs(60);
+const USER: &str = "ann";
+
+/// Two daemons: a far one with a target, and a near one with a disk on its unit, exported as virtio-blk `r`.
+struct Pair {
+    near: Rig,
+    far: Rig,
+}
+
+impl Pair {
+    /// `backing`: the far disk; `keys`: further keys of the near one.
+    fn start(backing: &str, keys: &str) -> Result<Pair> {
+        Pair::prepared(backing, keys, |_| Ok(()))
+    }
+
+    /// The same, with a far disk that is prepared as a file.
+    fn prepared(backing: &str, keys: &str, file: impl FnOnce(&Path) -> Result<()>) -> Result<Pair> {
+        let portal = free_portal()?.to_string();
+        let far = Rig::prepared(|scratch, daemon| {
+            let (users, config) = (scratch.file("users"), scratch.file("far.toml"));
+            std::fs::write(&users, format!("{USER} secretsecret far othersecret12\n"))?;
+            std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o600))?;
+            let text = format!(
+                "[[iscsi]]\nname = \"{TARGET}\"\nportals = [\"{portal}\"]\nchap_users = \"{}\"\nacl = [{{}}]\n\
+                 lun = [{{ lun = 5, disk = \"d\" }}]\n{backing}",
+                users.display()
+            );
+            std::fs::write(&config, text)?;
+            file(&scratch.file("far.raw"))?;
+            Ok(daemon.arguments(["--config", &config.display().to_string()]))
+        })?;
+        let users = far.scratch.file("users").display().to_string();
+        let disk = format!("r=iscsi://{USER}@{portal}/{TARGET}/5,chap_file={users}{keys}");
+        let near = far.beside(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
+        Ok(Pair { near, far })
+    }
+
+    fn connect(&self) -> Result<(FrontEnd, BlkQueue)> {
+        let socket = self.near.socket("r");
+        let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
+        let queue = QueueOptions::default();
+        let queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+        Ok((front_end, queue))
+    }
+
+    fn status(&self) -> Result<Value> {
+        let disk: Value = control::get(&self.near.daemon.control(), "/v1/disks/r")?;
+        Ok(disk["status"].clone())
+    }
+
+    fn wait_for_state(&self, state: &str) -> Result<Value> {
+        let reached = wait_until(SOON, || {
+            let status = self.status().ok()?;
+            (status["state"] == state).then_some(status)
+        });
+        reached.with_context(|| format!("not {state}: {:?}", self.status()))
+    }
+}
+
+/// Debian's tgtd, with a file of 32 MiB as LUN 1, for its LUN 0 is a controller.
+struct Tgt {
+    scratch: Scratch,
+    portal: String,
+    control: String,
+    daemon: Process,
+}
+
+impl Tgt {
+    fn start() -> Result<Tgt> {
+        let (scratch, address) = (Scratch::new()?, free_portal()?);
+        let disk = std::fs::File::create(scratch.file("tgt.raw"))?;
+        disk.set_len(32 * MIB)?;
+        // Its control port names a socket of its own, beside that of a tgtd that may run here.
+        let control = (u32::from(address.port()) % 9000 + 1).to_string();
+        let portal = address.to_string();
+        let daemon = Tgt::run(&scratch, &portal, &control)?;
+        Ok(Tgt {
+            scratch,
+            portal,
+            control,
+            daemon,
+        })
+    }
+
+    fn run(scratch: &Scratch, portal: &str, control: &str) -> Result<Process> {
+        let mut command = Command::new("tgtd");
+        command
+            .args(["-f", "-C", control, "--iscsi"])
+            .arg(format!("portal={portal}"));
+        let daemon = Process::start("tgtd", &command, &scratch.file("tgtd.log"));
+        let daemon = daemon.context("hint: apt-get install tgt")?;
+        let disk = scratch.file("tgt.raw").display().to_string();
+        let steps: [&[&str]; 3] = [
+            &[
+                "--op", "new", "--mode", "target", "--tid", "1", "-T", TARGET,
+            ],
+            &[
+                "--op",
+                "new",
+                "--mode",
+                "logicalunit",
+                "--tid",
+                "1",
+                "--lun",
+                "1",
+                "-b",
+                &disk,
+            ],
+            &[
+                "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL",
+            ],
+        ];
+        for words in steps {
+            let done = wait_until(SOON, || {
+                let mut command = Command::new("tgtadm");
+                command.args(["-C", control, "--lld", "iscsi"]).args(words);
+                command.output().ok()?.status.success().then_some(())
+            });
+            done.with_context(|| format!("tgtadm {words:?}: {}", daemon.log_tail()))?;
+        }
+        Ok(daemon)
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        self.daemon.kill()?;
+        self.daemon = Tgt::run(&self.scratch, &self.portal, &self.control)?;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_unit_of_tgt_keeps_verified_io_through_kills_of_tgt() -> Result<()> {
+    let mut tgt = Tgt::start()?;
+    let disk = format!("r=iscsi://{}/{TARGET}/1,connections=4", tgt.portal);
+    let near = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
+    let load = VerifiedLoad::start(&near.socket("r"))?;
+    for _ in 0..2 {
+        load.goes_on(SOON)?;
+        tgt.restart()?;
+        load.goes_on(SOON)?;
+    }
+    ensure!(load.finish()? > 0);
+    Ok(())
+}
+
+fn file_of(size: &str) -> String {
+    format!("[[disk]]\nname = \"d\"\nbackend = \"file\"\npath = \"far.raw\"\nsize = \"{size}\"\n")
+}
+
+#[test]
+fn data_discards_zeroes_and_block_size_pass_through_a_session_of_four_connections() -> Result<()> {
+    let far_disk = "[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"64M\"\nblock_size = 4096\n";
+    let pair = Pair::start(
+        far_disk,
+        ",connections=4,header_digest=crc32c,data_digest=crc32c",
+    )?;
+    let (front_end, mut queue) = pair.connect()?;
+    let config = front_end.config(0, 60)?;
+    let word = |at: usize| {
+        u32::from_le_bytes([config[at], config[at + 1], config[at + 2], config[at + 3]])
+    };
+    ensure!(
+        (word(0), word(4), word(20)) == (64 * 2048, 0, 4096),
+        "capacity and block size: {config:?}"
+    );
+    ensure!(word(36) > 0, "no discards: {config:?}");
+
+    let mut verifier = Verifier::new(0, 2048, 7);
+    for _ in 0..200 {
+        verifier.round(&mut queue, 16)?;
+    }
+    ensure!(queue.flush()? == status::OK);
+    verifier.check_all(&mut queue)?;
+
+    let mebibyte = vec![0xa5; MIB as usize];
+    ensure!(queue.write(32 * MIB, &mebibyte)? == status::OK);
+    let range = |sector, sectors, flags| Range {
+        sector,
+        sectors,
+        flags,
+    };
+    let first = 32 * MIB / 512;
+    ensure!(queue.discard(&[range(first, 512, 0)])? == status::OK);
+    ensure!(queue.write_zeroes(&[range(first + 1024, 512, 0)])? == status::OK);
+    let mut read = vec![1; MIB as usize];
+    ensure!(queue.read(32 * MIB, &mut read)? == status::OK);
+    let quarter = MIB as usize / 4;
+    for (number, piece) in read.chunks(quarter).enumerate() {
+        let expected = if number % 2 == 0 { 0 } else { 0xa5 };
+        ensure!(
+            piece.iter().all(|byte| *byte == expected),
+            "quarter {number}"
+        );
+    }
+    let sessions: Value = control::get(&pair.far.daemon.control(), "/v1/sessions")?;
+    ensure!(
+        sessions[0]["connections"] == 4 && sessions[1].is_null(),
+        "{sessions}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_target_that_is_killed_and_comes_back_costs_no_error_and_no_write() -> Result<()> {
+    let mut pair = Pair::start(&file_of("32M"), ",connections=2")?;
+    let load = VerifiedLoad::start(&pair.near.socket("r"))?;
+    for _ in 0..3 {
+        load.goes_on(SOON)?;
+        pair.far.daemon.kill()?;
+        pair.wait_for_state("unavailable")?;
+        pair.far.daemon.start_again()?;
+        pair.wait_for_state("ready")?;
+        load.goes_on(SOON)?;
+    }
+    ensure!(load.finish()? > 0);
+    Ok(())
+}
+
+#[test]
+fn a_unit_that_grows_is_followed_and_one_that_stays_away_fails_io_after_the_timeout() -> Result<()>
+{
+    let mut pair = Pair::start(&file_of("8M"), ",replacement_timeout=2")?;
+    let (front_end, mut queue) = pair.connect()?;
+    let client = Client::new(&pair.far.daemon.control()).patient(SOON);
+    let body = json!({"size": 16 * MIB});
+    client.change(Method::PUT, "/v1/disks/d/size", Some(&body))?;
+    let grown = wait_until(SOON, || {
+        let config = front_end.config(0, 8).ok()?;
+        (config == (16 * MIB / 512).to_le_bytes()).then_some(())
+    });
+    grown.with_context(|| format!("not followed: {:?}", pair.status()))?;
+    ensure!(queue.write(12 * MIB, &[3; 4096])? == status::OK);
+
+    pair.far.daemon.kill()?;
+    // It waits two seconds for another session.
+    ensure!(queue.write(0, &[4; 4096])? == status::IOERR);
+    let away = pair.wait_for_state("unavailable")?;
+    ensure!(away.to_string().contains("cannot connect"), "{away}");
+    // And is told at once from then on.
+    ensure!(queue.read(0, &mut [0; 4096])? == status::IOERR);
+    pair.far.daemon.start_again()?;
+    pair.wait_for_state("ready")?;
+    let mut read = [0; 4096];
+    ensure!(queue.read(12 * MIB, &mut read)? == status::OK && read == [3; 4096]);
+    Ok(())
+}
+
+#[test]
+fn io_waits_for_a_target_that_stays_away_where_on_error_says_so() -> Result<()> {
+    let mut pair = Pair::start(&file_of("8M"), ",replacement_timeout=1,on_error=stop")?;
+    let load = VerifiedLoad::start(&pair.near.socket("r"))?;
+    load.goes_on(SOON)?;
+    pair.far.daemon.kill()?;
+    let waits = wait_until(SOON, || {
+        pair.status().ok()?["waiting"].as_u64().filter(|n| *n > 0)
+    });
+    waits.with_context(|| format!("nothing waits: {:?}", pair.status()))?;
+    pair.far.daemon.start_again()?;
+    pair.wait_for_state("ready")?;
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+    Ok(())
+}
+
+#[test]
+fn a_daemon_starts_without_its_target_and_errors_say_what_to_do() -> Result<()> {
+    let portal = free_portal()?.to_string();
+    let unit = format!("iscsi://{portal}/{TARGET}/0");
+    let mut near = Rig::new(|daemon| daemon.disk(&format!("r={unit}")))?;
+    let shown = wait_until(SOON, || {
+        let disk: Value = control::get(&near.daemon.control(), "/v1/disks/r").ok()?;
+        let text = disk.to_string();
+        text.contains("cannot connect").then_some(text)
+    });
+    let shown = shown.with_context(|| near.daemon.process().log_tail())?;
+    ensure!(
+        shown.contains(&unit) && shown.contains("unavailable"),
+        "{shown}"
+    );
+    let added = near.daemon.ask(&["disk", "add", "s=iscsi:nowhere"])?;
+    let said = String::from_utf8_lossy(&added.stderr).into_owned();
+    ensure!(
+        !added.status.success() && said.contains("iscsi://[USER@]HOST[:PORT]/TARGET/LUN"),
+        "{said}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_guest_boots_from_a_remote_disk_though_the_target_restarts_meanwhile() -> Result<()> {
+    let file = "[[disk]]\nname = \"d\"\nbackend = \"file\"\npath = \"far.raw\"\n";
+    let mut pair = Pair::prepared(file, "", vm::bios_image)?;
+    let guest = GuestBuilder::new("remote-boot").vhost_user_blk(&pair.near.socket("r"), 1);
+    pair.far.daemon.kill()?;
+    let guest = guest.boots_from_disk().power_on()?;
+    std::thread::sleep(Duration::from_millis(1500));
+    let console = || {
+        String::from_utf8_lossy(&std::fs::read(guest.console()).unwrap_or_default()).into_owned()
+    };
+    ensure!(!console().contains(vm::READ_WHOLE), "booted from nowhere");
+    pair.far.daemon.start_again()?;
+    let booted = wait_until(SOON, || console().contains(vm::READ_WHOLE).then_some(()));
+    booted.with_context(|| format!("{}\n{}", console(), pair.near.daemon.process().log_tail()))?;
+    guest.kill()
+}
+
+/// Guest, near daemon, far daemon: either is killed under verified I/O.
+#[test]
+fn a_chain_of_two_daemons_keeps_verified_io_of_a_guest_through_kills_of_either() -> Result<()> {
+    let mut pair = Pair::start(&file_of("64M"), ",connections=2")?;
+    let mut guest = GuestBuilder::new("chain")
+        .cpus(2)
+        .vhost_user_blk(&pair.near.socket("r"), 2)
+        .boot()?;
+    guest.wait_for_disks(&["vda"])?;
+    let soak = guest.start("guest-agent soak --file /dev/vda --seed 41 --depth 8 --runtime 12")?;
+    for round in 0..4 {
+        std::thread::sleep(Duration::from_millis(2000));
+        let daemon = match round % 2 {
+            0 => &mut pair.far.daemon,
+            _ => &mut pair.near.daemon,
+        };
+        daemon.kill()?;
+        daemon.start_again()?;
+    }
+    let report = guest
+        .wait_ok(soak, Duration::from_secs(180))
+        .with_context(|| pair.near.daemon.process().log_tail())?;
+    ensure!(report.contains("\"mismatches\":0"), "{report}");
+    // The near daemon that came after one that was killed has taken its session's place: what was left of it cannot be carried out later.
+    let sessions: Value = control::get(&pair.far.daemon.control(), "/v1/sessions")?;
+    ensure!(sessions.as_array().map(Vec::len) == Some(1), "{sessions}");
+    kernel_is_content(&mut guest)
+}
