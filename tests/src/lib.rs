@@ -8,6 +8,7 @@ pub mod files;
 pub mod http;
 pub mod idle;
 pub mod initiator;
+pub mod proxy;
 pub mod rig;
 pub mod user_guests;
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use control::{Client, Method};
+use end_to_end::proxy::{Harm, Proxy};
 use end_to_end::rig::{free_portal, kernel_is_content};
 use end_to_end::{Context, GuestBuilder, Result, Rig, Scratch, ensure};
 use serde_json::{Value, json};
@@ -232,6 +233,43 @@ fn a_target_that_is_killed_and_comes_back_costs_no_error_and_no_write() -> Resul
         load.goes_on(SOON)?;
     }
     ensure!(load.finish()? > 0);
+    Ok(())
+}
+
+/// Connections that are reset, cut off within a PDU, or spoilt, every 100 ms.
+#[test]
+fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()> {
+    let address = free_portal()?;
+    let portal = address.to_string();
+    let far = Rig::prepared(|scratch, daemon| {
+        let config = scratch.file("far.toml");
+        let text = format!(
+            "[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"32M\"\n\
+             [[iscsi]]\nname = \"{TARGET}\"\nportals = [\"{portal}\"]\ndemo_mode = \"rw\"\ndisks = [\"d\"]\n"
+        );
+        std::fs::write(&config, text)?;
+        Ok(daemon.arguments(["--config", &config.display().to_string()]))
+    })?;
+    let proxy = Proxy::start(address)?;
+    let disk = format!(
+        "r=iscsi://{}/{TARGET}/0,connections=3,header_digest=crc32c,data_digest=crc32c",
+        proxy.address()
+    );
+    let mut near = far.beside(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
+    let load = VerifiedLoad::start(&near.socket("r"))?;
+    for round in 0..60 {
+        let harm = [Harm::Reset, Harm::Flip, Harm::Half][round % 3];
+        proxy.harm(harm);
+        std::thread::sleep(Duration::from_millis(100));
+        if round % 20 == 19 && load.goes_on(SOON).is_err() {
+            break;
+        }
+    }
+    let verified = load.finish();
+    verified.with_context(|| near.daemon.process().log_tail())?;
+    let log = near.daemon.process().log();
+    let losses = log.matches("session lost").count();
+    ensure!(losses > 10, "the session was lost {losses} times only");
     Ok(())
 }
 

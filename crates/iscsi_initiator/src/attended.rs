@@ -96,6 +96,8 @@ impl Session {
     /// The session is over: its commands that were not answered, with what they were to write.
     pub(crate) fn take_commands(&mut self) -> Vec<(u32, Vec<u8>)> {
         self.in_flight.clear();
-        self.initiator.take_commands()
+        let mut commands = self.initiator.take_commands();
+        commands.extend(self.rejected.take());
+        commands
     }
 }

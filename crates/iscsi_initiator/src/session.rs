@@ -175,6 +175,8 @@ pub struct Session {
     pub(crate) in_flight: HashMap<u32, u16>,
     pub(crate) done: VecDeque<CommandDone>,
     pub(crate) other: VecDeque<Event>,
+    /// The command that the target has rejected, with what it was to write.
+    pub(crate) rejected: Option<(u32, Vec<u8>)>,
     buffer: Box<[u8]>,
 }
 
@@ -246,6 +248,7 @@ impl Session {
             in_flight: HashMap::new(),
             done: VecDeque::new(),
             other: VecDeque::new(),
+            rejected: None,
             buffer: vec![0; RECEIVE_BYTES].into(),
         };
         session.add_connection()?;
@@ -503,12 +506,20 @@ impl Session {
         };
         let bytes = came.map_err(|error| self.lost(cid, error))?;
         self.heard = Instant::now();
-        let events = self.initiator.receive(cid, &self.buffer[..bytes]);
-        let events = events.map_err(|error| SessionError::Broken {
+        let mut events = Vec::new();
+        let received = self
+            .initiator
+            .receive_into(cid, &self.buffer[..bytes], &mut events);
+        // All of them, for commands that have ended before a mistake of the target are over.
+        let mut taken = Ok(());
+        for event in events {
+            taken = taken.and(self.take(event));
+        }
+        taken?;
+        received.map_err(|error| SessionError::Broken {
             portal: self.portal.clone(),
             error,
-        })?;
-        events.into_iter().try_for_each(|event| self.take(event))
+        })
     }
 
     fn take(&mut self, event: Event) -> Result<()> {
@@ -521,7 +532,13 @@ impl Session {
                 }
                 self.done.push_back(done);
             }
-            Event::Rejected { reason, .. } => {
+            Event::Rejected {
+                reason,
+                header,
+                written,
+            } => {
+                let itt = header.map(|header| header.itt.get());
+                self.rejected = itt.map(|itt| (itt, written));
                 return Err(SessionError::Rejected {
                     portal: self.portal.clone(),
                     reason,

@@ -65,6 +65,8 @@ pub enum Event {
         reason: u8,
         /// The header that was rejected.
         header: Option<Bhs>,
+        /// What the command that it began was to write, given back.
+        written: Vec<u8>,
     },
     /// An Asynchronous Message.
     Async {

@@ -3,7 +3,7 @@
 use zerocopy::big_endian::U32;
 
 use super::events::{CommandDone, Event, InitiatorError};
-use super::requests::{CommandTask, Kind, send_data};
+use super::requests::{CommandTask, Kind, Task, send_data};
 use super::session::{Initiator, Phase};
 use crate::login::LoginProgress;
 use crate::pdu::{
@@ -19,16 +19,30 @@ const UNKNOWN_TASK: InitiatorError = InitiatorError::Protocol("answer to no task
 
 impl Initiator {
     /// Takes bytes of a connection; gives what happened. After an error the connection is of no use.
-    pub fn receive(&mut self, cid: u16, mut input: &[u8]) -> Result<Vec<Event>, InitiatorError> {
+    pub fn receive(&mut self, cid: u16, input: &[u8]) -> Result<Vec<Event>, InitiatorError> {
         let mut events = Vec::new();
+        self.receive_into(cid, input, &mut events)?;
+        Ok(events)
+    }
+
+    /// The same; what happened before an error is given too.
+    ///
+    /// # Errors
+    /// The connection is of no use any more.
+    pub fn receive_into(
+        &mut self,
+        cid: u16,
+        mut input: &[u8],
+        events: &mut Vec<Event>,
+    ) -> Result<(), InitiatorError> {
         loop {
             let link = self.link(cid)?;
             let (used, progress) = link.decoder.push(input)?;
             input = &input[used..];
             match progress {
-                Progress::NeedMore(_) => return Ok(events),
+                Progress::NeedMore(_) => return Ok(()),
                 Progress::Header => link.inline.clear(),
-                Progress::Data(_) if input.is_empty() => return Ok(events),
+                Progress::Data(_) if input.is_empty() => return Ok(()),
                 Progress::Data(left) => {
                     let (piece, rest) = input.split_at(input.len().min(left as usize));
                     link.decoder.take_data(piece);
@@ -388,13 +402,21 @@ impl Initiator {
         // data PDUs and SNACKs do not begin a task; their command is answered by itself
         let begins =
             |bhs: &Bhs| !matches!(bhs.kind(), Some(Opcode::DataOut | Opcode::SnackRequest));
+        let mut written = Vec::new();
         if let Some(bhs) = rejected.filter(begins) {
-            self.tasks.remove(&bhs.itt.get());
+            if let Some(Task {
+                kind: Kind::Command(command),
+                ..
+            }) = self.tasks.remove(&bhs.itt.get())
+            {
+                written = command.write;
+            }
             self.unsent_text.remove(&bhs.itt.get());
         }
         Ok(Some(Event::Rejected {
             reason: header.reason,
             header: rejected,
+            written,
         }))
     }
 }

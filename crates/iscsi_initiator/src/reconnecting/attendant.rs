@@ -20,8 +20,10 @@ use crate::unit::{CommandError, Unit, UnitInfo};
 /// The pause before the second try to log in; it doubles.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// A target gets so long to answer the last logout.
-const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause after a session in which nothing was done; it doubles.
+const FRUITLESS_PAUSE: Duration = Duration::from_millis(20);
+/// A command in whose company so many sessions were lost is what loses them.
+const LOSSES_MAX: u32 = 64;
 /// Function complete, and task does not exist (RFC 7143, 11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;
 
@@ -51,6 +53,9 @@ pub(super) struct Attendant {
     has_changed: bool,
     /// When a command last ended, or the unit was asked whether it is ready.
     active: Instant,
+    /// Sessions in a row in which no command has ended.
+    fruitless: u32,
+    is_fruitful: bool,
 }
 
 impl Attendant {
@@ -72,6 +77,8 @@ impl Attendant {
             aborting: HashMap::new(),
             has_changed: false,
             active: Instant::now(),
+            fruitless: 0,
+            is_fruitful: false,
         }
     }
 
@@ -126,8 +133,7 @@ impl Attendant {
             None => Ok(()),
         };
         self.is_awake();
-        // Also what came before the session was lost.
-        self.take_answers()?;
+        self.take_answers();
         attended?;
         if std::mem::take(&mut self.has_changed) {
             self.look_again()?;
@@ -192,7 +198,7 @@ impl Attendant {
         }
     }
 
-    fn take_answers(&mut self) -> Result<(), CommandError> {
+    fn take_answers(&mut self) {
         let now = Instant::now();
         while let Some(done) = self
             .unit
@@ -221,11 +227,11 @@ impl Attendant {
                 task.end(Ended::Cancelled);
             }
         }
-        Ok(())
     }
 
     fn answered(&mut self, mut task: Task, mut done: CommandDone, now: Instant) {
         self.active = now;
+        self.is_fruitful = true;
         self.has_changed |= is_change(&done);
         let limit = self.settings.replacement_timeout;
         let verdict = task
@@ -250,7 +256,7 @@ impl Attendant {
             if let Some(task) = self
                 .waiting
                 .get_mut(at)
-                .filter(|task| task.was_sent && self.unit.is_none())
+                .filter(|task| task.losses > 0 && self.unit.is_none())
             {
                 task.is_aborted = true;
             } else if let Some(task) = self.waiting.remove(at) {
@@ -286,6 +292,8 @@ impl Attendant {
     /// The session is over; its commands are for the next one.
     fn lost(&mut self, reason: &str) {
         let now = Instant::now();
+        // Also what came before the session was lost.
+        self.take_answers();
         let mut unsent = match &mut self.unit {
             Some(unit) => unit.session().take_commands().into_iter().collect(),
             None => HashMap::new(),
@@ -293,9 +301,9 @@ impl Attendant {
         self.unit = None;
         self.aborting.clear();
         for (itt, mut task) in self.running.drain() {
-            task.was_sent = true;
+            task.losses += 1;
             match unsent.remove(&itt) {
-                Some(out) if task.command.repeatable => {
+                Some(out) if task.command.repeatable && task.losses < LOSSES_MAX => {
                     task.command.out = out;
                     self.waiting.push_front(task);
                 }
@@ -303,16 +311,22 @@ impl Attendant {
             }
         }
         tracing::warn!(unit = %self.settings.address, "session lost, logging in again: {reason}");
+        self.fruitless = match std::mem::take(&mut self.is_fruitful) {
+            true => 0,
+            false => self.fruitless + 1,
+        };
+        let next_try = match self.fruitless {
+            0 => Duration::ZERO,
+            times => (FRUITLESS_PAUSE * (1 << times.min(9))).min(PAUSE_MAX),
+        };
+        self.shared.is_up.store(false, Ordering::Release);
         self.down = Some(Down {
             since: now,
-            next_try: now,
+            next_try: now + next_try,
             tries: 0,
             is_expired: false,
         });
-        (self.observer)(UnitEvent::Down {
-            reason,
-            next_try: Duration::ZERO,
-        });
+        (self.observer)(UnitEvent::Down { reason, next_try });
     }
 
     /// One round without a session: tries to log in when it is time, or waits for that.
@@ -362,6 +376,7 @@ impl Attendant {
         tracing::info!(unit = %self.settings.address, seconds = waited.as_secs_f32(), "session is back");
         self.info = unit.info().clone();
         self.unit = Some(unit);
+        self.shared.is_up.store(true, Ordering::Release);
         self.active = Instant::now();
         // The target has ended the tasks of the session before.
         let waiting = std::mem::take(&mut self.waiting);
@@ -410,7 +425,7 @@ impl Attendant {
             .chain(self.running.drain().map(|(_, task)| task));
         left.for_each(|task| task.end(Ended::Lost));
         if let Some(mut unit) = self.unit.take() {
-            unit.session().timeout = LOGOUT_TIMEOUT;
+            unit.session().timeout = super::LOGOUT_TIMEOUT;
             // A target that does not answer notices the end of the connections.
             unit.close().ok();
         }
@@ -427,7 +442,7 @@ fn ask_ready() -> Task {
             ..UnitCommand::default()
         },
         attempts: Attempts::default(),
-        was_sent: false,
+        losses: 0,
         is_aborted: false,
     }
 }

@@ -12,8 +12,7 @@ mod retry;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use iscsi::initiator::CommandDone;
@@ -22,6 +21,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::session::random_isid;
 use crate::{CommandError, Session, SessionOptions, Unit, UnitAddress, UnitInfo};
 use attendant::Attendant;
+
+/// A target gets so long to answer the last logout.
+const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Which unit, and how its session is kept.
 #[derive(Clone, Debug)]
@@ -88,7 +90,8 @@ pub type UnitObserver = Box<dyn Fn(UnitEvent<'_>) + Send>;
 /// A unit whose session comes back by itself. When it is dropped the session is logged out.
 pub struct ReconnectingUnit {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// Hangs up when the thread has ended.
+    ended: Mutex<mpsc::Receiver<()>>,
 }
 
 /// What users and the thread share.
@@ -97,6 +100,8 @@ struct Shared {
     /// The thread waits, and hears of the inbox only by `wake`.
     is_asleep: AtomicBool,
     wake: OwnedFd,
+    /// There is a session.
+    is_up: AtomicBool,
 }
 
 #[derive(Default)]
@@ -113,8 +118,8 @@ struct Task {
     token: u64,
     command: UnitCommand,
     attempts: retry::Attempts,
-    /// It was sent in a session that is lost.
-    was_sent: bool,
+    /// How many sessions were lost while it was in flight.
+    losses: u32,
     is_aborted: bool,
 }
 
@@ -170,13 +175,18 @@ impl ReconnectingUnit {
             inbox: Mutex::default(),
             is_asleep: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            is_up: AtomicBool::new(true),
         });
         let attendant = Attendant::new(Arc::clone(&shared), settings, unit, observer);
         let thread = std::thread::Builder::new().name("iscsi-session".to_owned());
-        let thread = thread.spawn(move || attendant.run())?;
+        let (running, ended) = mpsc::channel();
+        thread.spawn(move || {
+            attendant.run();
+            drop(running);
+        })?;
         Ok(ReconnectingUnit {
             shared,
-            thread: Some(thread),
+            ended: Mutex::new(ended),
         })
     }
 
@@ -187,7 +197,7 @@ impl ReconnectingUnit {
             token,
             command,
             attempts: retry::Attempts::default(),
-            was_sent: false,
+            losses: 0,
             is_aborted: false,
         };
         self.shared.inbox().commands.push(task);
@@ -205,8 +215,11 @@ impl Drop for ReconnectingUnit {
     fn drop(&mut self) {
         self.shared.inbox().stop = true;
         self.shared.wake();
-        // It waits for the answer to its logout for a short time only; a panic there has been reported.
-        self.thread.take().map(JoinHandle::join);
+        // Where there is no session the thread may be logging in, which can take long, and nobody needs its end.
+        if self.shared.is_up.load(Ordering::Acquire) {
+            let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+            ended.recv_timeout(LOGOUT_TIMEOUT).ok();
+        }
     }
 }
 
