@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use cli_common::{Failure, Outcome, say};
 use vm::libvirt::Domain;
-use vm::topology::PlanOptions;
+use vm::topology::{Plan, PlanOptions};
 
-use crate::vm::GuestArguments;
+use crate::vm::{GuestArguments, mistake, running_daemon};
 
 /// `lunette libvirt`
 #[derive(Debug, Args)]
@@ -20,11 +20,22 @@ pub struct LibvirtCommand {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Print the domain of a guest with these disks, as `lunette vm plan --format xml`
-    Xml(Box<GuestArguments>),
+    /// Print the domain of a guest with these disks, as `lunette vm plan --format xml`, or with exports of a running daemon
+    #[command(after_help = AFTER_XML)]
+    Xml(Box<XmlArguments>),
     /// Read a domain, and print QEMU's command line for it, or how Lunette would serve its disks
     #[command(after_help = AFTER_FROM)]
     FromXml(FromArguments),
+}
+
+#[derive(Debug, Args)]
+#[command(mut_arg("topology", |topology| topology.required(false).required_unless_present("export")))]
+struct XmlArguments {
+    #[command(flatten)]
+    guest: GuestArguments,
+    /// An export of a running daemon, by its name, in the place of a topology; may be given again
+    #[arg(long, value_name = "NAME", conflicts_with = "topology")]
+    export: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -53,6 +64,13 @@ Example:
     lunette libvirt xml scsi:4x1 > domain.xml
     lunette libvirt from-xml domain.xml --to toml";
 
+const AFTER_XML: &str = "\
+With --export names, sockets, queues and logical units are those of the daemon; nothing is added to it.
+
+Example:
+    lunette libvirt xml scsi:4x1 --name guest1 > guest1.xml
+    lunette libvirt xml --export d0 --export c0 --control /run/lunette/lunette.sock --name guest1 > guest1.xml";
+
 const AFTER_FROM: &str = "\
 What is not understood is named on stderr, with its path in the document; nothing is left out silently.
 
@@ -65,11 +83,25 @@ Example:
 /// Why it failed.
 pub fn run(command: LibvirtCommand) -> Outcome {
     let text = match command.action {
-        Action::Xml(arguments) => arguments.plan()?.libvirt_xml(),
+        Action::Xml(arguments) => to_xml(&arguments)?,
         Action::FromXml(arguments) => from_xml(&arguments)?,
     };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+fn to_xml(arguments: &XmlArguments) -> Result<String, Failure> {
+    let guest = &arguments.guest;
+    if arguments.export.is_empty() {
+        return Ok(guest.plan()?.libvirt_xml());
+    }
+    let (exports, known) = running_daemon::exports(guest.control.as_deref(), &arguments.export)?;
+    let options = PlanOptions {
+        known,
+        ..guest.options()?
+    };
+    let plan = Plan::of_exports(&exports, options).map_err(mistake)?;
+    Ok(plan.libvirt_xml())
 }
 
 fn from_xml(arguments: &FromArguments) -> Result<String, Failure> {

@@ -103,7 +103,6 @@ fn what_is_not_understood_is_named_with_its_path() {
             &[
                 "/domain/metadata",
                 "/domain/os/boot dev=\"hd\"",
-                "/domain/features",
                 "/domain/clock offset=\"utc\"",
                 "/domain/devices/emulator \"/usr/bin/qemu-system-x86_64\"",
                 "/domain/devices/controller[1] type=\"usb\" model=\"qemu-xhci\" ports=\"15\"",
@@ -191,7 +190,10 @@ fn a_domain_becomes_a_command_line_and_a_configuration_file() {
     assert!(
         text.contains("-blockdev 'file,node-name=vda-node,aio=threads,discard=unmap,filename=/images/root,, old.raw'")
             && text.contains("-device virtio-blk-pci,id=vda,drive=vda-node,num-queues=1,bus=pcie.0,addr=0x1")
-            && text.contains("-append 'console=ttyS0 root=/dev/vda'"),
+            && text.contains("-append 'console=ttyS0 root=/dev/vda'")
+            // As libvirt: no <acpi/>, no ACPI.
+            && text.contains("-machine q35,acpi=off")
+            && !read("virt-install-q35.xml").plan.qemu_text().contains("acpi"),
         "{text}"
     );
     let served = domain.served(Path::new("/run/lunette")).unwrap();

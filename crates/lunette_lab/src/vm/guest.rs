@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::running_daemon;
 use clap::{Args, ValueEnum};
 use cli_common::Failure;
 use vm::topology::{
@@ -17,6 +18,10 @@ pub struct GuestArguments {
     /// devices), via=lunette|qemu|qemu-iothread, backing=ram:SIZE|file:FOLDER|tmpfs:FOLDER|block:DEVICE+DEVICE|daemon:DISK+DISK
     #[arg(value_name = "TOPOLOGY", required = true)]
     pub topology: Vec<String>,
+    /// Control socket of the running daemon whose disks backing=daemon names [default: that of the system's daemon, if it runs];
+    /// `vm run` has it serve all of the guest's disks
+    #[arg(long, value_name = "SOCKET", help_heading = "Guest")]
+    pub control: Option<PathBuf>,
     /// Name of the guest; its disks' serial numbers and files follow from it
     #[arg(long, default_value = "lunette-guest", help_heading = "Guest")]
     pub name: String,
@@ -116,7 +121,9 @@ impl GuestArguments {
     /// What makes no sense.
     pub fn plan(&self) -> Result<Plan, Failure> {
         let topology = Topology::parse(&self.topology).map_err(mistake)?;
-        Plan::new(&topology, self.options()?).map_err(mistake)
+        let mut options = self.options()?;
+        options.known = running_daemon::known(self.control.as_deref(), &topology)?;
+        Plan::new(&topology, options).map_err(mistake)
     }
 
     /// The guest around the disks.

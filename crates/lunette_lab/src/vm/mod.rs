@@ -9,7 +9,7 @@ mod list;
 mod plan;
 mod plug;
 mod run;
-mod running_daemon;
+pub mod running_daemon;
 mod setup;
 mod stop;
 mod watch;

@@ -28,9 +28,6 @@ pub struct RunArguments {
     /// Return when the guest is up, which then runs in the background
     #[arg(long, help_heading = "Run")]
     detach: bool,
-    /// Control socket of a running daemon that serves the guest's disks, instead of one of the guest's own
-    #[arg(long, value_name = "SOCKET", help_heading = "Run")]
-    control: Option<PathBuf>,
     /// Append what the guest's console prints to this file
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     serial: Option<PathBuf>,
@@ -272,7 +269,7 @@ struct Claimed {
 impl Claimed {
     /// Starts the guest, after what it needs in a daemon that runs already.
     fn start(&mut self, arguments: &RunArguments) -> Result<()> {
-        if let Some(control) = &arguments.control {
+        if let Some(control) = &arguments.guest.control {
             let control = std::path::absolute(control)?;
             running_daemon::add(&mut self.supervisor, &control, &self.flags)?;
         }
@@ -313,11 +310,11 @@ fn recipe(
     for (path, size) in plan.files_of_qemu() {
         create(path, size).map_err(failed)?;
     }
-    let control = match &arguments.control {
+    let control = match &arguments.guest.control {
         Some(control) => std::path::absolute(control)?,
         None => place.file("control.sock"),
     };
-    let daemon = match (plan.needs_daemon(), &arguments.control) {
+    let daemon = match (plan.needs_daemon(), &arguments.guest.control) {
         (true, None) => Some(daemon(plan, place, &control)?),
         _ => None,
     };
@@ -377,6 +374,7 @@ fn plan(arguments: &RunArguments, place: &Place) -> Result<(Plan, Accelerator), 
     let topology = Topology::parse(&guest.topology).map_err(mistake)?;
     let accelerator = Accelerator::detect().map_err(failed)?;
     let mut options = guest.options()?;
+    options.known = running_daemon::known(guest.control.as_deref(), &topology)?;
     options.sockets = place.folder().to_owned();
     if guest.accel.is_empty() {
         options.accelerators = vec![accelerator.qemu_option().to_owned()];

@@ -1,13 +1,17 @@
-//! `lunette vm run --control`: the guest's disks and exports in a daemon that runs already, for as long as the guest does.
+//! A daemon that runs already: what it says of its disks and exports, and `lunette vm run --control`, which adds a guest's to it for as
+//! long as the guest runs.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use cli_common::find_sibling;
+use cli_common::{Failure, find_sibling};
+use control::objects::{Disk, Export};
 use control::{Client, ClientError, escape};
 use serde_json::Value;
 use vm::running::Supervisor;
+use vm::topology::{Backing, KnownDisk, KnownExport, KnownUnit, Shown, Topology};
 
 /// Makes what a daemon's flags describe in the daemon at `control`. Each thing is noted before it is made, so that the guest's
 /// watcher removes it, however the guest ends.
@@ -72,4 +76,129 @@ pub fn ask(control: &Path, words: &[&str]) -> Result<()> {
         said.trim().trim_start_matches("lunette: ")
     );
     Ok(())
+}
+
+/// What the daemon at `control` says of the disks that a topology names as its own. Without `control` the system's daemon is asked,
+/// if there is one; else nothing is known of them, and the plan says where to look.
+pub fn known(
+    control: Option<&Path>,
+    topology: &Topology,
+) -> Result<BTreeMap<String, KnownDisk>, Failure> {
+    let groups = topology.groups.iter();
+    let named = groups.filter_map(|group| match &group.backing {
+        Backing::Daemon(disks) => Some((&group.word, disks)),
+        _ => None,
+    });
+    let named: Vec<_> = named.collect();
+    let socket = match control {
+        Some(control) => Some(control.to_owned()),
+        None => control::default_socket().filter(|socket| socket.exists()),
+    };
+    let (Some(socket), false) = (socket, named.is_empty()) else {
+        return Ok(BTreeMap::new());
+    };
+    let disks = match Client::new(&socket).get::<Vec<Disk>>("/v1/disks") {
+        Ok(disks) => disks,
+        // Its socket stayed behind; nobody has asked for this daemon.
+        Err(_) if control.is_none() => return Ok(BTreeMap::new()),
+        Err(error) => return Err(unanswered(&socket, &error)),
+    };
+    let known = all_known(&disks);
+    for (word, names) in named {
+        if let Some(name) = names.iter().find(|name| !known.contains_key(*name)) {
+            return Err(Failure::mistake(format!(
+                "{word}: the daemon at {} has no disk {name}; its disks: {}; hint: lunette disk list --socket {}",
+                socket.display(),
+                listed(known.keys()),
+                socket.display()
+            )));
+        }
+    }
+    Ok(known)
+}
+
+/// These exports of the daemon at `control`, and all its disks.
+pub fn exports(
+    control: Option<&Path>,
+    names: &[String],
+) -> Result<(Vec<KnownExport>, BTreeMap<String, KnownDisk>), Failure> {
+    let socket = match control {
+        Some(control) => control.to_owned(),
+        None => control::default_socket().ok_or_else(|| {
+            Failure::mistake("which daemon has the exports? hint: --control SOCKET names it")
+        })?,
+    };
+    let client = Client::new(&socket);
+    let lacks = |error| unanswered(&socket, &error);
+    let disks: Vec<Disk> = client.get("/v1/disks").map_err(lacks)?;
+    let exports: Vec<Export> = client.get("/v1/exports").map_err(lacks)?;
+    let found = names.iter().map(|name| {
+        let export = exports.iter().find(|export| export.name() == name);
+        let export = export.ok_or_else(|| {
+            Failure::mistake(format!(
+                "the daemon at {} has no export {name}; its exports: {}; hint: lunette export list --socket {}",
+                socket.display(),
+                listed(exports.iter().map(Export::name)),
+                socket.display()
+            ))
+        })?;
+        known_export(export)
+    });
+    Ok((found.collect::<Result<_, _>>()?, all_known(&disks)))
+}
+
+fn known_export(export: &Export) -> Result<KnownExport, Failure> {
+    let (name, socket, queues, shows) = match export {
+        Export::VhostBlk(blk) => {
+            let shows = Shown::Disk(blk.disk.clone());
+            (&blk.name, &blk.socket, blk.queues, shows)
+        }
+        Export::VhostScsi(scsi) => {
+            let units = scsi.lun.iter().map(|unit| KnownUnit {
+                target: u32::from(unit.target),
+                lun: u32::from(unit.lun),
+                disk: unit.disk.clone(),
+            });
+            let shows = Shown::Units(units.collect());
+            (&scsi.name, &scsi.socket, scsi.queues, shows)
+        }
+        Export::Iscsi(target) => {
+            return Err(Failure::mistake(format!(
+                "{} is an iSCSI target, which a guest reaches by its network; hint: lunette export add vhost-blk DISK:SOCKET exports the same disk by a socket",
+                target.name
+            )));
+        }
+    };
+    Ok(KnownExport {
+        name: name.clone(),
+        socket: PathBuf::from(socket),
+        queues: queues.map(u32::from),
+        shows,
+    })
+}
+
+fn all_known(disks: &[Disk]) -> BTreeMap<String, KnownDisk> {
+    let known = disks.iter().map(|disk| {
+        // A disk that is not open yet has no identity.
+        let status = disk.status.as_ref();
+        let known = status.map_or_else(KnownDisk::default, |status| KnownDisk {
+            size: (status.size > 0).then_some(status.size),
+            serial: Some(status.serial.clone()).filter(|serial| !serial.is_empty()),
+            wwn: u64::from_str_radix(&status.wwn, 16).ok(),
+        });
+        (disk.name.clone(), known)
+    });
+    known.collect()
+}
+
+fn listed<T: AsRef<str>>(names: impl Iterator<Item = T>) -> String {
+    let names: Vec<String> = names.map(|name| name.as_ref().to_owned()).collect();
+    match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
+    }
+}
+
+fn unanswered(socket: &Path, error: &ClientError) -> Failure {
+    Failure::because(format!("the daemon at {}: {error}", socket.display()))
 }

@@ -171,6 +171,7 @@ impl Parts<'_, '_> {
         // Their names are in the devices that use them.
         reader.text(root, "iothreads");
         self.boot();
+        self.features();
         self.cpu();
         Ok(())
     }
@@ -215,6 +216,17 @@ impl Parts<'_, '_> {
             initrd: reader.text(os, "initrd").map(PathBuf::from),
             append: reader.text(os, "cmdline").unwrap_or_default().to_owned(),
         });
+    }
+
+    /// libvirt's machines have no ACPI unless the domain says so. QEMU's have an APIC in any case.
+    fn features(&mut self) {
+        let reader = self.reader;
+        self.options.has_acpi = false;
+        let Some(features) = reader.child(self.root, "features") else {
+            return;
+        };
+        self.options.has_acpi = reader.child(features, "acpi").is_some();
+        reader.child(features, "apic");
     }
 
     fn cpu(&mut self) {

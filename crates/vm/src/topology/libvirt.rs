@@ -112,6 +112,9 @@ impl Plan {
             }
         }
         xml.line(1, "</os>");
+        // Without them libvirt starts a machine that has no ACPI, whose guest does not hear of hot-plug and power-off.
+        let acpi = if options.has_acpi { "<acpi/>" } else { "" };
+        xml.line(1, &format!("<features>{acpi}<apic/></features>"));
         match options.cpu.as_str() {
             "max" => xml.line(1, "<cpu mode='maximum'/>"),
             "host" => xml.line(1, "<cpu mode='host-passthrough'/>"),
@@ -210,13 +213,13 @@ impl Plan {
         (letters("sd", index.unwrap_or_default()), "scsi")
     }
 
-    /// virtio-scsi over vhost-user.
+    /// virtio-scsi over vhost-user, and arguments of the user's.
     fn command_line(&self, xml: &mut Xml) {
         let devices = self.devices.iter().enumerate();
         let mut devices = devices
             .filter(|(_, device)| device.is_scsi && device.via == Via::Lunette)
             .peekable();
-        if devices.peek().is_none() {
+        if devices.peek().is_none() && self.options.extra.is_empty() {
             return;
         }
         xml.line(1, "<qemu:commandline>");
@@ -230,6 +233,9 @@ impl Plan {
                 xml.line(2, &format!("<qemu:arg value='{option}'/>"));
                 xml.line(2, &format!("<qemu:arg value='{}'/>", escape(&value)));
             }
+        }
+        for argument in &self.options.extra {
+            xml.line(2, &format!("<qemu:arg value='{}'/>", escape(argument)));
         }
         xml.line(1, "</qemu:commandline>");
     }

@@ -3,6 +3,7 @@
 //! [`Topology::parse`] reads the words, [`Plan::new`] resolves them, and a plan is written down as the daemon's flags, its
 //! TOML, QEMU's command line, libvirt's XML or JSON. All of it is pure: nothing is opened, created or started.
 
+mod exports;
 mod flags;
 mod json;
 mod libvirt;
@@ -17,6 +18,7 @@ mod text;
 mod toml;
 mod words;
 
+pub use exports::{KnownExport, KnownUnit, Shown};
 pub use names::{GuestNames, kernel_lun};
 pub(crate) use names::{of_blk as blk_names, of_scsi_at as scsi_names};
 pub use options::{Kernel as GuestKernel, KnownDisk, PlanOptions, QemuVersion, SystemDisk};

@@ -108,6 +108,8 @@ pub struct PlanOptions {
     pub is_memory_shared: bool,
     /// The chipset.
     pub machine: MachineType,
+    /// Has it ACPI, by which it hears of power-off and hot-plug?
+    pub has_acpi: bool,
     /// QEMU's `-cpu`.
     pub cpu: String,
     /// QEMU's `-accel`, in the order in which QEMU tries them.
@@ -140,6 +142,7 @@ impl Default for PlanOptions {
             memory_mib: 1024,
             is_memory_shared: false,
             machine: MachineType::Q35,
+            has_acpi: true,
             cpu: "max".to_owned(),
             accelerators: vec!["kvm".to_owned(), "tcg,thread=multi".to_owned()],
             sockets: PathBuf::from("/tmp"),

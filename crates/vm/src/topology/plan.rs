@@ -221,6 +221,7 @@ impl Plan {
         for group in &topology.groups {
             builder.add_group(group)?;
         }
+        builder.check_names()?;
         builder.finish(layout)
     }
 
@@ -253,7 +254,7 @@ impl Plan {
     }
 }
 
-fn check_options(options: &PlanOptions) -> Result<(), TopologyError> {
+pub(super) fn check_options(options: &PlanOptions) -> Result<(), TopologyError> {
     let wrong =
         |word: &str, problem: String, hint: &str| Err(TopologyError::new(word, problem, hint));
     let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -294,7 +295,7 @@ fn check_options(options: &PlanOptions) -> Result<(), TopologyError> {
 }
 
 /// Fills a plan, group by group.
-struct Builder {
+pub(super) struct Builder {
     options: PlanOptions,
     addresses: std::vec::IntoIter<PciAddress>,
     disks: Vec<PlannedDisk>,
@@ -307,7 +308,7 @@ struct Builder {
 }
 
 impl Builder {
-    fn new(options: PlanOptions, layout: &Layout) -> Builder {
+    pub(super) fn new(options: PlanOptions, layout: &Layout) -> Builder {
         Builder {
             options,
             addresses: layout.devices.clone().into_iter(),
@@ -321,7 +322,7 @@ impl Builder {
         }
     }
 
-    fn add_system(&mut self) {
+    pub(super) fn add_system(&mut self) {
         let Some(system) = self.options.system.clone() else {
             return;
         };
@@ -376,7 +377,7 @@ impl Builder {
                     };
                     self.disk(name, medium, group, place);
                 }
-                self.hosts += 1;
+                self.end_controller();
             }
         }
         let queues = self.queues(group);
@@ -387,6 +388,20 @@ impl Builder {
             ));
         }
         Ok(())
+    }
+
+    /// The next SCSI disk belongs to another controller.
+    pub(super) fn end_controller(&mut self) {
+        self.hosts += 1;
+    }
+
+    pub(super) fn has_device(&self, id: &str) -> bool {
+        self.devices.iter().any(|device| device.id == id)
+    }
+
+    /// A socket that is where the daemon made it.
+    pub(super) fn set_socket(&mut self, device: usize, socket: PathBuf) {
+        self.devices[device].socket = Some(socket);
     }
 
     fn check_version(&self, group: &Group) -> Result<(), TopologyError> {
@@ -449,7 +464,7 @@ impl Builder {
     }
 
     /// Adds a device and gives its index.
-    fn device(&mut self, id: String, group: &Group, boots: bool) -> usize {
+    pub(super) fn device(&mut self, id: String, group: &Group, boots: bool) -> usize {
         let queues = self.queues(group);
         let threads = match group.via {
             Via::QemuIothread => group.vq_mapping.unwrap_or(1).min(queues),
@@ -490,7 +505,7 @@ impl Builder {
         self.devices.len() - 1
     }
 
-    fn disk(&mut self, name: String, medium: Medium, group: &Group, place: Place) {
+    pub(super) fn disk(&mut self, name: String, medium: Medium, group: &Group, place: Place) {
         let known = match medium {
             Medium::Daemon => self.options.known.get(&name).cloned().unwrap_or_default(),
             _ => identity(&self.options, &name),
@@ -537,7 +552,7 @@ impl Builder {
         });
     }
 
-    fn finish(mut self, layout: Layout) -> Result<Plan, TopologyError> {
+    pub(super) fn finish(mut self, layout: Layout) -> Result<Plan, TopologyError> {
         for device in &self.devices {
             let Some(socket) = &device.socket else {
                 continue;
@@ -553,7 +568,6 @@ impl Builder {
                 ));
             }
         }
-        self.check_names()?;
         let mut scsi = self
             .disks
             .iter_mut()

@@ -130,7 +130,11 @@ fn machine(options: &PlanOptions, is_shared: bool) -> Vec<String> {
         add("-uuid", uuid.clone());
     }
     let backend = if is_shared { ",memory-backend=mem" } else { "" };
-    add("-machine", format!("{}{backend}", options.machine.word()));
+    let acpi = if options.has_acpi { "" } else { ",acpi=off" };
+    add(
+        "-machine",
+        format!("{}{acpi}{backend}", options.machine.word()),
+    );
     for accelerator in &options.accelerators {
         add("-accel", accelerator.clone());
     }

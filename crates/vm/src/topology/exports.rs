@@ -1,0 +1,123 @@
+//! A plan of exports that a running daemon has: names, sockets and logical units are the daemon's.
+
+use super::options::PlanOptions;
+use super::pci::lay_out;
+use super::plan::{Builder, Medium, Place, Plan};
+use super::words::{Backing, Group, Shape, TopologyError, Via};
+use std::path::PathBuf;
+
+/// A vhost-user export of a running daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownExport {
+    /// Its name.
+    pub name: String,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// The most request queues that it offers; `None`: as many as the front end wants.
+    pub queues: Option<u32>,
+    /// What it shows.
+    pub shows: Shown,
+}
+
+/// What an export shows to a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// One disk, by name.
+    Disk(String),
+    /// A controller with logical units.
+    Units(Vec<KnownUnit>),
+}
+
+/// A logical unit of a controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownUnit {
+    /// Its target.
+    pub target: u32,
+    /// Its number.
+    pub lun: u32,
+    /// Its disk.
+    pub disk: String,
+}
+
+impl KnownExport {
+    /// The words that would describe it, for the builder of plans.
+    fn group(&self, cpus: u32) -> Group {
+        let disks = match &self.shows {
+            Shown::Disk(disk) => vec![disk.clone()],
+            Shown::Units(units) => units.iter().map(|unit| unit.disk.clone()).collect(),
+        };
+        Group {
+            word: self.name.clone(),
+            shape: match &self.shows {
+                Shown::Disk(_) => Shape::Blk { count: 1 },
+                Shown::Units(units) => Shape::Scsi {
+                    targets: units.len() as u32,
+                    luns: 1,
+                },
+            },
+            queues: self.queues.map(|queues| queues.min(cpus)),
+            queue_size: None,
+            cmd_per_lun: None,
+            removable: 0,
+            packed: false,
+            via: Via::Lunette,
+            backing: Backing::Daemon(disks),
+            size: None,
+            aio: None,
+            ioeventfd: None,
+            vq_mapping: None,
+        }
+    }
+}
+
+impl Plan {
+    /// A guest with these exports, in this order.
+    ///
+    /// # Errors
+    /// What cannot be, and why.
+    pub fn of_exports(
+        exports: &[KnownExport],
+        options: PlanOptions,
+    ) -> Result<Plan, TopologyError> {
+        super::plan::check_options(&options)?;
+        let mut words: Vec<(String, u32)> = Vec::new();
+        if options.system.is_some() {
+            words.push(("--system".to_owned(), 1));
+        }
+        words.extend(exports.iter().map(|export| (export.name.clone(), 1)));
+        let layout = lay_out(options.machine, &words, options.reserved.len())?;
+        let cpus = options.cpus;
+        let mut builder = Builder::new(options, &layout);
+        builder.add_system();
+        for export in exports {
+            if builder.has_device(&export.name) {
+                return Err(TopologyError::new(
+                    &export.name,
+                    "there are two devices of this name",
+                    "name each export once, and none of them system beside --system",
+                ));
+            }
+            let group = export.group(cpus);
+            let device = builder.device(export.name.clone(), &group, false);
+            builder.set_socket(device, export.socket.clone());
+            match &export.shows {
+                Shown::Disk(disk) => {
+                    let place = Place::Blk { device };
+                    builder.disk(disk.clone(), Medium::Daemon, &group, place);
+                }
+                Shown::Units(units) => {
+                    for unit in units {
+                        let place = Place::Scsi {
+                            device,
+                            target: unit.target,
+                            lun: unit.lun,
+                        };
+                        builder.disk(unit.disk.clone(), Medium::Daemon, &group, place);
+                    }
+                    builder.end_controller();
+                }
+            }
+        }
+        builder.finish(layout)
+    }
+}
