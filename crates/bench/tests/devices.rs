@@ -205,6 +205,64 @@ fn flushes_come_after_as_many_writes_as_asked() {
 }
 
 #[test]
+fn discards_reach_the_disk_in_rings_of_either_kind() {
+    for packed in [false, true] {
+        let rig = Rig::new();
+        for subject in [rig.blk(ram(4 << 20), 1), rig.scsi(ram(4 << 20), 1)] {
+            let run = |options: &[(&str, &str)]| {
+                let driver = DriverOptions {
+                    packed,
+                    ..DriverOptions::default()
+                };
+                let plan = plan(vec![subject.clone()], vec![job(options)], driver);
+                let mut outcome = outcome(&plan);
+                outcome.subjects[0].repetitions[0].jobs.remove(0)
+            };
+            run(&[("rw", "write"), ("bs", "4k"), ("verify", "crc32c")]);
+            let trimmed = run(&[
+                ("rw", "randtrim"),
+                ("bs", "8k"),
+                ("size", "2m"),
+                ("iodepth", "8"),
+            ]);
+            assert_eq!((trimmed.tallies[3].ios, trimmed.errors), (256, 0));
+            assert_eq!((trimmed.tallies[3].bytes, trimmed.ios()), (2 << 20, 256));
+            // What was discarded is no more what was written, and the other half is.
+            let read = run(&[("rw", "read"), ("bs", "4k"), ("verify", "crc32c")]);
+            assert_eq!((read.differences, read.verified_bytes), (512, 2 << 20));
+            let both = run(&[("rw", "trimwrite"), ("bs", "16k"), ("iodepth", "4")]);
+            let counts = [0, 1, 3].map(|at: usize| (both.tallies[at].ios, both.tallies[at].bytes));
+            assert_eq!(counts, [(0, 0), (256, 4 << 20), (256, 4 << 20)]);
+            assert_eq!(both.errors, 0, "{:?}", both.complaints);
+        }
+    }
+}
+
+/// A null disk reads as it likes, and a file shows what is left.
+#[test]
+fn discards_punch_holes_into_files() {
+    use std::os::unix::fs::MetadataExt;
+    let rig = Rig::new();
+    let path = rig.path("file");
+    std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+    let text = path.display().to_string();
+    let options = [
+        ("filename", text.as_str()),
+        ("rw", "trim"),
+        ("bs", "64k"),
+        ("size", "512k"),
+        ("iodepth", "4"),
+    ];
+    let plan = plan(vec![], vec![job(&options)], DriverOptions::default());
+    let result = outcome(&plan).subjects[0].repetitions[0].jobs[0].clone();
+    assert_eq!((result.tallies[3].ios, result.errors), (8, 0));
+    let content = std::fs::read(&path).unwrap();
+    assert!(content[..512 << 10].iter().all(|byte| *byte == 0));
+    assert!(content[512 << 10..].iter().all(|byte| *byte == 7));
+    assert!(path.metadata().unwrap().blocks() * 512 < 1 << 20);
+}
+
+#[test]
 fn a_file_is_made_filled_and_verified() {
     let rig = Rig::new();
     let path = rig.path("file");

@@ -98,6 +98,26 @@ fn every_clone_has_a_session_and_makes_its_ios() {
 }
 
 #[test]
+fn discards_are_unmap_commands_and_leave_the_data_of_writes_alone() {
+    let (_server, place) = serve();
+    let subject = Subject::parse(&format!("{place}/0")).unwrap();
+    let run = |options: &[(&str, &str)]| {
+        let jobs = vec![job(options)];
+        let plan = plan(vec![subject.clone()], jobs, DriverOptions::default());
+        outcome(&plan).subjects[0].repetitions[0].jobs[0].clone()
+    };
+    run(&[("rw", "write"), ("size", "1m"), ("verify", "crc32c")]);
+    let trimmed = run(&[("rw", "randtrim"), ("size", "256k"), ("iodepth", "8")]);
+    assert_eq!((trimmed.tallies[3].ios, trimmed.errors), (64, 0));
+    let read = run(&[("rw", "read"), ("size", "1m"), ("verify", "crc32c")]);
+    assert_eq!((read.differences, read.verified_bytes), (64, 768 << 10));
+    let options = [("rw", "trimwrite"), ("size", "1m"), ("iodepth", "4")];
+    let both = run(&options);
+    assert_eq!((both.tallies[1].ios, both.tallies[3].ios), (256, 256));
+    assert_eq!(both.errors, 0, "{:?}", both.complaints);
+}
+
+#[test]
 fn unit_that_may_only_be_read_is_known_before_the_run() {
     let (_server, place) = serve();
     let subject = Subject::parse(&format!("{place}/1")).unwrap();

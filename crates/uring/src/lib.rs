@@ -6,6 +6,7 @@
 //! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
 //! Also here, because they need raw system calls: [`file_lock`], [`guard`] and [`first_unwritten`]. Tests: `tests/`.
 
+mod discard;
 mod event;
 mod fd;
 pub mod file_lock;
@@ -25,6 +26,7 @@ mod unwritten;
 
 use guest_memory::IoBuffer;
 
+pub use discard::discard_now;
 pub use event::Event;
 pub use fd::RingFd;
 pub use message::Message;

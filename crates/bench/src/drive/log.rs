@@ -11,7 +11,7 @@ use crate::driver::Ask;
 pub struct LogEntry {
     /// Since the beginning.
     pub millis: u64,
-    /// 0 reads, 1 writes, 2 flushes.
+    /// 0 reads, 1 writes, 2 flushes, 3 discards.
     pub direction: u8,
     /// Requests.
     pub ios: u64,
@@ -40,7 +40,7 @@ pub struct Logger {
     /// Ticks of one line; 0: a line per request.
     span: u64,
     next: u64,
-    sums: [Sum; 3],
+    sums: [Sum; 4],
     entries: Vec<LogEntry>,
 }
 
@@ -52,7 +52,7 @@ impl Logger {
             since: Stamp(0),
             span: average.map_or(0, |time| clock.ticks(time)),
             next: 0,
-            sums: [Sum::default(); 3],
+            sums: [Sum::default(); 4],
             entries: Vec::with_capacity(1 << 16),
         }
     }

@@ -62,6 +62,8 @@ struct Slot {
     length: u32,
     started: Stamp,
     busy: bool,
+    /// Its discard was carried out, and the same blocks are to be written.
+    trimmed: bool,
 }
 
 /// What one thread found out.
@@ -155,6 +157,7 @@ impl Crew {
                 length: 0,
                 started: Stamp(0),
                 busy: false,
+                trimmed: false,
             };
             slots.extend(std::iter::repeat_n(slot, usize::from(stream.depth())));
         }
@@ -307,6 +310,12 @@ impl Crew {
     fn start(&mut self, index: u16, now: Stamp) -> Result<()> {
         let slot = &mut self.slots[usize::from(index)];
         let stream = &mut self.streams[usize::from(slot.stream)];
+        if std::mem::take(&mut slot.trimmed) {
+            stream.follow_up();
+            let (device, offset, length) = (slot.device, slot.offset, slot.length);
+            self.put(index, device, Ask::Write, offset, length);
+            return Ok(());
+        }
         if !stream.may_start(now) {
             if stream.is_waiting() {
                 self.parked.push(index);
@@ -346,6 +355,7 @@ impl Crew {
             stream.failed(slot.ask, slot.offset, slot.length);
             return Ok(());
         }
+        slot.trimmed = slot.ask == Ask::Trim && stream.writes_after_trims();
         let ticks = now.since(slot.started);
         stream.count(slot.ask, slot.offset, slot.length, ticks, now);
         if stream.verifies() {

@@ -7,9 +7,9 @@ use latency::{Clock, Histogram, SparseHistogram, Stamp};
 
 use super::log::{LogEntry, Logger};
 use crate::driver::Ask;
-use crate::job::Job;
+use crate::job::{Job, Trims};
 use crate::verify::Record;
-use crate::workload::{Generator, Io};
+use crate::workload::{Direction, Generator, Io};
 
 /// Counts of one direction (or of flushes).
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -58,10 +58,10 @@ impl Moments {
 pub struct StreamResult {
     /// Which job of the phase.
     pub job: usize,
-    /// Reads, writes, flushes.
-    pub tallies: [Tally; 3],
+    /// Reads, writes, flushes, discards.
+    pub tallies: [Tally; 4],
     /// The same, of all requests.
-    pub moments: [Moments; 3],
+    pub moments: [Moments; 4],
     /// The measured time.
     pub elapsed_ns: u64,
     /// Requests that failed.
@@ -102,12 +102,12 @@ pub struct Stream {
     next_device: usize,
     current_device: u16,
     records: Vec<Record>,
-    pace: [Option<Pace>; 2],
+    pace: [Option<Pace>; 3],
     /// A request that the rate has not let pass yet.
     held: Option<Io>,
     waiting: bool,
-    measures: [Measures; 3],
-    moments: [Moments; 3],
+    measures: [Measures; 4],
+    moments: [Moments; 4],
     since: Stamp,
     until: Option<Stamp>,
     last: Stamp,
@@ -162,10 +162,11 @@ impl Stream {
             pace: [
                 pace(job.rate.map(|rate| rate.read)),
                 pace(job.rate.map(|rate| rate.write)),
+                pace(job.rate.map(|rate| rate.trim)),
             ],
             held: None,
             waiting: false,
-            measures: [measures(), measures(), measures()],
+            measures: std::array::from_fn(|_| measures()),
             moments: Default::default(),
             since: Stamp(0),
             until: None,
@@ -235,7 +236,7 @@ impl Stream {
             self.held = self.generate();
         }
         let Some(io) = self.held else { return false };
-        match &mut self.pace[usize::from(io.write)] {
+        match &mut self.pace[io.direction as usize] {
             Some(pace) if pace.due > now.0 => {
                 self.waiting = true;
                 false
@@ -281,7 +282,7 @@ impl Stream {
         {
             self.writes_since_flush = 0;
             let io = Io {
-                write: true,
+                direction: Direction::Write,
                 offset: 0,
                 length: 0,
             };
@@ -291,7 +292,7 @@ impl Stream {
             Some(io) => io,
             None => self.generate()?,
         };
-        if !self.records.is_empty() && io.write {
+        if !self.records.is_empty() && io.direction == Direction::Write {
             // Two writes of one block at a time would leave either.
             let mut tries = 0;
             while self.records[usize::from(self.current_device)].is_busy(io.offset, io.length) {
@@ -300,17 +301,29 @@ impl Stream {
                     return None;
                 }
                 io = self.generate()?;
-                if !io.write {
+                if io.direction != Direction::Write {
                     break;
                 }
             }
         }
-        if io.write {
-            self.writes_since_flush += 1;
-            Some((Ask::Write, io))
-        } else {
-            Some((Ask::Read, io))
-        }
+        let ask = match io.direction {
+            Direction::Read => Ask::Read,
+            Direction::Write => Ask::Write,
+            Direction::Trim => Ask::Trim,
+        };
+        self.writes_since_flush += u32::from(ask == Ask::Write);
+        Some((ask, io))
+    }
+
+    /// Is what was discarded written next?
+    #[inline]
+    pub fn writes_after_trims(&self) -> bool {
+        self.job.pattern.trims == Trims::ThenWrite
+    }
+
+    /// Such a write is on its way.
+    pub fn follow_up(&mut self) {
+        self.writes_since_flush += 1;
     }
 
     /// Which of the thread's devices the last request is for.

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +10,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use guest_memory::IoBuffer;
+use rustix::fs::FallocateFlags;
 use rustix::fs::{AtFlags, StatxFlags, statx};
-use uring::{Completion, Owner, Ring, RingFd, Wait};
+use rustix::io::Errno;
+use uring::{Completion, Owner, Ring, RingFd, Wait, discard_now};
 
 use super::{Ask, Demand, DeviceInfo, Done, DriverOptions, Subject};
 use crate::workload::Random;
 
 const OWNER: Owner = Owner(0);
+/// A hole in a file of the same size.
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 /// More than any set-up of threads needs.
 const QUEUES_MAX: u16 = u16::MAX;
 
@@ -124,6 +128,7 @@ impl FileSession {
                 block_size,
                 queues: QUEUES_MAX,
                 read_only,
+                discard_max: u64::MAX,
             },
         })
     }
@@ -154,7 +159,9 @@ impl FileSeed {
     /// Makes the ring.
     pub fn start(self) -> Result<FileQueue> {
         let mut ring = Ring::new(u32::from(self.demand.slots.max(8)))?;
-        let fd = ring.register(self.file);
+        let file = File::from(self.file);
+        let is_device = file.metadata()?.file_type().is_block_device();
+        let fd = ring.register(OwnedFd::from(file.try_clone()?));
         let stride = (self.demand.largest as usize).next_multiple_of(4096);
         let mut noise = Random::new(u64::from(self.demand.slots));
         let buffers = (0..self.demand.slots).map(|_| {
@@ -171,6 +178,10 @@ impl FileSeed {
         Ok(FileQueue {
             buffers: buffers.collect(),
             lengths: vec![0; usize::from(self.demand.slots)].into(),
+            trims: vec![None; usize::from(self.demand.slots)].into(),
+            is_device,
+            rings_discard: true,
+            file,
             ring,
             fd,
             polling: self.polling,
@@ -183,6 +194,12 @@ impl FileSeed {
 pub struct FileQueue {
     ring: Ring,
     fd: RingFd,
+    file: File,
+    is_device: bool,
+    /// The kernel takes discards of block devices through io_uring, as far as is known.
+    rings_discard: bool,
+    /// Place and length of a block device's discard.
+    trims: Box<[Option<(u64, u64)>]>,
     polling: bool,
     buffers: Vec<Option<IoBuffer>>,
     lengths: Box<[u32]>,
@@ -200,6 +217,10 @@ impl FileQueue {
             self.ring.fsync(OWNER, token, &self.fd, true);
             return;
         }
+        if ask == Ask::Trim {
+            self.trim(slot, offset, length.into());
+            return;
+        }
         let Some(mut buffer) = self.buffers[index].take() else {
             return;
         };
@@ -211,6 +232,43 @@ impl FileQueue {
                 .ring
                 .write(OWNER, token, &self.fd, offset, buffer, false),
         }
+    }
+
+    /// Queues a discard.
+    fn trim(&mut self, slot: u16, offset: u64, length: u64) {
+        let token = u64::from(slot);
+        self.lengths[usize::from(slot)] = 0;
+        if !self.is_device {
+            let mode = PUNCH.bits() as i32;
+            self.ring
+                .fallocate(OWNER, token, &self.fd, mode, offset, length);
+            return;
+        }
+        self.trims[usize::from(slot)] = Some((offset, length));
+        if self.rings_discard {
+            self.ring
+                .discard_blocks(OWNER, token, &self.fd, offset, length);
+        } else {
+            self.ring.nop(OWNER, token);
+        }
+    }
+
+    /// A block device's discard has come back: was it carried out? A kernel whose io_uring has no discards gets it by system
+    /// call, one at a time, as fio does it.
+    #[cold]
+    fn trimmed(&mut self, result: Result<u32, i32>, range: (u64, u64)) -> bool {
+        let unknown = [Errno::OPNOTSUPP, Errno::INVAL, Errno::NOTTY];
+        let is_refused = result.is_err_and(|error| {
+            let errno = Errno::from_raw_os_error(error.abs());
+            unknown.contains(&errno)
+        });
+        if self.rings_discard && !is_refused {
+            return result.is_ok();
+        }
+        let done = discard_now(self.file.as_fd(), range.0, range.1).is_ok();
+        // A device that cannot discard at all refuses both.
+        self.rings_discard &= !done;
+        done
     }
 
     /// Submits with the next look at the ring, which spares a system call; polling does so at once.
@@ -231,17 +289,20 @@ impl FileQueue {
             }
             self.ring.enter(Wait::No, &mut self.completions)?;
         }
-        for completion in self.completions.drain(..) {
+        let mut completions = std::mem::take(&mut self.completions);
+        for completion in completions.drain(..) {
             let slot = completion.token as u16;
             let index = usize::from(slot);
             if let Some(buffer) = completion.buffer {
                 self.buffers[index] = Some(buffer);
             }
-            done.push(Done {
-                slot,
-                ok: completion.result == Ok(self.lengths[index]),
-            });
+            let ok = match self.trims[index].take() {
+                Some(range) => self.trimmed(completion.result, range),
+                None => completion.result == Ok(self.lengths[index]),
+            };
+            done.push(Done { slot, ok });
         }
+        self.completions = completions;
         Ok(())
     }
 

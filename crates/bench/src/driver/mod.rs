@@ -28,6 +28,8 @@ pub enum Ask {
     Write,
     /// Make what was written durable.
     Flush,
+    /// Discard.
+    Trim,
 }
 
 /// A request that came back.
@@ -108,6 +110,8 @@ pub struct DeviceInfo {
     pub queues: u16,
     /// Refuses writes.
     pub read_only: bool,
+    /// Bytes of the largest discard, 0 where the device offers none. A unit that offers none says so to the first.
+    pub discard_max: u64,
 }
 
 /// A subject that is open.

@@ -13,7 +13,7 @@ mod syntax;
 mod value;
 
 pub use model::{
-    Amount, Checksum, Distribution, Job, LogKind, Logs, Pattern, Rate, Sizes, Verify, Zone,
+    Amount, Checksum, Distribution, Job, LogKind, Logs, Pattern, Rate, Sizes, Trims, Verify, Zone,
 };
 pub use options::{HONOURED, apply, check};
 pub use refused::REFUSED;
@@ -243,7 +243,7 @@ runtime=5 parsecs
             mistakes(text),
             [
                 "j.fio:2: bs: `4q` is not a size: a number, then k, m, g, t or p",
-                "j.fio:4: rw: `sideways` is not one of read, write, randread, randwrite, rw, readwrite, randrw",
+                "j.fio:4: rw: `sideways` is not one of read, write, randread, randwrite, rw, readwrite, randrw, trim, randtrim, trimwrite, randtrimwrite",
                 "j.fio:5: iodpth: there is no such option; did you mean iodepth?",
                 "j.fio:6: hipri: an option of fio that is not honoured here",
                 "j.fio:7: numjobs: `0` is not a number from 1 to 4096",
@@ -300,26 +300,23 @@ runtime=5 parsecs
             ]
         );
         assert_eq!(
-            mistakes("[a]\nrw=trim\n")[0],
-            "j.fio:2: rw: `trim` is not honoured here; read, write, randread, randwrite, rw, readwrite, randrw are"
+            mistakes("[a]\nrw=trimread\n")[0],
+            "j.fio:2: rw: `trimread` is not one of read, write, randread, randwrite, rw, readwrite, randrw, trim, randtrim, trimwrite, randtrimwrite"
         );
     }
 
     #[test]
     fn reads_and_writes_may_have_sizes_of_their_own() {
-        for (value, read, write) in [
-            ("4k", 4096, 4096),
-            ("8k,32k", 8192, 32768),
-            ("8k,", 8192, 4096),
-            (",8k", 4096, 8192),
-            ("8k,32k,", 8192, 32768),
+        for (value, read, write, trim) in [
+            ("4k", 4096, 4096, 4096),
+            ("8k,32k", 8192, 32768, 32768),
+            ("8k,", 8192, 4096, 4096),
+            (",8k", 4096, 8192, 8192),
+            ("8k,32k,", 8192, 32768, 4096),
+            ("8k,32k,64k", 8192, 32768, 65536),
         ] {
             let job = &jobs(&format!("[a]\nbs={value}\n"))[0];
-            assert_eq!(
-                job.sizes,
-                [Sizes::Fixed(read), Sizes::Fixed(write)],
-                "{value}"
-            );
+            assert_eq!(job.sizes, [read, write, trim].map(Sizes::Fixed), "{value}");
         }
         let job = &jobs("[a]\nbsrange=4k-16k,512-1k\n")[0];
         assert_eq!(job.sizes[0], Sizes::Range(4096, 16384));
@@ -340,6 +337,27 @@ runtime=5 parsecs
     }
 
     #[test]
+    fn discards_have_fio_s_words_and_sizes() {
+        for (word, random, trims) in [
+            ("trim", false, Trims::Only),
+            ("randtrim", true, Trims::Only),
+            ("trimwrite", false, Trims::ThenWrite),
+            ("randtrimwrite", true, Trims::ThenWrite),
+        ] {
+            let job = &jobs(&format!("[a]\nrw={word}\nbs=4k,8k\n"))[0];
+            assert_eq!(job.pattern, Pattern::trimming(random, trims));
+            assert_eq!(job.pattern.word(), word);
+            assert_eq!(job.sizes[2], Sizes::Fixed(8192));
+            assert_eq!((job.smallest(), job.longest()), (8192, 8192));
+        }
+        let job = &jobs("[a]\nrw=trimwrite\nbs=4k,,64k\n")[0];
+        assert_eq!(job.sizes[1], Sizes::Fixed(4096));
+        assert_eq!((job.longest(), job.largest()), (65536, 65536));
+        let wrong = mistakes("[a]\nrw=trim\nverify=crc32c\n").join("; ");
+        assert!(wrong.contains("nothing to read back"), "{wrong}");
+    }
+
+    #[test]
     fn distributions_logs_and_verify() {
         let job = &jobs(
             "[a]\nrandom_distribution=zipf:1.1\nverify=crc32c\nwrite_lat_log=l\nlog_avg_msec=100\nrate_iops=500,100\n",
@@ -351,7 +369,8 @@ runtime=5 parsecs
             job.rate,
             Some(Rate {
                 read: 500,
-                write: 100
+                write: 100,
+                trim: 100,
             })
         );
         assert_eq!(

@@ -2,21 +2,44 @@
 
 use std::time::Duration;
 
-/// Order and mixture of reads and writes.
+/// Does a job discard what it comes to?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trims {
+    /// It reads and writes.
+    No,
+    /// It does nothing else.
+    Only,
+    /// Each block is discarded, then written.
+    ThenWrite,
+}
+
+/// Order and mixture of reads and writes, or discards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
     /// In random order.
     pub random: bool,
     /// How many of 100 are reads.
     pub read_percent: u8,
+    /// Discards, which leave no room for reads.
+    pub trims: Trims,
 }
 
 impl Pattern {
-    /// A pattern.
+    /// A pattern of reads and writes.
     pub const fn new(random: bool, read_percent: u8) -> Pattern {
         Pattern {
             random,
             read_percent,
+            trims: Trims::No,
+        }
+    }
+
+    /// A pattern that discards.
+    pub const fn trimming(random: bool, trims: Trims) -> Pattern {
+        Pattern {
+            random,
+            read_percent: 0,
+            trims,
         }
     }
 
@@ -27,11 +50,23 @@ impl Pattern {
 
     /// Does it write at all?
     pub const fn writes(self) -> bool {
-        self.read_percent < 100
+        self.read_percent < 100 && !matches!(self.trims, Trims::Only)
+    }
+
+    /// Does it discard at all?
+    pub const fn trims(self) -> bool {
+        !matches!(self.trims, Trims::No)
     }
 
     /// fio's word for it.
     pub fn word(self) -> &'static str {
+        match (self.trims, self.random) {
+            (Trims::Only, false) => return "trim",
+            (Trims::Only, true) => return "randtrim",
+            (Trims::ThenWrite, false) => return "trimwrite",
+            (Trims::ThenWrite, true) => return "randtrimwrite",
+            (Trims::No, _) => {}
+        }
         match (self.random, self.read_percent) {
             (false, 100) => "read",
             (false, 0) => "write",
@@ -166,6 +201,8 @@ pub struct Rate {
     pub read: u32,
     /// Writes.
     pub write: u32,
+    /// Discards.
+    pub trim: u32,
 }
 
 /// Which quantity a log file is of.
@@ -220,8 +257,8 @@ pub struct Job {
     pub mix_read: Option<u8>,
     /// `rwmixwrite`, as given.
     pub mix_write: Option<u8>,
-    /// Sizes of reads, of writes.
-    pub sizes: [Sizes; 2],
+    /// Sizes of reads, of writes, of discards.
+    pub sizes: [Sizes; 3],
     /// Requests in flight, of each clone.
     pub iodepth: u16,
     /// Clones.
@@ -291,7 +328,7 @@ impl Default for Job {
             skip: 0,
             mix_read: None,
             mix_write: None,
-            sizes: [Sizes::Fixed(4096), Sizes::Fixed(4096)],
+            sizes: [const { Sizes::Fixed(4096) }; 3],
             iodepth: 1,
             numjobs: 1,
             size: None,
@@ -328,17 +365,35 @@ impl Default for Job {
 }
 
 impl Job {
-    /// The largest request.
+    /// The largest request that carries data.
     pub fn largest(&self) -> u32 {
-        self.sizes[0].max().max(self.sizes[1].max())
+        let written = match self.pattern.trims {
+            // What was discarded is written as one.
+            Trims::ThenWrite => self.sizes[2].max(),
+            _ => self.sizes[1].max(),
+        };
+        self.sizes[0].max().max(written)
+    }
+
+    /// Sizes of each direction in which it makes requests of its own; a write after a discard has the discard's.
+    pub fn made(&self) -> impl Iterator<Item = &Sizes> {
+        let pattern = self.pattern;
+        let made = [
+            pattern.reads(),
+            pattern.writes() && !pattern.trims(),
+            pattern.trims(),
+        ];
+        let pairs = self.sizes.iter().zip(made);
+        pairs.filter(|(_, made)| *made).map(|(sizes, _)| sizes)
     }
 
     /// The smallest request that it makes.
     pub fn smallest(&self) -> u32 {
-        match (self.pattern.reads(), self.pattern.writes()) {
-            (true, false) => self.sizes[0].min(),
-            (false, _) => self.sizes[1].min(),
-            (true, true) => self.sizes[0].min().min(self.sizes[1].min()),
-        }
+        self.made().map(Sizes::min).min().unwrap_or(512)
+    }
+
+    /// The largest request that it makes, of data or not.
+    pub fn longest(&self) -> u32 {
+        self.made().map(Sizes::max).max().unwrap_or(512)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::value::{
     amount, bytes, cpus, duration, filenames, fixed_sizes, number, size_ranges, size_splits, switch,
 };
-use super::{Amount, Checksum, Distribution, Job, Pattern, REFUSED, Rate, Verify, Zone};
+use super::{Amount, Checksum, Distribution, Job, Pattern, REFUSED, Rate, Trims, Verify, Zone};
 
 /// Options that are honoured.
 pub const HONOURED: &[&str] = &[
@@ -70,7 +70,7 @@ pub const HONOURED: &[&str] = &[
 const IODEPTH_MAX: u16 = 1024;
 const NUMJOBS_MAX: u16 = 4096;
 const LOGS: [&str; 3] = ["write_bw_log", "write_lat_log", "write_iops_log"];
-const RANDOM_WORDS: &str = "read, write, randread, randwrite, rw, readwrite, randrw";
+const RANDOM_WORDS: &str = "read, write, randread, randwrite, rw, readwrite, randrw, trim, randtrim, trimwrite, randtrimwrite";
 
 /// Applies one option.
 pub fn apply(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), String> {
@@ -256,9 +256,10 @@ fn pattern(job: &Job, text: &str) -> Result<Pattern, String> {
         "randwrite" => Pattern::new(true, 0),
         "rw" | "readwrite" => Pattern::new(false, mixed),
         "randrw" => Pattern::new(true, mixed),
-        "trim" | "randtrim" | "trimwrite" | "randtrimwrite" => {
-            return Err(format!("`{text}` is not honoured here; {RANDOM_WORDS} are"));
-        }
+        "trim" => Pattern::trimming(false, Trims::Only),
+        "randtrim" => Pattern::trimming(true, Trims::Only),
+        "trimwrite" => Pattern::trimming(false, Trims::ThenWrite),
+        "randtrimwrite" => Pattern::trimming(true, Trims::ThenWrite),
         _ => return Err(format!("`{text}` is not one of {RANDOM_WORDS}")),
     })
 }
@@ -284,10 +285,17 @@ fn rate(text: &str) -> Result<Rate, String> {
         [both] => one(both).map(|rate| Rate {
             read: rate,
             write: rate,
+            trim: rate,
         }),
-        [read, write] | [read, write, _] => Ok(Rate {
+        [read, write] => Ok(Rate {
             read: one(read)?,
             write: one(write)?,
+            trim: one(write)?,
+        }),
+        [read, write, trim] => Ok(Rate {
+            read: one(read)?,
+            write: one(write)?,
+            trim: one(trim)?,
         }),
         _ => Err(format!("`{text}` has more than three parts")),
     }
@@ -433,6 +441,10 @@ pub fn check(job: &Job) -> Result<(), (&'static str, String)> {
         let message =
             "clones that write the same blocks cannot be verified; give them an offset_increment";
         return Err(("numjobs", message.to_owned()));
+    }
+    if job.verify.is_some() && job.pattern.trims() {
+        let message = "with discards there is nothing to read back".to_owned();
+        return Err(("verify", message));
     }
     let synchronous = job
         .engine

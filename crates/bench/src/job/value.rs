@@ -101,10 +101,10 @@ pub fn block_size(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A part for reads, one for writes, one for trims, which nothing here does: `8k,32k`, `,8k`, `8k`.
+/// A part for reads, one for writes, one for discards, which without one of their own go by that for writes: `8k,32k`, `,8k`, `8k`.
 fn by_direction<T: Clone>(
     text: &str,
-    sizes: &mut [T; 2],
+    sizes: &mut [T; 3],
     parse: impl Fn(&str) -> Result<T, String>,
 ) -> Result<(), String> {
     let parts: Vec<&str> = text.split(',').map(str::trim).collect();
@@ -113,7 +113,7 @@ fn by_direction<T: Clone>(
     }
     if let [only] = parts[..] {
         let value = parse(only)?;
-        *sizes = [value.clone(), value];
+        *sizes = std::array::from_fn(|_| value.clone());
         return Ok(());
     }
     for (part, size) in parts.iter().zip(sizes.iter_mut()) {
@@ -121,16 +121,21 @@ fn by_direction<T: Clone>(
             *size = parse(part)?;
         }
     }
+    if let [_, write] = parts[..]
+        && !write.is_empty()
+    {
+        sizes[2] = sizes[1].clone();
+    }
     Ok(())
 }
 
 /// `bs`.
-pub fn fixed_sizes(text: &str, sizes: &mut [Sizes; 2]) -> Result<(), String> {
+pub fn fixed_sizes(text: &str, sizes: &mut [Sizes; 3]) -> Result<(), String> {
     by_direction(text, sizes, |part| block_size(part).map(Sizes::Fixed))
 }
 
 /// `bsrange`.
-pub fn size_ranges(text: &str, sizes: &mut [Sizes; 2]) -> Result<(), String> {
+pub fn size_ranges(text: &str, sizes: &mut [Sizes; 3]) -> Result<(), String> {
     by_direction(text, sizes, |part| {
         let (low, high) = part
             .split_once('-')
@@ -144,7 +149,7 @@ pub fn size_ranges(text: &str, sizes: &mut [Sizes; 2]) -> Result<(), String> {
 }
 
 /// `bssplit`.
-pub fn size_splits(text: &str, sizes: &mut [Sizes; 2]) -> Result<(), String> {
+pub fn size_splits(text: &str, sizes: &mut [Sizes; 3]) -> Result<(), String> {
     by_direction(text, sizes, split)
 }
 

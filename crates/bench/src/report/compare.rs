@@ -71,7 +71,7 @@ mod tests {
                 ..Tally::default()
             };
             let job = JobResult {
-                tallies: [tally, Tally::default(), Tally::default()],
+                tallies: [tally, Tally::default(), Tally::default(), Tally::default()],
                 elapsed_ns: 1_000_000_000,
                 ..JobResult::default()
             };

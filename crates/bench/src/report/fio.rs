@@ -109,7 +109,8 @@ fn entry(result: &JobResult, job: Option<&Job>, group: u64, bins_too: bool) -> M
     for (name, tally) in ["read", "write"].iter().zip(&result.tallies) {
         entry.insert((*name).into(), direction(tally, result.elapsed_ns, &told));
     }
-    entry.insert("trim".into(), direction(&Tally::default(), 0, &told));
+    let trims = &result.tallies[3];
+    entry.insert("trim".into(), direction(trims, result.elapsed_ns, &told));
     let flushes = &result.tallies[2];
     entry.insert(
         "sync".into(),
@@ -311,7 +312,7 @@ mod tests {
         };
         let job = JobResult {
             name: "j".to_owned(),
-            tallies: [tally, Tally::default(), Tally::default()],
+            tallies: [tally, Tally::default(), Tally::default(), Tally::default()],
             elapsed_ns: 2_000_000_000,
             ..JobResult::default()
         };

@@ -13,6 +13,9 @@ use crate::drive::LogEntry;
 use crate::job::{Job, LogKind};
 use crate::run::JobResult;
 
+const FLUSH: u8 = 2;
+const TRIM: u8 = 3;
+
 /// Writes the files of one job, one for each clone and quantity; `first` is the number of its first clone, counted from 1
 /// over all jobs. Gives the files' names.
 pub fn write_logs(job: &Job, first: u32, result: &JobResult) -> Result<Vec<String>> {
@@ -31,7 +34,7 @@ pub fn write_logs(job: &Job, first: u32, result: &JobResult) -> Result<Vec<Strin
             let name = format!("{prefix}_{word}.{}.log", first + clone);
             let write = || -> std::io::Result<()> {
                 let mut file = BufWriter::new(File::create(&name)?);
-                let lines = entries.iter().filter(|entry| entry.direction < 2);
+                let lines = entries.iter().filter(|entry| entry.direction != FLUSH);
                 for (kind, entry) in kind
                     .into_iter()
                     .flat_map(|k| lines.clone().map(move |e| (k, e)))
@@ -63,11 +66,13 @@ fn line(file: &mut impl Write, job: &Job, kind: LogKind, entry: &LogEntry) -> st
     } else {
         (entry.bytes, entry.offset)
     };
-    write!(
-        file,
-        "{}, {value}, {}, {size}",
-        entry.millis, entry.direction
-    )?;
+    // fio has no flushes here, and counts discards as 2.
+    let direction = if entry.direction == TRIM {
+        2
+    } else {
+        entry.direction
+    };
+    write!(file, "{}, {value}, {direction}, {size}", entry.millis)?;
     if job.logs.offset {
         write!(file, ", {offset}")?;
     }

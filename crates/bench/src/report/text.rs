@@ -240,7 +240,7 @@ fn overview(outcome: &Outcome) -> String {
 fn jobs(jobs: &[JobResult]) -> String {
     let mut lines = Vec::new();
     for job in jobs {
-        for (direction, tally) in ["read", "write", "flush"].iter().zip(&job.tallies) {
+        for (direction, tally) in ["read", "write", "flush", "trim"].iter().zip(&job.tallies) {
             if tally.ios == 0 {
                 continue;
             }

@@ -69,6 +69,15 @@ impl Default for Plan {
     }
 }
 
+/// Results of earlier versions have none of discards.
+fn tallies<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<[Tally; 4], D::Error> {
+    let mut list = Vec::<Tally>::deserialize(deserializer)?;
+    list.resize_with(list.len().max(4), Tally::default);
+    let found = list.len();
+    list.try_into()
+        .map_err(|_| serde::de::Error::invalid_length(found, &"3 or 4 tallies"))
+}
+
 /// One job's result in one repetition.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct JobResult {
@@ -76,8 +85,9 @@ pub struct JobResult {
     pub name: String,
     /// Which phase it was in.
     pub phase: usize,
-    /// Reads, writes, flushes.
-    pub tallies: [Tally; 3],
+    /// Reads, writes, flushes, discards.
+    #[serde(deserialize_with = "tallies")]
+    pub tallies: [Tally; 4],
     /// Measured time in nanoseconds.
     pub elapsed_ns: u64,
     /// Requests that failed.
@@ -91,20 +101,25 @@ pub struct JobResult {
     /// For log files, by clone.
     #[serde(skip)]
     pub logs: Vec<(u32, Vec<LogEntry>)>,
-    /// When reads, writes and flushes were published and seen.
+    /// When reads, writes, flushes and discards were published and seen.
     #[serde(skip)]
-    pub moments: [Moments; 3],
+    pub moments: [Moments; 4],
 }
 
 impl JobResult {
-    /// Requests of reads and writes.
-    pub fn ios(&self) -> u64 {
-        self.tallies[0].ios + self.tallies[1].ios
+    /// Reads, writes and discards.
+    fn of_data(&self) -> impl Iterator<Item = &Tally> {
+        [0, 1, 3].into_iter().map(|at| &self.tallies[at])
     }
 
-    /// Bytes of both.
+    /// Requests: reads, writes and discards.
+    pub fn ios(&self) -> u64 {
+        self.of_data().map(|tally| tally.ios).sum()
+    }
+
+    /// Bytes of all of them.
     pub fn bytes(&self) -> u64 {
-        self.tallies[0].bytes + self.tallies[1].bytes
+        self.of_data().map(|tally| tally.bytes).sum()
     }
 
     /// Requests per second of one direction.
@@ -182,10 +197,10 @@ impl Repetition {
         tallies.map(|tally| tally.ios).sum()
     }
 
-    /// Latencies of reads and writes of all jobs.
+    /// Latencies of reads, writes and discards of all jobs.
     pub fn latency(&self) -> latency::SparseHistogram {
         let mut all = latency::SparseHistogram::default();
-        for tally in self.jobs.iter().flat_map(|job| &job.tallies[..2]) {
+        for tally in self.jobs.iter().flat_map(JobResult::of_data) {
             all.merge(&tally.latency);
         }
         all

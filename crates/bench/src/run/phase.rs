@@ -239,10 +239,19 @@ impl Phase {
             let session = Session::open(target, driver, whole, count, group.direct)?;
             let info = session.info();
             ensure!(
-                !info.read_only || jobs().all(|job| !job.pattern.writes()),
+                !info.read_only || jobs().all(|job| !job.pattern.writes() && !job.pattern.trims()),
                 "{} refuses writes",
                 target.name
             );
+            let trims = jobs().filter(|job| job.pattern.trims());
+            if let Some(longest) = trims.map(|job| job.longest()).max() {
+                ensure!(
+                    info.discard_max >= u64::from(longest),
+                    "{} takes discards of up to {} bytes, and a job makes some of {longest}; hint: a smaller bs, or a disk that discards",
+                    target.name,
+                    info.discard_max
+                );
+            }
             let exists = |pid: &u32| cpu_of(*pid).is_some();
             if let Some(pid) = target.pid {
                 ensure!(exists(&pid), "{}: there is no process {pid}", target.name);

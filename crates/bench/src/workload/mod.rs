@@ -14,11 +14,22 @@ pub use random::Random;
 
 use crate::job::{Amount, Distribution, Job, Sizes};
 
+/// Which way data go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the disk.
+    Read,
+    /// To the disk.
+    Write,
+    /// None do: what is there is discarded.
+    Trim,
+}
+
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Io {
-    /// A write, else a read.
-    pub write: bool,
+    /// What it does.
+    pub direction: Direction,
     /// First byte.
     pub offset: u64,
     /// Bytes.
@@ -61,14 +72,15 @@ enum Places {
 pub struct Generator {
     random: Random,
     read_percent: u8,
-    sizes: [Sizes; 2],
+    trims: bool,
+    sizes: [Sizes; 3],
     start: u64,
     length: u64,
     /// Random requests begin at multiples of it.
     unit: u64,
     places: Places,
     /// Per direction: how far sequential requests have come.
-    position: [u64; 2],
+    position: [u64; 3],
     /// Bytes left out between two in sequence.
     skip: u64,
     /// Requests in sequence for each random place, and how many are left of them, from where.
@@ -93,12 +105,13 @@ impl Generator {
         Ok(Generator {
             random: Random::new(seed),
             read_percent: job.pattern.read_percent,
+            trims: job.pattern.trims(),
             sizes: job.sizes.clone(),
             start,
             length,
             unit,
             places: places(job, length / unit, seed),
-            position: [0; 2],
+            position: [0; 3],
             skip: job.skip,
             burst: job.burst,
             burst_left: 0,
@@ -169,12 +182,14 @@ impl Iterator for Generator {
 
     #[inline]
     fn next(&mut self) -> Option<Io> {
-        let write = match self.read_percent {
-            100 => false,
-            0 => true,
-            percent => self.random.below(100) as u8 >= percent,
+        let direction = match self.read_percent {
+            _ if self.trims => Direction::Trim,
+            100 => Direction::Read,
+            0 => Direction::Write,
+            percent if self.random.below(100) as u8 >= percent => Direction::Write,
+            _ => Direction::Read,
         };
-        let length = self.size(usize::from(write));
+        let length = self.size(direction as usize);
         if self.ios_left == 0 {
             return None;
         }
@@ -184,7 +199,7 @@ impl Iterator for Generator {
         let bytes = u64::from(length);
         let at = match &mut self.places {
             Places::Sequential => {
-                let position = &mut self.position[usize::from(write)];
+                let position = &mut self.position[direction as usize];
                 if self.length.saturating_sub(*position) < bytes {
                     *position = 0;
                 }
@@ -219,7 +234,7 @@ impl Iterator for Generator {
         self.made += bytes;
         self.ios_left -= 1;
         Some(Io {
-            write,
+            direction,
             offset: self.start + at,
             length,
         })
@@ -237,7 +252,7 @@ fn bytes_of(amount: Amount, disk: Extent) -> u64 {
 /// The part of the disk that a clone of the job uses: first byte and bytes.
 fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
     let (capacity, block_size) = (disk.capacity, disk.block_size);
-    let largest = u64::from(job.largest());
+    let largest = u64::from(job.longest());
     for size in job.sizes.iter().flat_map(Sizes::named) {
         if size % block_size != 0 {
             return Err(Misfit(format!(
@@ -275,8 +290,7 @@ fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
 fn places(job: &Job, units: u64, seed: u64) -> Places {
     let smallest = job.smallest();
     let fixed = |sizes: &Sizes| matches!(sizes, Sizes::Fixed(size) if *size == smallest);
-    let alike = (!job.pattern.reads() || fixed(&job.sizes[0]))
-        && (!job.pattern.writes() || fixed(&job.sizes[1]));
+    let alike = job.made().all(fixed);
     if !job.pattern.random {
         Places::Sequential
     } else if job.distribution != Distribution::Uniform
@@ -325,7 +339,8 @@ mod tests {
         let ios = ios(&[("rw", "write"), ("bs", "64k")]);
         assert_eq!(ios.len(), 16);
         for (io, index) in ios.iter().zip(0u64..) {
-            assert_eq!((io.write, io.offset, io.length), (true, index << 16, 65536));
+            let expected = (Direction::Write, index << 16, 65536);
+            assert_eq!((io.direction, io.offset, io.length), expected);
         }
     }
 
@@ -358,7 +373,10 @@ mod tests {
             .unwrap()
             .take(20_000)
             .collect();
-        let reads = ios.iter().filter(|io| !io.write).count();
+        let reads = ios
+            .iter()
+            .filter(|io| io.direction == Direction::Read)
+            .count();
         assert!((14_500..15_500).contains(&reads), "{reads}");
         let large = ios.iter().filter(|io| io.length == 65536).count();
         assert!((1_700..2_300).contains(&large), "{large}");

@@ -112,6 +112,7 @@ impl IscsiSession {
                 block_size: 512,
                 queues: QUEUES_MAX,
                 read_only: false,
+                discard_max: u64::MAX,
             },
             sessions: 0,
             pid: None,

@@ -30,6 +30,9 @@ const PIECES_MAX: usize = 128;
 /// How long a thread waits before it looks whether it is to stop.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
+/// Parameter list of UNMAP with one descriptor (SBC-3, 5.30).
+const UNMAP_BYTES: usize = 24;
+
 /// READ CAPACITY (16).
 pub fn read_capacity() -> [u8; 16] {
     let mut cdb = [0; 16];
@@ -45,8 +48,25 @@ struct Slot {
     length: u32,
     /// Data that came.
     came: u32,
+    /// The first bytes of its data, while those of a discard are in their place.
+    saved: [u8; UNMAP_BYTES],
     /// Used so many times: the upper half of its tag.
     uses: u16,
+}
+
+impl Slot {
+    /// Makes the command one that discards.
+    fn unmap(&mut self, block: u64, blocks: u32) {
+        (self.cdb[0], self.cdb[8]) = (0x42, UNMAP_BYTES as u8);
+        self.length = UNMAP_BYTES as u32;
+        let list = &mut self.data[..UNMAP_BYTES];
+        self.saved.copy_from_slice(list);
+        list.fill(0);
+        // Lengths of what follows; a descriptor's block and number of blocks.
+        (list[1], list[3]) = (22, 16);
+        list[8..16].copy_from_slice(&block.to_be_bytes());
+        list[16..20].copy_from_slice(&blocks.to_be_bytes());
+    }
 }
 
 /// What is to be sent, in order.
@@ -116,6 +136,7 @@ impl IscsiQueue {
                 busy: false,
                 length: 0,
                 came: 0,
+                saved: [0; UNMAP_BYTES],
                 uses: 0,
             }
         });
@@ -195,12 +216,16 @@ impl IscsiQueue {
         slot.ask = ask;
         slot.length = if ask == Ask::Flush { 0 } else { length };
         slot.cdb = [0; 16];
+        if ask == Ask::Trim {
+            slot.unmap(block, blocks);
+            return self.enter(index);
+        }
         match (u32::try_from(block), u16::try_from(blocks)) {
             (Ok(block), Ok(blocks)) => {
                 slot.cdb[0] = match ask {
                     Ask::Read => 0x28,
                     Ask::Write => 0x2a,
-                    Ask::Flush => 0x35,
+                    Ask::Flush | Ask::Trim => 0x35,
                 };
                 slot.cdb[2..6].copy_from_slice(&block.to_be_bytes());
                 slot.cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
@@ -209,7 +234,7 @@ impl IscsiQueue {
                 slot.cdb[0] = match ask {
                     Ask::Read => 0x88,
                     Ask::Write => 0x8a,
-                    Ask::Flush => 0x91,
+                    Ask::Flush | Ask::Trim => 0x91,
                 };
                 slot.cdb[2..10].copy_from_slice(&block.to_be_bytes());
                 slot.cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
@@ -511,7 +536,7 @@ impl IscsiQueue {
                 let slot = &self.slots[usize::from(index)];
                 let from = header.buffer_offset.get();
                 let to = from.checked_add(header.desired_length.get());
-                let to = to.filter(|to| slot.ask == Ask::Write && *to <= slot.length);
+                let to = to.filter(|to| slot.ask != Ask::Read && *to <= slot.length);
                 let to = to.context("an R2T beyond the data of its request")?;
                 self.data_out(index, itt, header.ttt.get(), from, to);
             }
@@ -541,6 +566,9 @@ impl IscsiQueue {
         let index = self.find(itt)?;
         let slot = &mut self.slots[usize::from(index)];
         slot.busy = false;
+        if slot.ask == Ask::Trim {
+            slot.data[..UNMAP_BYTES].copy_from_slice(&slot.saved);
+        }
         let whole = slot.ask != Ask::Read || slot.came == slot.length;
         self.done.push(Done {
             slot: index,

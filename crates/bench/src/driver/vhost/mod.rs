@@ -29,6 +29,7 @@ mod blk_feature {
     pub const READ_ONLY: u64 = 1 << 5;
     pub const BLOCK_SIZE: u64 = 1 << 6;
     pub const MQ: u64 = 1 << 12;
+    pub const DISCARD: u64 = 1 << 13;
 }
 
 /// A connection to a device.
@@ -164,7 +165,14 @@ fn le<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N]> {
 }
 
 fn blk_info(front_end: &FrontEnd) -> Result<DeviceInfo> {
-    let config = front_end.config(0, 36)?;
+    let config = front_end.config(
+        0,
+        if front_end.has(blk_feature::DISCARD) {
+            40
+        } else {
+            36
+        },
+    )?;
     let sectors = u64::from_le_bytes(le(&config, 0)?);
     let block_size = if front_end.has(blk_feature::BLOCK_SIZE) {
         u32::from_le_bytes(le(&config, 20)?).max(512)
@@ -181,6 +189,11 @@ fn blk_info(front_end: &FrontEnd) -> Result<DeviceInfo> {
         block_size,
         queues: queues.min(front_end.queue_count().max(1)),
         read_only: front_end.has(blk_feature::READ_ONLY),
+        discard_max: if front_end.has(blk_feature::DISCARD) {
+            u64::from(u32::from_le_bytes(le(&config, 36)?)) << 9
+        } else {
+            0
+        },
     })
 }
 
@@ -230,5 +243,6 @@ fn scsi_info(front_end: &mut FrontEnd, target: u8, lun: u16) -> Result<DeviceInf
         block_size,
         queues: queues.max(1),
         read_only: false,
+        discard_max: u64::MAX,
     })
 }

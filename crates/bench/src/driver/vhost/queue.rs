@@ -44,6 +44,11 @@ const SCSI_STATUS: usize = 10;
 /// Three descriptors, in the last line of a slot, which stays as it is.
 const TABLE_AT: usize = SLOT - 64;
 const _: () = assert!(SCSI_RESPONSE_AT + SCSI_RESPONSE_BYTES as usize <= TABLE_AT);
+/// What a discard carries lies apart from all slots: a segment of 16 bytes (virtio 1.3, 5.2.6), or the parameter list of UNMAP with
+/// one descriptor (SBC-3, 5.30).
+const RANGE: usize = 32;
+const BLK_RANGE: u32 = 16;
+const SCSI_RANGE: u32 = 24;
 /// What no device answers with: VIRTIO_BLK_S_* and VIRTIO_SCSI_S_* are smaller.
 const UNANSWERED: u8 = 0xff;
 /// Descriptors of a request: header, data, status.
@@ -82,18 +87,23 @@ macro_rules! either {
 /// READ(10) and its like, or, of `wide` units, the ones with 16 bytes, all but the block.
 fn cdb(ask: Ask, wide: bool, blocks: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
+    if ask == Ask::Trim {
+        // UNMAP says in its parameter list what it is for.
+        (bytes[0], bytes[8]) = (0x42, SCSI_RANGE as u8);
+        return bytes;
+    }
     if wide {
         bytes[0] = match ask {
             Ask::Read => 0x88,
             Ask::Write => 0x8a,
-            Ask::Flush => 0x91,
+            Ask::Flush | Ask::Trim => 0x91,
         };
         bytes[10..14].copy_from_slice(&blocks.to_be_bytes());
     } else {
         bytes[0] = match ask {
             Ask::Read => 0x28,
             Ask::Write => 0x2a,
-            Ask::Flush => 0x35,
+            Ask::Flush | Ask::Trim => 0x35,
         };
         bytes[7..9].copy_from_slice(&(blocks as u16).to_be_bytes());
     }
@@ -126,6 +136,7 @@ pub struct VhostQueue {
     slots: RingMemory,
     slots_address: u64,
     data: Area,
+    ranges: Area,
     stride: usize,
     shapes: Box<[Option<Shape>]>,
     in_flight: Box<[bool]>,
@@ -167,6 +178,7 @@ impl VhostQueue {
         let slots = front_end.allocate(SLOT * count, 4096)?;
         let stride = stride(demand);
         let data = front_end.allocate(stride * count, 4096)?;
+        let ranges = front_end.allocate(RANGE * count, 64)?;
         let table = front_end.table()?;
         let event_idx = front_end.has(feature::EVENT_IDX);
         let (vring, base) = if packed {
@@ -197,6 +209,7 @@ impl VhostQueue {
             slots: table.ring(slots.address, (SLOT * count) as u64)?,
             slots_address: slots.address,
             data,
+            ranges,
             stride,
             shapes: vec![None; count].into(),
             in_flight: vec![false; count].into(),
@@ -302,6 +315,11 @@ impl VhostQueue {
             (Ask::Read, false) => ([header, (data, length, true), answer], 3),
             (Ask::Write, _) => ([header, (data, length, false), answer], 3),
             (Ask::Flush, _) => ([header, answer, answer], 2),
+            (Ask::Trim, _) => {
+                let range = self.ranges.address + (usize::from(slot) * RANGE) as u64;
+                let bytes = if self.is_scsi { SCSI_RANGE } else { BLK_RANGE };
+                ([header, (range, bytes, false), answer], 3)
+            }
         }
     }
 
@@ -356,6 +374,7 @@ impl VhostQueue {
                 Ask::Read => 0,
                 Ask::Write => 1,
                 Ask::Flush => 4,
+                Ask::Trim => 11,
             };
             self.slots.write(base, kind.to_le_bytes());
             self.slots.write(base + 4, 0u32.to_le_bytes());
@@ -370,7 +389,9 @@ impl VhostQueue {
         if self.shapes[usize::from(slot)] != Some((ask, length)) {
             self.reshape(slot, ask, length);
         }
-        if self.is_scsi {
+        if ask == Ask::Trim {
+            self.put_range(slot, offset, length);
+        } else if self.is_scsi {
             let block = offset >> self.block_shift;
             put_block(&self.slots, base + SCSI_CDB, self.wide, block);
         } else {
@@ -384,6 +405,26 @@ impl VhostQueue {
             Vring::Split(slots) => slots.offer(slot),
             Vring::Packed(_) => self.offer_packed(slot, ask, length),
         }
+    }
+
+    /// Writes what a discard is for.
+    fn put_range(&self, slot: u16, offset: u64, length: u32) {
+        let mut range = [0; SCSI_RANGE as usize];
+        let bytes = if self.is_scsi {
+            // Lengths of what follows, a descriptor's block and number of blocks.
+            (range[1], range[3]) = (22, 16);
+            range[8..16].copy_from_slice(&(offset >> self.block_shift).to_be_bytes());
+            range[16..20].copy_from_slice(&(length >> self.block_shift).to_be_bytes());
+            &range[..]
+        } else {
+            range[..8].copy_from_slice(&(offset >> 9).to_le_bytes());
+            range[8..12].copy_from_slice(&(length >> 9).to_le_bytes());
+            // The header's own sector says nothing.
+            let sector = self.header_at(slot) + BLK_SECTOR;
+            self.slots.write(sector, little_endian::U64::new(0));
+            &range[..BLK_RANGE as usize]
+        };
+        self.ranges.write(usize::from(slot) * RANGE, bytes);
     }
 
     #[inline]

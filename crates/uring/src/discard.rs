@@ -1,0 +1,37 @@
+//! `BLKDISCARD`, for kernels whose io_uring does not discard on block devices (before Linux 6.12). Blocks its caller.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// `_IO(0x12, 119)` of linux/fs.h.
+const BLKDISCARD: libc::c_ulong = 0x1277;
+
+/// Discards a range of a block device, and returns when that is done.
+///
+/// # Errors
+/// `ENOTTY` for what is no block device, `EOPNOTSUPP` for one that discards nothing, `EINVAL` for a range that is not whole blocks or not
+/// all on the device.
+pub fn discard_now(fd: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<()> {
+    let range = [offset, length];
+    // SAFETY: the kernel reads two u64 at this address, which are there until the call returns, and keeps neither address nor
+    // descriptor.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_file_is_no_block_device() {
+        let file = tempfile::tempfile().unwrap();
+        let error = discard_now(file.as_fd(), 0, 4096).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
+    }
+}
