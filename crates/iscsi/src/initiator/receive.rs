@@ -35,25 +35,43 @@ impl Initiator {
         mut input: &[u8],
         events: &mut Vec<Event>,
     ) -> Result<(), InitiatorError> {
+        // A data segment that has come as a whole: it is taken from where it lies.
+        let mut whole: &[u8] = &[];
         loop {
             let link = self.link(cid)?;
             let (used, progress) = link.decoder.push(input)?;
             input = &input[used..];
             match progress {
-                Progress::NeedMore(_) => return Ok(()),
+                Progress::NeedMore(_) => {
+                    link.inline.extend_from_slice(whole);
+                    return Ok(());
+                }
                 Progress::Header => link.inline.clear(),
                 Progress::Data(_) if input.is_empty() => return Ok(()),
                 Progress::Data(left) => {
                     let (piece, rest) = input.split_at(input.len().min(left as usize));
                     link.decoder.take_data(piece);
-                    link.inline.extend_from_slice(piece);
+                    match link.inline.is_empty() && piece.len() == left as usize {
+                        true => whole = piece,
+                        false => {
+                            // All at once, for it comes in many pieces; no longer than was agreed on.
+                            link.inline.reserve(left as usize);
+                            link.inline.extend_from_slice(piece);
+                        }
+                    }
                     input = rest;
                 }
                 Progress::End { digest_ok: false } => return Err(InitiatorError::DataDigest),
                 Progress::End { digest_ok: true } => {
                     let bhs = link.decoder.bhs();
-                    let segment = std::mem::take(&mut link.inline);
-                    events.extend(self.pdu(cid, &bhs, &segment)?);
+                    let inline = std::mem::take(&mut link.inline);
+                    let segment = match whole {
+                        [] => inline.as_slice(),
+                        whole => whole,
+                    };
+                    events.extend(self.pdu(cid, &bhs, segment)?);
+                    self.link(cid)?.inline = inline;
+                    whole = &[];
                 }
             }
         }
@@ -204,6 +222,9 @@ impl Initiator {
         }
         if segment.len() > command.read_length as usize - command.data.len() {
             return Err(InitiatorError::Protocol("more read data than expected"));
+        }
+        if command.data.is_empty() {
+            command.data.reserve_exact(command.read_length as usize);
         }
         command.data.extend_from_slice(segment);
         if header.flags & DataIn::STATUS == 0 {

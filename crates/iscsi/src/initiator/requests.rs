@@ -77,6 +77,8 @@ pub(super) struct Waiting {
     pub header: Bhs,
     pub ahs: Vec<u8>,
     pub segment: Vec<u8>,
+    /// Bytes of a command's data that its PDU takes with it.
+    pub immediate: usize,
 }
 
 impl Initiator {
@@ -122,7 +124,6 @@ impl Initiator {
         if is_write && !self.parameters.initial_r2t && immediate < burst {
             header.flags &= !FINAL;
         }
-        let segment = write[..immediate].to_vec();
         let read_length = request.read_length.unwrap_or(0);
         let kind = Kind::Command(Box::new(CommandTask {
             write,
@@ -146,7 +147,8 @@ impl Initiator {
             cid,
             header: header.to_bhs(),
             ahs: additional.to_bytes(),
-            segment,
+            segment: Vec::new(),
+            immediate,
         });
         Ok(itt)
     }
@@ -158,6 +160,7 @@ impl Initiator {
             header,
             ahs,
             segment,
+            immediate,
         } = waiting;
         let Some(link) = self.links.get_mut(usize::from(cid)) else {
             return;
@@ -167,7 +170,11 @@ impl Initiator {
         let itt = fields.itt.get();
         fields.cmd_sn = U32::new(self.cmd_sn);
         fields.exp_stat_sn = U32::new(link.exp_stat_sn);
-        encode(&mut link.out, fields.to_bhs(), &ahs, &segment, link.digests);
+        let segment = match self.tasks.get(&itt).map(|task| &task.kind) {
+            Some(Kind::Command(command)) => &command.write[..immediate],
+            _ => &segment,
+        };
+        encode(&mut link.out, fields.to_bhs(), &ahs, segment, link.digests);
         if let Some(task) = self.tasks.get_mut(&itt) {
             task.cmd_sn = self.cmd_sn;
             task.numbered = header.opcode & IMMEDIATE == 0;
@@ -181,8 +188,8 @@ impl Initiator {
                     itt,
                     NO_TAG,
                     [0; 8],
-                    segment.len(),
-                    &command.write[segment.len()..burst],
+                    immediate,
+                    &command.write[immediate..burst],
                 );
                 command.sent = burst;
             }
@@ -253,6 +260,7 @@ impl Initiator {
             header: header.to_bhs(),
             ahs: Vec::new(),
             segment,
+            immediate: 0,
         });
     }
 
@@ -308,6 +316,7 @@ impl Initiator {
             header,
             ahs: Vec::new(),
             segment,
+            immediate: 0,
         });
     }
 
