@@ -41,6 +41,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "daemon",
             "bench",
             "cli_common",
+            "doctor",
             "lunette_lab",
             "vm",
             "sim",

@@ -73,6 +73,9 @@ pub enum Command {
     /// Drive a device as a guest's driver would, and measure it (the program lunette-lab runs this)
     #[command(disable_help_flag = true, after_help = AFTER_BENCH)]
     Bench(LabArguments),
+    /// Say what of this host's set-up makes disks of virtual machines slow, and how to change it
+    #[command(disable_help_flag = true, after_help = AFTER_DOCTOR)]
+    Doctor(LabArguments),
     /// Look at iSCSI targets, and copy their disks, without a driver
     #[command(disable_help_flag = true, after_help = AFTER_ISCSI)]
     Iscsi(LabArguments),
@@ -369,6 +372,12 @@ lunette bench --help shows its options. It needs the program lunette-lab, beside
 
 Example:
     lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32";
+
+const AFTER_DOCTOR: &str = "\
+lunette doctor --help shows its options. It needs the program lunette-lab, beside lunette or in PATH.
+
+Example:
+    lunette doctor /srv/vm1.raw";
 
 const AFTER_ISCSI: &str = "\
 lunette iscsi --help shows its commands. It needs the program lunette-lab, beside lunette or in PATH.

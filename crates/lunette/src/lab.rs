@@ -14,7 +14,7 @@ use cli_common::{Failure, Outcome, find_sibling};
 pub const PROGRAM: &str = "lunette-lab";
 
 /// The commands that it runs.
-pub const COMMANDS: [&str; 4] = ["bench", "iscsi", "libvirt", "vm"];
+pub const COMMANDS: [&str; 5] = ["bench", "doctor", "iscsi", "libvirt", "vm"];
 
 /// The command's own arguments, which only `lunette-lab` knows.
 #[derive(Debug, Args)]

@@ -40,7 +40,11 @@ fn run(cli: Cli) -> Outcome {
     let levels = cli.log.start()?;
     match cli.command {
         Command::Serve(arguments) => serve::run(&arguments, logging::handle(levels)),
-        Command::Bench(_) | Command::Iscsi(_) | Command::Libvirt(_) | Command::Vm(_) => lab::run(),
+        Command::Bench(_)
+        | Command::Doctor(_)
+        | Command::Iscsi(_)
+        | Command::Libvirt(_)
+        | Command::Vm(_) => lab::run(),
         Command::Check(arguments) => check::run(&arguments),
         Command::Status(arguments) => objects::status::run(&arguments),
         Command::Disk(command) => objects::disk::run(command),

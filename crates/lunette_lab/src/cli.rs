@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 use cli_common::{CompletionArguments, LogOptions, ManArguments};
 
 use crate::bench::BenchArguments;
+use crate::doctor::DoctorArguments;
 use crate::iscsi::IscsiArguments;
 use crate::libvirt::LibvirtCommand;
 use crate::vm::VmCommand;
@@ -39,6 +40,8 @@ const AFTER: &str = "\
 pub enum Command {
     /// Drive a device as a guest's driver would, and measure it
     Bench(Box<BenchArguments>),
+    /// Say what of this host's set-up makes disks of virtual machines slow, and how to change it
+    Doctor(Box<DoctorArguments>),
     /// Look at iSCSI targets, and copy their disks, without a driver
     Iscsi(Box<IscsiArguments>),
     /// Make domains of libvirt, and read them

@@ -6,6 +6,7 @@
 
 mod bench;
 mod cli;
+mod doctor;
 mod iscsi;
 mod libvirt;
 mod vm;
@@ -26,6 +27,7 @@ fn run(cli: Cli) -> Outcome {
     let _levels = cli.log.start()?;
     match cli.command {
         Command::Bench(arguments) => bench::run(*arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Iscsi(arguments) => iscsi::run(*arguments),
         Command::Libvirt(command) => libvirt::run(command),
         Command::Vm(command) => vm::run(command),

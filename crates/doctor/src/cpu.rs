@@ -1,0 +1,195 @@
+//! CPUs: clocks, sleep states, interrupts of disks, time that others take.
+
+use crate::Question;
+use crate::finding::{Area, Finding};
+use crate::host::{Host, cpus_of};
+
+const CPUS: &str = "/sys/devices/system/cpu";
+
+/// A sleep state that takes longer to leave than an I/O of a fast disk takes.
+const DEEP_US: i64 = 20;
+/// Steal below this is not noticed.
+const STEAL_PERCENT: f64 = 1.0;
+
+pub(crate) fn examine(host: &Host, question: &Question, findings: &mut Vec<Finding>) {
+    findings.extend(governor(host));
+    findings.extend(sleep_states(host));
+    findings.extend(idle_poll(host));
+    findings.extend(halt_poll(host));
+    findings.extend(mitigations(host));
+    findings.extend(smt(host, question));
+    findings.extend(steal(host));
+    findings.extend(nodes(host));
+    findings.extend(interrupts(host));
+    findings.extend(quota(host));
+}
+
+fn has_word(host: &Host, word: &str) -> bool {
+    let line = host.text("/proc/cmdline").unwrap_or_default();
+    line.split_whitespace().any(|one| one == word)
+}
+
+/// Does the host run under a hypervisor itself?
+pub(crate) fn is_virtual(host: &Host) -> bool {
+    has_flag(host, "hypervisor")
+}
+
+pub(crate) fn has_flag(host: &Host, flag: &str) -> bool {
+    let text = host.text("/proc/cpuinfo").unwrap_or_default();
+    let flags = text
+        .lines()
+        .find(|line| line.starts_with("flags") || line.starts_with("Features"));
+    flags.is_some_and(|line| line.split_whitespace().any(|one| one == flag))
+}
+
+fn governor(host: &Host) -> Option<Finding> {
+    let files = host.find("/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor");
+    let slow: Vec<String> = files
+        .iter()
+        .filter(|file| {
+            let governor = host.text(file).unwrap_or_default();
+            let folder = file.trim_end_matches("scaling_governor");
+            let preference = host.text(&format!("{folder}energy_performance_preference"));
+            // With these drivers the firmware decides, and the preference is what it is told.
+            let is_told = preference.as_deref() == Some("performance");
+            !(governor == "performance" || is_told)
+        })
+        .cloned()
+        .collect();
+    let first = host.text(slow.first()?)?;
+    let found = format!(
+        "CPU frequency governor {first} on {} of {} CPUs",
+        slow.len(),
+        files.len()
+    );
+    let why = "A CPU that clocks down while it waits for a request serves the next one slowly.";
+    Some(Finding::worth("governor", Area::Cpu, found, why).by_writing(slow, "performance"))
+}
+
+fn sleep_states(host: &Host) -> Option<Finding> {
+    let mut deep: Option<(i64, String)> = None;
+    for state in host.names(&format!("{CPUS}/cpu0/cpuidle")) {
+        let of = |file: &str| host.text(&format!("{CPUS}/cpu0/cpuidle/{state}/{file}"));
+        let latency: i64 = of("latency")
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0);
+        let is_off = of("disable").as_deref() == Some("1");
+        if !is_off && latency >= DEEP_US && deep.as_ref().is_none_or(|(most, _)| latency > *most) {
+            deep = Some((latency, of("name").unwrap_or(state)));
+        }
+    }
+    let (latency, name) = deep?;
+    let found = format!("CPUs sleep as deep as {name}, which takes {latency} us to leave");
+    let why = "At low depth a request finds a CPU asleep, and waits until it has woken.";
+    let command = format!("cpupower idle-set --disable-by-latency {DEEP_US}");
+    Some(Finding::worth("sleep_states", Area::Cpu, found, why).by(command))
+}
+
+fn idle_poll(host: &Host) -> Option<Finding> {
+    let why = "CPUs that never sleep answer at once, take power all the time, and slow their SMT siblings down.";
+    has_word(host, "idle=poll")
+        .then(|| Finding::note("idle_poll", Area::Cpu, "booted with idle=poll", why))
+}
+
+/// A guest that polls before it halts saves an exit for each request.
+fn halt_poll(host: &Host) -> Option<Finding> {
+    let driver = host.text(&format!("{CPUS}/cpuidle/current_driver"))?;
+    if !is_virtual(host) || driver == "haltpoll" {
+        return None;
+    }
+    let found = format!("a virtual machine with the idle driver {driver}");
+    let why = "A virtual CPU that polls for some microseconds before it halts saves an exit for each request.";
+    Some(Finding::worth("halt_poll", Area::Cpu, found, why).by("modprobe cpuidle_haltpoll force=1"))
+}
+
+fn mitigations(host: &Host) -> Option<Finding> {
+    let folder = format!("{CPUS}/vulnerabilities");
+    let names = host.names(&folder);
+    let on = names.iter().filter(|name| {
+        host.text(&format!("{folder}/{name}"))
+            .is_some_and(|text| text.contains("Mitigation"))
+    });
+    let count = on.count();
+    let found = format!("{count} mitigations of CPU vulnerabilities are on");
+    let why = "They make system calls and exits of guests slower; leave them on where guests are not trusted.";
+    (count > 0).then(|| Finding::note("mitigations", Area::Cpu, found, why))
+}
+
+fn smt(host: &Host, question: &Question) -> Option<Finding> {
+    let is_on = host.number(&format!("{CPUS}/smt/active")) == Some(1) && !question.is_guest;
+    let why = "A worker that shares a core with a busy virtual CPU gets half of it: pin them apart (`workers`, virsh vcpupin).";
+    is_on.then(|| Finding::note("smt", Area::Cpu, "SMT is on", why))
+}
+
+fn steal(host: &Host) -> Option<Finding> {
+    let text = host.text("/proc/stat")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    // user nice system idle iowait irq softirq steal; guest time is in user's already.
+    let times: Vec<f64> = line
+        .split_whitespace()
+        .take(8)
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let all: f64 = times.iter().sum();
+    let percent = 100.0 * times.get(7)? / all.max(1.0);
+    let found = format!(
+        "{percent:.1} % of the CPUs' time since boot was taken by other virtual machines (steal)"
+    );
+    let why = "A worker or virtual CPU that has to wait for its CPU makes requests wait; only the owner of the host can change that.";
+    (percent >= STEAL_PERCENT).then(|| Finding::note("steal", Area::Cpu, found, why))
+}
+
+fn nodes(host: &Host) -> Option<Finding> {
+    let files = host.find("/sys/devices/system/node/node*/cpulist");
+    let cpus: Vec<String> = files.iter().filter_map(|file| host.text(file)).collect();
+    let nodes = cpus.iter().filter(|list| !list.is_empty()).count();
+    let found = format!("{nodes} NUMA nodes with CPUs {}", cpus.join(" and "));
+    let why = "A worker on another node than its guest's memory, or its disk, is slower: keep them on one (`workers`, numactl).";
+    (nodes > 1).then(|| Finding::note("numa", Area::Cpu, found, why))
+}
+
+/// Interrupts of disks that all go to one CPU.
+fn interrupts(host: &Host) -> Option<Finding> {
+    let text = host.text("/proc/interrupts")?;
+    let is_disk = |name: &str| {
+        name.starts_with("nvme")
+            || (name.starts_with("virtio") && name.contains("req"))
+            || name.contains("mpt")
+            || name.contains("megasas")
+    };
+    let mut targets = Vec::new();
+    for line in text.lines() {
+        let Some((number, rest)) = line.trim().split_once(':') else {
+            continue;
+        };
+        let name = rest.split_whitespace().last().unwrap_or_default();
+        let list = host.text(&format!("/proc/irq/{number}/effective_affinity_list"));
+        if let (true, Some(list)) = (is_disk(name), list) {
+            targets.push(list);
+        }
+    }
+    let cpus = cpus_of(&host.text(&format!("{CPUS}/online"))?).len();
+    let is_one = targets.len() > 1 && targets.iter().all(|list| *list == targets[0]);
+    let found = format!(
+        "all {} interrupts of disks go to CPU {}",
+        targets.len(),
+        targets.first()?
+    );
+    let why = "One CPU has to answer for all queues, and the others wait for it.";
+    (is_one && cpus > 1).then(|| {
+        Finding::worth("interrupts", Area::Cpu, found, why).by("systemctl enable --now irqbalance")
+    })
+}
+
+/// A control group that stops the CPUs when its share is used up.
+fn quota(host: &Host) -> Option<Finding> {
+    let text = host.text("/sys/fs/cgroup/cpu.max")?;
+    let (quota, period) = text.split_once(' ')?;
+    let (quota, period): (f64, f64) = (quota.parse().ok()?, period.trim().parse().ok()?);
+    let found = format!(
+        "this control group may use {:.1} CPUs, and is stopped when it has",
+        quota / period.max(1.0)
+    );
+    let why = "A daemon that polls uses its share up and then stands still until the next period.";
+    Some(Finding::note("quota", Area::Cpu, found, why))
+}

@@ -1,0 +1,142 @@
+//! Sets of kernel parameters for a purpose, compared with a host's.
+
+use crate::Host;
+
+/// A kernel parameter and the value that a profile gives it.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// As sysctl(8) names it.
+    pub name: &'static str,
+    /// Its value.
+    pub value: &'static str,
+    /// What it is for.
+    pub why: &'static str,
+}
+
+/// Parameters for one purpose.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is for.
+    pub about: &'static str,
+    /// Its parameters.
+    pub parameters: &'static [Parameter],
+}
+
+/// All profiles.
+pub const PROFILES: [Profile; 1] = [Profile {
+    name: "iscsi-10g",
+    about: "iSCSI over links of 10 Gbit/s and more. Time stamps and selective acknowledgements, which guides of 2010 turn off, stay on: \
+            without them a link that loses packets is far slower.",
+    parameters: &[
+        Parameter {
+            name: "net.core.rmem_max",
+            value: "16777216",
+            why: "a receive buffer holds what is under way",
+        },
+        Parameter {
+            name: "net.core.wmem_max",
+            value: "16777216",
+            why: "so does a send buffer",
+        },
+        Parameter {
+            name: "net.ipv4.tcp_rmem",
+            value: "4096 131072 16777216",
+            why: "how far receive buffers grow by themselves",
+        },
+        Parameter {
+            name: "net.ipv4.tcp_wmem",
+            value: "4096 65536 16777216",
+            why: "how far send buffers do",
+        },
+        Parameter {
+            name: "net.core.netdev_max_backlog",
+            value: "30000",
+            why: "packets that wait for a CPU in a burst",
+        },
+        Parameter {
+            name: "net.ipv4.tcp_no_metrics_save",
+            value: "1",
+            why: "a connection does not inherit the slowness of one before it",
+        },
+    ],
+}];
+
+/// One parameter beside the host's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The parameter.
+    pub name: &'static str,
+    /// What the host has; `None`: it does not have the parameter.
+    pub is: Option<String>,
+    /// What it should have.
+    pub wanted: &'static str,
+    /// What it is for.
+    pub why: &'static str,
+}
+
+impl Row {
+    /// Is there something to change? A host may have more than a profile asks for.
+    pub fn differs(&self) -> bool {
+        let Some(is) = &self.is else {
+            return false;
+        };
+        let numbers = |text: &str| {
+            text.split_whitespace()
+                .map(str::parse::<u64>)
+                .collect::<Result<Vec<_>, _>>()
+        };
+        match (numbers(is), numbers(self.wanted)) {
+            (Ok(is), Ok(wanted)) => is.last() < wanted.last(),
+            _ => is != self.wanted,
+        }
+    }
+
+    /// The parameter's file.
+    pub fn file(&self) -> String {
+        file_of(self.name)
+    }
+}
+
+fn file_of(name: &str) -> String {
+    format!("/proc/sys/{}", name.replace('.', "/"))
+}
+
+impl Profile {
+    /// The profile of a name.
+    pub fn named(name: &str) -> Option<&'static Profile> {
+        PROFILES.iter().find(|profile| profile.name == name)
+    }
+
+    /// Its parameters beside a host's.
+    pub fn rows(&self, host: &Host) -> Vec<Row> {
+        let rows = self.parameters.iter().map(|parameter| Row {
+            name: parameter.name,
+            is: host.text(&file_of(parameter.name)),
+            wanted: parameter.value,
+            why: parameter.why,
+        });
+        rows.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_a_profile_asks_for_is_no_difference() {
+        let record = "--- /proc/sys/net/core/rmem_max\n212992\n--- /proc/sys/net/core/wmem_max\n33554432\n\
+                      --- /proc/sys/net/ipv4/tcp_rmem\n4096\t131072\t6291456\n";
+        let host = Host::recorded(record).unwrap();
+        let rows = Profile::named("iscsi-10g").unwrap().rows(&host);
+        let differs: Vec<&str> = rows
+            .iter()
+            .filter(|row| row.differs())
+            .map(|row| row.name)
+            .collect();
+        assert_eq!(differs, ["net.core.rmem_max", "net.ipv4.tcp_rmem"]);
+        assert_eq!(rows[0].file(), "/proc/sys/net/core/rmem_max");
+    }
+}

@@ -1,0 +1,203 @@
+//! What is found on six recorded hosts. They are small and made by hand; `lunette doctor --record` makes such a text of a real one.
+
+use doctor::{DiskOf, Finding, Host, Question, examine};
+
+fn host(name: &str) -> Host {
+    let path = format!("{}/hosts/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    Host::recorded(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn disk(path: &str) -> DiskOf {
+    DiskOf {
+        name: "d0".to_owned(),
+        path: path.to_owned(),
+        ..DiskOf::default()
+    }
+}
+
+fn found(name: &str, disks: Vec<DiskOf>) -> Vec<Finding> {
+    let question = Question {
+        disks,
+        is_guest: false,
+    };
+    examine(&host(name), &question)
+}
+
+/// Names of the checks that found something to change, then of those that found something to know.
+fn checks(findings: &[Finding]) -> (Vec<&str>, Vec<&str>) {
+    let names = |worth: bool| {
+        findings
+            .iter()
+            .filter(|f| f.is_worth_changing == worth)
+            .map(|f| f.check)
+            .collect()
+    };
+    (names(true), names(false))
+}
+
+#[test]
+fn laptop() {
+    let findings = found("laptop", vec![]);
+    let (worth, known) = checks(&findings);
+    assert_eq!(
+        worth,
+        [
+            "governor",
+            "sleep_states",
+            "apicv",
+            "scheduler",
+            "shared_huge_pages",
+            "nofile",
+            "swappiness"
+        ]
+    );
+    assert_eq!(
+        known,
+        ["mitigations", "smt", "writeback_throttling", "memlock"]
+    );
+    assert_eq!(
+        findings[0].found,
+        "CPU frequency governor powersave on 8 of 8 CPUs"
+    );
+    let command = "for f in /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor; do echo performance > $f; done";
+    assert_eq!(findings[0].command.as_deref(), Some(command));
+    assert!(findings[1].found.contains("C10, which takes 890 us"));
+    assert_eq!(
+        findings[3].command.as_deref(),
+        Some("echo none > /sys/block/nvme0n1/queue/scheduler")
+    );
+}
+
+#[test]
+fn server_of_two_sockets() {
+    let findings = found("xeon", vec![]);
+    let (worth, known) = checks(&findings);
+    // The disk that spins keeps its scheduler, and C6 is switched off.
+    assert_eq!(
+        worth,
+        [
+            "interrupts",
+            "kvm_halt_poll",
+            "ksm",
+            "zone_reclaim",
+            "rmem_max",
+            "wmem_max"
+        ]
+    );
+    assert_eq!(
+        known,
+        [
+            "idle_poll",
+            "mitigations",
+            "numa",
+            "memlock",
+            "dirty",
+            "mtu"
+        ]
+    );
+    assert!(
+        findings[0]
+            .found
+            .contains("all 2 interrupts of disks go to CPU 0")
+    );
+}
+
+#[test]
+fn server_with_images_on_a_copy_on_write_file_system() {
+    let findings = found("epyc", vec![disk("/srv/vm.raw")]);
+    let (worth, known) = checks(&findings);
+    assert_eq!(worth, ["avic", "copy_on_write"]);
+    assert_eq!(known, ["mitigations", "memlock", "dirty"]);
+    assert!(findings[1].found.starts_with("d0 lies on btrfs (/srv)"));
+    assert!(
+        checks(&found("epyc", vec![disk("/var/lib/vm.raw")]))
+            .0
+            .eq(&["avic"])
+    );
+}
+
+#[test]
+fn virtual_machine_of_a_provider() {
+    let findings = found("cloud", vec![]);
+    let (worth, known) = checks(&findings);
+    assert_eq!(
+        worth,
+        ["halt_poll", "scheduler", "huge_pages", "shared_huge_pages"]
+    );
+    assert_eq!(known, ["mitigations", "steal", "kvm", "memlock"]);
+    let steal = findings
+        .iter()
+        .find(|finding| finding.check == "steal")
+        .unwrap();
+    assert!(steal.found.starts_with("3.1 %"), "{}", steal.found);
+}
+
+#[test]
+fn the_same_as_a_guest_is_asked_for_queues_and_not_for_kvm() {
+    let question = Question {
+        disks: vec![],
+        is_guest: true,
+    };
+    let findings = examine(&host("cloud"), &question);
+    let (worth, known) = checks(&findings);
+    assert_eq!(worth, ["halt_poll", "scheduler", "queues", "huge_pages"]);
+    assert_eq!(known, ["mitigations", "steal"]);
+}
+
+#[test]
+fn server_of_arm() {
+    let findings = found("arm", vec![]);
+    let (worth, known) = checks(&findings);
+    assert_eq!(worth, ["governor", "sleep_states"]);
+    assert_eq!(known, ["memlock", "dirty"]);
+}
+
+#[test]
+fn container() {
+    let disks = vec![
+        DiskOf {
+            is_cached: true,
+            size: Some((1 << 30, 1 << 20)),
+            ..disk("/vm.raw")
+        },
+        disk("/data/vm.raw"),
+    ];
+    let findings = found("container", disks);
+    let (worth, known) = checks(&findings);
+    assert_eq!(worth, ["kvm", "overlay"]);
+    assert_eq!(known, ["quota", "two_caches", "sparse", "memlock", "dirty"]);
+    assert_eq!(findings[0].command.as_deref(), Some("modprobe kvm_amd"));
+    assert!(findings[2].found.contains("may use 1.5 CPUs"));
+}
+
+#[test]
+fn a_host_without_any_file_is_without_kvm_and_that_is_all() {
+    let empty = Host::recorded("").unwrap();
+    let findings = examine(&empty, &Question::default());
+    assert_eq!(checks(&findings), (vec![], vec!["kvm"]));
+}
+
+/// Whatever a file holds, nothing panics.
+#[test]
+fn files_that_make_no_sense_are_passed_over() {
+    for name in ["laptop", "xeon", "cloud", "container"] {
+        let text = host(name).record();
+        for word in ["", "-1", "[", "0-", "\u{fffd} x [y", "99999999999999999999"] {
+            let spoilt: String = text
+                .lines()
+                .map(|line| {
+                    if line.starts_with("--- ") {
+                        format!("{line}\n")
+                    } else {
+                        format!("{word}\n")
+                    }
+                })
+                .collect();
+            let question = Question {
+                disks: vec![disk("/srv/x.raw"), disk("/dev/nvme0n1p1")],
+                is_guest: false,
+            };
+            examine(&Host::recorded(&spoilt).unwrap(), &question);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! `lunette doctor`: is this host set up for fast disks of virtual machines?
+
+mod measure;
+mod profile;
+mod subject;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use cli_common::{Failure, Outcome};
+use doctor::{Finding, Host, examine};
+use serde_json::json;
+
+use measure::Effect;
+
+/// `lunette doctor`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct DoctorArguments {
+    /// Disks to look at: files and block devices; without any, and without a daemon, all block devices of the host
+    #[arg(value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Look at the disks of the daemon with this control socket
+    #[arg(long, value_name = "SOCKET", conflicts_with = "paths")]
+    control: Option<PathBuf>,
+    /// Look into a guest of `lunette vm run` instead
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "control", "from"])]
+    guest: Option<String>,
+    /// Look at a host that was recorded with --record
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+    /// Write the files that are looked at into one file, for --from elsewhere, and do nothing else
+    #[arg(long, value_name = "FILE", conflicts_with = "from")]
+    record: Option<PathBuf>,
+    /// Compare kernel parameters with a profile: iscsi-10g
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "control", "measure"])]
+    profile: Option<String>,
+    /// Set the profile's parameters, until the next boot
+    #[arg(long, requires = "profile", conflicts_with_all = ["from", "guest"])]
+    apply: bool,
+    /// Try each change of CPUs and storage that is a value of a file: with it and without it in turns, and undo it. Needs root
+    #[arg(long, conflicts_with_all = ["from", "guest"])]
+    measure: bool,
+    /// Where --measure puts its file of 64 MiB; on the storage that matters
+    #[arg(long, value_name = "FOLDER", default_value = ".", requires = "measure")]
+    folder: PathBuf,
+    /// JSON instead of a text
+    #[arg(long)]
+    json: bool,
+}
+
+const AFTER: &str = "\
+Exit code: 0 nothing is worth changing, 1 something is (or it failed), 2 the command line makes no sense.
+
+Examples:
+    lunette doctor
+    lunette doctor /srv/vm1.raw /dev/nvme0n1
+    lunette doctor --control /run/lunette/control.sock --json
+    lunette doctor --guest guest1
+    sudo lunette doctor --measure --folder /srv
+    lunette doctor --profile iscsi-10g
+    sudo lunette doctor --profile iscsi-10g --apply";
+
+/// Runs the command.
+///
+/// # Errors
+/// When something is worth changing, or cannot be looked at.
+pub fn run(arguments: &DoctorArguments) -> Outcome {
+    let host = host(arguments)?;
+    if let Some(file) = &arguments.record {
+        let record = host.record();
+        return std::fs::write(file, record).map_err(|error| {
+            Failure::because(format!("cannot write {}: {error}", file.display()))
+        });
+    }
+    if let Some(name) = &arguments.profile {
+        return profile::run(name, &host, arguments.apply, arguments.json);
+    }
+    let question = subject::question(arguments)?;
+    let mut findings: Vec<(Finding, Option<Effect>)> = examine(&host, &question)
+        .into_iter()
+        .map(|finding| (finding, None))
+        .collect();
+    if arguments.measure {
+        measure::run(&mut findings, &arguments.folder)?;
+    }
+    match arguments.json {
+        true => print_json(&findings)?,
+        false => print(&findings)?,
+    }
+    match findings
+        .iter()
+        .any(|(finding, effect)| is_worth(finding, effect.as_ref()))
+    {
+        true => Err(Failure::Told),
+        false => Ok(()),
+    }
+}
+
+fn host(arguments: &DoctorArguments) -> Result<Host, Failure> {
+    if let Some(file) = &arguments.from {
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            Failure::because(format!("cannot read {}: {error}", file.display()))
+        })?;
+        return Host::recorded(&text)
+            .map_err(|error| Failure::because(format!("{}: {error}", file.display())));
+    }
+    match &arguments.guest {
+        Some(guest) => subject::guest(guest),
+        None => Ok(Host::at("/")),
+    }
+}
+
+/// A change that was tried and gave nothing is not worth it.
+fn is_worth(finding: &Finding, effect: Option<&Effect>) -> bool {
+    finding.is_worth_changing && effect.is_none_or(Effect::is_beyond_spread)
+}
+
+fn print(findings: &[(Finding, Option<Effect>)]) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    let worth: Vec<_> = findings
+        .iter()
+        .filter(|(f, e)| is_worth(f, e.as_ref()))
+        .collect();
+    let known: Vec<_> = findings
+        .iter()
+        .filter(|(f, e)| !is_worth(f, e.as_ref()))
+        .collect();
+    for (heading, some) in [("Worth changing", &worth), ("Good to know", &known)] {
+        if some.is_empty() {
+            continue;
+        }
+        writeln!(out, "{heading}")?;
+        for (finding, effect) in some {
+            writeln!(out, "  {}: {}", finding.area.word(), finding.found)?;
+            writeln!(out, "      {}", finding.why)?;
+            if let Some(command) = &finding.command {
+                writeln!(out, "      $ {command}")?;
+            }
+            if let Some(effect) = effect {
+                writeln!(out, "      {effect}")?;
+            }
+        }
+        writeln!(out)?;
+    }
+    match worth.len() {
+        0 => writeln!(out, "Nothing here is worth changing.")?,
+        1 => writeln!(out, "One thing is worth changing.")?,
+        count => writeln!(out, "{count} things are worth changing.")?,
+    }
+    Ok(())
+}
+
+fn print_json(findings: &[(Finding, Option<Effect>)]) -> Outcome {
+    let bodies: Vec<_> = findings
+        .iter()
+        .map(|(finding, effect)| {
+            let mut body = finding.to_json();
+            body["worth_changing"] = is_worth(finding, effect.as_ref()).into();
+            if let Some(effect) = effect {
+                body["measured"] = effect.to_json();
+            }
+            body
+        })
+        .collect();
+    writeln!(std::io::stdout(), "{}", json!(bodies))?;
+    Ok(())
+}

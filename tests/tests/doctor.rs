@@ -1,0 +1,142 @@
+//! `lunette doctor`: findings of recorded hosts, profiles, and exit codes that programs can use. Needs: nothing. Takes: 2 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, Profile, Result, Scratch, ensure};
+use serde_json::Value;
+use std::process::{Command, Output};
+use vm::workspace;
+
+fn doctor(words: &[&str]) -> Result<Output> {
+    let program = vm::lunette_program(Profile::Dev)?;
+    let mut command = Command::new(program);
+    command.arg("doctor").args(words);
+    command.output().context("lunette doctor")
+}
+
+fn recorded(host: &str) -> String {
+    let path = workspace().join(format!("crates/doctor/hosts/{host}.txt"));
+    path.display().to_string()
+}
+
+fn json(words: &[&str]) -> Result<Vec<Value>> {
+    let output = doctor(words)?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    serde_json::from_slice(&output.stdout).with_context(|| format!("{words:?}: {said}"))
+}
+
+#[test]
+fn findings_come_with_a_reason_and_a_command_and_exit_code_1() -> Result<()> {
+    let laptop = recorded("laptop");
+    let output = doctor(&["--from", &laptop])?;
+    let text = String::from_utf8(output.stdout)?;
+    ensure!(
+        output.status.code() == Some(1),
+        "{:?}\n{text}",
+        output.status
+    );
+    for line in [
+        "Worth changing",
+        "  storage: nvme0n1 has the I/O scheduler mq-deadline",
+        "      $ echo none > /sys/block/nvme0n1/queue/scheduler",
+        "7 things are worth changing.",
+    ] {
+        ensure!(
+            text.lines().any(|one| one == line),
+            "no {line:?} in:\n{text}"
+        );
+    }
+    let findings = json(&["--from", &laptop, "--json"])?;
+    let worth = findings
+        .iter()
+        .filter(|finding| finding["worth_changing"] == true);
+    ensure!(worth.count() == 7, "{findings:?}");
+    ensure!(findings.iter().all(|finding| {
+        finding["why"]
+            .as_str()
+            .is_some_and(|why| why.ends_with('.'))
+    }));
+    Ok(())
+}
+
+#[test]
+fn a_host_without_findings_is_exit_code_0_and_a_record_of_this_one_can_be_read() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let fine = scratch.file("fine.txt");
+    std::fs::write(&fine, "--- /dev/kvm\n--- /proc/cmdline\nquiet\n")?;
+    let output = doctor(&["--from", &fine.display().to_string()])?;
+    ensure!(output.status.success(), "{output:?}");
+    ensure!(
+        output.stdout == b"Nothing here is worth changing.\n",
+        "{output:?}"
+    );
+
+    let record = scratch.file("this.txt").display().to_string();
+    ensure!(doctor(&["--record", &record])?.status.success());
+    let (here, there) = (json(&["--json"])?, json(&["--from", &record, "--json"])?);
+    let checks = |findings: &[Value]| {
+        findings
+            .iter()
+            .map(|f| f["check"].to_string())
+            .collect::<Vec<_>>()
+    };
+    // Steal and the like change from second to second, and are told from a limit on.
+    ensure!(checks(&here) == checks(&there), "{here:?}\n{there:?}");
+    Ok(())
+}
+
+#[test]
+fn profiles_are_shown_as_a_difference_and_nothing_is_set_without_being_asked() -> Result<()> {
+    let output = doctor(&["--profile", "iscsi-10g", "--from", &recorded("xeon")])?;
+    let text = String::from_utf8(output.stdout)?;
+    ensure!(output.status.code() == Some(1), "{text}");
+    ensure!(
+        text.contains("- net.core.rmem_max = 212992\n+ net.core.rmem_max = 16777216   #"),
+        "{text}"
+    );
+    // A host may have more than a profile asks for.
+    let rows = json(&[
+        "--profile",
+        "iscsi-10g",
+        "--from",
+        &recorded("epyc"),
+        "--json",
+    ])?;
+    let of = |name: &str| {
+        rows.iter()
+            .find(|row| row["name"] == name)
+            .map(|row| row["differs"].clone())
+    };
+    ensure!(
+        of("net.core.rmem_max") == Some(Value::Bool(false)),
+        "{rows:?}"
+    );
+    let unknown = doctor(&["--profile", "fast"])?;
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    ensure!(
+        unknown.status.code() == Some(2) && said.contains("hint: iscsi-10g"),
+        "{said}"
+    );
+    Ok(())
+}
+
+#[test]
+fn disks_that_are_named_are_looked_at() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let file = scratch.file("d.raw");
+    std::fs::File::create(&file)?.set_len(64 << 20)?;
+    let findings = json(&[&file.display().to_string(), "--json"])?;
+    let sparse = findings.iter().find(|finding| finding["check"] == "sparse");
+    ensure!(
+        sparse.is_some_and(|f| f["command"]
+            .as_str()
+            .is_some_and(|c| c.starts_with("fallocate -l 67108864"))),
+        "{findings:?}"
+    );
+    let missing = doctor(&["/nowhere/d.raw"])?;
+    let said = String::from_utf8_lossy(&missing.stderr).into_owned();
+    ensure!(
+        missing.status.code() == Some(1) && said.contains("/nowhere/d.raw: No such file"),
+        "{said}"
+    );
+    Ok(())
+}
